@@ -76,7 +76,7 @@ def test_a_model_that_is_there_is_changed_for_a_table(qkv: Call, here: Path, sta
     assert f"starts with the weights of '{start}'" in said.err
     assert ("parameters are trainable" in said.err) == (adapt != "whole")
     evaluation = json.loads((folder / "evaluation.json").read_text())["splits"]["validation"]["figures"]
-    assert evaluation["targets"] == 8
+    assert evaluation["targets"] == 5
     answered = qkv("predict", folder, "film good plot", "--json")
     assert json.loads(answered.out)["answer"] in ("1", "5")
     again = qkv(*typed, *SHORT, "--out", folder)

@@ -244,6 +244,14 @@ BAD_TRAINING = {
         ["classify", "--data", "reviews.csv", "--bad-rows", "skp"],
         "did you mean 'skip'?",
     ),
+    "two ways to split": (
+        ["classify", "--data", "reviews.csv", "--split-group", "stars", "--split-time", "stars"],
+        "rows are split by group or by time",
+    ),
+    "a column to split by that is not there": (
+        ["classify", "--data", "reviews.csv", "--split-group", "star"],
+        "did you mean 'stars'?",
+    ),
     "no CoNLL": (["tag", "--data", "lonely.conll"], "CoNLL needs a token and a tag per line"),
     "a folder of another run": (
         ["tag", "--data", "names.conll", "--out", "stars"],

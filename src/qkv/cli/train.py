@@ -65,6 +65,12 @@ _Data = Annotated[str | None, typer.Option(metavar="FILE", help="Verbs: training
 _Validation = Annotated[
     str | None, typer.Option(metavar="FILE", help="Verbs: validation data; default: a share of --data.")
 ]
+_SplitGroup = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="Verbs: hold out whole groups of rows, by this column.")
+]
+_SplitTime = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="Verbs: hold out the last rows, by this column of times.")
+]
 _BadRows = Annotated[str | None, typer.Option(metavar="skip|refuse", help="Verbs: skip or refuse unusable rows.")]
 _Source = Annotated[
     str | None, typer.Option(metavar="FILE|COLUMN", help="translate: source text file; with --data, a column.")
@@ -87,6 +93,8 @@ def train_command(
     data: _Data = None,
     validation: _Validation = None,
     test: Annotated[str | None, typer.Option(metavar="FILE", help="Verbs: test data for the final evaluation.")] = None,
+    split_group: _SplitGroup = None,
+    split_time: _SplitTime = None,
     bad_rows: _BadRows = None,
     text: _Text = None,
     pair: _Pair = None,
@@ -114,13 +122,17 @@ def train_command(
     began = clock.seconds()
     given = {name: found for name, found in locals().items() if name in _OF_TABLES}
     changes = _changes(overrides or [], tensorboard, minutes)
+    _train(recipe, given, {"overrides": changes, "quick": quick, "out": out, "resume": not fresh}, began)
+
+
+def _train(recipe: str, table: dict[str, Any], options: dict[str, Any], began: float) -> None:
+    """Train ``recipe``, or the verb of that name, on the data of ``table``; ``options``: arguments of find_recipe."""
     from qkv.api.functions import find_recipe
     from qkv.data.records.kept import keeping_tables
 
     with keeping_tables():
-        table = _table(recipe, given, changes)
-        chosen, folder = find_recipe(overrides=changes, quick=quick, out=out, resume=not fresh, **table)
-        if fresh:
+        chosen, folder = find_recipe(**options, **_table(recipe, table, options["overrides"]))
+        if not options["resume"]:
             _set_aside(folder)
         run_and_tell(chosen, folder, _note(recipe, chosen), began)
 
@@ -129,6 +141,8 @@ _OF_TABLES = (
     "data",
     "validation",
     "test",
+    "split_group",
+    "split_time",
     "bad_rows",
     "start",
     "adapt",

@@ -14,6 +14,9 @@ FINETUNE = "finetune"
 TEXTS = ("source", "target")
 """Options of ``translate``: two files, or with ``--data`` two columns."""
 
+_OF_DATA = ("data", "validation", "test", "split", "bad_rows")
+"""Settings of the data that are no columns of the task."""
+
 
 def table_of(verb: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the options of ``qkv train VERB`` to arguments of ``find_recipe``. Raises ``UserError``."""
@@ -25,7 +28,9 @@ def table_of(verb: str, options: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"--task is an option of 'qkv train finetune'; {verb!r} already names the task")
     given.pop("task", None)
     task, columns = VERBS[verb]
-    named = {name: given.pop(name) for name in list(given) if name not in ("data", "validation", "test", "bad_rows")}
+    split = {name.removeprefix("split_"): given.pop(name) for name in list(given) if name.startswith("split_")}
+    given.update({"split": split} if split else {})
+    named = {name: given.pop(name) for name in list(given) if name not in _OF_DATA}
     for name in named:
         if name not in columns:
             known = ", ".join(f"--{option}" for option in columns)
@@ -58,7 +63,7 @@ def _told(given: Mapping[str, Any], begun: Mapping[str, Any]) -> str:
         if given["task"] not in kinds:
             raise UserError(f"--task: {given['task']!r} given; {nearest(str(given['task']), VERBS)}")
         return kinds[given["task"]]
-    options = {name for name in given if name not in ("data", "validation", "test", "bad_rows")}
+    options = {name for name in given if name not in (*_OF_DATA, "split_group", "split_time")}
     if options:
         fitting = [verb for verb, found in VERBS.items() if options <= set(found.columns)]
         if len(fitting) == 1:

@@ -8,6 +8,7 @@ from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
 from qkv.spec.base import Part, Spec
+from qkv.spec.errors import Problem
 from qkv.spec.tokenizers import Characters, Tokenizer
 
 
@@ -68,6 +69,26 @@ class TokenBuckets(Batching, kind="token_buckets"):
         return self.changed(tokens=max(1, self.tokens // 2))
 
 
+class Split(Spec):
+    """Held-out rows of a table without a validation file; by default at random, stratified by label."""
+
+    group: str | None = Field(
+        default=None, min_length=1, description="column; rows with the same value are in the same split"
+    )
+    time: str | None = Field(
+        default=None, min_length=1, description="column of numbers or ISO dates; the last rows are held out"
+    )
+
+    @property
+    def column(self) -> str | None:
+        """Column that decides the split; None for a split at random."""
+        return self.group or self.time
+
+    def problems(self) -> list[Problem]:
+        both = self.group is not None and self.time is not None
+        return [Problem(("time",), "rows are split by group or by time; give one of them")] if both else []
+
+
 class Data(Spec):
     """Text or table of examples, with tokenizer, split and batching. A single string is read as ``source``."""
 
@@ -94,6 +115,8 @@ class Data(Spec):
     validation_fraction: float = Field(
         default=0.1, gt=0, lt=1, description="held-out fraction, from the end of the text, if the source has no split"
     )
+
+    split: Split = Split()
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:

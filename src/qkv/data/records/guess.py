@@ -25,11 +25,15 @@ class ColumnChoice(NamedTuple):
     note: str
 
 
-def choose(table: Table, roles: Sequence[Role], given: Mapping[str, str], where: str = "data") -> ColumnChoice:
+def choose(
+    table: Table, roles: Sequence[Role], given: Mapping[str, str], where: str = "data", reserved: str | None = None
+) -> ColumnChoice:
     """Choose the column of the table for each role (input text, label, …): as ``given``, else by format, name, then
     content. Raises ``UserError`` for an unknown column and if several columns are possible.
+
+    ``reserved``: column with another purpose, which is not guessed.
     """
-    guess = _Guess(table, roles, where)
+    guess = _Guess(table, roles, where, reserved)
     guess.take_given(given)
     guess.by_format()
     guess.by_name()
@@ -41,8 +45,8 @@ def choose(table: Table, roles: Sequence[Role], given: Mapping[str, str], where:
 
 
 class _Guess:
-    def __init__(self, table: Table, roles: Sequence[Role], where: str):
-        self.table = table
+    def __init__(self, table: Table, roles: Sequence[Role], where: str, reserved: str | None):
+        self.table, self.reserved = table, reserved
         self.roles = roles
         self.option = f"{where}.columns"
         self.taken: dict[str, str] = {}
@@ -58,7 +62,8 @@ class _Guess:
 
     @property
     def free(self) -> list[str]:
-        return [name for name in self.table.columns if name not in self.taken.values()]
+        taken = {self.reserved, *self.taken.values()}
+        return [name for name in self.table.columns if name not in taken]
 
     def take_given(self, given: Mapping[str, str]) -> None:
         known = [role.name for role in self.roles]

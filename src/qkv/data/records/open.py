@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from qkv.data.records.duplicates import input_keys, repeated, shared
+from qkv.data.records.duplicates import shared
 from qkv.data.records.formats import table_of
 from qkv.data.records.guess import ColumnChoice, choose
+from qkv.data.records.held_out import Place, check_split, hold_out_rows, place_of
 from qkv.data.records.model import BadRow, Records, Role
 from qkv.data.records.named import TABLES, named_tables
-from qkv.data.records.split import hold_out
 from qkv.data.records.table import Row, Table
 from qkv.data.records.values import Missing, Unusable, Values
 from qkv.spec import data as spec
@@ -26,12 +26,12 @@ VERSION = 2
 
 
 class Read(NamedTuple):
-    """Contents of one table: examples, the group of each (rows of one group stay in one split), unusable rows, and
-    sentences for the user.
+    """Contents of one table: examples, the place of each (what decides its split), unusable rows, and sentences for
+    the user.
     """
 
     examples: list[dict[str, Any]]
-    groups: list[str]
+    places: list[Place]
     bad: list[BadRow]
     notes: list[str]
 
@@ -40,26 +40,28 @@ def open_records(data: spec.Data, roles: Sequence[Role], where: str = "data") ->
     """Read the examples of ``data`` as values of the task's ``roles``, in splits.
 
     ``data.source``: a named data set, a file, or two texts joined by |. ``data.validation`` and ``data.test``: further
-    files; without the first, a fraction ``validation_fraction`` of the source is held out: by article for questions on
-    articles, else stratified by label. ``where``: path of ``data`` in the spec, for messages.
+    files; without the first, a fraction ``validation_fraction`` of the source is held out: by the group or time of
+    ``data.split``, by article for questions on articles, else stratified by label. ``where``: path of ``data`` in the
+    spec, for messages.
 
     Raises ``UserError`` for a source that is not a table, missing or ambiguous columns, bad rows if they are to be
     refused, and a table of which more than half the rows are bad.
     """
     tables = _tables(data, roles, where)
-    choice = choose(tables["train"], roles, data.columns, where)
+    check_split(data.split, tables, where)
+    choice = choose(tables["train"], roles, data.columns, where, data.split.column)
     notes = [note for table in tables.values() for note in table.notes] + ([choice.note] if choice.note else [])
     splits: dict[str, list[dict[str, Any]]] = {}
     bad: list[BadRow] = []
-    groups: list[str] = []
+    places: list[Place] = []
     for split, table in tables.items():
-        read = _read(table, roles, choice, data, where)
+        read = _read(table, roles, choice, data if split == "train" else data.changed(split=spec.Split()), where)
         splits[split] = read.examples
-        groups = read.groups if split == "train" else groups
+        places = read.places if split == "train" else places
         bad += read.bad
         notes += read.notes
     if "validation" not in splits:
-        notes += _hold_out(splits, groups, roles, data, tables["train"])
+        notes += hold_out_rows(splits, places, roles, data, tables["train"])
     notes += _shared(splits, roles)
     splits = {name: splits[name] for name in ("train", "validation", "test") if name in splits}
     return Records(data.source, splits, choice.columns, tuple(bad), _digest(data, roles, tables, choice), tuple(notes))
@@ -76,7 +78,9 @@ def open_rows(data: spec.Data, roles: Sequence[Role], source: str, split: str) -
             f"{source!r} is a named data set with its own splits; name a file, all of whose rows are evaluated"
         )
     alike = PurePath(source).suffix == PurePath(data.source).suffix
-    data = data.changed(source=source, validation=None, test=None, format=data.format if alike else None)
+    data = data.changed(
+        source=source, validation=None, test=None, split=spec.Split(), format=data.format if alike else None
+    )
     table = table_of(source, data, roles, "data")
     named = {role: column for role, column in data.columns.items() if column in table.columns}
     missing = [column for column in data.columns.values() if column not in table.columns]
@@ -114,8 +118,9 @@ def _read(table: Table, roles: Sequence[Role], choice: ColumnChoice, data: spec.
     for row in table.rows:
         if isinstance(row, Row):
             try:
-                read.examples.append(values(row))
-                read.groups.append(row.group)
+                example, place = values(row), place_of(row, data.split, table.missing)
+                read.examples.append(example)
+                read.places.append(place)
             except Unusable as error:
                 missing = error.role if isinstance(error, Missing) else ""
                 read.bad.append(BadRow(row.file or table.name, row.line, str(error), missing))
@@ -170,44 +175,10 @@ def _empty(bad: Sequence[BadRow], count: int, table: Table) -> list[str]:
     ]
 
 
-def _hold_out(
-    splits: dict[str, list[dict[str, Any]]], groups: list[str], roles: Sequence[Role], data: spec.Data, table: Table
-) -> list[str]:
-    """Move validation rows out of ``splits["train"]``, in place; return sentences that describe the split. The
-    shuffle is seeded by the content alone.
-    """
-    rows = splits["train"]
-    label = next((role.name for role in roles if role.kind == "label"), None)
-    labels = [row[label] for row in rows] if label else ()
-    groups = _groups(rows, groups, roles)
-    grouped = len(set(groups)) > 1
-    inputs = () if grouped else input_keys(rows, roles)
-    try:
-        split = hold_out(len(rows), data.validation_fraction, table.digest, labels, groups, inputs)
-    except UserError as error:
-        raise UserError(f"{table.name}: {error}") from None
-    splits["train"], splits["validation"] = ([rows[i] for i in part] for part in split)
-    how = "with no context in both splits" if grouped else f"stratified by {label}" if label else "at random"
-    held = len(split.validation)
-    note = f"{held:,} of {len(rows):,} rows {'was' if held == 1 else 'were'} held out for validation, {how}"
-    apart = {inputs[i] for i in split.train}.isdisjoint(inputs[i] for i in split.validation) if inputs else False
-    copies = repeated(rows, roles) if apart else ""
-    return [note, f"{table.name}: {copies}"] if copies else [note]
-
-
 def _shared(splits: dict[str, list[dict[str, Any]]], roles: Sequence[Role]) -> list[str]:
     """Sentences on the inputs of the training split that are also in the other splits."""
     found = (shared(rows, split, splits["train"], roles) for split, rows in splits.items() if split != "train")
     return [note for note in found if note]
-
-
-def _groups(rows: list[dict[str, Any]], groups: list[str], roles: Sequence[Role]) -> list[str]:
-    """Group of each row; rows of one group stay in one split: articles if the format has them, else contexts, since a
-    context in both splits would leak.
-    """
-    if len(set(groups)) < 2 and any(role.kind == "answers" for role in roles):
-        return [str(row.get("context", "")) for row in rows]
-    return groups
 
 
 def _digest(data: spec.Data, roles: Sequence[Role], tables: dict[str, Table], choice: ColumnChoice) -> str:
@@ -221,5 +192,6 @@ def _digest(data: spec.Data, roles: Sequence[Role], tables: dict[str, Table], ch
         choice.columns,
         data.format,
         fraction,
+        *([data.split.essential()] if data.split.column else []),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

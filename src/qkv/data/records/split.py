@@ -55,6 +55,21 @@ def hold_out(
     return HoldOut([i for i in order if i not in held], [i for i in order if i in held])
 
 
+def hold_out_last(times: Sequence[float], fraction: float) -> HoldOut:
+    """Split rows by ``times``, one per row: the last ``fraction`` is held out. Both splits are in the order of time.
+
+    Rows of one time are on one side: the border is the one between two times that is closest to the fraction. Raises
+    ``UserError`` if all times are equal.
+    """
+    order = sorted(range(len(times)), key=times.__getitem__)
+    borders = [i for i in range(1, len(order)) if times[order[i]] != times[order[i - 1]]]
+    if not borders:
+        raise UserError("all rows have the same time, so none can be held out as the last")
+    wanted = min(max(round(fraction * len(order)), 1), len(order) - 1)
+    border = min(borders, key=lambda i: abs(len(order) - wanted - i))
+    return HoldOut(order[:border], order[border:])
+
+
 def _shuffled(count: int, seed: str) -> list[int]:
     """Row indices shuffled by sorting random keys: unlike ``shuffle``, ``random()`` is the same in every version of
     Python.
