@@ -69,7 +69,7 @@ class TokenBuckets(Batching, kind="token_buckets"):
         return self.changed(tokens=max(1, self.tokens // 2))
 
 
-class Split(Spec):
+class HeldOut(Spec):
     """Held-out rows of a table without a validation file; by default at random, stratified by label."""
 
     group: str | None = Field(
@@ -116,7 +116,7 @@ class Data(Spec):
         default=0.1, gt=0, lt=1, description="held-out fraction, from the end of the text, if the source has no split"
     )
 
-    split: Split = Split()
+    split: HeldOut = HeldOut()
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class Place(NamedTuple):
     dated: bool = False
 
 
-def check_split(split: spec.Split, tables: Mapping[str, Table], where: str) -> None:
+def check_split(split: spec.HeldOut, tables: Mapping[str, Table], where: str) -> None:
     """Raise ``UserError`` if the column of ``split`` does not exist, or another table has the held-out rows."""
     if split.column is None:
         return
@@ -42,7 +42,7 @@ def check_split(split: spec.Split, tables: Mapping[str, Table], where: str) -> N
         )
 
 
-def place_of(row: Row, split: spec.Split, missing: Collection[str]) -> Place:
+def place_of(row: Row, split: spec.HeldOut, missing: Collection[str]) -> Place:
     """Group or time of a row. Raises ``Missing`` for an empty cell and ``Unusable`` for an invalid time."""
     if split.column is None:
         return Place(row.group)

@@ -55,7 +55,7 @@ def open_records(data: spec.Data, roles: Sequence[Role], where: str = "data") ->
     bad: list[BadRow] = []
     places: list[Place] = []
     for split, table in tables.items():
-        read = _read(table, roles, choice, data if split == "train" else data.changed(split=spec.Split()), where)
+        read = _read(table, roles, choice, data if split == "train" else data.changed(split=spec.HeldOut()), where)
         splits[split] = read.examples
         places = read.places if split == "train" else places
         bad += read.bad
@@ -79,7 +79,7 @@ def open_rows(data: spec.Data, roles: Sequence[Role], source: str, split: str) -
         )
     alike = PurePath(source).suffix == PurePath(data.source).suffix
     data = data.changed(
-        source=source, validation=None, test=None, split=spec.Split(), format=data.format if alike else None
+        source=source, validation=None, test=None, split=spec.HeldOut(), format=data.format if alike else None
     )
     table = table_of(source, data, roles, "data")
     named = {role: column for role, column in data.columns.items() if column in table.columns}
