@@ -30,6 +30,7 @@ NAMES = {
     "cost",
     "embed",
     "evaluate",
+    "explain",
     "find_recipe",
     "generate",
     "load",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from qkv.api.functions import cost as cost
     from qkv.api.functions import embed as embed
     from qkv.api.functions import evaluate as evaluate
+    from qkv.api.functions import explain as explain
     from qkv.api.functions import find_recipe as find_recipe
     from qkv.api.functions import generate as generate
     from qkv.api.functions import load as load
@@ -67,6 +68,7 @@ _HOMES = {
     "cost": "qkv.api.functions",
     "embed": "qkv.api.functions",
     "evaluate": "qkv.api.functions",
+    "explain": "qkv.api.functions",
     "find_recipe": "qkv.api.functions",
     "generate": "qkv.api.functions",
     "load": "qkv.api.functions",

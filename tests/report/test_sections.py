@@ -36,6 +36,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "x_label": "distance",
         "lines": [{"name": "gru", "y": [1.0, 0.5, 0.1]}, {"name": "attention", "y": [1, 1, 1]}],
     },
+    "effects": {"words": [["good", -2.5], ["but", 0.5], ["long", 0.0]], "column": "change"},
     "reliability": {
         "bins": [{"low": 80.0, "high": 86.7, "rows": 12, "confidence": 83.25, "accuracy": 75.0}],
         "before": [{"low": 93.3, "high": 100.0, "rows": 12, "confidence": 96.5, "accuracy": 75.0}],
@@ -105,6 +106,14 @@ def test_a_mistake_of_a_tag_shows_both() -> None:
     assert reader.text.count("PER") == 2  # in the legend, and below the first word of the span alone
 
 
+def test_words_are_coloured_by_the_sign_and_size_of_their_effect() -> None:
+    spans = [a for tag, a in read_page(drawn(section("effects"))).elements if tag == "span" and a.get("title")]
+    assert [a["title"] for a in spans] == ["-2.500", "+0.500", "+0.000"]
+    styles = [str(a["style"]) for a in spans]
+    assert [style.split("var(")[1].split(")")[0] for style in styles] == ["--s0", "--danger", "--danger"]
+    assert [style.split("%")[0].split()[-1] for style in styles] == ["55", "11", "0"]
+
+
 def test_words_without_truth_are_not_mistakes() -> None:
     made = {"words": ["He", "left"], "tags": ["PRON", "VERB"]}
     reader = read_page(drawn({"kind": "tagged", "title": "Tags", "sentences": [made]}))
@@ -118,6 +127,7 @@ def test_nothing_that_is_shown_breaks_the_page() -> None:
         section("examples", columns=[HOSTILE, "b"], rows=[[HOSTILE, None]]),
         section("tagged", sentences=[{"words": [HOSTILE], "tags": [HOSTILE], "truth": ["O"]}]),
         section("alignment", source=[HOSTILE, "b"]),
+        section("effects", words=[[HOSTILE, -1.0]], column=HOSTILE),
         section("bars", bars=[[HOSTILE, float("nan")]]),
     ]
     reader = read_page(drawn(*hostile))

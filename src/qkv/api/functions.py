@@ -383,6 +383,20 @@ def predict(run: Run | str | Path, *inputs: Any, columns: Mapping[str, str] | No
     return predict_run(loaded, rows_for(loaded, inputs))
 
 
+def explain(run: Run | str | Path, *inputs: Any) -> list[dict[str, Any]]:
+    """Predict for each input as ``predict`` does, and say what the answer owes to each word.
+
+    ``words`` of a prediction: for each word, the change of the answer's log-probability, or of the number, when that
+    word is left out; negative for words that speak for the answer. See ``qkv.runs.explain.explain``. Raises
+    ``UserError``.
+    """
+    from qkv.runs.explain import explain as explain_run
+    from qkv.runs.predict import rows_for
+
+    loaded = load(run) if isinstance(run, (str, Path)) else run
+    return explain_run(loaded, rows_for(loaded, inputs))
+
+
 def embed(
     run: Run | str | Path, texts: Sequence[str], prompt: str | None = None, prefix: str | None = None, **options: Any
 ) -> np.ndarray:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from qkv.cli.runs import Copy, RunFolder, output_file, run_or_published
+from qkv.cli.why_words import tell_why
 from qkv.spec.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 qkv predict runs/reviews "I would go there again"
 qkv predict runs/reviews --data new.csv --out answered.csv
+qkv predict runs/reviews "I would go there again" --why --report why.html
 qkv predict runs/qa "Who wrote it?" --context @page.txt
 cat lines.txt | qkv predict runs/multi30k -
 """
@@ -55,6 +57,9 @@ _Out = Annotated[
     typer.Option("--out", "-o", help="--data: output file (.csv, .tsv, .jsonl); default: standard output."),
 ]
 
+_Why = Annotated[bool, typer.Option("--why", help="Also print how the answer changes when each word is left out.")]
+_Report = Annotated[Path | None, typer.Option(metavar="FILE.html", help="--why: also write the words as a page.")]
+
 
 def predict_command(
     run: RunFolder,
@@ -64,6 +69,8 @@ def predict_command(
     data: _Data = None,
     column: _Column = None,
     out: _Out = None,
+    why: _Why = False,
+    report: _Report = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line with all details.")] = False,
     copy: Copy = False,
 ) -> None:
@@ -71,6 +78,7 @@ def predict_command(
     task.
     """
     _check(inputs, data, out, column, context, part)
+    _check_why(why, report, data)
     folder = run_or_published(run)
     parts = {name: _value(value) for name, value in _named("--set", part)}
     if context is not None:
@@ -83,6 +91,9 @@ def predict_command(
         _answer_table(loaded, data, dict(_named("--column", column)), out, "jsonl" if as_json else "csv")
         return
     rows = _rows(loaded, texts, parts)
+    if why:
+        tell_why(loaded, rows, as_json, report)
+        return
     answers = [answer for some in _answers(loaded, rows) for answer in some]
     _tell_notes(answers)
     if as_json:
@@ -90,6 +101,16 @@ def predict_command(
             typer.echo(json.dumps({**row, **answer}, ensure_ascii=False))
     else:
         _print(rows, answers)
+
+
+def _check_why(why: bool, report: Path | None, data: str | None) -> None:
+    """Raise ``UserError`` for --why on a table, and for a page without --why."""
+    if why and data is not None:
+        raise UserError("--why is for single inputs, and --data gives a table; leave one of them out")
+    if report is not None and not why:
+        raise UserError("--report needs --why")
+    if report is not None:
+        output_file("--report", report)
 
 
 def _check(

@@ -7,6 +7,7 @@ from typing import Any
 
 from qkv.report.bars import BarChart
 from qkv.report.chart import LineChart
+from qkv.report.effects import effects
 from qkv.report.heatmap import HeatMap
 from qkv.report.page import Page
 from qkv.report.series import Line
@@ -132,6 +133,15 @@ def _bars(page: Page, section: Section) -> None:
     page.picture(chart, chart.width)
 
 
+def _effects(page: Page, section: Section) -> None:
+    """Append a text whose ``words``, pairs (word, change), are coloured by their effect, and their table; ``column``:
+    name of the changes.
+    """
+    page.drawing(effects([(str(word), change) for word, change in section["words"]]))
+    with page.details("Table of the words"):
+        page.table(["word", section.get("column", "change")], section["words"])
+
+
 def _reliability(page: Page, section: Section) -> None:
     """Append a reliability diagram of ``bins`` of confidence (``low``, ``high``, ``rows``, and mean ``confidence`` and
     ``accuracy``, in per cent), beside those of ``before`` calibration if given, and the table of the bins.
@@ -161,4 +171,5 @@ DRAWN: dict[str, Callable[[Page, Section], None]] = {
     "bars": _bars,
     "contestants": _examples,
     "reliability": _reliability,
+    "effects": _effects,
 }
