@@ -97,6 +97,7 @@ __all__ = [
     "cost",
     "embed",
     "evaluate",
+    "explain",
     "find_recipe",
     "generate",
     "load",

@@ -18,7 +18,7 @@ from qkv.spec.errors import UserError, nearest
 Rows = list[dict[str, Any]]
 
 
-class Place(NamedTuple):
+class RowPlace(NamedTuple):
     """Attributes of a row that decide its split: its ``group``, and its ``time`` (a number, or seconds of a date)."""
 
     group: str
@@ -42,34 +42,34 @@ def check_split(split: spec.HeldOut, tables: Mapping[str, Table], where: str) ->
         )
 
 
-def place_of(row: Row, split: spec.HeldOut, missing: Collection[str]) -> Place:
+def place_of(row: Row, split: spec.HeldOut, missing: Collection[str]) -> RowPlace:
     """Group or time of a row. Raises ``Missing`` for an empty cell and ``Unusable`` for an invalid time."""
     if split.column is None:
-        return Place(row.group)
+        return RowPlace(row.group)
     name, value = ("time", row.values.get(split.column)) if split.time else ("group", row.values.get(split.column))
     text = "" if value is None or value != value else str(value).strip()
     if not text or text in missing:
         raise Missing(f"no {name}", name)
-    return _timed(text) if split.time else Place(text)
+    return _timed(text) if split.time else RowPlace(text)
 
 
-def _timed(text: str) -> Place:
+def _timed(text: str) -> RowPlace:
     """Time of a row: a number, or a date or time in ISO 8601, in UTC unless it names another zone."""
     try:
         number = float(text)
         if math.isfinite(number):
-            return Place("", number)
+            return RowPlace("", number)
     except ValueError:
         pass
     try:
         found = datetime.fromisoformat(text)
-        return Place("", (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp(), True)
+        return RowPlace("", (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp(), True)
     except (ValueError, OverflowError):
         raise Unusable(f"time is {text[:40]!r}, not a number or a date such as 2024-12-31") from None
 
 
 def hold_out_rows(
-    splits: dict[str, Rows], places: Sequence[Place], roles: Sequence[Role], data: spec.Data, table: Table
+    splits: dict[str, Rows], places: Sequence[RowPlace], roles: Sequence[Role], data: spec.Data, table: Table
 ) -> list[str]:
     """Move validation rows out of ``splits["train"]``, in place; return sentences that describe the split. A shuffle is
     seeded by the content alone.
@@ -101,7 +101,7 @@ def hold_out_rows(
 
 
 def _split(
-    rows: Rows, labels: Sequence[str], places: Sequence[Place], roles: Sequence[Role], data: spec.Data, table: Table
+    rows: Rows, labels: Sequence[str], places: Sequence[RowPlace], roles: Sequence[Role], data: spec.Data, table: Table
 ) -> tuple[HoldOut, str]:
     """(split, description of a split by group or time, else "")."""
     column, fraction = data.split.column, data.validation_fraction

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from qkv.data.records.duplicates import shared
 from qkv.data.records.formats import table_of
 from qkv.data.records.guess import ColumnChoice, choose
-from qkv.data.records.held_out import Place, check_split, hold_out_rows, place_of
+from qkv.data.records.held_out import RowPlace, check_split, hold_out_rows, place_of
 from qkv.data.records.model import BadRow, Records, Role
 from qkv.data.records.named import TABLES, named_tables
 from qkv.data.records.table import Row, Table
@@ -31,7 +31,7 @@ class Read(NamedTuple):
     """
 
     examples: list[dict[str, Any]]
-    places: list[Place]
+    places: list[RowPlace]
     bad: list[BadRow]
     notes: list[str]
 
@@ -53,7 +53,7 @@ def open_records(data: spec.Data, roles: Sequence[Role], where: str = "data") ->
     notes = [note for table in tables.values() for note in table.notes] + ([choice.note] if choice.note else [])
     splits: dict[str, list[dict[str, Any]]] = {}
     bad: list[BadRow] = []
-    places: list[Place] = []
+    places: list[RowPlace] = []
     for split, table in tables.items():
         read = _read(table, roles, choice, data if split == "train" else data.changed(split=spec.HeldOut()), where)
         splits[split] = read.examples
