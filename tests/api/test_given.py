@@ -162,3 +162,17 @@ def test_bad_inputs_are_told_by_their_number(here: Path) -> None:
         qkv.evaluate(run, data={"train": ROWS, "test": ROWS})
     with pytest.raises(UserError, match="'columns' names the columns of a table"):
         qkv.predict(run, "a", columns={"text": "review"})
+
+
+def test_notebooks_show_runs_evaluations_and_costs(here: Path) -> None:
+    run = classify()
+    for shown, words in (
+        (run, ("run, step", "accuracy", "Full report: run/report.html", "<img")),
+        (qkv.evaluate(run), ("validation", "accuracy of most frequent label")),
+        (qkv.evaluate(run, data=ROWS), ("data in memory", "macro F1")),
+        (qkv.cost(run.recipe), ("feed forward", "memory, training step")),
+    ):
+        html = shown._repr_html_()  # type: ignore[attr-defined]
+        assert all(word in html for word in words), html
+    figures = qkv.evaluate(run)
+    assert json.loads(json.dumps(figures)) == dict(figures)

@@ -168,7 +168,7 @@ def test_checked_in_json(qkv: Call, model: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["gpt4"], "there is no file and no preset 'gpt4'; did you mean 'gpt"),
+        (["gpt4"], "there is no file, recipe or preset 'gpt4'; did you mean 'gpt"),
         (["missing.yaml"], "missing.yaml"),
         (["gpt3", "--check"], "a training step needs about"),
         (["gpt2", "--length", "4096"], "4096 positions are more than the 1024"),

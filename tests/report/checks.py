@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from typing import Any
 
-VOID = {"meta", "br", "link"}
+VOID = {"meta", "br", "link", "img"}
 HOSTILE = (
     "</script><script>alert(1)</script> ]]> <!-- \" ' & \x00\x08\x1b[31m\x85\ud800\ufffe\u2028 \u202e‮ 中文 🙂 {{x}} "
     "&amp;"
@@ -54,6 +54,11 @@ class Reader(HTMLParser):
 def read_page(page: str) -> Reader:
     """The page as a balanced tree without a character that HTML calls an error."""
     assert page.startswith("<!DOCTYPE html>\n<html")
+    return read_html(page)
+
+
+def read_html(page: str) -> Reader:
+    """A page or a part of one as a balanced tree without a character that HTML calls an error."""
     page.encode("utf-8")
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uffff]", page)
     reader = Reader()

@@ -346,6 +346,7 @@ def evaluate(
     Returns the metrics by name: for a language model loss (nats per token), perplexity, and bits per token, character
     and byte; for other tasks accuracy, BLEU and so on, some only if the whole split is evaluated. Raises ``UserError``.
     """
+    from qkv.runs.evaluation import Figures
     from qkv.runs.evaluation import evaluate as evaluate_run
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
@@ -354,13 +355,14 @@ def evaluate(
         raise UserError(
             f"'split' names a part of the run's own data, but {what} is evaluated as a whole; leave one of them out"
         )
-    recipe = measured(loaded.recipe, overrides)
+    recipe, part = measured(loaded.recipe, overrides), split or "validation"
     if not is_given(data):
         source = None if data is None else str(data)
-        return evaluate_run(replace(loaded, recipe=recipe), split or "validation", batches, source).figures
+        found = evaluate_run(replace(loaded, recipe=recipe), part, batches, source)
+        return Figures(found, source or part)
     recipe = recipe.changed(data=recipe.data.changed(bad_rows="refuse"))
     with temporary_file(data, recipe.task.reads == "text") as source:
-        return evaluate_run(replace(loaded, recipe=recipe), "validation", batches, source).figures
+        return Figures(evaluate_run(replace(loaded, recipe=recipe), part, batches, source), "data in memory")
 
 
 def predict(run: Run | str | Path, *inputs: Any, columns: Mapping[str, str] | None = None) -> list[dict[str, Any]]:

@@ -13,7 +13,8 @@ import typer
 from qkv.api.functions import SPEC_SUFFIXES
 from qkv.cli.runs import Json
 from qkv.inspection.cost import Cost, cost
-from qkv.inspection.machine import Machine, machine_file, store_machine, stored_machine, usable_memory
+from qkv.inspection.cost_tables import PARTS, parts, quantities, title
+from qkv.inspection.machine import Machine, machine_file, store_machine, stored_machine
 from qkv.models.families.presets import PRESETS, preset
 from qkv.report.figures import short, size
 from qkv.report.table import print_table
@@ -76,9 +77,9 @@ def cost_command(
     if as_json:
         typer.echo(json.dumps({"spec": spec, **_plain(counted, machine, checked)}))
         return
-    print_table(_title(spec, counted), ["part", "parameters", "FLOPs, forward", "kept for backward"], _parts(counted))
+    print_table(title(spec, counted), PARTS, parts(counted))
     typer.echo()
-    print_table("", ["quantity", "value"], _figures(counted, machine))
+    print_table("", ["quantity", "value"], quantities(counted, machine))
     if checked:
         typer.echo()
         print_table(
@@ -123,67 +124,6 @@ def _open_sizes(model: Model) -> bool:
     stacks = [model, *([model.encoder] if model.encoder else [])]
     unknown = any(stack.frontend.reads_tokens and stack.vocab_size is None for stack in stacks)
     return unknown or model.head.classes is None
-
-
-def _title(name: str, counted: Cost) -> str:
-    layers, rows = _many(len(counted.model.layers), "layer"), _many(counted.batch_size, "row")
-    if encoder := counted.model.encoder:
-        layers, rows = (
-            f"{_many(len(encoder.layers), 'encoder layer')} and {layers}",
-            f"{rows} of {counted.source_length:,} and",
-        )
-    else:
-        rows += " of"
-    return (
-        f"{name}: {layers} of width {counted.model.width:,}; {rows} {counted.length:,} positions, {counted.precision}"
-    )
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def _parts(counted: Cost) -> list[list[object]]:
-    named = [*counted.parts.items(), ("total", counted.total)]
-    return [[name.replace("_", " "), part.parameters, short(part.flops), size(part.saved)] for name, part in named]
-
-
-def _figures(counted: Cost, machine: Machine | None) -> list[tuple[str, str]]:
-    memory, training = counted.memory, counted.training
-    scores = max(
-        (branch.scores for block in (*counted.encoder, *counted.latents, *counted.blocks) for branch in block),
-        default=0,
-    )
-    rows = [
-        ("FLOPs, forward", short(counted.forward_flops)),
-        ("… without masked attention scores", short(counted.needed_flops)),
-        ("FLOPs, training step", short(counted.train_flops)),
-        *([("trainable parameters", f"{counted.trained_parameters:,}")] if counted.learned else []),
-        ("memory, training step", size(memory.peak)),
-        ("… weights", size(memory.weights)),
-        ("… gradients", size(memory.gradients)),
-        (f"… {training.optimizer.kind}", size(memory.optimizer)),
-        (f"… activations{', recomputed per block' if training.recompute else ''}", size(memory.activations)),
-    ]
-    if scores:
-        rows.append(("attention matrices of one branch, if stored", size(scores)))
-    if counted.writes:
-        rows.append(("decoding state", size(counted.state_bytes())))
-        rows.append(("memory read per decoding step", size(counted.step_bytes())))
-    return rows + _rates(counted, machine)
-
-
-def _rates(counted: Cost, machine: Machine | None) -> list[tuple[str, str]]:
-    here, needed = usable_memory(), counted.memory.peak
-    if here is not None and needed > here:
-        return [("tokens/s", f"not estimated: this machine has {size(here)} of memory")]
-    if machine is None:
-        return [("tokens/s", "not estimated: this machine has not been measured; use --probe")]
-    speed = counted.speed(machine)
-    rates = [("training", speed.train), ("prefill", speed.prefill), ("decoding", speed.decode)]
-    return [
-        (f"{name}, estimated tokens/s", short(rate)) for name, rate in rates if name == "training" or counted.writes
-    ]
 
 
 def _probed() -> Machine:

@@ -72,6 +72,12 @@ class Cost:
     learned: Trained | None = None
     latents: Blocks = ()
 
+    def _repr_html_(self) -> str:
+        """HTML for notebooks."""
+        from qkv.inspection.cost_tables import cost_html
+
+        return cost_html(self)
+
     @property
     def total(self) -> Share:
         """Sum of all parts."""

@@ -10,7 +10,7 @@ from typing import Any
 
 _SPECIAL = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"})
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
-_VOID = {"meta", "br", "link"}
+_VOID = {"meta", "br", "link", "img"}
 _SHAPES = {"rect", "path", "line", "circle", "image"}
 
 

@@ -90,7 +90,7 @@ def training_report(run: TrainingRun) -> str:
     _add_progress(page, run)
     for sentence in _what_happened(run):
         page.note(sentence, "danger" if run.status == "failed" else "accent")
-    page.cards([card for card in (_validation_card(run), *_task_cards(run), *(make(run) for make in _CARDS)) if card])
+    page.cards(cards(run))
     add_sections(page, run.sections)
     _add_curves(page, run)
     if run.evaluation:
@@ -107,6 +107,11 @@ def training_report(run: TrainingRun) -> str:
         with page.section("Environment"):
             page.table([], list(run.environment.items()))
     return page.html()
+
+
+def cards(run: TrainingRun) -> list[Card]:
+    """Cards of the key figures that are known: losses, metrics of the task, speed, time and size."""
+    return [card for card in (_validation_card(run), *_task_cards(run), *(make(run) for make in _CARDS)) if card]
 
 
 def _add_progress(page: Page, run: TrainingRun) -> None:

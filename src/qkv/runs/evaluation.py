@@ -14,6 +14,7 @@ from qkv.data.corpus import TEST, VALIDATION
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.linear.precision import autocast
+from qkv.report.fragment import evaluation_fragment
 from qkv.runs.calibration import with_calibration
 from qkv.runs.checkpoint import newest_state
 from qkv.runs.folder import SPEC
@@ -23,6 +24,18 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe
 from qkv.tasks.dataset import OTHER, Dataset, ExampleDataset
 from qkv.tasks.task import Evaluation, Task, Totals
+
+
+class Figures(dict[str, float]):
+    """Metrics of an evaluation by name, shown in notebooks with the name ``part`` of the data and the ``notes``."""
+
+    def __init__(self, evaluation: Evaluation, part: str):
+        super().__init__(evaluation.figures)
+        self.part, self.notes = part, tuple(evaluation.notes)
+
+    def _repr_html_(self) -> str:
+        """HTML for notebooks."""
+        return evaluation_fragment("Evaluation", {self.part: {"figures": self, "notes": self.notes}})
 
 
 def measure(

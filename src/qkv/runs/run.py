@@ -55,6 +55,12 @@ class Run:
         """
         return read_evaluation(self.folder, self.step)
 
+    def _repr_html_(self) -> str:
+        """HTML for notebooks."""
+        from qkv.runs.notebook import run_html
+
+        return run_html(self)
+
     @property
     def exam(self) -> dict[str, Any] | None:
         """Former name of ``evaluation``."""

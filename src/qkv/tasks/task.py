@@ -85,6 +85,12 @@ class Evaluation:
     sections: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def _repr_html_(self) -> str:
+        """HTML for notebooks."""
+        from qkv.report.fragment import evaluation_fragment
+
+        return evaluation_fragment("Evaluation", {"value": {"figures": self.figures, "notes": self.notes}})
+
 
 class Task(ABC):
     """Base class of tasks: reading of the data, loss, metrics and readable predictions."""
