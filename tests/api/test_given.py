@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.data.given.frames import ClassLabel, Dataset, Frame, Listed, Value
-from tests.tasks.tables import Crash, crash_at
+from tests.tasks.tables import Crash, crash_at, recipe_for
 from tests.training.kill_storm import differences, ignore
 
 import qkv
@@ -67,6 +67,7 @@ def test_the_default_folder_is_named_after_the_data(here: Path) -> None:
     assert classify(ROWS[:-1], out=None).folder != first.folder
     with pytest.raises(UserError, match="holds a run of"):
         classify(ROWS[:-1], out=str(first.folder))
+    assert [path.name for path in (first.folder / "data").iterdir()] == [name]
 
 
 def test_predictions_for_rows_of_every_kind(here: Path) -> None:
@@ -128,6 +129,22 @@ def test_texts_are_a_running_text_with_splits(here: Path) -> None:
     assert qkv.evaluate(run, "test")["targets"] > 0
     assert qkv.evaluate(run, data=texts[:40])["loss"] == pytest.approx(qkv.evaluate(run, "test")["loss"])
     assert qkv.generate(run, "the cat", max_new_tokens=3)
+
+
+def test_a_recipe_takes_data_in_memory(here: Path) -> None:
+    recipe = recipe_for("classification", "nowhere.csv", {"tokenizer": "words(60)"}, {"steps": 4})
+    qkv.write_spec("mine.yaml", recipe)
+    given = {"data": {"train": ROWS, "test": ROWS[:4]}, "text": "review", "label": "stars", "on_event": ignore}
+    run = qkv.train("mine.yaml", "run", **given)
+    assert qkv.evaluate(run, "test")["targets"] == 4
+    assert run.recipe.data.columns == {"text": "review", "label": "stars"}
+    qkv.train(recipe, "other", **given)
+    assert differences(here / "run", here / "other") == []
+    written = qkv.Recipe.parse({"data": "nowhere.txt", "model": {"width": 16, "context_length": 8}})
+    texts = qkv.train(written, "texts", ["training.steps=1"], on_event=ignore, data=["a text of some letters"] * 9)
+    assert texts.recipe.data.source.endswith(".txt")
+    with pytest.raises(UserError, match="draws its own data"):
+        qkv.train(qkv.Recipe.parse({"task": "sorting"}), "none", data=["a"])
 
 
 @pytest.mark.parametrize(

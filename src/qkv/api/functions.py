@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from qkv.api.given import RunPlace, is_many, rows_of_inputs, temporary_file, training_files
+from qkv.api.given import RunPlace, is_many, recipe_on, rows_of_inputs, temporary_file, training_files
 from qkv.data.given.tables import is_given
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.given import kept_name
@@ -191,6 +191,8 @@ def train(
     later; the default folder is named after the task and the data, and the same call resumes the run. Rows that cannot
     be used are refused; ``bad_rows="skip"`` leaves them out.
 
+    With a recipe, ``data=`` is what to train it on instead of its own data, in memory or a file.
+
     See ``qkv.training.loop.train`` for resuming, signals, events and exceptions.
     """
     from qkv.training import clock
@@ -200,12 +202,17 @@ def train(
     from qkv.training.loop import train as run_training
 
     overrides = [*overrides, *([] if minutes is None else [f"training.minutes={minutes}"])]
+    if "data" in data and isinstance(recipe, (str, Path)) and not is_text(recipe):
+        recipe = read_recipe(recipe)
     if isinstance(recipe, Recipe):
-        if task is not None or start is not None or adapt is not None or data:
+        if task is not None or start is not None or adapt is not None or (data and "data" not in data):
             raise UserError("a recipe already sets task, data, start and adapt; leave these arguments out")
         recipe = override(recipe, [*(quick_form(recipe.quick) if quick else ()), *overrides])
         folder = Path(out) if out is not None else _folder(recipe.name or "unnamed", quick)
-        return run_training(recipe, folder, resume, on_event, began)
+        if "data" not in data:
+            return run_training(recipe, folder, resume, on_event, began)
+        with recipe_on(recipe, data.pop("data"), folder, data) as recipe:
+            return run_training(recipe, folder, resume, on_event, began)
     task, data = (None, data) if task is None else (task_named(task), data_fields(task, data))
     with keeping_tables(), training_files(recipe, task, _place(out, quick), data) as (source, place, fields):
         found, folder = find_recipe(source, overrides, quick, place, resume, task, start, adapt, **fields)

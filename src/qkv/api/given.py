@@ -13,9 +13,11 @@ from qkv.data.given.files import kept
 from qkv.data.given.plain import sort
 from qkv.data.given.tables import ALLOWED, are_splits, is_column, is_given, splits_of
 from qkv.spec.errors import UserError
+from qkv.training.verbs import data_fields
 
 if TYPE_CHECKING:
     from qkv.runs.run import Run
+    from qkv.spec.recipe import Recipe
 
 _SPEC = "spec.yaml"
 _HELD_OUT = ("validation", "test")
@@ -65,6 +67,22 @@ def training_files(
         others = {split: found.sources[split] for split in _HELD_OUT if split in splits}
         settings = {**fields, **others} if task is None else {"bad_rows": "refuse", **fields, **others}
         yield found.sources["train"], found.folder, settings
+
+
+@contextmanager
+def recipe_on(recipe: Recipe, data: Any, folder: Path, fields: Mapping[str, Any]) -> Iterator[Recipe]:
+    """Context manager that writes data in memory into the run's ``folder`` and yields ``recipe`` with it as its data.
+
+    ``fields``: further fields of ``qkv.spec.data.Data``. Raises ``UserError`` for a task that reads no data.
+    """
+    reads = recipe.task.reads
+    if reads == "nothing":
+        raise UserError(f"the task {recipe.task.kind!r} draws its own data; leave 'data' out")
+    task = None if reads == "text" else recipe.task.kind
+    given = fields if task is None else data_fields(task, fields)
+    with training_files(data, task, RunPlace(folder, "", folder), given) as (source, _, found):
+        others = {"validation": None, "test": None, "format": None}
+        yield recipe.changed(data=recipe.data.changed(**{**others, **found, "source": str(source)}))
 
 
 @contextmanager

@@ -77,21 +77,23 @@ def test_what_is_no_running_text_leaves_no_file(data: Any, sentence: str, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-def test_files_stay_only_if_the_folder_became_a_run(tmp_path: Path) -> None:
-    def fail(run: bool) -> None:
-        with kept(
-            {"train": ["a"]}, tmp_path / "runs", lambda name: tmp_path / "runs" / name[:8], True, "spec.yaml"
-        ) as f:
-            if run:
-                (f.folder / "spec.yaml").write_text("")
+def test_files_stay_only_if_the_folder_became_their_run(tmp_path: Path) -> None:
+    def fail(text: str, spec: str | None) -> None:
+        with kept({"train": [text]}, tmp_path / "runs", lambda _: tmp_path / "runs" / "a", True, "spec.yaml") as found:
+            if spec is not None:
+                (found.folder / "spec.yaml").write_text(spec.format(found.sources["train"]))
             raise UserError("no")
 
     with pytest.raises(UserError):
-        fail(run=False)
+        fail("first", None)
     assert not list(tmp_path.iterdir())
     with pytest.raises(UserError):
-        fail(run=True)
-    assert len(list(tmp_path.glob("runs/*/data/*.txt"))) == 1
+        fail("first", "data: {}")
+    files = list(tmp_path.glob("runs/a/data/*"))
+    assert len(files) == 1
+    with pytest.raises(UserError):
+        fail("of another run", None)
+    assert list(tmp_path.glob("runs/a/data/*")) == files
 
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ def kept(
     """Context manager that writes the ``splits`` in memory into the folder of a run; those that name a file stay.
 
     ``place``: folder for unfinished files, on the disk of the run's; ``folder_of``: function from the digest of the
-    first split to the run's folder; ``running``: write a running text, else a table. If an exception leaves the context
-    and the folder has no file ``used``, all that was written is removed.
+    first split to the run's folder; ``running``: write a running text, else a table. If an exception leaves the
+    context, what was written is removed, except files that the file ``used`` of the folder names.
 
     Raises ``UserError`` for values that are no plain data, and if the files cannot be written.
     """
@@ -46,8 +46,8 @@ def kept(
             sources = {split: files.finish(name, home / spec.FOLDER) for split, name in names.items()}
         yield Kept(home, sources)
     except BaseException:
-        if home is None or not (home / used).is_file():
-            files.remove()
+        names_used = (home / used).read_text(encoding="utf-8") if home and (home / used).is_file() else ""
+        files.remove(names_used)
         raise
 
 
@@ -98,11 +98,14 @@ class _Files:
             os.replace(partial, target)
         return str(target)
 
-    def remove(self) -> None:
-        """Remove the files, and the folders if they are empty."""
+    def remove(self, used: str) -> None:
+        """Remove the files whose names are not in ``used``, and the folders if they are empty."""
         for path in reversed(self._made):
             with suppress(OSError):
-                path.rmdir() if path.is_dir() else path.unlink()
+                if path.is_dir():
+                    path.rmdir()
+                elif path.name not in used:
+                    path.unlink()
 
 
 @contextmanager
