@@ -55,7 +55,7 @@ def test_every_plan_is_tried() -> None:
 def test_more_examples_get_more_of_everything(recipe_for: Callable[..., Recipe], kind: str) -> None:
     found = [recipe_for(kind, rows) for rows in (20, 3000, 20_000, 200_000)]
     assert [recipe.model.width for recipe in found] == sorted(recipe.model.width for recipe in found)
-    sizes = [recipe.data.tokenizer.vocab_size for recipe in found]  # pyright: ignore[reportAttributeAccessIssue]
+    sizes = [getattr(recipe.model.frontend.words, "buckets", recipe.data.tokenizer.num_ids) for recipe in found]
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1]
     assert {(recipe.name, recipe.task.kind) for recipe in found} == {("mine", kind)}
@@ -98,6 +98,12 @@ def test_the_wide_path_follows_the_texts_and_the_labels() -> None:
     assert path(english, many) is None  # 400 labels times 43,000 n-grams
     assert path(english[:100], many[:100]) == Ngrams(buckets=1 << 15, least=3)
     assert path(proteins, two[:50]) == Ngrams(buckets=1 << 12, least=1)
+
+
+def test_words_of_a_sentence_are_counted_not_its_characters(recipe_for: Callable[..., Recipe]) -> None:
+    recipe = recipe_for("token_classification", 50, 30)
+    assert (recipe.model.context_length, recipe.model.head.kind) == (64, "crf")
+    assert recipe.description.startswith("50 examples, 16,384 word features, an encoder of 1 layer of width 64: chosen")
 
 
 def test_what_is_said_of_the_data_and_overrides_hold(tmp_path: Path) -> None:

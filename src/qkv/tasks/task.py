@@ -15,6 +15,7 @@ from qkv.former.names import renamed
 from qkv.layers.tap import Tap
 from qkv.spec import tokenizers
 from qkv.spec.errors import UserError
+from qkv.spec.heads import Head
 from qkv.spec.recipe import Recipe
 from qkv.tasks.dataset import Dataset, Scale
 
@@ -40,6 +41,12 @@ class Defaults(NamedTuple):
     """Role of the target of tasks with one output per row, whose model has a wide path; empty for others."""
     best: str = "loss"
     """Metric that selects the best weights. The loss can rise while accuracy still improves."""
+    words: bool = False
+    """True if the model reads words as features (front end ``words``), without a tokenizer."""
+    head: Head | None = None
+    """Head of the model; None: the one that the task requires, with its default settings."""
+    epochs: int = 40
+    """Maximum number of epochs; early stopping on the validation part usually ends training sooner."""
 
 
 def lowercase(ids: int) -> tokenizers.Tokenizer:

@@ -22,6 +22,7 @@ from qkv.layers.tap import Tap
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
+from qkv.spec.heads import CRFHead
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import TokenClassification
@@ -53,7 +54,7 @@ class TokenClassificationTask(ExampleTask):
     loss_unit = "nats a word"
     evaluates = True
     asks = ("words",)
-    automatic = Defaults(("words",), best="f1")
+    automatic = Defaults(("words",), best="f1", words=True, head=CRFHead(dropout=0.3), epochs=8)
     roles = (
         Role("words", "words", ("words", "tokens", "sentence", "text", "forms")),
         Role("tags", "tags", ("tags", "nertags", "ner", "labels", "entities", "postags", "pos", "upos")),

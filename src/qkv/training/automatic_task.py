@@ -18,14 +18,17 @@ from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.cross import CrossAttention
 from qkv.spec.data import Data, LengthBuckets, TokenBuckets
 from qkv.spec.errors import UserError, nearest
+from qkv.spec.frontends import HashedWords
 from qkv.spec.generation import Generation
 from qkv.spec.heads import Head, LanguageModelHead
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Encoder, Model, Text
 from qkv.spec.overrides import override
-from qkv.spec.parts import Learned
+from qkv.spec.parts import Learned, NoPositions, NoRelative, Relative, Rope
+from qkv.spec.processors import WordFeatures
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Task as TaskSpec
+from qkv.spec.tokenizers import Tokenizer
 from qkv.spec.training import AdamW, Checkpoints, Cosine, Training, Validation
 from qkv.spec.wide import Ngrams
 from qkv.tasks.baselines import NGRAMS_PER_WORD, too_large
@@ -35,19 +38,19 @@ from qkv.training.automatic import MINUTES, this_machine
 from qkv.training.describe import as_asked
 from qkv.training.finetune import finetuned, short_form
 
-_EPOCHS = 40
-"""Maximum number of epochs; early stopping on the validation loss usually ends training sooner."""
 _FEWEST = 200
 _PATIENCE = 6
 _CHARACTERS = 3.0
 """Approximate characters per token."""
 _VOCABULARIES = (512, 1024, 2048, 4096, 8192)
+_BUCKETS = tuple(1 << bits for bits in range(14, 19))
 _HEAD = 32
+_INDEPENDENT = NoRelative()
 
 
 class _Sizes(NamedTuple):
-    """Statistics of the training split: examples, total characters, and (mean, 99th percentile) of the tokens per input
-    and per generated output.
+    """Statistics of the training split: examples, total characters, and (mean, 99th percentile) of the tokens or words
+    per input, and of the tokens per generated output.
     """
 
     examples: int
@@ -86,8 +89,9 @@ def automatic_task(
 
     The model is a small Transformer: an encoder with the task's head, or an encoder–decoder if text is generated.
     Vocabulary, width and context length grow with the data; longer texts are read in windows. Beside an encoder with
-    one output per row runs a linear path from n-grams (``qkv.training.wide``). Training stops after ``_EPOCHS``
-    epochs, or early when validation stops improving.
+    one output per row runs a linear path from n-grams (``qkv.training.wide``). Tagging reads words as features and
+    predicts by a conditional random field. Training stops after the epochs of the task's ``Defaults``, or early when
+    validation stops improving.
 
     With ``start``, a run or a published checkpoint, that model is fine-tuned instead, with ``adapt`` ("whole", "head",
     "lora(8)").
@@ -101,17 +105,17 @@ def automatic_task(
     sizes = _sizes(records, plan)
     machine = machine or this_machine()
     ids = next((size for size in reversed(_VOCABULARIES) if 120 * size <= sizes.characters), _VOCABULARIES[0])
-    tokenizer = plan.tokenizer(ids)
-    width, layers = _width(sizes.examples, bool(plan.writes))
+    tokenizer = Data.model_fields["tokenizer"].default if plan.words else plan.tokenizer(ids)
+    width, layers = _width(sizes.examples, plan)
     model = _writer(width, layers, sizes, plan) if plan.writes else _reader(width, layers, sizes, plan, task)
     if plan.target:
         model = model.changed(wide=wide_path(records, plan))
         task = task.changed(windows=_windows(sizes.read[1], model.context_length))
-    training, batching = _training(sizes, width, machine, bool(plan.writes))
+    training, batching = _training(sizes, width, machine, plan)
     training = training.changed(validation=training.validation.changed(best=plan.best))
     recipe = Recipe(
         name=name_of(given.source),
-        description=f"{sizes.examples:,} examples, {ids:,} ids ({tokenizer.kind}), {_described(model)}: "
+        description=f"{sizes.examples:,} examples, {_read(model, tokenizer)}, {_described(model)}: "
         "chosen for this data and this machine.",
         data=given.changed(tokenizer=tokenizer, batching=batching),
         model=model,
@@ -143,7 +147,8 @@ def _bytes(recipe: Recipe) -> int:
 
     model, training = recipe.model, recipe.training
     encoder = model.encoder and counted(model.encoder)
-    bare = counted(model.changed(encoder=encoder, head=LanguageModelHead(tied=False), wide=None))
+    head = LanguageModelHead(tied=False) if model.head.predicts_tokens else model.head.unsized().sized(2)
+    bare = counted(model.changed(encoder=encoder, head=head, wide=None))
     try:
         return cost(bare, training.batch_size, precision=training.precision, training=training).memory.peak
     except UserError:
@@ -161,17 +166,24 @@ def _roles(task: TaskSpec) -> tuple[Role, ...]:
 
 
 def _described(model: Model) -> str:
-    size = f"{len(model.layers)} layers of width {model.width}"
+    size = f"{len(model.layers)} layer{'s' * (len(model.layers) != 1)} of width {model.width}"
     return f"an encoder and a decoder of {size}" if model.encoder else f"an encoder of {size}"
+
+
+def _read(model: Model, tokenizer: Tokenizer) -> str:
+    words = model.frontend.words
+    return f"{words.buckets:,} word features" if words else f"{tokenizer.num_ids:,} ids ({tokenizer.kind})"
 
 
 def _sizes(records: Records, plan: Defaults) -> _Sizes:
     rows = records.splits["train"]
     read = np.array([sum(_length(row.get(role, "")) for role in plan.reads) for row in rows])
     written = np.array([_length(row[plan.writes]) for row in rows]) if plan.writes else np.zeros(1)
-    sides = [
-        (float(side.mean()) / _CHARACTERS, float(np.quantile(side, 0.99)) / _CHARACTERS) for side in (read, written)
-    ]
+    if plan.words:
+        counted = np.array([sum(len(row[role]) for role in plan.reads) for row in rows])
+    else:
+        counted = read / _CHARACTERS
+    sides = [(float(side.mean()), float(np.quantile(side, 0.99))) for side in (counted, written / _CHARACTERS)]
     return _Sizes(len(rows), int(read.sum() + written.sum()), sides[0], sides[1])
 
 
@@ -218,11 +230,15 @@ def wide_path(records: Records, plan: Defaults) -> Ngrams | None:
     return Ngrams(least=1 if unsegmented else 3, buckets=buckets)
 
 
-def _width(examples: int, writes: bool) -> tuple[int, int]:
-    """(width, number of layers) of the model, growing with the number of examples. ``writes``: True if it generates
-    text.
+def _width(examples: int, plan: Defaults) -> tuple[int, int]:
+    """(width, number of layers) of the model, growing with the number of examples.
+
+    Words read as features know more of each word than tokens do, and need a smaller model.
     """
-    ladder = ((2_000, (64, 2)), (10_000, (128, 2)), (100_000, (192 if not writes else 256, 3)))
+    if plan.words:
+        ladder = ((10_000, (64, 1)), (100_000, (128, 2)))
+    else:
+        ladder = ((2_000, (64, 2)), (10_000, (128, 2)), (100_000, (256 if plan.writes else 192, 3)))
     return next((size for most, size in ladder if examples < most), (256, 3))
 
 
@@ -235,12 +251,20 @@ def _heads(width: int) -> int:
     return max(1, width // _HEAD)
 
 
-def _encoder_block(width: int, dropout: float) -> Block:
-    return Block(branches=(Attention(num_heads=_heads(width), mask=Full()), FeedForward()), dropout=dropout)
+def _encoder_block(width: int, dropout: float, relative: Relative = _INDEPENDENT) -> Block:
+    attention = Attention(num_heads=_heads(width), mask=Full(), relative=relative)
+    return Block(branches=(attention, FeedForward()), dropout=dropout)
 
 
 def _frontend(dropout: float) -> Text:
     return Text(positions=Learned(), dropout=dropout)
+
+
+def _words(dropout: float, characters: int) -> HashedWords:
+    """Front end for words, with more buckets for more text; each character of a text gives about three features."""
+    buckets = next((size for size in _BUCKETS if size >= characters // 4), _BUCKETS[-1])
+    features = WordFeatures(buckets=buckets, neighbours=2)
+    return HashedWords(features=features, positions=NoPositions(), dropout=dropout)
 
 
 def _reader(width: int, layers: int, sizes: _Sizes, plan: Defaults, task: TaskSpec) -> Model:
@@ -249,9 +273,9 @@ def _reader(width: int, layers: int, sizes: _Sizes, plan: Defaults, task: TaskSp
         width=width,
         num_layers=layers,
         context_length=_context(sizes.read[1], plan.lengths),
-        frontend=_frontend(dropout),
-        blocks=(_encoder_block(width, dropout),),
-        head=Head.kinds()[task.head](),
+        frontend=_words(dropout, sizes.characters) if plan.words else _frontend(dropout),
+        blocks=(_encoder_block(width, dropout, Rope() if plan.words else _INDEPENDENT),),
+        head=plan.head or Head.kinds()[task.head](),
     )
 
 
@@ -277,15 +301,16 @@ def _writer(width: int, layers: int, sizes: _Sizes, plan: Defaults) -> Model:
 
 
 def _training(
-    sizes: _Sizes, width: int, machine: Machine, writes: bool
+    sizes: _Sizes, width: int, machine: Machine, plan: Defaults
 ) -> tuple[Training, LengthBuckets | TokenBuckets]:
-    """(training settings for ``_EPOCHS`` epochs within the budget, batches of similar lengths)."""
+    """(training settings for the epochs of ``plan`` within the budget, batches of similar lengths)."""
+    writes = bool(plan.writes)
     tokens = max(1.0, sizes.read[0] + sizes.written[0]) + 2
     batch = 32 if sizes.examples >= 1000 else 16
     positions = max(256, round(batch * tokens * 2 / 256) * 256) if writes else 0
     batch = max(1, round(positions / tokens)) if writes else batch
     epoch = max(1, sizes.examples // batch)
-    steps = max(_FEWEST, _EPOCHS * epoch)
+    steps = max(_FEWEST, plan.epochs * epoch)
     every = max(10, min(steps // 10, epoch // 2))
     training = Training(
         steps=steps,
