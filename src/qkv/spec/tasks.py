@@ -119,7 +119,7 @@ class TokenClassification(Task, kind="token_classification"):
             return []
         name, off = ("class weights", "none") if self.class_weights != "none" else ("label smoothing", "0")
         sentence = f"the loss of the head {model.head.kind!r} has no {name}"
-        return [Problem(("head",), f"{sentence}; give task.{name.replace(' ', '_')}={off}")]
+        return [Problem(("head",), f"{sentence}; give task.{name.replace(' ', '_')}={off}, or model.head=tokens")]
 
 
 class QuestionAnswering(Task, kind="question_answering"):

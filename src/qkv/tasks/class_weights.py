@@ -73,10 +73,13 @@ def label_loss(head: Any, logits: Tensor, targets: Tensor, smoothing: float, wei
     return losses @ weights.to(losses)[wanted.clamp(min=0)]
 
 
-def rare_labels_note(task: Any, labels: Sequence[str], pairs: Pairs, counts: Mapping[str, int]) -> list[str]:
+def rare_labels_note(
+    task: Any, labels: Sequence[str], pairs: Pairs, counts: Mapping[str, int], weighs: bool = True
+) -> list[str]:
     """At most one sentence: rare labels with low recall among the (true, predicted) ``pairs``, and what may help.
 
     A label is rare if it has less than half of an equal share of the training targets, ``counts`` by label.
+    ``weighs``: True if the loss of the model's head can have class weights.
     """
     true, hits = Counter(y for y, _ in pairs), Counter(y for y, found in pairs if y == found)
     share = sum(counts.values()) / max(1, 2 * len(counts))
@@ -88,5 +91,6 @@ def rare_labels_note(task: Any, labels: Sequence[str], pairs: Pairs, counts: Map
         return []
     named = ", ".join(f"{label!r} {recall:.0f} % of {true[labels.index(label)]:,}" for recall, label in low[:_MOST])
     more = f" and {len(low) - _MOST:,} more" if len(low) > _MOST else ""
-    advice = "; task.class_weights=balanced gives them more weight" if task.class_weights == "none" else ""
+    setting = "task.class_weights=balanced" + " with model.head=tokens" * (not weighs)
+    advice = f"; {setting} gives them more weight" if task.class_weights == "none" else ""
     return [f"rare labels with low recall: {named}{more}{advice}"]

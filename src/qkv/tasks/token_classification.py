@@ -145,7 +145,8 @@ class TokenClassificationTask(ExampleTask):
         baselines = self._baselines.figures(fitted_on, rows) if fitted_on else {}
         pairs = [pair for row in seen.outcomes for pair in row]
         counts = Counter(tag for row in fitted_on for tag in row["tags"])
-        notes = [*filter(None, [too_large(fitted_on)]), *rare_labels_note(self.spec, labels, pairs, counts)]
+        rare = rare_labels_note(self.spec, labels, pairs, counts, recipe.model.head.weighs)
+        notes = [*filter(None, [too_large(fitted_on)]), *rare]
         if not marks_entities(labels):
             return Evaluation(figures | baselines, [shown], notes)
         found = entity_scores(*_named(seen, labels))

@@ -300,6 +300,12 @@ def _writer(width: int, layers: int, sizes: _Sizes, plan: Defaults) -> Model:
     )
 
 
+def _rate(width: int, plan: Defaults) -> float:
+    """Learning rate. Features of words are sparse and need larger steps than tokens."""
+    rate = 1e-3 if plan.writes or width < 128 else 5e-4
+    return 3 * rate if plan.words else rate
+
+
 def _training(
     sizes: _Sizes, width: int, machine: Machine, plan: Defaults
 ) -> tuple[Training, LengthBuckets | TokenBuckets]:
@@ -316,7 +322,7 @@ def _training(
         steps=steps,
         minutes=MINUTES,
         batch_size=min(batch, 64),
-        optimizer=AdamW(lr=1e-3 if writes or width < 128 else 5e-4, beta2=0.98),
+        optimizer=AdamW(lr=_rate(width, plan), beta2=0.98),
         precision=machine.precision,
         schedule=Cosine(warmup=min(100, steps // 10), final=0.05),
         validation=Validation(every=every, batches=100, patience=_PATIENCE),
