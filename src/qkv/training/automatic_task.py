@@ -261,7 +261,7 @@ def _frontend(dropout: float) -> Text:
 
 
 def _words(dropout: float, characters: int) -> HashedWords:
-    """Front end for words, with more buckets for more text; each character of a text gives about three features."""
+    """Front end for words, with about as many buckets as there are distinct features: one for four characters."""
     buckets = next((size for size in _BUCKETS if size >= characters // 4), _BUCKETS[-1])
     features = WordFeatures(buckets=buckets, neighbours=2)
     return HashedWords(features=features, positions=NoPositions(), dropout=dropout)
