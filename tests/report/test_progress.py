@@ -59,15 +59,16 @@ def work(
             clock.now += seconds
             progress.update(step, loss=2.0, tokens_per_second=48_213.0)
             if step == 3:
-                progress.update(step, val_loss=2.5)
+                progress.news, progress.result = "validation loss 2.500 at step 3", "best validation loss 2.500"
     return drawings(stream.getvalue())
 
 
 def test_elsewhere_a_line_at_each_tenth(clock: Clock) -> None:
     lines = work(io.StringIO(), clock, 100, 1.0, total=100)
     assert len(lines) == 11
-    assert lines[0] == "train  10%  10/100  loss 2.000  validation 2.500  48.2k tokens/s  1:30 left"
-    assert lines[-1] == "train  100/100  in 1 min 40 s  loss 2.000  validation 2.500  48.2k tokens/s"
+    assert lines[0] == "train  10%  10/100  loss 2.000  validation loss 2.500 at step 3  48.2k tokens/s  1:30 left"
+    assert lines[1] == "train  20%  20/100  loss 2.000  48.2k tokens/s  1:20 left"  # old news is not repeated
+    assert lines[-1] == "train  100/100  in 1 min 40 s  loss 2.000  best validation loss 2.500  48.2k tokens/s"
 
 
 def test_elsewhere_a_line_each_ten_seconds_and_rarer_in_long_runs(clock: Clock) -> None:
@@ -79,7 +80,7 @@ def test_elsewhere_a_line_each_ten_seconds_and_rarer_in_long_runs(clock: Clock) 
 
 def test_elsewhere_fast_work_says_only_that_it_is_done(clock: Clock) -> None:
     lines = work(io.StringIO(), clock, 100, 0.001, total=100)
-    assert lines == ["train  100/100  in 100 ms  loss 2.000  validation 2.500  48.2k tokens/s"]
+    assert lines == ["train  100/100  in 100 ms  loss 2.000  best validation loss 2.500  48.2k tokens/s"]
 
 
 def test_elsewhere_no_control_characters_are_written(clock: Clock) -> None:
@@ -94,8 +95,8 @@ def test_on_a_terminal_one_line_is_drawn_again_and_again(clock: Clock, terminal:
     assert 30 <= len(lines) <= 45  # five seconds, eight drawings each
     last = lines[-2]
     assert "100/200" in last
-    assert "loss 2.000  validation 2.500  48.2k tokens/s  0:05 left" in last
-    assert last.count("━") == 24  # what a hundred columns leave
+    assert "loss 2.000  validation loss 2.500 at step 3  48.2k tokens/s  0:05 left" in last
+    assert last.count("━") == 9  # what a hundred columns leave
     assert lines[-1].startswith("train  100/200  in 5.0 s  loss 2.000")
     assert terminal.getvalue().endswith("\n")
     assert "\x1b[?25h" in terminal.getvalue()  # the cursor is back

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -257,19 +258,38 @@ def test_the_line_shows_steps_losses_and_notices(capsys: pytest.CaptureFixture[s
     assert "a sentence\n" in told
     assert "train  10/10" in told
     assert "loss 2.500" in told
-    assert "validation 2.250" in told
+    assert "best validation loss 2.250 at step 10" in told
 
 
 def test_the_line_counts_what_the_task_counts(capsys: pytest.CaptureFixture[str]) -> None:
     with Show() as show:
         show(Started(0, 10, 1000, 96, "examples"))
         show(Stepped(10, 10, 2.5, 1.0, 1e-3, 960, 5000.0, 1.0))
-        show(Validated(10, 2.25, True, 1.0, {"loss": 2.25, "perplexity": 9.5, "accuracy": 71.0, "macro_f1": 70.0}))
     told = capsys.readouterr().err
-    assert "accuracy 71.00" in told
     assert "5,000 examples/s" in told
     assert "tokens" not in told
-    assert "perplexity" not in told
+
+
+def test_the_line_shows_the_metric_that_selects_the_weights(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with Show() as show:
+        show(Started(0, 40, 1000, 96, "examples"))
+        for step, accuracy in ((10, 71.0), (20, 69.5), (30, None), (40, None)):
+            now[0] += 20.0
+            if accuracy is not None:
+                figures = {"loss": 2.25, "perplexity": 9.5, "accuracy": accuracy}
+                show(Validated(step, 2.25, accuracy == 71.0, 1.0, figures, "accuracy"))
+            now[0] += 1.0
+            show(Stepped(step, 40, 2.5, 1.0, 1e-3, 960, 5000.0, 1.0))
+        show(Ended("finished", 40, ""))
+    first, second, third, *_, last = capsys.readouterr().err.splitlines()
+    assert "validation accuracy 71.00 at step 10, best" in first
+    assert "validation accuracy 69.50 at step 20 (best 71.00 at step 10)" in second
+    assert "validation" not in third
+    assert "best validation accuracy 71.00 at step 10" in last
 
 
 def test_a_compiled_step_has_the_losses_of_a_plain_one(

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from qkv.runs.run import Run
     from qkv.training.events import OnEvent
     from qkv.training.swap import Swapped
+    from qkv.training.tables import TableFound
 
 SPEC_SUFFIXES = (".yaml", ".yml", ".json")
 RUNS = Path("runs")
@@ -87,6 +88,7 @@ def _recipe_of(
     wrong = next((name for name in data if not text or name not in _OF_TEXTS), None)
     if wrong is not None:
         raise UserError(f"{wrong!r} applies to tables of examples; name the task too, such as task='classification'")
+    _refuse_table(source)
     path = Path(source)
     if not text:
         recipe = read_recipe(path, overrides, quick)
@@ -98,6 +100,26 @@ def _recipe_of(
 def is_text(source: str | Path) -> bool:
     """True if ``source`` is read as a text or the name of a known data set: no recipe, no folder."""
     return Path(source).suffix not in SPEC_SUFFIXES and not Path(source).is_dir() and not is_shipped(source)
+
+
+def _refuse_table(source: str | Path) -> None:
+    """Raise ``UserError`` if ``source`` is a table of examples, which needs a task."""
+    table = table_without_task(source)
+    if table is not None:
+        guess = table.task or "classification"
+        raise UserError(f"{str(source)!r} is {table.described}, not a text; name the task, such as task={guess!r}")
+
+
+def table_without_task(source: str | Path) -> TableFound | None:
+    """The table of examples that ``source`` names, which needs a task; None for a recipe, a run folder or a text."""
+    from qkv.data.records.named import TABLES
+
+    known = Path(source).expanduser().is_file() or source in TABLES
+    if not known or (not is_text(source) and Path(source).suffix != ".json"):
+        return None
+    from qkv.training.tables import found_table
+
+    return found_table(source)
 
 
 def _folder(name: str, quick: bool) -> Path:

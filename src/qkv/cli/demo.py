@@ -25,10 +25,11 @@ def demo_command(
     began = clock.seconds()
     from importlib import resources
 
-    from qkv.cli.train import run_and_tell
+    from qkv.cli.train import run_and_tell, say_start
     from qkv.generation.text import generate_text
     from qkv.spec.yaml_io import read_recipe
 
+    say_start("python-docs")
     with resources.as_file(resources.files("qkv.cli") / "demo.yaml") as path:
         recipe = read_recipe(path, overrides or [])
     run = run_and_tell(recipe, out, since=began)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from qkv.spec.errors import UserError, nearest
@@ -230,7 +230,8 @@ def _command(name: str) -> Any:
     plain = name.replace("-", "_")
     module = importlib.import_module(f"qkv.cli.{plain}")
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name, short_help=COMMANDS[name], epilog=_verbatim(module.EXAMPLES))(
+    kind = getattr(module, "Command", TyperCommand)
+    alone.command(name, cls=kind, short_help=COMMANDS[name], epilog=_verbatim(module.EXAMPLES))(
         getattr(module, f"{plain}_command")
     )
     return get_command(alone)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.cli.verbs import FINETUNE, refuse_without_verb, table_of
+from qkv.cli.train_help import Command as Command
+from qkv.cli.verbs import FINETUNE, OF_TABLES, refuse_without_verb, table_of
 from qkv.spec.errors import UserError
 from qkv.training import clock
 from qkv.training.verbs import VERBS
@@ -38,20 +39,16 @@ _FIRST = (
 
 _Text = Annotated[
     str | None,
-    typer.Option(metavar="COLUMN", help="classify, regress, summarize: input text column; default: guessed."),
+    typer.Option(metavar="COLUMN", help="Input text column; default: guessed."),
 ]
-_Pair = Annotated[
-    str | None, typer.Option(metavar="COLUMN", help="classify, regress: column of a second text, for text pairs.")
-]
+_Pair = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of a second text, for text pairs.")]
 _Start = Annotated[
     str | None,
-    typer.Option("--from", metavar="RUN|FOLDER|NAME", help="Verbs: run or published checkpoint to finetune."),
+    typer.Option("--from", metavar="RUN|FOLDER|NAME", help="Run or published checkpoint to finetune."),
 ]
 _Adapt = Annotated[
     str | None,
-    typer.Option(
-        metavar="whole|head|last|lora", help="Verbs: parameters to train; 'lora(16)' sets the rank. Default: whole."
-    ),
+    typer.Option(metavar="whole|head|last|lora", help="Parameters to train; 'lora(16)' sets the rank. Default: whole."),
 ]
 _Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as training.steps=500.")
@@ -61,25 +58,19 @@ _Minutes = Annotated[
     float | None, typer.Option(metavar="N", help="Time budget of the whole run; default: the recipe's.")
 ]
 _Fresh = Annotated[bool, typer.Option("--fresh", help="Move an existing run in the folder aside and start again.")]
-_Data = Annotated[str | None, typer.Option(metavar="FILE", help="Verbs: training data: CSV, TSV, JSONL, CoNLL, SQuAD.")]
-_Validation = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Verbs: validation data; default: a share of --data.")
-]
+_Data = Annotated[str | None, typer.Option(metavar="FILE", help="Training data: CSV, TSV, JSONL, CoNLL, SQuAD.")]
+_Validation = Annotated[str | None, typer.Option(metavar="FILE", help="Validation data; default: a share of --data.")]
 _SplitGroup = Annotated[
-    str | None, typer.Option(metavar="COLUMN", help="Verbs: hold out whole groups of rows, by this column.")
+    str | None, typer.Option(metavar="COLUMN", help="Hold out whole groups of rows, by this column.")
 ]
 _SplitTime = Annotated[
-    str | None, typer.Option(metavar="COLUMN", help="Verbs: hold out the last rows, by this column of times.")
+    str | None, typer.Option(metavar="COLUMN", help="Hold out the last rows, by this column of times.")
 ]
-_BadRows = Annotated[str | None, typer.Option(metavar="skip|refuse", help="Verbs: skip or refuse unusable rows.")]
-_Source = Annotated[
-    str | None, typer.Option(metavar="FILE|COLUMN", help="translate: source text file; with --data, a column.")
-]
-_Target = Annotated[str | None, typer.Option(metavar="FILE|COLUMN", help="translate: its translation, line by line.")]
-_Context = Annotated[
-    str | None, typer.Option(metavar="COLUMN", help="answer: column of the text that contains the answer.")
-]
-_Task = Annotated[str | None, typer.Option(metavar="VERB", help="finetune: task; default: inferred from the data.")]
+_BadRows = Annotated[str | None, typer.Option(metavar="skip|refuse", help="Skip or refuse unusable rows.")]
+_Source = Annotated[str | None, typer.Option(metavar="FILE|COLUMN", help="Source text file; with --data, a column.")]
+_Target = Annotated[str | None, typer.Option(metavar="FILE|COLUMN", help="Its translation, line by line.")]
+_Context = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the text that contains the answer.")]
+_Task = Annotated[str | None, typer.Option(metavar="VERB", help="Task; default: inferred from the data.")]
 
 
 def train_command(
@@ -92,22 +83,22 @@ def train_command(
     fresh: _Fresh = False,
     data: _Data = None,
     validation: _Validation = None,
-    test: Annotated[str | None, typer.Option(metavar="FILE", help="Verbs: test data for the final evaluation.")] = None,
+    test: Annotated[str | None, typer.Option(metavar="FILE", help="Test data for the final evaluation.")] = None,
     split_group: _SplitGroup = None,
     split_time: _SplitTime = None,
     bad_rows: _BadRows = None,
     text: _Text = None,
     pair: _Pair = None,
-    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="classify: class column.")] = None,
-    value: Annotated[str | None, typer.Option(metavar="COLUMN", help="regress: number column.")] = None,
-    summary: Annotated[str | None, typer.Option(metavar="COLUMN", help="summarize: summary column.")] = None,
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Class column.")] = None,
+    value: Annotated[str | None, typer.Option(metavar="COLUMN", help="Number column.")] = None,
+    summary: Annotated[str | None, typer.Option(metavar="COLUMN", help="Summary column.")] = None,
     source: _Source = None,
     target: _Target = None,
-    words: Annotated[str | None, typer.Option(metavar="COLUMN", help="tag: column of words.")] = None,
-    tags: Annotated[str | None, typer.Option(metavar="COLUMN", help="tag: column of tags, one per word.")] = None,
-    question: Annotated[str | None, typer.Option(metavar="COLUMN", help="answer: question column.")] = None,
+    words: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of words.")] = None,
+    tags: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of tags, one per word.")] = None,
+    question: Annotated[str | None, typer.Option(metavar="COLUMN", help="Question column.")] = None,
     context: _Context = None,
-    answers: Annotated[str | None, typer.Option(metavar="COLUMN", help="answer: column of answers.")] = None,
+    answers: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of answers.")] = None,
     start: _Start = None,
     adapt: _Adapt = None,
     task: _Task = None,
@@ -115,40 +106,30 @@ def train_command(
     """Train a model. An existing run in the folder is resumed.
 
     For a text file, the tokenizer, model size and length of training are chosen to fit the text and this machine. The
-    same holds for a table of examples after a verb: classify, regress, tag, answer, translate or summarize; columns
-    that are not named are guessed and reported. With --from, a verb finetunes an existing model; finetune infers the
-    verb from the data.
+    same holds for a table of examples after a verb: classify, regress, tag, answer, translate, summarize, or finetune,
+    which infers the task from the data. 'qkv train classify --help' lists the options of a verb.
     """
     began = clock.seconds()
-    given = {name: found for name, found in locals().items() if name in _OF_TABLES}
+    given = {name: found for name, found in locals().items() if name in OF_TABLES}
     changes = _changes(overrides or [], tensorboard, minutes)
     _train(recipe, given, {"overrides": changes, "quick": quick, "out": out, "resume": not fresh}, began)
 
 
 def _train(recipe: str, table: dict[str, Any], options: dict[str, Any], began: float) -> None:
     """Train ``recipe``, or the verb of that name, on the data of ``table``; ``options``: arguments of find_recipe."""
-    from qkv.api.functions import find_recipe
+    from qkv.api.functions import find_recipe, is_text
     from qkv.data.records.kept import keeping_tables
 
+    is_data = recipe in (*VERBS, FINETUNE) or is_text(recipe)
     with keeping_tables():
+        if is_data:  # a recipe is read at once, and its errors stand alone
+            say_start(table["data"] or recipe)
         chosen, folder = find_recipe(**options, **_table(recipe, table, options["overrides"]))
+        if not is_data:
+            say_start(recipe)
         if not options["resume"]:
             _set_aside(folder)
-        run_and_tell(chosen, folder, _note(recipe, chosen), began)
-
-
-_OF_TABLES = (
-    "data",
-    "validation",
-    "test",
-    "split_group",
-    "split_time",
-    "bad_rows",
-    "start",
-    "adapt",
-    "task",
-    *dict.fromkeys(name for verb in VERBS.values() for name in verb.columns),
-)
+        run_and_tell(chosen, folder, chosen.description if is_data else "", began)
 
 
 def _changes(overrides: list[str], tensorboard: bool, minutes: float | None) -> list[str]:
@@ -173,11 +154,17 @@ def _table(recipe: str, options: dict[str, Any], changes: list[str]) -> dict[str
     return table_of(recipe, options)
 
 
-def _note(recipe: str, chosen: Recipe) -> str:
-    """Description of the ``chosen`` recipe if its settings were fitted to a text or a table; else empty."""
-    from qkv.api.functions import is_text
+def say_start(source: str) -> None:
+    """Print a line before slow work begins: imports, reading of ``source``, a choice of model for this machine.
 
-    return chosen.description if recipe in (*VERBS, FINETUNE) or is_text(recipe) else ""
+    Nothing is printed if ``source`` is neither a file or folder nor a known name: an error message follows then.
+    """
+    from qkv.data.named import NAMES
+    from qkv.data.records.named import TABLES
+    from qkv.spec.shipped import shipped
+
+    if Path(source).expanduser().exists() or source in (*NAMES, *TABLES, *shipped()):
+        typer.echo(f"reading {source} and preparing the training", err=True)
 
 
 def run_and_tell(recipe: Recipe, folder: Path, note: str = "", since: float | None = None) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,19 @@ from qkv.training.verbs import VERBS
 
 FINETUNE = "finetune"
 """Verb that finetunes an existing model and infers the task from the data."""
+OF_TABLES = (
+    "data",
+    "validation",
+    "test",
+    "split_group",
+    "split_time",
+    "bad_rows",
+    "start",
+    "adapt",
+    "task",
+    *dict.fromkeys(name for verb in VERBS.values() for name in verb.columns),
+)
+"""Options of ``qkv train`` that apply to tables of examples only, after a verb."""
 TEXTS = ("source", "target")
 """Options of ``translate``: two files, or with ``--data`` two columns."""
 
@@ -88,7 +102,7 @@ def _two_texts(named: dict[str, Any]) -> str:
 
 
 def refuse_without_verb(recipe: str, options: Mapping[str, Any]) -> None:
-    """Raise ``UserError`` if a table option is given without a verb."""
+    """Raise ``UserError`` if a table of examples, or an option of tables, is given without a verb."""
     given = next((name for name, value in options.items() if value is not None), None)
     if given:
         given = "from" if given == "start" else given
@@ -96,3 +110,16 @@ def refuse_without_verb(recipe: str, options: Mapping[str, Any]) -> None:
             f"--{given.replace('_', '-')} needs a verb instead of {recipe!r}: {', '.join(VERBS)}; "
             "example: qkv train classify --data mine.csv"
         )
+    from qkv.api.functions import table_without_task
+
+    table = table_without_task(recipe)
+    if table is None:
+        return
+    command = f"--data {shlex.quote(recipe)}"
+    verb = next((verb for verb, found in VERBS.items() if found.task == table.task), None)
+    if verb is not None:
+        raise UserError(f"{recipe!r} is {table.described}; to train on it, name the task: qkv train {verb} {command}")
+    raise UserError(
+        f"{recipe!r} is {table.described}; to train on it, name the task, one of {', '.join(VERBS)}: "
+        f"qkv train VERB {command}"
+    )

@@ -11,7 +11,6 @@ from qkv.report.figures import clock, duration, fixed, short, size
 from qkv.report.markup import visible
 
 _REDRAW, _LINE, _HALF_LIFE = 0.12, 10.0, 60.0
-_NAMES = {"val_loss": "validation"}
 _SPEED = "_per_second"
 
 
@@ -43,6 +42,10 @@ class Progress:
         self.after = 0.0
         """Seconds of remaining work after the last step, included in the time left."""
         self.figures: dict[str, float | str | None] = {}
+        self.news = ""
+        """Text shown beside the metrics: on a terminal until it is replaced, elsewhere in one line only."""
+        self.result = ""
+        """Text shown in the summary at the end only."""
         self._stream = stream or sys.stderr
         self._display: _Live | _Lines | None = None
         self._due = 0.0
@@ -61,7 +64,7 @@ class Progress:
             self._display = None
 
     def update(self, done: int, **figures: float | str | None) -> None:
-        """Set the amount of work done, and metrics to show, such as ``loss``, ``val_loss``, ``tokens_per_second``; a
+        """Set the amount of work done, and metrics to show, such as ``loss``, ``tokens_per_second``; a
         metric is shown until replaced.
         """
         self.done = done
@@ -82,7 +85,7 @@ class Progress:
 
     def parts(self) -> list[str]:
         """Texts of the progress line besides its progress bar: amount done, metrics, rate, time left."""
-        told = [self._amount(), *self._figures()]
+        told = [self._amount(), *self._figures(self.news)]
         if not any(map(_is_speed, self.figures)) and self.speed.rate:
             told.append(
                 f"{self._count(self.speed.rate)}/s"
@@ -113,12 +116,14 @@ class Progress:
 
     def _summary(self, stopped: bool) -> str:
         told = [self._amount(), f"{'stopped after' if stopped else 'in'} {duration(self.speed.seconds)}"]
-        return "  ".join([*told, *self._figures()])
+        return "  ".join([*told, *self._figures(self.result)])
 
-    def _figures(self) -> list[str]:
-        """Metrics as text for the progress line, in order of first use, speeds last."""
+    def _figures(self, news: str) -> list[str]:
+        """Metrics as text for the progress line: in order of first use, ``news``, and speeds last."""
         known = [(name, value) for name, value in self.figures.items() if value is not None]
-        return [_figure(name, value) for name, value in sorted(known, key=lambda item: _is_speed(item[0]))]
+        speeds = [_figure(name, value) for name, value in known if _is_speed(name)]
+        others = [_figure(name, value) for name, value in known if not _is_speed(name)]
+        return [*others, *([visible(news)] if news else []), *speeds]
 
 
 def _is_speed(name: str) -> bool:
@@ -130,7 +135,7 @@ def _figure(name: str, value: float | str) -> str:
         return f"{name.replace('_', ' ')} {visible(value)}"
     if _is_speed(name):
         return f"{short(value)} {name.removesuffix(_SPEED)}/s"
-    return f"{_NAMES.get(name, name.replace('_', ' '))} {fixed(value)}"
+    return f"{name.replace('_', ' ')} {fixed(value)}"
 
 
 def _is_terminal(stream: Any) -> bool:
@@ -181,6 +186,7 @@ class _Lines:
             share = self.progress.share()
             percent = [] if share is None else [f"{share:.0%}"]
             self.note(f"{self.progress.description}  {'  '.join(percent + self.progress.parts())}")
+            self.progress.news = ""
         return 0.2
 
     def note(self, text: str) -> None:

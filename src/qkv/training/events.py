@@ -66,7 +66,8 @@ class Validated:
     """Event: the held-out loss was measured after ``step`` updates. ``best``: True if the weights are the best so far
     by the run's metric.
 
-    ``figures``: the task's metrics, such as perplexity and bits per character.
+    ``figures``: the task's metrics, such as perplexity and bits per character, the loss included; ``decides``: the one
+    that selects the weights to keep.
     """
 
     step: int
@@ -74,6 +75,7 @@ class Validated:
     best: bool
     seconds: float
     figures: Mapping[str, float]
+    decides: str = "loss"
 
 
 @dataclass(frozen=True)

@@ -263,7 +263,9 @@ class Trainer:
             self.save_best()
         else:
             self.now.stale += 1
-        self._tell(Validated(self.now.step, figures["loss"], best, self._seconds(), figures))
+        self._tell(
+            Validated(self.now.step, figures["loss"], best, self._seconds(), figures, self.training.validation.best)
+        )
         return True
 
     def _better(self, figures: Mapping[str, float]) -> bool:

@@ -6,8 +6,8 @@ import sys
 from functools import singledispatchmethod
 from types import TracebackType
 
-from qkv.report.evaluation import BESIDE_THE_POINT
-from qkv.report.figures import duration
+from qkv.report.evaluation import words
+from qkv.report.figures import duration, fixed
 from qkv.report.progress import Progress
 from qkv.training.events import Ended, Event, Notice, Planned, Started, Stepped, Validated
 
@@ -18,6 +18,7 @@ class Show:
     def __init__(self) -> None:
         self._progress: Progress | None = None
         self._counted = "tokens"
+        self._best = ""
 
     def __enter__(self) -> Show:
         return self
@@ -60,8 +61,15 @@ class Show:
     @_show.register
     def _(self, event: Validated) -> None:
         if self._progress:
-            judged = {name: value for name, value in event.figures.items() if name not in BESIDE_THE_POINT}
-            self._progress.update(event.step, val_loss=event.loss, **dict(list(judged.items())[:1]))
+            value, name = event.figures.get(event.decides, event.loss), words(event.decides)
+            if event.best:
+                self._best = f"{fixed(value)} at step {event.step:,}"
+                self._progress.result = f"best validation {name} {self._best}"
+                self._progress.news = f"validation {name} {self._best}, best"
+            else:
+                best = f" (best {self._best})" if self._best else ""
+                self._progress.news = f"validation {name} {fixed(value)} at step {event.step:,}{best}"
+            self._progress.update(event.step)
 
     @_show.register
     def _(self, event: Notice) -> None:
