@@ -44,6 +44,7 @@ def load_command(
         ("family", f"{found.family} ({found.architecture})"),
         ("model", f"{len(spec.layers)} layers of width {spec.width}, a head for {spec.head.kind.replace('_', ' ')}"),
         ("parameters", sum(parameter.numel() for parameter in found.model.parameters())),
+        ("adapter", str(found.adapter) if found.adapter else None),
         ("precision", str(next(found.model.parameters()).dtype).removeprefix("torch.")),
         ("context length", spec.context_length),
         ("tokenizer", f"{tokenizer.vocab_size:,} ids" if tokenizer else "none"),

@@ -12,7 +12,7 @@ import sys
 import textwrap
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -88,7 +88,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _same_variable() -> Iterator[None]:
+def _same_variable() -> Generator[None]:
     """Context manager that restores the variable QKV_IMPORT, which ``--import`` extends for child processes."""
     before = os.environ.get(VARIABLE)
     try:

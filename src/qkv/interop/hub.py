@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qkv.interop.places import CONFIG
+from qkv.interop.places import CONFIG, is_published
 from qkv.spec.errors import UserError
 
 WANTED = ("*.json", "*.safetensors", "*.txt", "tokenizer.model", "spiece.model", "*.jinja")
@@ -41,6 +41,6 @@ def fetch(name: str, revision: str | None = None, pickles: bool = False) -> Path
     except (HfHubHTTPError, OSError) as error:
         raise UserError(f"the published model {name!r}{of} cannot be fetched: {str(error).splitlines()[0]}") from None
     folder = Path(found)
-    if not (folder / CONFIG).is_file():
+    if not is_published(folder):
         raise UserError(f"the published model {name!r}{of} has no {CONFIG}, so its architecture is unknown")
     return folder

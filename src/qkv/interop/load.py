@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from qkv.former.names import renamed
-from qkv.interop.folder import Stored, held_by, stored_tensors
+from qkv.interop.adapted import Adapter
+from qkv.interop.folder import Stored, held_by
 from qkv.interop.mapped import watch
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import (
@@ -50,7 +51,7 @@ class PublishedModel:
     ``tokenizer`` is None if the folder has none; ``labels`` is empty if it names no classes. ``used`` is the number of
     tensors loaded. ``ignored`` and ``ignored_config`` list (name, reason) of tensors and config keys that were not
     loaded; ``kept`` holds those ignored tensors, by their published name, that an export writes back. ``begin``: ids
-    that the decoder of an encoder–decoder starts with.
+    that the decoder of an encoder–decoder starts with. ``adapter``: PEFT adapter that was merged into the weights.
     """
 
     folder: Path
@@ -65,6 +66,7 @@ class PublishedModel:
     ignored_config: tuple[tuple[str, str], ...]
     begin: tuple[int, ...] = ()
     kept: Mapping[str, Tensor] = field(default_factory=dict)
+    adapter: Adapter | None = None
 
     @property
     def spec(self) -> Model:
@@ -98,14 +100,14 @@ def read_published(
 ) -> PublishedModel:
     """Load an opened checkpoint; see ``load_published``. Raises ``UserError``."""
     folder = found.folder
-    stored = stored_tensors(folder, pickles, copy)
+    stored = found.tensors(pickles, copy)
     config = found.config(held_by(stored))
     family, architecture = choose(FAMILIES, config)
     stored = named_as_now(family, stored)
     model, precision = _empty(read_spec(family, architecture, config), folder), _precision(dtype, stored)
     ignored = fill(model, family, architecture, stored, precision, str(folder))
     _watch(model, stored)
-    tokenizer = _tokenizer(folder)
+    tokenizer = _tokenizer(found.tokenizer_folder)
     return PublishedModel(
         folder,
         family.name,
@@ -119,6 +121,7 @@ def read_published(
         tuple(ignored_keys(family, config)),
         beginning(folder, config) if model.encoder is not None else (),
         _kept(family, architecture, stored, precision),
+        found.adapter,
     )
 
 

@@ -7,19 +7,27 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qkv.interop import hub
-from qkv.interop.folder import read_json
+from qkv.interop.adapted import Adapter, adapted_tensors, adapted_values, base_of, read_adapter, task_of
+from qkv.interop.folder import Stored, read_json, stored_tensors
 from qkv.interop.mapping.config import Config, Held
 from qkv.interop.mapping.family import Family, choose
-from qkv.interop.places import CONFIG, is_published, may_be_name
+from qkv.interop.places import ADAPTER_CONFIG, CONFIG, INDEX, WEIGHTS, is_published, may_be_name
 from qkv.interop.registry import FAMILIES
 from qkv.spec.errors import UserError
+from qkv.tokenizers.folder import holds_tokenizer
 
 
 class Opened(NamedTuple):
-    """Folder of a checkpoint in Hugging Face format, with the contents of its ``config.json``."""
+    """Folder of a checkpoint in Hugging Face format, with the contents of its ``config.json``.
+
+    adapter: PEFT adapter over the checkpoint in ``folder``; ``values`` then describe the adapted model.
+    base: architecture of the checkpoint without it.
+    """
 
     folder: Path
     values: Mapping[str, Any]
+    adapter: Adapter | None = None
+    base: str = ""
 
     def config(self, held: Held | None = None) -> Config:
         """Checked access to the folder's config; with ``held``, sizes larger than its weight files are refused."""
@@ -29,13 +37,62 @@ class Opened(NamedTuple):
         """(family, name of the architecture) of the config. Raises ``UserError`` if no family covers it."""
         return choose(FAMILIES, self.config())
 
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Folder of the tokenizer: that of the adapter if it holds one."""
+        return self.adapter.folder if self.adapter and holds_tokenizer(self.adapter.folder) else self.folder
+
+    def tensors(self, pickles: bool = False, copy: bool = True) -> dict[str, Stored]:
+        """Stored tensors by name, see ``stored_tensors``, with the adapter applied. Raises ``UserError``."""
+        found = stored_tensors(self.folder, pickles, copy)
+        if self.adapter is None:
+            return found
+        family, architecture = self.family()
+        return adapted_tensors(found, self.adapter, family, (self.base, architecture))
+
 
 def opened(source: str | Path, revision: str | None = None, pickles: bool = False) -> Opened:
     """Open the checkpoint folder ``source``, or download the published model of that name; reads its config only.
-    Raises ``UserError``.
+    For a PEFT adapter, the checkpoint is that of its base model. Raises ``UserError``.
     """
     folder = find_folder(source, revision, pickles)
+    if (folder / ADAPTER_CONFIG).is_file():
+        return _adapted(folder, pickles)
     return Opened(folder, read_json(folder / CONFIG))
+
+
+def _adapted(folder: Path, pickles: bool) -> Opened:
+    """Open the base model of the PEFT adapter in ``folder``, with the adapter. Raises ``UserError``."""
+    base = Opened(where := _base_folder(folder, pickles), read_json(where / CONFIG))
+    family, architecture = base.family()
+    ending = task_of(folder) or ""
+    named = [name for name in (architecture, *family.architectures) if name.endswith(ending)]
+    if not named:
+        known = ", ".join(family.architectures)
+        raise UserError(f"{folder / ADAPTER_CONFIG} is for an architecture …{ending}; {family.name} has {known}")
+    adapter = read_adapter(folder, family, named[0])
+    values = adapted_values(base.values, adapter, family, named[0])
+    return Opened(where, values, adapter, architecture)
+
+
+def _base_folder(folder: Path, pickles: bool) -> Path:
+    """Folder of the base model of the adapter in ``folder``: the one it names, as seen from here or from the adapter,
+    the adapter's own if that holds a checkpoint, or a published model. Raises ``UserError``.
+    """
+    name, revision = base_of(folder)
+    places = [Path(name).expanduser(), folder / name, folder.parent / name] if name else []
+    others = [place for place in places if (place / CONFIG).is_file() and place.resolve() != folder.resolve()]
+    found = others[0] if others else None
+    if found is None and (folder / CONFIG).is_file() and any((folder / file).is_file() for file in (WEIGHTS, INDEX)):
+        found = folder
+    if found is not None:
+        return found
+    if not may_be_name(name):
+        raise UserError(
+            f"the adapter in {folder} is for the base model {name!r}, which is not here; "
+            f"put the base model there, or its files beside the adapter's, or name it in {ADAPTER_CONFIG}"
+        )
+    return find_folder(name, revision, pickles)
 
 
 def find_folder(source: str | Path, revision: str | None = None, pickles: bool = False) -> Path:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from qkv.interop.mapping.family import Match, matches
 from qkv.interop.mapping.ways import PLAIN, Cut, Transposed
+from qkv.interop.places import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from qkv.interop.save import covering
 from qkv.layers.lora import LowRank, adapters
 from qkv.models.adapt import adapt
@@ -31,7 +32,7 @@ from qkv.spec.model import Model
 from qkv.spec.training import Training
 from qkv.tokenizers.files import write_whole
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, WEIGHTS = ADAPTER_CONFIG, ADAPTER_WEIGHTS
 _TOKENS = ("frontend.table", "encoder.frontend.table", "head.weight", "head.bias")
 """Names of tensors with one row per token of the vocabulary."""
 _PREFIX = "base_model.model."

@@ -9,12 +9,14 @@ CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 GENERATION, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
 MODULES = "modules.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""Files of the PEFT library."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def is_published(folder: Path) -> bool:
-    """True if ``folder`` has a config.json, as a checkpoint in Hugging Face format does."""
-    return (folder / CONFIG).is_file()
+    """True if ``folder`` has a config.json, as a checkpoint in Hugging Face format does, or holds a PEFT adapter."""
+    return (folder / CONFIG).is_file() or (folder / ADAPTER_CONFIG).is_file()
 
 
 def is_sentence_folder(folder: Path) -> bool:

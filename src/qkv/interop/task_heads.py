@@ -8,7 +8,6 @@ from typing import cast
 
 from torch import Tensor
 
-from qkv.interop.folder import stored_tensors
 from qkv.interop.mapping.family import Architecture, matches, named_as_now, without_prefix
 from qkv.interop.opened import Opened
 from qkv.interop.save import covering
@@ -46,7 +45,7 @@ def _of_family(published: Opened) -> Iterator[tuple[Head, Architecture]]:
     """
     values = {key: value for key, value in published.values.items() if key not in _OF_LABELS}
     family, _ = published._replace(values=values).family()
-    for architecture in reversed(family.architectures.values()):
+    for architecture in reversed(list(family.architectures.values())):
         for labels in (1, 2):  # one label: regression
             config = published._replace(values={**values, "num_labels": labels}).config()
             config.assume(family.defaults)
@@ -62,7 +61,7 @@ def _trained(published: Opened, head: Pooled, architecture: Architecture, causal
     suits = "last" if causal else "mean"
     if head.pooling == suits:
         return head
-    names = named_as_now(family, stored_tensors(published.folder)).keys()
+    names = named_as_now(family, published.tensors()).keys()
     rows = [row for row in architecture.names if row.ours.startswith(_HIDDEN)]
     theirs = [name.replace("*", "weight") for row in rows for name in _each(row.theirs)]
     if theirs and all(name in names or name.removeprefix(family.prefix) in names for name in theirs):
@@ -82,7 +81,7 @@ def head_tensors(published: Opened, model: Transformer) -> dict[str, Tensor]:
     cover = covering(model.spec, family.name)
     if cover is None or cover.family is not family:
         return {}
-    stored = named_as_now(family, stored_tensors(published.folder))
+    stored = named_as_now(family, published.tensors())
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if name.startswith("head.")}
     rows = family.rows(cover.architecture)
     if not any(name.startswith(family.prefix) for name in stored):

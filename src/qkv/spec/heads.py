@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from collections.abc import Iterable
+from typing import Annotated, Any, ClassVar, Literal, Self, cast, get_args
 
 from pydantic import BeforeValidator, Field
 
@@ -108,7 +109,7 @@ class Classes(Head):
 
 def _known(given: Any) -> Any:
     """Pooling or tuple of several. Raises ``ValueError`` for an unknown name, as pydantic requires."""
-    several: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
+    several: list[Any] = [*cast("Iterable[Any]", given)] if isinstance(given, list | tuple) else [given]
     if not several:
         raise ValueError("the list of poolings is empty; name at least one")
     unknown = next((name for name in several if name not in get_args(PoolingName)), None)

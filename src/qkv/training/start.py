@@ -96,7 +96,7 @@ def find_start(source: str) -> Start:
         model = read_spec(*published.family(), published.config())
         task = _published_task(published) if model.encoder else None
         heads = task_heads(published, pooling, model.causal)
-        return Start(model, TokenizerFile(path=str(published.folder)), None, heads, task)
+        return Start(model, TokenizerFile(path=str(published.tokenizer_folder)), None, heads, task)
     raise UserError(
         f"start: {source!r} holds no {WEIGHTS}, so it is no trained run, and no {CONFIG} of a published checkpoint"
     )
@@ -112,7 +112,7 @@ def _opened(source: str) -> tuple[Opened, SentencePooling | None]:
 def _published_task(published: Opened) -> Task:
     """Text-to-text task with the begin and end tokens that a published encoder–decoder uses."""
     begin = beginning(published.folder, published.config())
-    return Translation(begin=pieces(published.folder, Tokenizer.load(published.folder), begin), framed=True)
+    return Translation(begin=pieces(published.folder, Tokenizer.load(published.tokenizer_folder), begin), framed=True)
 
 
 def _is_run(folder: Path) -> bool:

@@ -218,7 +218,7 @@ def _classes(config: Config) -> Head:
 def _classes_keys(head: Head) -> dict[str, Any] | None:
     if not isinstance(head, ClassificationHead | RegressionHead):
         return None
-    pooling = {"first": "cls"}.get(head.pooling, head.pooling)
+    pooling = "cls" if head.pooling == "first" else head.pooling
     return {**heads.problem_keys(head), **_hidden_keys(head), "classifier_pooling": pooling}
 
 
