@@ -48,7 +48,7 @@ class Pair(NamedTuple):
     scale: float
 
 
-class Adapter(NamedTuple):
+class StoredAdapter(NamedTuple):
     """Contents of a PEFT adapter: ``pairs`` by the published name of the weight, tensors saved ``whole`` by theirs, and
     the names among these that are modules of their own, not shared with another tensor.
     """
@@ -97,7 +97,7 @@ def task_of(folder: Path) -> str | None:
     return config.word("task_type", allowed=tasks) if config.has("task_type") else None
 
 
-def read_adapter(folder: Path, family: Family, architecture: str) -> Adapter:
+def read_adapter(folder: Path, family: Family, architecture: str) -> StoredAdapter:
     """Read the adapter in ``folder`` for a model of that architecture. Raises ``UserError`` for settings and tensors
     that change the model in another way.
     """
@@ -123,10 +123,12 @@ def read_adapter(folder: Path, family: Family, architecture: str) -> Adapter:
     own = {name for name in whole if any(f".{module}." in f".{name}" for module in modules)}
     transposed = config.flag("fan_in_fan_out", False)
     scale.finish()
-    return Adapter(folder, pairs, whole, frozenset(own), transposed)
+    return StoredAdapter(folder, pairs, whole, frozenset(own), transposed)
 
 
-def adapted_values(values: Mapping[str, Any], adapter: Adapter, family: Family, architecture: str) -> dict[str, Any]:
+def adapted_values(
+    values: Mapping[str, Any], adapter: StoredAdapter, family: Family, architecture: str
+) -> dict[str, Any]:
     """Values of the base model's config with those that the adapter changes: architecture, number of classes and of
     token embeddings, and whether the head is tied to these.
     """
@@ -150,7 +152,7 @@ def adapted_values(values: Mapping[str, Any], adapter: Adapter, family: Family, 
 
 
 def adapted_tensors(
-    base: Mapping[str, Stored], adapter: Adapter, family: Family, architectures: tuple[str, str]
+    base: Mapping[str, Stored], adapter: StoredAdapter, family: Family, architectures: tuple[str, str]
 ) -> dict[str, Stored]:
     """Tensors of the base model with the adapter applied. ``architectures``: that of the base model and the adapted
     one; tensors of a head that the latter lacks are left out. Raises ``UserError`` for an adapter of another model.
@@ -179,7 +181,7 @@ def adapted_tensors(
     return found
 
 
-def _is_transposed(base: Stored, pair: Pair, adapter: Adapter, name: str) -> bool:
+def _is_transposed(base: Stored, pair: Pair, adapter: StoredAdapter, name: str) -> bool:
     """True if the matrix is stored (I, O). Raises ``UserError`` if its shape is that of neither orientation."""
     shape = (pair.b.shape[0], pair.a.shape[1])
     if base.shape not in (shape, shape[::-1]):

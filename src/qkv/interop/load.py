@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.former.names import renamed
-from qkv.interop.adapted import Adapter
+from qkv.interop.adapted import StoredAdapter
 from qkv.interop.folder import Stored, held_by
 from qkv.interop.mapped import watch
 from qkv.interop.mapping.config import Config
@@ -66,7 +66,7 @@ class PublishedModel:
     ignored_config: tuple[tuple[str, str], ...]
     begin: tuple[int, ...] = ()
     kept: Mapping[str, Tensor] = field(default_factory=dict)
-    adapter: Adapter | None = None
+    adapter: StoredAdapter | None = None
 
     @property
     def spec(self) -> Model:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qkv.interop import hub
-from qkv.interop.adapted import Adapter, adapted_tensors, adapted_values, base_of, read_adapter, task_of
+from qkv.interop.adapted import StoredAdapter, adapted_tensors, adapted_values, base_of, read_adapter, task_of
 from qkv.interop.folder import Stored, read_json, stored_tensors
 from qkv.interop.mapping.config import Config, Held
 from qkv.interop.mapping.family import Family, choose
@@ -26,7 +26,7 @@ class Opened(NamedTuple):
 
     folder: Path
     values: Mapping[str, Any]
-    adapter: Adapter | None = None
+    adapter: StoredAdapter | None = None
     base: str = ""
 
     def config(self, held: Held | None = None) -> Config:
