@@ -49,8 +49,8 @@ _INDEPENDENT = NoRelative()
 
 
 class _Sizes(NamedTuple):
-    """Statistics of the training split: examples, total characters, and (mean, 99th percentile) of the tokens or words
-    per input, and of the tokens per generated output.
+    """Statistics of the training split: examples, total characters, and (mean, 99th percentile) of the tokens per input
+    and per generated output; of words per input, (mean, maximum).
     """
 
     examples: int
@@ -179,12 +179,14 @@ def _sizes(records: Records, plan: Defaults) -> _Sizes:
     rows = records.splits["train"]
     read = np.array([sum(_length(row.get(role, "")) for role in plan.reads) for row in rows])
     written = np.array([_length(row[plan.writes]) for row in rows]) if plan.writes else np.zeros(1)
-    if plan.words:
-        counted = np.array([sum(len(row[role]) for role in plan.reads) for row in rows])
-    else:
-        counted = read / _CHARACTERS
-    sides = [(float(side.mean()), float(np.quantile(side, 0.99))) for side in (counted, written / _CHARACTERS)]
-    return _Sizes(len(rows), int(read.sum() + written.sum()), sides[0], sides[1])
+    characters = int(read.sum() + written.sum())
+    if plan.words:  # positions are cheap: a longer context costs longer rows alone
+        words = np.array([sum(len(row[role]) for role in plan.reads) for row in rows])
+        return _Sizes(len(rows), characters, (float(words.mean()), float(words.max())), (0.0, 0.0))
+    sides = [
+        (float(side.mean()) / _CHARACTERS, float(np.quantile(side, 0.99)) / _CHARACTERS) for side in (read, written)
+    ]
+    return _Sizes(len(rows), characters, sides[0], sides[1])
 
 
 def _length(value: Any) -> int:
@@ -193,9 +195,7 @@ def _length(value: Any) -> int:
 
 
 def _context(longest: float, lengths: tuple[int, ...]) -> int:
-    """Context length: the shortest of ``lengths`` with ample room for nearly all texts (``longest``: 99th percentile in
-    tokens), else the longest.
-    """
+    """Context length: the shortest of ``lengths`` with ample room for texts of ``longest`` tokens, else the longest."""
     return next((length for length in lengths if 1.5 * longest + 4 <= length), lengths[-1])
 
 
