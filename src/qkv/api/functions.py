@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from qkv.api.given import RunPlace, is_many, recipe_on, rows_of_inputs, temporary_file, training_files
+from qkv.api.given import RunPlace, recipe_on, rows_of_inputs, temporary_file, training_files
 from qkv.data.given.tables import is_given
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.given import kept_name
@@ -402,30 +402,23 @@ def predict(run: Run | str | Path, *inputs: Any, columns: Mapping[str, str] | No
     or a table in memory like that of ``train``, gives one prediction per row; ``columns``: the table's column of each
     input, by default those of the training. Raises ``UserError``.
     """
-    from qkv.runs.inputs import input_kinds
     from qkv.runs.predict import predict as predict_run
-    from qkv.runs.predict import rows_for
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
-    if len(inputs) == 1 and is_many(inputs[0], input_kinds(loaded.recipe)):
-        return predict_run(loaded, rows_of_inputs(loaded, inputs[0], columns or {}))
-    if columns:
-        raise UserError("'columns' names the columns of a table, but the inputs are given one by one; leave it out")
-    return predict_run(loaded, rows_for(loaded, inputs))
+    return predict_run(loaded, rows_of_inputs(loaded, inputs, columns))
 
 
-def explain(run: Run | str | Path, *inputs: Any) -> list[dict[str, Any]]:
-    """Predict for each input as ``predict`` does, and say what the answer owes to each word.
+def explain(run: Run | str | Path, *inputs: Any, columns: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    """Predict for inputs as ``predict`` does, and say what the answer owes to each word.
 
     ``words`` of a prediction: for each word, the change of the answer's log-probability, or of the number, when that
     word is left out; negative for words that speak for the answer. See ``qkv.runs.explain.explain``. Raises
     ``UserError``.
     """
     from qkv.runs.explain import explain as explain_run
-    from qkv.runs.predict import rows_for
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
-    return explain_run(loaded, rows_for(loaded, inputs))
+    return explain_run(loaded, rows_of_inputs(loaded, inputs, columns))
 
 
 def embed(

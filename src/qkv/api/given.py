@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -98,7 +98,23 @@ def temporary_file(data: Any, running: bool) -> Iterator[str]:
             yield found.sources["train"]
 
 
-def is_many(inputs: Any, kinds: Mapping[str, str]) -> bool:
+def rows_of_inputs(run: Run, inputs: Sequence[Any], columns: Mapping[str, str] | None) -> list[dict[str, Any]]:
+    """Inputs of each prediction, given one by one, or as a single list or table in memory.
+
+    ``columns``: column of each input in the table. Raises ``UserError`` for a row that cannot be used, with its number.
+    """
+    from qkv.runs.inputs import input_kinds
+    from qkv.runs.predict import rows_for
+
+    kinds = input_kinds(run.recipe)
+    if len(inputs) == 1 and _is_many(inputs[0], kinds):
+        return _rows(run, inputs[0], kinds, columns or {})
+    if columns:
+        raise UserError("'columns' names the columns of a table, but the inputs are given one by one; leave it out")
+    return rows_for(run, inputs)
+
+
+def _is_many(inputs: Any, kinds: Mapping[str, str]) -> bool:
     """True if the only argument ``inputs`` of a prediction holds several inputs: a list, a table or its columns.
 
     ``kinds``: kind of each input of the task. A mapping whose texts are lists is a table; one of single values is one
@@ -118,15 +134,10 @@ def _holds(column: Any, kinds: set[str]) -> bool:
     return "words" not in kinds or not isinstance(first, str)
 
 
-def rows_of_inputs(run: Run, inputs: Any, columns: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Inputs of each prediction from a list of inputs or a table in memory; ``columns``: column of each input.
-
-    Raises ``UserError`` for a row that cannot be used, with its number.
-    """
-    from qkv.runs.inputs import input_kinds, read_inputs
+def _rows(run: Run, inputs: Any, kinds: Mapping[str, str], columns: Mapping[str, str]) -> list[dict[str, Any]]:
+    from qkv.runs.inputs import read_inputs
     from qkv.runs.predict import rows_for
 
-    kinds = input_kinds(run.recipe)
     if isinstance(inputs, (list, tuple)):
         if not inputs:
             return []
