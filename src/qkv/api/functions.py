@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 from qkv.api.given import RunPlace, recipe_on, rows_of_inputs, temporary_file, training_files
 from qkv.data.given.tables import is_given
 from qkv.spec.errors import UserError, nearest
-from qkv.spec.given import kept_name
+from qkv.spec.given import is_kept_text, kept_name
 from qkv.spec.model import Model
 from qkv.spec.overrides import measured, override, quick_form
 from qkv.spec.recipe import Recipe
@@ -115,7 +115,7 @@ def table_without_task(source: str | Path) -> TableFound | None:
     from qkv.data.records.named import TABLES
 
     known = Path(source).expanduser().is_file() or source in TABLES
-    if not known or (not is_text(source) and Path(source).suffix != ".json"):
+    if not known or (not is_text(source) and Path(source).suffix != ".json") or is_kept_text(str(source)):
         return None
     from qkv.training.tables import found_table
 

@@ -28,6 +28,11 @@ def kept_name(source: str) -> str | None:
     return found[1] if found else None
 
 
+def is_kept_text(source: str) -> bool:
+    """True for a file that holds texts given in memory as running text, whatever they look like."""
+    return (kept_name(source) or "").endswith(TEXT)
+
+
 def without_folders(data: dict[str, Any]) -> dict[str, Any]:
     """Copy of the plain fields of ``qkv.spec.data.Data`` in which such files are named without their folder."""
     return {name: (kept_name(str(value)) or value) if name in _SOURCES else value for name, value in data.items()}
