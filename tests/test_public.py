@@ -39,6 +39,7 @@ NAMES = {
     "read_model",
     "read_recipe",
     "save",
+    "search",
     "spec",
     "swap",
     "train",

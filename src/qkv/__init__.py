@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from qkv.layers.signal import Signal as Signal
     from qkv.models.build import build as build
     from qkv.runs.run import Run as Run
+    from qkv.runs.search import search as search
     from qkv.spec.errors import SpecError as SpecError
     from qkv.spec.errors import UserError as UserError
     from qkv.spec.generation import Generation as Generation
@@ -77,6 +78,7 @@ _HOMES = {
     "read_model": "qkv.spec.yaml_io",
     "read_recipe": "qkv.spec.yaml_io",
     "save": "qkv.api.functions",
+    "search": "qkv.runs.search",
     "swap": "qkv.api.functions",
     "train": "qkv.api.functions",
     "write_spec": "qkv.spec.yaml_io",
@@ -106,6 +108,7 @@ __all__ = [
     "read_model",
     "read_recipe",
     "save",
+    "search",
     "spec",
     "swap",
     "train",

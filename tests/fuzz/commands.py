@@ -70,6 +70,8 @@ LINES: dict[str, tuple[str, ...]] = {
     "compare-runs": ("lm", "stars", "--report", "out.html"),
     "embed": ("lm", "the fox", "--out", "out.npy"),
     "embed published": ("hf", "the fox"),
+    "search": ("lm", "text.txt", "the fox"),
+    "search published": ("hf", "text.txt", "the fox"),
     "cost": ("tiny.yaml",),
     "why": ("tiny.yaml",),
     "load": ("hf",),

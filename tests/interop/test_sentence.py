@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -366,3 +367,28 @@ def test_what_cannot_be_asked_for(given: dict[str, Any], sentence: str, tmp_path
 
 def test_no_text_gives_no_vector(tmp_path: Path) -> None:
     assert qkv.embed(sentence_folder(tmp_path, body()), []).shape == (0, 12)
+
+
+@pytest.mark.parametrize("inner", ["", "0_Transformer"])
+def test_info_and_search_use_what_the_folder_says(
+    tmp_path: Path, inner: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QKV_CACHE", str(tmp_path / "cache"))
+    prompts = {"prompts": {"query": "query: ", "passage": "passage: "}}
+    modes = ("cls_token", "mean_tokens")
+    folder = sentence_folder(tmp_path / "model", body(), modes, inner=inner, prompts=prompts)
+    assert main(["info", str(folder)]) == 0
+    told = dict(re.split(r"  +", line, maxsplit=1) for line in capsys.readouterr().out.splitlines() if "  " in line)
+    assert told["family"] == "BERT (BertModel)"
+    assert told["parameters"] == f"{sum(p.numel() for p in body().parameters()) - 12 * 12 - 12:,}"  # without the pooler
+    assert (told["context length"], told["tokenizer"]) == ("25", "23 ids")
+    assert (told["pooling"], told["embedded length"]) == ("cls + mean, scaled to length 1", "at most 20 tokens")
+    assert told["prompts"] == "query, passage"
+    file = tmp_path / "texts.txt"
+    file.write_text("the cat sat on the mat\ndogs ran far away\na mat\n")
+    texts = qkv.embed(folder, file.read_text().splitlines(), prompt="passage")
+    query = qkv.embed(folder, ["a cat ran"], prompt="query")[0]
+    hits = qkv.search(folder, file, "a cat ran", prompt="query", text_prompt="passage")[0]
+    expected = sorted(((float(query @ text), i) for i, text in enumerate(texts, 1)), reverse=True)
+    assert [hit.line for hit in hits] == [line for _, line in expected]
+    assert [hit.score for hit in hits] == pytest.approx([score for score, _ in expected], abs=1e-6)

@@ -59,7 +59,7 @@ def embed_command(
     if out is not None:
         output_file("--out", out)
     folder = run if is_sentence_folder(run) else run_or_published(run)
-    texts = [line for text in inputs for line in (_lines() if text == "-" else [text])]
+    texts = [line for text in inputs for line in (lines_of_input() if text == "-" else [text])]
     options: dict[str, Any] = {
         "poolings": tuple(pooling) if pooling else None,
         "normalise": normalise,
@@ -74,7 +74,8 @@ def embed_command(
         typer.echo(json.dumps({"text": text, "vector": vector}, ensure_ascii=False))
 
 
-def _lines() -> list[str]:
+def lines_of_input() -> list[str]:
+    """Non-empty lines of standard input. Raises ``UserError`` if it is not UTF-8."""
     try:
         return [line for line in sys.stdin.buffer.read().decode("utf-8").splitlines() if line.strip()]
     except UnicodeDecodeError:

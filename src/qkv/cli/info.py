@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+import shlex
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from qkv.cli.runs import run_folder
+from qkv.interop.places import is_published, is_sentence_folder
+from qkv.spec.errors import UserError
+
+if TYPE_CHECKING:
+    from qkv.interop.load import PublishedModel
 
 EXAMPLES = """\
 qkv info
 qkv info runs/my
+qkv info ./all-MiniLM-L6-v2
 """
 
 _PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "pydantic")
 
 
 def info_command(
-    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run folder, made by 'qkv train'.")] = None,
+    run: Annotated[
+        Path | None, typer.Argument(metavar="[RUN|FOLDER]", help="A run folder, or a folder in Hugging Face format.")
+    ] = None,
 ) -> None:
-    """Show versions, machine, and data and cache folders; or a summary of a run."""
+    """Show versions, machine, and data and cache folders; or a summary of a run or a published folder."""
     from qkv.report.table import print_table
 
     if run is None:
         print_table("qkv", ["property", "value"], _installation())
         return
-    folder = run_folder(run)
-    print_table(str(run), ["property", "value"], _run(folder))
+    published = (is_published(run) or is_sentence_folder(run)) and not (run / "spec.yaml").is_file()
+    folder = run if published else run_folder(run)
+    print_table(str(run), ["property", "value"], _published(folder) if published else _run(folder))
     from qkv.report.figures import size
     from qkv.runs.files import files_in
 
@@ -89,6 +100,51 @@ def _data_sets() -> str:
             else f"{name} (not available)"
         )
     return ", ".join(told)
+
+
+def _published(folder: Path) -> list[tuple[str, Any]]:
+    """Rows of a folder in Hugging Face format, or of a sentence-transformers model: contents and possible commands."""
+    from qkv.interop.load import load_published
+    from qkv.interop.sentence import read_sentence
+
+    said = read_sentence(folder) if is_sentence_folder(folder) else None
+    found = load_published(said.body if said else folder)
+    spec, tokenizer = found.spec, found.tokenizer
+    rows: list[tuple[str, Any]] = [
+        ("family", f"{found.family} ({found.architecture})"),
+        ("model", f"{len(spec.layers)} layers of width {spec.width}: {_pattern(spec)}"),
+        ("head", spec.head.kind.replace("_", " ")),
+        ("parameters", sum(parameter.numel() for parameter in found.model.parameters())),
+        ("precision", str(next(found.model.parameters()).dtype).removeprefix("torch.")),
+        ("context length", spec.context_length),
+        ("tokenizer", f"{tokenizer.vocab_size:,} ids" if tokenizer else "none"),
+        ("classes", ", ".join(found.labels[:8]) + (" …" if len(found.labels) > 8 else "") or None),
+    ]
+    if said:
+        normalised = ", scaled to length 1" if said.normalise else ""
+        rows += [
+            ("pooling", " + ".join(said.poolings) + normalised),
+            ("embedded length", f"at most {said.max_length} tokens" if said.max_length else None),
+            ("prompts", ", ".join(said.prompts) or None),
+        ]
+    rows += [("commands" if not i else "", command) for i, command in enumerate(_commands(folder, found))]
+    return [row for row in rows if row[1] is not None]
+
+
+def _commands(folder: Path, found: PublishedModel) -> list[str]:
+    """Commands that use a published model: its own task, embedding, search, fine-tuning."""
+    from qkv.runs.published import recipe_of
+    from qkv.tasks.registry import build_task
+    from qkv.training.usage import usage
+
+    name = shlex.quote(str(folder))
+    told: list[str] = []
+    with contextlib.suppress(UserError):  # a head for which there is no task
+        told.append(usage(build_task(recipe_of(found).task), folder)[1])
+    if found.tokenizer is None:
+        return told
+    told += [f'qkv embed {name} "…"', f'qkv search {name} FILE "…"']
+    return [*told, f"qkv train finetune --from {name} --data FILE"]
 
 
 def _run(folder: Path) -> list[tuple[str, Any]]:

@@ -26,6 +26,19 @@ def embed(
     **options: Any,
 ) -> np.ndarray:
     """Embed each text as a vector: (texts, D) float32; see ``qkv.embed`` for the parameters. Raises ``UserError``."""
+    return embed_opened(*opened(source, copy), texts, prompt, prefix, batch_size, **options)
+
+
+def embed_opened(
+    run: Run,
+    said: EmbeddingSettings | None,
+    texts: Sequence[str],
+    prompt: str | None = None,
+    prefix: str | None = None,
+    batch_size: int = 32,
+    **options: Any,
+) -> np.ndarray:
+    """Embed each text with what ``opened`` returned; the other parameters are those of ``embed``."""
     if isinstance(texts, str):
         raise UserError("a single text is given, but a list of texts is required; put it in brackets")
     if prompt is not None and prefix is not None:
@@ -33,7 +46,6 @@ def embed(
             "both a prompt and a prefix are given; the prompt is one of the model's own, the prefix one of yours: "
             "give one"
         )
-    run, said = opened(source, copy)
     how, text = _how(said, options), prefix or ""
     if said is not None and prefix is None:
         text = said.prompt(prompt)

@@ -1,0 +1,110 @@
+"""Index of the texts of a file: their embedding vectors on disk, scaled to length 1."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qkv.runs.files import clear_errors, digest, sums, sync
+from qkv.runs.run import Run
+from qkv.system.cache import cache_folder
+
+VERSION = 1
+_NAME = "vectors"
+_LENGTH = 8
+"""Bytes of the length of the header of a safetensors file."""
+
+
+def index_path(parts: dict[str, Any]) -> Path:
+    """File in the cache for the index of one text file with one model and its settings."""
+    name = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+    return cache_folder() / "search" / f"{name}.safetensors"
+
+
+def model_digest(run: Run) -> str:
+    """Digest of what determines the vectors of a run's texts: weights, model spec and tokenizer."""
+    from qkv.runs.checkpoint import weights
+
+    tensors = {name: tensor.detach().cpu() for name, tensor in weights(run.model).items()}
+    spec = {"model": run.recipe.model.to_dict(), "tokenizer": run.vocabulary.tokenizer.to_json()}
+    return digest(tensors, spec, sums)
+
+
+def read_index(path: Path, key: str) -> np.ndarray | None:
+    """Vectors (texts, D), mapped from the file ``path``; None if it is missing, damaged or has another ``key``."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(_LENGTH), "little")
+            header = json.loads(file.read(min(length, 1 << 20)))
+        shape = tuple(int(size) for size in header[_NAME]["shape"])
+        fits = header["__metadata__"]["key"] == key and len(shape) == 2
+        if not fits or path.stat().st_size != _LENGTH + length + 4 * shape[0] * shape[1]:
+            return None
+        return np.memmap(path, "<f4", "r", _LENGTH + length, shape)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def write_index(path: Path, key: str, count: int, width: int, blocks: Iterable[np.ndarray]) -> None:
+    """Write the ``count`` vectors of ``blocks``, each (texts, ``width``), to a safetensors file.
+
+    The vectors are scaled to length 1. The file has a temporary name until it is complete. Raises ``UserError`` if the
+    disk refuses it.
+    """
+    size = 4 * count * width
+    entry = {"dtype": "F32", "shape": [count, width], "data_offsets": [0, size]}
+    header = json.dumps({"__metadata__": {"key": key}, _NAME: entry}).encode()
+    header += b" " * (-len(header) % 8)
+    with clear_errors(f"the index {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    partial = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            _write(file.write, path, len(header).to_bytes(_LENGTH, "little") + header)
+            for block in blocks:
+                _write(file.write, path, unit(block).tobytes())
+        with clear_errors(f"the index {path}"):
+            sync(partial)
+            os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _write(write: Callable[[bytes], object], path: Path, content: bytes) -> None:
+    with clear_errors(f"the index {path}"):
+        write(content)
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    """Vectors scaled to length 1 along the last axis, float32 in little-endian order; zeros stay zero."""
+    norms = np.linalg.norm(vectors.astype(np.float64), axis=-1, keepdims=True)
+    return np.ascontiguousarray(vectors / np.where(norms > 0, norms, 1.0), dtype="<f4")
+
+
+def nearest_rows(vectors: np.ndarray, queries: np.ndarray, top: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """(scores, row numbers) of the ``top`` vectors with the largest scalar product, for each query, best first.
+
+    ``vectors`` (N, D), ``queries`` (Q, D). Equal scores: the earlier row first. ``rows`` vectors are read at a time.
+    """
+    scores = np.zeros((len(queries), 0), np.float32)
+    places = np.zeros((len(queries), 0), np.int64)
+    for begin, block in _blocks(vectors, rows):
+        found = queries @ block.T
+        here = np.broadcast_to(np.arange(begin, begin + len(block)), found.shape)
+        scores, places = np.concatenate([scores, found], 1), np.concatenate([places, here], 1)
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :top]
+        scores, places = np.take_along_axis(scores, order, 1), np.take_along_axis(places, order, 1)
+    return scores, places
+
+
+def _blocks(vectors: np.ndarray, rows: int) -> Iterator[tuple[int, np.ndarray]]:
+    for begin in range(0, len(vectors), rows):
+        yield begin, np.asarray(vectors[begin : begin + rows])
