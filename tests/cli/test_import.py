@@ -87,6 +87,7 @@ def test_a_run_with_a_mixer_of_one_s_own(qkv: Call, here: Path) -> None:
     forget = _remembered()
     done = qkv("train", "own.yaml", "--out", "run", "--import", "my_mixer.py")
     assert done.code == 0, done.err
+    assert done.out.endswith(f" --import {here / 'my_mixer.py'}\n")  # of the command to try next
     assert imports.VARIABLE not in os.environ
     digest = hashlib.sha256((here / "my_mixer.py").read_bytes()).hexdigest()
     record = json.loads((here / "run" / "parts.json").read_text())

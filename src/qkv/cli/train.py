@@ -10,6 +10,7 @@ import typer
 from qkv.cli.train_help import Command as Command
 from qkv.cli.verbs import FINETUNE, OF_TABLES, refuse_without_verb, table_of
 from qkv.spec.errors import UserError
+from qkv.spec.imports import imports_given
 from qkv.training import clock
 from qkv.training.verbs import VERBS
 
@@ -224,7 +225,7 @@ def _tell(run: Run) -> None:
     if next_step:
         typer.echo(f"\n{next_step}")
     _, command = usage(build_task(run.recipe.task), run.folder, "…")
-    typer.echo(f"\nreport: {run.folder / 'report.html'}\n{_DOES[command.split()[1]]} {command}")
+    typer.echo(f"\nreport: {run.folder / 'report.html'}\n{_DOES[command.split()[1]]} {command}{imports_given()}")
 
 
 _DOES = {"generate": "generate:", "predict": "predict:"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import sys
 import traceback
 import warnings
@@ -68,6 +69,12 @@ def add_to_variable(names: list[str]) -> None:
     """Add ``names`` to the variable ``QKV_IMPORT``, so that child processes can import them."""
     known = os.environ.get(VARIABLE, "").split(os.pathsep)
     os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys(filter(None, [*known, *names])))
+
+
+def imports_given() -> str:
+    """Options of a further command that import what the variable ``QKV_IMPORT`` names; "" if it is empty."""
+    names = filter(None, os.environ.get(VARIABLE, "").split(os.pathsep))
+    return "".join(f" --import {shlex.quote(name)}" for name in names)
 
 
 def imported_line(error: BaseException) -> str | None:
