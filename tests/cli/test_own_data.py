@@ -112,6 +112,21 @@ def test_the_evaluation_is_what_evaluate_says(qkv: Call, stars: Path, tmp_path: 
     assert "Confusion matrix" in (tmp_path / "page.html").read_text()
 
 
+def test_the_words_that_mattered_are_a_table_and_a_page(qkv: Call, stars: Path, tmp_path: Path) -> None:
+    page = tmp_path / "why.html"
+    said = qkv("predict", stars, "good film scene", "--why", "--report", page)
+    assert said.code == 0, said.err
+    lines = [line.split() for line in said.out.splitlines()]
+    changes = {line[0]: float(line[1]) for line in lines if len(line) == 2 and line[0] in ("good", "film", "scene")}
+    assert min(changes, key=changes.__getitem__) == "good"
+    assert changes["good"] < 0
+    assert "Words that mattered" in page.read_text()
+    (found,) = [
+        json.loads(line) for line in qkv("predict", stars, "good film scene", "--why", "--json").out.splitlines()
+    ]
+    assert [word["word"] for word in found["words"]] == ["good", "film", "scene"]
+
+
 def test_columns_are_guessed_and_bad_rows_counted(qkv: Call, here: Path) -> None:
     said = qkv("train", "classify", "--data", "reviews.csv", *SHORT, "--out", "guessed")
     assert "'review' is taken as text, 'stars' as label (guessed)" in said.err
@@ -285,6 +300,9 @@ BAD_QUESTIONS = {
     "a file that is not there": (["--set", "text=@absent.txt"], "absent.txt cannot be read: no such file"),
     "two inputs": (["x", "--data", "reviews.csv"], "--data predicts for the rows of a file; give no other input"),
     "an output for nothing": (["x", "--out", "o.csv"], "--out needs --data"),
+    "words of a table": (["--data", "reviews.csv", "--why"], "--why is for single inputs, and --data gives a table"),
+    "a page of nothing": (["x", "--report", "o.html"], "--report needs --why"),
+    "a single letter": (["x", "--why"], "the input has a single word, so none can be left out"),
     "an ending that is no table": (["--data", "reviews.csv", "--out", "o.pdf"], "should end in .csv, .tsv or .jsonl"),
     "no such table": (["--data", "revews.csv"], "--data: there is no file 'revews.csv'"),
     "an empty table": (["--data", "empty.csv"], "--data: 'empty.csv' is empty"),
