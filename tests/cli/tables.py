@@ -21,6 +21,11 @@ def write_tables(folder: Path, rows: int = 80) -> None:
     (folder / "reviews.csv").write_text(
         "review,stars\n" + "".join(f"{text},{stars}\n" for text, stars in reviews) + "no stars\n"
     )
+    topics = [[topic for topic in ("film", "plot") if topic in text] for text, _ in reviews]
+    (folder / "topics.csv").write_text(
+        "text,topics\n"
+        + "".join(f"{text},{'; '.join(found)}\n" for (text, _), found in zip(reviews, topics, strict=True))
+    )
     numbers = [[draw.randint(0, 5) for _ in range(3)] for _ in range(rows)]
     (folder / "prices.csv").write_text(
         "text,price\n" + "".join(f"{'a ' * a}{'b ' * b}x,{a + 10 * b}\n" for a, b, _ in numbers)

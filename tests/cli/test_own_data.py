@@ -38,6 +38,7 @@ CASES = {
         "accuracy",
         ("a good film",),
     ),
+    "multilabel": Case(("--data", "topics.csv", "--labels", "topics"), {"labels": "topics"}, "micro F1", ("a film",)),
     "regress": Case(("--data", "prices.csv", "--value", "price"), {"value": "price"}, "rmse", ("a b b x",)),
     "tag": Case(("--data", "names.conll"), {}, "F1", ("Ann lives in Rome",)),
     "answer": Case(("--data", "squad.json"), {}, "exact match", ("Who lives there?", "--context", "@page.txt")),
@@ -244,7 +245,7 @@ BAD_TRAINING = {
     ),
     "an option without a verb": (
         ["a.txt", "--label", "x"],
-        "--label needs a verb instead of 'a.txt': classify, regress",
+        "--label needs a verb instead of 'a.txt': classify, multilabel",
     ),
     "half of a pair": (["translate", "--source", "a.txt"], "--target is missing"),
     "a text that is not there": (

@@ -245,6 +245,7 @@ HEADS: dict[type[heads.Head], st.SearchStrategy[Any]] = {
         transform_bias=st.booleans(),
     ),
     heads.ClassificationHead: answering(heads.ClassificationHead, num_classes=st.integers(1, 5), pooling=POOLINGS),
+    heads.LabelsHead: answering(heads.LabelsHead, num_classes=st.integers(1, 5), pooling=POOLINGS),
     heads.RegressionHead: answering(heads.RegressionHead, pooling=POOLINGS),
     heads.TokenHead: answering(heads.TokenHead, num_classes=st.integers(1, 5)),
     heads.CRFHead: answering(heads.CRFHead, num_classes=st.integers(1, 5)),

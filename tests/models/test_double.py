@@ -19,7 +19,16 @@ from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.cross_entropy import chunked_cross_entropy, cross_entropy
 from qkv.spec.branches import Attention, Branch
-from qkv.spec.heads import ClassificationHead, CRFHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
+from qkv.spec.heads import (
+    ClassificationHead,
+    CRFHead,
+    Head,
+    LabelsHead,
+    LanguageModelHead,
+    RegressionHead,
+    SpanHead,
+    TokenHead,
+)
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import Norm, RMSNorm
 
@@ -35,6 +44,7 @@ HEADS: tuple[Head, ...] = (
     LanguageModelHead(),
     LanguageModelHead(tied=False, transform="gelu", norm=RMSNorm(), softcap=3.0),
     *(ClassificationHead(pooling=how, num_classes=3) for how in POOLINGS),
+    LabelsHead(num_classes=3),
     *(RegressionHead(pooling=how) for how in POOLINGS),
     TokenHead(num_classes=3, hidden=5),
     CRFHead(num_classes=3),

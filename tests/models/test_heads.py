@@ -16,7 +16,16 @@ from transformers.models.roberta.modeling_roberta import RobertaClassificationHe
 
 from qkv.models.heads import build_head
 from qkv.spec.errors import SpecError
-from qkv.spec.heads import ClassificationHead, CRFHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
+from qkv.spec.heads import (
+    ClassificationHead,
+    CRFHead,
+    Head,
+    LabelsHead,
+    LanguageModelHead,
+    RegressionHead,
+    SpanHead,
+    TokenHead,
+)
 from qkv.spec.parts import LayerNorm, RMSNorm
 
 WIDTH, VOCABULARY = 12, 9
@@ -113,7 +122,7 @@ def test_vectors_are_scaled_before_the_logits_and_the_bias_is_not() -> None:
     same(scaled(X), (plain(X) - plain.bias) / 4 + plain.bias)
 
 
-@pytest.mark.parametrize("kind", [ClassificationHead, RegressionHead, TokenHead, CRFHead, SpanHead])
+@pytest.mark.parametrize("kind", [ClassificationHead, LabelsHead, RegressionHead, TokenHead, CRFHead, SpanHead])
 def test_the_norm_of_a_head_is_not_over_the_batch(kind: type[Head]) -> None:
     with pytest.raises(
         SpecError,

@@ -27,6 +27,7 @@ WORDS = ["the", "a", "red", "blue", "cat", "dog", "sat", "ran", "on", "under", "
 SEES_ALL = ["attention(2, mask=full)", "feed_forward(16)"]
 HEADS = {
     "classification": "classification",
+    "multilabel": "labels",
     "regression": "regression",
     "token_classification": "tokens",
     "question_answering": "spans",
@@ -80,6 +81,7 @@ def rows_of(task: str, count: int, seed: int = 0) -> list[dict[str, Any]]:
     draw = random.Random(seed)
     make: dict[str, Callable[[str], dict[str, Any]]] = {
         "classification": lambda text: {"text": text, "label": "animal" if "cat" in text or "dog" in text else "none"},
+        "multilabel": lambda text: {"text": text, "labels": sorted({"cat", "dog", "the"} & set(text.split()))},
         "regression": lambda text: {"text": text, "value": 10.0 + 3 * text.count("cat") - text.count("the")},
         "token_classification": lambda text: {"words": text.split(), "tags": [_tag(word) for word in text.split()]},
         "question_answering": _question,

@@ -24,6 +24,7 @@ SLOW = Machine("a processor", {"fp32": 4e10}, 4.8e9, 6e-5)
 FAST = Machine("ten of them", {"fp32": 4e12, "bf16": 8e12}, 4.8e11, 1e-6)
 COLUMNS: dict[str, Callable[[str], dict[str, object]]] = {
     "classification": lambda text: {"text": text, "label": "1"},
+    "multilabel": lambda text: {"text": text, "labels": ["a"]},
     "regression": lambda text: {"text": text, "value": 1.0},
     "token_classification": lambda text: {"words": text.split(), "tags": ["O"] * len(text.split())},
     "question_answering": lambda text: {"question": "Who?", "context": text, "answers": []},

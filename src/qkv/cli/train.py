@@ -25,6 +25,7 @@ qkv train char_shakespeare_cpu --quick
 qkv train recipe.yaml model.blocks.mixer.num_heads=8 training.steps=500 --out runs/eight
 qkv train runs/eight                  resume a run
 qkv train classify --data mine.csv --text review --label stars
+qkv train multilabel --data mine.csv --text summary --labels genres
 qkv train regress --data mine.csv --text review --value price
 qkv train translate --source a.txt --target b.txt
 qkv train summarize --data mine.jsonl --text article --summary abstract
@@ -34,8 +35,8 @@ qkv train finetune --from bert-base-uncased --data mine.csv
 qkv train classify --from runs/pretrained --data mine.csv --adapt "lora(16)"
 """
 _FIRST = (
-    "A recipe (file or name), run folder, text file or data set name; or classify, regress, tag, answer, translate, "
-    "summarize, finetune."
+    "A recipe (file or name), run folder, text file or data set name; or classify, multilabel, regress, tag, answer, "
+    "translate, summarize, finetune."
 )
 
 _Text = Annotated[
@@ -91,6 +92,7 @@ def train_command(
     text: _Text = None,
     pair: _Pair = None,
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Class column.")] = None,
+    labels: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of labels.")] = None,
     value: Annotated[str | None, typer.Option(metavar="COLUMN", help="Number column.")] = None,
     summary: Annotated[str | None, typer.Option(metavar="COLUMN", help="Summary column.")] = None,
     source: _Source = None,
@@ -107,8 +109,8 @@ def train_command(
     """Train a model. An existing run in the folder is resumed.
 
     For a text file, the tokenizer, model size and length of training are chosen to fit the text and this machine. The
-    same holds for a table of examples after a verb: classify, regress, tag, answer, translate, summarize, or finetune,
-    which infers the task from the data. 'qkv train classify --help' lists the options of a verb.
+    same holds for a table of examples after a verb: classify, multilabel, regress, tag, answer, translate, summarize,
+    or finetune, which infers the task from the data. 'qkv train classify --help' lists the options of a verb.
     """
     began = clock.seconds()
     given = {name: found for name, found in locals().items() if name in OF_TABLES}

@@ -12,6 +12,7 @@ from qkv.training.verbs import VERBS
 
 _SUMMARIES = {
     "classify": "Train a classifier of texts, or of pairs of texts, on a table with a column of classes.",
+    "multilabel": "Train a model that gives texts any number of labels, on a table with a column of lists of labels.",
     "regress": "Train a model that predicts a number from a text, on a table with a column of numbers.",
     "tag": "Train a model that tags words, on CoNLL files or a table with columns of words and tags.",
     "answer": "Train a model that finds answers in a text, on SQuAD files or a table of questions and answers.",

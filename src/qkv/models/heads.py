@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from qkv.layers.activations import ACTIVATIONS
 from qkv.layers.context import Context
@@ -23,7 +24,9 @@ from qkv.spec import heads as spec
 from qkv.spec.errors import UserError
 from qkv.spec.register import implementation, implements
 
-_Answering = spec.ClassificationHead | spec.RegressionHead | spec.TokenHead | spec.CRFHead | spec.SpanHead
+_Answering = (
+    spec.ClassificationHead | spec.LabelsHead | spec.RegressionHead | spec.TokenHead | spec.CRFHead | spec.SpanHead
+)
 _NOWHERE = Context(torch.zeros(1, 1, dtype=torch.long))
 """Dummy context: the norms of a head ignore positions."""
 
@@ -160,6 +163,25 @@ class Classifier(PredictionHead):
 
     def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
         return torch.randint(self.output.out_features, (rows,), generator=generator)
+
+
+@implements(spec.LabelsHead)
+class Labeller(PredictionHead):
+    """Head for several labels: logits (B, C) of each row, one per label. Targets (B, C): 1 for a present label."""
+
+    def __init__(self, part: spec.LabelsHead, width: int, table: object):
+        super().__init__(part, width, _known(part.num_classes), Pool(part.poolings, width))
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(2, (rows, self.output.out_features), generator=generator, dtype=torch.float32)
+
+    def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        """Binary cross-entropy -Σ (y log σ(z) + (1 - y) log (1 - σ(z))) over rows and labels; no smoothing.
+
+        Labels beyond those of the targets, which the data does not have, have no loss.
+        """
+        logits = at_least_single(outputs[:, : targets.shape[1]])
+        return F.binary_cross_entropy_with_logits(logits, targets.to(logits), reduction="sum")
 
 
 @implements(spec.TokenHead)

@@ -117,6 +117,11 @@ class Data(Spec):
     )
 
     split: HeldOut = HeldOut()
+    label_separator: str | None = Field(
+        default=None,
+        min_length=1,
+        description="text between several labels in one cell; default: the first of | ; , in it",
+    )
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:

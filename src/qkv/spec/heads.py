@@ -160,6 +160,10 @@ class ClassificationHead(Hidden, Pooled, Classes, kind="classification"):
     """
 
 
+class LabelsHead(Hidden, Pooled, Classes, kind="labels"):
+    """Several labels per sequence: one logit per label, as in ``ClassificationHead``; loss: binary cross-entropy."""
+
+
 class RegressionHead(Hidden, Pooled, kind="regression"):
     """Sequence regression: y = z w + b per sequence; targets standardised over the training set; z as in ``Hidden``."""
 

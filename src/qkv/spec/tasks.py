@@ -104,6 +104,19 @@ class Classification(Task, kind="classification"):
     head: ClassVar[str] = "classification"
 
 
+class MultiLabel(Task, kind="multilabel"):
+    """Classification with several labels per text: -Σ_c log p(label c present or absent | text).
+
+    Metrics: micro and macro F1, subset accuracy. Columns ``text`` and ``labels``.
+    """
+
+    threshold: float = Field(default=0.5, gt=0, lt=1, description="least probability of a predicted label")
+    windows: int = Field(default=1, gt=0, description=_WINDOWS)
+
+    reads: ClassVar[Reads] = "examples"
+    head: ClassVar[str] = "labels"
+
+
 class TokenClassification(Task, kind="token_classification"):
     """Tagging of words: -Σ log p(tag | sentence); metric: entity F1. Columns ``words`` and ``tags``."""
 

@@ -50,6 +50,23 @@ def fit_labels(
     return _selected(fit, x, labels, lambda found: _log_loss(found(unseen), truth))
 
 
+def fit_label_sets(x: Any, present: np.ndarray, unseen: Any, truth: np.ndarray) -> Fitted:
+    """Logistic regressions, one per label, for ``present`` (rows, C) of 0 and 1; penalty as in ``fit_labels``."""
+
+    def fit(x: Any, present: np.ndarray, penalty: float) -> Fitted:
+        weights, intercept = np.zeros((x.shape[1], present.shape[1])), np.zeros(present.shape[1])
+        for label, column in enumerate(present.T):
+            count = column.sum()
+            intercept[label] = np.log((count + 0.5) / (len(column) - count + 0.5))
+            if 0 < count < len(column):
+                solver = metric_library("sklearn.linear_model").LogisticRegression(C=1 / penalty, max_iter=300)
+                solver.fit(x, column)
+                weights[:, label], intercept[label] = solver.coef_[0], solver.intercept_[0]
+        return Fitted(weights, intercept)
+
+    return _selected(fit, x, present, lambda found: _binary_loss(found(unseen), truth))
+
+
 def fit_values(x: Any, values: np.ndarray, unseen: Any, truth: np.ndarray) -> Fitted:
     """Ridge regression: one output. Minimises Σ (x w + c - y)² + penalty · |w|², as ``fit_labels``."""
 
@@ -67,6 +84,10 @@ def _selected(fit: Callable[..., Fitted], x: Any, targets: np.ndarray, loss: Cal
     found = {penalty: fit(x[rows], targets[rows], penalty) for penalty in PENALTIES}
     best = min(found, key=lambda penalty: loss(found[penalty]))
     return found[best] if len(rows) == x.shape[0] else fit(x, targets, best)
+
+
+def _binary_loss(logits: np.ndarray, present: np.ndarray) -> float:
+    return float((np.logaddexp(0, logits) - logits * present).mean())
 
 
 def _log_loss(logits: np.ndarray, labels: np.ndarray) -> float:

@@ -21,6 +21,7 @@ class Verb(NamedTuple):
 
 VERBS = {
     "classify": Verb("classification", {"text": "text", "pair": "pair", "label": "label"}),
+    "multilabel": Verb("multilabel", {"text": "text", "pair": "pair", "labels": "labels"}),
     "regress": Verb("regression", {"text": "text", "pair": "pair", "value": "value"}),
     "tag": Verb("token_classification", {"words": "words", "tags": "tags"}),
     "answer": Verb("question_answering", {"question": "question", "context": "context", "answers": "answers"}),

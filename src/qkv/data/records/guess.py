@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from qkv.data.records.model import Role
 from qkv.data.records.profile import Profile, as_number, plain, profiles
-from qkv.data.records.table import Table
+from qkv.data.records.table import Row, Table
+from qkv.data.records.values import separator_of
 from qkv.spec.errors import UserError, nearest
 
 CLEARLY = 1.5
@@ -19,10 +20,14 @@ SHOWN = 20
 
 
 class ColumnChoice(NamedTuple):
-    """Column of the table chosen for each role; ``note``: sentence on the columns that were guessed, "" if none."""
+    """Column of the table chosen for each role; ``note``: sentence on the columns that were guessed, "" if none.
+
+    ``separator``: text between several labels in one cell, "" without a role of that kind.
+    """
 
     columns: dict[str, str]
     note: str
+    separator: str = ""
 
 
 def choose(
@@ -41,7 +46,10 @@ def choose(
     columns = {role.name: guess.taken[role.name] for role in roles if role.name in guess.taken}
     guessed = [(role, column) for role, column in columns.items() if role not in given]
     parts = [f"{column!r} {'as' if i else 'is taken as'} {role}" for i, (role, column) in enumerate(guessed)]
-    return ColumnChoice(columns, f"{', '.join(parts)} (guessed)" if parts else "")
+    note = f"{', '.join(parts)} (guessed)" if parts else ""
+    several = next((columns[role.name] for role in roles if role.kind == "labels"), None)
+    cells = (row.values.get(several) for row in table.rows if isinstance(row, Row))
+    return ColumnChoice(columns, note, separator_of(cells) if several else "")
 
 
 class _Guess:
@@ -110,7 +118,7 @@ class _Guess:
         if self.open_roles:
             self._expect_header()
         self._texts([role for role in self.open_roles if role.kind == "text"])
-        for kind in ("answers", "label", "number"):
+        for kind in ("answers", "label", "labels", "number"):
             for role in [role for role in self.open_roles if role.kind == kind]:
                 self.taken[role.name] = self._one(role, self.free)
                 self._not_a_row(self.taken[role.name], role)

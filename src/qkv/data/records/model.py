@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-Kind = Literal["text", "label", "number", "words", "tags", "answers"]
+Kind = Literal["text", "label", "labels", "number", "words", "tags", "answers"]
 
 
 class Role(NamedTuple):
@@ -40,8 +40,9 @@ class Records:
     """Examples read from tables, by split, with one value per role of the task; not yet tokenised.
 
     - ``splits``: "train", "validation" and, if given, "test"; a row maps the name of a role to its value: text and
-      label are strings, number is a float, words and tags are lists of strings of the same length, answers is a list
-      of ``{"text": str, "start": int}`` with ``start`` in characters of the context, empty without an answer
+      label are strings, number is a float, labels is a list of distinct strings, words and tags are lists of strings of
+      the same length, answers is a list of ``{"text": str, "start": int}`` with ``start`` in characters of the context,
+      empty without an answer
     - ``columns``: column used for each role
     - ``bad``: skipped rows
     - ``digest``: hash of the content and of how it was read

@@ -113,7 +113,8 @@ def _read(table: Table, roles: Sequence[Role], choice: ColumnChoice, data: spec.
                 f"{table.name} has no column {column!r}, which is used as {role}; "
                 f"its columns are {', '.join(table.columns)}"
             )
-    values = Values(roles, choice.columns, table.extra, table.missing)
+    separator = data.label_separator or choice.separator
+    values = Values(roles, choice.columns, table.extra, table.missing, separator)
     read = Read([], [], [], [])
     for row in table.rows:
         if isinstance(row, Row):
@@ -193,5 +194,6 @@ def _digest(data: spec.Data, roles: Sequence[Role], tables: dict[str, Table], ch
         data.format,
         fraction,
         *([data.split.essential()] if data.split.column else []),
+        *([data.label_separator or choice.separator] if choice.separator else []),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

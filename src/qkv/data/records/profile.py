@@ -109,6 +109,7 @@ def _is_label(p: Profile) -> bool:
 FITS: dict[Kind, Callable[[Profile], bool]] = {
     "text": lambda p: not p.is_number and not p.objects,
     "label": _is_label,
+    "labels": lambda p: not p.is_number and not p.objects and (p.lists > 0 or p.length <= 2 * LABEL_LENGTH),
     "number": lambda p: p.is_number,
     "words": lambda p: p.lists > 0,
     "tags": lambda p: p.lists > 0,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from qkv.data.records.model import Role
@@ -31,7 +32,7 @@ class Values:
     """Converter of a table's rows to examples with one value per role; counts repaired values for ``notes``.
 
     ``columns``: role -> column; ``extra``: columns kept under their own names; ``missing``: texts of a cell that mean
-    that it is empty.
+    that it is empty; ``separator``: text between two labels of one cell.
     """
 
     def __init__(
@@ -40,11 +41,12 @@ class Values:
         columns: Mapping[str, str],
         extra: Sequence[str] = (),
         missing: Collection[str] = (),
+        separator: str = "",
     ):
         self._roles = [role for role in roles if role.name in columns]
         self._columns = columns
         self._extra = extra
-        self._missing = missing
+        self._missing, self._separator = missing, separator
         texts = [role.name for role in roles if role.kind == "text"]
         self._context = "context" if "context" in texts else texts[0] if texts else ""
         self._counts: Counter[str] = Counter()
@@ -53,7 +55,9 @@ class Values:
         """Convert a row to an example: role -> value. Raises ``Unusable``."""
         found: dict[str, Any] = {}
         for role in self._roles:
-            if role.kind != "answers":
+            if role.kind == "labels":
+                found[role.name] = label_set(self._cell(row, role), role.name, self._separator)
+            elif role.kind != "answers":
                 found[role.name] = CONVERT[role.kind](self._cell(row, role), role.name)
         for role in self._roles:
             if role.kind == "answers":
@@ -175,6 +179,37 @@ def _words(value: Any, name: str) -> list[str]:
 
 def _tags(value: Any, name: str) -> list[str]:
     return [sys.intern(tag) for tag in _words(value, name)]
+
+
+SEPARATORS = ("|", ";", ",")
+"""Separators of several labels in one cell that are detected, in the order of preference: commas occur in labels."""
+
+
+def separator_of(cells: Iterable[Any]) -> str:
+    """Separator of the labels in the cells of a column: the first of ``SEPARATORS`` in at least 1 % of the texts."""
+    texts = [cell for cell in cells if isinstance(cell, str)]
+    often = (mark for mark in SEPARATORS if 100 * sum(mark in text for text in texts) >= max(1, len(texts)))
+    return next(often, SEPARATORS[-1])
+
+
+def label_set(value: Any, name: str, separator: str) -> list[str]:
+    """Distinct labels of a row, in order: a list, a JSON list as a text, or labels between ``separator``.
+
+    An empty list is a row without labels. Raises ``Missing`` for an empty cell and ``Unusable`` for other values.
+    """
+    if isinstance(value, str) and value.strip().startswith("["):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise Unusable(f"{name} is {_short(value)}, not a list in JSON") from None
+    if not isinstance(value, list):
+        value = [part for part in _label(value, name).split(separator) if part.strip()]
+        if not value:
+            raise Missing(f"no {name}", name)
+    try:
+        return list(dict.fromkeys(_label(part, f"one of the {name}") for part in value))
+    except Missing as error:  # the cell has others
+        raise Unusable(str(error)) from None
 
 
 CONVERT: dict[str, Callable[[Any, str], Any]] = {
