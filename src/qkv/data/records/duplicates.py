@@ -61,8 +61,8 @@ def shared(held_out: Rows, split: str, train: Rows, roles: Sequence[Role]) -> st
     other = sum(_truth(row, roles) not in known[key] for row, key in both)
     beside = f" ({other:,} of them with {_other(roles)})" if other else ""
     return (
-        f"{len(both):,} of {len(held_out):,} rows of {split} have the input of a training row{beside}, which makes "
-        "their metrics misleading; leave them out of one of the two"
+        f"{len(both):,} of {len(held_out):,} rows of {split} have the input of a training row{beside}, "
+        "so they say little about new inputs"
     )
 
 

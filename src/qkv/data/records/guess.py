@@ -48,8 +48,11 @@ def choose(
     parts = [f"{column!r} {'as' if i else 'is taken as'} {role}" for i, (role, column) in enumerate(guessed)]
     note = f"{', '.join(parts)} (guessed)" if parts else ""
     several = next((columns[role.name] for role in roles if role.kind == "labels"), None)
-    cells = (row.values.get(several) for row in table.rows if isinstance(row, Row))
-    return ColumnChoice(columns, note, separator_of(cells) if several else "")
+    if several is None:
+        return ColumnChoice(columns, note)
+    return ColumnChoice(
+        columns, note, separator_of(row.values.get(several) for row in table.rows if isinstance(row, Row))
+    )
 
 
 class _Guess:
