@@ -21,6 +21,7 @@ from qkv.spec.recipe import Recipe
 from qkv.tasks.dataset import ExampleDataset
 from qkv.tasks.linear import fit_labels, fit_values
 from qkv.tasks.registry import build_task
+from qkv.training.automatic_task import automatic_task
 from qkv.training.events import Event, Stepped
 from qkv.training.interrupt import Interrupted
 from qkv.training.loop import train
@@ -161,3 +162,27 @@ def test_ridge_takes_the_penalty_of_least_error_on_the_other_rows() -> None:
     fits = [Ridge(alpha=4 * penalty).fit(x, y).predict(unseen) for penalty in (0.06, 0.25, 1.0)]
     best = min(fits, key=lambda fit: np.square(fit - unseen @ true).mean())
     np.testing.assert_allclose(found(unseen)[:, 0], best, atol=1e-2)
+
+
+def test_a_start_gives_its_stack_and_the_wide_path_is_fitted_to_the_new_rows(tmp_path: Path) -> None:
+    train(recipe_of(tmp_path), tmp_path / "first", on_event=ignore)
+    data = {"source": str(table_of(tmp_path / "numbers.jsonl", 60, numbers=True))}
+    changes = ["training.steps=3", "training.minutes=null", "training.batch_size=8", "model.wide=ngrams"]
+    recipe = automatic_task("regression", data, changes, start=str(tmp_path / "first"))
+    run = train(recipe, tmp_path / "second", on_event=ignore)
+    assert run.model.wide is not None
+    assert run.model.wide.table.shape[1] == 1
+    assert run.evaluation is not None
+    figures = run.evaluation["splits"]["validation"]["figures"]
+    assert figures["rmse"] < 0.7 * figures["rmse_of_mean"]
+
+
+def test_a_task_without_pooling_starts_from_a_run_with_a_wide_path(tmp_path: Path) -> None:
+    train(recipe_of(tmp_path), tmp_path / "first", on_event=ignore)
+    rows = [{"words": ["a", "fine", "film"], "tags": ["O", "B-X", "O"]}] * 20
+    table = tmp_path / "tags.jsonl"
+    table.write_text("\n".join(map(json.dumps, rows)))
+    changes = ["training.steps=2", "training.minutes=null", "training.batch_size=8"]
+    recipe = automatic_task("token_classification", {"source": str(table)}, changes, start=str(tmp_path / "first"))
+    assert recipe.model.wide is None
+    assert train(recipe, tmp_path / "second", on_event=ignore).model.wide is None

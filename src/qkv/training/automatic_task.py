@@ -94,7 +94,7 @@ def automatic_task(
     validation stops improving.
 
     With ``start``, a run or a published checkpoint, that model is fine-tuned instead, with ``adapt`` ("whole", "head",
-    "lora(8)").
+    "lora(8)"). It gets no linear path, so that it can be exported again.
 
     Raises ``UserError`` for an unusable table.
     """
@@ -126,6 +126,9 @@ def automatic_task(
     )
     if start is not None:
         recipe = finetuned(recipe, start, adapt, sizes.examples)
+        if plan.target:
+            windows = _windows(sizes.read[1], recipe.model.context_length)
+            recipe = recipe.changed(task=recipe.task.changed(windows=windows))
     elif adapt is not None:
         recipe = override(recipe, [f"training.adapt={adapt}"])
     return as_asked(_within_memory(recipe), quick, overrides)

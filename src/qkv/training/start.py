@@ -46,6 +46,8 @@ from qkv.spec.yaml_io import read_recipe
 from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
 
 _HEAD = "head."
+_OWN = (_HEAD, "wide.")
+"""Prefixes of weights that belong to a task, not to the stack."""
 _MARKS = ("begin", "framed")
 """Settings of text-to-text tasks."""
 
@@ -147,7 +149,8 @@ def _described(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Model
     inherited: dict[str, Any] = {"frontend": _open(start.frontend)}
     if start.encoder:
         inherited["encoder"] = start.encoder.changed(frontend=_open(start.encoder.frontend))
-    return start.changed(**{**inherited, **given, "head": _head(recipe, start, heads)})
+    wide = recipe.model.wide  # fitted to the rows of this run, never taken from the start
+    return start.changed(**{**inherited, **given, "head": _head(recipe, start, heads), "wide": wide})
 
 
 def _open(frontend: Any) -> Any:
@@ -181,8 +184,8 @@ def start_weights(model: Transformer, recipe: Recipe) -> list[str]:
     published, pooling = (None, None) if _is_run(folder) else _opened(recipe.start)
     tensors = weights(read_published(published, "fp32").model) if published else _of_run(folder)
     own, stored = weights(model), layouts(model)
-    stack = {name for name in own if not name.startswith(_HEAD)}
-    _check_names(stack, {name for name in tensors if not name.startswith(_HEAD)}, recipe.start)
+    stack = {name for name in own if not name.startswith(_OWN)}
+    _check_names(stack, {name for name in tensors if not name.startswith(_OWN)}, recipe.start)
     head = {name for name in own if name.startswith(_HEAD)}
     fits = all(name in tensors and _fits(stored[name], own[name], tensors[name]) for name in head)
     for name in sorted(stack | head if fits else stack):
