@@ -110,7 +110,6 @@ def automatic_task(
     model = _writer(width, layers, sizes, plan) if plan.writes else _reader(width, layers, sizes, plan, task)
     if plan.target:
         model = model.changed(wide=wide_path(records, plan))
-        task = task.changed(windows=_windows(sizes.read[1], model.context_length))
     training, batching = _training(sizes, width, machine, plan)
     training = training.changed(validation=training.validation.changed(best=plan.best))
     recipe = Recipe(
@@ -125,13 +124,20 @@ def automatic_task(
         quick=short_form(training.steps),
     )
     if start is not None:
-        recipe = finetuned(recipe, start, adapt, sizes.examples)
-        if plan.target:
-            windows = _windows(sizes.read[1], recipe.model.context_length)
-            recipe = recipe.changed(task=recipe.task.changed(windows=windows))
-    elif adapt is not None:
+        recipe = _windowed(finetuned(recipe, start, adapt, sizes.examples), sizes, plan)
+    else:
+        recipe = _windowed(recipe, sizes, plan)
+    if start is None and adapt is not None:
         recipe = override(recipe, [f"training.adapt={adapt}"])
     return as_asked(_within_memory(recipe), quick, overrides)
+
+
+def _windowed(recipe: Recipe, sizes: _Sizes, plan: Defaults) -> Recipe:
+    """Copy of the recipe whose task, if it has one target per row, reads long texts in windows of the context length."""
+    if not plan.target:
+        return recipe
+    windows = _windows(sizes.read[1], recipe.model.context_length)
+    return recipe.changed(task=recipe.task.changed(windows=windows))
 
 
 def _within_memory(recipe: Recipe) -> Recipe:
