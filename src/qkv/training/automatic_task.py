@@ -124,16 +124,14 @@ def automatic_task(
         quick=short_form(training.steps),
     )
     if start is not None:
-        recipe = _windowed(finetuned(recipe, start, adapt, sizes.examples), sizes, plan)
-    else:
-        recipe = _windowed(recipe, sizes, plan)
-    if start is None and adapt is not None:
+        recipe = finetuned(recipe, start, adapt, sizes.examples)
+    elif adapt is not None:
         recipe = override(recipe, [f"training.adapt={adapt}"])
-    return as_asked(_within_memory(recipe), quick, overrides)
+    return as_asked(_within_memory(_windowed(recipe, sizes, plan)), quick, overrides)
 
 
 def _windowed(recipe: Recipe, sizes: _Sizes, plan: Defaults) -> Recipe:
-    """Copy of the recipe whose task, if it has one target per row, reads long texts in windows of the context length."""
+    """Copy of the recipe whose task, if it has a target per row, reads long texts in windows of the context length."""
     if not plan.target:
         return recipe
     windows = _windows(sizes.read[1], recipe.model.context_length)
