@@ -157,7 +157,8 @@ def _bytes(recipe: Recipe) -> int:
     head = LanguageModelHead(tied=False) if model.head.predicts_tokens else model.head.unsized().sized(2)
     bare = counted(model.changed(encoder=encoder, head=head, wide=None))
     try:
-        return cost(bare, training.batch_size, precision=training.precision, training=training).memory.peak
+        rows = training.batch_size * getattr(recipe.task, "windows", 1)
+        return cost(bare, rows, precision=training.precision, training=training).memory.peak
     except UserError:
         return 0
 
@@ -207,6 +208,8 @@ def _context(longest: float, lengths: tuple[int, ...]) -> int:
 
 
 _MOST_WINDOWS = 8
+_POSITIONS = 4096
+"""Positions of a batch of texts that are read in windows, about."""
 _UNSEGMENTED = 12
 """Characters per word beyond which a text is taken as written without spaces, as Chinese and proteins are."""
 _OUTPUTS = 1 << 22
@@ -320,6 +323,8 @@ def _training(
     writes = bool(plan.writes)
     tokens = max(1.0, sizes.read[0] + sizes.written[0]) + 2
     batch = 32 if sizes.examples >= 1000 else 16
+    if plan.target:  # long texts are read whole, in windows
+        batch = max(4, min(batch, round(_POSITIONS / tokens)))
     positions = max(256, round(batch * tokens * 2 / 256) * 256) if writes else 0
     batch = max(1, round(positions / tokens)) if writes else batch
     epoch = max(1, sizes.examples // batch)
