@@ -99,10 +99,9 @@ class ClassificationTask(PooledTask):
     def class_logits(self, model: Transformer, batch: Batch) -> Tensor:
         return outputs(model, batch)
 
-    def observe(self, model: Transformer, batch: Batch) -> Observed:
-        logits = outputs(model, batch)
-        pairs = list(zip(batch.targets.tolist(), logits.argmax(-1).tolist(), strict=True))
-        return Observed(model.head.loss(logits, batch.targets), batch.num_targets, pairs)
+    def observed(self, model: Transformer, found: Tensor, batch: Batch) -> Observed:
+        pairs = list(zip(batch.targets.tolist(), found.argmax(-1).tolist(), strict=True))
+        return Observed(model.head.loss(found, batch.targets), batch.num_targets, pairs)
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         return {"loss": seen.loss / max(1, seen.count), **agreement(seen.outcomes)}

@@ -80,11 +80,10 @@ class MultiLabelTask(PooledTask):
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
         return model.head.loss(outputs(model, batch, tap), batch.targets)
 
-    def observe(self, model: Transformer, batch: Batch) -> Observed:
-        logits = outputs(model, batch)
-        found = logits.double().sigmoid() >= self.spec.threshold
-        pairs = list(zip(map(_classes, batch.targets), map(_classes, found), strict=True))
-        return Observed(model.head.loss(logits, batch.targets), batch.num_targets, pairs)
+    def observed(self, model: Transformer, found: Tensor, batch: Batch) -> Observed:
+        chosen = found.double().sigmoid() >= self.spec.threshold
+        pairs = list(zip(map(_classes, batch.targets), map(_classes, chosen), strict=True))
+        return Observed(model.head.loss(found, batch.targets), batch.num_targets, pairs)
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         return {"loss": seen.loss / max(1, seen.count), **label_set_scores(seen.outcomes)}

@@ -27,6 +27,7 @@ from qkv.spec.recipe import Recipe
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset
 from qkv.tasks.example_task import ExampleTask, Truncation, column, framed_by, text_in, trained, types_or_none
 from qkv.tasks.linear import Fitted
+from qkv.tasks.task import Observed
 from qkv.tokenizers.framing import Framed
 from qkv.tokenizers.tokenizer import Tokenizer
 
@@ -61,6 +62,13 @@ class PooledTask(ExampleTask):
     @abstractmethod
     def shown(self, row: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
         """Format the answer beside the true value of ``row`` as a short text."""
+
+    def observe(self, model: Transformer, batch: Batch) -> Observed:
+        return self.observed(model, outputs(model, batch), batch)
+
+    @abstractmethod
+    def observed(self, model: Transformer, found: Tensor, batch: Batch) -> Observed:
+        """Loss and data for metrics of a batch with the outputs ``found`` (B, C)."""
 
     @abstractmethod
     def fit_linear(self, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray, num_outputs: int) -> Fitted:

@@ -83,12 +83,11 @@ class RegressionTask(PooledTask):
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
         return model.head.loss(outputs(model, batch, tap), batch.targets)
 
-    def observe(self, model: Transformer, batch: Batch) -> Observed:
+    def observed(self, model: Transformer, found: Tensor, batch: Batch) -> Observed:
         mean, deviation = _units(self.spec)
-        values = outputs(model, batch)
-        found = at_least_single(values[:, 0])
-        pairs = torch.stack((batch.targets, found), 1).double() * deviation + mean
-        return Observed(model.head.loss(values, batch.targets), batch.num_targets, pairs.tolist())
+        values = at_least_single(found[:, 0])
+        pairs = torch.stack((batch.targets.to(values), values), 1).double() * deviation + mean
+        return Observed(model.head.loss(found, batch.targets), batch.num_targets, pairs.tolist())
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         return {"loss": seen.loss / max(1, seen.count), **closeness(seen.outcomes, _units(self.spec)[0])}

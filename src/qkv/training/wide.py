@@ -14,17 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qkv.data.batch import Batch
 from qkv.data.corpus import TRAIN, VALIDATION
 from qkv.data.ngrams import Bag
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.models.wide import DEEP, WIDE
 from qkv.ops.at_least_single import at_least_single
+from qkv.ops.linear.precision import autocast
 from qkv.report.evaluation import ERRORS, words
-from qkv.runs.evaluation import measure
 from qkv.tasks.dataset import Dataset, ExampleDataset
 from qkv.tasks.pooled import PooledTask, outputs
-from qkv.tasks.task import Task
+from qkv.tasks.task import Task, Totals
 
 _ROWS = 4096
 """Rows whose weights are computed at once."""
@@ -98,17 +99,18 @@ def join(
     equal ones it is the cheaper: wide before deep before joined.
     """
     assert model.wide is not None
-    found = _outputs(model, dataset, stop)
+    assert isinstance(task, PooledTask)
+    batches = list(dataset.rows(VALIDATION))
+    found = _outputs(model, batches, precision, stop)
     if found is None:
         return None
-    deep, wide, targets = found
+    sides, targets = [torch.cat(side) for side in found], torch.cat([batch.targets for batch in batches])
     contestants = []
     for name, reads in (("n-grams", (WIDE,)), ("Transformer", (DEEP,)), ("Transformer and n-grams", (DEEP, WIDE))):
-        factors = _factors(model, deep, wide, targets, reads)
-        model.wide.set_share(*factors)
-        totals = measure(model, task, dataset.rows(VALIDATION), precision, stop)
-        if totals is None:
-            return None
+        a, b = factors = _factors(model, sides[DEEP], sides[WIDE], targets, reads)
+        totals = Totals()
+        for deep, wide, batch in zip(*found, batches, strict=True):
+            totals.add(task.observed(model, a * deep + b * wide, batch))
         contestants.append(Contestant(name, *factors, task.figures(totals, dataset.scale())))
     sign, wide_figure = (1 if best in ERRORS else -1), contestants[0].figures[best]
     contestants.sort(key=lambda each: (sign * each.figures[best] > sign * wide_figure, each.figures["loss"]))
@@ -117,21 +119,21 @@ def join(
 
 
 @torch.no_grad()
-def _outputs(model: Transformer, dataset: Dataset, stop: Callable[[], bool]) -> tuple[Tensor, Tensor, Tensor] | None:
-    """(deep outputs, wide outputs, targets) of the validation split, in fp64 on the CPU; None if stopped."""
+def _outputs(
+    model: Transformer, batches: Sequence[Batch], precision: str, stop: Callable[[], bool]
+) -> tuple[list[Tensor], list[Tensor]] | None:
+    """(deep outputs, wide outputs) of each batch, in fp64 on the CPU; None if stopped."""
     assert model.wide is not None
-    found: dict[int, list[Tensor]] = {DEEP: [], WIDE: []}
-    targets = []
-    with evaluating(model):
-        for batch in dataset.rows(VALIDATION):
+    found: tuple[list[Tensor], list[Tensor]] = ([], [])
+    with evaluating(model), autocast(precision, model.device):
+        for batch in batches:
             if stop():
                 return None
             here = batch.to(model.device)
-            targets.append(batch.targets)
-            for path, several in found.items():
+            for path in (DEEP, WIDE):
                 model.wide.set_share(float(path == DEEP), float(path == WIDE))
-                several.append(at_least_single(outputs(model, here)).double().cpu())
-    return torch.cat(found[DEEP]), torch.cat(found[WIDE]), torch.cat(targets)
+                found[path].append(at_least_single(outputs(model, here)).double().cpu())
+    return found
 
 
 def _factors(
