@@ -112,7 +112,6 @@ def test_saved_and_loaded_by_the_other_library(pair: Pair, tmp_path_factory: pyt
             their_answer(Pair(pair.case, again, folder, pair.published, pair.rows, pair.targets)),
         )
     # Where a product has one column, its rounding depends on where in memory the weights lie.
-    # Another implementation of a product may have been chosen in between, with other rounding.
     atol = 1e-5 * float(before.abs().max())
     assert torch.allclose(answered(pair, before), answered(pair, after), rtol=0, atol=atol)
 
