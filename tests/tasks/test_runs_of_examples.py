@@ -58,7 +58,7 @@ def test_a_run_that_was_cut_goes_on_bit_for_bit(task: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("task", "figure", "least"),
-    [("classification", "accuracy", 95), ("token_classification", "f1", 90), ("question_answering", "exact_match", 40)],
+    [("classification", "accuracy", 90), ("token_classification", "f1", 90), ("question_answering", "exact_match", 40)],
 )
 def test_a_run_learns_and_answers(task: str, figure: str, least: float, tmp_path: Path) -> None:
     recipe = small_recipe(task, tmp_path, 80, steps=40, batch_size=16, validation={"every": 40, "batches": None})
