@@ -76,6 +76,7 @@ def test_a_run_keeps_the_best_contestant(tmp_path: Path, numbers: bool) -> None:
     assert evaluate(loaded, "validation").figures["loss"] == pytest.approx(validation["figures"]["loss"])
     (answer,) = predict(loaded, rows_for(loaded, ["a lovely and bright film"]))
     assert answer["value"] > 1 if numbers else answer["answer"] == "up"
+    assert "answer" in predict(loaded, rows_for(loaded, [""]))[0]  # a text without n-grams
 
 
 def test_the_wide_path_is_that_of_the_library_over_the_same_features(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qkv.data.batch import Batch
 from qkv.data.corpus import TRAIN, VALIDATION
-from qkv.data.ngrams import Bag, bag_of
+from qkv.data.ngrams import bag_of
 from qkv.data.padding import lengths_or_none, padded
 from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
@@ -181,7 +181,7 @@ class TextReader(Truncation):
         """(parts of the example of one row, number of its tokens before truncation).
 
         Parts: framed ids and token types (empty if the model reads none) of all windows, truth; then, if there are
-        several windows or a wide path, the length of each window, and ids and counts of the features.
+        several windows or a wide path, the length of each window; for a wide path, ids and counts of the features.
         """
         tokens = [self.tokenizer.encode(text) for text in texts]
         length = sum(map(len, tokens))
@@ -192,7 +192,7 @@ class TextReader(Truncation):
         )
         if len(read) == 1 and self.wide is None:
             return (ids, types, truth), length
-        bag = Bag(*_EMPTY) if self.wide is None else bag_of(self.wide, texts)
+        bag = () if self.wide is None else bag_of(self.wide, texts)
         return (ids, types, truth, np.array([len(found.ids) for found in read]), *bag), length
 
     def _framed(self, tokens: Sequence[list[int]]) -> list[Framed]:
@@ -201,9 +201,6 @@ class TextReader(Truncation):
         kept = self(tokens[0], "text").tolist()
         starts = range(0, max(1, len(kept) - self.room + self._stride), self._stride)
         return [self.tokenizer.frame.around(kept[start : start + self.room]) for start in starts]
-
-
-_EMPTY = np.zeros(0, np.int64), np.zeros(0, np.float32)
 
 
 def signal_of(rows: Sequence[tuple[Any, ...]]) -> tuple[Signal, Tensor | None]:
@@ -217,7 +214,7 @@ def signal_of(rows: Sequence[tuple[Any, ...]]) -> tuple[Signal, Tensor | None]:
     if len(pieces) > len(rows):
         owners = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([len(each) for each in counts]))
     signal = Signal(ids, lengths_or_none(ids, lengths), types=types_or_none(types))
-    if len(rows[0]) > 3 and any(len(row[4]) for row in rows):
+    if len(rows[0]) > 4:
         bag, occurring = padded([row[4] for row in rows])[0], padded_counts([row[5] for row in rows])
         signal = replace(signal, bag=bag, counts=occurring)
         if owners is not None:
@@ -232,7 +229,7 @@ def _split(types: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
 
 def padded_counts(rows: Sequence[np.ndarray]) -> Tensor:
     """Counts of the features of several rows, (B, longest), padded with 0."""
-    found = torch.zeros(len(rows), max(map(len, rows)))
+    found = torch.zeros(len(rows), max(1, *map(len, rows)))
     for i, row in enumerate(rows):
         found[i, : len(row)] = torch.from_numpy(row)
     return found
