@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import qkv
 from qkv.runs import search as module
@@ -125,6 +126,33 @@ def test_the_index_is_kept_and_follows_file_model_and_settings(run: Run, texts: 
     index.write_bytes(index.read_bytes()[:-4])  # cut off
     assert searched()[0] == 1
     assert built == [91]
+
+
+@pytest.mark.parametrize("place", [-1, -90 * 24 * 4, -40 * 24 * 4 + 3], ids=["last", "first", "middle"])
+def test_a_damaged_index_is_built_again(run: Run, texts: Path, place: int) -> None:
+    built: list[int] = []
+
+    def searched() -> list[qkv.Hit]:
+        return qkv.search(run, texts, WORDS[:4], top=90, on_progress=lambda done, total: built.append(total))[0]
+
+    first = searched()
+    (index,) = (texts.parent / "cache" / "search").iterdir()
+    whole = index.read_bytes()
+    content = bytearray(whole)
+    content[place] ^= 0x41
+    index.write_bytes(content)
+    assert searched() == first
+    assert (built, index.read_bytes()) == ([90, 90], whole)
+    index.write_bytes(whole[: -90 * 24 * 4] + bytes(90 * 24 * 4))  # its length, and no content
+    assert searched() == first
+    assert (built, index.read_bytes()) == ([90, 90, 90], whole)
+
+
+def test_an_index_is_a_safetensors_file(run: Run, texts: Path) -> None:
+    qkv.search(run, texts, WORDS[0])
+    (index,) = (texts.parent / "cache" / "search").iterdir()
+    vectors = load_file(index)["vectors"]
+    torch.testing.assert_close(vectors.double().square().sum(1), torch.ones(90, dtype=torch.float64), rtol=1e-6, atol=0)
 
 
 def test_an_interrupted_index_leaves_nothing(run: Run, texts: Path) -> None:

@@ -170,12 +170,17 @@ def _bytes(content: Tensor) -> Any:
 
 
 def sums(content: Tensor) -> bytes:
-    """Fast checksum of a tensor's bytes as 64-bit words, modulo 2^64: the sum of words, and the sum of words times
+    """``sums_of`` the bytes of a tensor."""
+    return sums_of(content.numpy())
+
+
+def sums_of(found: np.ndarray) -> bytes:
+    """Fast checksum of bytes, a uint8 array, as 64-bit words modulo 2^64: the sum of words, and the sum of words times
     position.
 
     They detect every change of one word and every exchange of two.
     """
-    count, found = content.numel() // 8, content.numpy()
+    count = found.size // 8
     words, rest = found[: 8 * count].view("u8"), int.from_bytes(found[8 * count :].tobytes(), "little")
     places = np.arange(1, min(count, _WORDS) + 1, dtype="u8")
     plain, placed = rest, rest * (count + 1)

@@ -12,14 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from qkv.runs.files import clear_errors, digest, sums, sync
+from qkv.runs.files import clear_errors, digest, sums, sums_of, sync
 from qkv.runs.run import Run
 from qkv.system.cache import cache_folder
 
-VERSION = 1
+VERSION = 2
 _NAME = "vectors"
 _LENGTH = 8
 """Bytes of the length of the header of a safetensors file."""
+_DIGITS = 64
+"""Hexadecimal digits of a checksum."""
 
 
 def index_path(parts: dict[str, Any]) -> Path:
@@ -38,7 +40,10 @@ def model_digest(run: Run) -> str:
 
 
 def read_index(path: Path, key: str) -> np.ndarray | None:
-    """Vectors (texts, D), mapped from the file ``path``; None if it is missing, damaged or has another ``key``."""
+    """Vectors (texts, D), mapped from the file ``path``; None if it is missing, damaged or has another ``key``.
+
+    The checksum is verified, which reads the whole file once, as each search does.
+    """
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(_LENGTH), "little")
@@ -47,7 +52,8 @@ def read_index(path: Path, key: str) -> np.ndarray | None:
         fits = header["__metadata__"]["key"] == key and len(shape) == 2
         if not fits or path.stat().st_size != _LENGTH + length + 4 * shape[0] * shape[1]:
             return None
-        return np.memmap(path, "<f4", "r", _LENGTH + length, shape)
+        vectors = np.memmap(path, "<f4", "r", _LENGTH + length, shape)
+        return vectors if header["__metadata__"]["sums"] == _checksum(key, vectors) else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -55,27 +61,52 @@ def read_index(path: Path, key: str) -> np.ndarray | None:
 def write_index(path: Path, key: str, count: int, width: int, blocks: Iterable[np.ndarray]) -> None:
     """Write the ``count`` vectors of ``blocks``, each (texts, ``width``), to a safetensors file.
 
-    The vectors are scaled to length 1. The file has a temporary name until it is complete. Raises ``UserError`` if the
-    disk refuses it.
+    The vectors are scaled to length 1. The file has a temporary name until it is complete, and its header then gets the
+    checksum. Raises ``UserError`` if the disk refuses it.
     """
-    size = 4 * count * width
-    entry = {"dtype": "F32", "shape": [count, width], "data_offsets": [0, size]}
-    header = json.dumps({"__metadata__": {"key": key}, _NAME: entry}).encode()
-    header += b" " * (-len(header) % 8)
+    header = _header(key, count, width, "0" * _DIGITS)
     with clear_errors(f"the index {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     partial = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            _write(file.write, path, len(header).to_bytes(_LENGTH, "little") + header)
+            _write(file.write, path, header)
             for block in blocks:
                 _write(file.write, path, unit(block).tobytes())
         with clear_errors(f"the index {path}"):
+            _seal(partial, key, count, width, len(header))
             sync(partial)
             os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _header(key: str, count: int, width: int, checksum: str) -> bytes:
+    """Header of a safetensors file with its length; the same number of bytes for every checksum."""
+    entry = {"dtype": "F32", "shape": [count, width], "data_offsets": [0, 4 * count * width]}
+    content = json.dumps({"__metadata__": {"key": key, "sums": checksum}, _NAME: entry}).encode()
+    content += b" " * (-len(content) % 8)
+    return len(content).to_bytes(_LENGTH, "little") + content
+
+
+def _seal(path: Path, key: str, count: int, width: int, begin: int) -> None:
+    """Replace the header of a complete file by one with the checksum of its vectors, which begin at ``begin``.
+
+    A file of another size, since the texts changed meanwhile, is left without a checksum and never read.
+    """
+    if path.stat().st_size != begin + 4 * count * width:
+        return
+    checksum = _checksum(key, np.memmap(path, "<f4", "r", begin, (count, width)))
+    with path.open("r+b") as file:
+        file.write(_header(key, count, width, checksum))
+
+
+def _checksum(key: str, vectors: np.ndarray) -> str:
+    """Digest of an index: ``key``, shape and ``sums_of`` the vectors."""
+    total = hashlib.sha256(f"{key} {list(vectors.shape)}".encode())
+    total.update(sums_of(vectors.reshape(-1).view(np.uint8)))
+    return total.hexdigest()
 
 
 def _write(write: Callable[[bytes], object], path: Path, content: bytes) -> None:
