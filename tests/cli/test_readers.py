@@ -99,7 +99,7 @@ def test_info_shows_a_run(qkv: Call, run: Path) -> None:
     for words in (
         "tiny",
         "characters",
-        "attention + feed_forward",
+        "1 layer of width 16: attention + feed_forward",
         "6 of 6",
         "best validation loss",
         "model.safetensors",

@@ -9,11 +9,13 @@ import torch
 
 from qkv.inspection.cost import cost
 from qkv.layers.signal import Signal
+from qkv.models.adapt import adapt, learned_sentence
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.models.wide import WidePath
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.model import Model
+from qkv.spec.training import Training
 
 
 def model_of(**fields: object) -> Transformer:
@@ -95,6 +97,15 @@ def test_gradients_leave_the_wide_path_alone() -> None:
     model(signal())[0].sum().backward()
     assert path_of(model).table.grad is None
     assert model.head.output.weight.grad is not None  # type: ignore[union-attr]
+
+
+def test_a_fitted_table_is_no_frozen_parameter() -> None:
+    model = model_of()
+    assert learned_sentence(model, Training()) == ""
+    head = Training.parse({"adapt": "head"})
+    adapt(model, head)
+    total = sum(p.numel() for p in build(model.spec.changed(wide=None)).parameters())
+    assert learned_sentence(model, head).startswith(f"27 of {total:,} parameters are trainable")  # (8 + 1) · 3
 
 
 def test_a_signal_without_features_is_refused() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.report.figures import all_numbers, cell, clock, duration, fixed, place, short, size
+from qkv.report.figures import all_numbers, cell, clock, counted, duration, fixed, place, short, size
 
 
 @pytest.mark.parametrize(
@@ -119,3 +119,7 @@ def test_cells_of_a_table() -> None:
     assert not all_numbers([1, "2"])
     assert not all_numbers([True])
     assert not all_numbers([None])
+
+
+def test_a_number_and_its_noun_agree() -> None:
+    assert [counted(count, "layer") for count in (0, 1, 2, 1200)] == ["0 layers", "1 layer", "2 layers", "1,200 layers"]

@@ -112,7 +112,7 @@ def _published(folder: Path) -> list[tuple[str, Any]]:
     spec, tokenizer = found.spec, found.tokenizer
     rows: list[tuple[str, Any]] = [
         ("family", f"{found.family} ({found.architecture})"),
-        ("model", f"{len(spec.layers)} layers of width {spec.width}: {_pattern(spec)}"),
+        ("model", _stack(spec)),
         ("head", spec.head.kind.replace("_", " ")),
         ("parameters", sum(parameter.numel() for parameter in found.model.parameters())),
         ("precision", str(next(found.model.parameters()).dtype).removeprefix("torch.")),
@@ -168,7 +168,7 @@ def _run(folder: Path) -> list[tuple[str, Any]]:
             else []
         ),
         *([("processors", ", ".join(run.vocabulary.processors))] if run.vocabulary.processors else []),
-        ("model", f"{len(model.layers)} layers of width {model.width}: {_pattern(model)}"),
+        ("model", _stack(model)),
         ("context length", model.context_length),
         ("parameters", sum(p.numel() for p in run.model.parameters())),
         ("steps", f"{max(steps, default=0):,} of {steps_in_all(run.metrics, training.steps):,}"),
@@ -178,6 +178,9 @@ def _run(folder: Path) -> list[tuple[str, Any]]:
     ]
 
 
-def _pattern(model: Any) -> str:
-    """Format the branches of the listed blocks, such as ``attention + feed_forward | gru``."""
-    return " | ".join(" + ".join(branch.kind for branch in block.branches) for block in model.blocks)
+def _stack(model: Any) -> str:
+    """Layers, width and branches of the listed blocks: ``2 layers of width 64: attention + feed_forward | gru``."""
+    from qkv.report.figures import counted
+
+    pattern = " | ".join(" + ".join(branch.kind for branch in block.branches) for block in model.blocks)
+    return f"{counted(len(model.layers), 'layer')} of width {model.width}{': ' * bool(pattern)}{pattern}"

@@ -35,14 +35,16 @@ def load_command(
     and why.
     """
     from qkv.interop.load import load_published
+    from qkv.report.figures import counted
     from qkv.report.table import print_table
 
     found = load_published(source, dtype, revision, pickles, copy)
     spec, tokenizer = found.spec, found.tokenizer
+    head = spec.head.kind.replace("_", " ")
     rows: list[tuple[str, Any]] = [
         ("folder", found.folder),
         ("family", f"{found.family} ({found.architecture})"),
-        ("model", f"{len(spec.layers)} layers of width {spec.width}, a head for {spec.head.kind.replace('_', ' ')}"),
+        ("model", f"{counted(len(spec.layers), 'layer')} of width {spec.width}, a head for {head}"),
         ("parameters", sum(parameter.numel() for parameter in found.model.parameters())),
         ("adapter", str(found.adapter) if found.adapter else None),
         ("precision", str(next(found.model.parameters()).dtype).removeprefix("torch.")),

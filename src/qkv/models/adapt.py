@@ -179,9 +179,13 @@ def rate_factors(rates: Mapping[str, float], names: Iterable[str]) -> dict[str, 
     return {name: next((factor for pattern, factor in rates.items() if meets(pattern, name)), 1.0) for name in names}
 
 
-def learned_sentence(model: nn.Module, training: Training) -> str:
-    """Message with the number of trainable parameters; "" if all are trainable."""
-    every: list[Any] = list(model.parameters())
+def learned_sentence(model: Transformer, training: Training) -> str:
+    """Message with the number of trainable parameters; "" if all are trainable.
+
+    The wide path is not counted, since it is fitted before training and never frozen by a setting.
+    """
+    fitted = set() if model.wide is None else set(model.wide.parameters())
+    every = [parameter for parameter in model.parameters() if parameter not in fitted]
     learning = sum(p.numel() for p in every if p.requires_grad)
     total = sum(p.numel() for p in every)
     if learning == total:

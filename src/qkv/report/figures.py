@@ -32,6 +32,11 @@ def place(value: float) -> str:
     return f"{value:,.0f}" if abs(value) < 1e9 and value == round(value) else short(value, 6)
 
 
+def counted(count: int, noun: str) -> str:
+    """Format a number with its noun, whose plural ends in s: 1 layer, 1,200 layers."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def fixed(value: float, digits: int = 4) -> str:
     """Format a loss or another metric with ``digits`` significant digits, trailing zeros kept: 1.230."""
     if not math.isfinite(value):

@@ -12,6 +12,7 @@ from qkv.data.sources import resolve
 from qkv.inspection.cost import cost
 from qkv.inspection.machine import Machine, fits_memory, store_machine, stored_machine
 from qkv.inspection.probe import probe
+from qkv.report.figures import counted
 from qkv.spec.branches import Attention, GatedFeedForward
 from qkv.spec.data import Data
 from qkv.spec.model import Block, Model, Text
@@ -100,7 +101,7 @@ def _chosen(source: str, minutes: float, machine: Machine) -> Recipe:
     model = best.model.changed(frontend=Text(positions=NoPositions()))  # the tokenizer sets the vocabulary size
     return Recipe(
         name=Path(source).stem,
-        description=f"{characters:,} characters, {_named(tokenizer)}, {len(model.layers)} layers of width "
+        description=f"{characters:,} characters, {_named(tokenizer)}, {counted(len(model.layers), 'layer')} of width "
         f"{model.width}: chosen for this text and this machine.",
         data=Data(source=source, tokenizer=tokenizer),
         model=model,
