@@ -20,12 +20,14 @@ import qkv
 from qkv.data.records.model import Role
 from qkv.runs.evaluation import measure
 from qkv.spec.errors import UserError
+from qkv.spec.overrides import override
 from qkv.tasks.dataset import ExampleDataset
 from qkv.tasks.linear import fit_label_sets
 from qkv.tasks.multilabel import label_set_scores
 from qkv.training.loop import train
 
 ROWS = rows_of("multilabel", 24)
+SPACE = ["data.label_separator=' '"]
 LABELS = (Role("text", "text", ("text",)), Role("labels", "labels", ("labels",)))
 
 
@@ -51,7 +53,10 @@ def test_cells_are_sets_of_labels(name: str, cells: list[str], wanted: list[list
     records = read(write(tmp_path / name, content), LABELS)
     found = {row["text"]: row["labels"] for row in everything(records)}
     assert found == {f"t{i}": labels for i, labels in enumerate(wanted)}
-    assert any("1 of 4 rows" in note and "has no labels and was left out" in note for note in records.notes)
+    (note,) = (note for note in records.notes if "1 of 4 rows" in note)
+    assert "has no labels and was left out" in note
+    assert note.endswith("; [] in the cell means that a text has none of the labels")
+    assert not any("more than one" in note for note in records.notes)
 
 
 def test_a_separator_of_ones_own_and_a_broken_list(tmp_path: Path) -> None:
@@ -60,6 +65,15 @@ def test_a_separator_of_ones_own_and_a_broken_list(tmp_path: Path) -> None:
     assert sorted(row["labels"] for row in everything(records)) == [["a", "b"], ["b"]]
     assert [(row.line, row.reason) for row in records.bad] == [(4, "labels is '[a', not a list in JSON")]
     assert records.digest != read(source, LABELS).digest
+
+
+def test_a_separator_that_no_cell_contains_is_told(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.csv", "text,labels\nt,a b\nu,b\nv,[]\nw,b a\n")
+    told = "more than one of the labels; if cells hold several, name the text between them in data.label_separator"
+    assert any(note.endswith(told) for note in read(source, LABELS, label_separator="/").notes)
+    records = read(source, LABELS, label_separator=override(recipe_for("multilabel"), SPACE).data.label_separator)
+    assert sorted(row["labels"] for row in everything(records)) == [[], ["a", "b"], ["b"], ["b", "a"]]
+    assert not any("more than one" in note for note in records.notes)
 
 
 def test_the_loss_is_binary_cross_entropy_in_float64_and_predict_agrees() -> None:

@@ -120,7 +120,7 @@ class Data(Spec):
     label_separator: str | None = Field(
         default=None,
         min_length=1,
-        description="text between several labels in one cell; default: the first of | ; , in it",
+        description="text between several labels in one cell; default: the first of | ; , in the column",
     )
 
     @classmethod

@@ -62,7 +62,7 @@ def open_records(data: spec.Data, roles: Sequence[Role], where: str = "data") ->
         notes += read.notes
     if "validation" not in splits:
         notes += hold_out_rows(splits, places, roles, data, tables["train"])
-    notes += _shared(splits, roles)
+    notes += [*_shared(splits, roles), *_single(splits["train"], roles, tables["train"].name)]
     splits = {name: splits[name] for name in ("train", "validation", "test") if name in splits}
     return Records(data.source, splits, choice.columns, tuple(bad), _digest(data, roles, tables, choice), tuple(notes))
 
@@ -127,12 +127,12 @@ def _read(table: Table, roles: Sequence[Role], choice: ColumnChoice, data: spec.
                 read.bad.append(BadRow(row.file or table.name, row.line, str(error), missing))
         else:
             read.bad.append(row)
-    _judge(table, read, data, where)
+    _judge(table, read, data, where, roles)
     read.notes.extend(f"{table.name}: {note}" for note in values.notes())
     return read
 
 
-def _judge(table: Table, read: Read, data: spec.Data, where: str) -> None:
+def _judge(table: Table, read: Read, data: spec.Data, where: str, roles: Sequence[Role]) -> None:
     """Note the skipped rows of a table, or raise ``UserError``: if ``data`` says so, if no row is left, and always if
     more than half are bad for another reason than an empty cell, since the format is then probably wrong.
     """
@@ -151,7 +151,7 @@ def _judge(table: Table, read: Read, data: spec.Data, where: str) -> None:
     if bad:
         what, some = _quoted(bad, count, table)
         read.notes.append(f"{what} {'was' if len(bad) == 1 else 'were'} skipped: {some}")
-    read.notes.extend(_empty(read.bad, count, table))
+    read.notes.extend(_empty(read.bad, count, table, roles))
     if not read.examples:
         raise UserError(f"no row of {table.name} can be used: {'; '.join(read.notes)}; check {where}.columns")
 
@@ -163,8 +163,9 @@ def _quoted(bad: Sequence[BadRow], count: int, table: Table) -> tuple[str, str]:
     return f"{len(bad):,} of {count:,} rows of {table.name}", some
 
 
-def _empty(bad: Sequence[BadRow], count: int, table: Table) -> list[str]:
+def _empty(bad: Sequence[BadRow], count: int, table: Table, roles: Sequence[Role]) -> list[str]:
     """One sentence per role on the rows that were left out since its cell is empty."""
+    lists = {role.name for role in roles if role.kind == "labels"}
     found: dict[str, list[int]] = {}
     for row in bad:
         if row.missing:
@@ -172,6 +173,7 @@ def _empty(bad: Sequence[BadRow], count: int, table: Table) -> list[str]:
     return [
         f"{len(lines):,} of {count:,} rows of {table.name} {'has' if len(lines) == 1 else 'have'} no {role} and "
         f"{'was' if len(lines) == 1 else 'were'} left out (first: {table.place(lines[0])})"
+        + (f"; [] in the cell means that a text has none of the {role}" if role in lists else "")
         for role, lines in found.items()
     ]
 
@@ -180,6 +182,16 @@ def _shared(splits: dict[str, list[dict[str, Any]]], roles: Sequence[Role]) -> l
     """Sentences on the inputs of the training split that are also in the other splits."""
     found = (shared(rows, split, splits["train"], roles) for split, rows in splits.items() if split != "train")
     return [note for note in found if note]
+
+
+def _single(rows: Sequence[dict[str, Any]], roles: Sequence[Role], name: str) -> list[str]:
+    """Sentence on a column of several labels of which no row has more than one, as with a wrong separator."""
+    return [
+        f"no row of {name} has more than one of the {role.name}; if cells hold several, name the text between them in "
+        "data.label_separator"
+        for role in roles
+        if role.kind == "labels" and all(len(row[role.name]) < 2 for row in rows)
+    ]
 
 
 def _digest(data: spec.Data, roles: Sequence[Role], tables: dict[str, Table], choice: ColumnChoice) -> str:
