@@ -27,6 +27,9 @@ ERRORS = frozenset({"loss", "perplexity", "rmse", "mae", "bits_per_token", "bits
 }
 """Metrics for which lower is better."""
 
+OF_A_RUN = frozenset({"contestants", "heats"})
+"""Kinds of sections on the whole run, found on the validation split and shown whichever split's details are."""
+
 Splits = Mapping[str, Mapping[str, Any]]
 """Evaluation results by split; each has ``figures`` (metrics by name), ``sections`` (details for the report) and
 ``notes``.
@@ -80,8 +83,8 @@ def _parts(splits: Splits) -> str:
 
 
 def add_evaluation(page: Page, splits: Splits, step: int, best: str = "") -> None:
-    """Add evaluation results to a report page: a table of the metrics on all splits, and the detail sections of one
-    split.
+    """Add evaluation results to a report page: a table of the metrics on all splits, sections on the whole run, and the
+    detail sections of one split.
 
     ``step``: training step of the evaluated weights; ``best``: metric that selected them, "" for none.
     """
@@ -91,7 +94,10 @@ def add_evaluation(page: Page, splits: Splits, step: int, best: str = "") -> Non
         page.table(["metric", *splits], rows(splits))
         for note in dict.fromkeys(note for evaluation in splits.values() for note in evaluation["notes"]):
             page.prose(note)
-    add_sections(page, splits[judged(splits)]["sections"])
+    shown = judged(splits)
+    others = [section for split in splits if split != shown for section in splits[split]["sections"]]
+    add_sections(page, [section for section in others if section.get("kind") in OF_A_RUN])
+    add_sections(page, splits[shown]["sections"])
 
 
 def evaluation_report(title: str, lead: str, splits: Splits, step: int, best: str = "") -> str:
