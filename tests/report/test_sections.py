@@ -16,6 +16,7 @@ from qkv.report.training import TrainingRun, training_report
 SECTIONS: dict[str, dict[str, Any]] = {
     "confusion": {"labels": ["bad", "good", "so"], "counts": [[8, 2, 0], [1, 9, 0], [0, 0, 0]]},
     "examples": {"columns": ["text", "answer"], "rows": [["what a film", "good"], ["x" * 2000, "bad"]]},
+    "heats": {"columns": ["model", "validation loss"], "rows": [["attention", "0.41"], ["convolution", "0.47"]]},
     "contestants": {"columns": ["model", "loss"], "rows": [["n-grams", "0.41"], ["Transformer", "0.47"]]},
     "tagged": {
         "sentences": [

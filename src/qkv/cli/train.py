@@ -179,9 +179,11 @@ def run_and_tell(recipe: Recipe, folder: Path, note: str = "", since: float | No
     from qkv.training.loop import train
     from qkv.training.show import Show
 
+    notes = [note] if note else []
+
     def tell(event: Event) -> None:
-        if isinstance(event, Started) and not event.step and note:
-            typer.echo(note, err=True)
+        if isinstance(event, Started) and not event.step and notes:
+            typer.echo(notes.pop(), err=True)
         show(event)
 
     with Show() as show:
@@ -193,7 +195,7 @@ def run_and_tell(recipe: Recipe, folder: Path, note: str = "", since: float | No
 def _set_aside(folder: Path) -> None:
     from qkv.runs.folder import locked
 
-    if not (folder / "spec.yaml").exists():
+    if not (folder / "spec.yaml").exists() and not (folder / "heats").exists():
         return
     aside = next(path for i in range(1, 10_000) if not (path := folder.with_name(f"{folder.name}.{i}")).exists())
     with locked(folder):  # another process may be training in it
@@ -243,7 +245,7 @@ def _tell_evaluation(run: Run) -> None:
     typer.echo()
     print_table(f"evaluation at step {run.evaluation['step']:,}", ["metric", *splits], rows(splits))
     for section in splits["validation"]["sections"] if "validation" in splits else ():
-        if section["kind"] == "contestants":
+        if section["kind"] in ("heats", "contestants"):
             typer.echo()
             print_table(section["title"].lower(), section["columns"], section["rows"])
     for note in dict.fromkeys(note for evaluation in splits.values() for note in evaluation["notes"]):

@@ -170,6 +170,7 @@ DRAWN: dict[str, Callable[[Page, Section], None]] = {
     "curves": _curves,
     "bars": _bars,
     "contestants": _examples,
+    "heats": _examples,
     "reliability": _reliability,
     "effects": _effects,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -16,6 +17,8 @@ from qkv.spec.model import Model
 from qkv.spec.results import Published, Reached, Result, Typed, reached
 from qkv.spec.tasks import NextToken, Task
 from qkv.spec.training import Training
+
+_NAME = re.compile(r"[\w+-]+")
 
 
 class Recipe(Spec):
@@ -36,6 +39,11 @@ class Recipe(Spec):
     training: Training = Training()
     sample: Generation = Generation(max_new_tokens=200, temperature=0.8, seed=1)
     quick: dict[str, Any] = {}
+    candidates: dict[str, dict[str, Any]] = Field(
+        default={},
+        description="models that compete in short heats, by name: dotted overrides of this recipe; the one of lowest "
+        "validation loss is trained to the end",
+    )
     shown: Seq[str] = Field(
         default=(), description="metrics that tables of recipes show, such as test.accuracy, the main one first"
     )
@@ -62,7 +70,19 @@ class Recipe(Spec):
         # Default blocks are replaced by those of the start.
         if self.start is None or self.model.blocks != Model.model_fields["blocks"].default:
             found += [problem.under("model") for problem in self.task.model_problems(self.model)]
-        return found + self._encoder_problems()
+        return found + self._encoder_problems() + self._candidate_problems()
+
+    def _candidate_problems(self) -> list[Problem]:
+        wrong = next((name for name in self.candidates if not _NAME.fullmatch(name)), None)
+        if wrong is not None:
+            sentence = f"{wrong!r} is no name of a folder; use letters, digits, '-', '_' and '+'"
+            return [Problem(("candidates",), sentence)]
+        return [
+            Problem(("candidates", name, path), "a candidate changes the model, not the race")
+            for name, changes in self.candidates.items()
+            for path in changes
+            if path.partition(".")[0] == "candidates"
+        ]
 
     def _data_problems(self) -> list[Problem]:
         kind, draws = self.task.kind, self.task.reads == "nothing"

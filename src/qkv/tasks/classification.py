@@ -39,6 +39,7 @@ class ClassificationTask(PooledTask):
 
     loss_unit = "nats an example"
     unknown = 0
+    metric = "accuracy"
     automatic = Defaults(
         ("text", "pair"),
         lengths=SHORT,

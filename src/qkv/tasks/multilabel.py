@@ -42,6 +42,7 @@ class MultiLabelTask(PooledTask):
 
     loss_unit = "nats an example"
     unknown = 0.0
+    metric = "micro_f1"
     automatic = Defaults(("text", "pair"), lengths=SHORT, target="labels", tokenizer=lowercase)
     roles = (
         TEXT,

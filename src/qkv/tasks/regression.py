@@ -40,6 +40,7 @@ class RegressionTask(PooledTask):
 
     loss_unit = "squared deviations an example"
     unknown = 0.0
+    metric = "rmse"
     automatic = Defaults(("text", "pair"), lengths=SHORT, target="value", tokenizer=lowercase)
     roles = (
         TEXT,

@@ -40,7 +40,9 @@ class Defaults(NamedTuple):
     target: str = ""
     """Role of the target of tasks with one output per row, whose model has a wide path; empty for others."""
     best: str = "loss"
-    """Metric that selects the best weights. The loss can rise while accuracy still improves."""
+    """Metric that selects the best weights of a model without a wide path. The loss can rise while accuracy still
+    improves; weights that are joined with a wide path are selected by the loss.
+    """
     words: bool = False
     """True if the model reads words as features (front end ``words``), without a tokenizer."""
     head: Head | None = None
@@ -112,6 +114,8 @@ class Task(ABC):
     """Optional input names of ``predict``."""
     temperature: float = 1.0
     """Divisor of the logits of a label before their softmax, fitted after training (``qkv.tasks.calibration``)."""
+    metric: ClassVar[str] = "loss"
+    """Main metric of the evaluation, by which contestants are compared with the baseline."""
     automatic: ClassVar[Defaults | None] = None
     """Settings for recipes that are chosen for a table; None if there are none."""
 

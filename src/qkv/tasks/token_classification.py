@@ -54,6 +54,7 @@ class TokenClassificationTask(ExampleTask):
     loss_unit = "nats a word"
     evaluates = True
     asks = ("words",)
+    metric = "f1"
     automatic = Defaults(("words",), best="f1", words=True, head=CRFHead(dropout=0.3), epochs=8)
     roles = (
         Role("words", "words", ("words", "tokens", "sentence", "text", "forms")),

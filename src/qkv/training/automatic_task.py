@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from qkv.spec.generation import Generation
 from qkv.spec.heads import Head, LanguageModelHead
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Encoder, Model, Text
-from qkv.spec.overrides import override
+from qkv.spec.overrides import assignments, override
 from qkv.spec.parts import Learned, NoPositions, NoRelative, Relative, Rope
 from qkv.spec.processors import WordFeatures
 from qkv.spec.recipe import Recipe
@@ -40,6 +40,8 @@ from qkv.training.finetune import finetuned, short_form
 
 _FEWEST = 200
 _PATIENCE = 6
+_MANY = 20_000
+"""Rows from which shallow models are regularised less."""
 _CHARACTERS = 3.0
 """Approximate characters per token."""
 _VOCABULARIES = (512, 1024, 2048, 4096, 8192)
@@ -108,26 +110,67 @@ def automatic_task(
     tokenizer = Data.model_fields["tokenizer"].default if plan.words else plan.tokenizer(ids)
     width, layers = _width(sizes.examples, plan)
     model = _writer(width, layers, sizes, plan) if plan.writes else _reader(width, layers, sizes, plan, task)
+    candidates: dict[str, dict[str, Any]] = {}
     if plan.target:
         model = model.changed(wide=wide_path(records, plan))
+        candidates = _candidates(task, sizes, _unsegmented(_texts(records, plan)))
     training, batching = _training(sizes, width, machine, plan)
-    training = training.changed(validation=training.validation.changed(best=plan.best))
+    training = training.changed(validation=training.validation.changed(best="loss" if model.wide else plan.best))
     recipe = Recipe(
         name=name_of(given.source),
-        description=f"{sizes.examples:,} examples, {_read(model, tokenizer)}, {_described(model)}: "
+        description=f"{sizes.examples:,} examples, {_described(model, tokenizer, candidates)}: "
         "chosen for this data and this machine.",
         data=given.changed(tokenizer=tokenizer, batching=batching),
         model=model,
         task=task,
         training=training,
         sample=Generation(max_new_tokens=model.context_length - 1, temperature=0.0 if plan.writes else 1.0),
-        quick=short_form(training.steps),
+        quick=short_form(training.steps) | ({"candidates": {}} if candidates else {}),
+        candidates=candidates,
     )
     if start is not None:
-        recipe = finetuned(recipe, start, adapt, sizes.examples)
+        recipe = finetuned(recipe.changed(candidates={}), start, adapt, sizes.examples)
     elif adapt is not None:
         recipe = override(recipe, [f"training.adapt={adapt}"])
+    overrides = list(overrides)
+    if any(_decides(change.path, candidates) for change in assignments(overrides)):
+        recipe = recipe.changed(candidates={}, quick=short_form(recipe.training.steps))
     return as_asked(_within_memory(_windowed(recipe, sizes, plan)), quick, overrides)
+
+
+def _decides(path: tuple[str, ...], candidates: Mapping[str, Mapping[str, Any]]) -> bool:
+    """True if an override of ``path`` describes the model, or what a candidate would change too."""
+    own = {tuple(name.split(".")) for changes in candidates.values() for name in changes}
+    return (path[0] == "model" and path[:2] != ("model", "wide")) or any(
+        path[: len(each)] == each[: len(path)] for each in own
+    )
+
+
+def _candidates(task: TaskSpec, sizes: _Sizes, unsegmented: bool) -> dict[str, dict[str, Any]]:
+    """Models that compete in heats for a table with one output per row.
+
+    ``attention`` and ``convolution`` are shallow and strongly regularised, for few rows: one block without norm, words
+    in place of subwords, no positions but relative ones. ``encoder`` is the recipe's own model, for more.
+    """
+    dropout = 0.5 if sizes.examples < _MANY else 0.3
+    small: dict[str, Any] = {
+        **({} if unsegmented else {"data.tokenizer": "word_list(vocab_size=10000)"}),
+        "model.num_layers": 1,
+        "model.frontend.positions": "none",
+        "model.frontend.dropout": dropout,
+        "model.head": {"kind": task.head, "pooling": ["max", "mean"], "dropout": dropout},
+        "training.optimizer.lr": 1e-3,
+    }
+
+    def block(branch: Any) -> list[dict[str, Any]]:
+        return [{"branches": [branch], "norm": "none", "dropout": dropout}]
+
+    attention = {"kind": "attention", "num_heads": 8, "mask": "full", "relative": "t5"}
+    return {
+        "attention": {**small, "model.width": 192, "model.blocks": block(attention)},
+        "convolution": {**small, "model.width": 384, "model.blocks": block("convolution(5)")},
+        "encoder": {},
+    }
 
 
 def _windowed(recipe: Recipe, sizes: _Sizes, plan: Defaults) -> Recipe:
@@ -173,7 +216,13 @@ def _roles(task: TaskSpec) -> tuple[Role, ...]:
     return build_task(task).roles  # type: ignore[attr-defined]
 
 
-def _described(model: Model) -> str:
+def _described(model: Model, tokenizer: Tokenizer, candidates: Mapping[str, Any]) -> str:
+    if candidates:
+        return f"{len(candidates)} models in short heats" + " beside n-grams" * (model.wide is not None)
+    return f"{_read(model, tokenizer)}, {_stack(model)}"
+
+
+def _stack(model: Model) -> str:
     size = f"{len(model.layers)} layer{'s' * (len(model.layers) != 1)} of width {model.width}"
     return f"an encoder and a decoder of {size}" if model.encoder else f"an encoder of {size}"
 
@@ -211,7 +260,7 @@ _MOST_WINDOWS = 8
 _POSITIONS = 4096
 """Positions of a batch of texts that are read in windows, about."""
 _UNSEGMENTED = 12
-"""Characters per word beyond which a text is taken as written without spaces, as Chinese and proteins are."""
+"""Characters per word beyond which a text counts as written without spaces."""
 _OUTPUTS = 1 << 22
 """Most hash buckets times outputs."""
 
@@ -221,19 +270,29 @@ def _windows(longest: float, context: int) -> int:
     return max(1, min(_MOST_WINDOWS, math.ceil(1.2 * longest / (0.8 * context))))
 
 
+def _texts(records: Records, plan: Defaults) -> list[str]:
+    """Texts of the training split, those of a pair joined."""
+    return [" | ".join(row[role] for role in plan.reads if row.get(role)) for row in records.splits["train"]]
+
+
+def _unsegmented(texts: Sequence[str]) -> bool:
+    """True if the texts are written without spaces, as Chinese and proteins are."""
+    return sum(map(len, texts)) > _UNSEGMENTED * sum(len(text.split()) for text in texts)
+
+
 def wide_path(records: Records, plan: Defaults) -> Ngrams | None:
     """Wide path for the texts of the training split; None if a linear model of that size is too large.
 
     Buckets: about as many as there are distinct n-grams. Texts without spaces are counted by shorter n-grams, too.
     """
     rows = records.splits["train"]
-    texts = [" | ".join(row[role] for role in plan.reads if row.get(role)) for row in rows]
+    texts = _texts(records, plan)
     outputs = len({row[plan.target] for row in rows}) if isinstance(rows[0][plan.target], str) else 1
     if too_large(texts, outputs):
         return None
     found = [words_of(text) for text in texts]
     words = {word for each in found for word in each}
-    unsegmented = sum(map(len, texts)) > _UNSEGMENTED * sum(map(len, found))
+    unsegmented = _unsegmented(texts)
     features = max(NGRAMS_PER_WORD * len(words), sum(map(len, texts)) // 4 if unsegmented else 0)
     most = max(1 << 10, min(1 << 17, _OUTPUTS // outputs))
     buckets = min(1 << max(10, (features - 1).bit_length()), 1 << (most.bit_length() - 1))

@@ -33,7 +33,7 @@ from qkv.runs.run import Run
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.recipe import Recipe
 from qkv.spec.training import Training
-from qkv.training import clock, random_state
+from qkv.training import clock, heats, random_state
 from qkv.training.budget import Budget
 from qkv.training.events import Ended, Evaluated, Event, Notice, OnEvent, Sampled, Saved, Started, Stepped, Validated
 from qkv.training.health import diagnose
@@ -59,11 +59,19 @@ class Trainer:
     dropout do not depend on earlier steps. An interrupted run therefore resumes bit for bit.
     """
 
-    def __init__(self, setup: Setup, checkpoint: Checkpoint | None, tell: OnEvent, since: float | None = None):
+    def __init__(
+        self,
+        setup: Setup,
+        checkpoint: Checkpoint | None,
+        tell: OnEvent,
+        since: float | None = None,
+        evaluates: bool = True,
+    ):
         """``checkpoint``: state to resume from, None for a new run; ``tell``: handler of events; ``since``: value of
-        ``qkv.training.clock`` when this start of the run began, None for now.
+        ``qkv.training.clock`` when this start of the run began, None for now; ``evaluates``: False without a final
+        evaluation.
         """
-        self.setup, self.tell = setup, tell
+        self.setup, self.tell, self.evaluates = setup, tell, evaluates
         self.budget = Budget(setup, checkpoint.state.get("plan") if checkpoint else None)
         self.model = setup.model
         self.model.recompute_blocks(self.training.recompute)
@@ -359,7 +367,8 @@ class Trainer:
         """True if the task has a final evaluation, and it is not stored yet for the best weights."""
         folder = self.setup.folder
         return (
-            self.setup.task.evaluates
+            self.evaluates
+            and self.setup.task.evaluates
             and (folder / WEIGHTS).exists()
             and read_evaluation(folder, self._best()[1]) is None
         )
@@ -405,8 +414,11 @@ class Trainer:
             if evaluation is None:
                 return False
             if contestants and split == VALIDATION:
-                table = section(contestants, self.training.validation.best)
+                table = section(contestants, setup.task.metric)
                 evaluation = replace(evaluation, sections=[table, *evaluation.sections])
+            if split == VALIDATION:
+                sections = [*heats.section(setup.folder, setup.task.metric), *evaluation.sections]
+                evaluation = replace(evaluation, sections=sections)
             evaluations[split] = evaluation
             self.tell(Evaluated(step, split, evaluation.figures))
         write_evaluation(setup.folder, step, evaluations)
@@ -417,8 +429,7 @@ class Trainer:
         if self.model.wide is None:
             return []
         setup, training, path = self.setup, self.training, self.setup.folder / WEIGHTS
-        best = training.validation.best
-        found = join(self.model, setup.task, setup.dataset, best, training.precision, lambda: bool(stop))
+        found = join(self.model, setup.task, setup.dataset, training.precision, lambda: bool(stop))
         if found is not None:
             metadata = read_metadata(path)
             metadata.pop("sha256", None)
@@ -458,9 +469,26 @@ def train(
         with Show() as show:
             return train(recipe, out, resume, show, since)
     folder, began = Path(out), clock.seconds() if since is None else since
-    with locked(folder), random_state.own(recipe.training.seed):
+    with locked(folder):
+        if recipe.candidates and not resume and (folder / heats.FOLDER).exists():
+            raise UserError(f"{folder} already holds heats; name another folder, or resume it")
+        before = clock.seconds()
+        recipe, spent = heats.choose(recipe, folder, on_event, _train_heat)
+        earlier = max(0.0, spent - (clock.seconds() - before))  # by processes that were stopped
+        return _train(recipe, folder, resume, on_event, began - earlier)
+
+
+def _train_heat(recipe: Recipe, folder: Path, on_event: OnEvent) -> Run:
+    """Train a heat, or resume it, without a final evaluation."""
+    with locked(folder):
+        return _train(recipe, folder, True, on_event, clock.seconds(), evaluates=False)
+
+
+def _train(recipe: Recipe, folder: Path, resume: bool, on_event: OnEvent, began: float, evaluates: bool = True) -> Run:
+    """Train one recipe without candidates in a folder that this process has locked, see ``train``."""
+    with random_state.own(recipe.training.seed):
         # Not bound to a name: the checkpoint's tensors are copied, and a name would keep both copies in memory.
-        trainer = Trainer(*prepare(recipe, folder, resume, on_event), on_event, began)
+        trainer = Trainer(*prepare(recipe, folder, resume, on_event), on_event, began, evaluates)
         if trainer.finished:
             on_event(Notice(f"the run in {folder} is finished: {trainer.why_finished()}"))
         if not trainer.finished or trainer.owes_evaluation:

@@ -42,12 +42,14 @@ _ROWS = (64, 256)
 
 def rehearse(trainer: Trainer) -> Costs:
     """Measure the seconds that a run's steps, validations, samples, checkpoints and final evaluation take; the run is
-    left as it was.
+    left as it was. Of a run without a final evaluation, which is short, only steps and validations are measured.
 
     Raises ``UserError`` for errors that the run itself would raise.
     """
     with _as_it_was(trainer):
         step = _step(trainer)
+        if not trainer.evaluates:
+            return Costs(step, _validation(trainer))
         return Costs(step, _validation(trainer), _sample(trainer), *_files(trainer), _evaluations(trainer))
 
 

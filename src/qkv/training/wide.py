@@ -90,12 +90,12 @@ class Contestant(NamedTuple):
 
 
 def join(
-    model: Transformer, task: Task, dataset: Dataset, best: str, precision: str, stop: Callable[[], bool]
+    model: Transformer, task: Task, dataset: Dataset, precision: str, stop: Callable[[], bool]
 ) -> list[Contestant] | None:
     """Fit the factors of the paths to the validation split, and set those of the winner; return all contestants, the
     winner first. None if ``stop`` returned True.
 
-    The winner has the least loss of the contestants whose metric ``best`` is not worse than that of the wide path; of
+    The winner has the least loss of the contestants whose ``task.metric`` is not worse than that of the wide path; of
     equal ones it is the cheaper: wide before deep before joined.
     """
     assert model.wide is not None
@@ -106,14 +106,16 @@ def join(
         return None
     sides, targets = [torch.cat(side) for side in found], torch.cat([batch.targets for batch in batches])
     contestants = []
-    for name, reads in (("n-grams", (WIDE,)), ("Transformer", (DEEP,)), ("Transformer and n-grams", (DEEP, WIDE))):
+    kinds = dict.fromkeys(each.kind for block in model.spec.layers for each in block.branches if each.mixes)
+    deep_name = " and ".join(kinds) or "deep path"
+    for name, reads in (("n-grams", (WIDE,)), (deep_name, (DEEP,)), (f"{deep_name}, n-grams", (DEEP, WIDE))):
         a, b = factors = _factors(model, sides[DEEP], sides[WIDE], targets, reads)
         totals = Totals()
         for deep, wide, batch in zip(*found, batches, strict=True):
             totals.add(task.observed(model, a * deep + b * wide, batch))
         contestants.append(Contestant(name, *factors, task.figures(totals, dataset.scale())))
-    sign, wide_figure = (1 if best in ERRORS else -1), contestants[0].figures[best]
-    contestants.sort(key=lambda each: (sign * each.figures[best] > sign * wide_figure, each.figures["loss"]))
+    sign, wide_figure = (1 if task.metric in ERRORS else -1), contestants[0].figures[task.metric]
+    contestants.sort(key=lambda each: (sign * each.figures[task.metric] > sign * wide_figure, each.figures["loss"]))
     model.wide.set_share(contestants[0].deep, contestants[0].wide)
     return contestants
 
@@ -160,7 +162,7 @@ def _factors(
     return (a, b) if np.isfinite((a, b)).all() else (float(on[DEEP]), float(on[WIDE]))
 
 
-def section(contestants: Sequence[Contestant], best: str) -> dict[str, Any]:
+def section(contestants: Sequence[Contestant], metric: str) -> dict[str, Any]:
     """Table of the contestants for the report."""
     names = list(contestants[0].figures)
     rows = [
@@ -170,6 +172,6 @@ def section(contestants: Sequence[Contestant], best: str) -> dict[str, Any]:
     columns = ["model", "factor deep", "factor wide", *map(words, names)]
     note = (
         "The first row is the model of this run: of those whose validation "
-        f"{words(best)} is not worse than that of the n-grams, it has the least validation loss."
+        f"{words(metric)} is not worse than that of the n-grams, it has the least validation loss."
     )
     return {"kind": "contestants", "title": "Contestants", "note": note, "columns": columns, "rows": rows}

@@ -1,0 +1,182 @@
+"""Heats: short runs of the models in ``recipe.candidates``, of which the best on validation is trained to the end.
+
+    RUN/heats/results.json    result of each finished heat
+    RUN/heats/NAME/           run of a heat, resumed if it was interrupted
+
+As in successive halving (Jamieson & Talwalkar 2016), with one round: heats are cheap, and the winner starts anew, so
+that its learning-rate schedule covers the rest of the time budget.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from qkv.report.evaluation import words
+from qkv.report.figures import duration, fixed
+from qkv.runs.files import clear_errors, remove, write_file
+from qkv.runs.folder import SPEC
+from qkv.runs.metrics import TAKEN, rows_of
+from qkv.runs.run import Run
+from qkv.spec.errors import UserError
+from qkv.spec.overrides import override, quick_form
+from qkv.spec.recipe import Recipe
+from qkv.tasks.registry import build_task
+from qkv.training import clock
+from qkv.training.events import Ended, Event, Notice, OnEvent, Started, Stepped, Validated
+
+FOLDER = "heats"
+_RESULTS = "results.json"
+_SHARE = 0.4
+"""Share of the time budget, or of the steps, of all heats together."""
+_FEWEST = 20
+"""Minimum number of steps of a heat without a time budget."""
+
+
+@dataclass(frozen=True)
+class Heat:
+    """Result of one heat: lowest validation ``loss``, and the task's metric ``figure`` with the same weights.
+
+    Both are None if the heat failed, as with a loss that is not finite.
+    """
+
+    loss: float | None
+    figure: float | None
+    steps: int
+    seconds: float
+
+
+def choose(
+    recipe: Recipe, folder: Path, tell: OnEvent, train: Callable[[Recipe, Path, OnEvent], Run]
+) -> tuple[Recipe, float]:
+    """Run the heats of ``recipe`` that have no result in ``folder``; return (recipe of the winner, seconds that the
+    heats took; 0 if the run has begun, since its checkpoints count them).
+
+    ``train``: trains a recipe in a folder, without a final evaluation. Once the run has begun, no heat is repeated.
+    Raises ``UserError`` if all heats fail, or if the run in ``folder`` was chosen from other candidates.
+    """
+    if not recipe.candidates:
+        return recipe, 0.0
+    for name in recipe.candidates:
+        _winner(recipe, name)  # raises if its changes are wrong
+    known, begun = read_heats(folder), (folder / SPEC).exists()
+    if begun and known.keys() != recipe.candidates.keys():
+        raise UserError(f"{folder} holds a run that was not chosen from these candidates; name another folder")
+    for number, name in enumerate(recipe.candidates, 1):
+        if name not in known:
+            tell(Notice(f"heat {number} of {len(recipe.candidates)}: {name}"))
+            known[name] = _run(recipe, name, folder / FOLDER, tell, train)
+            _write(folder / FOLDER, known)
+    losses = {name: known[name].loss for name in recipe.candidates}
+    finite = {name: loss for name, loss in losses.items() if loss is not None}
+    if not finite:
+        raise UserError(f"all heats failed: {', '.join(losses)}; train one of the models alone with candidates={{}}")
+    seconds = 0.0 if begun else sum(heat.seconds for heat in known.values())
+    return _winner(recipe, min(finite, key=lambda name: finite[name])), seconds
+
+
+def _run(recipe: Recipe, name: str, place: Path, tell: OnEvent, train: Callable[[Recipe, Path, OnEvent], Run]) -> Heat:
+    """Run or resume one heat, and remove its checkpoints."""
+    began = clock.seconds()
+    try:
+        run = train(_heat(recipe, name), place / name, _progress(tell))
+    except UserError as error:
+        if not rows_of(place / name):  # not begun: the data or the recipe is at fault, in each heat alike
+            raise
+        tell(Notice(f"heat of {name} failed: {error}"))
+        return Heat(None, None, 0, clock.seconds() - began)
+    found = _result(run.metrics, _metric(recipe))
+    remove(place / name / "resume")
+    if found.loss is not None:
+        tell(Notice(f"heat of {name}: validation loss {fixed(found.loss)} after {duration(found.seconds)}"))
+    return found
+
+
+def _winner(recipe: Recipe, name: str) -> Recipe:
+    """Recipe with the changes of the candidate ``name``, and no candidates."""
+    found = override(recipe.changed(candidates={}), quick_form(recipe.candidates[name]))
+    others = ", ".join(other for other in recipe.candidates if other != name)
+    said = f"{recipe.description.removesuffix('.')}; {name} won short heats against {others}." if others else ""
+    return found.changed(description=said or recipe.description)
+
+
+def _heat(recipe: Recipe, name: str) -> Recipe:
+    """Short run of the candidate ``name``: its deep path alone, its share of time or steps, judged by the loss."""
+    found, share = _winner(recipe, name), _SHARE / len(recipe.candidates)
+    training = found.training
+    minutes = None if training.minutes is None else share * training.minutes
+    steps = training.steps if minutes else min(training.steps, max(_FEWEST, round(share * training.steps)))
+    changes = {
+        "minutes": minutes,
+        "steps": steps,
+        "validation": training.validation.changed(best="loss"),
+        "checkpoints": training.checkpoints.changed(every=steps),
+    }
+    return found.changed(
+        name=name, model=found.model.changed(wide=None), training=training.changed(**changes), quick={}
+    )
+
+
+def _progress(tell: OnEvent) -> OnEvent:
+    """Handler that passes on the progress of a heat without its notices, plans and files."""
+
+    def some(event: Event) -> None:
+        if isinstance(event, Started | Stepped | Validated | Ended):
+            tell(event)
+
+    return some
+
+
+def _metric(recipe: Recipe) -> str:
+    return build_task(recipe.task).metric
+
+
+def _result(rows: Sequence[Mapping[str, Any]], metric: str) -> Heat:
+    """Result of a heat by its rows of metrics."""
+    looks = [row for row in rows if math.isfinite(row.get("val_loss", math.nan))]
+    best: Mapping[str, Any] = min(looks, key=lambda row: row["val_loss"], default={})
+    steps = max((row["step"] for row in rows if "loss" in row), default=0)
+    taken = [row[key] for key in ("time", TAKEN) for row in rows if row.get(key) is not None]
+    return Heat(best.get("val_loss"), best.get(f"val_{metric}"), steps, max(taken, default=0.0))
+
+
+def read_heats(folder: Path) -> dict[str, Heat]:
+    """Results of the heats of the run in ``folder``; empty without any. Raises ``UserError`` if they are damaged."""
+    path = folder / FOLDER / _RESULTS
+    try:
+        return {name: Heat(**heat) for name, heat in json.loads(path.read_bytes()).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        raise UserError(f"{path} is damaged; remove it, and the heats run again") from None
+
+
+def _write(place: Path, heats: Mapping[str, Heat]) -> None:
+    path = place / _RESULTS
+    with clear_errors(str(path)):
+        place.mkdir(parents=True, exist_ok=True)
+        write_file(path, json.dumps({name: asdict(heat) for name, heat in heats.items()}, indent=1).encode())
+
+
+def section(folder: Path, metric: str) -> list[dict[str, Any]]:
+    """Table of the heats of the run in ``folder`` for the report, the best first; empty without heats."""
+    heats = read_heats(folder)
+    order = sorted(heats, key=lambda name: (heats[name].loss is None, heats[name].loss))
+    rows = [
+        [
+            name,
+            *("failed" if figure is None else fixed(figure) for figure in (heats[name].loss, heats[name].figure)),
+            f"{heats[name].steps:,}",
+            duration(heats[name].seconds),
+        ]
+        for name in order
+    ]
+    if not rows:
+        return []
+    note = "Short runs, judged on the validation part. The first model was trained to the end."
+    columns = ["model", "validation loss", f"validation {words(metric)}", "steps", "time"]
+    return [{"kind": "heats", "title": "Heats", "note": note, "columns": columns, "rows": rows}]
