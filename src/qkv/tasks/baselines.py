@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,7 @@ def predicted_labels(texts: Sequence[str], labels: Sequence[str], unseen: Sequen
 
     Raises ``UserError`` if scikit-learn is not installed.
     """
-    features, regression = ngrams(), metric_library("sklearn.linear_model").LogisticRegression(max_iter=1000)
-    regression.fit(features.fit_transform(texts), list(labels))
+    features, regression = _fitted("LogisticRegression", tuple(texts), tuple(labels), max_iter=1000)
     return [str(label) for label in regression.predict(features.transform(unseen))]
 
 
@@ -33,9 +33,16 @@ def predicted_values(texts: Sequence[str], values: Sequence[float], unseen: Sequ
 
     Raises ``UserError`` if scikit-learn is not installed.
     """
-    features, regression = ngrams(), metric_library("sklearn.linear_model").Ridge(solver="sparse_cg")
-    regression.fit(features.fit_transform(texts), np.array(values, np.float64))
+    features, regression = _fitted("Ridge", tuple(texts), tuple(map(float, values)), solver="sparse_cg")
     return regression.predict(features.transform(unseen))
+
+
+@lru_cache(maxsize=1)
+def _fitted(kind: str, texts: tuple[str, ...], targets: tuple[Any, ...], **settings: Any) -> tuple[Any, Any]:
+    """(``ngrams``, linear model of that kind), fitted. Kept until the next fit: all splits are predicted by one fit."""
+    features, regression = ngrams(), getattr(metric_library("sklearn.linear_model"), kind)(**settings)
+    regression.fit(features.fit_transform(texts), np.array(targets))
+    return features, regression
 
 
 def ngrams() -> Any:

@@ -14,6 +14,7 @@ PENALTIES = (0.06, 0.25, 1.0)
 """L2 penalties that are tried."""
 POWERS = (0.0, 0.5, 1.0)
 """Powers of the features' scales that are tried; 0: no scale."""
+_ITERATIONS = 100
 _SUBSAMPLE = 20_000
 """Most training rows with which penalty and power are selected."""
 
@@ -41,7 +42,7 @@ def fit_labels(
     of_labels = np.ones(classes) if weights is None else weights.numpy()
 
     def fit(x: Any, labels: np.ndarray, penalty: float) -> Fitted:
-        solver = metric_library("sklearn.linear_model").LogisticRegression(C=1 / penalty, max_iter=300)
+        solver = metric_library("sklearn.linear_model").LogisticRegression(C=1 / penalty, max_iter=_ITERATIONS)
         solver.fit(x, labels, sample_weight=of_labels[labels])
         found, intercept = solver.coef_.T, solver.intercept_
         if len(solver.classes_) == 2:  # one logit, of the second class
@@ -69,7 +70,7 @@ def fit_label_sets(x: Any, present: np.ndarray, unseen: Any, truth: np.ndarray) 
             count = column.sum()
             intercept[label] = np.log((count + 0.5) / (len(column) - count + 0.5))
             if 0 < count < len(column):
-                solver = metric_library("sklearn.linear_model").LogisticRegression(C=1 / penalty, max_iter=300)
+                solver = metric_library("sklearn.linear_model").LogisticRegression(C=1 / penalty, max_iter=_ITERATIONS)
                 solver.fit(x, column)
                 weights[:, label], intercept[label] = solver.coef_[0], solver.intercept_[0]
         return Fitted(weights, intercept)
@@ -122,8 +123,8 @@ def _selected(
 ) -> Fitted:
     """Fit with the penalty and the power of the scales of least loss; ``judged``: (loss, error) of a fit.
 
-    The penalty is selected at the middle power, then the power. No error above that of penalty 1 and power 0 is taken.
-    Both are selected on at most ``_SUBSAMPLE`` evenly spaced rows.
+    The penalty is selected at the middle power, then a larger power is tried. A fit of more errors than that with
+    penalty 1 and power 0 is not taken. Both are selected on at most ``_SUBSAMPLE`` evenly spaced rows.
     """
     rows = np.linspace(0, x.shape[0] - 1, min(x.shape[0], _SUBSAMPLE)).astype(np.int64)
     plain, middle = (PENALTIES[-1], POWERS[0]), POWERS[len(POWERS) // 2]
@@ -138,8 +139,7 @@ def _selected(
     for penalty in PENALTIES:
         try_out(penalty, middle)
     penalty, _ = min(scores, key=lambda each: scores[each][0])
-    for power in POWERS:
-        try_out(penalty, power)
+    try_out(penalty, POWERS[-1])
     try_out(*plain)
     best = min((each for each in scores if scores[each][1] <= scores[plain][1]), key=lambda each: scores[each][0])
     return found[best] if len(rows) == x.shape[0] else _scaled(fit, x, targets, groups, *best)

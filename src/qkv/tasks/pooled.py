@@ -74,7 +74,7 @@ class PooledTask(ExampleTask):
     def fit_linear(self, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray, num_outputs: int) -> Fitted:
         """Fit a linear model of ``num_outputs`` outputs to sparse features x (rows, F) and the targets of the examples.
 
-        unseen, truth: features and targets of the validation split, which select the penalty.
+        unseen, truth: features and targets of the validation split, which select penalty and scales.
         """
 
     def tokenizer(self, recipe: Recipe, records: Records) -> Tokenizer:

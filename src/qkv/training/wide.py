@@ -29,13 +29,16 @@ from qkv.tasks.task import Task, Totals
 
 _ROWS = 4096
 """Rows whose weights are computed at once."""
+_MANY = 300_000
+"""Number of weights from which n-grams of a single row are left out: they cost time and gain nothing."""
 _STEPS = 200
 
 
 def fit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
     """Fit the wide path of ``model``, if it has one, to the training split; return notices.
 
-    The penalty is that of least loss on the validation split. Raises ``UserError`` if scikit-learn is not installed.
+    Penalty and scales are selected on the validation split (``task.fit_linear``). Of many n-grams, those of a single
+    row are left out. Raises ``UserError`` if scikit-learn is not installed.
     """
     if model.wide is None:
         return []
@@ -45,7 +48,8 @@ def fit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
     rows = counts[TRAIN].shape[0]
     occurring = np.bincount(counts[TRAIN].indices, minlength=len(model.wide.table))
     model.wide.idf.copy_(torch.from_numpy(np.log((1 + rows) / (1 + occurring)) + 1))
-    used = np.flatnonzero(occurring)
+    many = np.count_nonzero(occurring) * model.wide.num_outputs > _MANY
+    used = np.flatnonzero(occurring > int(many))
     x, unseen = (_weighted(model, counts[split])[:, used] for split in (TRAIN, VALIDATION))
     found = task.fit_linear(x, _targets(dataset, TRAIN), unseen, _targets(dataset, VALIDATION), model.wide.num_outputs)
     with torch.no_grad():
