@@ -28,7 +28,7 @@ from qkv.spec.parts import Learned, NoPositions, NoRelative, Relative, Rope
 from qkv.spec.processors import WordFeatures
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Task as TaskSpec
-from qkv.spec.tokenizers import Tokenizer
+from qkv.spec.tokenizers import Characters, Tokenizer
 from qkv.spec.training import AdamW, Checkpoints, Cosine, Training, Validation
 from qkv.spec.wide import Ngrams
 from qkv.tasks.baselines import NGRAMS_PER_WORD, too_large
@@ -43,7 +43,7 @@ _PATIENCE = 6
 _MANY = 20_000
 """Rows from which shallow models are regularised less."""
 _CHARACTERS = 3.0
-"""Approximate characters per token."""
+"""Approximate characters per token of a text with spaces."""
 _VOCABULARIES = (512, 1024, 2048, 4096, 8192)
 _BUCKETS = tuple(1 << bits for bits in range(14, 19))
 _HEAD = 32
@@ -104,16 +104,19 @@ def automatic_task(
     plan = _defaults(type(task))
     given = Data.parse(dict(data))
     records = open_records(given, _roles(task))
-    sizes = _sizes(records, plan)
+    unsegmented = bool(plan.target) and _unsegmented(_texts(records, plan))
+    sizes = _sizes(records, plan, 1.0 if unsegmented else _CHARACTERS)
     machine = machine or this_machine()
     ids = next((size for size in reversed(_VOCABULARIES) if 120 * size <= sizes.characters), _VOCABULARIES[0])
-    tokenizer = Data.model_fields["tokenizer"].default if plan.words else plan.tokenizer(ids)
+    tokenizer = Characters() if unsegmented else plan.tokenizer(ids)
+    if plan.words:
+        tokenizer = Data.model_fields["tokenizer"].default
     width, layers = _width(sizes.examples, plan)
     model = _writer(width, layers, sizes, plan) if plan.writes else _reader(width, layers, sizes, plan, task)
     candidates: dict[str, dict[str, Any]] = {}
     if plan.target:
         model = model.changed(wide=wide_path(records, plan))
-        candidates = _candidates(task, sizes, _unsegmented(_texts(records, plan)))
+        candidates = _candidates(task, sizes, unsegmented)
     training, batching = _training(sizes, width, machine, plan)
     training = training.changed(validation=training.validation.changed(best="loss" if model.wide else plan.best))
     recipe = Recipe(
@@ -165,7 +168,7 @@ def _candidates(task: TaskSpec, sizes: _Sizes, unsegmented: bool) -> dict[str, d
     def block(branch: Any) -> list[dict[str, Any]]:
         return [{"branches": [branch], "norm": "none", "dropout": dropout}]
 
-    attention = {"kind": "attention", "num_heads": 8, "mask": "full", "relative": "t5"}
+    attention = {"kind": "attention", "num_heads": 8, "mask": "full", "relative": "rope"}
     return {
         "attention": {**small, "model.width": 192, "model.blocks": block(attention)},
         "convolution": {**small, "model.width": 384, "model.blocks": block("convolution(5)")},
@@ -232,7 +235,8 @@ def _read(model: Model, tokenizer: Tokenizer) -> str:
     return f"{words.buckets:,} word features" if words else f"{tokenizer.num_ids:,} ids ({tokenizer.kind})"
 
 
-def _sizes(records: Records, plan: Defaults) -> _Sizes:
+def _sizes(records: Records, plan: Defaults, per_token: float) -> _Sizes:
+    """Statistics of the training split, with tokens of about ``per_token`` characters."""
     rows = records.splits["train"]
     read = np.array([sum(_length(row.get(role, "")) for role in plan.reads) for row in rows])
     written = np.array([_length(row[plan.writes]) for row in rows]) if plan.writes else np.zeros(1)
@@ -240,9 +244,7 @@ def _sizes(records: Records, plan: Defaults) -> _Sizes:
     if plan.words:  # positions are cheap: a longer context costs longer rows alone
         words = np.array([sum(len(row[role]) for role in plan.reads) for row in rows])
         return _Sizes(len(rows), characters, (float(words.mean()), float(words.max())), (0.0, 0.0))
-    sides = [
-        (float(side.mean()) / _CHARACTERS, float(np.quantile(side, 0.99)) / _CHARACTERS) for side in (read, written)
-    ]
+    sides = [(float(side.mean()) / per_token, float(np.quantile(side, 0.99)) / per_token) for side in (read, written)]
     return _Sizes(len(rows), characters, sides[0], sides[1])
 
 
