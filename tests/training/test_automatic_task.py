@@ -105,7 +105,7 @@ def test_the_wide_path_follows_the_texts_and_the_labels() -> None:
 def test_words_of_a_sentence_are_counted_not_its_characters(recipe_for: Callable[..., Recipe]) -> None:
     recipe = recipe_for("token_classification", 50, 30)
     assert (recipe.model.context_length, recipe.model.head.kind) == (64, "crf")
-    assert recipe.description.startswith("50 examples, 16,384 word features, an encoder of 1 layer of width 64: chosen")
+    assert recipe.description.startswith("50 examples, 2 models in short heats: chosen")
 
 
 def test_what_is_said_of_the_data_and_overrides_hold(tmp_path: Path) -> None:
@@ -114,9 +114,9 @@ def test_what_is_said_of_the_data_and_overrides_hold(tmp_path: Path) -> None:
     data = {"source": str(path), "columns": {"text": "review", "label": "other"}, "validation_fraction": 0.25}
     recipe = automatic_task("classification", data, ["training.steps=7"], machine=FAST)
     assert (recipe.data.columns, recipe.data.validation_fraction, recipe.training.steps) == (data["columns"], 0.25, 7)
-    assert recipe.description.startswith(
-        "30 examples, 512 ids (wordpiece), an encoder of 2 layers of width 64: chosen for"
-    )
+    assert recipe.description.startswith("30 examples, 3 models in short heats beside n-grams: chosen for")
+    alone = automatic_task("classification", data, ["model.norm=rms_norm"], machine=FAST)
+    assert alone.description.startswith("30 examples, 512 ids (wordpiece), an encoder of 2 layers of width 64: chosen")
     whole = automatic_task("classification", data, machine=FAST)
     assert automatic_task("classification", data, quick=True, machine=FAST).training.steps == whole.training.steps // 10
 

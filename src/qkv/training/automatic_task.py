@@ -106,39 +106,47 @@ def automatic_task(
     records = open_records(given, _roles(task))
     unsegmented = bool(plan.target) and _unsegmented(_texts(records, plan))
     sizes = _sizes(records, plan, 1.0 if unsegmented else _CHARACTERS)
-    machine = machine or this_machine()
-    ids = next((size for size in reversed(_VOCABULARIES) if 120 * size <= sizes.characters), _VOCABULARIES[0])
-    tokenizer = Characters() if unsegmented else plan.tokenizer(ids)
-    if plan.words:
-        tokenizer = Data.model_fields["tokenizer"].default
+    tokenizer = _tokenizer(plan, sizes, unsegmented)
     width, layers = _width(sizes.examples, plan)
     model = _writer(width, layers, sizes, plan) if plan.writes else _reader(width, layers, sizes, plan, task)
-    candidates: dict[str, dict[str, Any]] = {}
     if plan.target:
         model = model.changed(wide=wide_path(records, plan))
-        candidates = _candidates(task, sizes, unsegmented)
-    training, batching = _training(sizes, width, machine, plan)
-    training = training.changed(validation=training.validation.changed(best="loss" if model.wide else plan.best))
+    best = "loss" if model.wide and start is None else plan.best
+    training, batching = _training(sizes, width, machine or this_machine(), plan, best)
     recipe = Recipe(
         name=name_of(given.source),
-        description=f"{sizes.examples:,} examples, {_described(model, tokenizer, candidates)}: "
-        "chosen for this data and this machine.",
+        description=_described(sizes, f"{_read(model, tokenizer)}, {_stack(model)}"),
         data=given.changed(tokenizer=tokenizer, batching=batching),
         model=model,
         task=task,
         training=training,
         sample=Generation(max_new_tokens=model.context_length - 1, temperature=0.0 if plan.writes else 1.0),
-        quick=short_form(training.steps) | ({"candidates": {}} if candidates else {}),
-        candidates=candidates,
+        quick=short_form(training.steps),
     )
+    changes = list(overrides)
     if start is not None:
-        recipe = finetuned(recipe.changed(candidates={}), start, adapt, sizes.examples)
+        recipe = finetuned(recipe, start, adapt, sizes.examples)
     elif adapt is not None:
         recipe = override(recipe, [f"training.adapt={adapt}"])
-    overrides = list(overrides)
-    if any(_decides(change.path, candidates) for change in assignments(overrides)):
-        recipe = recipe.changed(candidates={}, quick=short_form(recipe.training.steps))
-    return as_asked(_within_memory(_windowed(recipe, sizes, plan)), quick, overrides)
+    elif not quick:
+        recipe = _racing(recipe, _candidates(task, plan, sizes, width, unsegmented), sizes, changes)
+    return as_asked(_within_memory(_windowed(recipe, sizes, plan)), quick, changes)
+
+
+def _racing(recipe: Recipe, candidates: dict[str, dict[str, Any]], sizes: _Sizes, overrides: Sequence[str]) -> Recipe:
+    """Recipe with ``candidates``, unless one of ``overrides`` describes the model."""
+    if not candidates or any(_decides(change.path, candidates) for change in assignments(overrides)):
+        return recipe
+    models = f"{len(candidates)} models in short heats" + " beside n-grams" * (recipe.model.wide is not None)
+    return recipe.changed(candidates=candidates, description=_described(sizes, models))
+
+
+def _tokenizer(plan: Defaults, sizes: _Sizes, unsegmented: bool) -> Tokenizer:
+    """Tokenizer of the recipe's own model; its vocabulary grows with the data."""
+    if plan.words:
+        return Data.model_fields["tokenizer"].default
+    ids = next((size for size in reversed(_VOCABULARIES) if 120 * size <= sizes.characters), _VOCABULARIES[0])
+    return Characters() if unsegmented else plan.tokenizer(ids)
 
 
 def _decides(path: tuple[str, ...], candidates: Mapping[str, Mapping[str, Any]]) -> bool:
@@ -149,12 +157,20 @@ def _decides(path: tuple[str, ...], candidates: Mapping[str, Mapping[str, Any]])
     )
 
 
-def _candidates(task: TaskSpec, sizes: _Sizes, unsegmented: bool) -> dict[str, dict[str, Any]]:
-    """Models that compete in heats for a table with one output per row.
+def _candidates(
+    task: TaskSpec, plan: Defaults, sizes: _Sizes, width: int, unsegmented: bool
+) -> dict[str, dict[str, Any]]:
+    """Models that compete in heats, as changes of the recipe; none if text is generated.
 
-    ``attention`` and ``convolution`` are shallow and strongly regularised, for few rows: one block without norm, words
-    in place of subwords, no positions but relative ones. ``encoder`` is the recipe's own model, for more.
+    For words with tags: the recipe's own model, and one that mixes no positions. For texts with one output: shallow,
+    strongly regularised models for few rows (``attention``, ``convolution``: one block without norm, words in place of
+    subwords, no positions but relative ones), and the recipe's own model (``encoder``) for more.
     """
+    if plan.words:
+        alone = {"branches": ["feed_forward"], "dropout": _dropout(width, writes=False)}
+        return {"attention": {}, "features": {"model.blocks": [alone]}}
+    if not plan.target:
+        return {}
     dropout = 0.5 if sizes.examples < _MANY else 0.3
     small: dict[str, Any] = {
         **({} if unsegmented else {"data.tokenizer": "word_list(vocab_size=10000)"}),
@@ -219,10 +235,8 @@ def _roles(task: TaskSpec) -> tuple[Role, ...]:
     return build_task(task).roles  # type: ignore[attr-defined]
 
 
-def _described(model: Model, tokenizer: Tokenizer, candidates: Mapping[str, Any]) -> str:
-    if candidates:
-        return f"{len(candidates)} models in short heats" + " beside n-grams" * (model.wide is not None)
-    return f"{_read(model, tokenizer)}, {_stack(model)}"
+def _described(sizes: _Sizes, models: str) -> str:
+    return f"{sizes.examples:,} examples, {models}: chosen for this data and this machine."
 
 
 def _stack(model: Model) -> str:
@@ -378,7 +392,7 @@ def _rate(width: int, plan: Defaults) -> float:
 
 
 def _training(
-    sizes: _Sizes, width: int, machine: Machine, plan: Defaults
+    sizes: _Sizes, width: int, machine: Machine, plan: Defaults, best: str
 ) -> tuple[Training, LengthBuckets | TokenBuckets]:
     """(training settings for the epochs of ``plan`` within the budget, batches of similar lengths)."""
     writes = bool(plan.writes)
@@ -398,7 +412,7 @@ def _training(
         optimizer=AdamW(lr=_rate(width, plan), beta2=0.98),
         precision=machine.precision,
         schedule=Cosine(warmup=min(100, steps // 10), final=0.05),
-        validation=Validation(every=every, batches=100, patience=_PATIENCE),
+        validation=Validation(every=every, batches=100, best=best, patience=_PATIENCE),
         checkpoints=Checkpoints(every=every),
     )
     return training, TokenBuckets(tokens=positions) if writes else LengthBuckets(buckets=4)
