@@ -136,7 +136,8 @@ def test_the_cost_is_that_of_the_recipe() -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("qkv.library.find_recipe", "qkv.api.functions.find_recipe"),
+        ("qkv.library.find_recipe", "qkv.api.recipes.find_recipe"),
+        ("qkv.library.save", "qkv.runs.save.save"),
         ("qkv.training.run.load", "qkv.runs.load.load"),
         ("qkv.training.run.Run", "qkv.runs.run.Run"),
         ("qkv.training.embed.embed", "qkv.runs.embed.embed"),

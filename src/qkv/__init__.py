@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from qkv.api.functions import embed as embed
     from qkv.api.functions import evaluate as evaluate
     from qkv.api.functions import explain as explain
-    from qkv.api.functions import find_recipe as find_recipe
     from qkv.api.functions import generate as generate
     from qkv.api.functions import load as load
     from qkv.api.functions import predict as predict
-    from qkv.api.functions import save as save
     from qkv.api.functions import swap as swap
     from qkv.api.functions import train as train
+    from qkv.api.recipes import find_recipe as find_recipe
     from qkv.layers.signal import Signal as Signal
     from qkv.models.build import build as build
     from qkv.runs.run import Run as Run
+    from qkv.runs.save import save as save
     from qkv.runs.search import search as search
     from qkv.spec.errors import SpecError as SpecError
     from qkv.spec.errors import UserError as UserError
@@ -70,14 +70,14 @@ _HOMES = {
     "embed": "qkv.api.functions",
     "evaluate": "qkv.api.functions",
     "explain": "qkv.api.functions",
-    "find_recipe": "qkv.api.functions",
+    "find_recipe": "qkv.api.recipes",
     "generate": "qkv.api.functions",
     "load": "qkv.api.functions",
     "override": "qkv.spec.overrides",
     "predict": "qkv.api.functions",
     "read_model": "qkv.spec.yaml_io",
     "read_recipe": "qkv.spec.yaml_io",
-    "save": "qkv.api.functions",
+    "save": "qkv.runs.save",
     "search": "qkv.runs.search",
     "swap": "qkv.api.functions",
     "train": "qkv.api.functions",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import RECIPE, Call
 
-from qkv.api.functions import find_recipe, is_text
+from qkv.api.recipes import find_recipe, is_text
 from qkv.data.named import NAMES
 from qkv.data.records.named import TABLES
 from qkv.models.families.presets import PRESETS

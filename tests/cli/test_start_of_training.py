@@ -12,7 +12,7 @@ import pytest
 from tests.cli.conftest import Call
 from tests.cli.tables import write_tables
 
-from qkv.api.functions import find_recipe
+from qkv.api.recipes import find_recipe
 from qkv.cli import verbs
 from qkv.spec.errors import UserError
 
@@ -56,7 +56,7 @@ def test_a_table_of_unclear_task_or_form_is_no_text(qkv: Call, here: Path, name:
 
 
 def test_texts_and_recipes_are_no_tables(here: Path) -> None:
-    from qkv.api.functions import table_without_task
+    from qkv.api.recipes import table_without_task
 
     Path("words.csv").write_text("ann\nbob\neva\n")
     Path("recipe.json").write_text(json.dumps({"data": "a.txt"}, indent=1))

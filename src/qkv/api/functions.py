@@ -7,14 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from qkv.api.given import RunPlace, recipe_on, rows_of_inputs, temporary_file, training_files
+from qkv.api.given import recipe_on, rows_of_inputs, temporary_file, training_files
+from qkv.api.recipes import find_recipe, folder_of, is_text, place_of
 from qkv.data.given.tables import is_given
-from qkv.spec.errors import UserError, nearest
-from qkv.spec.given import is_kept_text, kept_name
+from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.overrides import measured, override, quick_form
 from qkv.spec.recipe import Recipe
-from qkv.spec.shipped import is_shipped, shipped
 from qkv.spec.training import Training
 from qkv.spec.yaml_io import read_recipe
 from qkv.training.verbs import data_fields, task_named
@@ -27,162 +26,6 @@ if TYPE_CHECKING:
     from qkv.runs.run import Run
     from qkv.training.events import OnEvent
     from qkv.training.swap import Swapped
-    from qkv.training.tables import TableFound
-
-SPEC_SUFFIXES = (".yaml", ".yml", ".json")
-RUNS = Path("runs")
-_OF_TEXTS = ("validation", "test")
-"""Fields of ``qkv.spec.data.Data`` that apply to a running text too."""
-
-
-def find_recipe(
-    source: Any,
-    overrides: Iterable[str] = (),
-    quick: bool = False,
-    out: str | Path | None = None,
-    resume: bool = True,
-    task: str | None = None,
-    start: str | Path | None = None,
-    adapt: str | None = None,
-    **data: Any,
-) -> tuple[Recipe, Path]:
-    """Find the recipe of ``source``, apply dotted ``overrides``, and return it with the run's folder.
-
-    ``source`` is a recipe (``.yaml``, ``.yml``, ``.json``, or the name of one that ships with the package), a run
-    folder, or a text: a file or the name of a known data set. For a text, a recipe is chosen automatically; with
-    ``resume``, the recipe of an existing run on it is used. ``quick``: the recipe's shorter form, for a try. The run's
-    folder is ``out``, by default ``runs/`` and the recipe's name.
-
-    With a ``task``, such as "classification" or its verb "classify", ``source`` is a table of examples: a file, two
-    texts "a.txt | b.txt", or the name of a known data set, and a recipe for the task is chosen. ``data``: fields of
-    ``qkv.spec.data.Data``: columns, validation, test, bad_rows, format; or columns by the names of the verb's options,
-    such as ``label="stars"``. ``start``: a run or a published checkpoint to fine-tune; ``adapt``: method of fine-tuning
-    ("whole", "head", "lora(8)").
-
-    ``source`` may also be data in memory, which is written into the run's folder: see ``train``. Raises ``UserError``.
-    """
-    task, data = (None, data) if task is None else (task_named(task), data_fields(task, data))
-    with training_files(source, task, _place(out, quick), data) as (file, folder, fields):
-        if task is None:
-            return _recipe_of(file, overrides, quick, folder, resume, start, adapt, fields)
-        begun = None if start is None else str(start)
-        return _recipe_of_table(task, {"source": str(file), **fields}, overrides, quick, folder, resume, begun, adapt)
-
-
-def _recipe_of(
-    source: str | Path,
-    overrides: Iterable[str],
-    quick: bool,
-    out: Path | None,
-    resume: bool,
-    start: str | Path | None,
-    adapt: str | None,
-    data: dict[str, Any],
-) -> tuple[Recipe, Path]:
-    """Recipe and run folder of a source without a task: a recipe, a run or a text."""
-    if start is not None or adapt is not None:
-        raise UserError(
-            "'start' and 'adapt' apply to a table of examples with a task; in a recipe, set start and training.adapt"
-        )
-    text = is_text(source)
-    wrong = next((name for name in data if not text or name not in _OF_TEXTS), None)
-    if wrong is not None:
-        raise UserError(f"{wrong!r} applies to tables of examples; name the task too, such as task='classification'")
-    _refuse_table(source)
-    path = Path(source)
-    if not text:
-        recipe = read_recipe(path, overrides, quick)
-        return recipe, out or (path if path.is_dir() else _folder(recipe.name or path.stem, quick))
-    folder = out or _folder(path.stem, quick)
-    return _recipe_of_text(str(source), overrides, quick, folder, resume, data), folder
-
-
-def is_text(source: str | Path) -> bool:
-    """True if ``source`` is read as a text or the name of a known data set: no recipe, no folder."""
-    return Path(source).suffix not in SPEC_SUFFIXES and not Path(source).is_dir() and not is_shipped(source)
-
-
-def _refuse_table(source: str | Path) -> None:
-    """Raise ``UserError`` if ``source`` is a table of examples, which needs a task."""
-    table = table_without_task(source)
-    if table is not None:
-        guess = table.task or "classification"
-        raise UserError(f"{str(source)!r} is {table.described}, not a text; name the task, such as task={guess!r}")
-
-
-def table_without_task(source: str | Path) -> TableFound | None:
-    """The table of examples that ``source`` names, which needs a task; None for a recipe, a run folder or a text."""
-    from qkv.data.records.named import TABLES
-
-    known = Path(source).expanduser().is_file() or source in TABLES
-    if not known or (not is_text(source) and Path(source).suffix != ".json") or is_kept_text(str(source)):
-        return None
-    from qkv.training.tables import found_table
-
-    return found_table(source)
-
-
-def _folder(name: str, quick: bool) -> Path:
-    # Quick and full runs have separate folders.
-    return RUNS / f"{name}-quick" if quick else RUNS / name
-
-
-def _place(out: str | Path | None, quick: bool) -> RunPlace:
-    return RunPlace(RUNS, "-quick" if quick else "", None if out is None else Path(out))
-
-
-def _recipe_of_table(
-    task: str,
-    data: dict[str, Any],
-    overrides: Iterable[str],
-    quick: bool,
-    out: Path | None,
-    resume: bool,
-    start: str | None,
-    adapt: str | None,
-) -> tuple[Recipe, Path]:
-    from qkv.training.automatic_task import automatic_task, name_of
-
-    folder = out or _folder(name_of(data["source"]), quick)
-    if resume and (folder / "spec.yaml").is_file():
-        # A newly chosen recipe could differ. The data settings must equal the run's, which is checked on resuming.
-        known = read_recipe(folder)
-        if (known.data.source, known.task.kind, known.start) == (data["source"], task, start):
-            changes = [*([f"training.adapt={adapt}"] if adapt else []), *overrides]
-            return override(known.changed(data=known.data.changed(**data)), changes), folder
-        there = f"the task {known.task.kind!r} on {known.data.source!r}" + (
-            f" from {known.start!r}" if known.start else ""
-        )
-        here = f"{task!r} on {data['source']!r}" + (f" from {start!r}" if start else "")
-        raise UserError(f"{folder} holds a run of {there}, not of {here}; name another folder")
-    return _named(automatic_task(task, data, overrides, quick, start=start, adapt=adapt), folder), folder
-
-
-def _named(recipe: Recipe, folder: Path) -> Recipe:
-    """Recipe that is called like its folder if its data was given in memory and has no name."""
-    return recipe.changed(name=folder.name) if kept_name(recipe.data.source) else recipe
-
-
-def _recipe_of_text(
-    source: str, overrides: Iterable[str], quick: bool, folder: Path, resume: bool, data: dict[str, Any]
-) -> Recipe:
-    from qkv.data.named import NAMES
-
-    if not Path(source).exists() and source not in NAMES:
-        here = [entry.name for entry in Path().iterdir() if entry.is_file()]
-        raise UserError(
-            f"there is no file {source!r}, and no recipe or known data set of that name; "
-            f"{nearest(source, [*here, *NAMES, *shipped()])}"
-        )
-    if resume and (folder / "spec.yaml").is_file():
-        # A newly chosen recipe could differ, because the text may have grown and the machine is measured anew.
-        known = read_recipe(folder)
-        if known.data.source == source:
-            return override(known.changed(data=known.data.changed(**data)), overrides)
-    from qkv.training.automatic import automatic
-
-    recipe = automatic(source, overrides, quick)
-    return _named(recipe.changed(data=recipe.data.changed(**data)), folder)
 
 
 def train(
@@ -230,13 +73,13 @@ def train(
         if task is not None or start is not None or adapt is not None or (data and "data" not in data):
             raise UserError("a recipe already sets task, data, start and adapt; leave these arguments out")
         recipe = override(recipe, [*(quick_form(recipe.quick) if quick else ()), *overrides])
-        folder = Path(out) if out is not None else _folder(recipe.name or "unnamed", quick)
+        folder = Path(out) if out is not None else folder_of(recipe.name or "unnamed", quick)
         if "data" not in data:
             return run_training(recipe, folder, resume, on_event, began)
         with recipe_on(recipe, data.pop("data"), folder, data) as recipe:
             return run_training(recipe, folder, resume, on_event, began)
     task, data = (None, data) if task is None else (task_named(task), data_fields(task, data))
-    with keeping_tables(), training_files(recipe, task, _place(out, quick), data) as (source, place, fields):
+    with keeping_tables(), training_files(recipe, task, place_of(out, quick), data) as (source, place, fields):
         found, folder = find_recipe(source, overrides, quick, place, resume, task, start, adapt, **fields)
         return run_training(found, folder, resume, on_event, began)
 
@@ -263,7 +106,7 @@ def swap(
     name = Path(run).name if isinstance(run, (str, Path)) else run.folder.name
     text = None if data is None else str(data)
     return swap_parts(
-        run, changes, _folder(f"{name}-swapped", False) if out is None else out, heal, text, on_event, copy
+        run, changes, folder_of(f"{name}-swapped", False) if out is None else out, heal, text, on_event, copy
     )
 
 
@@ -281,30 +124,6 @@ def load(run: str | Path, accept_changes: bool = False, copy: bool = False, **pu
     from qkv.runs.load import load as load_run
 
     return load_run(run, accept_changes, copy, **published)
-
-
-def save(
-    model: Transformer,
-    folder: str | Path,
-    tokenizer: Any = None,
-    labels: Sequence[str] = (),
-    task: Any = None,
-    description: str = "",
-    step: int = 0,
-) -> Path:
-    """Save a model that was trained by a loop of one's own as a run, for ``load``, the command line, and as a start of
-    further training; return the folder.
-
-    ``model``: made by ``build`` or ``load``. ``tokenizer``: a tokenizer, also of the libraries tokenizers and
-    transformers, the path of one, or a run; without it, the model is used with ids. ``labels``: names of the classes,
-    by default their numbers. ``task``: task such as "masked_tokens", by default that of the head. ``step``: number of
-    steps trained. The weights of the same model in the folder are replaced; other content is refused.
-
-    Raises ``UserError``.
-    """
-    from qkv.runs.save import save as save_run
-
-    return save_run(model, folder, tokenizer, labels, task, description, step)
 
 
 @overload

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.api.functions import SPEC_SUFFIXES
+from qkv.api.recipes import SPEC_SUFFIXES
 from qkv.cli.runs import Json
 from qkv.inspection.cost import Cost, cost
 from qkv.inspection.cost_tables import PARTS, parts, quantities, title

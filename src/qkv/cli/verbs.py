@@ -110,7 +110,7 @@ def refuse_without_verb(recipe: str, options: Mapping[str, Any]) -> None:
             f"--{given.replace('_', '-')} needs a verb instead of {recipe!r}: {', '.join(VERBS)}; "
             "example: qkv train classify --data mine.csv"
         )
-    from qkv.api.functions import table_without_task
+    from qkv.api.recipes import table_without_task
 
     table = table_without_task(recipe)
     if table is None:

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 MODULES: dict[str, tuple[str, ...]] = {
-    "qkv.library": ("qkv.api.functions",),
+    "qkv.library": ("qkv.api.recipes", "qkv.api.functions", "qkv.runs.save"),
     "qkv.training.run": ("qkv.runs.run", "qkv.runs.load", "qkv.runs.evaluation", "qkv.runs.predict"),
     "qkv.training.embed": ("qkv.runs.embed",),
     "qkv.tasks.material": ("qkv.tasks.dataset",),

@@ -29,7 +29,7 @@ _TRAINED = ("resume", "metrics.jsonl")
 
 
 def save(
-    model: Any,
+    model: Transformer,
     folder: str | Path,
     tokenizer: Any = None,
     labels: Sequence[str] = (),
@@ -37,8 +37,15 @@ def save(
     description: str = "",
     step: int = 0,
 ) -> Path:
-    """Write ``model`` as a run into ``folder``; see ``qkv.save``. The weights are replaced atomically if the folder
-    holds the same model. Returns the folder. Raises ``UserError``.
+    """Save a model that was trained by a loop of one's own as a run, for ``load``, the command line, and as a start of
+    further training; return the folder.
+
+    ``model``: made by ``build`` or ``load``. ``tokenizer``: a tokenizer, also of the libraries tokenizers and
+    transformers, the path of one, or a run; without it, the model is used with ids. ``labels``: names of the classes,
+    by default their numbers. ``task``: task such as "masked_tokens", by default that of the head. ``step``: number of
+    steps trained. The weights of the same model in the folder are replaced atomically; other content is refused.
+
+    Raises ``UserError``.
     """
     folder = Path(folder)
     if not isinstance(model, Transformer):
