@@ -65,6 +65,8 @@ def test_padding_stands_on_the_right(rows: list[list[int]], filler: int) -> None
     kept = lengths_or_none(ids, lengths)
     assert (kept is None) == (len({*map(len, rows), longest}) == 1)
     assert ids.dtype == lengths.dtype == torch.int64
+    counts, _ = padded([np.array(row, np.float32) for row in rows], filler, np.float32)
+    assert (counts.dtype, counts.tolist()) == (torch.float32, ids.tolist())
 
 
 def test_a_trained_tokenizer_has_its_special_tokens_once() -> None:

@@ -6,13 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from torch import Tensor
 
 
-def padded(rows: Sequence[Sequence[int] | np.ndarray], filler: int = 0) -> tuple[Tensor, Tensor]:
-    """Pad rows of different length on the right with ``filler``: (ids (B, longest) int64, lengths (B))."""
+def padded(
+    rows: Sequence[Sequence[int] | np.ndarray], filler: int = 0, dtype: DTypeLike = np.int64
+) -> tuple[Tensor, Tensor]:
+    """Pad rows of different length on the right with ``filler``: (values (B, longest) of ``dtype``, lengths (B))."""
     lengths = np.array([len(row) for row in rows], np.int64)
-    found = np.full((len(rows), max(1, int(lengths.max(initial=0)))), filler, np.int64)
+    found = np.full((len(rows), max(1, int(lengths.max(initial=0)))), filler, dtype)
     for place, row in enumerate(rows):
         found[place, : len(row)] = row
     return torch.from_numpy(found), torch.from_numpy(lengths)

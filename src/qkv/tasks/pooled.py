@@ -215,7 +215,8 @@ def signal_of(rows: Sequence[tuple[Any, ...]]) -> tuple[Signal, Tensor | None]:
         owners = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([len(each) for each in counts]))
     signal = Signal(ids, lengths_or_none(ids, lengths), types=types_or_none(types))
     if len(rows[0]) > 4:
-        bag, occurring = padded([row[4] for row in rows])[0], padded_counts([row[5] for row in rows])
+        bag, _ = padded([row[4] for row in rows])
+        occurring, _ = padded([row[5] for row in rows], dtype=np.float32)
         signal = replace(signal, bag=bag, counts=occurring)
         if owners is not None:
             signal = replace(signal, bag=bag[owners], counts=occurring[owners])
@@ -225,14 +226,6 @@ def signal_of(rows: Sequence[tuple[Any, ...]]) -> tuple[Signal, Tensor | None]:
 def _split(types: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
     """Token types of each window of a row; empty if the model reads none."""
     return np.split(types, ends) if len(types) else [types] * (len(ends) + 1)
-
-
-def padded_counts(rows: Sequence[np.ndarray]) -> Tensor:
-    """Counts of the features of several rows, (B, longest), padded with 0."""
-    found = torch.zeros(len(rows), max(1, *map(len, rows)))
-    for i, row in enumerate(rows):
-        found[i, : len(row)] = torch.from_numpy(row)
-    return found
 
 
 ROWS = "rows"
