@@ -65,15 +65,14 @@ class ClassificationTask(PooledTask):
         labels = column(records, "label")
         return with_class_weights(recipe, labels, sorted(set(labels), key=_natural))
 
-    def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
-        tokenizer = self.tokenizer(recipe, records)
+    def labels(self, records: Records) -> tuple[str, ...]:
         labels = tuple(sorted(set(column(records, "label")), key=_natural))
         if len(labels) < 2:
             raise UserError(
                 f"data.source: every example of {records.name!r} has the label {next(iter(labels))!r}, "
                 "so there are no classes to distinguish"
             )
-        return Vocabulary(tokenizer, tokenizer, labels)
+        return labels
 
     def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Truncation) -> Example:
         if row["label"] not in vocabulary.classes:

@@ -12,7 +12,6 @@ from torch import Tensor
 from qkv.data.batch import Batch
 from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
-from qkv.layers.tap import Tap
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
@@ -22,7 +21,7 @@ from qkv.tasks.baselines import ngrams, too_large
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset
 from qkv.tasks.example_task import Collate, Truncation
 from qkv.tasks.linear import Fitted, fit_label_sets
-from qkv.tasks.pooled import PAIR, SHORT, TEXT, PooledTask, TextReader, batch_of, outputs, texts_of, told
+from qkv.tasks.pooled import PAIR, SHORT, TEXT, PooledTask, TextReader, batch_of, texts_of, told
 from qkv.tasks.task import Defaults, Evaluation, Observed, Scale, Totals, lowercase
 from qkv.tasks.text_metrics import metric_library
 
@@ -50,15 +49,14 @@ class MultiLabelTask(PooledTask):
         Role("labels", "labels", ("labels", "tags", "topics", "categories", "genres", "classes", "keywords", "label")),
     )
 
-    def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
-        tokenizer = self.tokenizer(recipe, records)
+    def labels(self, records: Records) -> tuple[str, ...]:
         found = {label for rows in records.splits.values() for row in rows for label in row["labels"]}
         if len(found) < 2:
             raise UserError(
                 f"data.source: the rows of {records.name!r} have {'one label' if found else 'no labels'} in all "
                 f"({', '.join(map(repr, found))}), and several are needed; check data.label_separator"
             )
-        return Vocabulary(tokenizer, tokenizer, tuple(sorted(found)))
+        return tuple(sorted(found))
 
     def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Truncation) -> Example:
         assert isinstance(cut, TextReader)
@@ -77,9 +75,6 @@ class MultiLabelTask(PooledTask):
 
     def collator(self, recipe: Recipe) -> Collate:
         return _collated
-
-    def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        return model.head.loss(outputs(model, batch, tap), batch.targets)
 
     def observed(self, model: Transformer, found: Tensor, batch: Batch) -> Observed:
         chosen = found.double().sigmoid() >= self.spec.threshold

@@ -63,6 +63,9 @@ class PooledTask(ExampleTask):
     def shown(self, row: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
         """Format the answer beside the true value of ``row`` as a short text."""
 
+    def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+        return model.head.loss(outputs(model, batch, tap), batch.targets)
+
     def observe(self, model: Transformer, batch: Batch) -> Observed:
         return self.observed(model, outputs(model, batch), batch)
 
@@ -76,6 +79,14 @@ class PooledTask(ExampleTask):
 
         unseen, truth: features and targets of the validation split, which select penalty and scales.
         """
+
+    def labels(self, records: Records) -> tuple[str, ...]:
+        """Labels of the classes in order; empty for a task without classes. Raises ``UserError`` for fewer than two."""
+        return ()
+
+    def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
+        tokenizer = self.tokenizer(recipe, records)
+        return Vocabulary(tokenizer, tokenizer, self.labels(records))
 
     def tokenizer(self, recipe: Recipe, records: Records) -> Tokenizer:
         """Tokenizer trained on the texts of the training split, with special tokens added if it has no template."""

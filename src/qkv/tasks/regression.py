@@ -13,7 +13,6 @@ from torch import Tensor
 from qkv.data.batch import Batch
 from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
-from qkv.layers.tap import Tap
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec import tasks as spec
@@ -24,7 +23,7 @@ from qkv.tasks.baselines import ngram_rmse, too_large
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset
 from qkv.tasks.example_task import Collate, Truncation, column
 from qkv.tasks.linear import Fitted, fit_values
-from qkv.tasks.pooled import PAIR, SHORT, TEXT, PooledTask, TextReader, batch_of, outputs, texts_of, told
+from qkv.tasks.pooled import PAIR, SHORT, TEXT, PooledTask, TextReader, batch_of, texts_of, told
 from qkv.tasks.task import Defaults, Evaluation, Observed, Scale, Totals, lowercase
 
 _SHOWN = 12
@@ -60,10 +59,6 @@ class RegressionTask(PooledTask):
             )
         return recipe.changed(task=task.changed(mean=mean, deviation=deviation))
 
-    def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
-        tokenizer = self.tokenizer(recipe, records)
-        return Vocabulary(tokenizer, tokenizer)
-
     def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Truncation) -> Example:
         assert isinstance(cut, TextReader)
         return cut.example(texts_of(row), row["value"])
@@ -80,9 +75,6 @@ class RegressionTask(PooledTask):
             return batch_of(rows, torch.from_numpy(values.astype(np.float32)), len(values))
 
         return collate
-
-    def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        return model.head.loss(outputs(model, batch, tap), batch.targets)
 
     def observed(self, model: Transformer, found: Tensor, batch: Batch) -> Observed:
         mean, deviation = _units(self.spec)
