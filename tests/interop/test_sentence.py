@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
-from tokenizers import normalizers, pre_tokenizers, processors
-from tokenizers.models import WordPiece
+from tests.interop.word_pieces import word_pieces
 from transformers import BertConfig, BertModel, RobertaConfig, RobertaModel
 
 import qkv
@@ -52,12 +51,8 @@ MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weig
 
 
 def tokenizer() -> tokenizers.Tokenizer:
-    core = tokenizers.Tokenizer(WordPiece({word: i for i, word in enumerate([*SPECIALS, *WORDS])}, unk_token="[UNK]"))
-    core.normalizer, core.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    core = word_pieces(SPECIALS, WORDS, "{cls} $A {sep}", "{cls} $A {sep} $B:1 {sep}:1")
     core.add_special_tokens(SPECIALS)
-    core.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
     return core
 
 

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import tokenizers
 import torch
 import transformers
 from tests.interop.cases import bert, deberta, longformer, modernbert, mpnet, roberta, xlnet
 from tests.interop.test_encoders import written
-from tokenizers import normalizers, pre_tokenizers, processors
-from tokenizers.models import WordPiece
+from tests.interop.word_pieces import word_pieces
 from transformers import PreTrainedTokenizerFast
 
 import qkv
@@ -66,16 +64,7 @@ class Style(NamedTuple):
     def tokenizer(self, folder: Path) -> Any:
         """Written into ``folder`` as that library writes it."""
         specials = [self.pad, self.unknown, self.cls, self.sep, self.mask]
-        core = tokenizers.Tokenizer(
-            WordPiece({word: i for i, word in enumerate([*specials, *WORDS])}, unk_token=self.unknown)
-        )
-        core.normalizer, core.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-        names = {"cls": self.cls, "sep": self.sep}
-        core.post_processor = processors.TemplateProcessing(
-            single=self.one.format(**names),
-            pair=self.two.format(**names),
-            special_tokens=[(self.cls, 2), (self.sep, 3)],
-        )
+        core = word_pieces(specials, WORDS, self.one, self.two)
         roles = {
             "cls_token": self.cls,
             "sep_token": self.sep,

@@ -18,17 +18,9 @@ from qkv.layers.norms import build_norm
 from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.cross_entropy import chunked_cross_entropy, cross_entropy
+from qkv.spec import heads
 from qkv.spec.branches import Attention, Branch
-from qkv.spec.heads import (
-    ClassificationHead,
-    CRFHead,
-    Head,
-    LabelsHead,
-    LanguageModelHead,
-    RegressionHead,
-    SpanHead,
-    TokenHead,
-)
+from qkv.spec.heads import Head
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import Norm, RMSNorm
 
@@ -41,14 +33,14 @@ POOLINGS: tuple[Literal["first", "last", "mean", "max", "attention"], ...] = (
     "attention",
 )
 HEADS: tuple[Head, ...] = (
-    LanguageModelHead(),
-    LanguageModelHead(tied=False, transform="gelu", norm=RMSNorm(), softcap=3.0),
-    *(ClassificationHead(pooling=how, num_classes=3) for how in POOLINGS),
-    LabelsHead(num_classes=3),
-    *(RegressionHead(pooling=how) for how in POOLINGS),
-    TokenHead(num_classes=3, hidden=5),
-    CRFHead(num_classes=3),
-    SpanHead(),
+    heads.LanguageModelHead(),
+    heads.LanguageModelHead(tied=False, transform="gelu", norm=RMSNorm(), softcap=3.0),
+    *(heads.ClassificationHead(pooling=how, num_classes=3) for how in POOLINGS),
+    heads.LabelsHead(num_classes=3),
+    *(heads.RegressionHead(pooling=how) for how in POOLINGS),
+    heads.TokenHead(num_classes=3, hidden=5),
+    heads.CRFHead(num_classes=3),
+    heads.SpanHead(),
 )
 BRANCHES = [part for parts in SAMPLES.values() for part in parts if '"rounded":"bf16"' not in part.model_dump_json()]
 """All but slopes that are rounded to bf16 by definition."""
