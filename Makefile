@@ -16,7 +16,7 @@ DEV := $(VENV)/.dev
 DOCS := $(VENV)/.docs
 BENCH := $(VENV)/.bench
 
-.PHONY: help install run test fuzz golden test-older lint types bench record tables pictures docs clean
+.PHONY: help install run test fuzz golden test-older lint types bench record tables pictures outputs docs clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -67,6 +67,10 @@ tables: $(PACKAGE) ## Update the tables of recipes/README.md
 pictures: $(PACKAGE) ## Draw the pictures of the documentation anew
 	$(BIN)/python docs/making/draw.py docs/pictures
 	rm docs/pictures/report-example.html
+
+# Minutes of training; README.md needs sst2: make outputs QKV_DATA=folder, or ARGS=docs/start/spreadsheet.md
+outputs: $(PACKAGE) ## Run the commands whose output pages show, and write it into the pages
+	$(BIN)/python docs/making/outputs.py $(ARGS)
 
 docs: $(DOCS) ## Build the documentation into docs/_build/html
 	$(BIN)/sphinx-build --quiet --fail-on-warning docs docs/_build/html

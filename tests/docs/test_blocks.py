@@ -2,17 +2,19 @@
 
 ``yaml`` is written to the file named in its first line and read. ``python`` blocks of a page share a namespace. In
 ``bash``, lines with ``qkv`` are executed and lines with ``make`` must name targets. Training is shortened to two steps
-of two rows.
+of two rows. Blocks of output name every metric that the same verb prints in such a run.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from making.outputs import shown
 from tests.cli.tables import write_tables
 from tests.docs.blocks import PAGES, ROOT, Block, blocks
 
@@ -29,6 +31,7 @@ TEXT = (
     "It was not long, and it was not true.\n" * 60
 )
 SHORT = (
+    "candidates={}",  # no heats
     "training.steps=2",
     "training.batch_size=2",
     "training.validation.every=2",
@@ -95,11 +98,27 @@ def make_targets() -> list[str]:
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.relative_to(ROOT).as_posix())
 @pytest.mark.usefixtures("reader")
-def test_page(page: Path) -> None:
+def test_page(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
+    printed: list[tuple[str, str]] = []
     for block in blocks(page):
         assert block.language in RUN or block.language in SHOWN, (
             f"{block.where}: a block in {block.language or 'no language'!r}"
         )
-        if block.language in RUN:
-            RUN[block.language](block, names)
+        lines = block.text.splitlines() if block.language == "bash" else [block.text]
+        for text in lines if block.language in RUN else ():
+            RUN[block.language](replace(block, text=text), names)
+            printed.append((text, capsys.readouterr().out))
+    for verb in dict.fromkeys(block.command.partition(" --")[0] for block in shown(page.read_text("utf-8"))):
+        on_page = rows("\n".join(b.text for b in shown(page.read_text("utf-8")) if b.command.startswith(verb)))
+        now = rows("\n".join(out for text, out in printed if verb in text))
+        for table in on_page.keys() & now.keys():
+            assert now[table] <= on_page[table], f"make outputs ARGS={page.relative_to(ROOT)} writes the output anew"
+
+
+def rows(printed: str) -> dict[str, set[str]]:
+    """First cells of the tables of metrics and of quantities, by the name of the first column."""
+    tables: dict[str, set[str]] = {}
+    for name, lines in re.findall(r"^(metric|quantity) .*\n((?:.+\n)*)", printed, re.MULTILINE):
+        tables.setdefault(name, set()).update(re.split(" {2,}", line)[0] for line in lines.splitlines())
+    return tables

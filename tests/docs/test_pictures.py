@@ -12,6 +12,7 @@ from making.pictures.masks import MASKS, visible
 from making.pictures.orders import graph, stream
 from making.pictures.report import drawn, headings
 from making.pictures.sheet import NARROW, WIDE
+from making.pictures.spreadsheet import NAMES
 from making.pictures.states import curves
 from tests.docs.blocks import ROOT
 
@@ -29,13 +30,13 @@ def test_the_file_is_what_the_program_draws(name: str) -> None:
 
 
 def test_every_picture_is_shown_with_a_text_alternative() -> None:
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     shown = {
         name: alt
         for page in pages
         for alt, name in re.findall(r"!\[([^\]]*)\]\([./\w]*pictures/(\w+)\.svg\)", page.read_text("utf-8"))
     }
-    assert set(shown) == {*PICTURES, "report"}
+    assert set(shown) == {*PICTURES, *NAMES, "report"}
     assert all(len(alt) > 30 for alt in shown.values())
     for name in shown:
         assert re.search(r'<svg [^>]*aria-label="[^"]{40,}"', (FOLDER / f"{name}.svg").read_text("utf-8"))

@@ -1,6 +1,7 @@
 """Sphinx extension: pictures drawn anew for each build; phones get the narrow drawing.
 
-Pages name ``pictures/NAME.svg``, the copy in the repository. The built pages show what is drawn during the build.
+Pages name ``pictures/NAME.svg``, the copy in the repository. The built pages show what is drawn during the build, and
+the copies of pictures of longer runs, which ``make outputs`` draws.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ _IMAGE = re.compile(r'(<img [^>]*src="([./]*)_images/(\w+)\.svg"[^>]*/>)')
 
 
 def _drawn(app: Any) -> None:
-    draw(Path(app.srcdir) / FRESH)
+    source, fresh = Path(app.srcdir) / "pictures", Path(app.srcdir) / FRESH
+    shutil.copytree(source, fresh, dirs_exist_ok=True)
+    draw(fresh)
 
 
 def _shown(_: Any, name: str, source: list[str]) -> None:

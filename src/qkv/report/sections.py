@@ -143,23 +143,28 @@ def _effects(page: Page, section: Section) -> None:
 
 
 def _reliability(page: Page, section: Section) -> None:
-    """Append a reliability diagram of ``bins`` of confidence (``low``, ``high``, ``rows``, and mean ``confidence`` and
-    ``accuracy``, in per cent), beside those of ``before`` calibration if given, and the table of the bins.
-    """
-    found = [("calibrated", section["bins"]), ("before calibration", section.get("before", ()))]
-    found = found if section.get("before") else [("measured", section["bins"])]
-    lines = [Line("ideal", (0, 100), (0, 100))]
-    for name, bins in found:
-        lines.append(Line(name, [b["confidence"] for b in bins], [b["accuracy"] for b in bins], points=True))
-    chart = LineChart(
-        section["title"], lines, "probability of the answer, %", "correct answers, %", y_zero=True, width=640
-    )
+    """Append a reliability diagram and the table of its bins."""
+    chart = reliability_chart(section)
     page.picture(chart, chart.width)
     with page.details("Table of the bins"):
         page.table(
             ["probability %", "rows", "mean probability %", "correct %"],
             [[f"{b['low']:.0f}–{b['high']:.0f}", b["rows"], b["confidence"], b["accuracy"]] for b in section["bins"]],
         )
+
+
+def reliability_chart(section: Section) -> LineChart:
+    """Reliability diagram of ``bins`` of confidence (``low``, ``high``, ``rows``, and mean ``confidence`` and
+    ``accuracy``, in per cent), beside those of ``before`` calibration if given.
+    """
+    found = [("calibrated", section["bins"]), ("before calibration", section.get("before", ()))]
+    found = found if section.get("before") else [("measured", section["bins"])]
+    lines = [Line("ideal", (0, 100), (0, 100))]
+    for name, bins in found:
+        lines.append(Line(name, [b["confidence"] for b in bins], [b["accuracy"] for b in bins], points=True))
+    return LineChart(
+        section["title"], lines, "probability of the answer, %", "correct answers, %", y_zero=True, width=640
+    )
 
 
 DRAWN: dict[str, Callable[[Page, Section], None]] = {
