@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 from scipy.sparse import csr_matrix
 from sklearn.linear_model import LogisticRegression, Ridge
 
+from qkv.tasks import linear
 from qkv.tasks.linear import fit_labels, fit_values, scales
 
 
@@ -67,3 +69,17 @@ def test_no_fit_is_taken_that_is_less_accurate_than_the_plain_one() -> None:
         found = fit_labels(x[:60], labels[:60], x[60:], labels[60:], 2)
         plain = LogisticRegression(max_iter=300).fit(x[:60], labels[:60])
         assert (found(x[60:]).argmax(1) == labels[60:]).mean() >= plain.score(x[60:], labels[60:])
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_problem_of_few_rows_is_solved_as_one_of_many_features(classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(3)
+    x = csr_matrix((draw.random((60, 400)) < draw.random(400) ** 3) * draw.random((60, 400)))
+    labels = draw.integers(0, classes, 60)
+    args = (x[:40], labels[:40], x[40:], labels[40:], classes)
+    short = fit_labels(*args)
+    monkeypatch.setattr(linear, "_ROWS", 0)
+    long = fit_labels(*args)
+    np.testing.assert_allclose(short(x), long(x), atol=2e-2)
+    np.testing.assert_allclose(short.weights, long.weights, atol=2e-2)
+    assert np.abs(long.weights).max() > 0.2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,11 @@ POWERS = (0.0, 0.5, 1.0)
 """Powers of the features' scales that are tried; 0: no scale."""
 _ITERATIONS = 100
 _SUBSAMPLE = 20_000
-"""Most training rows with which penalty and power are selected."""
+"""Most training rows with which penalty and power are selected, if the weights are fewer than ``_LARGE``."""
+_LARGE = 1_000_000
+_ROWS = 4096
+"""Most rows of a problem that is solved in the space of the rows, if it has ``_WIDE`` times as many features."""
+_WIDE = 4
 
 
 class Fitted(NamedTuple):
@@ -124,36 +128,62 @@ def _selected(
     """Fit with the penalty and the power of the scales of least loss; ``judged``: (loss, error) of a fit.
 
     The penalty is selected at the middle power, then a larger power is tried. A fit of more errors than that with
-    penalty 1 and power 0 is not taken. Both are selected on at most ``_SUBSAMPLE`` evenly spaced rows.
+    penalty 1 and power 0 is not taken. Both are selected on evenly spaced rows if there are many.
     """
-    rows = np.linspace(0, x.shape[0] - 1, min(x.shape[0], _SUBSAMPLE)).astype(np.int64)
+    most = _SUBSAMPLE if x.shape[1] * groups.shape[1] < _LARGE else _ROWS
+    rows = np.linspace(0, x.shape[0] - 1, min(x.shape[0], most)).astype(np.int64)
     plain, middle = (PENALTIES[-1], POWERS[0]), POWERS[len(POWERS) // 2]
     found: dict[tuple[float, float], Fitted] = {}
     scores: dict[tuple[float, float], tuple[float, float]] = {}
 
-    def try_out(penalty: float, power: float) -> None:
-        if (penalty, power) not in found:
-            found[penalty, power] = _scaled(fit, x[rows], targets[rows], groups[rows], penalty, power)
+    def try_out(power: float, penalties: Sequence[float]) -> None:
+        design = _Design(x[rows], groups[rows], power)
+        for penalty in penalties:
+            found[penalty, power] = design.fit(fit, targets[rows], penalty)
             scores[penalty, power] = judged(found[penalty, power])
 
-    for penalty in PENALTIES:
-        try_out(penalty, middle)
+    try_out(middle, PENALTIES)
     penalty, _ = min(scores, key=lambda each: scores[each][0])
-    try_out(penalty, POWERS[-1])
-    try_out(*plain)
+    try_out(POWERS[-1], [penalty])
+    try_out(plain[1], [plain[0]])
     best = min((each for each in scores if scores[each][1] <= scores[plain][1]), key=lambda each: scores[each][0])
-    return found[best] if len(rows) == x.shape[0] else _scaled(fit, x, targets, groups, *best)
+    return found[best] if len(rows) == x.shape[0] else _Design(x, groups, best[1]).fit(fit, targets, best[0])
 
 
-def _scaled(
-    fit: Callable[..., Fitted], x: Any, targets: np.ndarray, groups: np.ndarray, penalty: float, power: float
-) -> Fitted:
-    """Fit to features times their scales to the power ``power``; the weights returned include the scales."""
-    if power == 0:
-        return fit(x, targets, penalty)
-    sizes = scales(x, groups, power)
-    found = fit(x * sizes if isinstance(x, np.ndarray) else x.multiply(sizes).tocsr(), targets, penalty)
-    return Fitted(found.weights * sizes[:, None], found.intercept)
+class _Design:
+    """Features times their scales. With few rows and many features, the problem is solved in the space of the rows.
+
+    The weights of least loss and penalty are W = X^T A. With X X^T = L L^T, the loss of X W is that of L U, and the
+    penalty |W|² is |U|², where U = L^T A (representer theorem): a problem of as many features as rows.
+    """
+
+    def __init__(self, x: Any, groups: np.ndarray, power: float):
+        from scipy.sparse import csr_matrix
+
+        self.sizes = scales(x, groups, power) if power else np.ones(x.shape[1])
+        self.x = csr_matrix(x).multiply(self.sizes).tocsr()
+        rows, features = x.shape
+        self.root = _root(self.x) if rows <= _ROWS and features >= _WIDE * rows else None
+
+    def fit(self, fit: Callable[..., Fitted], targets: np.ndarray, penalty: float) -> Fitted:
+        """Fit; the weights are those of the features without scales."""
+        if self.root is None:
+            found = fit(self.x, targets, penalty)
+            weights = found.weights
+        else:
+            from scipy.linalg import solve_triangular
+
+            found = fit(self.root, targets, penalty)
+            weights = self.x.T @ solve_triangular(self.root, found.weights, lower=True, trans="T")
+        return Fitted(weights * self.sizes[:, None], found.intercept)
+
+
+def _root(x: Any) -> np.ndarray:
+    """Lower triangular L (rows, rows) with L L^T = X X^T + ε I. Frequent features are multiplied as a dense matrix."""
+    often = np.asarray((x != 0).sum(0)).ravel() > x.shape[0] / 16
+    dense, rest = x[:, often].toarray(), x[:, ~often]
+    gram = dense @ dense.T + (rest @ rest.T).toarray()
+    return np.linalg.cholesky(gram + 1e-6 * max(1e-6, gram.trace() / len(gram)) * np.eye(len(gram)))
 
 
 def _binary_loss(logits: np.ndarray, present: np.ndarray) -> float:

@@ -299,7 +299,8 @@ def _unsegmented(texts: Sequence[str]) -> bool:
 def wide_path(records: Records, plan: Defaults) -> Ngrams | None:
     """Wide path for the texts of the training split; None if a linear model of that size is too large.
 
-    Buckets: about as many as there are distinct n-grams. Texts without spaces are counted by shorter n-grams, too.
+    Buckets: twice as many as there are distinct n-grams, about. Texts without spaces are counted by shorter n-grams,
+    too.
     """
     rows = records.splits["train"]
     texts = _texts(records, plan)
@@ -310,8 +311,8 @@ def wide_path(records: Records, plan: Defaults) -> Ngrams | None:
     words = {word for each in found for word in each}
     unsegmented = _unsegmented(texts)
     features = max(NGRAMS_PER_WORD * len(words), sum(map(len, texts)) // 4 if unsegmented else 0)
-    most = max(1 << 10, min(1 << 17, _OUTPUTS // outputs))
-    buckets = min(1 << max(10, (features - 1).bit_length()), 1 << (most.bit_length() - 1))
+    most = max(1 << 10, min(1 << 18, _OUTPUTS // outputs))
+    buckets = min(1 << max(14, (2 * features - 1).bit_length()), 1 << (most.bit_length() - 1))
     return Ngrams(least=1 if unsegmented else 3, buckets=buckets)
 
 
