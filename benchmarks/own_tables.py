@@ -31,6 +31,8 @@ from typing import Any, NamedTuple
 from qkv.report.evaluation import ERRORS
 from qkv.report.table import print_table
 
+_ATTENTION = re.compile("attention|encoder")
+"""Names of candidates with attention."""
 Rows = Sequence[Sequence[Any]]
 Parts = dict[str, Rows]
 """Rows by the option that names their file: data, test, and validation if the table has such a part."""
@@ -226,7 +228,7 @@ def attention_margin(found: dict[str, Any], metric: str) -> float | None:
     """
     column = {"f1": "F1", "rmse": "RMSE"}.get(metric, metric)
     contestants = {row["model"]: row for row in rows_of(found, "contestants")}
-    with_attention = [float(row[column]) for name, row in contestants.items() if "attention" in name]
+    with_attention = [float(row[column]) for name, row in contestants.items() if _ATTENTION.search(name)]
     if not with_attention:
         return None
     sign = -1 if metric in ERRORS else 1

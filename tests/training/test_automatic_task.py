@@ -96,10 +96,10 @@ def test_the_wide_path_follows_the_texts_and_the_labels() -> None:
     english = [" ".join(draw.choices(words, k=20)) for _ in range(500)]
     proteins = ["".join(draw.choices("ACDEFGHIKLMNPQRSTVWY", k=300)) for _ in range(50)]
     two, many = ["a", "b"] * 250, [str(i % 400) for i in range(500)]
-    assert path(english, two) == Ngrams(buckets=1 << 16, least=3)
+    assert path(english, two) == Ngrams(buckets=1 << 17, least=3)
     assert path(english, many) is None  # 400 labels times 43,000 n-grams
     assert path(english[:100], many[:100]) == Ngrams(buckets=1 << 15, least=3)
-    assert path(proteins, two[:50]) == Ngrams(buckets=1 << 12, least=1)
+    assert path(proteins, two[:50]) == Ngrams(buckets=1 << 14, least=1)
 
 
 def test_words_of_a_sentence_are_counted_not_its_characters(recipe_for: Callable[..., Recipe]) -> None:
@@ -146,3 +146,16 @@ def test_batches_shrink_to_the_memory(
     assert tight.model == free.model
     assert module._bytes(tight) <= module._bytes(free) / 3
     assert 1 <= tight.training.batch_size < free.training.batch_size
+
+
+def test_texts_without_spaces_are_read_by_characters(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    rows = [("".join(draw.choices("ACDEFGHIKLMNPQRSTVWY", k=300)), draw.choice("ab")) for _ in range(60)]
+    path = tmp_path / "proteins.csv"
+    path.write_text("sequence,place\n" + "".join(f"{text},{label}\n" for text, label in rows))
+    recipe = automatic_task("classification", {"source": str(path)}, machine=FAST)
+    assert recipe.data.tokenizer.kind == "characters"
+    assert recipe.model.context_length >= 300
+    assert not any("data.tokenizer" in changes for changes in recipe.candidates.values())
+    alone = automatic_task("classification", {"source": str(path)}, ["model.norm=rms_norm"], machine=FAST)
+    assert "characters, an encoder" in alone.description

@@ -214,7 +214,7 @@ def _tell(run: Run) -> None:
 
     trained = [row for row in run.metrics if row.get("loss") is not None]
     bests = [row for row in run.metrics if row.get("step") == run.step and "val_loss" in row]
-    best: dict[str, Any] = bests[-1] if bests else {}
+    best: dict[str, Any] = bests[-1] if bests and not run.evaluation else {}
     rows: list[tuple[str, object]] = [
         ("parameters", sum(p.numel() for p in run.model.parameters())),
         ("steps", max((row["step"] for row in trained), default=0)),

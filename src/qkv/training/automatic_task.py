@@ -245,8 +245,10 @@ def _stack(model: Model) -> str:
 
 
 def _read(model: Model, tokenizer: Tokenizer) -> str:
-    words = model.frontend.words
-    return f"{words.buckets:,} word features" if words else f"{tokenizer.num_ids:,} ids ({tokenizer.kind})"
+    words, ids = model.frontend.words, tokenizer.num_ids
+    if words:
+        return f"{words.buckets:,} word features"
+    return tokenizer.kind if ids is None else f"{ids:,} ids ({tokenizer.kind})"
 
 
 def _sizes(records: Records, plan: Defaults, per_token: float) -> _Sizes:

@@ -27,12 +27,13 @@ from qkv.spec.overrides import override, quick_form
 from qkv.spec.recipe import Recipe
 from qkv.tasks.registry import build_task
 from qkv.training import clock
-from qkv.training.events import Ended, Event, Notice, OnEvent, Started, Stepped, Validated
+from qkv.training.events import Ended, Event, Notice, OnEvent, Planned, Started, Stepped, Validated
 
 FOLDER = "heats"
 _RESULTS = "results.json"
 _SHARE = 0.4
 """Share of the time budget, or of the steps, of all heats together."""
+Train = Callable[[Recipe, Path, OnEvent], Run]
 _FEWEST = 20
 """Minimum number of steps of a heat without a time budget."""
 
@@ -50,9 +51,7 @@ class Heat:
     seconds: float
 
 
-def choose(
-    recipe: Recipe, folder: Path, tell: OnEvent, train: Callable[[Recipe, Path, OnEvent], Run]
-) -> tuple[Recipe, float]:
+def choose(recipe: Recipe, folder: Path, tell: OnEvent, train: Train) -> tuple[Recipe, float]:
     """Run the heats of ``recipe`` that have no result in ``folder``; return (recipe of the winner, seconds that the
     heats took; 0 if the run has begun, since its checkpoints count them).
 
@@ -68,22 +67,32 @@ def choose(
         raise UserError(f"{folder} holds a run that was not chosen from these candidates; name another folder")
     for number, name in enumerate(recipe.candidates, 1):
         if name not in known:
-            tell(Notice(f"heat {number} of {len(recipe.candidates)}: {name}"))
-            known[name] = _run(recipe, name, folder / FOLDER, tell, train)
+            title = f"heat {number} of {len(recipe.candidates)}: {name}"
+            known[name] = _run(recipe, name, title, folder / FOLDER, tell, train)
             _write(folder / FOLDER, known)
-    losses = {name: known[name].loss for name in recipe.candidates}
-    finite = {name: loss for name, loss in losses.items() if loss is not None}
-    if not finite:
-        raise UserError(f"all heats failed: {', '.join(losses)}; train one of the models alone with candidates={{}}")
-    seconds = 0.0 if begun else sum(heat.seconds for heat in known.values())
-    return _winner(recipe, min(finite, key=lambda name: finite[name])), seconds
+    if not (best := _best(known)):
+        raise UserError(f"all heats failed: {', '.join(known)}; train one of the models alone with candidates={{}}")
+    return _winner(recipe, best), 0.0 if begun else sum(heat.seconds for heat in known.values())
 
 
-def _run(recipe: Recipe, name: str, place: Path, tell: OnEvent, train: Callable[[Recipe, Path, OnEvent], Run]) -> Heat:
+def _best(heats: Mapping[str, Heat]) -> str:
+    """Name of the heat of lowest loss; "" if none has one."""
+    losses = {name: heat.loss for name, heat in heats.items() if heat.loss is not None}
+    return min(losses, key=lambda name: losses[name], default="")
+
+
+def winner(folder: Path) -> str:
+    """Name of the candidate that won the heats of the run in ``folder``; "" without heats."""
+    return _best(read_heats(folder))
+
+
+def _run(
+    recipe: Recipe, name: str, title: str, place: Path, tell: OnEvent, train: Callable[[Recipe, Path, OnEvent], Run]
+) -> Heat:
     """Run or resume one heat, and remove its checkpoints."""
     began = clock.seconds()
     try:
-        run = train(_heat(recipe, name), place / name, _progress(tell))
+        run = train(_heat(recipe, name), place / name, _progress(tell, title))
     except UserError as error:
         if not rows_of(place / name):  # not begun: the data or the recipe is at fault, in each heat alike
             raise
@@ -121,11 +130,13 @@ def _heat(recipe: Recipe, name: str) -> Recipe:
     )
 
 
-def _progress(tell: OnEvent) -> OnEvent:
-    """Handler that passes on the progress of a heat without its notices, plans and files."""
+def _progress(tell: OnEvent, title: str) -> OnEvent:
+    """Handler that passes on the progress of a heat, with a title at its start, without its notices and files."""
 
     def some(event: Event) -> None:
-        if isinstance(event, Started | Stepped | Validated | Ended):
+        if isinstance(event, Started):
+            tell(Notice(title))
+        if isinstance(event, Started | Planned | Stepped | Validated | Ended):
             tell(event)
 
     return some

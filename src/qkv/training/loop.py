@@ -429,7 +429,8 @@ class Trainer:
         if self.model.wide is None:
             return []
         setup, training, path = self.setup, self.training, self.setup.folder / WEIGHTS
-        found = join(self.model, setup.task, setup.dataset, training.precision, lambda: bool(stop))
+        name = heats.winner(setup.folder)
+        found = join(self.model, setup.task, setup.dataset, training.precision, lambda: bool(stop), name)
         if found is not None:
             metadata = read_metadata(path)
             metadata.pop("sha256", None)

@@ -94,10 +94,10 @@ class Contestant(NamedTuple):
 
 
 def join(
-    model: Transformer, task: Task, dataset: Dataset, precision: str, stop: Callable[[], bool]
+    model: Transformer, task: Task, dataset: Dataset, precision: str, stop: Callable[[], bool], name: str = ""
 ) -> list[Contestant] | None:
     """Fit the factors of the paths to the validation split, and set those of the winner; return all contestants, the
-    winner first. None if ``stop`` returned True.
+    winner first. None if ``stop`` returned True. ``name``: name of the deep path; default: what mixes its tokens.
 
     The winner has the least loss of the contestants whose ``task.metric`` is not worse than that of the wide path; of
     equal ones it is the cheaper: wide before deep before joined.
@@ -111,8 +111,8 @@ def join(
     sides, targets = [torch.cat(side) for side in found], torch.cat([batch.targets for batch in batches])
     contestants = []
     kinds = dict.fromkeys(each.kind for block in model.spec.layers for each in block.branches if each.mixes)
-    deep_name = " and ".join(kinds) or "deep path"
-    for name, reads in (("n-grams", (WIDE,)), (deep_name, (DEEP,)), (f"{deep_name}, n-grams", (DEEP, WIDE))):
+    own = name or " and ".join(kinds) or "deep path"
+    for name, reads in (("n-grams", (WIDE,)), (own, (DEEP,)), (f"{own}, n-grams", (DEEP, WIDE))):
         a, b = factors = _factors(model, sides[DEEP], sides[WIDE], targets, reads)
         totals = Totals()
         for deep, wide, batch in zip(*found, batches, strict=True):
@@ -147,7 +147,8 @@ def _factors(
 ) -> tuple[float, float]:
     """Factors (a, b) of least loss of a · deep + b · wide; that of a path not in ``reads`` is 0.
 
-    The loss includes (ln² a + ln² b) / 2, a standard normal prior: it has no other minimum if all rows are correct.
+    The loss includes (max(0, ln a)² + max(0, ln b)²) / 2, half a normal prior: without it, the factors have no finite
+    optimum if all rows are correct. Factors below 1, as of a poor path, are free.
     """
     size = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     on = torch.tensor([float(path in reads) for path in (DEEP, WIDE)], dtype=torch.float64)
@@ -156,7 +157,7 @@ def _factors(
     def loss() -> Tensor:
         optimizer.zero_grad()
         a, b = size.exp() * on
-        found = (model.head.loss(a * deep + b * wide, targets) + (size * on).square().sum() / 2) / len(targets)
+        found = (model.head.loss(a * deep + b * wide, targets) + (size * on).relu().square().sum() / 2) / len(targets)
         found.backward()
         return found
 
