@@ -105,7 +105,7 @@ def test_the_wide_path_follows_the_texts_and_the_labels() -> None:
 def test_words_of_a_sentence_are_counted_not_its_characters(recipe_for: Callable[..., Recipe]) -> None:
     recipe = recipe_for("token_classification", 50, 30)
     assert (recipe.model.context_length, recipe.model.head.kind) == (64, "crf")
-    assert recipe.description.startswith("50 examples, 2 models in short heats: chosen")
+    assert recipe.description.startswith("50 examples, 16,384 word features, an encoder of 1 layer of width 64: chosen")
 
 
 def test_what_is_said_of_the_data_and_overrides_hold(tmp_path: Path) -> None:

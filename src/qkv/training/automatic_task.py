@@ -128,14 +128,14 @@ def automatic_task(
         recipe = finetuned(recipe, start, adapt, sizes.examples)
     elif adapt is not None:
         recipe = override(recipe, [f"training.adapt={adapt}"])
-    elif not quick:
-        recipe = _racing(recipe, _candidates(task, plan, sizes, width, unsegmented), sizes, changes)
+    elif plan.target and not quick:
+        recipe = _racing(recipe, _candidates(task, sizes, unsegmented), sizes, changes)
     return as_asked(_within_memory(_windowed(recipe, sizes, plan)), quick, changes)
 
 
 def _racing(recipe: Recipe, candidates: dict[str, dict[str, Any]], sizes: _Sizes, overrides: Sequence[str]) -> Recipe:
     """Recipe with ``candidates``, unless one of ``overrides`` describes the model."""
-    if not candidates or any(_decides(change.path, candidates) for change in assignments(overrides)):
+    if any(_decides(change.path, candidates) for change in assignments(overrides)):
         return recipe
     models = f"{len(candidates)} models in short heats" + " beside n-grams" * (recipe.model.wide is not None)
     return recipe.changed(candidates=candidates, description=_described(sizes, models))
@@ -157,20 +157,12 @@ def _decides(path: tuple[str, ...], candidates: Mapping[str, Mapping[str, Any]])
     )
 
 
-def _candidates(
-    task: TaskSpec, plan: Defaults, sizes: _Sizes, width: int, unsegmented: bool
-) -> dict[str, dict[str, Any]]:
-    """Models that compete in heats, as changes of the recipe; none if text is generated.
+def _candidates(task: TaskSpec, sizes: _Sizes, unsegmented: bool) -> dict[str, dict[str, Any]]:
+    """Models that compete in heats for a table with one output per text, as changes of the recipe.
 
-    For words with tags: the recipe's own model, and one that mixes no positions. For texts with one output: shallow,
-    strongly regularised models for few rows (``attention``, ``convolution``: one block without norm, words in place of
-    subwords, no positions but relative ones), and the recipe's own model (``encoder``) for more.
+    ``attention`` and ``convolution`` are shallow and strongly regularised, for few rows: one block without norm, words
+    in place of subwords, no positions but relative ones. ``encoder`` is the recipe's own model, for more.
     """
-    if plan.words:
-        alone = {"branches": ["feed_forward"], "dropout": _dropout(width, writes=False)}
-        return {"attention": {}, "features": {"model.blocks": [alone]}}
-    if not plan.target:
-        return {}
     dropout = 0.5 if sizes.examples < _MANY else 0.3
     small: dict[str, Any] = {
         **({} if unsegmented else {"data.tokenizer": "word_list(vocab_size=10000)"}),
