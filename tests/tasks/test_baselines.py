@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
+from sklearn.linear_model import LogisticRegression, Ridge
 
 from qkv.tasks import baselines
-from qkv.tasks.baselines import ngram_accuracy, ngram_rmse, predicted_labels, predicted_values
+from qkv.tasks.baselines import ngram_accuracy, ngram_rmse, ngrams, predicted_labels, predicted_values
 
 
 def test_words_that_tell_labels_apart_are_found() -> None:
@@ -35,3 +38,16 @@ def test_large_data_has_no_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_texts_without_words_have_no_baseline() -> None:
     assert ngram_accuracy(["", " "], ["x", "y"], ["a"], ["x"]) is None
+
+
+def test_baselines_are_those_of_the_library() -> None:
+    draw = random.Random(0)
+    texts = [" ".join(draw.choices(["good", "bad", "dull", "fine", "plot", "film", "jumping"], k=6)) for _ in range(60)]
+    numbers = [text.count("good") - text.count("bad") + draw.random() for text in texts]
+    labels = [str(int(number) % 3) for number in numbers]
+    features = ngrams()
+    x, unseen = features.fit_transform(texts[:40]), features.transform(texts[40:])
+    wanted = LogisticRegression(max_iter=1000).fit(x, labels[:40]).predict(unseen).tolist()
+    assert predicted_labels(texts[:40], labels[:40], texts[40:]) == wanted
+    values = Ridge().fit(x, numbers[:40]).predict(unseen)
+    assert predicted_values(texts[:40], numbers[:40], texts[40:]) == pytest.approx(values, abs=1e-3)

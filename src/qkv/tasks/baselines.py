@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from qkv.spec.errors import UserError
+from qkv.tasks.linear import Fitted, plain_labels, plain_values
 from qkv.tasks.text_metrics import metric_library
 
 MOST_CHARACTERS = 50_000_000
@@ -24,8 +25,8 @@ def predicted_labels(texts: Sequence[str], labels: Sequence[str], unseen: Sequen
 
     Raises ``UserError`` if scikit-learn is not installed.
     """
-    features, regression = _fitted("LogisticRegression", tuple(texts), tuple(labels), max_iter=1000)
-    return [str(label) for label in regression.predict(features.transform(unseen))]
+    features, names, fitted = _labels(tuple(texts), tuple(labels))
+    return [names[i] for i in fitted(features.transform(unseen)).argmax(1)]
 
 
 def predicted_values(texts: Sequence[str], values: Sequence[float], unseen: Sequence[str]) -> np.ndarray:
@@ -33,16 +34,23 @@ def predicted_values(texts: Sequence[str], values: Sequence[float], unseen: Sequ
 
     Raises ``UserError`` if scikit-learn is not installed.
     """
-    features, regression = _fitted("Ridge", tuple(texts), tuple(map(float, values)), solver="sparse_cg")
-    return regression.predict(features.transform(unseen))
+    features, fitted = _values(tuple(texts), tuple(map(float, values)))
+    return fitted(features.transform(unseen))[:, 0]
+
+
+@lru_cache(maxsize=1)  # all splits are predicted by one fit
+def _labels(texts: tuple[str, ...], labels: tuple[str, ...]) -> tuple[Any, list[str], Fitted]:
+    """(``ngrams``, names of the classes, logistic regression)."""
+    features, names = ngrams(), sorted(set(labels))
+    ids = np.array([names.index(label) for label in labels])
+    return features, names, plain_labels(features.fit_transform(texts), ids, len(names))
 
 
 @lru_cache(maxsize=1)
-def _fitted(kind: str, texts: tuple[str, ...], targets: tuple[Any, ...], **settings: Any) -> tuple[Any, Any]:
-    """(``ngrams``, linear model of that kind), fitted. Kept until the next fit: all splits are predicted by one fit."""
-    features, regression = ngrams(), getattr(metric_library("sklearn.linear_model"), kind)(**settings)
-    regression.fit(features.fit_transform(texts), np.array(targets))
-    return features, regression
+def _values(texts: tuple[str, ...], values: tuple[float, ...]) -> tuple[Any, Fitted]:
+    """(``ngrams``, ridge regression)."""
+    features = ngrams()
+    return features, plain_values(features.fit_transform(texts), np.array(values))
 
 
 def ngrams() -> Any:

@@ -43,17 +43,7 @@ def fit_labels(
     features. Penalty and power of the scales are those of least loss on ``unseen``, among those not less
     accurate there than penalty 1 without scales. weights (classes): w; None: 1.
     """
-    of_labels = np.ones(classes) if weights is None else weights.numpy()
-
-    def fit(x: Any, labels: np.ndarray, penalty: float) -> Fitted:
-        solver = metric_library("sklearn.linear_model").LogisticRegression(C=1 / penalty, max_iter=_ITERATIONS)
-        solver.fit(x, labels, sample_weight=of_labels[labels])
-        found, intercept = solver.coef_.T, solver.intercept_
-        if len(solver.classes_) == 2:  # one logit, of the second class
-            found, intercept = np.concatenate((-found, found), 1) / 2, np.append(-intercept, intercept) / 2
-        whole = np.zeros((x.shape[1], classes)), np.full(classes, intercept.min() - 5.0)
-        whole[0][:, solver.classes_], whole[1][solver.classes_] = found, intercept
-        return Fitted(*whole)
+    fit = _of_labels(classes, np.ones(classes) if weights is None else weights.numpy(), _ITERATIONS)
 
     def judged(found: Fitted) -> tuple[float, float]:
         logits = found(unseen)
@@ -83,20 +73,47 @@ def fit_label_sets(x: Any, present: np.ndarray, unseen: Any, truth: np.ndarray) 
 
 
 def fit_values(x: Any, values: np.ndarray, unseen: Any, truth: np.ndarray) -> Fitted:
-    """Ridge regression: one output. Minimises Σ (x w + c - y)² + penalty · Σ_f w_f² / s_f², as ``fit_labels``.
+    """Ridge regression: one output. Minimises Σ (x w + c - y)² + 4 penalty · Σ_f w_f² / s_f², as ``fit_labels``.
 
     The scales are those of two classes: values above and below the median.
     """
 
-    def fit(x: Any, values: np.ndarray, penalty: float) -> Fitted:
-        solver = metric_library("sklearn.linear_model").Ridge(alpha=4 * penalty, solver="sparse_cg", tol=1e-4)
-        solver.fit(x, values)
-        return Fitted(solver.coef_[:, None], np.array([solver.intercept_]))
-
     def judged(found: Fitted) -> tuple[float, float]:
         return float(np.square(found(unseen)[:, 0] - truth).mean()), 0.0
 
-    return _selected(fit, x, values, (values > np.median(values))[:, None], judged)
+    return _selected(_ridge, x, values, (values > np.median(values))[:, None], judged)
+
+
+def plain_labels(x: Any, labels: np.ndarray, classes: int) -> Fitted:
+    """Multinomial logistic regression with penalty 1 and no scales, see ``fit_labels``."""
+    return _Design(x, labels[:, None], 0.0).fit(_of_labels(classes, np.ones(classes), 10 * _ITERATIONS), labels, 1.0)
+
+
+def plain_values(x: Any, values: np.ndarray) -> Fitted:
+    """Ridge regression with a weight of 1 of the squares, without scales, see ``fit_values``."""
+    return _Design(x, values[:, None], 0.0).fit(_ridge, values, 0.25)
+
+
+def _of_labels(classes: int, of_labels: np.ndarray, iterations: int) -> Callable[..., Fitted]:
+    """Function that fits a logistic regression (features, labels, penalty); ``of_labels`` (classes): their weights."""
+
+    def fit(x: Any, labels: np.ndarray, penalty: float) -> Fitted:
+        solver = metric_library("sklearn.linear_model").LogisticRegression(C=1 / penalty, max_iter=iterations)
+        solver.fit(x, labels, sample_weight=of_labels[labels])
+        found, intercept = solver.coef_.T, solver.intercept_
+        if len(solver.classes_) == 2:  # one logit, of the second class
+            found, intercept = np.concatenate((-found, found), 1) / 2, np.append(-intercept, intercept) / 2
+        whole = np.zeros((x.shape[1], classes)), np.full(classes, intercept.min() - 5.0)
+        whole[0][:, solver.classes_], whole[1][solver.classes_] = found, intercept
+        return Fitted(*whole)
+
+    return fit
+
+
+def _ridge(x: Any, values: np.ndarray, penalty: float) -> Fitted:
+    solver = metric_library("sklearn.linear_model").Ridge(alpha=4 * penalty, tol=1e-4)
+    solver.fit(x, values)
+    return Fitted(solver.coef_[:, None], np.array([solver.intercept_]))
 
 
 def scales(x: Any, groups: np.ndarray, power: float) -> np.ndarray:
