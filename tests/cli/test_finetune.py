@@ -91,7 +91,12 @@ def test_more_steps_tell_good_from_bad_and_go_back_to_the_other_library(qkv: Cal
         json.loads((here / "learned" / "evaluation.json").read_text())["splits"]["validation"]["figures"]["accuracy"]
         == 100.0
     )
-    assert "BERT (BertForSequenceClassification)" in qkv("export", "learned", "--out", "back").out
+    exported = qkv("export", "learned", "--out", "back", "--check")
+    assert "BERT (BertForSequenceClassification)" in exported.out
+    assert "the n-grams beside the model are left out" in exported.err
+    sections = json.loads((here / "learned" / "evaluation.json").read_text())["splits"]["validation"]["sections"]
+    contestants = next(section for section in sections if section["kind"] == "contestants")
+    assert {row[0] for row in contestants["rows"]} == {"n-grams", "attention", "attention, n-grams"}
 
 
 @pytest.mark.parametrize("name", TOLD)

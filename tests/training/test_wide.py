@@ -25,6 +25,7 @@ from qkv.training.automatic_task import automatic_task
 from qkv.training.events import Event, Stepped
 from qkv.training.interrupt import Interrupted
 from qkv.training.loop import train
+from qkv.training.wide import Contestant, ranked
 
 GOOD, BAD = ["fine", "lovely", "bright", "funny"], ["dull", "awful", "grey", "slow"]
 
@@ -174,3 +175,25 @@ def test_a_task_without_pooling_starts_from_a_run_with_a_wide_path(tmp_path: Pat
     recipe = automatic_task("token_classification", {"source": str(table)}, changes, start=str(tmp_path / "first"))
     assert recipe.model.wide is None
     assert train(recipe, tmp_path / "second", on_event=ignore).model.wide is None
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "baseline", "first"),
+    [
+        ((80.0, 70.0, 79.0), 78.0, "joined"),  # below the wide path, not below the baseline: the loss decides
+        ((80.0, 70.0, 79.0), 80.0, "wide"),
+        ((80.0, 70.0, 79.0), None, "wide"),  # without a baseline, the wide path is one
+        ((80.0, 70.0, 81.0), 82.0, "joined"),  # all are worse: the best metric
+        ((80.0, 81.0, 79.0), 82.0, "deep"),
+    ],
+)
+def test_the_least_loss_wins_among_those_that_reach_the_baseline(
+    accuracies: tuple[float, ...], baseline: float | None, first: str
+) -> None:
+    losses = {"wide": 0.5, "deep": 0.6, "joined": 0.4}
+    contestants = [
+        Contestant(name, 1.0, 1.0, {"loss": loss, "accuracy": accuracy, "rmse": -accuracy})
+        for (name, loss), accuracy in zip(losses.items(), accuracies, strict=True)
+    ]
+    assert ranked(contestants, "accuracy", baseline)[0].name == first
+    assert ranked(contestants, "rmse", None if baseline is None else -baseline)[0].name == first

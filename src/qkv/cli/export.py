@@ -116,6 +116,7 @@ class _Source(NamedTuple):
 
 def _read(source: Path, copy: bool) -> _Source:
     from qkv.interop.load import load_published
+    from qkv.models.wide import DEEP
     from qkv.runs.load import load
     from qkv.tasks.pairs import marks
 
@@ -125,6 +126,10 @@ def _read(source: Path, copy: bool) -> _Source:
     run = load(source, copy=copy)
     if not run.vocabulary.shared:
         raise UserError(f"{source} uses different tokenizers for input and output, which no published family supports")
+    if run.model.wide is not None:
+        worse = "" if run.model.wide.reads(DEEP) else "; on the validation part, they were better than the model"
+        run.model.drop_wide()
+        typer.echo(f"the n-grams beside the model are left out, since no other library reads them{worse}", err=True)
     begin = marks(run.vocabulary, getattr(run.recipe.task, "begin", ())).begin if run.model.encoder else ()
     return _Source(run.model, run.tokenizer, run.vocabulary.labels, begin=begin)
 

@@ -253,6 +253,10 @@ class Transformer(Stack):
         self.wide = build_wide(spec.wide, self.head.num_outputs) if spec.wide else None
         self.reads_prefix = spec.reads_prefix
 
+    def drop_wide(self) -> None:
+        """Remove the wide path: outputs are then those of the deep path, without its factor."""
+        self.wide, self.spec = None, self.spec.changed(wide=None)
+
     @property
     def every_branch(self) -> list[Branch]:
         """Branches of all stacks in order: those of the encoder or latents first."""

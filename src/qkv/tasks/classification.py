@@ -116,12 +116,25 @@ class ClassificationTask(PooledTask):
             "columns": ["text", "answer", "truth", "probability"],
             "rows": wrong,
         }
-        figures = {**self.figures(seen, dataset.scale(split)), **_baselines(dataset, split)}
+        figures = {**self.figures(seen, dataset.scale(split)), **self.baselines(dataset, split)}
         rows = dataset.fitted_on or ()
         truth = [row["label"] for row in rows]
         notes = [*filter(None, [too_large([told(row) for row in rows], len(labels))])]
         notes += rare_labels_note(self.spec, labels, seen.outcomes, Counter(truth))
         return Evaluation(figures, [confusion(labels, seen.outcomes), *([table] if wrong else [])], notes)
+
+    def baselines(self, dataset: ExampleDataset, split: str) -> dict[str, float]:
+        """Accuracies on ``split``, in %: of the most frequent training label, and if possible ``ngram_accuracy``."""
+        if not dataset.fitted_on:
+            return {}
+        (texts, labels), (unseen, truth) = (
+            ([told(row) for row in rows], [row["label"] for row in rows])
+            for rows in (dataset.fitted_on, dataset.records[split])
+        )
+        usual = Counter(labels).most_common(1)[0][0]
+        found = {"accuracy_of_most_frequent_label": 100 * truth.count(usual) / max(1, len(truth))}
+        linear = ngram_accuracy(texts, labels, unseen, truth)
+        return found if linear is None else {**found, "accuracy_of_ngrams": linear}
 
     def _mistakes(self, model: Any, dataset: ExampleDataset, split: str, recipe: Recipe) -> list[list[Any]]:
         answered = ((row, a["answer"], a["probability"]) for row, a in self.answered(model, dataset, split, recipe))
@@ -139,20 +152,6 @@ class ClassificationTask(PooledTask):
             each = dict(zip(vocabulary.labels, chances, strict=True))
             found.append({"answer": vocabulary.labels[best], "probability": chances[best], "probabilities": each})
         return found
-
-
-def _baselines(dataset: ExampleDataset, split: str) -> dict[str, float]:
-    """Accuracies of baselines on ``split``, in %: most frequent training label, and if possible ``ngram_accuracy``."""
-    if not dataset.fitted_on:
-        return {}
-    (texts, labels), (unseen, truth) = (
-        ([told(row) for row in rows], [row["label"] for row in rows])
-        for rows in (dataset.fitted_on, dataset.records[split])
-    )
-    usual = Counter(labels).most_common(1)[0][0]
-    found = {"accuracy_of_most_frequent_label": 100 * truth.count(usual) / max(1, len(truth))}
-    linear = ngram_accuracy(texts, labels, unseen, truth)
-    return found if linear is None else {**found, "accuracy_of_ngrams": linear}
 
 
 def _collated(rows: Sequence[tuple[Any, ...]]) -> Batch:

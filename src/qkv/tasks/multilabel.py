@@ -87,7 +87,7 @@ class MultiLabelTask(PooledTask):
     def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
         assert isinstance(dataset, ExampleDataset)
         labels, rows = dataset.vocabulary.labels, dataset.fitted_on or []
-        figures = {**self.figures(seen, dataset.scale(split)), **_baseline(rows, dataset.records[split], labels)}
+        figures = {**self.figures(seen, dataset.scale(split)), **self.baselines(dataset, split)}
         columns = ["label", "examples", "recall %", "precision %", "F1 %"]
         by_label = {"kind": "examples", "title": "Labels", "columns": columns, "rows": _by_label(labels, seen.outcomes)}
         wrong = self._mistakes(model, dataset, split, recipe)
@@ -95,6 +95,9 @@ class MultiLabelTask(PooledTask):
         sections = [by_label, {"kind": "examples", "title": "Mistakes", "columns": columns, "rows": wrong}]
         note = too_large([told(row) for row in rows], len(labels))
         return Evaluation(figures, sections if wrong else sections[:1], [note] if note else [])
+
+    def baselines(self, dataset: ExampleDataset, split: str) -> dict[str, float]:
+        return _baseline(dataset.fitted_on or [], dataset.records[split], dataset.vocabulary.labels)
 
     def _mistakes(self, model: Any, dataset: ExampleDataset, split: str, recipe: Recipe) -> list[list[Any]]:
         answered = self.answered(model, dataset, split, recipe)

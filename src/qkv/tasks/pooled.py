@@ -56,6 +56,10 @@ class PooledTask(ExampleTask):
     """Placeholder target for prediction."""
 
     @abstractmethod
+    def baselines(self, dataset: ExampleDataset, split: str) -> dict[str, float]:
+        """Metrics of simple models on ``split``, fitted to the training split; empty if there is none."""
+
+    @abstractmethod
     def answers(self, outputs: Tensor, vocabulary: Vocabulary, recipe: Recipe) -> list[dict[str, Any]]:
         """Convert each row of the head's ``outputs`` (B, C) to a mapping with a readable ``answer`` and its scores."""
 

@@ -92,12 +92,17 @@ class RegressionTask(PooledTask):
         shown = [[told(row), answer["answer"], f"{row['value']:.4g}"] for row, answer in found[:_SHOWN]]
         table = {"kind": "examples", "title": "Largest errors", "columns": ["text", "answer", "truth"], "rows": shown}
         assert isinstance(dataset, ExampleDataset)
-        rows, others = dataset.fitted_on or (), dataset.records[split]
-        texts, values = [told(row) for row in rows], [row["value"] for row in rows]
-        linear = ngram_rmse(texts, values, [told(row) for row in others], [row["value"] for row in others])
-        figures = self.figures(seen, dataset.scale(split)) | ({} if linear is None else {"rmse_of_ngrams": linear})
-        note = too_large(texts)
+        figures = self.figures(seen, dataset.scale(split)) | self.baselines(dataset, split)
+        note = too_large([told(row) for row in dataset.fitted_on or ()])
         return Evaluation(figures, [table], [note] if note else [])
+
+    def baselines(self, dataset: ExampleDataset, split: str) -> dict[str, float]:
+        fitted_on, unseen = dataset.fitted_on or (), dataset.records[split]
+        (texts, values), (others, truth) = (
+            ([told(row) for row in rows], [row["value"] for row in rows]) for rows in (fitted_on, unseen)
+        )
+        linear = ngram_rmse(texts, values, others, truth)
+        return {} if linear is None else {"rmse_of_ngrams": linear}
 
     def shown(self, row: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
         return f"{answer['answer']} (truth: {row['value']:.4g})"

@@ -96,7 +96,7 @@ def automatic_task(
     validation stops improving.
 
     With ``start``, a run or a published checkpoint, that model is fine-tuned instead, with ``adapt`` ("whole", "head",
-    "lora(8)"). It gets no linear path, so that it can be exported again.
+    "lora(8)"), beside n-grams too. Without a start, several models compete in heats (``qkv.training.heats``).
 
     Raises ``UserError`` for an unusable table.
     """

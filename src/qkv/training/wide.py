@@ -2,7 +2,7 @@
 
 Both paths are trained apart. The joined outputs a · deep + b · wide have the a and b of least loss on the validation
 split (late fusion). Of the contestants, wide, deep and joined, the run keeps that of least validation loss among those
-whose validation figure is at least that of the wide path, the baseline.
+whose validation metric is not worse than that of the baseline.
 """
 
 from __future__ import annotations
@@ -99,11 +99,12 @@ def join(
     """Fit the factors of the paths to the validation split, and set those of the winner; return all contestants, the
     winner first. None if ``stop`` returned True. ``name``: name of the deep path; default: what mixes its tokens.
 
-    The winner has the least loss of the contestants whose ``task.metric`` is not worse than that of the wide path; of
-    equal ones it is the cheaper: wide before deep before joined.
+    The winner has the least loss of the contestants whose ``task.metric`` is not worse than that of the baseline over
+    n-grams, or of the best contestant if all are worse. Of equal ones it is the cheaper: wide, then deep, then joined.
     """
     assert model.wide is not None
     assert isinstance(task, PooledTask)
+    assert isinstance(dataset, ExampleDataset)
     batches = list(dataset.rows(VALIDATION))
     found = _outputs(model, batches, precision, stop)
     if found is None:
@@ -118,10 +119,20 @@ def join(
         for deep, wide, batch in zip(*found, batches, strict=True):
             totals.add(task.observed(model, a * deep + b * wide, batch))
         contestants.append(Contestant(name, *factors, task.figures(totals, dataset.scale())))
-    sign, wide_figure = (1 if task.metric in ERRORS else -1), contestants[0].figures[task.metric]
-    contestants.sort(key=lambda each: (sign * each.figures[task.metric] > sign * wide_figure, each.figures["loss"]))
+    baseline = task.baselines(dataset, VALIDATION).get(f"{task.metric}_of_ngrams")
+    contestants = ranked(contestants, task.metric, baseline)
     model.wide.set_share(contestants[0].deep, contestants[0].wide)
     return contestants
+
+
+def ranked(contestants: list[Contestant], metric: str, baseline: float | None) -> list[Contestant]:
+    """Contestants in order: by loss, those whose metric is not worse than ``baseline`` first; if all are worse, the one
+    of the best metric first. Without a baseline it is the metric of the wide path, the first of ``contestants``.
+    """
+    sign = 1 if metric in ERRORS else -1
+    errors = [sign * each.figures[metric] for each in contestants]
+    bound = max(min(errors), errors[0] if baseline is None else sign * baseline)
+    return sorted(contestants, key=lambda each: (sign * each.figures[metric] > bound, each.figures["loss"]))
 
 
 @torch.no_grad()
@@ -177,6 +188,6 @@ def section(contestants: Sequence[Contestant], metric: str) -> dict[str, Any]:
     columns = ["model", "factor deep", "factor wide", *map(words, names)]
     note = (
         "The first row is the model of this run: of those whose validation "
-        f"{words(metric)} is not worse than that of the n-grams, it has the least validation loss."
+        f"{words(metric)} is not worse than that of the baseline, it has the least validation loss."
     )
     return {"kind": "contestants", "title": "Contestants", "note": note, "columns": columns, "rows": rows}
