@@ -197,3 +197,9 @@ def test_the_least_loss_wins_among_those_that_reach_the_baseline(
     ]
     assert ranked(contestants, "accuracy", baseline)[0].name == first
     assert ranked(contestants, "rmse", None if baseline is None else -baseline)[0].name == first
+
+
+def test_equal_losses_go_to_the_cheaper_model() -> None:
+    losses = {"wide": 1.1824, "deep": 1.7, "joined": 1.1822}
+    contestants = [Contestant(name, 1.0, 1.0, {"loss": loss}) for name, loss in losses.items()]
+    assert [each.name for each in ranked(contestants, "loss", None)] == ["wide", "joined", "deep"]

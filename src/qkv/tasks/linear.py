@@ -191,7 +191,7 @@ class _Design:
             from scipy.linalg import solve_triangular
 
             found = fit(self.root, targets, penalty)
-            weights = self.x.T @ solve_triangular(self.root, found.weights, lower=True, trans="T")
+            weights = self.x.T @ solve_triangular(self.root, found.weights, lower=True, trans=1)
         return Fitted(weights * self.sizes[:, None], found.intercept)
 
 

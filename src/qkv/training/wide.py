@@ -127,12 +127,15 @@ def join(
 
 def ranked(contestants: list[Contestant], metric: str, baseline: float | None) -> list[Contestant]:
     """Contestants in order: by loss, those whose metric is not worse than ``baseline`` first; if all are worse, the one
-    of the best metric first. Without a baseline it is the metric of the wide path, the first of ``contestants``.
+    of the best metric first. Without a baseline it is the metric of the wide path, the first of ``contestants``. Losses
+    that agree in three digits are equal; of equal contestants, the order is that given.
     """
     sign = 1 if metric in ERRORS else -1
     errors = [sign * each.figures[metric] for each in contestants]
     bound = max(min(errors), errors[0] if baseline is None else sign * baseline)
-    return sorted(contestants, key=lambda each: (sign * each.figures[metric] > bound, each.figures["loss"]))
+    return sorted(
+        contestants, key=lambda each: (sign * each.figures[metric] > bound, float(f"{each.figures['loss']:.3g}"))
+    )
 
 
 @torch.no_grad()
