@@ -53,13 +53,14 @@ def _lines(path: Path) -> list[str]:
     return (gzip.decompress(content) if path.suffix == ".gz" else content).decode().splitlines()
 
 
-def _split(rows: Iterable[Sequence[Any]], most: int = 6000, share: float = 0.15) -> Parts:
-    """Training and test rows of at most ``most`` distinct rows, in random order."""
+def _split(rows: Iterable[Sequence[Any]], most: int = 5100, share: float = 0.15, tests: int = 4000) -> Parts:
+    """Training and test rows, distinct and in random order: ``most`` for training or what a test part of at least
+    ``share`` leaves, and at most ``tests`` of the others for the test. Differences of a point need thousands of rows.
+    """
     found = list(dict.fromkeys(tuple(row) for row in rows))
     random.Random(0).shuffle(found)
-    found = found[:most]
-    cut = round(share * len(found))
-    return {"data": found[cut:], "test": found[:cut]}
+    cut = len(found) - min(most, len(found) - round(share * len(found)))
+    return {"data": found[cut:], "test": found[: min(cut, tests)]}
 
 
 def reviews(data: Path) -> tuple[Sequence[str], Parts]:
