@@ -28,9 +28,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qkv.report.evaluation import ERRORS
+from qkv.report.evaluation import ERRORS, words
 from qkv.report.table import print_table
+from side_by_side import parser, say_where
 
+_SMOKE = 100
 _ATTENTION = re.compile("attention|encoder")
 """Names of candidates with attention."""
 Rows = Sequence[Sequence[Any]]
@@ -162,7 +164,7 @@ TABLES = {
 
 def arguments() -> argparse.Namespace:
     """Parse the command line."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = parser(__doc__ or "")
     options.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
     options.add_argument("--seeds", type=int, default=3, help="number of seeds, from 1")
     options.add_argument(
@@ -171,19 +173,22 @@ def arguments() -> argparse.Namespace:
     options.add_argument("--jobs", type=int, default=1, help="runs at once, each on one core")
     options.add_argument("--out", type=Path, default=Path("tables"), help="folder of tables and runs")
     options.add_argument("--write", type=Path, help="Markdown file for the results")
-    return options.parse_args()
+    given = options.parse_args()
+    if given.smoke:
+        given.tables, given.seeds, given.minutes = ["noise"], 1, 0.1
+    return given
 
 
-def write_table(name: str, folder: Path) -> dict[str, Path]:
-    """Build a table; return its files by option."""
+def write_table(name: str, folder: Path, most: int | None = None) -> dict[str, Path]:
+    """Build a table, of at most ``most`` rows a part; return its files by option."""
     table = TABLES[name]
-    columns, parts = table.build(Path(os.environ["QKV_DATA"]))
+    columns, parts = table.build(Path(os.environ.get("QKV_DATA", ".")))
     folder.mkdir(parents=True, exist_ok=True)
     files = {option: folder / f"{name}-{option}.{'csv' if columns else 'conll'}" for option in parts}
     for option, rows in parts.items():
         with files[option].open("w", newline="", encoding="utf-8") as file:
             if columns:
-                csv.writer(file).writerows([columns, *rows])
+                csv.writer(file).writerows([columns, *rows[:most]])
             else:
                 file.writelines("\t".join(row) + "\n" for row in rows)
     return files
@@ -197,6 +202,7 @@ def train(name: str, seed: int, files: dict[str, Path], given: argparse.Namespac
         command = [sys.executable, "-m", "qkv", "train", TABLES[name].verb]
         command += [text for option, path in files.items() for text in (f"--{option}", path)]
         command += ["--minutes", given.minutes, "--out", folder, f"training.seed={seed}"]
+        command += ["training.steps=4", "candidates={}"] * given.smoke
         began = time.perf_counter()
         done = subprocess.run(
             list(map(str, command)), env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
@@ -227,7 +233,7 @@ def attention_margin(found: dict[str, Any], metric: str) -> float | None:
     """Gain of the best contestant with attention over the n-grams alone on the validation part, in units of the metric,
     positive if better; None if attention did not win the heats, or there is no contest.
     """
-    column = {"f1": "F1", "rmse": "RMSE"}.get(metric, metric)
+    column = words(metric)
     contestants = {row["model"]: row for row in rows_of(found, "contestants")}
     with_attention = [float(row[column]) for name, row in contestants.items() if _ATTENTION.search(name)]
     if not with_attention:
@@ -291,10 +297,11 @@ def written(rows: list[list[Any]], given: argparse.Namespace) -> str:
 def main() -> None:
     """Run the benchmark and print its table."""
     given = arguments()
-    files = {name: write_table(name, given.out) for name in given.tables}
+    say_where()
+    files = {name: write_table(name, given.out, _SMOKE if given.smoke else None) for name in given.tables}
     work = [(name, seed) for seed in range(1, given.seeds + 1) for name in given.tables]
     with ThreadPoolExecutor(given.jobs) as pool:
-        results = list(pool.map(lambda each: train(*each, files[each[0]], given), work))
+        results = list(pool.map(lambda each: train(each[0], each[1], files[each[0]], given), work))
     rows = [summary(name, [found for found in results if found["table"] == name]) for name in given.tables]
     print_table("defaults on tables", COLUMNS, rows)
     if given.write:

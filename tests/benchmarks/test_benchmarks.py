@@ -24,6 +24,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
     "finetuning": ("accuracy on the test split", "unmerged", "lora", "whole", "the table and the curves are in"),
     "linear": ("GFLOP/s", "chosen", "GB/s of weights"),
     "load_checkpoint": ("Llama, seconds", "peak / weights", "qkv", "GPT-2, seconds"),
+    "own_tables": ("defaults on tables", "kept (runs)", "sum of values", "rmse"),
     "recall_at_distance": (
         "recall by distance",
         "accuracy",
