@@ -86,9 +86,7 @@ def winner(folder: Path) -> str:
     return _best(read_heats(folder))
 
 
-def _run(
-    recipe: Recipe, name: str, title: str, place: Path, tell: OnEvent, train: Callable[[Recipe, Path, OnEvent], Run]
-) -> Heat:
+def _run(recipe: Recipe, name: str, title: str, place: Path, tell: OnEvent, train: Train) -> Heat:
     """Run or resume one heat, and remove its checkpoints."""
     began = clock.seconds()
     try:
