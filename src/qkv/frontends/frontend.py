@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.frontends.border import check_rows, check_signal
-from qkv.layers.context import Context, Memories
+from qkv.layers.context import Context, Memories, PositionGrid
 from qkv.layers.layout import Declared
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
@@ -75,6 +75,10 @@ class Frontend(Declared):
         """Number of positions N per row, such as tokens or image patches."""
         return signal.values.shape[1]
 
+    def grid(self, signal: Signal) -> PositionGrid | None:
+        """Layout of the positions of image patches and the like; None for a sequence."""
+        return None
+
     def lengths(self, signal: Signal) -> Tensor | None:
         """Number of positions of each row without padding, (B); None if no row is padded."""
         return signal.lengths
@@ -117,6 +121,7 @@ class Frontend(Declared):
             visible=signal.visible,
             memories=memories,
             types=signal.types,
+            grid=self.grid(signal),
         )
 
     def _places(self, signal: Signal) -> Tensor | None:

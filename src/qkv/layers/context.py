@@ -37,6 +37,16 @@ class Memory(NamedTuple):
         return vectors, torch.arange(vectors.shape[1], device=vectors.device) < self.lengths[:, None]
 
 
+class PositionGrid(NamedTuple):
+    """Positions on a grid in row-major order, after ``leading`` ones that are not on it, such as a class token.
+
+    sizes: number of positions along each axis, such as (rows, columns).
+    """
+
+    sizes: tuple[int, ...]
+    leading: int = 0
+
+
 Memories = Mapping[str, Memory]
 """Memories that cross branches read, by name."""
 
@@ -47,8 +57,9 @@ class Context:
 
     positions (B or 1, N): position of each vector in its row (for packed rows: in its document). lengths (B): number
     of positions that are not padding, which is on the right; None: no padding. segments, prefix, visible, types: see
-    ``Signal``. memories: inputs of cross-attention, by name; empty with a state, which holds what they need. arrival:
-    place of the new positions after those read before; None without a state. memo: cache of ``once``.
+    ``Signal``. grid: layout of the positions of image patches and the like; None for a sequence. memories: inputs of
+    cross-attention, by name; empty with a state, which holds what they need. arrival: place of the new positions after
+    those read before; None without a state. memo: cache of ``once``.
     """
 
     positions: Tensor
@@ -60,6 +71,7 @@ class Context:
     visible: Tensor | None = None
     memories: Memories = field(default_factory=dict)
     types: Tensor | None = None
+    grid: PositionGrid | None = None
     memo: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def of_layer(self, i: int) -> Context:
@@ -79,6 +91,15 @@ class Context:
         )
 
     @property
+    def coordinates(self) -> Tensor:
+        """Coordinates (B or 1, N, axes) of the positions: on a grid from 1 along each axis, 0 for leading positions; of
+        a sequence, its positions (B or 1, N, 1).
+        """
+        if self.grid is None:
+            return self.positions[..., None]
+        return self.once("coordinates", lambda: _coordinates(self.grid, self.positions))
+
+    @property
     def document_starts(self) -> Tensor | None:
         """Mask (B, N), True at the first position of each document; None if rows are not packed."""
         return None if self.segments is None else starts_of(self.segments)
@@ -94,3 +115,13 @@ class Context:
         if key not in self.memo:
             self.memo[key] = compute()
         return self.memo[key]
+
+
+def _coordinates(grid: PositionGrid | None, like: Tensor) -> Tensor:
+    """Coordinates (1, leading + product of the sizes, axes) of the positions of ``grid``, integers on the device of
+    ``like``.
+    """
+    assert grid is not None
+    axes = [torch.arange(1, size + 1, device=like.device) for size in grid.sizes]
+    places = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
+    return torch.cat((places.new_zeros(grid.leading, len(axes)), places))[None]

@@ -9,6 +9,7 @@ from pydantic_core import CoreSchema
 
 from qkv.spec.base import Part, Spec
 from qkv.spec.errors import Problem
+from qkv.spec.processors import Processor
 from qkv.spec.tokenizers import Characters, Tokenizer
 
 
@@ -110,6 +111,9 @@ class Data(Spec):
     tokenizer: Tokenizer = Characters()
     target_tokenizer: Tokenizer | None = Field(
         default=None, description="tokenizer of the target text; default: the same for both"
+    )
+    processor: Processor | None = Field(
+        default=None, description="converter of inputs other than text, such as images; default: the input is text"
     )
     batching: Batching = RandomCrops()
     validation_fraction: float = Field(

@@ -9,7 +9,7 @@ from pydantic import Field
 from qkv.spec.base import Part
 from qkv.spec.errors import Problem, SpecError
 from qkv.spec.parts import Learned, NoNorm, Norm, Positions
-from qkv.spec.processors import WordFeatures
+from qkv.spec.processors import Processor, WordFeatures
 
 WIDEST, MOST_TOKENS = 1_000_000, 100_000_000
 """Upper bounds of the features of a vector and of the vocabulary size, far beyond any published model."""
@@ -20,6 +20,26 @@ class Frontend(Part, slot=True):
 
     reads_tokens: ClassVar[bool] = False
     """True if it has a table of token vectors."""
+    processor: ClassVar[type[Processor] | None] = None
+    """Spec class of the processor that makes its input, such as ``Images``; None for text."""
+
+    def fitted(self, processor: Processor) -> Self:
+        """Copy with the sizes of the signals that ``processor`` makes filled in. Raises ``SpecError`` if sizes that are
+        given differ.
+        """
+        return self
+
+    @property
+    def grid(self) -> tuple[int, ...] | None:
+        """Sizes of the axes on which its positions lie in row-major order, such as (rows, columns) of image patches;
+        None for a sequence, or until the sizes are known.
+        """
+        return None
+
+    @property
+    def num_positions(self) -> int | None:
+        """Number of positions of every row, if it is fixed; None if rows have any length, or until it is known."""
+        return None
 
     @property
     def num_tokens(self) -> int | None:

@@ -19,7 +19,7 @@ from qkv.spec.parts import Add, LayerNorm, Learned, Norm, Positions, Residual
 from qkv.spec.register import import_all
 from qkv.spec.wide import WidePath
 
-import_all("qkv.spec.mixers")  # their kinds join the slot of branches
+import_all("qkv.spec.mixers", "qkv.spec.signals")  # their kinds join the slots of branches, front ends and processors
 
 MOST_LAYERS = 10_000
 """Maximum number of layers of a stack, rounds included; published models have up to a thousand."""

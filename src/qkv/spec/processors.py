@@ -9,7 +9,11 @@ from qkv.spec.errors import Problem
 
 
 class Processor(Part, slot=True):
-    """Base class of processors: fitted transformations of inputs other than text. The fields are the fitted state."""
+    """Base class of processors, which convert inputs other than text. The fields are settings and the fitted state.
+
+    In a recipe (``data.processor``), fields that the training split determines are None; a run stores the fitted
+    processor. Those that read files are implemented in ``qkv.data.processors``.
+    """
 
 
 class Scaler(Processor, kind="scaler"):

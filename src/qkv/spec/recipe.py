@@ -11,6 +11,7 @@ from qkv.spec.base import Seq, Spec
 from qkv.spec.data import NO_DATA, Data
 from qkv.spec.errors import Problem
 from qkv.spec.formats import FORMAT, with_present_names
+from qkv.spec.frontends import Frontend
 from qkv.spec.generation import Generation
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.model import Model
@@ -64,7 +65,8 @@ class Recipe(Spec):
         return reached(self.shown, self.result, self.typed)
 
     def problems(self) -> list[Problem]:
-        found = [*self._data_problems(), *self._words_problems(), *self._decoding_problems()]
+        found = [*self._data_problems(), *self._words_problems(), *self._processor_problems()]
+        found += self._decoding_problems()
         if self.start is None or self.model.head != LanguageModelHead():  # the default head is replaced by the task's
             found += self._head_problems()
         # Default blocks are replaced by those of the start.
@@ -101,6 +103,22 @@ class Recipe(Spec):
                 )
             ]
         return []
+
+    def _processor_problems(self) -> list[Problem]:
+        """Errors where the front end that reads the input, the encoder's if there is one, reads another signal."""
+        given, stack = self.data.processor, self.model.encoder or self.model
+        needed = stack.frontend.processor
+        if self.start is not None or self.task.reads == "nothing" or (given is None and needed is None):
+            return []
+        if given is None:
+            kind = needed.kind if needed else ""
+            sentence = f"the front end {stack.frontend.kind!r} reads {kind}; give data.processor={kind}"
+            return [Problem(("data", "processor"), sentence)]
+        if needed is not None and isinstance(given, needed):
+            return []
+        kinds = ", ".join(kind for kind, each in Frontend.kinds().items() if each.processor is type(given))
+        sentence = f"the front end {stack.frontend.kind!r} does not read {given.kind}; use one of {kinds}"
+        return [Problem(("model", *(("encoder",) if self.model.encoder else ()), "frontend"), sentence)]
 
     def _words_problems(self) -> list[Problem]:
         stacks = {("model",): self.model, ("model", "encoder"): self.model.encoder}

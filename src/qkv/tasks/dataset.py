@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.data.batch import Batch
+from qkv.data.batch import INPUT, Batch
 from qkv.data.batches import Batches
 from qkv.data.corpus import TRAIN, VALIDATION, Corpus
 from qkv.data.examples import ExampleRows, in_order
@@ -225,7 +225,7 @@ def with_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> Recipe:
 
     Raises ``SpecError`` if a given size is too small.
     """
-    model = recipe.model
+    model = _with_processor(recipe.model, vocabulary)
     if model.frontend.reads_tokens:
         model = _with_frontend(model, vocabulary.target.vocab_size, ("model",))
     if model.encoder and model.encoder.frontend.reads_tokens:
@@ -238,6 +238,20 @@ def with_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> Recipe:
             raise SpecError([Problem(("model", "encoder", "share_embedding"), sentence)])
         model = model.changed(encoder=encoder)
     return recipe.changed(model=_with_classes(model, vocabulary.labels))
+
+
+def _with_processor(model: Model, vocabulary: Vocabulary) -> Model:
+    """Copy of ``model`` whose front end of the input, the encoder's if there is one, fits the run's processor."""
+    processor = vocabulary.processors.get(INPUT)
+    if processor is None:
+        return model
+    stack, path = (model.encoder, ("model", "encoder")) if model.encoder else (model, ("model",))
+    try:
+        fitted = stack.frontend.fitted(processor)
+    except SpecError as error:
+        raise SpecError([problem.under(*path, "frontend") for problem in error.problems]) from None
+    stack = stack.changed(frontend=fitted)
+    return model.changed(encoder=stack) if model.encoder else stack
 
 
 def _with_frontend(stack: Any, vocab_size: int, path: tuple[str, ...]) -> Any:

@@ -1,0 +1,59 @@
+"""Base class of the implementations of processors, which convert inputs other than text to signals."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from qkv.data.records.model import Role
+from qkv.layers.signal import Signal
+from qkv.spec.processors import Processor as ProcessorSpec
+from qkv.spec.register import implementation
+
+
+class Processor(ABC):
+    """Base class of processors: raw value of a row (a file, an array) -> encoded value -> signal of several rows.
+
+    ``spec``: its settings; only a fitted one encodes. A value is encoded once and kept in memory, so an encoded value
+    is compact (pixels as uint8); ``signal`` converts it to what the front end reads.
+    """
+
+    role: ClassVar[Role]
+    """Column of a table that holds the values."""
+    unit: ClassVar[str]
+    """Noun for the values of a row in messages, such as "pixels"."""
+
+    def __init__(self, spec: Any):
+        self.spec = spec
+
+    @abstractmethod
+    def fitted(self, values: Sequence[Any]) -> ProcessorSpec:
+        """Spec with all fields determined by ``values``, those of the training split. Raises ``UserError``."""
+
+    @abstractmethod
+    def encode(self, value: Any) -> np.ndarray:
+        """Convert a raw value to a compact array. Raises ``Unusable`` for one that cannot be read."""
+
+    def size(self, encoded: np.ndarray) -> int:
+        """Number of positions of an encoded value, by which rows of similar length are batched."""
+        return len(encoded)
+
+    @abstractmethod
+    def signal(self, encoded: Sequence[np.ndarray]) -> Signal:
+        """Signal of several rows, from their encoded values."""
+
+    def features(self, encoded: np.ndarray) -> np.ndarray | None:
+        """Features (F,) of an encoded value for a linear baseline; None if there is none."""
+        return None
+
+    def shown(self, value: Any) -> str:
+        """Short text for a raw value in tables."""
+        return str(value)
+
+
+def build_processor(spec: ProcessorSpec) -> Processor:
+    """Build the implementation of a processor's spec."""
+    return implementation(spec, "qkv.data.processors")(spec)
