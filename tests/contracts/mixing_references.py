@@ -44,3 +44,47 @@ def random_mixing(m: Any, x: Tensor) -> Tensor:
             for j in range(x.shape[1]):
                 out[b, i] += m.matrix[i, j] * x[b, j]
     return out
+
+
+def from_neighbours(row: list[Tensor]) -> list[Tensor]:
+    """In a sequence: the first half of the features from the previous position, the others from the next one."""
+    first = (len(row[0]) + 1) // 2 if row else 0
+    return [torch.cat((row[max(i - 1, 0)][:first], row[min(i + 1, len(row) - 1)][first:])) for i in range(len(row))]
+
+
+@reference("spatial_shift")
+def spatial_shift(m: Any, x: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        hidden = from_neighbours([activated(m.spec.activation, affine(m.up, v)) for v in x[b]])
+        for i, h in enumerate(hidden):
+            out[b, i] = affine(m.down, h)
+    return out
+
+
+@reference("pooling")
+def pooling(m: Any, x: Tensor) -> Tensor:
+    out, size, count = torch.zeros_like(x), m.spec.size, x.shape[1]
+    for b in range(x.shape[0]):
+        for i in range(count):
+            near = [j for j in range(i - size // 2, i - size // 2 + size) if j in range(count)]
+            out[b, i] = sum(x[b, j] for j in near) / len(near) - x[b, i]
+    return out
+
+
+@reference("monet")
+def monet(m: Any, x: Tensor) -> Tensor:
+    hidden, rank = m.spec.sizes(x.shape[2])
+    out = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        rows = [affine(m.input, v) for v in x[b]]
+        pieces = [
+            [v[first:last] for v in rows]
+            for first, last in ((0, hidden), (hidden, hidden + rank), (hidden + rank, None))
+        ]
+        if m.spec.shift:
+            pieces = [from_neighbours(piece) for piece in pieces]
+        for i, (a, low, d) in enumerate(zip(*pieces, strict=True)):
+            product = normed(a, m.norm, m.spec.norm) * normed(affine(m.expand, low), m.expand_norm, m.spec.norm)
+            out[b, i] = affine(m.output, product + d)
+    return out

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from qkv.spec.branches import Branch
+from qkv.spec.mixers.neighbours import MONet, Pooling, SpatialShift
 from qkv.spec.mixers.position_matrices import GMLP, RandomMixing, TokenMLP
 from qkv.spec.parts import NoNorm, RMSNorm
+
+MIXING_SAMPLES: dict[str, tuple[Branch, ...]] = {
+    "monet": (MONet(shift=False), MONet(shift=False, hidden=9, rank=2, norm=RMSNorm())),
+}
 
 MIXING_TWO_WAY: tuple[Branch, ...] = (
     TokenMLP(length=13),
@@ -14,5 +19,11 @@ MIXING_TWO_WAY: tuple[Branch, ...] = (
     GMLP(length=12, hidden=10, norm=RMSNorm()),
     RandomMixing(length=13),
     RandomMixing(length=11),
+    SpatialShift(),
+    SpatialShift(hidden=5, activation="relu2"),
+    Pooling(),
+    Pooling(size=4),
+    MONet(),
+    MONet(hidden=7, rank=3, norm=NoNorm()),
 )
 """Not causal: these must fail the battery."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.contracts.mixing_samples import MIXING_TWO_WAY
+from tests.contracts.mixing_samples import MIXING_SAMPLES, MIXING_TWO_WAY
 from tests.contracts.relative_samples import RELATIVE_SAMPLES, RELATIVE_TWO_WAY
 from tests.contracts.sparse_samples import SPARSE_SAMPLES, SPARSE_TWO_WAY
 
@@ -59,6 +59,7 @@ def masked(mask: Mask, **fields: Any) -> Attention:
 SAMPLES: dict[str, tuple[Branch, ...]] = {
     **RELATIVE_SAMPLES,
     **SPARSE_SAMPLES,
+    **MIXING_SAMPLES,
     "attention": (
         Attention(),
         Attention(num_heads=1, bias=False, output_bias=True, temperature=0.5),
@@ -146,6 +147,7 @@ BIDIRECTIONAL: tuple[Branch, ...] = (
 
 GROUPS: dict[str, tuple[Branch, ...]] = {
     "bidirectional": BIDIRECTIONAL,
+    "whole rows": MIXING_TWO_WAY,
     "learned distances": tuple(
         part
         for part in SAMPLES["attention"]
