@@ -11,6 +11,7 @@ from torch import Tensor
 
 from qkv.layers.tap import Tap
 from qkv.ops.documents import starts_of
+from qkv.spec.errors import UserError
 from qkv.state.arrival import Arrival
 
 T = TypeVar("T")
@@ -98,6 +99,20 @@ class Context:
         if self.grid is None:
             return self.positions[..., None]
         return self.once("coordinates", lambda: _coordinates(self.grid, self.positions))
+
+    def on_grid(self, axes: int, kind: str) -> Tensor:
+        """Coordinates (1, N, axes) of the positions on a grid. ``kind``: of the part that reads them, for the message.
+
+        Raises ``UserError`` if they are on none, or on one of another number of axes.
+        """
+        sizes = () if self.grid is None else self.grid.sizes
+        if len(sizes) != axes:
+            found = f"a grid of {len(sizes)}" if sizes else "a sequence"
+            raise UserError(
+                f"{kind!r} needs positions on a grid of {axes} axes, such as image patches read in one call, and these "
+                f"are on {found}; use another kind"
+            )
+        return self.coordinates
 
     @property
     def document_starts(self) -> Tensor | None:

@@ -9,7 +9,7 @@ from pydantic import Field
 from qkv.spec.base import Part
 from qkv.spec.errors import Problem
 from qkv.spec.masks import Causal, Mask
-from qkv.spec.parts import Activation, NoNorm, NoRelative, Relative, SwitchedNorm
+from qkv.spec.parts import Activation, NoNorm, NoRelative, Relative, SwitchedNorm, needs_grid
 
 
 class Exactness(NamedTuple):
@@ -85,6 +85,10 @@ class Branch(Part, slot=True):
 
     def width_problems(self, width: int) -> list[Problem]:
         """Errors of these settings at model width ``width``, such as heads that do not divide it; empty if none."""
+        return []
+
+    def sequence_problems(self) -> list[Problem]:
+        """Errors of these settings for positions that are a sequence and not on a grid; empty if none."""
         return []
 
     def position_problems(self, positions: int) -> list[Problem]:
@@ -215,6 +219,13 @@ class Attention(MaskedAttention, kind="attention"):
     @property
     def only_visible_keys(self) -> bool:
         return self.mask.sees_all
+
+    def sized_for(self, positions: int, grid: tuple[int, ...] | None) -> Self:
+        relative = self.relative.sized_for(grid)
+        return self if relative == self.relative else self.changed(relative=relative)
+
+    def sequence_problems(self) -> list[Problem]:
+        return [Problem(("relative",), needs_grid(self.relative.kind))] if self.relative.axes > 1 else []
 
     def extrapolates(self, length: int) -> bool:
         near = self.mask.reach is not None and self.mask.reach <= length and not self.mask.first_visible

@@ -15,7 +15,7 @@ from qkv.spec.errors import Problem
 from qkv.spec.frontends import WIDEST, Frontend, Text
 from qkv.spec.heads import Head, LanguageModelHead
 from qkv.spec.masks import Full
-from qkv.spec.parts import Add, LayerNorm, Learned, Norm, Positions, Residual
+from qkv.spec.parts import Add, LayerNorm, Learned, Norm, Positions, Residual, needs_grid
 from qkv.spec.register import import_all
 from qkv.spec.wide import WidePath
 
@@ -140,6 +140,11 @@ class Layered(Spec):
         return None
 
     @property
+    def sequential(self) -> bool:
+        """True if the positions that the blocks read are never on a grid."""
+        return True
+
+    @property
     def sized_layers(self) -> tuple[Block, ...]:
         """Block of every layer, with the sizes filled in that depend on the positions of a row."""
         sized = tuple(block.sized_for(self.row_positions, self.grid) for block in self.blocks)
@@ -214,6 +219,8 @@ class Layered(Spec):
                 wrong = branch.width_problems(width)
                 if self.rows_known:
                     wrong += branch.position_problems(self.row_positions)
+                if self.sequential:
+                    wrong += branch.sequence_problems()
                 found += [p.under("blocks", i, "branches", j) for p in wrong]
         if self.num_layers and not self.blocks:
             found.append(
@@ -278,6 +285,10 @@ class Stack(Layered, Reader):
     @property
     def grid(self) -> tuple[int, ...] | None:
         return self.frontend.grid
+
+    @property
+    def sequential(self) -> bool:
+        return self.frontend.sequential
 
     @property
     def position_limit(self) -> int | None:
@@ -432,7 +443,11 @@ class Model(Stack, WithWidth):
 
     @property
     def grid(self) -> tuple[int, ...] | None:
-        return None if self.queries else super().grid
+        return None if self.queries and self.queries.count else super().grid
+
+    @property
+    def sequential(self) -> bool:
+        return bool(self.queries and self.queries.count) or super().sequential
 
     @property
     def limiting_branch(self) -> Branch | None:
@@ -470,6 +485,8 @@ class Model(Stack, WithWidth):
     def problems(self) -> list[Problem]:
         reading = self.frontend_width(self.width) if self.latents else None
         asking = self.queries.positions.width_problems(self.width) if self.queries else []
+        if self.queries and self.queries.positions.axes > 1 and self.sequential:
+            asking.append(Problem((), needs_grid(self.queries.positions.kind)))
         return [
             *self.stack_problems(self.width, reading),
             *(p.under("queries", "positions") for p in asking),
