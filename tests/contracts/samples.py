@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.contracts.graph_samples import GRAPH_TWO_WAY
 from tests.contracts.mixing_samples import MIXING_SAMPLES, MIXING_TWO_WAY
 from tests.contracts.relative_samples import RELATIVE_SAMPLES, RELATIVE_TWO_WAY
 from tests.contracts.sparse_samples import SPARSE_SAMPLES, SPARSE_TWO_WAY
@@ -129,6 +130,7 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
 BIDIRECTIONAL: tuple[Branch, ...] = (
     *RELATIVE_TWO_WAY,
     *SPARSE_TWO_WAY,
+    *GRAPH_TWO_WAY,
     *MIXING_TWO_WAY,
     Attention(mask=Full()),
     Attention(mask=Causal() | Prefix(length=6)),

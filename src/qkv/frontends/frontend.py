@@ -126,6 +126,7 @@ class Frontend(Declared):
             memories=memories,
             types=signal.types,
             grid=self.grid(signal),
+            graph=signal.graph,
         )
 
     def _places(self, signal: Signal) -> Tensor | None:
@@ -181,6 +182,7 @@ _WITH_STATE = {
     "segments": ("packed documents (segments)", "give each document a row of its own"),
     "positions": ("explicit positions", "the model counts positions itself"),
     "visible": ("a table of visible keys", "read the whole sequence at once"),
+    "graph": ("the edges of a graph", "read the whole graph at once"),
 }
 """Fields of a signal that require whole rows: (description, advice)."""
 

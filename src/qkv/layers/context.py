@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from qkv.layers.graph import Graph
 from qkv.layers.tap import Tap
 from qkv.ops.documents import starts_of
 from qkv.spec.errors import UserError
@@ -58,9 +59,10 @@ class Context:
 
     positions (B or 1, N): position of each vector in its row (for packed rows: in its document). lengths (B): number
     of positions that are not padding, which is on the right; None: no padding. segments, prefix, visible, types: see
-    ``Signal``. grid: layout of the positions of image patches and the like; None for a sequence. memories: inputs of
-    cross-attention, by name; empty with a state, which holds what they need. arrival: place of the new positions after
-    those read before; None without a state. memo: cache of ``once``.
+    ``Signal``. grid: layout of the positions of image patches and the like; None for a sequence. graph: edges between
+    the nodes of graphs; None for others. memories: inputs of cross-attention, by name; empty with a state, which holds
+    what they need. arrival: place of the new positions after those read before; None without a state. memo: cache of
+    ``once``.
     """
 
     positions: Tensor
@@ -73,6 +75,7 @@ class Context:
     memories: Memories = field(default_factory=dict)
     types: Tensor | None = None
     grid: PositionGrid | None = None
+    graph: Graph | None = None
     memo: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def of_layer(self, i: int) -> Context:

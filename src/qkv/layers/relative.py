@@ -199,6 +199,27 @@ class Bias2D(Relative):
         return position_ops.grid_offsets(coordinates, self.sizes)
 
 
+@implements(parts.ShortestPath)
+class ShortestPath(Relative):
+    """Learned bias table[d_ij] per head, d_ij the length of the shortest path from node j to node i (Graphormer, 2021).
+
+    table (max_distance + 2, H), initialised to 0; its last row is for pairs without a path. Without a graph all
+    positions are neighbours: d_ij = 1 for i ≠ j.
+    """
+
+    def __init__(self, part: parts.ShortestPath, attention: branches.Attention, widths: tuple[int, int]):
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(part.max_distance + 2, attention.num_heads))
+
+    def bias(self, q: Tensor, sites: Sites, scale: float, context: Context) -> Tensor:
+        distances = None if context.graph is None else context.graph.distances
+        longest = self.table.shape[0] - 2
+        if distances is None:
+            distances = (sites.query[:, :, None] != sites.key[:, None, :]).long()
+        lengths = torch.where(distances < 0, longest + 1, distances.clamp(max=longest))
+        return F.embedding(lengths, self.table).permute(0, 3, 1, 2).to(q.dtype)
+
+
 @implements(parts.Alibi)
 class Alibi(Relative):
     """ALiBi: adds m_h (j - i) to the scores, times their scale if ``part.scaled`` (Press et al. 2022).

@@ -435,5 +435,15 @@ class Bias2D(Relative, kind="bias_2d"):
         return [Problem(("sizes",), f"{' × '.join(map(str, self.sizes))} given; each axis has 1 to 10,000 positions")]
 
 
+class ShortestPath(Relative, kind="shortest_path"):
+    """A learned bias per head and length of the shortest path between two nodes (Graphormer, Ying et al. 2021).
+
+    Paths longer than ``max_distance`` share a bias; pairs without a path have one of their own. The processor of the
+    graphs gives at least as many ``distances``. Without a graph all positions are neighbours.
+    """
+
+    max_distance: int = Field(default=8, gt=0, le=1024, description="longest path that is told apart")
+
+
 class NoRelative(Relative, kind="none"):
     """No relative positions in attention."""
