@@ -126,10 +126,10 @@ def dataset_of(
     task = build_task(recipe.task)
     assert isinstance(task, ExampleTask)
     vocabulary = vocabulary or task.vocabulary(recipe, records)
-    cut = task.cut(recipe, vocabulary)
-    examples = {split: task.examples(part, vocabulary, cut) for split, part in records.splits.items()}
-    notes = tuple(cut.notes(sum(map(len, records.splits.values()))))
-    return task, ExampleDataset(recipe, records, vocabulary, examples, task.collator(recipe), notes)
+    reader = task.reader(recipe, vocabulary)
+    examples = {split: task.examples(part, vocabulary, reader) for split, part in records.splits.items()}
+    notes = tuple(reader.notes(sum(map(len, records.splits.values()))))
+    return task, ExampleDataset(recipe, records, vocabulary, examples, task.collator(recipe, vocabulary), notes)
 
 
 def model_of(dataset: ExampleDataset, spread: float = 1.0) -> Transformer:

@@ -29,7 +29,9 @@ def labelled(*labels: str) -> list[dict[str, Any]]:
 
 def test_a_row_is_cls_and_its_text_padded_on_the_right() -> None:
     task, dataset = opened(context_length=64)
-    batch = task.collator(dataset.recipe)([dataset.examples["train"][i].parts for i in (3, 1, 4, 0)])
+    batch = task.collator(dataset.recipe, dataset.vocabulary)(
+        [dataset.examples["train"][i].parts for i in (3, 1, 4, 0)]
+    )
     tokenizer = dataset.vocabulary.tokenizer
     wanted = [[tokenizer.special("cls"), *tokenizer.encode(ROWS[i]["text"])] for i in (3, 1, 4, 0)]
     assert batch.input.lengths is not None

@@ -104,7 +104,7 @@ def said(task: Any, dataset: ExampleDataset, model: Oracle, logits: list[torch.T
     seen = Totals()
     for window, says in zip(dataset.examples["validation"], logits, strict=True):
         model.says = says
-        seen.add(task.observe(model, task.collator(dataset.recipe)([window.parts])))
+        seen.add(task.observe(model, task.collator(dataset.recipe, dataset.vocabulary)([window.parts])))
     return seen
 
 

@@ -114,9 +114,9 @@ def _with_sizes(recipe: Recipe) -> Model:
         return model
     if recipe.task.sized_by_tokenizer and tokenizer.num_ids is not None:
         return model.changed(frontend=model.frontend.sized(tokenizer.num_ids))
-    from qkv.tasks.registry import build_task
+    from qkv.tasks.registry import task_of_recipe
 
-    return build_task(recipe.task).sized(recipe).model
+    return task_of_recipe(recipe).sized(recipe).model
 
 
 def _open_sizes(model: Model) -> bool:

@@ -134,13 +134,13 @@ def _published(folder: Path) -> list[tuple[str, Any]]:
 def _commands(folder: Path, found: PublishedModel) -> list[str]:
     """Commands that use a published model: its own task, embedding, search, fine-tuning."""
     from qkv.runs.published import recipe_of
-    from qkv.tasks.registry import build_task
+    from qkv.tasks.registry import task_of_recipe
     from qkv.training.usage import usage
 
     name = shlex.quote(str(folder))
     told: list[str] = []
     with contextlib.suppress(UserError):  # a head for which there is no task
-        told.append(usage(build_task(recipe_of(found).task), folder)[1])
+        told.append(usage(task_of_recipe(recipe_of(found)), folder)[1])
     if found.tokenizer is None:
         return told
     told += [f'qkv embed {name} "…"', f'qkv search {name} FILE "…"']

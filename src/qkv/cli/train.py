@@ -25,6 +25,7 @@ qkv train char_shakespeare_cpu --quick
 qkv train recipe.yaml model.blocks.mixer.num_heads=8 training.steps=500 --out runs/eight
 qkv train runs/eight                  resume a run
 qkv train classify --data mine.csv --text review --label stars
+qkv train classify --data photos/
 qkv train multilabel --data mine.csv --text summary --labels genres
 qkv train regress --data mine.csv --text review --value price
 qkv train translate --source a.txt --target b.txt
@@ -60,7 +61,10 @@ _Minutes = Annotated[
     float | None, typer.Option(metavar="N", help="Time budget of the whole run; default: the recipe's.")
 ]
 _Fresh = Annotated[bool, typer.Option("--fresh", help="Move an existing run in the folder aside and start again.")]
-_Data = Annotated[str | None, typer.Option(metavar="FILE", help="Training data: CSV, TSV, JSONL, CoNLL, SQuAD.")]
+_Data = Annotated[
+    str | None,
+    typer.Option(metavar="FILE|FOLDER", help="Training data: CSV, TSV, JSONL, CoNLL, SQuAD, a folder of images."),
+]
 _Validation = Annotated[str | None, typer.Option(metavar="FILE", help="Validation data; default: a share of --data.")]
 _SplitGroup = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="Hold out whole groups of rows, by this column.")
@@ -91,6 +95,7 @@ def train_command(
     bad_rows: _BadRows = None,
     text: _Text = None,
     pair: _Pair = None,
+    image: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of image files.")] = None,
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Class column.")] = None,
     labels: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of labels.")] = None,
     value: Annotated[str | None, typer.Option(metavar="COLUMN", help="Number column.")] = None,
@@ -209,7 +214,7 @@ def _tell(run: Run) -> None:
     from qkv.report.figures import duration
     from qkv.report.table import print_table
     from qkv.runs.metrics import times
-    from qkv.tasks.registry import build_task
+    from qkv.tasks.registry import task_of_recipe
     from qkv.training.usage import usage
 
     trained = [row for row in run.metrics if row.get("loss") is not None]
@@ -228,7 +233,7 @@ def _tell(run: Run) -> None:
     next_step = advice(run)
     if next_step:
         typer.echo(f"\n{next_step}")
-    _, command = usage(build_task(run.recipe.task), run.folder, "…")
+    _, command = usage(task_of_recipe(run.recipe), run.folder, "…")
     typer.echo(f"\nreport: {run.folder / 'report.html'}\n{_DOES[command.split()[1]]} {command}{imports_given()}")
 
 

@@ -11,7 +11,8 @@ from qkv.cli.verbs import FINETUNE, OF_TABLES
 from qkv.training.verbs import VERBS
 
 _SUMMARIES = {
-    "classify": "Train a classifier of texts, or of pairs of texts, on a table with a column of classes.",
+    "classify": "Train a classifier of texts, pairs of texts or images, on a table with a column of classes, or on a "
+    "folder of images.",
     "multilabel": "Train a model that gives texts any number of labels, on a table with a column of lists of labels.",
     "regress": "Train a model that predicts a number from a text, on a table with a column of numbers.",
     "tag": "Train a model that tags words, on CoNLL files or a table with columns of words and tags.",

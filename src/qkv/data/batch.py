@@ -72,11 +72,3 @@ class Batch:
     def num_tokens(self) -> int:
         """Number of input values (tokens, frames, patches) of all signals, without padding."""
         return sum(signal.num_read for signal in self.signals.values())
-
-    @property
-    def computed(self) -> tuple[int, int, int]:
-        """(rows, positions of the model's own stack, positions of all other signals) that a forward pass computes,
-        padding included.
-        """
-        read = sum(signal.num_positions for signal in self.signals.values())
-        return self.input.num_rows, self.input.num_positions, read - self.input.num_positions

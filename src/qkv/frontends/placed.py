@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,7 @@ from qkv.layers.context import Context
 from qkv.layers.norms import build_norm
 from qkv.layers.positions import build_positions
 from qkv.ops.dropout import dropout
-from qkv.spec.frontends import HashedWords, Text
+from qkv.spec.frontends import Placed
 from qkv.spec.model import Stack
 
 
@@ -20,16 +22,17 @@ class PlacedFrontend(Frontend):
     Subclasses compute the vectors of the values, of ``part.vector_width(width)`` features, and call ``placed``.
     """
 
-    part: Text | HashedWords
+    part: Any
 
-    def __init__(self, part: Text | HashedWords, stack: Stack, width: int):
+    def __init__(self, part: Placed, stack: Stack, width: int):
         super().__init__(part, stack)
         self.norm = build_norm(part.norm, width)
-        self.positions = build_positions(part.positions, stack.context_length, part.vector_width(width))
+        length = part.num_positions or stack.context_length
+        self.positions = build_positions(part.positions, length, part.vector_width(width))
 
     def placed(self, x: Tensor, context: Context) -> Tensor:
         """Vectors (B, N, D) of the values x with those of their positions, normalised, with dropout."""
         if self.positions is not None:
-            vectors = self.positions(self.positions.places(context), x.dtype).to(x.dtype)
+            vectors = self.positions(context.positions, x.dtype).to(x.dtype)
             x = x + vectors if self.part.join == "add" else torch.cat((x, vectors.expand_as(x)), -1)
         return dropout(self.norm(x, context), self.part.dropout, self.training)

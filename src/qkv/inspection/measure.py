@@ -160,7 +160,7 @@ def _decoding(cost: Cost, machine: Machine | None, model: Transformer, batch: Ba
 def rates(model: Transformer, batch: Batch) -> tuple[float, float]:
     """Return tokens per second of (prefill of ``batch``, decoding at its end); ``model`` in evaluation mode."""
     with torch.inference_mode():
-        reading = batch.input.num_positions / seconds(lambda: model(batch.input, _started(model, batch)))
+        reading = model.frontend.computed(batch.input) / seconds(lambda: model(batch.input, _started(model, batch)))
         return reading, batch.input.num_rows / _step_seconds(model, batch)
 
 

@@ -65,7 +65,7 @@ class MappedFile:
             return None
         if begin + count * dtype.itemsize > len(self._map):
             raise self._cut_short()
-        return torch.frombuffer(self._map, dtype=dtype, count=count, offset=begin).view(*shape)
+        return torch.frombuffer(self._map, dtype=dtype, count=count, offset=begin).view(tuple(shape))
 
     def joined(self, pieces: Sequence[tuple[int, int]], dtype: torch.dtype, shape: Sequence[int]) -> Tensor | None:
         """Tensor that is the concatenation of ``pieces`` of the file, each (first byte, number of bytes), without a
@@ -91,7 +91,7 @@ class MappedFile:
                 region[place : place + before] = self._last_bytes(pieces[i - 1], before)
             place += size
         self._joined.append((weakref.ref(region), address))
-        return torch.frombuffer(region, dtype=dtype, count=math.prod(shape), offset=before).view(*shape)
+        return torch.frombuffer(region, dtype=dtype, count=math.prod(shape), offset=before).view(tuple(shape))
 
     def _last_bytes(self, piece: tuple[int, int], count: int) -> bytes:
         found = os.pread(self.handle, count, sum(piece) - count)

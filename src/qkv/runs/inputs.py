@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from qkv.data.records.formats import table_of
+from qkv.data.records.formats import folder_of, table_of
 from qkv.data.records.guess import choose
 from qkv.data.records.model import Role
 from qkv.data.records.table import Row, Table
 from qkv.data.records.values import Unusable, Values
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
-from qkv.tasks.registry import build_task
+from qkv.tasks.registry import task_of_recipe
 
 _QUOTED = 3
 """Maximum number of bad rows quoted in a message."""
@@ -31,7 +31,7 @@ class Inputs(NamedTuple):
 
 def input_kinds(recipe: Recipe) -> dict[str, str]:
     """Kind of each input that a run of ``recipe`` predicts from; "" for one that its task reads by itself."""
-    task = build_task(recipe.task)
+    task = task_of_recipe(recipe)
     known = {role.name: role.kind for role in getattr(task, "roles", ())}
     return {name: known.get(name) or ("text" if name == "text" else "") for name in task.asks}
 
@@ -43,7 +43,7 @@ def read_inputs(recipe: Recipe, source: str, columns: Mapping[str, str], refuse:
     leaving them out. Raises ``UserError`` if the task predicts nothing, the file is not a table, a column is missing,
     or no row is usable.
     """
-    task = build_task(recipe.task)
+    task = task_of_recipe(recipe)
     if not task.asks:
         raise UserError(
             f"a model of the task {recipe.task.kind!r} has no answer to predict; generate text with 'qkv generate'"
@@ -64,7 +64,7 @@ def read_inputs(recipe: Recipe, source: str, columns: Mapping[str, str], refuse:
 
 
 def _read(table: Table, roles: Sequence[Role], columns: Mapping[str, str], notes: list[str], refuse: bool) -> Inputs:
-    values = Values(roles, columns, missing=table.missing)
+    values = Values(roles, columns, missing=table.missing, folder=folder_of(table))
     found = Inputs([], [], table.columns, notes)
     bad: list[str] = []
     for row in table.rows:

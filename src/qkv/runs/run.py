@@ -12,7 +12,7 @@ from qkv.models.transformer import Transformer
 from qkv.runs.calibration import read_temperature
 from qkv.runs.evaluation_file import read_evaluation
 from qkv.spec.recipe import Recipe
-from qkv.tasks.registry import build_task
+from qkv.tasks.registry import task_of_recipe
 from qkv.tasks.task import Task
 from qkv.tokenizers.tokenizer import Tokenizer
 
@@ -70,6 +70,6 @@ class Run:
 
 def task_of(run: Run) -> Task:
     """Task that ``run`` was trained for, with its settings and the temperature of its probabilities."""
-    task = build_task(run.recipe.task)
+    task = task_of_recipe(run.recipe)
     task.temperature = run.temperature
     return task

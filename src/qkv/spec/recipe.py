@@ -108,6 +108,10 @@ class Recipe(Spec):
         """Errors where the front end that reads the input, the encoder's if there is one, reads another signal."""
         given, stack = self.data.processor, self.model.encoder or self.model
         needed = stack.frontend.processor
+        if given is not None and not self.task.reads_signals:
+            takers = ", ".join(sorted(kind for kind, task in Task.kinds().items() if task.reads_signals))
+            sentence = f"the task {self.task.kind!r} reads text; leave it out (tasks that read {given.kind}: {takers})"
+            return [Problem(("data", "processor"), sentence)]
         if self.start is not None or self.task.reads == "nothing" or (given is None and needed is None):
             return []
         if given is None:

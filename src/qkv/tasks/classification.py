@@ -1,10 +1,10 @@
-"""Classification of texts and of pairs of texts."""
+"""Classification of texts, pairs of texts and other signals."""
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -21,13 +21,15 @@ from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import Classification
-from qkv.tasks.baselines import ngram_accuracy, too_large
+from qkv.tasks.baselines import ngram_accuracy
 from qkv.tasks.class_weights import label_loss, rare_labels_note, weights_of, with_class_weights
-from qkv.tasks.dataset import Dataset, Example, ExampleDataset
-from qkv.tasks.example_task import Collate, Truncation, column
+from qkv.tasks.dataset import Dataset, ExampleDataset
+from qkv.tasks.example_task import Collate, column
+from qkv.tasks.feature_baselines import feature_accuracy
+from qkv.tasks.inputs import PARTNERS, SHARE, TRUTH, told
 from qkv.tasks.label_metrics import agreement, confusion
 from qkv.tasks.linear import Fitted, fit_labels
-from qkv.tasks.pooled import PAIR, SHORT, TEXT, PooledTask, TextReader, batch_of, outputs, texts_of, told
+from qkv.tasks.pooled import SHORT, PooledTask, outputs
 from qkv.tasks.task import Defaults, Evaluation, Observed, Scale, Totals, lowercase
 
 _SHOWN = 12
@@ -35,7 +37,7 @@ _SHOWN = 12
 
 @implements(Classification)
 class ClassificationTask(PooledTask):
-    """Classification of a text or a pair of texts; loss -log p(label | text)."""
+    """Classification of a text, a pair of texts or another signal; loss -log p(label | input)."""
 
     loss_unit = "nats an example"
     unknown = 0
@@ -48,12 +50,8 @@ class ClassificationTask(PooledTask):
         fields={"label_smoothing": 0.1},
         best="accuracy",
     )
-    roles = (
-        TEXT,
-        PAIR,
-        Role(
-            "label", "label", ("label", "class", "category", "stars", "sentiment", "target", "rating", "location", "y")
-        ),
+    target = Role(
+        "label", "label", ("label", "class", "category", "stars", "sentiment", "target", "rating", "location", "y")
     )
 
     @cached_property
@@ -74,14 +72,13 @@ class ClassificationTask(PooledTask):
             )
         return labels
 
-    def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Truncation) -> Example:
+    def encoded(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> int:
         if row["label"] not in vocabulary.classes:
             raise UserError(
                 f"data: the label {row['label']!r} occurs only in held-out data, so it cannot be learned; "
                 "remove such rows"
             )
-        assert isinstance(cut, TextReader)
-        return cut.example(texts_of(row), vocabulary.classes[row["label"]])
+        return vocabulary.classes[row["label"]]
 
     def unknown_label(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> str | None:
         return None if row["label"] in vocabulary.classes else str(row["label"])
@@ -89,12 +86,19 @@ class ClassificationTask(PooledTask):
     def fit_linear(self, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray, num_outputs: int) -> Fitted:
         return fit_labels(x, targets, unseen, truth, num_outputs, self.weights)
 
-    def collator(self, recipe: Recipe) -> Collate:
-        return _collated
+    def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Collate:
+        read = self.reader(recipe, vocabulary)
+        return lambda rows: read.batch(rows, torch.tensor([row[TRUTH] for row in rows]))
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
         logits = outputs(model, batch, tap)
-        return label_loss(model.head, logits, batch.targets, self.spec.label_smoothing, self.weights)
+        own, others = batch.targets, batch.extras.get(PARTNERS)
+        loss = label_loss(model.head, logits, own, self.spec.label_smoothing, self.weights)
+        if others is None:
+            return loss
+        share = batch.extras[SHARE]
+        mixed = label_loss(model.head, logits, others, self.spec.label_smoothing, self.weights)
+        return share * loss + (1 - share) * mixed
 
     def class_logits(self, model: Transformer, batch: Batch) -> Tensor:
         return outputs(model, batch)
@@ -113,34 +117,36 @@ class ClassificationTask(PooledTask):
         table = {
             "kind": "examples",
             "title": "Most confident mistakes",
-            "columns": ["text", "answer", "truth", "probability"],
+            "columns": [self.asks[0], "answer", "truth", "probability"],
             "rows": wrong,
         }
         figures = {**self.figures(seen, dataset.scale(split)), **self.baselines(dataset, split)}
-        rows = dataset.fitted_on or ()
-        truth = [row["label"] for row in rows]
-        notes = [*filter(None, [too_large([told(row) for row in rows], len(labels))])]
+        truth = [row["label"] for row in dataset.fitted_on or ()]
+        notes = [*self.size_notes(dataset, len(labels))]
         notes += rare_labels_note(self.spec, labels, seen.outcomes, Counter(truth))
         return Evaluation(figures, [confusion(labels, seen.outcomes), *([table] if wrong else [])], notes)
 
     def baselines(self, dataset: ExampleDataset, split: str) -> dict[str, float]:
-        """Accuracies on ``split``, in %: of the most frequent training label, and if possible ``ngram_accuracy``."""
+        """Accuracies on ``split``, in %: of the most frequent training label, and of a linear model, over n-grams or
+        over the features of the processor.
+        """
         if not dataset.fitted_on:
             return {}
-        (texts, labels), (unseen, truth) = (
-            ([told(row) for row in rows], [row["label"] for row in rows])
-            for rows in (dataset.fitted_on, dataset.records[split])
-        )
+        known, rows = dataset.fitted_on, dataset.records[split]
+        labels, truth = ([row["label"] for row in some] for some in (known, rows))
         usual = Counter(labels).most_common(1)[0][0]
         found = {"accuracy_of_most_frequent_label": 100 * truth.count(usual) / max(1, len(truth))}
-        linear = ngram_accuracy(texts, labels, unseen, truth)
+        if self.processor is not None:
+            return found | feature_accuracy(dataset, split, labels, truth)
+        linear = ngram_accuracy([told(row) for row in known], labels, [told(row) for row in rows], truth)
         return found if linear is None else {**found, "accuracy_of_ngrams": linear}
 
     def _mistakes(self, model: Any, dataset: ExampleDataset, split: str, recipe: Recipe) -> list[list[Any]]:
         answered = ((row, a["answer"], a["probability"]) for row, a in self.answered(model, dataset, split, recipe))
         wrong = (found for found in answered if found[1] != found[0]["label"])
         worst = heapq.nlargest(_SHOWN, wrong, key=lambda found: found[2])
-        return [[told(row), answer, row["label"], f"{probability:.3f}"] for row, answer, probability in worst]
+        read = self.reader(recipe, dataset.vocabulary)
+        return [[read.shown(row), answer, row["label"], f"{probability:.3f}"] for row, answer, probability in worst]
 
     def shown(self, row: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
         return f"{answer['answer']} ({answer['probability']:.2f}; truth: {row['label']})"
@@ -152,10 +158,6 @@ class ClassificationTask(PooledTask):
             each = dict(zip(vocabulary.labels, chances, strict=True))
             found.append({"answer": vocabulary.labels[best], "probability": chances[best], "probabilities": each})
         return found
-
-
-def _collated(rows: Sequence[tuple[Any, ...]]) -> Batch:
-    return batch_of(rows, torch.tensor([row[2] for row in rows]))
 
 
 def _natural(label: str) -> tuple[int, float, str]:

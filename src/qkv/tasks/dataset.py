@@ -160,7 +160,8 @@ class Example(NamedTuple):
 class ExampleDataset(Dataset):
     """Batches of a table of examples, encoded in memory.
 
-    ``collate`` builds a batch of the ``parts`` of examples; ``records``: the rows of each split as read.
+    ``collate`` builds a batch of the ``parts`` of examples; ``records``: the rows of each split as read; ``change``:
+    changes a training batch at random.
     """
 
     def __init__(
@@ -171,12 +172,16 @@ class ExampleDataset(Dataset):
         examples: Mapping[str, Sequence[Example]],
         collate: Callable[[Sequence[Any]], Batch],
         notes: tuple[str, ...] = (),
+        change: Callable[[Batch, np.random.Generator], Batch] | None = None,
     ):
         training = recipe.training
+        self._change, self._seed = change, training.seed
         self.recipe, self.name, self.vocabulary = with_vocabulary(recipe, vocabulary), records.name, vocabulary
         self.records, self.examples, self.notes, self._collate = records.splits, examples, notes, collate
         self.fitted_on: Sequence[dict[str, Any]] | None = records.splits.get(TRAIN)
         """Rows that baselines are fitted on: the run's training part and nothing else; None where it is not at hand."""
+        self.fitted_examples: Sequence[Example] | None = examples.get(TRAIN)
+        """Encoded ``fitted_on``."""
         self._sizes = {
             split: np.array([example.size for example in rows], np.int64) for split, rows in examples.items()
         }
@@ -196,7 +201,8 @@ class ExampleDataset(Dataset):
 
     def batch(self, step: int) -> Batch:
         assert self._rows is not None, "there is no training part"
-        return self._batch(TRAIN, self._rows.of_step(step))
+        batch = self._batch(TRAIN, self._rows.of_step(step))
+        return batch if self._change is None else self._change(batch, random(self._seed, step))
 
     def rows(self, split: str, batches: int | None = None) -> Iterator[Batch]:
         for index in in_order(self._sizes[self.checked(split)], self._batch_size, batches):

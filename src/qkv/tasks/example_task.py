@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -28,33 +28,54 @@ from qkv.tokenizers.framing import Framed, shortened
 from qkv.tokenizers.tokenizer import Tokenizer
 
 Collate = Callable[[Sequence[Any]], Batch]
+Rows = list[dict[str, Any]]
+_SHOWN = 3
+"""Maximum number of unusable rows quoted in a message."""
+
+
+class Reader(Protocol):
+    """Reader of the inputs of rows, such as ``Truncation``, with notes for the user."""
+
+    def notes(self, examples: int) -> list[str]:
+        """Messages about truncated inputs, of ``examples`` in all."""
+        ...
 
 
 class ExampleTask(Task):
     """Base class of tasks on tables: rows with named columns (roles: ``text``, ``label``, …), encoded one by one."""
 
-    roles: ClassVar[tuple[Role, ...]]
+    roles: tuple[Role, ...]
     """Columns that the task needs."""
 
     def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Dataset:
         records, recipe, vocabulary = self._read(recipe, vocabulary)
-        cut = self.cut(recipe, vocabulary)
-        examples = {split: self.examples(rows, vocabulary, cut) for split, rows in records.splits.items()}
+        reader = self.reader(recipe, vocabulary)
+        dataset = self._dataset(recipe, records, vocabulary, reader)
         release_tables()
-        notes = (*records.notes, *cut.notes(sum(map(len, records.splits.values()))))
-        return ExampleDataset(recipe, records, vocabulary, examples, self.collator(recipe), notes)
+        return dataset
+
+    def _dataset(
+        self, recipe: Recipe, records: Records, vocabulary: Vocabulary, reader: Reader, notes: Sequence[str] = ()
+    ) -> ExampleDataset:
+        """Data of ``records``, without rows that turn out to be unusable when their values are encoded."""
+        splits, examples, found = dict[str, Rows](), dict[str, list[Example]](), [*records.notes, *notes]
+        for split, rows in records.splits.items():
+            splits[split], examples[split], bad = self.usable(rows, vocabulary, reader)
+            found += _unusable(bad, len(rows), f"the {split} part of {records.name}", recipe.data.bad_rows == "refuse")
+        found += reader.notes(sum(map(len, splits.values())))
+        collate = self.collator(recipe, vocabulary)
+        records, change = replace(records, splits=splits), self.change(recipe, vocabulary)
+        return ExampleDataset(recipe, records, vocabulary, examples, collate, tuple(found), change)
 
     def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, own: Dataset | None) -> Dataset:
         records = open_rows(recipe.data, self.roles, source, OTHER)
         rows, unknown = self._known(records, vocabulary)
-        cut = self.cut(recipe, vocabulary)
-        examples = {OTHER: self.examples(rows, vocabulary, cut)}
         known = shared(rows, source, own.records[TRAIN], self.roles) if isinstance(own, ExampleDataset) else ""
-        notes = (*records.notes, *unknown, *([known] if known else []), *cut.notes(len(rows)))
-        dataset = ExampleDataset(
-            recipe, replace(records, splits={OTHER: rows}), vocabulary, examples, self.collator(recipe), notes
-        )
-        dataset.fitted_on = own.fitted_on if isinstance(own, ExampleDataset) else None
+        notes = (*unknown, *([known] if known else []))
+        records = replace(records, splits={OTHER: rows})
+        dataset = self._dataset(recipe, records, vocabulary, self.reader(recipe, vocabulary), notes)
+        if isinstance(own, ExampleDataset):
+            dataset.fitted_on, dataset.fitted_examples = own.fitted_on, own.fitted_examples
         return dataset
 
     def _known(self, records: Records, vocabulary: Vocabulary) -> tuple[list[dict[str, Any]], list[str]]:
@@ -88,12 +109,13 @@ class ExampleTask(Task):
         """
         rows = {split: _spread(found, share) for split, found in dataset.records.items()}
         recipe, vocabulary = dataset.recipe, dataset.vocabulary
-        cut = self.cut(recipe, vocabulary)
+        reader = self.reader(recipe, vocabulary)
         examples = {
-            split: self.examples(some if split != TRAIN else some[:1], vocabulary, cut) for split, some in rows.items()
+            split: self.examples(some if split != TRAIN else some[:1], vocabulary, reader)
+            for split, some in rows.items()
         }
         records = Records(dataset.name, rows, {}, (), "", ())
-        return ExampleDataset(recipe, records, vocabulary, examples, self.collator(recipe))
+        return ExampleDataset(recipe, records, vocabulary, examples, self.collator(recipe, vocabulary))
 
     def sized(self, recipe: Recipe) -> Recipe:
         _, recipe, vocabulary = self._read(recipe, None)
@@ -116,24 +138,46 @@ class ExampleTask(Task):
     def limits(self, recipe: Recipe) -> dict[str, int]:
         """Maximum number of tokens of each input role, such as {"text": 511}."""
 
-    def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Truncation:
-        """Truncation to ``limits``, which counts the truncated inputs."""
+    def reader(self, recipe: Recipe, vocabulary: Vocabulary) -> Reader:
+        """Reader of inputs; by default truncation to ``limits``, which counts the truncated inputs."""
         return Truncation(self.limits(recipe), recipe.model.types_read)
 
-    def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, cut: Truncation) -> list[Example]:
+    def usable(self, rows: Rows, vocabulary: Vocabulary, reader: Reader) -> tuple[Rows, list[Example], list[str]]:
+        """(rows whose values can be encoded, their examples, a sentence on each of the other rows)."""
+        return rows, self.examples(rows, vocabulary, reader), []
+
+    def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, reader: Any) -> list[Example]:
         """Encode rows to examples: one per row by default, several where long rows are split into windows.
 
-        ``cut``: truncation to the model's limits, which counts truncated inputs.
+        ``reader``: as returned by ``reader``.
         """
-        return [self.encode(row, vocabulary, cut) for row in rows]
+        return [self.encode(row, vocabulary, reader) for row in rows]
 
-    def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Truncation) -> Example:
-        """Encode one row to an example; ``cut`` truncates its inputs. Called by ``examples``."""
+    def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, reader: Any) -> Example:
+        """Encode one row to an example. Called by ``examples``."""
         raise NotImplementedError
 
+    def change(self, recipe: Recipe, vocabulary: Vocabulary) -> Callable[[Batch, np.random.Generator], Batch] | None:
+        """Return the function that changes training batches at random; None for no change."""
+        return None
+
     @abstractmethod
-    def collator(self, recipe: Recipe) -> Collate:
+    def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Collate:
         """Return the function that makes a batch of the ``parts`` of several examples."""
+
+
+def _unusable(bad: Sequence[str], count: int, name: str, refuse: bool) -> list[str]:
+    """Sentence on the unusable rows of ``count``; empty without any.
+
+    Raises ``UserError`` if ``refuse``, or if more than half are unusable.
+    """
+    if not bad:
+        return []
+    some = "; ".join(bad[:_SHOWN]) + (f"; and {len(bad) - _SHOWN:,} more" if len(bad) > _SHOWN else "")
+    what = f"{len(bad):,} of {count:,} rows of {name}"
+    if refuse or 2 * len(bad) > count:
+        raise UserError(f"{what} cannot be used: {some}")
+    return [f"{what} {'was' if len(bad) == 1 else 'were'} left out: {some}"]
 
 
 def _spread(rows: list[dict[str, Any]], share: float) -> list[dict[str, Any]]:

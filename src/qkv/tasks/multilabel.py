@@ -1,4 +1,4 @@
-"""Classification of texts with several labels each."""
+"""Classification of texts and other signals with several labels each."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import MultiLabel
 from qkv.tasks.baselines import ngrams, too_large
-from qkv.tasks.dataset import Dataset, Example, ExampleDataset
-from qkv.tasks.example_task import Collate, Truncation
+from qkv.tasks.dataset import Dataset, ExampleDataset
+from qkv.tasks.example_task import Collate
+from qkv.tasks.inputs import TRUTH, told
 from qkv.tasks.linear import Fitted, fit_label_sets
-from qkv.tasks.pooled import PAIR, SHORT, TEXT, PooledTask, TextReader, batch_of, texts_of, told
+from qkv.tasks.pooled import SHORT, PooledTask
 from qkv.tasks.task import Defaults, Evaluation, Observed, Scale, Totals, lowercase
 from qkv.tasks.text_metrics import metric_library
 
@@ -43,10 +44,8 @@ class MultiLabelTask(PooledTask):
     unknown = 0.0
     metric = "micro_f1"
     automatic = Defaults(("text", "pair"), lengths=SHORT, target="labels", tokenizer=lowercase)
-    roles = (
-        TEXT,
-        PAIR,
-        Role("labels", "labels", ("labels", "tags", "topics", "categories", "genres", "classes", "keywords", "label")),
+    target = Role(
+        "labels", "labels", ("labels", "tags", "topics", "categories", "genres", "classes", "keywords", "label")
     )
 
     def labels(self, records: Records) -> tuple[str, ...]:
@@ -58,14 +57,13 @@ class MultiLabelTask(PooledTask):
             )
         return tuple(sorted(found))
 
-    def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Truncation) -> Example:
-        assert isinstance(cut, TextReader)
+    def encoded(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> np.ndarray:
         present = np.zeros(len(vocabulary.labels), np.float32)
         for label in row["labels"]:
             if label not in vocabulary.classes:
                 raise UserError(f"data: the label {label!r} is none of those that the run was trained with")
             present[vocabulary.classes[label]] = 1
-        return cut.example(texts_of(row), present)
+        return present
 
     def unknown_label(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> str | None:
         return next((label for label in row["labels"] if label not in vocabulary.classes), None)
@@ -73,8 +71,14 @@ class MultiLabelTask(PooledTask):
     def fit_linear(self, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray, num_outputs: int) -> Fitted:
         return fit_label_sets(x, targets, unseen, truth)
 
-    def collator(self, recipe: Recipe) -> Collate:
-        return _collated
+    def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Collate:
+        read = self.reader(recipe, vocabulary)
+
+        def collate(rows: Sequence[tuple[Any, ...]]) -> Batch:
+            targets = np.stack([np.atleast_1d(np.asarray(row[TRUTH], np.float32)) for row in rows])
+            return read.batch(rows, torch.from_numpy(targets), len(rows))
+
+        return collate
 
     def observed(self, model: Transformer, found: Tensor, batch: Batch) -> Observed:
         chosen = found.double().sigmoid() >= self.spec.threshold
@@ -86,24 +90,26 @@ class MultiLabelTask(PooledTask):
 
     def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
         assert isinstance(dataset, ExampleDataset)
-        labels, rows = dataset.vocabulary.labels, dataset.fitted_on or []
+        labels = dataset.vocabulary.labels
         figures = {**self.figures(seen, dataset.scale(split)), **self.baselines(dataset, split)}
         columns = ["label", "examples", "recall %", "precision %", "F1 %"]
         by_label = {"kind": "examples", "title": "Labels", "columns": columns, "rows": _by_label(labels, seen.outcomes)}
         wrong = self._mistakes(model, dataset, split, recipe)
-        columns = ["text", "answer", "truth"]
+        columns = [self.asks[0], "answer", "truth"]
         sections = [by_label, {"kind": "examples", "title": "Mistakes", "columns": columns, "rows": wrong}]
-        note = too_large([told(row) for row in rows], len(labels))
-        return Evaluation(figures, sections if wrong else sections[:1], [note] if note else [])
+        return Evaluation(figures, sections if wrong else sections[:1], self.size_notes(dataset, len(labels)))
 
     def baselines(self, dataset: ExampleDataset, split: str) -> dict[str, float]:
+        if self.processor is not None:
+            return {}
         return _baseline(dataset.fitted_on or [], dataset.records[split], dataset.vocabulary.labels)
 
     def _mistakes(self, model: Any, dataset: ExampleDataset, split: str, recipe: Recipe) -> list[list[Any]]:
         answered = self.answered(model, dataset, split, recipe)
         wrong = (pair for pair in answered if set(pair[0]["labels"]) != set(pair[1]["labels"]))
+        read = self.reader(recipe, dataset.vocabulary)
         return [
-            [told(row), answer["answer"], ", ".join(row["labels"])]
+            [read.shown(row), answer["answer"], ", ".join(row["labels"])]
             for (row, answer), _ in zip(wrong, range(_SHOWN), strict=False)
         ]
 
@@ -128,11 +134,6 @@ Sets = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 def _classes(row: Tensor) -> list[int]:
     return row.nonzero()[:, 0].tolist()
-
-
-def _collated(rows: Sequence[tuple[Any, ...]]) -> Batch:
-    targets = torch.from_numpy(np.stack([np.atleast_1d(np.asarray(row[2], np.float32)) for row in rows]))
-    return batch_of(rows, targets, len(rows))
 
 
 def label_set_scores(pairs: Sets) -> dict[str, float]:

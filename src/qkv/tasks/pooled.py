@@ -3,39 +3,34 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.batch import Batch
+from qkv.data.batch import INPUT, Batch
 from qkv.data.corpus import TRAIN, VALIDATION
-from qkv.data.ngrams import bag_of
-from qkv.data.padding import lengths_or_none, padded
+from qkv.data.processors.processor import build_processor
 from qkv.data.records.model import Records, Role
+from qkv.data.records.values import Unusable
 from qkv.data.vocabulary import Vocabulary
-from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
+from qkv.spec.processors import Processor as ProcessorSpec
 from qkv.spec.recipe import Recipe
+from qkv.tasks.baselines import too_large
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset
-from qkv.tasks.example_task import ExampleTask, Truncation, column, framed_by, text_in, trained, types_or_none
+from qkv.tasks.example_task import ExampleTask, Reader, Rows, column, framed_by, trained
+from qkv.tasks.inputs import ROWS, InputReader, input_roles, reader_of, told
 from qkv.tasks.linear import Fitted
 from qkv.tasks.task import Observed
-from qkv.tokenizers.framing import Framed
 from qkv.tokenizers.tokenizer import Tokenizer
 
-TEXT = Role(
-    "text", "text", ("text", "sentence", "review", "content", "sequence", "comment", "tweet", "body", "message")
-)
-PAIR = Role("pair", "text", ("pair", "hypothesis", "sentence2", "question2"), optional=True)
-"""Optional second text, for predictions about pairs."""
 SHORT = (32, 64, 128, 256)
 """Candidate context lengths of automatic recipes; longer texts are read in windows."""
 _AT_ONCE = 64
@@ -43,21 +38,44 @@ _MOST_EXAMINED = 2000
 
 
 class PooledTask(ExampleTask):
-    """Base class of tasks with one prediction for a text or a pair of texts.
+    """Base class of tasks with one prediction for a row: a text, a pair of texts, or a signal such as an image.
 
     Texts are framed by the tokenizer's template, as in [CLS] first [SEP] second [SEP]; without one, ``cls`` precedes
-    the text (the vector used by the pooling ``first``), and ``sep`` follows each text of a pair.
+    the text (the vector used by the pooling ``first``), and ``sep`` follows each text of a pair. Other signals are
+    converted by the recipe's ``data.processor``.
     """
 
     evaluates = True
-    asks = ("text",)
-    may_ask = ("pair",)
+    target: ClassVar[Role]
+    """Column of the target."""
     unknown: ClassVar[float]
     """Placeholder target for prediction."""
+
+    def __init__(self, spec: Any):
+        super().__init__(spec)
+        self.reading(None)
+
+    def reading(self, processor: ProcessorSpec | None) -> Self:
+        inputs = input_roles(processor)
+        self.roles = (*inputs, self.target)
+        self.asks = tuple(role.name for role in inputs if not role.optional)
+        self.may_ask = tuple(role.name for role in inputs if role.optional)
+        return super().reading(processor)
+
+    @abstractmethod
+    def encoded(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> Any:
+        """Convert the target of a row to a number or an array. Raises ``UserError``."""
 
     @abstractmethod
     def baselines(self, dataset: ExampleDataset, split: str) -> dict[str, float]:
         """Metrics of simple models on ``split``, fitted to the training split; empty if there is none."""
+
+    def size_notes(self, dataset: ExampleDataset, classes: int = 1) -> list[str]:
+        """Sentence on texts that are too large for the baseline over n-grams; empty if they are not."""
+        if self.processor is not None:
+            return []
+        note = too_large([told(row) for row in dataset.fitted_on or ()], classes)
+        return [note] if note else []
 
     @abstractmethod
     def answers(self, outputs: Tensor, vocabulary: Vocabulary, recipe: Recipe) -> list[dict[str, Any]]:
@@ -89,8 +107,12 @@ class PooledTask(ExampleTask):
         return ()
 
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
+        labels = self.labels(records)
+        if recipe.data.processor is not None:
+            values = column(records, self.roles[0].name)
+            return Vocabulary.without_text(labels, **{INPUT: build_processor(recipe.data.processor).fitted(values)})
         tokenizer = self.tokenizer(recipe, records)
-        return Vocabulary(tokenizer, tokenizer, self.labels(records))
+        return Vocabulary(tokenizer, tokenizer, labels)
 
     def tokenizer(self, recipe: Recipe, records: Records) -> Tokenizer:
         """Tokenizer trained on the texts of the training split, with special tokens added if it has no template."""
@@ -101,13 +123,30 @@ class PooledTask(ExampleTask):
     def limits(self, recipe: Recipe) -> dict[str, int]:
         return {"text": recipe.model.context_length - 1}
 
-    def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> TextReader:
-        """Reader of single texts (role ``text``) and of both texts of a pair together (role ``pair``)."""
-        return TextReader(recipe, vocabulary.tokenizer)
+    def reader(self, recipe: Recipe, vocabulary: Vocabulary) -> InputReader:
+        return reader_of(recipe, vocabulary)
+
+    def change(self, recipe: Recipe, vocabulary: Vocabulary) -> Callable[[Batch, np.random.Generator], Batch] | None:
+        return self.reader(recipe, vocabulary).change if self.processor is not None else None
+
+    def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, reader: Reader) -> Example:
+        assert isinstance(reader, InputReader)
+        return reader.example(row, self.encoded(row, vocabulary))
+
+    def usable(self, rows: Rows, vocabulary: Vocabulary, reader: Reader) -> tuple[Rows, list[Example], list[str]]:
+        kept, examples, bad = list[dict[str, Any]](), list[Example](), list[str]()
+        for row in rows:
+            try:
+                examples.append(self.encode(row, vocabulary, reader))
+                kept.append(row)
+            except Unusable as error:
+                bad.append(str(error))
+        return kept, examples, bad
 
     def sample(self, model: Transformer, dataset: Dataset, recipe: Recipe) -> str | None:
+        read = self.reader(recipe, dataset.vocabulary)
         return "\n".join(
-            f"{self.shown(row, answer)}  {told(row)}"
+            f"{self.shown(row, answer)}  {read.shown(row)}"
             for row, answer in self.answered(model, dataset, VALIDATION, recipe, 5)
         )
 
@@ -127,130 +166,22 @@ class PooledTask(ExampleTask):
     def predict(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]]:
-        cut, collate = self.cut(recipe, vocabulary), self.collator(recipe)
+        reader, collate = self.reader(recipe, vocabulary), self.collator(recipe, vocabulary)
         found: list[dict[str, Any]] = []
         for begin in range(0, len(rows), _AT_ONCE):
-            texts = [_checked(row, recipe) for row in rows[begin : begin + _AT_ONCE]]
-            read = [cut.read(some, self.unknown) for some in texts]
+            read = [self._noted(reader, row) for row in rows[begin : begin + _AT_ONCE]]
             batch = collate([parts for parts, _ in read]).to(model.device)
             with torch.inference_mode(), evaluating(model):
                 answers = self.answers(at_least_single(outputs(model, batch)), vocabulary, recipe)
-            found += [
-                answer | cut.note(length, _ROLES[len(some)])
-                for answer, some, (_, length) in zip(answers, texts, read, strict=True)
-            ]
+            found += [answer | note for answer, (_, note) in zip(answers, read, strict=True)]
         return found
 
-
-_ROLES = {1: "text", 2: "pair"}
-"""Roles of one text and of two in messages about truncation."""
-
-
-def _checked(row: Mapping[str, Any], recipe: Recipe) -> list[str]:
-    """Text of ``row``, and its second text if present.
-
-    Raises ``UserError`` if the model was trained on pairs and the second text is missing.
-    """
-    if "pair" in recipe.data.columns and row.get("pair") is None:
-        raise UserError("the model has learned from pairs of texts, and the second text, 'pair', is missing")
-    return texts_of(row)
-
-
-def texts_of(row: Mapping[str, Any]) -> list[str]:
-    """Text of ``row``, and its second text if present."""
-    return [text_in(row, role) for role in _parts(row)]
-
-
-def _parts(row: Mapping[str, Any]) -> list[str]:
-    return [role for role in ("text", "pair") if role == "text" or row.get(role) is not None]
-
-
-def told(row: Mapping[str, Any]) -> str:
-    """Text of a row, or both texts of a pair, for display."""
-    return " | ".join(row[role] for role in _parts(row))
-
-
-class TextReader(Truncation):
-    """Conversion of the text or pair of texts of a row to examples, truncated to the model's context length.
-
-    A text that is longer becomes up to ``task.windows`` windows, each framed, which overlap by an eighth.
-    """
-
-    def __init__(self, recipe: Recipe, tokenizer: Tokenizer):
-        most, self.tokenizer = recipe.model.context_length, tokenizer
-        room = {"text": max(0, most - tokenizer.frame.size), "pair": max(0, most - tokenizer.pair_frame.size)}
-        self.windows, self.wide = recipe.task.windows, recipe.model.wide  # type: ignore[attr-defined]
-        self.room = room["text"]
-        super().__init__({**room, "text": room["text"] + (self.windows - 1) * self._stride}, recipe.model.types_read)
-
-    @property
-    def _stride(self) -> int:
-        return max(1, self.room - self.room // 8)
-
-    def example(self, texts: Sequence[str], truth: Any) -> Example:
-        """Encode the texts of one row, with the target ``truth``, to an example."""
-        parts, _ = self.read(texts, truth)
-        return Example(len(parts[0]), 1, parts)
-
-    def read(self, texts: Sequence[str], truth: Any) -> tuple[tuple[Any, ...], int]:
-        """(parts of the example of one row, number of its tokens before truncation).
-
-        Parts: framed ids and token types (empty if the model reads none) of all windows, truth; then, if there are
-        several windows or a wide path, the length of each window; for a wide path, ids and counts of the features.
-        """
-        tokens = [self.tokenizer.encode(text) for text in texts]
-        length = sum(map(len, tokens))
-        read = [self.framed(found) for found in self._framed(tokens)]
-        ids, types = (
-            np.concatenate([np.array(part, np.int64) for part in side])
-            for side in zip(*((found.ids, found.types) for found in read), strict=True)
-        )
-        if len(read) == 1 and self.wide is None:
-            return (ids, types, truth), length
-        bag = () if self.wide is None else bag_of(self.wide, texts)
-        return (ids, types, truth, np.array([len(found.ids) for found in read]), *bag), length
-
-    def _framed(self, tokens: Sequence[list[int]]) -> list[Framed]:
-        if len(tokens) > 1:
-            return [self.tokenizer.pair_frame.around(*self.together(tokens[0], tokens[1], "pair"))]
-        kept = self(tokens[0], "text").tolist()
-        starts = range(0, max(1, len(kept) - self.room + self._stride), self._stride)
-        return [self.tokenizer.frame.around(kept[start : start + self.room]) for start in starts]
-
-
-def signal_of(rows: Sequence[tuple[Any, ...]]) -> tuple[Signal, Tensor | None]:
-    """(signal of the parts of several examples, index of the row of each window; None if each row is one window)."""
-    counts = [(*row[3:4], np.array([len(row[0])]))[0] for row in rows]
-    ends = [np.cumsum(each)[:-1] for each in counts]
-    pieces = [part for row, end in zip(rows, ends, strict=True) for part in np.split(row[0], end)]
-    ids, lengths = padded(pieces)
-    types = [part for row, end in zip(rows, ends, strict=True) for part in _split(row[1], end)]
-    owners = None
-    if len(pieces) > len(rows):
-        owners = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([len(each) for each in counts]))
-    signal = Signal(ids, lengths_or_none(ids, lengths), types=types_or_none(types))
-    if len(rows[0]) > 4:
-        bag, _ = padded([row[4] for row in rows])
-        occurring, _ = padded([row[5] for row in rows], dtype=np.float32)
-        signal = replace(signal, bag=bag, counts=occurring)
-        if owners is not None:
-            signal = replace(signal, bag=bag[owners], counts=occurring[owners])
-    return signal, owners
-
-
-def _split(types: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
-    """Token types of each window of a row; empty if the model reads none."""
-    return np.split(types, ends) if len(types) else [types] * (len(ends) + 1)
-
-
-ROWS = "rows"
-"""Name of the extra of a batch that holds the row of each window."""
-
-
-def batch_of(rows: Sequence[tuple[Any, ...]], targets: Tensor, count: int | None = None) -> Batch:
-    """Batch of the parts of several examples with ``targets`` of the rows."""
-    signal, owners = signal_of(rows)
-    return Batch.of(signal, targets, None, count, **({} if owners is None else {ROWS: owners}))
+    def _noted(self, reader: InputReader, row: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, str]]:
+        """(parts of the example of a row without target, note of its prediction). Raises ``UserError``."""
+        try:
+            return reader.noted(row, self.unknown)
+        except Unusable as error:
+            raise UserError(str(error)) from None
 
 
 def outputs(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:

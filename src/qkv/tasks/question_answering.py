@@ -129,7 +129,7 @@ class QuestionAnsweringTask(ExampleTask):
         """
         return self._limits(recipe, _MARKS)
 
-    def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Truncation:
+    def reader(self, recipe: Recipe, vocabulary: Vocabulary) -> Truncation:
         return Truncation(self._limits(recipe, vocabulary.tokenizer.pair_frame.size), recipe.model.types_read)
 
     def _limits(self, recipe: Recipe, marks: int) -> dict[str, int]:
@@ -164,7 +164,7 @@ class QuestionAnsweringTask(ExampleTask):
             read, types = np.array(framed.ids, np.int64), np.array(framed.types, np.int64)
             yield ContextWindow(read, types, target, number, asked, begin, begin + end - first, first)
 
-    def collator(self, recipe: Recipe) -> Collate:
+    def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Collate:
         return partial(_collated, prefix=recipe.model.reads_prefix)
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
@@ -233,7 +233,7 @@ class QuestionAnsweringTask(ExampleTask):
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]]:
         """Answer each row: ``answer``, its ``probability``, and if there is one its characters [``start``, ``end``)."""
-        cut, device = self.cut(recipe, vocabulary), model.device
+        cut, device = self.reader(recipe, vocabulary), model.device
         rows = [{name: text_in(row, name) for name in self.asks} for row in rows]
         pieces = [tuple(window) for i, row in enumerate(rows) for window in self._windows(i, row, vocabulary, cut)]
         seen: list[Seen] = []

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from qkv.spec.processors import Processor
+from qkv.spec.recipe import Recipe
 from qkv.spec.register import implementation, implementations
 from qkv.spec.tasks import Task as TaskSpec
 from qkv.tasks.task import Task
 
 
-def build_task(spec: TaskSpec) -> Task:
-    """Build the task that implements a recipe's task spec."""
-    return implementation(spec, "qkv.tasks")(spec)
+def build_task(spec: TaskSpec, processor: Processor | None = None) -> Task:
+    """Build the task that implements a task spec, for text, or for the signals of ``processor``."""
+    return implementation(spec, "qkv.tasks")(spec).reading(processor)
+
+
+def task_of_recipe(recipe: Recipe) -> Task:
+    """Build the task of a recipe, for the kind of input that its data has."""
+    return build_task(recipe.task, recipe.data.processor)
 
 
 def tasks() -> dict[type[TaskSpec], Any]:

@@ -1,4 +1,4 @@
-"""Regression on texts and on pairs of texts."""
+"""Regression on texts, pairs of texts and other signals."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from qkv.spec import tasks as spec
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
-from qkv.tasks.baselines import ngram_rmse, too_large
-from qkv.tasks.dataset import Dataset, Example, ExampleDataset
-from qkv.tasks.example_task import Collate, Truncation, column
+from qkv.tasks.baselines import ngram_rmse
+from qkv.tasks.dataset import Dataset, ExampleDataset
+from qkv.tasks.example_task import Collate, column
+from qkv.tasks.feature_baselines import feature_rmse
+from qkv.tasks.inputs import TRUTH, told
 from qkv.tasks.linear import Fitted, fit_values
-from qkv.tasks.pooled import PAIR, SHORT, TEXT, PooledTask, TextReader, batch_of, texts_of, told
+from qkv.tasks.pooled import SHORT, PooledTask
 from qkv.tasks.task import Defaults, Evaluation, Observed, Scale, Totals, lowercase
 
 _SHOWN = 12
@@ -31,7 +33,7 @@ _SHOWN = 12
 
 @implements(spec.Regression)
 class RegressionTask(PooledTask):
-    """Regression on texts: Σ (f(text) - z)² over rows, with targets z = (y - mean) / deviation.
+    """Regression: Σ (f(input) - z)² over rows, with targets z = (y - mean) / deviation.
 
     Mean and standard deviation are those of the training values, stored in the completed recipe. The loss is in
     squared standard deviations, so that predicting the mean gives 1; metrics are in the units of the data.
@@ -41,11 +43,7 @@ class RegressionTask(PooledTask):
     unknown = 0.0
     metric = "rmse"
     automatic = Defaults(("text", "pair"), lengths=SHORT, target="value", tokenizer=lowercase)
-    roles = (
-        TEXT,
-        PAIR,
-        Role("value", "number", ("value", "score", "target", "number", "rating", "label", "price", "stars", "y")),
-    )
+    target = Role("value", "number", ("value", "score", "target", "number", "rating", "label", "price", "stars", "y"))
 
     def completed(self, recipe: Recipe, records: Records) -> Recipe:
         values, task = np.array(column(records, "value"), np.float64), recipe.task
@@ -59,20 +57,19 @@ class RegressionTask(PooledTask):
             )
         return recipe.changed(task=task.changed(mean=mean, deviation=deviation))
 
-    def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Truncation) -> Example:
-        assert isinstance(cut, TextReader)
-        return cut.example(texts_of(row), row["value"])
+    def encoded(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> float:
+        return row["value"]
 
     def fit_linear(self, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray, num_outputs: int) -> Fitted:
         mean, deviation = _units(self.spec)
         return fit_values(x, (targets - mean) / deviation, unseen, (truth - mean) / deviation)
 
-    def collator(self, recipe: Recipe) -> Collate:
-        mean, deviation = _units(recipe.task)
+    def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Collate:
+        (mean, deviation), read = _units(recipe.task), self.reader(recipe, vocabulary)
 
         def collate(rows: Sequence[tuple[Any, ...]]) -> Batch:
-            values = (np.array([row[2] for row in rows], np.float64) - mean) / deviation
-            return batch_of(rows, torch.from_numpy(values.astype(np.float32)), len(values))
+            values = (np.array([row[TRUTH] for row in rows], np.float64) - mean) / deviation
+            return read.batch(rows, torch.from_numpy(values.astype(np.float32)), len(values))
 
         return collate
 
@@ -89,19 +86,19 @@ class RegressionTask(PooledTask):
         found = sorted(
             self.answered(model, dataset, split, recipe), key=lambda pair: -abs(pair[1]["value"] - pair[0]["value"])
         )
-        shown = [[told(row), answer["answer"], f"{row['value']:.4g}"] for row, answer in found[:_SHOWN]]
-        table = {"kind": "examples", "title": "Largest errors", "columns": ["text", "answer", "truth"], "rows": shown}
+        read, columns = self.reader(recipe, dataset.vocabulary), [self.asks[0], "answer", "truth"]
+        shown = [[read.shown(row), answer["answer"], f"{row['value']:.4g}"] for row, answer in found[:_SHOWN]]
+        table = {"kind": "examples", "title": "Largest errors", "columns": columns, "rows": shown}
         assert isinstance(dataset, ExampleDataset)
         figures = self.figures(seen, dataset.scale(split)) | self.baselines(dataset, split)
-        note = too_large([told(row) for row in dataset.fitted_on or ()])
-        return Evaluation(figures, [table], [note] if note else [])
+        return Evaluation(figures, [table], self.size_notes(dataset))
 
     def baselines(self, dataset: ExampleDataset, split: str) -> dict[str, float]:
-        fitted_on, unseen = dataset.fitted_on or (), dataset.records[split]
-        (texts, values), (others, truth) = (
-            ([told(row) for row in rows], [row["value"] for row in rows]) for rows in (fitted_on, unseen)
-        )
-        linear = ngram_rmse(texts, values, others, truth)
+        known, rows = dataset.fitted_on or (), dataset.records[split]
+        values, truth = ([row["value"] for row in some] for some in (known, rows))
+        if self.processor is not None:
+            return feature_rmse(dataset, split, values, truth)
+        linear = ngram_rmse([told(row) for row in known], values, [told(row) for row in rows], truth)
         return {} if linear is None else {"rmse_of_ngrams": linear}
 
     def shown(self, row: Mapping[str, Any], answer: Mapping[str, Any]) -> str:

@@ -81,7 +81,7 @@ class SequenceToSequenceTask(ExampleTask):
             "target": model.context_length - model.context_length // 2 - begin,
         }
 
-    def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Truncation:
+    def reader(self, recipe: Recipe, vocabulary: Vocabulary) -> Truncation:
         limits = self.limits(recipe)
         if self.spec.framed:  # one position is already reserved for the end token
             limits["source"] = max(0, limits["source"] + 1 - max(1, vocabulary.tokenizer.frame.size))
@@ -102,7 +102,7 @@ class SequenceToSequenceTask(ExampleTask):
         assert end is not None
         return np.append(ids, end)
 
-    def collator(self, recipe: Recipe) -> Collate:
+    def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Collate:
         return paired if recipe.model.encoder else joined
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
@@ -126,7 +126,7 @@ class SequenceToSequenceTask(ExampleTask):
     def predict(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]]:
-        cut = self.cut(recipe, vocabulary)
+        cut = self.reader(recipe, vocabulary)
         lengths = [len(vocabulary.tokenizer.encode(text_in(row, "source"))) for row in rows]
         texts = self.write(model, vocabulary, recipe, rows, cut)
         return [{"answer": text} | cut.note(length, "source") for text, length in zip(texts, lengths, strict=True)]
@@ -143,7 +143,7 @@ class SequenceToSequenceTask(ExampleTask):
 
         ``cut`` truncates the sources.
         """
-        cut = cut or self.cut(recipe, vocabulary)
+        cut = cut or self.reader(recipe, vocabulary)
         sources = [self._source(row, vocabulary, cut) for row in rows]
         order = sorted(range(len(rows)), key=lambda i: len(sources[i]))
         found: dict[int, str] = {}
@@ -182,7 +182,7 @@ class SequenceToSequenceTask(ExampleTask):
         written: Sequence[str],
     ) -> list[dict[str, Any]]:
         """Report section with the attention weights of one sentence: the first neither one word nor too long."""
-        cut, (begin, end) = self.cut(recipe, vocabulary), marks(vocabulary, self.spec.begin)
+        cut, (begin, end) = self.reader(recipe, vocabulary), marks(vocabulary, self.spec.begin)
         for row, text in zip(rows[:_AT_ONCE], written, strict=False):
             source, target = self._source(row, vocabulary, cut), cut(vocabulary.target.encode(text), "target")
             if len(source) > 4 and len(target) > 3:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from qkv.layers.tap import Tap
 from qkv.spec import tokenizers
 from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
+from qkv.spec.processors import Processor
 from qkv.spec.recipe import Recipe
 from qkv.tasks.dataset import Dataset, Scale
 
@@ -114,6 +115,8 @@ class Task(ABC):
     """Optional input names of ``predict``."""
     temperature: float = 1.0
     """Divisor of the logits of a label before their softmax, fitted after training (``qkv.tasks.calibration``)."""
+    processor: Processor | None = None
+    """Spec of the processor of its input; None for text."""
     metric: ClassVar[str] = "loss"
     """Main metric of the evaluation, by which contestants are compared with the baseline."""
     automatic: ClassVar[Defaults | None] = None
@@ -121,6 +124,11 @@ class Task(ABC):
 
     def __init__(self, spec: Any):
         self.spec = spec
+
+    def reading(self, processor: Processor | None) -> Self:
+        """Return the task itself, for inputs that ``processor`` converts; None for text."""
+        self.processor = processor
+        return self
 
     @abstractmethod
     def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Dataset:

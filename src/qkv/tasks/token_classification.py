@@ -94,7 +94,7 @@ class TokenClassificationTask(ExampleTask):
     def limits(self, recipe: Recipe) -> dict[str, int]:
         return {ROLE: recipe.model.context_length}
 
-    def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Truncation:
+    def reader(self, recipe: Recipe, vocabulary: Vocabulary) -> Truncation:
         limits = self.limits(recipe)
         if not vocabulary.has_text:
             return Truncation(limits, unit="words")
@@ -107,7 +107,7 @@ class TokenClassificationTask(ExampleTask):
     def unknown_label(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> str | None:
         return next((tag for tag in row["tags"] if tag not in vocabulary.classes), None)
 
-    def collator(self, recipe: Recipe) -> Collate:
+    def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Collate:
         return _collated
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
@@ -174,7 +174,7 @@ class TokenClassificationTask(ExampleTask):
     def predict(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]]:
-        read_words, found = reader(vocabulary, self.cut(recipe, vocabulary)), []
+        read_words, found = reader(vocabulary, self.reader(recipe, vocabulary)), []
         sentences = [_words(row["words"]) for row in rows]
         for begin in range(0, len(rows), _AT_ONCE):
             read = [read_words(words) for words in sentences[begin : begin + _AT_ONCE]]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from qkv.data.ngrams import words_of
+from qkv.data.processors.processor import recognised
+from qkv.data.records.formats import table_of
 from qkv.data.records.model import Records, Role
+from qkv.data.records.named import TABLES, named_tables
 from qkv.data.records.open import open_records
+from qkv.data.records.table import Table
 from qkv.inspection.cost import cost
 from qkv.inspection.machine import Machine, fits_memory
 from qkv.spec.branches import Attention, FeedForward
@@ -35,6 +39,7 @@ from qkv.tasks.baselines import NGRAMS_PER_WORD, too_large
 from qkv.tasks.registry import build_task, tasks
 from qkv.tasks.task import Defaults
 from qkv.training.automatic import MINUTES, this_machine
+from qkv.training.automatic_images import automatic_images
 from qkv.training.describe import as_asked
 from qkv.training.finetune import finetuned, short_form
 
@@ -101,10 +106,30 @@ def automatic_task(
     Raises ``UserError`` for an unusable table.
     """
     task = task_of(kind)
-    plan = _defaults(type(task))
-    given = Data.parse(dict(data))
-    records = open_records(given, _roles(task))
-    unsegmented = bool(plan.target) and _unsegmented(_texts(records, plan))
+    given = with_processor(Data.parse(dict(data)), task)
+    records, machine, changes = open_records(given, _roles(task, given)), machine or this_machine(), list(overrides)
+    if given.processor is None:
+        recipe = _of_texts(task, given, records, machine, start, adapt)
+        if start is None and adapt is None and not quick:
+            recipe = _racing(recipe, records, changes)
+        return as_asked(_within_memory(recipe), quick, changes)
+    if start is not None or adapt is not None:
+        raise UserError(f"models of {given.processor.kind} are not fine-tuned by this command yet; leave --from out")
+    chosen = _OF_SIGNALS[given.processor.kind]
+    recipe = chosen(task, given, records, machine).changed(name=name_of(given.source))
+    raced = not quick and not any(change.path[0] == "model" for change in assignments(changes))
+    return as_asked(recipe if raced else recipe.changed(candidates={}), quick, changes)
+
+
+_OF_SIGNALS: dict[str, Callable[[TaskSpec, Data, Records, Machine], Recipe]] = {"images": automatic_images}
+"""Function that chooses the recipe for each kind of processor: (task, data, records, machine) -> recipe."""
+
+
+def _of_texts(
+    task: TaskSpec, given: Data, records: Records, machine: Machine, start: str | None, adapt: str | None
+) -> Recipe:
+    """Recipe for texts, from scratch or from a ``start``, without candidates."""
+    plan, unsegmented = _defaults(type(task)), _are_unsegmented(records, task)
     sizes = _sizes(records, plan, 1.0 if unsegmented else _CHARACTERS)
     tokenizer = _tokenizer(plan, sizes, unsegmented)
     width, layers = _width(sizes.examples, plan)
@@ -112,10 +137,10 @@ def automatic_task(
     if plan.target:
         model = model.changed(wide=wide_path(records, plan))
     best = "loss" if model.wide and start is None else plan.best
-    training, batching = _training(sizes, width, machine or this_machine(), plan, best)
+    training, batching = _training(sizes, width, machine, plan, best)
     recipe = Recipe(
         name=name_of(given.source),
-        description=_described(sizes, f"{_read(model, tokenizer)}, {_stack(model)}"),
+        description=_described(sizes.examples, f"{_read(model, tokenizer)}, {_stack(model)}"),
         data=given.changed(tokenizer=tokenizer, batching=batching),
         model=model,
         task=task,
@@ -123,22 +148,29 @@ def automatic_task(
         sample=Generation(max_new_tokens=model.context_length - 1, temperature=0.0 if plan.writes else 1.0),
         quick=short_form(training.steps),
     )
-    changes = list(overrides)
     if start is not None:
         recipe = finetuned(recipe, start, adapt, sizes.examples)
     elif adapt is not None:
         recipe = override(recipe, [f"training.adapt={adapt}"])
-    elif plan.target and not quick:
-        recipe = _racing(recipe, _candidates(task, sizes, unsegmented), sizes, changes)
-    return as_asked(_within_memory(_windowed(recipe, sizes, plan)), quick, changes)
+    return _windowed(recipe, sizes, plan)
 
 
-def _racing(recipe: Recipe, candidates: dict[str, dict[str, Any]], sizes: _Sizes, overrides: Sequence[str]) -> Recipe:
-    """Recipe with ``candidates``, unless one of ``overrides`` describes the model."""
+def _are_unsegmented(records: Records, task: TaskSpec) -> bool:
+    """True if the texts of a task with one output per row are written without spaces."""
+    plan = _defaults(type(task))
+    return bool(plan.target) and _unsegmented(_texts(records, plan))
+
+
+def _racing(recipe: Recipe, records: Records, overrides: Sequence[str]) -> Recipe:
+    """Recipe with candidates, if it has one output per row and no override describes the model."""
+    if not _defaults(type(recipe.task)).target:
+        return recipe
+    count, unsegmented = len(records.splits["train"]), _are_unsegmented(records, recipe.task)
+    candidates = _candidates(recipe.task, count, unsegmented)
     if any(_decides(change.path, candidates) for change in assignments(overrides)):
         return recipe
     models = f"{len(candidates)} models in short heats" + " beside n-grams" * (recipe.model.wide is not None)
-    return recipe.changed(candidates=candidates, description=_described(sizes, models))
+    return recipe.changed(candidates=candidates, description=_described(count, models))
 
 
 def _tokenizer(plan: Defaults, sizes: _Sizes, unsegmented: bool) -> Tokenizer:
@@ -157,13 +189,13 @@ def _decides(path: tuple[str, ...], candidates: Mapping[str, Mapping[str, Any]])
     )
 
 
-def _candidates(task: TaskSpec, sizes: _Sizes, unsegmented: bool) -> dict[str, dict[str, Any]]:
+def _candidates(task: TaskSpec, examples: int, unsegmented: bool) -> dict[str, dict[str, Any]]:
     """Models that compete in heats for a table with one output per text, as changes of the recipe.
 
     ``attention`` and ``convolution`` are shallow and strongly regularised, for few rows: one block without norm, words
     in place of subwords, no positions but relative ones. ``encoder`` is the recipe's own model, for more.
     """
-    dropout = 0.5 if sizes.examples < _MANY else 0.3
+    dropout = 0.5 if examples < _MANY else 0.3
     small: dict[str, Any] = {
         **({} if unsegmented else {"data.tokenizer": "word_list(vocab_size=10000)"}),
         "model.num_layers": 1,
@@ -223,12 +255,29 @@ def name_of(source: str) -> str:
     return name.removesuffix(".gz").rpartition(".")[0] or name
 
 
-def _roles(task: TaskSpec) -> tuple[Role, ...]:
-    return build_task(task).roles  # type: ignore[attr-defined]
+def _roles(task: TaskSpec, data: Data) -> tuple[Role, ...]:
+    return build_task(task, data.processor).roles  # type: ignore[attr-defined]
 
 
-def _described(sizes: _Sizes, models: str) -> str:
-    return f"{sizes.examples:,} examples, {models}: chosen for this data and this machine."
+def with_processor(data: Data, task: TaskSpec) -> Data:
+    """Copy of ``data`` with the processor of the values that its source holds, if the task reads others than text."""
+    if data.processor is not None or not task.reads_signals or "text" in data.columns:
+        return data
+
+    def table() -> Table | None:
+        if data.source in TABLES:
+            return named_tables(data.source)["train"]
+        try:
+            return table_of(data.source, data, build_task(task).roles, "data.source")  # type: ignore[attr-defined]
+        except UserError:  # reported when the table is read for the task
+            return None
+
+    found = recognised(data.source, table)
+    return data if found is None else data.changed(processor=found)
+
+
+def _described(examples: int, models: str) -> str:
+    return f"{examples:,} examples, {models}: chosen for this data and this machine."
 
 
 def _stack(model: Model) -> str:

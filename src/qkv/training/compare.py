@@ -20,7 +20,7 @@ from qkv.runs.run import Run
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe
-from qkv.tasks.registry import build_task
+from qkv.tasks.registry import task_of_recipe
 from qkv.training.record import Done, trained_flops
 from qkv.training.surroundings import read_surroundings
 
@@ -92,7 +92,7 @@ def compare_runs(*runs: Run | str | Path) -> Comparison:
         raise UserError(f"the run {twice} is given twice; name different runs")
     found = [facts_of(folder) for folder in folders]
     names = tuple(str(folder) for folder in folders)
-    curves = [Curve(str(run.folder), build_task(run.recipe.task).loss_unit, *_validations(run.rows)) for run in found]
+    curves = [Curve(str(run.folder), task_of_recipe(run.recipe).loss_unit, *_validations(run.rows)) for run in found]
     return Comparison(
         names,
         settings_that_differ([run.recipe for run in found]),

@@ -25,7 +25,7 @@ from qkv.runs.run import Run
 from qkv.spec.errors import UserError
 from qkv.spec.overrides import override, quick_form
 from qkv.spec.recipe import Recipe
-from qkv.tasks.registry import build_task
+from qkv.tasks.registry import task_of_recipe
 from qkv.training import clock
 from qkv.training.events import Ended, Event, Notice, OnEvent, Planned, Started, Stepped, Validated
 
@@ -141,7 +141,7 @@ def _progress(tell: OnEvent, title: str) -> OnEvent:
 
 
 def _metric(recipe: Recipe) -> str:
-    return build_task(recipe.task).metric
+    return task_of_recipe(recipe).metric
 
 
 def _result(rows: Sequence[Mapping[str, Any]], metric: str) -> Heat:

@@ -194,7 +194,7 @@ class Trainer:
         began, step = clock.seconds(), self.now.step + 1
         steps, loss, size, rate, batches = self.steps, *self.descend(step)
         count = sum(batch.num_targets for batch in batches)
-        self.now.count(batches)
+        self.now.count(self.setup.model, batches)
         self.now.step, self.now.tokens, self.now.seconds = step, self.now.tokens + count, self._seconds()
         speed = count / (clock.seconds() - began)
         self._tell(

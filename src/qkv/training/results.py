@@ -23,7 +23,7 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.results import Figure, Result
 from qkv.spec.yaml_edit import InLine, with_keys
 from qkv.spec.yaml_io import read_recipe
-from qkv.tasks.registry import build_task
+from qkv.tasks.registry import task_of_recipe
 from qkv.training.start import with_start
 from qkv.training.surroundings import read_surroundings
 
@@ -124,7 +124,7 @@ def finished(folder: Path) -> Finished:
     check_unedited(metadata.get(MADE_WITH), recipe, folder)
     best_step = int(metadata.get("step", 0))
     evaluation = read_evaluation(folder, best_step)
-    if evaluation is None and build_task(recipe.task).evaluates:
+    if evaluation is None and task_of_recipe(recipe).evaluates:
         raise UserError(f"the weights of the run in {folder} have no final evaluation yet; {go_on}")
     minutes = max((row["time"] for row in rows if row.get("time") is not None), default=0.0) / 60
     if minutes <= 0:

@@ -22,7 +22,7 @@ from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe, write_spec
 from qkv.tasks.dataset import Dataset
-from qkv.tasks.registry import build_task
+from qkv.tasks.registry import task_of_recipe
 from qkv.tasks.task import Task
 from qkv.training.events import Notice, OnEvent
 from qkv.training.schedules import same_so_far
@@ -66,9 +66,9 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
     if known and rename_former(folder):
         tell(Notice(f"{FORMER}, the evaluation's file in a run of format 1, is now {EVALUATION}"))
     recipe = with_start(recipe, known)
-    dataset = build_task(recipe.task).open(recipe, Vocabulary.load(folder) if known else None)
+    dataset = task_of_recipe(recipe).open(recipe, Vocabulary.load(folder) if known else None)
     recipe = dataset.recipe
-    task = build_task(recipe.task)  # with the settings that the data determines
+    task = task_of_recipe(recipe)  # with the settings that the data determines
     checkpoints = CheckpointStore(folder / "resume", recipe.training.checkpoints.keep)
     checkpoint = checkpoints.load(lambda text: tell(Notice(text))) if known else None
     if known:

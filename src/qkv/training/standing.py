@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from qkv.data.batch import Batch
+from qkv.models.transformer import Transformer
 
 
 @dataclass
@@ -32,11 +33,10 @@ class Standing:
     preparation: float = 0.0
     """Seconds before training, over all starts: opening data, building the model, measuring costs."""
 
-    def count(self, batches: Iterable[Batch]) -> None:
-        """Add the rows and positions computed for ``batches`` to the counters."""
-        for rows, positions, sources in (batch.computed for batch in batches):
-            self.rows, self.positions, self.sources = (
-                self.rows + rows,
-                self.positions + positions,
-                self.sources + sources,
-            )
+    def count(self, model: Transformer, batches: Iterable[Batch]) -> None:
+        """Add the rows and positions that ``model`` computes for ``batches``, padding included, to the counters."""
+        for batch in batches:
+            self.rows += batch.input.num_rows
+            self.positions += model.frontend.computed(batch.input)
+            if batch.source is not None and model.encoder is not None:
+                self.sources += model.encoder.frontend.computed(batch.source)

@@ -20,9 +20,9 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "classify": Verb("classification", {"text": "text", "pair": "pair", "label": "label"}),
-    "multilabel": Verb("multilabel", {"text": "text", "pair": "pair", "labels": "labels"}),
-    "regress": Verb("regression", {"text": "text", "pair": "pair", "value": "value"}),
+    "classify": Verb("classification", {"text": "text", "pair": "pair", "image": "image", "label": "label"}),
+    "multilabel": Verb("multilabel", {"text": "text", "pair": "pair", "image": "image", "labels": "labels"}),
+    "regress": Verb("regression", {"text": "text", "pair": "pair", "image": "image", "value": "value"}),
     "tag": Verb("token_classification", {"words": "words", "tags": "tags"}),
     "answer": Verb("question_answering", {"question": "question", "context": "context", "answers": "answers"}),
     "translate": Verb("translation", {"source": "source", "target": "target"}),

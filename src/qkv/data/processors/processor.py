@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
+from qkv.data.processors.augment import Mixed
 from qkv.data.records.model import Role
+from qkv.data.records.table import Table
 from qkv.layers.signal import Signal
 from qkv.spec.processors import Processor as ProcessorSpec
-from qkv.spec.register import implementation
+from qkv.spec.register import implementation, implementations
 
 
 class Processor(ABC):
@@ -23,11 +25,19 @@ class Processor(ABC):
 
     role: ClassVar[Role]
     """Column of a table that holds the values."""
-    unit: ClassVar[str]
-    """Noun for the values of a row in messages, such as "pixels"."""
+    simple: ClassVar[str] = "features"
+    """Name of ``features`` in the metrics of the baseline, such as "pixels"."""
 
     def __init__(self, spec: Any):
         self.spec = spec
+
+    @classmethod
+    def recognises(cls, source: str, table: Callable[[], Table | None]) -> bool:
+        """True if the file or folder ``source`` holds values of this kind.
+
+        ``table``: reads it as a table of examples; returns None if it is none.
+        """
+        return False
 
     @abstractmethod
     def fitted(self, values: Sequence[Any]) -> ProcessorSpec:
@@ -45,6 +55,10 @@ class Processor(ABC):
     def signal(self, encoded: Sequence[np.ndarray]) -> Signal:
         """Signal of several rows, from their encoded values."""
 
+    def augmented(self, signal: Signal, rng: np.random.Generator) -> tuple[Signal, Mixed | None]:
+        """(randomly changed training signal, mixing of its rows); by default unchanged."""
+        return signal, None
+
     def features(self, encoded: np.ndarray) -> np.ndarray | None:
         """Features (F,) of an encoded value for a linear baseline; None if there is none."""
         return None
@@ -57,3 +71,12 @@ class Processor(ABC):
 def build_processor(spec: ProcessorSpec) -> Processor:
     """Build the implementation of a processor's spec."""
     return implementation(spec, "qkv.data.processors")(spec)
+
+
+def recognised(source: str, table: Callable[[], Table | None]) -> ProcessorSpec | None:
+    """Processor, with default settings, of the kind of values that the file or folder ``source`` holds; None for text.
+
+    ``table``: see ``Processor.recognises``.
+    """
+    made: dict[Any, type[Processor]] = implementations(ProcessorSpec, "qkv.data.processors")
+    return next((part() for part, found in made.items() if found.recognises(source, table)), None)

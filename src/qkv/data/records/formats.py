@@ -14,6 +14,7 @@ from qkv.data.records.jsonl import jsonl
 from qkv.data.records.kept import kept
 from qkv.data.records.model import Role
 from qkv.data.records.parallel import language_pair, parallel
+from qkv.data.records.pictures import folder_table, folder_tables
 from qkv.data.records.squad import squad
 from qkv.data.records.table import Table, head
 from qkv.data.text import TextSource
@@ -50,6 +51,8 @@ def table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, k
     """
     if SEPARATOR in source and not Path(source).expanduser().exists():
         return _joined(source, data, option)
+    if Path(source).expanduser().is_dir():
+        return folder_table(source, option)
     text = _text(source, option, known)
     if kept_name(source):
         text.name = IN_MEMORY
@@ -69,6 +72,20 @@ def table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, k
     given = tuple(data.columns.values())
     decides = (given, tuple(roles)) if kind == "parallel" else tuple(column for column in given if column.isdecimal())
     return kept((_identity(source), kind, decides), lambda: _read(text, kind, given, roles))
+
+
+def split_tables(
+    source: str, data: spec.Data, roles: Sequence[Role], option: str, known: Sequence[str] = ()
+) -> dict[str, Table]:
+    """Tables of a source by split: of a folder of images, perhaps several, else "train" alone; see ``table_of``."""
+    if Path(source).expanduser().is_dir():
+        return folder_tables(source, option)
+    return {"train": table_of(source, data, roles, option, known)}
+
+
+def folder_of(table: Table) -> Path | None:
+    """Folder of the file that a table was read from; None for data in memory."""
+    return None if table.given else Path(table.name.partition(SEPARATOR)[0].strip()).expanduser().parent
 
 
 def _identity(source: str) -> tuple[str, int, int]:

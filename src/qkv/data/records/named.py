@@ -10,6 +10,7 @@ from typing import NamedTuple
 from qkv.data.named import PublishedFile
 from qkv.data.records.conll import conll
 from qkv.data.records.delimited import delimited
+from qkv.data.records.idx import idx_images
 from qkv.data.records.jsonl import jsonl
 from qkv.data.records.kept import kept
 from qkv.data.records.model import BadRow
@@ -20,6 +21,19 @@ from qkv.data.sources import published
 from qkv.data.text import TextSource
 
 MULTI30K = "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw/"
+FASHION = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
+GARMENTS = (
+    "T-shirt/top",
+    "trouser",
+    "pullover",
+    "dress",
+    "coat",
+    "sandal",
+    "shirt",
+    "sneaker",
+    "bag",
+    "ankle boot",
+)
 WNUT17 = "https://raw.githubusercontent.com/leondz/emerging_entities_17/master/"
 
 
@@ -72,6 +86,20 @@ def _scitldr(text: TextSource) -> Table:
     )
 
 
+def _fashion(stem: str) -> tuple[PublishedFile, ...]:
+    files = (f"{stem}-images-idx3-ubyte", f"{stem}-labels-idx1-ubyte")
+    return tuple(PublishedFile(name, f"{FASHION}{name}.gz", *_GARMENTS[name]) for name in files)
+
+
+_GARMENTS = {
+    "train-images-idx3-ubyte": (47040016, "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888"),
+    "train-labels-idx1-ubyte": (60008, "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9"),
+    "t10k-images-idx3-ubyte": (7840016, "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b"),
+    "t10k-labels-idx1-ubyte": (10008, "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"),
+}
+"""Size and checksum of the unpacked files of Fashion-MNIST."""
+
+
 def _raw(stem: str, english: tuple[int, str], german: tuple[int, str]) -> tuple[PublishedFile, PublishedFile]:
     first, second = (
         PublishedFile(f"{stem}.{language}", f"{MULTI30K}{stem}.{language}.gz", *content)
@@ -81,6 +109,9 @@ def _raw(stem: str, english: tuple[int, str], german: tuple[int, str]) -> tuple[
 
 
 TABLES = {
+    "fashion-mnist": KnownTable(
+        {"train": _fashion("train"), "test": _fashion("t10k")}, partial(idx_images, names=GARMENTS)
+    ),
     "multi30k-en-de": KnownTable(
         {
             "train": _raw(

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from qkv.data.records.duplicates import shared
-from qkv.data.records.formats import table_of
+from qkv.data.records.formats import folder_of, split_tables, table_of
 from qkv.data.records.guess import ColumnChoice, choose
 from qkv.data.records.held_out import RowPlace, check_split, hold_out_rows, place_of
 from qkv.data.records.model import BadRow, Records, Role
@@ -99,7 +99,7 @@ def _tables(data: spec.Data, roles: Sequence[Role], where: str) -> dict[str, Tab
             )
         tables = named_tables(data.source)
     else:
-        tables = {"train": table_of(data.source, data, roles, f"{where}.source", tuple(TABLES))}
+        tables = split_tables(data.source, data, roles, f"{where}.source", tuple(TABLES))
     for split, source in (("validation", data.validation), ("test", data.test)):
         if source is not None:
             tables[split] = table_of(source, data, roles, f"{where}.{split}")
@@ -114,7 +114,7 @@ def _read(table: Table, roles: Sequence[Role], choice: ColumnChoice, data: spec.
                 f"its columns are {', '.join(table.columns)}"
             )
     separator = data.label_separator or choice.separator
-    values = Values(roles, choice.columns, table.extra, table.missing, separator)
+    values = Values(roles, choice.columns, table.extra, table.missing, separator, folder_of(table))
     read = Read([], [], [], [])
     for row in table.rows:
         if isinstance(row, Row):

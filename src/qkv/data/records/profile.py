@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qkv.data.records.model import Kind
+from qkv.data.records.pictures import is_image
 from qkv.data.records.table import Row, Table
 
 MOST_LABELS = 1000
@@ -18,8 +19,8 @@ IDS = frozenset(("id", "ids", "idx", "index", "row", "nr", "no", "number", "uid"
 
 @dataclass
 class Profile:
-    """Statistics of one column: numbers of non-empty values, of characters, of values that are numbers, lists or
-    objects, and the distinct values.
+    """Statistics of one column: numbers of non-empty values, of characters, of values that are numbers, lists,
+    objects or images, and the distinct values.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Profile:
     numbers: int = 0
     lists: int = 0
     objects: int = 0
+    images: int = 0
     counts_up: bool = True
     distinct: set[str] = field(default_factory=set)
     _last: int | None = None
@@ -37,6 +39,7 @@ class Profile:
         if value is None or value == "" or value == []:
             return
         self.filled += 1
+        self.images += is_image(value)
         if isinstance(value, (list, dict)):
             first = value[0] if isinstance(value, list) else value
             self.objects += isinstance(first, dict)
@@ -114,5 +117,6 @@ FITS: dict[Kind, Callable[[Profile], bool]] = {
     "words": lambda p: p.lists > 0,
     "tags": lambda p: p.lists > 0,
     "answers": lambda p: p.objects > 0,
+    "image": lambda p: p.images == p.filled,
 }
 """Test of whether a column fits each kind; a label column has at most 20 distinct values, or one per 20 rows."""

@@ -7,9 +7,11 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from qkv.data.records.model import Role
+from qkv.data.records.pictures import URI
 from qkv.data.records.table import Row
 
 SHOWN = 40
@@ -32,7 +34,8 @@ class Values:
     """Converter of a table's rows to examples with one value per role; counts repaired values for ``notes``.
 
     ``columns``: role -> column; ``extra``: columns kept under their own names; ``missing``: texts of a cell that mean
-    that it is empty; ``separator``: text between two labels of one cell.
+    that it is empty; ``separator``: text between two labels of one cell; ``folder``: that of the table, to which names
+    of image files are relative.
     """
 
     def __init__(
@@ -42,11 +45,12 @@ class Values:
         extra: Sequence[str] = (),
         missing: Collection[str] = (),
         separator: str = "",
+        folder: Path | None = None,
     ):
         self._roles = [role for role in roles if role.name in columns]
         self._columns = columns
         self._extra = extra
-        self._missing, self._separator = missing, separator
+        self._missing, self._separator, self._folder = missing, separator, folder
         texts = [role.name for role in roles if role.kind == "text"]
         self._context = "context" if "context" in texts else texts[0] if texts else ""
         self._counts: Counter[str] = Counter()
@@ -57,6 +61,8 @@ class Values:
         for role in self._roles:
             if role.kind == "labels":
                 found[role.name] = label_set(self._cell(row, role), role.name, self._separator)
+            elif role.kind == "image":
+                found[role.name] = self._file(self._cell(row, role), role.name)
             elif role.kind != "answers":
                 found[role.name] = CONVERT[role.kind](self._cell(row, role), role.name)
         for role in self._roles:
@@ -73,6 +79,16 @@ class Values:
         value = row.values.get(self._columns[role.name])
         empty = value.strip() in self._missing if isinstance(value, str) else value != value  # NaN
         return None if empty else value
+
+    def _file(self, value: Any, name: str) -> Any:
+        """Name of an image file, found in the table's folder or the current one; other forms are kept."""
+        if not isinstance(value, str):
+            return _signal(value, name)
+        text = _scalar(value, name)
+        if text.startswith(URI) or self._folder is None:
+            return text
+        beside = self._folder / text.strip()
+        return str(beside) if beside.exists() else text.strip()
 
     def notes(self) -> list[str]:
         """Sentences for the user: how many values were repaired or have white space at their ends."""
@@ -181,6 +197,13 @@ def _tags(value: Any, name: str) -> list[str]:
     return [sys.intern(tag) for tag in _words(value, name)]
 
 
+def _signal(value: Any, name: str) -> Any:
+    """Keep a value that a processor converts. Raises ``Missing`` for an empty one."""
+    if value is None or value in ([], {}, ""):
+        raise Missing(f"no {name}", name)
+    return value
+
+
 SEPARATORS = ("|", ";", ",")
 """Separators of several labels in one cell that are detected, in the order of preference: commas occur in labels."""
 
@@ -218,9 +241,10 @@ CONVERT: dict[str, Callable[[Any, str], Any]] = {
     "number": _number,
     "words": _words,
     "tags": _tags,
+    "signal": _signal,
 }
-"""Function that converts a column's value for each kind of role; answers are converted separately, since they need
-their context.
+"""Function that converts a column's value for each kind of role; answers and images are converted separately, since
+they need their context and the table's folder.
 """
 
 

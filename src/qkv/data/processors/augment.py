@@ -1,0 +1,98 @@
+"""Augmentations: random changes of a training batch of images, drawn from the numbers of its step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qkv.spec.register import implementation, implements
+from qkv.spec.signals import images as spec
+
+
+class Mixed(NamedTuple):
+    """Images mixed with others of the batch: index of each row's ``partner`` (B), and the ``share`` of its own target,
+    0 to 1.
+    """
+
+    partner: Tensor
+    share: float
+
+
+Augment = Callable[[Tensor, np.random.Generator], tuple[Tensor, Mixed | None]]
+"""(standardised pixels (B, C, H, W), random numbers) -> (changed pixels, mixing)."""
+
+
+def augmented(
+    parts: Sequence[spec.Augmentation], pixels: Tensor, rng: np.random.Generator
+) -> tuple[Tensor, Mixed | None]:
+    """Apply augmentations in turn to pixels (B, C, H, W); a batch is mixed once at most."""
+    mixed: Mixed | None = None
+    for part in parts:
+        if mixed is None or not part.mixes:
+            pixels, found = implementation(part, "qkv.data.processors")(part, pixels, rng)
+            mixed = found or mixed
+    return pixels, mixed
+
+
+@implements(spec.Crop)
+def _crop(part: spec.Crop, pixels: Tensor, rng: np.random.Generator) -> tuple[Tensor, Mixed | None]:
+    rows, _, height, width = pixels.shape
+    padded = F.pad(pixels, (part.padding,) * 4)
+    shifts = torch.from_numpy(rng.integers(0, 2 * part.padding + 1, (2, rows)))
+    y = (shifts[0][:, None] + torch.arange(height))[:, None, :, None]
+    x = (shifts[1][:, None] + torch.arange(width))[:, None, None, :]
+    row, channel = torch.arange(rows)[:, None, None, None], torch.arange(pixels.shape[1])[None, :, None, None]
+    return padded[row, channel, y, x], None
+
+
+@implements(spec.Flip)
+def _flip(part: spec.Flip, pixels: Tensor, rng: np.random.Generator) -> tuple[Tensor, Mixed | None]:
+    chosen = torch.from_numpy(rng.random(len(pixels)) < part.rate)
+    return torch.where(chosen[:, None, None, None], pixels.flip(3), pixels), None
+
+
+@implements(spec.Erase)
+def _erase(part: spec.Erase, pixels: Tensor, rng: np.random.Generator) -> tuple[Tensor, Mixed | None]:
+    rows, _, height, width = pixels.shape
+    chosen, area = rng.random(rows) < part.rate, rng.uniform(0.02, max(part.area, 0.02), rows) * height * width
+    ratio = np.exp(rng.uniform(-np.log(3), np.log(3), rows))
+    tall, wide = np.sqrt(area * ratio) * chosen, np.sqrt(area / ratio) * chosen
+    inside = _boxes(rng.random((2, rows)), tall, wide, (height, width))
+    return pixels.masked_fill(inside[:, None], 0.0), None
+
+
+@implements(spec.Mixup)
+def _mixup(part: spec.Mixup, pixels: Tensor, rng: np.random.Generator) -> tuple[Tensor, Mixed | None]:
+    partner, share = torch.from_numpy(rng.permutation(len(pixels))), float(rng.beta(part.alpha, part.alpha))
+    if rng.random() >= part.rate:
+        return pixels, None
+    return share * pixels + (1 - share) * pixels[partner], Mixed(partner, share)
+
+
+@implements(spec.CutMix)
+def _cutmix(part: spec.CutMix, pixels: Tensor, rng: np.random.Generator) -> tuple[Tensor, Mixed | None]:
+    partner, share = torch.from_numpy(rng.permutation(len(pixels))), float(rng.beta(part.alpha, part.alpha))
+    place, side = rng.random((2, 1)), np.sqrt(1 - share)
+    if rng.random() >= part.rate:
+        return pixels, None
+    height, width = pixels.shape[2:]
+    inside = _boxes(place, np.array([side * height]), np.array([side * width]), (height, width))
+    found = torch.where(inside[:, None], pixels[partner], pixels)
+    return found, Mixed(partner, 1 - float(inside.double().mean()))
+
+
+def _boxes(place: np.ndarray, tall: np.ndarray, wide: np.ndarray, size: tuple[int, int]) -> Tensor:
+    """Masks (R, H, W) that are True inside boxes of ``tall`` × ``wide`` pixels (R), whose centres are at ``place``
+    (2, R), as fractions of the height and the width.
+    """
+    inside = []
+    for centre, extent, count in zip(place, (tall, wide), size, strict=True):
+        begin = np.clip(np.round(centre * count - extent / 2), 0, count)[:, None]
+        end = np.clip(np.round(centre * count + extent / 2), 0, count)[:, None]
+        inside.append((np.arange(count) >= begin) & (np.arange(count) < end))
+    return torch.from_numpy(inside[0][:, :, None] & inside[1][:, None, :])

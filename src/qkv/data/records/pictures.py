@@ -1,0 +1,88 @@
+"""Image files: their names, and folders of them as tables."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from qkv.data.records.table import Row, Table
+from qkv.spec.errors import UserError
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".ico")
+"""Extensions of image files."""
+URI = "data:image/"
+"""Beginning of an image that is written as text (data URI, base64)."""
+_SPLITS = {
+    "train": "train",
+    "training": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "dev": "validation",
+    "test": "test",
+    "testing": "test",
+}
+_SHOWN = 3
+
+
+def is_image(value: object) -> bool:
+    """True if a cell names an image file, or holds an image as a data URI."""
+    return isinstance(value, str) and (value.startswith(URI) or value.strip().lower().endswith(SUFFIXES))
+
+
+def folder_tables(source: str, option: str) -> dict[str, Table]:
+    """Tables of a folder of images, by split: of its subfolders ``train``, ``test`` and so on, else "train" alone.
+
+    The label of an image is the name of the subfolder that it is in, at any depth below. Raises ``UserError`` for a
+    folder without images.
+    """
+    folder = Path(source).expanduser()
+    inside = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    splits = {_SPLITS[path.name.lower()]: path for path in inside if path.name.lower() in _SPLITS}
+    if "train" in splits and len(inside) == len(splits):
+        return {split: _table(path, f"{source.rstrip('/')}/{path.name}", option) for split, path in splits.items()}
+    return {"train": _table(folder, source, option)}
+
+
+def folder_table(source: str, option: str) -> Table:
+    """Table of all images in a folder. Raises ``UserError`` for a folder without images."""
+    return _table(Path(source).expanduser(), source, option)
+
+
+def _table(folder: Path, name: str, option: str) -> Table:
+    images, others = list[Path](), list[str]()
+    for path in sorted(folder.rglob("*")):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if not hidden and path.is_file():
+            images.append(path) if path.suffix.lower() in SUFFIXES else others.append(path.name)
+    if not images:
+        raise UserError(
+            f"{option}: the folder {name!r} holds no image; name a file, or a folder with one subfolder of images for "
+            f"each class (extensions: {', '.join(SUFFIXES)})"
+        )
+    labels = [path.relative_to(folder).parts[0] if path.parent != folder else "" for path in images]
+    labelled = any(labels)
+
+    def parse() -> Iterator[Row]:
+        for line, (path, label) in enumerate(zip(images, labels, strict=True), 1):
+            yield Row(line, {"image": str(path), **({"label": label} if labelled else {})})
+
+    columns = ("image", "label") if labelled else ("image",)
+    defaults = {"image": ("image",), "label": columns[1:]}
+    return Table(name, columns, parse, _digest(folder, images), defaults, notes=_notes(name, others))
+
+
+def _digest(folder: Path, images: Sequence[Path]) -> str:
+    """Hash of the names and sizes of the files."""
+    total = hashlib.sha256()
+    for path in images:
+        total.update(f"{path.relative_to(folder).as_posix()} {path.stat().st_size}\n".encode())
+    return total.hexdigest()
+
+
+def _notes(name: str, others: Sequence[str]) -> tuple[str, ...]:
+    if not others:
+        return ()
+    some = ", ".join(others[:_SHOWN]) + (" …" if len(others) > _SHOWN else "")
+    return (f"{len(others):,} file{'s' * (len(others) > 1)} of {name} are no images and were not read: {some}",)

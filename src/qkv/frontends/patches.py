@@ -1,0 +1,99 @@
+"""Front end for images: patches."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qkv.frontends.placed import PlacedFrontend
+from qkv.layers.context import Context, PositionGrid
+from qkv.layers.layout import WHOLE, Layouts
+from qkv.layers.signal import Signal
+from qkv.spec.errors import UserError
+from qkv.spec.model import Stack
+from qkv.spec.register import implements
+from qkv.spec.signals.images import Patches
+
+
+class _Stage(nn.Sequential):
+    """Convolution of a stem: (B, C, H, W) -> (B, C', ⌈H / 2⌉, ⌈W / 2⌉)."""
+
+    def __init__(self, inputs: int, outputs: int):
+        super().__init__(
+            nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(),
+            nn.MaxPool2d(3, 2, padding=1),
+        )
+
+
+@implements(Patches)
+class PatchFrontend(PlacedFrontend):
+    """Front end for images: pixels (B, C, H, W) -> vectors (B, N, D), N = (H / P) (W / P), plus 1 with a class token.
+
+    x_i = W patch_i + b with patches of P × P pixels (after the stem, if any) in row-major order, with position vectors,
+    norm and dropout. Rows and columns that do not fill a patch are cut off at the bottom and on the right.
+    """
+
+    part: Patches
+
+    def __init__(self, part: Patches, stack: Stack, width: int, table: object = None):
+        if part.grid is None or part.channels is None:
+            raise UserError(
+                "model.frontend.height, width and channels are not known: give them, or open the data, "
+                "whose processor decides them"
+            )
+        super().__init__(part, stack, width)
+        channels = (part.channels, *part.stem)
+        self.stem = nn.ModuleList(_Stage(a, b) for a, b in pairwise(channels))
+        own = part.vector_width(width)
+        self.map = nn.Conv2d(channels[-1], own, part.patch, stride=part.patch)
+        self.first = nn.Parameter(torch.zeros(own)) if part.class_token else None
+
+    def layouts(self) -> Layouts:
+        return {"map": WHOLE, "first": WHOLE}
+
+    def initialise(self, std: float) -> None:
+        """Initialise patches as a linear map (Xavier), the stem as in He et al. 2015, the class token by N(0, std²)."""
+        nn.init.xavier_uniform_(self.map.weight.view(len(self.map.weight), -1))
+        nn.init.zeros_(self.map.bias)  # type: ignore[arg-type]
+        for stage in self.stem:
+            nn.init.kaiming_normal_(stage[0].weight, nonlinearity="relu")  # type: ignore[index]
+        if self.first is not None:
+            nn.init.normal_(self.first, std=std)
+
+    def check(self, signal: Signal) -> None:
+        part, pixels = self.part, signal.values
+        needed = (part.channels, part.height, part.width)
+        if pixels.dim() != 4 or tuple(pixels.shape[1:]) != needed:
+            raise UserError(
+                f"images have the shape {tuple(pixels.shape)}, and the model reads (B, channels, height, width) = "
+                f"(B, {', '.join(map(str, needed))})"
+            )
+        if not pixels.is_floating_point():
+            raise UserError(f"images are {pixels.dtype}, and the model reads standardised pixels; give floats")
+
+    def count(self, signal: Signal) -> int:
+        assert self.part.num_positions is not None
+        return self.part.num_positions
+
+    def grid(self, signal: Signal) -> PositionGrid:
+        assert self.part.grid is not None
+        return PositionGrid(self.part.grid, int(self.part.class_token))
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Signal:
+        part = self.part
+        shape = rows, part.channels or 1, part.height or 1, part.width or 1
+        return Signal(torch.randn(shape, generator=generator))
+
+    def forward(self, signal: Signal, context: Context) -> Tensor:
+        pixels = signal.values.to(self.map.weight.dtype)
+        for stage in self.stem:
+            pixels = stage(pixels)
+        x = F.conv2d(pixels, self.map.weight, self.map.bias, self.part.patch).flatten(2).mT
+        if self.first is not None:
+            x = torch.cat((self.first.to(x.dtype).expand(len(x), 1, -1), x), 1)
+        return self.placed(x, context)

@@ -1,0 +1,178 @@
+"""Specs of images: processor, augmentations, and patch front end."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field
+
+from qkv.spec.base import Part, Seq
+from qkv.spec.errors import Problem, SpecError
+from qkv.spec.frontends import Placed
+from qkv.spec.parts import NoNorm, Norm
+from qkv.spec.processors import Processor
+
+LARGEST = 4096
+"""Maximum height and width of the images that a model reads, in pixels."""
+Side = Annotated[int, Field(gt=0, le=LARGEST)]
+
+
+Channels = Annotated[int, Field(ge=1, le=3)]
+
+
+def _channel_problems(channels: int | None) -> list[Problem]:
+    if channels != 2:
+        return []
+    return [Problem(("channels",), "2 given, but images have 1 channel (grey) or 3 (RGB)")]
+
+
+class Augmentation(Part, slot=True):
+    """Base class of augmentations: random changes of training images, a function of (seed, step)."""
+
+    mixes: ClassVar[bool] = False
+    """True if images and their targets are mixed with others of the batch."""
+
+
+class Crop(Augmentation, kind="crop"):
+    """Random crop: shift by up to ``padding`` pixels along each axis; the border is filled with the mean colour."""
+
+    padding: int = Field(default=4, gt=0, le=LARGEST)
+
+
+class Flip(Augmentation, kind="flip"):
+    """Horizontal flip of a fraction ``rate`` of the images."""
+
+    rate: float = Field(default=0.5, ge=0, le=1)
+
+
+class Erase(Augmentation, kind="erase"):
+    """Random erasing (Zhong et al. 2020): a rectangle of a fraction ``rate`` of the images becomes the mean colour.
+
+    Its area is a fraction of up to ``area`` of the image, its aspect ratio 1:3 to 3:1.
+    """
+
+    rate: float = Field(default=0.25, ge=0, le=1)
+    area: float = Field(default=0.33, gt=0, le=1, description="largest fraction of the image's area")
+
+
+class Mixing(Augmentation):
+    """Base class of augmentations that mix two images and their targets."""
+
+    mixes: ClassVar[bool] = True
+    rate: float = Field(default=1.0, ge=0, le=1, description="fraction of the batches that are mixed")
+
+
+class Mixup(Mixing, kind="mixup"):
+    """Mixup (Zhang et al. 2018): λ x_i + (1 - λ) x_j, and the loss likewise; λ from Beta(alpha, alpha), per batch."""
+
+    alpha: float = Field(default=0.2, gt=0)
+
+
+class CutMix(Mixing, kind="cutmix"):
+    """CutMix (Yun et al. 2019): a rectangle of another image, and the loss by area; λ from Beta(alpha, alpha)."""
+
+    alpha: float = Field(default=1.0, gt=0)
+
+
+class Images(Processor, kind="images"):
+    """Images of a fixed size, (pixel / 255 - mean) / deviation for each channel.
+
+    ``squash`` resizes to height × width; ``crop`` resizes the shorter side, keeping the aspect ratio, and takes the
+    centre. Images are rotated as their EXIF data says; animations give their first frame; transparent pixels are white.
+    """
+
+    height: Side | None = Field(default=None, description="pixels; default: by the sizes of the training images")
+    width: Side | None = Field(default=None, description="pixels; default: by the sizes of the training images")
+    channels: Channels | None = Field(default=None, description="1: grey, 3: RGB; default: 1 if all are grey")
+    mean: Seq[float] | None = Field(default=None, description="of each channel, 0 to 1; default: of the training set")
+    deviation: Seq[Annotated[float, Field(gt=0)]] | None = Field(
+        default=None, description="of each channel, in the same unit; default: of the training set"
+    )
+    resize: Literal["squash", "crop"] = "squash"
+    resized: int | None = Field(
+        default=None, gt=0, le=LARGEST, description="size before a centre crop, in pixels; default: the height"
+    )
+    resample: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bilinear"
+    augment: Seq[Augmentation] = Field(default=(), description="random changes of training images")
+
+    @property
+    def is_fitted(self) -> bool:
+        """True if all fields that the training set determines are known."""
+        return None not in (self.height, self.width, self.channels, self.mean, self.deviation)
+
+    def problems(self) -> list[Problem]:
+        found = _channel_problems(self.channels)
+        for name, values in (("mean", self.mean), ("deviation", self.deviation)):
+            if values is not None and self.channels is not None and len(values) != self.channels:
+                sentence = f"{len(values)} values are given for {self.channels} channels; give one for each"
+                found.append(Problem((name,), sentence))
+        if (self.mean is None) != (self.deviation is None):
+            found.append(Problem(("mean",), "mean and deviation are given together, or neither"))
+        if self.resized is not None and self.height and self.width and self.resized < max(self.height, self.width):
+            sentence = f"{self.resized} pixels are too few for a crop of {self.height} × {self.width}"
+            found.append(Problem(("resized",), sentence))
+        return found
+
+
+class Patches(Placed, kind="patches"):
+    """Image patches: one position per patch, x = W patch + b (ViT, Dosovitskiy et al. 2021).
+
+    A patch size of 1 makes each pixel a position. With ``stem``, convolutions (3 × 3, batch norm, ReLU, max pooling by
+    2) of so many channels precede the patches (Compact Transformers, Hassani et al. 2021). Positions are in row-major
+    order, after the class token if there is one.
+    """
+
+    processor: ClassVar[type[Processor] | None] = Images
+    patch: int = Field(default=4, gt=0, le=LARGEST, description="height and width of a patch, after the stem")
+    stem: Seq[Annotated[int, Field(gt=0, le=LARGEST)]] = Field(
+        default=(), description="channels of convolutions before the patches, each of which halves height and width"
+    )
+    class_token: bool = Field(default=False, description="learned first position, for the pooling 'first'")
+    height: Side | None = Field(default=None, description="pixels; default: the processor's")
+    width: Side | None = Field(default=None, description="pixels; default: the processor's")
+    channels: Channels | None = Field(default=None, description="default: the processor's")
+    norm: Norm = Field(default=NoNorm(), description="norm of the embeddings")
+
+    def fitted(self, processor: Processor) -> Self:
+        assert isinstance(processor, Images)
+        sizes = {name: getattr(processor, name) for name in ("height", "width", "channels")}
+        wrong = [name for name, size in sizes.items() if getattr(self, name) not in (None, size)]
+        if wrong:
+            name = wrong[0]
+            sentence = f"{getattr(self, name)} given, but the processor makes images with {sizes[name]}; leave it out"
+            raise SpecError([Problem((name,), sentence)])
+        return self.changed(**sizes)
+
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        if self.height is None or self.width is None:
+            return None
+        rows, columns = self.height, self.width
+        for _ in self.stem:
+            rows, columns = (rows + 1) // 2, (columns + 1) // 2
+        return rows // self.patch, columns // self.patch
+
+    @property
+    def num_positions(self) -> int | None:
+        return None if self.grid is None else prod(self.grid) + self.class_token
+
+    def limit(self, context_length: int) -> int | None:
+        return self.positions.limit(self.num_positions or context_length)
+
+    @property
+    def limited_by(self) -> str:
+        return "the size of the images"
+
+    def unsized(self) -> Self:
+        return self.changed(height=None, width=None, channels=None)
+
+    def canonical(self, width: int) -> Self:
+        return self.changed(dropout=0.0)
+
+    def problems(self) -> list[Problem]:
+        found = [*super().problems(), *_channel_problems(self.channels)]
+        if self.grid is not None and 0 in self.grid:
+            sentence = f"patches of {self.patch} pixels are larger than images of {self.height} × {self.width}"
+            found.append(Problem(("patch",), f"{sentence}{' after the stem' if self.stem else ''}; give a smaller one"))
+        return found

@@ -1,0 +1,219 @@
+"""Readers of inputs: a row's text, pair of texts or other signal -> parts of an example -> signals of a batch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkv.data.batch import INPUT, Batch
+from qkv.data.ngrams import bag_of
+from qkv.data.padding import lengths_or_none, padded
+from qkv.data.processors.processor import Processor, build_processor
+from qkv.data.records.model import Role
+from qkv.data.vocabulary import Vocabulary
+from qkv.layers.signal import Signal
+from qkv.spec.errors import UserError
+from qkv.spec.processors import Processor as ProcessorSpec
+from qkv.spec.recipe import Recipe
+from qkv.tasks.dataset import Example
+from qkv.tasks.example_task import Truncation, text_in, types_or_none
+from qkv.tokenizers.framing import Framed
+from qkv.tokenizers.tokenizer import Tokenizer
+
+TEXT = Role(
+    "text", "text", ("text", "sentence", "review", "content", "sequence", "comment", "tweet", "body", "message")
+)
+PAIR = Role("pair", "text", ("pair", "hypothesis", "sentence2", "question2"), optional=True)
+"""Optional second text, for predictions about pairs."""
+ROWS = "rows"
+"""Name of the extra of a batch that holds the row of each window."""
+PARTNERS, SHARE = "partners", "share"
+"""Names of the extras of a mixed batch: classes of the other images (B), and the share of each row's own class."""
+TRUTH = 2
+"""Index of the target in the parts of an example."""
+
+
+def input_roles(processor: ProcessorSpec | None) -> tuple[Role, ...]:
+    """Columns that hold the input: a text and an optional second one, or the values of the processor's signal."""
+    return (TEXT, PAIR) if processor is None else (build_processor(processor).role,)
+
+
+class InputReader(ABC):
+    """Base class of readers of a row's input."""
+
+    @abstractmethod
+    def example(self, row: Mapping[str, Any], truth: Any) -> Example:
+        """Encode the input of a row, with the target ``truth`` as part ``TRUTH``. Raises ``UserError``."""
+
+    @abstractmethod
+    def noted(self, row: Mapping[str, Any], truth: Any) -> tuple[tuple[Any, ...], dict[str, str]]:
+        """(parts of the example of a row, entry ``note`` of its prediction if the input was truncated)."""
+
+    @abstractmethod
+    def signal(self, rows: Sequence[tuple[Any, ...]]) -> tuple[Signal, Tensor | None]:
+        """(signal of the parts of several examples, index of the row of each window; None if each row is one)."""
+
+    @abstractmethod
+    def notes(self, examples: int) -> list[str]:
+        """Messages about truncated inputs, of ``examples`` in all."""
+
+    @abstractmethod
+    def shown(self, row: Mapping[str, Any]) -> str:
+        """Input of a row as a short text for tables."""
+
+    def change(self, batch: Batch, rng: np.random.Generator) -> Batch:
+        """Training batch changed at random (augmentation); by default unchanged."""
+        return batch
+
+    def batch(self, rows: Sequence[tuple[Any, ...]], targets: Tensor, count: int | None = None) -> Batch:
+        """Batch of the parts of several examples with ``targets`` of the rows."""
+        signal, owners = self.signal(rows)
+        return Batch.of(signal, targets, None, count, **({} if owners is None else {ROWS: owners}))
+
+
+def reader_of(recipe: Recipe, vocabulary: Vocabulary) -> InputReader:
+    """Reader of the inputs of a run's rows: of its processor, or of texts."""
+    processor = vocabulary.processors.get(INPUT)
+    return TextReader(recipe, vocabulary.tokenizer) if processor is None else SignalReader(build_processor(processor))
+
+
+class SignalReader(InputReader):
+    """Reader of inputs that a processor converts, such as images. Parts: encoded value, its size, truth."""
+
+    def __init__(self, processor: Processor):
+        self.processor = processor
+
+    def example(self, row: Mapping[str, Any], truth: Any) -> Example:
+        encoded = self.processor.encode(row[self.processor.role.name])
+        size = self.processor.size(encoded)
+        return Example(size, 1, (encoded, size, truth))
+
+    def noted(self, row: Mapping[str, Any], truth: Any) -> tuple[tuple[Any, ...], dict[str, str]]:
+        return self.example(row, truth).parts, {}
+
+    def signal(self, rows: Sequence[tuple[Any, ...]]) -> tuple[Signal, Tensor | None]:
+        return self.processor.signal([row[0] for row in rows]), None
+
+    def change(self, batch: Batch, rng: np.random.Generator) -> Batch:
+        signal, mixed = self.processor.augmented(batch.input, rng)
+        batch = replace(batch, signals={**batch.signals, INPUT: signal})
+        if mixed is None:
+            return batch
+        if batch.targets.is_floating_point():
+            targets = mixed.share * batch.targets + (1 - mixed.share) * batch.targets[mixed.partner]
+            return replace(batch, targets=targets)
+        others = {PARTNERS: batch.targets[mixed.partner], SHARE: mixed.share}
+        return replace(batch, extras={**batch.extras, **others})
+
+    def notes(self, examples: int) -> list[str]:
+        return []
+
+    def shown(self, row: Mapping[str, Any]) -> str:
+        return self.processor.shown(row[self.processor.role.name])
+
+
+_ROLES = {1: "text", 2: "pair"}
+"""Roles of one text and of two in messages about truncation."""
+
+
+def texts_of(row: Mapping[str, Any]) -> list[str]:
+    """Text of ``row``, and its second text if present."""
+    return [text_in(row, role) for role in _parts(row)]
+
+
+def _parts(row: Mapping[str, Any]) -> list[str]:
+    return [role for role in ("text", "pair") if role == "text" or row.get(role) is not None]
+
+
+def told(row: Mapping[str, Any]) -> str:
+    """Text of a row, or both texts of a pair, for display and for n-grams."""
+    return " | ".join(row[role] for role in _parts(row))
+
+
+class TextReader(InputReader, Truncation):
+    """Reader of the text or pair of texts of a row, truncated to the model's context length.
+
+    A text that is longer becomes up to ``task.windows`` windows, each framed, which overlap by an eighth. Parts: framed
+    ids and token types (empty if the model reads none) of all windows, truth; then, if there are several windows or a
+    wide path, the length of each window; for a wide path, ids and counts of the features.
+    """
+
+    def __init__(self, recipe: Recipe, tokenizer: Tokenizer):
+        most, self.tokenizer = recipe.model.context_length, tokenizer
+        room = {"text": max(0, most - tokenizer.frame.size), "pair": max(0, most - tokenizer.pair_frame.size)}
+        self.windows, self.wide = recipe.task.windows, recipe.model.wide  # type: ignore[attr-defined]
+        self.pairs = "pair" in recipe.data.columns
+        self.room = room["text"]
+        limits = {**room, "text": room["text"] + (self.windows - 1) * self._stride}
+        Truncation.__init__(self, limits, recipe.model.types_read)
+
+    def notes(self, examples: int) -> list[str]:
+        return Truncation.notes(self, examples)
+
+    def shown(self, row: Mapping[str, Any]) -> str:
+        return told(row)
+
+    @property
+    def _stride(self) -> int:
+        return max(1, self.room - self.room // 8)
+
+    def example(self, row: Mapping[str, Any], truth: Any) -> Example:
+        parts, _ = self._read(texts_of(row), truth)
+        return Example(len(parts[0]), 1, parts)
+
+    def noted(self, row: Mapping[str, Any], truth: Any) -> tuple[tuple[Any, ...], dict[str, str]]:
+        if self.pairs and row.get("pair") is None:
+            raise UserError("the model has learned from pairs of texts, and the second text, 'pair', is missing")
+        texts = texts_of(row)
+        parts, length = self._read(texts, truth)
+        return parts, self.note(length, _ROLES[len(texts)])
+
+    def _read(self, texts: Sequence[str], truth: Any) -> tuple[tuple[Any, ...], int]:
+        """(parts of the example of one row, number of its tokens before truncation)."""
+        tokens = [self.tokenizer.encode(text) for text in texts]
+        length = sum(map(len, tokens))
+        read = [self.framed(found) for found in self._framed(tokens)]
+        ids, types = (
+            np.concatenate([np.array(part, np.int64) for part in side])
+            for side in zip(*((found.ids, found.types) for found in read), strict=True)
+        )
+        if len(read) == 1 and self.wide is None:
+            return (ids, types, truth), length
+        bag = () if self.wide is None else bag_of(self.wide, texts)
+        return (ids, types, truth, np.array([len(found.ids) for found in read]), *bag), length
+
+    def _framed(self, tokens: Sequence[list[int]]) -> list[Framed]:
+        if len(tokens) > 1:
+            return [self.tokenizer.pair_frame.around(*self.together(tokens[0], tokens[1], "pair"))]
+        kept = self(tokens[0], "text").tolist()
+        starts = range(0, max(1, len(kept) - self.room + self._stride), self._stride)
+        return [self.tokenizer.frame.around(kept[start : start + self.room]) for start in starts]
+
+    def signal(self, rows: Sequence[tuple[Any, ...]]) -> tuple[Signal, Tensor | None]:
+        counts = [(*row[3:4], np.array([len(row[0])]))[0] for row in rows]
+        ends = [np.cumsum(each)[:-1] for each in counts]
+        pieces = [part for row, end in zip(rows, ends, strict=True) for part in np.split(row[0], end)]
+        ids, lengths = padded(pieces)
+        types = [part for row, end in zip(rows, ends, strict=True) for part in _split(row[1], end)]
+        owners = None
+        if len(pieces) > len(rows):
+            owners = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([len(each) for each in counts]))
+        signal = Signal(ids, lengths_or_none(ids, lengths), types=types_or_none(types))
+        if len(rows[0]) > 4:
+            bag, _ = padded([row[4] for row in rows])
+            occurring, _ = padded([row[5] for row in rows], dtype=np.float32)
+            signal = replace(signal, bag=bag, counts=occurring)
+            if owners is not None:
+                signal = replace(signal, bag=bag[owners], counts=occurring[owners])
+        return signal, owners
+
+
+def _split(types: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
+    """Token types of each window of a row; empty if the model reads none."""
+    return np.split(types, ends) if len(types) else [types] * (len(ends) + 1)

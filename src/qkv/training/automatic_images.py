@@ -1,0 +1,117 @@
+"""Recipes chosen for images and this machine: size, patches, model and training length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qkv.data.processors.processor import build_processor
+from qkv.data.records.model import Records
+from qkv.inspection.machine import Machine
+from qkv.report.figures import counted
+from qkv.spec.branches import Attention, FeedForward
+from qkv.spec.data import Data, RandomCrops
+from qkv.spec.heads import Head
+from qkv.spec.masks import Full
+from qkv.spec.model import Block, Model
+from qkv.spec.parts import LayerNorm
+from qkv.spec.recipe import Recipe
+from qkv.spec.signals.images import Crop, Flip, Images, Patches
+from qkv.spec.tasks import Task as TaskSpec
+from qkv.spec.training import AdamW, Checkpoints, Cosine, Training, Validation
+from qkv.training.automatic import MINUTES
+from qkv.training.finetune import short_form
+
+_GRID = 8
+"""Rows and columns of positions of a transformer, about."""
+_EPOCHS = 40
+_FEWEST = 300
+_PATIENCE = 8
+_FEW, _MANY = 2_000, 20_000
+"""Images up to which, and from which, models are smaller or larger."""
+
+
+def automatic_images(task: TaskSpec, data: Data, records: Records, machine: Machine) -> Recipe:
+    """Choose a recipe for a task with one output per image.
+
+    A transformer over patches behind a small convolutional stem, one over plain patches, and a convolutional network
+    compete in heats (``qkv.training.heats``). Images are flipped and shifted at random in training.
+    """
+    count = len(records.splits["train"])
+    processor, (height, width) = _processor(data, records)
+    side = max(height, width)
+    model = _model(count, side, task)
+    training = _training(count, machine)
+    return Recipe(
+        description=f"{counted(count, 'image')} of {height} × {width} pixels: chosen for this data and this machine.",
+        data=data.changed(processor=processor, batching=RandomCrops()),
+        model=model.changed(frontend=model.frontend.fitted(processor)),
+        task=task,
+        training=training,
+        quick=short_form(training.steps),
+        candidates=_candidates(side, model.width),
+    )
+
+
+def _processor(data: Data, records: Records) -> tuple[Images, tuple[int, int]]:
+    """(processor fitted to the training images, with augmentation unless it has its own; height and width)."""
+    assert data.processor is not None
+    processor = build_processor(data.processor).fitted([row["image"] for row in records.splits["train"]])
+    assert isinstance(processor, Images)
+    assert processor.height
+    assert processor.width
+    if not processor.augment:
+        padding = max(1, max(processor.height, processor.width) // 10)
+        processor = processor.changed(augment=(Crop(padding=padding), Flip()))
+    return processor, (processor.height, processor.width)
+
+
+def _model(count: int, side: int, task: TaskSpec) -> Model:
+    width = 64 if count < _FEW else 128
+    return Model(
+        width=width,
+        num_layers=2 if count < _FEW else 4,
+        frontend=Patches(patch=_patch(side, 2), stem=(32, 64), dropout=0.1),
+        blocks=(_block(width),),
+        head=Head.kinds()[task.head](),
+    )
+
+
+def _block(width: int) -> Block:
+    attention = Attention(num_heads=max(1, width // 32), mask=Full())
+    return Block(branches=(attention, FeedForward(hidden=2 * width)), norm=LayerNorm(), dropout=0.1)
+
+
+def _patch(side: int, stages: int) -> int:
+    """Patch size that gives about ``_GRID`` rows after ``stages`` halvings of ``side`` pixels."""
+    return max(1, round(side / 2**stages / _GRID))
+
+
+def _candidates(side: int, width: int) -> dict[str, dict[str, Any]]:
+    """Models that compete, as changes of the recipe: its own model; plain patches; a convolutional network."""
+    plain = {"model.frontend.stem": [], "model.frontend.patch": _patch(side, 0)}
+    network = {
+        "model.num_layers": None,
+        "model.blocks": [],
+        "model.width": 2 * width,
+        "model.frontend.stem": [32, 64, 128],
+        "model.frontend.patch": 1,
+        "model.frontend.positions": "none",
+    }
+    return {"transformer": {}, "patches": plain, "convolution": network}
+
+
+def _training(count: int, machine: Machine) -> Training:
+    batch = 32 if count < _FEW else 64
+    epoch = max(1, count // batch)
+    steps = max(_FEWEST, _EPOCHS * epoch)
+    every = max(10, min(steps // 10, epoch))
+    return Training(
+        steps=steps,
+        minutes=MINUTES,
+        batch_size=batch,
+        optimizer=AdamW(lr=1e-3, weight_decay=0.05),
+        precision=machine.precision,
+        schedule=Cosine(warmup=min(200, steps // 10), final=0.01),
+        validation=Validation(every=every, batches=40, patience=_PATIENCE),
+        checkpoints=Checkpoints(every=every),
+    )
