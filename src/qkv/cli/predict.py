@@ -252,12 +252,20 @@ def _answer_table(run: Run, source: str, columns: Mapping[str, str], out: Path |
     from qkv.runs.files import clear_errors, write_file
     from qkv.runs.inputs import read_inputs
 
-    found = read_inputs(run.recipe, source, columns)
-    for note in found.notes:
+    from qkv.runs.predict import predict_table
+    from qkv.runs.run import task_of
+
+    ending = out.suffix.removeprefix(".") if out else form
+    if task_of(run).predicts_tables:
+        answers, notes = predict_table(run, source, columns)
+        text = _written((), [{}] * len(answers), answers, ending)
+    else:
+        found = read_inputs(run.recipe, source, columns)
+        answers, notes = [answer for some in _answers(run, found.rows) for answer in some], found.notes
+        text = _written(found.columns, found.kept, answers, ending)
+    for note in notes:
         typer.echo(note, err=True)
-    answers = [answer for some in _answers(run, found.rows) for answer in some]
     _tell_notes(answers)
-    text = _written(found.columns, found.kept, answers, out.suffix.removeprefix(".") if out else form)
     if out is None:
         typer.echo(text, nl=False)
         return

@@ -24,7 +24,9 @@ class Signal:
     bag (B, F): features of each whole row for a wide path, such as hashed n-grams; counts (B, F): number of times that
     each occurs, 0 for padding.
 
-    All but values, visible and counts are int64 or int32.
+    times (B or 1, N): real time of each value, where values are unevenly spaced; positions are whole numbers.
+
+    All but values, visible, counts and times are int64 or int32.
     """
 
     values: Tensor
@@ -36,6 +38,7 @@ class Signal:
     visible: Tensor | None = None
     bag: Tensor | None = None
     counts: Tensor | None = None
+    times: Tensor | None = None
 
     @classmethod
     def of(cls, values: Self | Tensor) -> Self:

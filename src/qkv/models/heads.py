@@ -16,6 +16,7 @@ from qkv.layers.linear import Linear
 from qkv.layers.norms import build_norm
 from qkv.layers.pooling import pooled
 from qkv.models.cross_entropy import cross_entropy
+from qkv.models.forecasts import build_forecast
 from qkv.ops.at_least_single import at_least_single
 from qkv.ops.crf import Transitions, best_sequence, log_partition, sequence_score
 from qkv.ops.dropout import dropout
@@ -267,6 +268,58 @@ class Regressor(PredictionHead):
     def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         """Squared error Σ (y - target)²; ``smoothing`` is ignored, as targets are numbers."""
         return (at_least_single(outputs[:, 0]) - targets).square().sum()
+
+
+@implements(spec.ForecastHead)
+class Forecaster(Head):
+    """Forecasting head: outputs (B, C, H, Q) for H future values of C channels, from the vectors of each row.
+
+    Positions joined or averaged: C channels of the row; a position per channel: C = N; a position per step: H = N.
+    """
+
+    def __init__(self, part: spec.ForecastHead, width: int, table: object):
+        super().__init__()
+        self.form, self.over, self.dropout = build_forecast(part.form), part.over, part.dropout
+        self.horizon, self.channels, self.each = part.horizon or 1, part.channels or 1, part.form.outputs
+        if part.over == "flatten" and part.positions is None:
+            raise UserError("model.head.positions is not known: give it, or build the model together with its data")
+        read = width * (part.positions or 1) if part.over == "flatten" else width
+        values = {"channels": self.horizon, "steps": self.channels}.get(part.over, self.horizon * self.channels)
+        self.num_outputs = values * self.each
+        self.output = Linear(read, self.num_outputs)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        if self.over == "flatten":
+            if x.shape[1] * x.shape[2] != self.output.in_features:
+                count = self.output.in_features // x.shape[2]
+                raise UserError(f"the head joins {count} positions and is given {x.shape[1]}; give whole windows")
+            x = x.flatten(1)
+        elif self.over == "mean":
+            x = pooled(x, lengths, "mean")
+        y = self.output(dropout(x, self.dropout, self.training))
+        if self.over == "channels":
+            return y.unflatten(-1, (self.horizon, self.each))
+        if self.over == "steps":
+            return y.unflatten(-1, (self.channels, self.each)).transpose(1, 2)
+        return y.unflatten(-1, (self.channels, self.horizon, self.each))
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        channels = length if self.over == "channels" else self.channels
+        return torch.randn(rows, channels, length if self.over == "steps" else self.horizon, generator=generator)
+
+    def restored(self, outputs: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        """Outputs for values that were transformed to (x - shift) / scale; shift and scale (B, C)."""
+        return self.form.restored(at_least_single(outputs), shift[..., None], scale[..., None])
+
+    def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        """Summed loss of targets (B, C, H) that were not transformed; NaN is no target. ``smoothing`` is ignored."""
+        ones = torch.ones(outputs.shape[:2], device=outputs.device)
+        return self.summed(self.restored(outputs, torch.zeros_like(ones), ones), targets)
+
+    def summed(self, restored: Tensor, targets: Tensor) -> Tensor:
+        """Summed loss of restored outputs (B, C, H, Q) for targets (B, C, H), in which NaN is no target."""
+        seen = ~targets.isnan()
+        return torch.where(seen, self.form.loss(restored, targets.nan_to_num()), 0).sum()
 
 
 def _known(count: int | None) -> int:

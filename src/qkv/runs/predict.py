@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qkv.runs.run import Run, task_of
 from qkv.spec.errors import UserError
+from qkv.tasks.task import TablePrediction
 
 
 def predict(run: Run, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Predict the task's output for each row of inputs; see ``qkv.tasks.task.Task.predict``."""
     return task_of(run).predict(run.model, run.vocabulary, run.recipe, rows)
+
+
+def predict_table(run: Run, source: str, columns: Mapping[str, str]) -> TablePrediction:
+    """Predict from the whole table in the file ``source``; see ``qkv.tasks.task.Task.predict_table``."""
+    return task_of(run).predict_table(run.model, run.vocabulary, run.recipe, source, columns)
 
 
 def rows_for(run: Run, inputs: Sequence[Any]) -> list[dict[str, Any]]:

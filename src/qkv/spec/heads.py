@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from qkv.spec.base import Part
 from qkv.spec.errors import Problem, SpecError, nearest, quoted
+from qkv.spec.forecasts import Forecast, Point
 from qkv.spec.parts import Activation, LayerNorm, NoNorm, Norm
 
 PoolingName = Literal["first", "last", "mean", "max", "mean_sqrt_len", "weighted_mean", "attention"]
@@ -189,3 +190,30 @@ class SpanHead(Hidden, kind="spans"):
     """Span prediction: two logits z W^T + b per position, start and end (Devlin et al. 2019); z as in ``Hidden``."""
 
     per_position = True
+
+
+class ForecastHead(Head, kind="forecast"):
+    """Forecast of the next ``horizon`` values of each channel of a window: outputs z W^T + b in the given ``form``.
+
+    z: the vectors of all positions joined (``flatten``, PatchTST, Nie et al. 2023), or their ``mean``; or the vector of
+    one position, which is one of the ``channels`` (iTransformer, Liu et al. 2024) or of the future ``steps`` (decoder).
+    """
+
+    over: Literal["mean", "flatten", "channels", "steps"] = "mean"
+    form: Forecast = Point()
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    horizon: int | None = Field(default=None, gt=0, description="future steps; default: the task's")
+    channels: int | None = Field(default=None, gt=0, description="channels of a row; default: those of the data")
+    positions: int | None = Field(default=None, gt=0, description="joined positions; default: those of a window")
+
+    def of_window(self, horizon: int, channels: int, positions: int) -> Self:
+        """Copy with the sizes of a window filled in. Raises ``SpecError`` if others are given."""
+        sizes = {"horizon": horizon, "channels": channels, "positions": positions}
+        for name, size in sizes.items():
+            if getattr(self, name) not in (None, size):
+                sentence = f"{getattr(self, name)} given, but a window has {size}; leave the key out"
+                raise SpecError([Problem((name,), sentence)])
+        return self.changed(**sizes)
+
+    def unsized(self) -> Self:
+        return self.changed(horizon=None, channels=None, positions=None)

@@ -183,6 +183,52 @@ class Regression(Task, kind="regression"):
         return self.changed(mean=0.0, deviation=1.0)  # the outputs are in the original units
 
 
+class Forecasting(Task, kind="forecasting"):
+    """Forecasting of time series: the next ``horizon`` values from the last ``context``; loss of the head's form.
+
+    Metrics: MSE and MAE of the standardised values, RMSE and MAE in the units of the data. Columns ``value``, and
+    optionally ``time``, ``series`` and ``known``; several names are separated by commas.
+    """
+
+    context: int = Field(default=96, gt=0, le=1_000_000, description="steps that the model reads")
+    horizon: int = Field(default=24, gt=0, le=1_000_000, description="steps that it forecasts")
+    parts: Seq[Annotated[float, Field(gt=0)]] = Field(
+        default=(0.7, 0.1, 0.2),
+        min_length=2,
+        max_length=3,
+        description="training, validation and test part in order of time: fractions, or numbers of steps",
+    )
+    dropped: float = Field(
+        default=0.0, ge=0, lt=1, description="fraction of the steps of each window that are left out at random"
+    )
+
+    reads: ClassVar[Reads] = "examples"
+    head: ClassVar[str] = "forecast"
+    takes_encoder: ClassVar[bool] = True
+
+    def problems(self) -> list[Problem]:
+        if max(self.parts) > 1:
+            wrong = next((part for part in self.parts if part != int(part)), None)
+            sentence = f"{wrong} given beside numbers of steps; give whole numbers, or fractions whose sum is at most 1"
+            return [] if wrong is None else [Problem(("parts",), sentence)]
+        total = sum(self.parts)
+        return [] if total <= 1 + 1e-9 else [Problem(("parts",), f"the sum of the fractions is {total:g}, above 1")]
+
+    def model_problems(self, model: Model) -> list[Problem]:
+        stack, path = (model.encoder, ("encoder", "frontend")) if model.encoder else (model, ("frontend",))
+        if stack.frontend.processor is None or stack.frontend.processor.kind != "series":
+            return [Problem(path, f"the task 'forecasting' reads series, not {stack.frontend.kind!r}")]
+        if model.encoder and model.frontend.kind != "series_steps":
+            return [Problem(("frontend",), "a decoder of forecasts reads future steps; use 'series_steps'")]
+        inverted = getattr(stack.frontend, "channels", "") == "inverted"
+        fits = ("steps",) if model.encoder else ("channels",) if inverted else ("flatten", "mean")
+        over = getattr(model.head, "over", fits[0])
+        if over in fits:
+            return []
+        sentence = f"the head reads {over!r}, but a position of this model is no such thing; use {' or '.join(fits)}"
+        return [Problem(("head", "over"), sentence)]
+
+
 class MaskedTokens(Task, kind="masked_tokens"):
     """Masked language modelling: -Σ log p(x_i | x with the targets masked) (BERT, Devlin et al. 2019).
 

@@ -83,6 +83,13 @@ class Totals:
         self.outcomes += seen.outcomes
 
 
+class TablePrediction(NamedTuple):
+    """Predictions from a whole table: rows of plain data, each with an ``answer``, and sentences for the user."""
+
+    rows: list[dict[str, Any]]
+    notes: list[str]
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """Final evaluation of a trained model.
@@ -113,6 +120,8 @@ class Task(ABC):
     """Input names of ``predict``; a single text is taken as the first."""
     may_ask: tuple[str, ...] = ()
     """Optional input names of ``predict``."""
+    predicts_tables: ClassVar[bool] = False
+    """True if the predictions are for a table as a whole, such as the future of a series, not for each of its rows."""
     temperature: float = 1.0
     """Divisor of the logits of a label before their softmax, fitted after training (``qkv.tasks.calibration``)."""
     processor: Processor | None = None
@@ -183,6 +192,14 @@ class Task(ABC):
         raise UserError(
             f"a model of the task {self.spec.kind!r} has no answer to predict; generate text with 'qkv generate'"
         )
+
+    def predict_table(
+        self, model: Any, vocabulary: Vocabulary, recipe: Recipe, source: str, columns: Mapping[str, str]
+    ) -> TablePrediction:
+        """Predict from the whole table in the file ``source``; ``columns``: column of each role. For tasks that
+        ``predicts_tables``. Raises ``UserError``.
+        """
+        raise NotImplementedError
 
 
 __getattr__ = renamed(__name__, {"Exam": "Evaluation"})

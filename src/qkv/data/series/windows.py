@@ -1,0 +1,188 @@
+"""Windows of series: inputs of ``context`` steps and targets of ``horizon`` steps, cut when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from qkv.data.corpus import TEST, TRAIN, VALIDATION
+from qkv.data.series.read import OneSeries, Panel
+from qkv.data.series.stamps import calendar
+from qkv.spec.errors import UserError
+from qkv.spec.signals.series import Series
+
+
+class Scaled(NamedTuple):
+    """One series, standardised: ``values`` (T, C) and ``known`` (T + …, K) filled forward; ``seen`` (T, C), False where
+    a value is missing; ``places`` (T), time of each step in steps.
+    """
+
+    name: str
+    first: int
+    values: np.ndarray
+    seen: np.ndarray
+    known: np.ndarray
+    places: np.ndarray
+
+
+class Windows(NamedTuple):
+    """B windows: past (B, T, C), known (B, T + H, K), future (B, H, C) with NaN where a value is missing, all
+    standardised; kept (B, S): index of the steps that the model reads; times (B, S): in units of the context, 0 at the
+    last step.
+    """
+
+    past: np.ndarray
+    known: np.ndarray
+    future: np.ndarray
+    kept: np.ndarray
+    times: np.ndarray
+
+    @property
+    def read(self) -> np.ndarray:
+        """Values (B, S, C) that the model reads."""
+        return np.take_along_axis(self.past, self.kept[..., None], 1)
+
+    @property
+    def filled(self) -> np.ndarray:
+        """Values (B, T, C) of every step as known from those that the model reads: left-out ones are the one before."""
+        steps = np.arange(self.past.shape[1])
+        before = np.stack([np.searchsorted(kept, steps, side="right") - 1 for kept in self.kept])
+        index = np.take_along_axis(self.kept, before.clip(min=0), 1)
+        return np.take_along_axis(self.past, index[..., None], 1)
+
+
+def borders(panel: Panel, parts: Sequence[float]) -> dict[str, tuple[int, int]]:
+    """Steps (first, end) of each split on the common grid, in order of time. Raises ``UserError`` if the series are
+    shorter than the ``parts``.
+    """
+    low = min(each.first for each in panel.series)
+    total = max(each.first + each.length for each in panel.series) - low
+    counts = [part * total if max(parts) <= 1 else part for part in parts]
+    ends = [round(sum(counts[: i + 1])) for i in range(len(counts))]
+    if ends[-1] > total:
+        raise UserError(f"task.parts: {ends[-1]:,} steps are asked, and {panel.name} has {total:,}; give fewer")
+    names = (TRAIN, VALIDATION, TEST)
+    return {name: (low + a, low + b) for name, a, b in zip(names, [0, *ends], ends, strict=False)}
+
+
+def fitted(panel: Panel, spec: Series, end: int, period: int | None) -> Series:
+    """Processor with the columns, the step, and the mean and deviation of all steps before ``end``."""
+    past = [each.values[: max(0, end - each.first)] for each in panel.series]
+    known = [each.known[: max(0, end - each.first)] for each in panel.series]
+    means, deviations = [], []
+    for name, rows in (*_by_column(panel.columns.channels, past), *_by_column(panel.columns.known, known)):
+        seen = rows[~np.isnan(rows)]
+        if not len(seen):
+            raise UserError(f"the column {name!r} of {panel.name} has no number in the training part")
+        means.append(float(seen.mean()))
+        deviation = float(seen.std())
+        deviations.append(deviation if deviation > 1e-12 * max(1.0, abs(means[-1])) else 1.0)
+    columns = panel.columns
+    fields = {"time": columns.time, "series": columns.series, "channels": columns.channels, "known": columns.known}
+    fields |= {"unit": panel.step.unit, "step": panel.step.size, "period": period}
+    if spec.calendar and not panel.dates:
+        raise UserError("data.processor.calendar: the series have no dates; leave it out")
+    return spec.changed(**fields, mean=means, deviation=deviations)
+
+
+def _by_column(names: Sequence[str], rows: Sequence[np.ndarray]) -> list[tuple[str, np.ndarray]]:
+    joined = np.concatenate(rows) if rows else np.zeros((0, len(names)))
+    return [(name, joined[:, j]) for j, name in enumerate(names)]
+
+
+def scaled(panel: Panel, processor: Series) -> tuple[Scaled, ...]:
+    """Series standardised with the processor's mean and deviation, gaps filled forward (leading ones backward)."""
+    return tuple(_scaled(panel, each, processor) for each in panel.series)
+
+
+def _scaled(panel: Panel, each: OneSeries, processor: Series) -> Scaled:
+    mean, deviation = np.array(processor.mean), np.array(processor.deviation)
+    count = len(processor.channels)
+    values = (each.values - mean[:count]) / deviation[:count]
+    known = (each.known - mean[count:]) / deviation[count:]
+    if processor.calendar:
+        known = np.concatenate((known, calendar(each.stamps)), 1)
+    places = panel.step.places(each.stamps) if panel.step.unit != "months" else np.arange(len(each.stamps), dtype=float)
+    seen = ~np.isnan(values)
+    parts = (filled(values).astype(np.float32), seen, filled(known).astype(np.float32))
+    return Scaled(each.name, each.first, *parts, places)
+
+
+def filled(values: np.ndarray) -> np.ndarray:
+    """Values (T, C) with each NaN replaced by the number before it, or the first one; 0 without any."""
+    seen = ~np.isnan(values)
+    index = np.where(seen, np.arange(len(values))[:, None], 0)
+    np.maximum.accumulate(index, axis=0, out=index)
+    found = np.take_along_axis(values, index, 0) if len(values) else values
+    first = np.take_along_axis(values, seen.argmax(0)[None], 0) if len(values) else values
+    return np.nan_to_num(np.where(np.isnan(found), first, found)) if len(values) else values
+
+
+class Cutter:
+    """Windows of the steps ``low`` to ``end`` of all series, numbered in order: series by series, by time.
+
+    Targets lie inside of the part; inputs may begin before it, unless it is the training part, which begins with the
+    series. ``left_out``: names of series that are too short for a window.
+    """
+
+    def __init__(self, series: Sequence[Scaled], part: tuple[int, int], context: int, horizon: int):
+        self.series, self.context, self.horizon = series, context, horizon
+        low, end = part
+        starts = [max(context, low - each.first) for each in series]  # first target of the first window
+        lasts = [min(len(each.values), end - each.first) - horizon for each in series]
+        self.counts = np.array([max(0, last - start + 1) for start, last in zip(starts, lasts, strict=True)])
+        self._starts, self._ends = np.array(starts) - context, np.cumsum(self.counts)
+        self.left_out = [each.name for each, count in zip(series, self.counts, strict=True) if not count]
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def place(self, number: int) -> tuple[int, int]:
+        """(series, first step) of a window."""
+        which = int(np.searchsorted(self._ends, number, side="right"))
+        before = int(self._ends[which - 1]) if which else 0
+        return which, int(self._starts[which]) + number - before
+
+    def cut(self, numbers: np.ndarray, steps: int, rng: np.random.Generator, observed: bool) -> Windows:
+        """Cut some windows; the model reads ``steps`` of their context, drawn by ``rng`` if these are fewer.
+
+        ``observed``: steps without any value are left out first.
+        """
+        places = [self.place(int(number)) for number in numbers]
+        return cut(self.series, places, (self.context, self.horizon), steps, rng, observed)
+
+
+def cut(
+    series: Sequence[Scaled],
+    places: Sequence[tuple[int, int]],
+    lengths: tuple[int, int],
+    steps: int,
+    rng: np.random.Generator,
+    observed: bool,
+) -> Windows:
+    """Windows of ``lengths`` (context, horizon) at ``places``, pairs (series, first step); others as ``Cutter.cut``.
+
+    A future behind the end of a series is NaN; its covariates are the last ones.
+    """
+    context, horizon = lengths
+    past = np.stack([series[i].values[start : start + context] for i, start in places])
+    future = np.full((len(places), horizon, past.shape[2]), np.nan, np.float32)
+    known = np.zeros((len(places), context + horizon, series[0].known.shape[1]), np.float32)
+    seen = np.stack([series[i].seen[start : start + context].any(1) for i, start in places])
+    at = np.stack([series[i].places[start : start + context] for i, start in places])
+    for row, (i, start) in enumerate(places):
+        each = series[i]
+        target = each.values[start + context : start + context + horizon]
+        future[row, : len(target)] = np.where(each.seen[start + context :][:horizon], target, np.nan)
+        if known.shape[2]:
+            covariates = each.known[start : start + context + horizon]
+            known[row, : len(covariates)] = covariates
+            known[row, len(covariates) :] = covariates[-1]
+    kept = np.broadcast_to(np.arange(context), (len(places), context))
+    if steps < context or (observed and not seen.all()):
+        order = rng.random(seen.shape) + (~seen if observed else 0)
+        kept = np.sort(np.argsort(order, 1, kind="stable")[:, :steps], 1)
+    times = np.take_along_axis(at - at[:, -1:], kept, 1) / context
+    return Windows(past, known, future, kept, times.astype(np.float32))

@@ -1,0 +1,177 @@
+"""Front ends of time series: patches of windows, and future steps."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from qkv.frontends.placed import PlacedFrontend
+from qkv.layers.context import Context
+from qkv.layers.layout import WHOLE, Layouts
+from qkv.layers.linear import Linear
+from qkv.layers.norms import build_norm
+from qkv.layers.positions import build_positions
+from qkv.layers.signal import Signal
+from qkv.spec.errors import UserError
+from qkv.spec.model import Stack
+from qkv.spec.parts import NoNorm
+from qkv.spec.register import implements
+from qkv.spec.signals.series import SeriesPatches, SeriesSteps
+
+_EPS = 1e-5
+
+
+class _SeriesFrontend(PlacedFrontend):
+    """Base class of front ends of series, whose values (B, T, features) are floats."""
+
+    part: SeriesPatches | SeriesSteps  # type: ignore[assignment]
+    width_read: int
+    """Features of a step."""
+
+    def __init__(self, part: SeriesPatches | SeriesSteps, stack: Stack, width: int):
+        super(PlacedFrontend, self).__init__(part, stack)
+        self.norm = build_norm(NoNorm(), width)
+        self.positions = build_positions(part.positions, stack.context_length, part.vector_width(width))
+
+    def check(self, signal: Signal) -> None:
+        values = signal.values
+        if values.dim() != 3 or values.shape[2] != self.width_read or not values.is_floating_point():
+            shape = tuple(values.shape)
+            raise UserError(
+                f"series have the shape {shape} and the type {str(values.dtype).removeprefix('torch.')}, and the model "
+                f"reads numbers (B, T, {self.width_read}): the features of each step"
+            )
+        if values.device != self.device:
+            raise UserError(f"series are on {values.device} and the model on {self.device}; move one of them")
+
+
+@implements(SeriesPatches)
+class SeriesPatchFrontend(_SeriesFrontend):
+    """Windows of series (B, T, C + K), C channels and K known covariates -> patches (B, N, D).
+
+    Patch n holds the steps n · stride to n · stride + patch - 1. The last value is repeated ``stride`` times if
+    ``pad_end``. Inverted: position n holds all steps of feature n.
+    """
+
+    part: SeriesPatches
+
+    def __init__(self, part: SeriesPatches, stack: Stack, width: int, table: object = None):
+        super().__init__(part, stack, width)
+        self.inverted = part.channels == "inverted"
+        self.features = part.row_features or 1
+        self.width_read = self.features + (part.covariates or 0)
+        if self.inverted and part.steps is None:
+            raise UserError("model.frontend.steps is not known: give it, or build the model together with its data")
+        timed = 1 + part.frequencies if part.frequencies else 0
+        read = part.steps if self.inverted else part.patch * (self.width_read + timed)
+        self.map = Linear(read or 1, part.vector_width(width))
+        for name, value in (("gain", 1.0), ("offset", 0.0)):
+            shape = torch.full((self.features,), value)
+            self.register_parameter(name, nn.Parameter(shape) if part.affine else None)
+        waves = part.frequencies
+        self.register_parameter("rates", nn.Parameter(torch.empty(waves)) if waves else None)
+        self.register_parameter("phases", nn.Parameter(torch.zeros(waves)) if waves else None)
+        if waves:
+            self.initialise(0.0)
+
+    def layouts(self) -> Layouts:
+        return {name: WHOLE for name in ("gain", "offset", "rates", "phases") if getattr(self, name) is not None}
+
+    def initialise(self, std: float) -> None:
+        """Set the angular frequencies to 1 to 256 turns of a window, evenly spaced on a logarithmic scale."""
+        if self.rates is not None:
+            turns = torch.logspace(0, 8, len(self.rates), base=2.0)
+            with torch.no_grad():
+                self.rates.copy_(2 * math.pi * turns)
+
+    def count(self, signal: Signal) -> int:
+        if self.inverted:
+            return signal.values.shape[2]
+        return max(0, self.part.patches(signal.values.shape[1]))
+
+    def lengths(self, signal: Signal) -> Tensor | None:
+        if signal.lengths is None or self.inverted:
+            return None
+        steps = torch.clamp(signal.lengths - self.part.patch, min=0)
+        return torch.div(steps, self.part.stride, rounding_mode="floor") + 1
+
+    def check(self, signal: Signal) -> None:
+        super().check(signal)
+        steps, part = signal.values.shape[1], self.part
+        if self.inverted and steps != part.steps:
+            raise UserError(f"a window has {steps} steps, and the model reads {part.steps}")
+        if not self.inverted and steps < part.patch:
+            raise UserError(f"a window of {steps} steps is shorter than a patch of {part.patch}; give more steps")
+        if (signal.times is None) != (self.rates is None):
+            raise UserError(
+                "times are given, and the front end reads none; set frontend.frequencies"
+                if self.rates is None
+                else "the front end reads the times of the values, and none are given"
+            )
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Signal:
+        part = self.part
+        steps = part.steps or (length - 1 - part.pad_end) * part.stride + part.patch
+        values = torch.randn(rows, max(steps, part.patch), self.width_read, generator=generator)
+        times = torch.linspace(-1, 0, values.shape[1]).expand(rows, -1) if part.frequencies else None
+        return Signal(values, times=times)
+
+    def level(self, signal: Signal) -> tuple[Tensor, Tensor]:
+        """(shift, scale), each (B, C), of the normalisation of the windows: x = (value - shift) / scale."""
+        values = signal.values[..., : self.features]
+        if self.part.normalise == "none":
+            return torch.zeros_like(values[:, 0]), torch.ones_like(values[:, 0])
+        if self.part.normalise == "last":
+            shift, scale = values[:, -1], torch.ones_like(values[:, 0])
+        else:
+            shift, scale = values.mean(1), (values.var(1, correction=0) + _EPS).sqrt()
+        if self.gain is None:
+            return shift, scale
+        gain = self.gain + _EPS  # as in the authors' program, so that a gain of 0 does not divide
+        return shift - scale * self.offset / gain, scale / gain
+
+    def forward(self, signal: Signal, context: Context) -> Tensor:
+        shift, scale = self.level(signal)
+        values = signal.values
+        x = (values[..., : self.features] - shift[:, None]) / scale[:, None]
+        if values.shape[2] > self.features:
+            x = torch.cat((x, values[..., self.features :]), -1)
+        if self.inverted:
+            return self.placed(self.map(x.transpose(1, 2)), context)
+        if self.rates is not None:
+            assert signal.times is not None
+            time = signal.times[..., None].to(x.dtype)
+            x = torch.cat((x, time, (time * self.rates + self.phases).sin()), -1)
+        if self.part.pad_end:
+            x = torch.cat((x, x[:, -1:].expand(-1, self.part.stride, -1)), 1)
+        patches = x.unfold(1, self.part.patch, self.part.stride)  # (B, N, features, patch)
+        return self.placed(self.map(patches.flatten(2)), context)
+
+
+@implements(SeriesSteps)
+class SeriesStepFrontend(_SeriesFrontend):
+    """Future steps: known covariates (B, H, K) -> vectors (B, H, D); without covariates a learned vector."""
+
+    part: SeriesSteps
+
+    def __init__(self, part: SeriesSteps, stack: Stack, width: int, table: object = None):
+        super().__init__(part, stack, width)
+        self.width_read = part.covariates or 0
+        self.map = Linear(self.width_read, part.vector_width(width)) if self.width_read else None
+        self.vector = nn.Parameter(torch.zeros(part.vector_width(width)))
+
+    @property
+    def device(self) -> torch.device:
+        return self.vector.device
+
+    def initialise(self, std: float) -> None:
+        nn.init.normal_(self.vector, std=std)
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Signal:
+        return Signal(torch.randn(rows, self.part.steps or length, self.width_read, generator=generator))
+
+    def forward(self, signal: Signal, context: Context) -> Tensor:
+        x = self.vector.expand(*signal.values.shape[:2], -1)
+        return self.placed(x if self.map is None else x + self.map(signal.values), context)

@@ -1,0 +1,164 @@
+"""Forms of a forecast: losses, points, quantiles and the CRPS of outputs (…, Q) for future values y (…).
+
+Every form is a family of location and scale: ``restored`` transforms its outputs as values x -> shift + scale · x.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qkv.spec import forecasts as spec
+from qkv.spec.register import implementation, implements
+
+LEVELS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+"""Levels of quantiles at which distributions are evaluated."""
+_LEAST = 1e-4
+"""Smallest scale of a distribution, relative to that of the window."""
+
+
+class Forecast(ABC):
+    """Base class of forms of a forecast."""
+
+    levels: Sequence[float] = ()
+    """Levels of the quantiles that it predicts; empty for a point."""
+
+    def __init__(self, part: Any):
+        self.part = part
+
+    @abstractmethod
+    def restored(self, outputs: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        """Outputs of the values shift + scale · x, from raw outputs (…, Q) for x; shift and scale (…)."""
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Loss (…) of each value y, of restored outputs (…, Q)."""
+
+    @abstractmethod
+    def point(self, outputs: Tensor) -> Tensor:
+        """Point forecast (…) of restored outputs: mean or median."""
+
+    def quantiles(self, outputs: Tensor) -> Tensor:
+        """Quantiles (…, levels) of restored outputs."""
+        return outputs[..., :0]
+
+
+@implements(spec.Point)
+class Point(Forecast):
+    """One number for each value."""
+
+    part: spec.Point
+
+    def restored(self, outputs: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        return shift[..., None] + scale[..., None] * outputs
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        error = outputs[..., 0] - y
+        return error.square() if self.part.loss == "squared" else error.abs()
+
+    def point(self, outputs: Tensor) -> Tensor:
+        return outputs[..., 0]
+
+
+@implements(spec.Quantiles)
+class Quantiles(Forecast):
+    """Quantiles at the levels of the spec."""
+
+    part: spec.Quantiles
+
+    def __init__(self, part: spec.Quantiles):
+        super().__init__(part)
+        self.levels = part.levels
+
+    def restored(self, outputs: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        return shift[..., None] + scale[..., None] * outputs
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return pinball(outputs, y, self.levels).mean(-1)
+
+    def point(self, outputs: Tensor) -> Tensor:
+        return self.quantiles(outputs)[..., min(range(len(self.levels)), key=lambda i: abs(self.levels[i] - 0.5))]
+
+    def quantiles(self, outputs: Tensor) -> Tensor:
+        return outputs.sort(-1).values
+
+
+class _Distribution(Forecast):
+    """Distribution with outputs (location, raw scale, …)."""
+
+    levels = LEVELS
+
+    def restored(self, outputs: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        location = shift + scale * outputs[..., 0]
+        deviation = scale * (F.softplus(outputs[..., 1]) + _LEAST)
+        freedom = (F.softplus(each) + 2.01 for each in outputs[..., 2:].unbind(-1))
+        return torch.stack((location, deviation, *freedom), -1)
+
+    def point(self, outputs: Tensor) -> Tensor:
+        return outputs[..., 0]
+
+    def quantiles(self, outputs: Tensor) -> Tensor:
+        location, deviation = outputs[..., 0:1], outputs[..., 1:2]
+        return location + deviation * self.standard(outputs)
+
+    def standard(self, outputs: Tensor) -> Tensor:
+        """Quantiles of the standardised distribution, (levels,) or (…, levels)."""
+        levels = torch.tensor(self.levels, dtype=outputs.dtype, device=outputs.device)
+        return math.sqrt(2) * torch.erfinv(2 * levels - 1)
+
+
+@implements(spec.Gaussian)
+class Gaussian(_Distribution):
+    """Normal distribution: outputs (μ, σ)."""
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        z = (y - outputs[..., 0]) / outputs[..., 1]
+        return z.square() / 2 + outputs[..., 1].log() + math.log(2 * math.pi) / 2
+
+
+@implements(spec.StudentT)
+class StudentT(_Distribution):
+    """Student's t distribution: outputs (μ, σ, ν)."""
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        location, scale, nu = outputs.unbind(-1)
+        z = (y - location) / scale
+        normaliser = torch.lgamma(nu / 2) - torch.lgamma((nu + 1) / 2) + (nu * math.pi).log() / 2 + scale.log()
+        return normaliser + (nu + 1) / 2 * torch.log1p(z.square() / nu)
+
+    def standard(self, outputs: Tensor) -> Tensor:
+        """Quantiles by the expansion of Hill 1970 in the normal ones, to 1e-2 for ν > 2 and the levels used."""
+        z, nu = super().standard(outputs), outputs[..., 2:3]
+        terms = (
+            (z**3 + z) / 4,
+            (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+            (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+            (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+        )
+        return z + sum(term / nu ** (i + 1) for i, term in enumerate(terms))
+
+
+def pinball(quantiles: Tensor, y: Tensor, levels: Sequence[float]) -> Tensor:
+    """Pinball losses 2 max(τ (y - q), (τ - 1) (y - q)), (…, levels), of quantiles (…, levels) for values y (…)."""
+    error = y[..., None] - quantiles
+    level = torch.tensor(levels, dtype=quantiles.dtype, device=quantiles.device)
+    return 2 * torch.maximum(level * error, (level - 1) * error)
+
+
+def crps(quantiles: Tensor, y: Tensor, levels: Sequence[float]) -> Tensor:
+    """CRPS (…) of quantiles: ∫ pinball(τ) dτ, approximated with each level weighted by its share of (0, 1)."""
+    between = [0.0, *((a + b) / 2 for a, b in pairwise(levels)), 1.0]
+    shares = torch.tensor([b - a for a, b in pairwise(between)], dtype=quantiles.dtype)
+    return (pinball(quantiles, y, levels) * shares.to(quantiles.device)).sum(-1)
+
+
+def build_forecast(part: spec.Forecast) -> Forecast:
+    """Build the form of a forecast."""
+    return implementation(part, "qkv.models")(part)

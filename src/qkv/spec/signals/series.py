@@ -1,0 +1,164 @@
+"""Specs of time series: processor and front ends."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field
+
+from qkv.spec.base import Seq
+from qkv.spec.errors import Problem, SpecError
+from qkv.spec.frontends import Frontend, Placed
+from qkv.spec.processors import Processor
+
+LONGEST = 1_000_000
+"""Upper bound of steps and channels, far beyond any published model."""
+Unit = Literal["rows", "number", "seconds", "months"]
+
+
+class Series(Processor, kind="series"):
+    """Standardisation (x - mean) / deviation of the channels of a time series, and features of its time stamps.
+
+    Mean and deviation are those of the training part. The columns are named in ``data.columns`` or guessed.
+    """
+
+    calendar: bool = Field(
+        default=False, description="hour of the day, day of the week, day and month of the year as known covariates"
+    )
+    time: str | None = Field(default=None, description="column of the time stamps; filled in from the data")
+    series: str | None = Field(default=None, description="column of the series' names; filled in from the data")
+    channels: Seq[str] = Field(default=(), description="columns of the values; filled in from the data")
+    known: Seq[str] = Field(default=(), description="columns known in advance; filled in from the data")
+    unit: Unit | None = Field(default=None, description="unit of the step; filled in from the data")
+    step: float | None = Field(default=None, gt=0, description="time between two rows; filled in from the data")
+    period: int | None = Field(default=None, gt=0, description="steps of a season; filled in from the data")
+    mean: Seq[float] = Field(default=(), description="of each channel, then of each known column")
+    deviation: Seq[float] = ()
+
+    @property
+    def covariates(self) -> int:
+        """Number of features known in advance: known columns and calendar."""
+        return len(self.known) + (CALENDAR if self.calendar else 0)
+
+    def problems(self) -> list[Problem]:
+        if len(self.mean) != len(self.deviation):
+            sentence = f"{len(self.deviation)} deviations are given for {len(self.mean)} means; give one for each"
+            return [Problem(("deviation",), sentence)]
+        low = min(self.deviation, default=1.0)
+        return [] if low > 0 else [Problem(("deviation",), f"{low} given, and values are divided by it; give more")]
+
+
+CALENDAR = 8
+"""Number of calendar features: sine and cosine of the hour, the day of the week, of the month and of the year."""
+
+
+class OfSeries(Placed):
+    """Base class of front ends of time series."""
+
+    processor: ClassVar[type[Processor] | None] = Series
+    features: int | None = Field(default=None, gt=0, le=LONGEST, description="channels; default: those of the data")
+    covariates: int | None = Field(default=None, ge=0, le=LONGEST, description="known features; default: the data's")
+    steps: int | None = Field(default=None, gt=0, le=LONGEST, description="steps of a window; default: the task's")
+
+    @property
+    def rows_per_channel(self) -> bool:
+        """True if each channel of a window is a row of its own."""
+        return False
+
+    def fitted(self, processor: Processor) -> Self:
+        assert isinstance(processor, Series)
+        return self._filled(features=len(processor.channels), covariates=processor.covariates)
+
+    def of_steps(self, steps: int) -> Self:
+        """Copy for windows of ``steps`` steps. Raises ``SpecError`` if another number is given."""
+        return self._filled(steps=steps)
+
+    def _filled(self, **sizes: int) -> Self:
+        for name, size in sizes.items():
+            given = getattr(self, name)
+            if given not in (None, size):
+                sentence = f"{given} given, but the data has {size}; leave the key out"
+                raise SpecError([Problem((name,), sentence)])
+        return self.changed(**sizes)
+
+    def unsized(self) -> Self:
+        return self.changed(features=None, covariates=None, steps=None)
+
+    def canonical(self, width: int) -> Self:
+        return self.changed(dropout=0.0)
+
+
+class SeriesPatches(OfSeries, kind="series_patches"):
+    """Windows of a time series (B, T, C) -> one vector per patch of ``patch`` steps, or per channel.
+
+    ``channels``: ``apart``: each channel is a row of its own, with shared weights, and a patch holds its steps
+    (PatchTST, Nie et al. 2023); ``mixed``: a patch holds the steps of all channels; ``inverted``: one position per
+    channel, which holds all of its steps (iTransformer, Liu et al. 2024). Known covariates are added to each patch, or
+    are positions of their own if inverted.
+
+    ``normalise``: ``window``: each channel of each window is standardised, and the forecast transformed back
+    (reversible instance normalisation, RevIN, Kim et al. 2022); ``last``: its last value is subtracted (NLinear, Zeng
+    et al. 2023).
+
+    ``frequencies`` F > 0: each value comes with its real time t, as [t, sin(ω_k t + φ_k)] with learned ω and φ
+    (Time2Vec, Kazemi et al. 2019), so that values may be unevenly spaced; steps without a value are then left out.
+    """
+
+    patch: int = Field(default=16, gt=0, le=LONGEST, description="steps of a patch")
+    stride: int = Field(default=8, gt=0, le=LONGEST, description="steps between the starts of patches")
+    pad_end: bool = Field(default=True, description="repeat the last value for one more patch")
+    channels: Literal["apart", "mixed", "inverted"] = "apart"
+    normalise: Literal["window", "last", "none"] = "window"
+    affine: bool = Field(default=False, description="learned scale and shift of each channel after the normalisation")
+    frequencies: int = Field(default=0, ge=0, le=10_000, description="sine waves of the time of each value; 0: none")
+
+    @property
+    def rows_per_channel(self) -> bool:
+        return self.channels == "apart"
+
+    @property
+    def row_features(self) -> int | None:
+        """Channels of a row."""
+        return 1 if self.rows_per_channel else self.features
+
+    @property
+    def num_positions(self) -> int | None:
+        if self.channels == "inverted":
+            return None if self.features is None else self.features + (self.covariates or 0)
+        return None if self.steps is None else self.patches(self.steps)
+
+    def patches(self, steps: int) -> int:
+        """Number of patches of a window of ``steps`` steps."""
+        return (steps - self.patch) // self.stride + 1 + self.pad_end
+
+    def of_steps(self, steps: int) -> Self:
+        if self.channels != "inverted" and steps < self.patch:
+            raise SpecError([Problem(("patch",), f"a patch of {self.patch} steps is longer than a window of {steps}")])
+        return super().of_steps(steps)
+
+    def problems(self) -> list[Problem]:
+        found = super().problems()
+        if self.channels == "inverted" and self.frequencies:
+            sentence = "a position of all steps of a channel has no time of its own; give channels 'apart' or 'mixed'"
+            found.append(Problem(("frequencies",), sentence))
+        if self.steps is not None and self.channels != "inverted" and self.steps < self.patch:
+            found.append(Problem(("patch",), f"a patch of {self.patch} steps is longer than a window of {self.steps}"))
+        if self.affine and self.normalise == "none":
+            found.append(Problem(("affine",), "there is no normalisation to scale; give normalise=window"))
+        return found
+
+
+class SeriesSteps(OfSeries, kind="series_steps"):
+    """Future steps of a time series: known covariates (B, H, K) -> one vector per step, for a decoder.
+
+    Linear map of the covariates, or without any a learned vector, with position vectors.
+    """
+
+    @property
+    def num_positions(self) -> int | None:
+        return self.steps
+
+
+def of_series(frontend: Frontend) -> bool:
+    """True for front ends of time series."""
+    return frontend.processor is Series

@@ -1,0 +1,75 @@
+"""Errors of forecasts, summed by channel and step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkv.models.forecasts import Forecast, crps
+
+COVERAGES = (0.8, 0.9)
+"""Shares of the values that an interval should cover, for each pair of quantiles predicted."""
+
+
+class Errors(NamedTuple):
+    """Sums over windows, each (C, H): squared and absolute errors, number of values, CRPS, and values inside of the
+    intervals of ``COVERAGES`` (…, C, H), NaN for those that are not predicted.
+    """
+
+    squared: np.ndarray
+    absolute: np.ndarray
+    count: np.ndarray
+    crps: np.ndarray
+    inside: np.ndarray
+
+    def __add__(self, other: Errors) -> Errors:  # type: ignore[override]
+        return Errors(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+    def mean(self, name: str, factors: np.ndarray | None = None) -> float:
+        """Mean of an error over all values; ``factors`` (C): of each channel."""
+        sums = getattr(self, name)
+        weighted = sums if factors is None else sums * factors[:, None]
+        return float(weighted.sum() / max(1, self.count.sum()))
+
+    def by_step(self, name: str) -> list[float]:
+        """Mean of an error for each step of the horizon."""
+        return (getattr(self, name).sum(0) / self.count.sum(0).clip(min=1)).tolist()
+
+
+def errors(point: Tensor, targets: Tensor) -> Errors:
+    """Errors of point forecasts (B, C, H) for targets of the same shape, in which NaN is none."""
+    seen = ~targets.isnan()
+    error = torch.where(seen, point.double() - targets.nan_to_num().double(), 0)
+    sums = [each.sum(0).numpy(force=True) for each in (error.square(), error.abs(), seen.double())]
+    nothing = np.full((len(COVERAGES), *sums[0].shape), np.nan)
+    return Errors(*sums, nothing[0], nothing)
+
+
+def errors_of(form: Forecast, outputs: Tensor, targets: Tensor) -> Errors:
+    """Errors of restored outputs (B, C, H, Q) of a head, with CRPS and coverage if it predicts quantiles."""
+    found = errors(form.point(outputs), targets)
+    if len(form.levels) < 2:
+        return found
+    seen, known = ~targets.isnan(), targets.nan_to_num().double()
+    quantiles = form.quantiles(outputs).double()
+    score = torch.where(seen, crps(quantiles, known, form.levels), 0).sum(0)
+    inside = [_inside(form, quantiles, known, seen, share) for share in COVERAGES]
+    return found._replace(crps=score.numpy(force=True), inside=np.stack(inside))
+
+
+def interval(form: Forecast, share: float) -> tuple[int, int] | None:
+    """Indices of the quantiles that enclose the middle ``share``; None if they are not predicted."""
+    levels = [round(level, 6) for level in form.levels]
+    low, high = round((1 - share) / 2, 6), round((1 + share) / 2, 6)
+    return (levels.index(low), levels.index(high)) if low in levels and high in levels else None
+
+
+def _inside(form: Forecast, quantiles: Tensor, y: Tensor, seen: Tensor, share: float) -> np.ndarray:
+    ends = interval(form, share)
+    if ends is None:
+        return np.full(tuple(y.shape[1:]), np.nan)
+    low, high = (quantiles[..., i] for i in ends)
+    return ((y >= low) & (y <= high) & seen).double().sum(0).numpy(force=True)
