@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from qkv.spec import branches as branch
 from qkv.spec import cross, heads, parts
+from qkv.spec.forecasts import Gaussian, Point, Quantiles, StudentT
 from qkv.spec.masks import Causal, Full, Window
 from qkv.spec.mixers.lsh_attention import LSHAttention
 from qkv.spec.mixers.relative_attention import DisentangledAttention, RelativeAttention
@@ -250,6 +251,13 @@ HEADS: dict[type[heads.Head], st.SearchStrategy[Any]] = {
     heads.TokenHead: answering(heads.TokenHead, num_classes=st.integers(1, 5)),
     heads.CRFHead: answering(heads.CRFHead, num_classes=st.integers(1, 5)),
     heads.SpanHead: st.just(heads.SpanHead()),
+    heads.ForecastHead: st.builds(
+        heads.ForecastHead,
+        over=st.sampled_from(["mean", "channels", "steps"]),
+        form=st.sampled_from([Point(), Quantiles(), Gaussian(), StudentT()]),
+        horizon=st.integers(1, 5),
+        channels=st.integers(1, 3),
+    ),
 }
 
 

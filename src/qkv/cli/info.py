@@ -90,7 +90,8 @@ def _data_sets() -> str:
     folders.append(cache_folder() / "data")
     told: list[str] = []
     for name in (*NAMES, *TABLES):
-        here = (name not in KNOWN and name not in TABLES) or any((folder / name).is_dir() for folder in folders)
+        where = TABLES[name].folder or name if name in TABLES else name
+        here = (name not in KNOWN and name not in TABLES) or any((folder / where).is_dir() for folder in folders)
         files = [file for split in TABLES[name].splits.values() for file in split] if name in TABLES else []
         told.append(
             name

@@ -251,14 +251,14 @@ def _shortened(value: Any) -> str:
 def _answer_table(run: Run, source: str, columns: Mapping[str, str], out: Path | None, form: str) -> None:
     from qkv.runs.files import clear_errors, write_file
     from qkv.runs.inputs import read_inputs
-
     from qkv.runs.predict import predict_table
     from qkv.runs.run import task_of
 
     ending = out.suffix.removeprefix(".") if out else form
     if task_of(run).predicts_tables:
-        answers, notes = predict_table(run, source, columns)
-        text = _written((), [{}] * len(answers), answers, ending)
+        rows, places, notes = predict_table(run, source, columns)
+        answers = [{name: value for name, value in row.items() if name not in places} for row in rows]
+        text = _written(places, rows, answers, ending)
     else:
         found = read_inputs(run.recipe, source, columns)
         answers, notes = [answer for some in _answers(run, found.rows) for answer in some], found.notes

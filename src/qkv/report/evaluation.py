@@ -23,6 +23,10 @@ _KNOWN_AS = {
 
 ERRORS = frozenset({"loss", "perplexity", "rmse", "mae", "bits_per_token", "bits_per_character", "bits_per_byte"}) | {
     "calibration_error",
+    "mse",
+    "crps",
+    "rmse_in_units",
+    "mae_in_units",
     "calibration_error_before",
 }
 """Metrics for which lower is better."""

@@ -206,6 +206,10 @@ class ForecastHead(Head, kind="forecast"):
     channels: int | None = Field(default=None, gt=0, description="channels of a row; default: those of the data")
     positions: int | None = Field(default=None, gt=0, description="joined positions; default: those of a window")
 
+    @property
+    def per_position(self) -> bool:  # type: ignore[override]
+        return self.over in ("channels", "steps")
+
     def of_window(self, horizon: int, channels: int, positions: int) -> Self:
         """Copy with the sizes of a window filled in. Raises ``SpecError`` if others are given."""
         sizes = {"horizon": horizon, "channels": channels, "positions": positions}

@@ -14,7 +14,7 @@ from qkv.data.corpus import TRAIN
 from qkv.data.rows import random
 from qkv.data.series.read import Panel, ahead, read_panel
 from qkv.data.series.seasons import guess_period
-from qkv.data.series.stamps import Step, stamp_text
+from qkv.data.series.stamps import Step
 from qkv.data.series.windows import borders, cut, fitted, scaled
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.tap import Tap
@@ -27,6 +27,7 @@ from qkv.spec.signals.series import Series
 from qkv.spec.tasks import Forecasting
 from qkv.tasks.dataset import OTHER, Dataset
 from qkv.tasks.forecast_errors import COVERAGES, Errors, errors_of
+from qkv.tasks.forecast_rows import columns_of, forecast_rows, in_units_of, places_of
 from qkv.tasks.series_dataset import SeriesDataset, signals, steps_read, with_windows
 from qkv.tasks.task import Evaluation, Observed, Scale, TablePrediction, Task, Totals
 
@@ -130,19 +131,18 @@ class ForecastingTask(Task):
             notes.append(f"{len(panel.series) - len(long)} series have no forecast: {sentence}")
         if any(len(each.stamps) < each.length + horizon for each in long) and known.known:
             notes.append(f"{', '.join(known.known)}: future values are missing, and the last ones are used")
-        panel = panel._replace(series=tuple(ahead(each, panel.step, horizon) for each in long))
-        rows = [row for begin in range(0, len(long), _AT_ONCE) for row in self._rows(model, panel, known, begin)]
-        return TablePrediction(rows, notes)
+        long = [ahead(each, panel.step, horizon) for each in long]
+        groups = (panel._replace(series=tuple(long[i : i + _AT_ONCE])) for i in range(0, len(long), _AT_ONCE))
+        rows = [row for group in groups for row in self._rows(model, group, known)]
+        return TablePrediction(rows, tuple(places_of(known).values()), notes)
 
-    def _rows(self, model: Transformer, panel: Panel, known: Series, begin: int) -> list[dict[str, Any]]:
-        """Predictions for some series of a table, one row per series, step and channel."""
-        some = panel._replace(series=panel.series[begin : begin + _AT_ONCE])
+    def _rows(self, model: Transformer, panel: Panel, known: Series) -> list[dict[str, Any]]:
+        """Predictions for the series of a panel, one row per series, step and channel."""
         context, horizon = self.spec.context, self.spec.horizon
         reader: Any = (model.spec.encoder or model.spec).frontend
-        places = [(i, each.length - context) for i, each in enumerate(some.series)]
+        places = [(i, each.length - context) for i, each in enumerate(panel.series)]
         steps, timed = steps_read(context, self.spec.dropped), getattr(reader, "frequencies", 0) > 0
-        rng = random(0, begin)
-        windows = cut(scaled(some, known), places, (context, horizon), steps, rng, timed)
+        windows = cut(scaled(panel, known), places, (context, horizon), steps, random(0, 0), timed)
         signal, future = signals(windows, model.spec, reader, known)
         nothing = torch.zeros(0)
         batch = Batch.of(signal, nothing) if future is None else Batch.of(future, nothing, signal)
@@ -150,21 +150,13 @@ class ForecastingTask(Task):
             outputs = self.restored(model, batch.to(model.device))
         form: Any = model.head.form
         outputs = outputs.reshape(len(places), len(known.channels), horizon, -1).double().cpu()
-        mean, deviation = (torch.tensor(each, dtype=torch.float64)[: len(known.channels), None, None]
-                           for each in (known.mean, known.deviation))
-        values = torch.cat((form.point(outputs)[..., None], form.quantiles(outputs)), -1) * deviation + mean
-        found = []
-        for i, each in enumerate(some.series):
-            texts = [stamp_text(at, panel.dates, panel.days) for at in each.stamps[each.length :][:horizon]]
-            for step in range(horizon):
-                for j, channel in enumerate(known.channels):
-                    row = {"time": texts[step] if known.time else step + 1}
-                    row |= {"series": each.name} if known.series else {}
-                    row |= {"column": channel} if len(known.channels) > 1 else {}
-                    point, *quantiles = values[i, j, step].tolist()
-                    row |= {f"p{100 * level:g}": q for level, q in zip(form.levels, quantiles, strict=True)}
-                    found.append({**row, "answer": point})
-        return found
+        values = torch.cat((form.point(outputs)[..., None], form.quantiles(outputs)), -1)
+        return forecast_rows(panel, known, in_units_of(values, known).tolist(), form.levels)
+
+    def predict(
+        self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        raise UserError("a forecast follows a whole series; give its table (--data FILE)")
 
 
 def summed(outcomes: Sequence[Errors]) -> Errors:
@@ -195,17 +187,8 @@ def in_units(total: Errors, processor: Series) -> dict[str, float]:
     }
 
 
-def columns_of(processor: Series) -> dict[str, str]:
-    """Columns of the data by role, as in training."""
-    several = {"value": processor.channels, "known": processor.known}
-    found = {role: name for role, name in (("time", processor.time), ("series", processor.series)) if name}
-    return found | {role: ",".join(names) for role, names in several.items() if names}
-
-
 def _processor(vocabulary: Vocabulary) -> Series:
     found = vocabulary.processors.get(INPUT)
     if not isinstance(found, Series):
         raise UserError("the run has no processor of series; its processors.json belongs to another run")
     return found
-
-

@@ -15,7 +15,7 @@ from qkv.data.corpus import TRAIN
 from qkv.data.examples import ExampleRows, in_order
 from qkv.data.rows import random
 from qkv.data.series.read import Panel
-from qkv.data.series.windows import Cutter, Scaled, Windows, scaled
+from qkv.data.series.windows import Cutter, ScaledSeries, Windows, scaled
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.signal import Signal
 from qkv.spec.errors import Problem, SpecError, UserError
@@ -38,7 +38,7 @@ class SeriesDataset(Dataset):
     ):
         self.recipe, self.panel, self.processor, self.name = recipe, panel, processor, panel.name
         self.vocabulary = Vocabulary.without_text(**{INPUT: processor})
-        self.series: tuple[Scaled, ...] = scaled(panel, processor)
+        self.series: tuple[ScaledSeries, ...] = scaled(panel, processor)
         task, training = recipe.task, recipe.training
         self.cutters = {
             name: Cutter(self.series, part, task.context, task.horizon)  # type: ignore[attr-defined]
@@ -177,5 +177,3 @@ def _sized(frontend: OfSeries, processor: Series, steps: int, path: tuple[str, .
     except SpecError as error:
         problems: list[Problem] = [problem.under(*path) for problem in error.problems]
         raise SpecError(problems) from None
-
-

@@ -84,9 +84,12 @@ class Totals:
 
 
 class TablePrediction(NamedTuple):
-    """Predictions from a whole table: rows of plain data, each with an ``answer``, and sentences for the user."""
+    """Predictions from a whole table: rows of plain data, each with an ``answer``; ``places``: columns that say what is
+    predicted, such as a time; ``notes``: sentences for the user.
+    """
 
     rows: list[dict[str, Any]]
+    places: tuple[str, ...]
     notes: list[str]
 
 

@@ -18,6 +18,8 @@ def usage(task: Task, folder: str | Path, opening: str = "") -> tuple[str, str]:
     ``opening``: example input.
     """
     name = shlex.quote(str(folder))
+    if task.predicts_tables:
+        return "predict", f"qkv predict {name} --data {opening if opening not in ('', '…') else 'new.csv'}"
     if not task.asks:
         return "generate text", f'qkv generate {name} "{opening or "Once upon a time"}"'
     others = "".join(" --context @page.txt" if asked == "context" else f" --set {asked}=…" for asked in task.asks[1:])

@@ -34,6 +34,7 @@ GARMENTS = (
     "bag",
     "ankle boot",
 )
+ETT = "https://raw.githubusercontent.com/zhouhaoyi/ETDataset/main/ETT-small/"
 WNUT17 = "https://raw.githubusercontent.com/leondz/emerging_entities_17/master/"
 
 
@@ -44,6 +45,8 @@ class KnownTable(NamedTuple):
 
     splits: Mapping[str, tuple[PublishedFile, ...]]
     read: Callable[..., Table]
+    folder: str = ""
+    """Folder of its files, if several data sets share one; default: its name."""
 
 
 def named_tables(name: str) -> dict[str, Table]:
@@ -55,7 +58,7 @@ def named_tables(name: str) -> dict[str, Table]:
 
 def _named_table(name: str, split: str) -> Table:
     known = TABLES[name]
-    return known.read(*(published(name, file) for file in known.splits[split]))
+    return known.read(*(published(known.folder or name, file) for file in known.splits[split]))
 
 
 def _multi30k(english: TextSource, german: TextSource) -> Table:
@@ -64,6 +67,10 @@ def _multi30k(english: TextSource, german: TextSource) -> Table:
 
 def _sst2(text: TextSource) -> Table:
     return delimited(text, "tsv")
+
+
+def _comma_separated(text: TextSource) -> Table:
+    return delimited(text, "csv")
 
 
 def _scitldr(text: TextSource) -> Table:
@@ -219,6 +226,34 @@ TABLES = {
             ),
         },
         _scitldr,
+    ),
+    "etth1": KnownTable(
+        {
+            "train": (
+                PublishedFile(
+                    "ETTh1.csv",
+                    ETT + "ETTh1.csv",
+                    2589657,
+                    "f18de3ad269cef59bb07b5438d79bb3042d3be49bdeecf01c1cd6d29695ee066",
+                ),
+            )
+        },
+        _comma_separated,
+        "ett",
+    ),
+    "ettm1": KnownTable(
+        {
+            "train": (
+                PublishedFile(
+                    "ETTm1.csv",
+                    ETT + "ETTm1.csv",
+                    10360719,
+                    "6ce1759b1a18e3328421d5d75fadcb316c449fcd7cec32820c8dafda71986c9e",
+                ),
+            )
+        },
+        _comma_separated,
+        "ett",
     ),
 }
 """Named data sets. Files without a URL differ from the published ones: header added, columns dropped, or replaced."""

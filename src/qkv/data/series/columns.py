@@ -76,8 +76,8 @@ def _time(sample: Mapping[str, Sequence[Any]], taken: set[str]) -> tuple[str, ..
         if name in taken or not cells:
             continue
         stamps = read_stamps(cells)
-        readable = np.isfinite(stamps.values).mean() >= _MOSTLY
-        if readable and (stamps.dates or name.strip().lower() in _TIMES):
+        named, readable = name.strip().lower() in _TIMES, np.isfinite(stamps.values).mean()
+        if (named and readable > 0.5) or (stamps.dates and readable >= _MOSTLY):
             return (name,)
     return ()
 

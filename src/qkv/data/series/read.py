@@ -72,14 +72,14 @@ def read_panel(data: Data, step: Step | None = None, where: str = "data") -> Pan
         (table,) = named_tables(data.source).values()
     else:
         table = table_of(data.source, data, (), f"{where}.source", tuple(TABLES))
-    columns = choose_columns(table, data.columns, where)
     rows = [row for row in table.rows if isinstance(row, Row)]
+    if not rows:
+        raise UserError(f"{table.name} has no rows")
+    columns = choose_columns(table, data.columns, where)
     notes = [*table.notes, *([columns.note] if columns.note else [])]
     if len(rows) < len(table.rows):
         bad = [row for row in table.rows if not isinstance(row, Row)]
         notes.append(f"{len(bad):,} rows of {table.name} were skipped: {table.place(bad[0].line)}: {bad[0].reason}")
-    if not rows:
-        raise UserError(f"{table.name} has no rows")
     return _Reader(table, columns, rows, where).panel(step, notes, data.bad_rows == "refuse")
 
 
@@ -207,7 +207,7 @@ class _Reader:
 
 
 def ahead(each: OneSeries, step: Step, horizon: int) -> OneSeries:
-    """Series with the time stamps, and covariates as far as they are known, of ``horizon`` steps after its last value."""
+    """Series with time stamps, and covariates as far as they are known, of ``horizon`` steps after its last value."""
     end = each.length + horizon
     missing = max(0, end - len(each.stamps))
     stamps = np.concatenate((each.stamps, step.following(float(each.stamps[-1]), missing)))[:end]

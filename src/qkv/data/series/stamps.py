@@ -129,7 +129,7 @@ def guess_step(stamps: Sequence[np.ndarray], dates: bool) -> Step | None:
     if dates:
         for months in (1, 2, 3, 6, 12):
             low, high = (28, 31) if months == 1 else (30 * months - 2, 31 * months + 1)
-            inside = ((gaps >= low * _DAY) & (gaps <= high * _DAY)).mean() > 0.8
+            inside = ((gaps >= low * _DAY) & (gaps <= high * _DAY)).mean() > 0.5
             if inside and (months == 12 or len(np.unique(gaps)) > 1):
                 return Step("months", months)
     sizes, counts = np.unique(np.round(gaps, 6), return_counts=True)
@@ -155,7 +155,7 @@ def calendar(stamps: np.ndarray) -> np.ndarray:
 
 
 def usual_period(step: Step) -> int | None:
-    """Steps of the season that a spacing suggests: a day of hours, a week of days, a year of months; None if unclear."""
+    """Steps of the season that a spacing suggests: a day of hours, a week of days, a year of months; or None."""
     if step.unit == "months":
         return round(12 / step.size) if 12 % step.size == 0 and step.size < 12 else None
     if step.unit != "seconds":

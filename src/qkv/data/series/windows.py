@@ -14,7 +14,7 @@ from qkv.spec.errors import UserError
 from qkv.spec.signals.series import Series
 
 
-class Scaled(NamedTuple):
+class ScaledSeries(NamedTuple):
     """One series, standardised: ``values`` (T, C) and ``known`` (T + …, K) filled forward; ``seen`` (T, C), False where
     a value is missing; ``places`` (T), time of each step in steps.
     """
@@ -92,12 +92,12 @@ def _by_column(names: Sequence[str], rows: Sequence[np.ndarray]) -> list[tuple[s
     return [(name, joined[:, j]) for j, name in enumerate(names)]
 
 
-def scaled(panel: Panel, processor: Series) -> tuple[Scaled, ...]:
+def scaled(panel: Panel, processor: Series) -> tuple[ScaledSeries, ...]:
     """Series standardised with the processor's mean and deviation, gaps filled forward (leading ones backward)."""
     return tuple(_scaled(panel, each, processor) for each in panel.series)
 
 
-def _scaled(panel: Panel, each: OneSeries, processor: Series) -> Scaled:
+def _scaled(panel: Panel, each: OneSeries, processor: Series) -> ScaledSeries:
     mean, deviation = np.array(processor.mean), np.array(processor.deviation)
     count = len(processor.channels)
     values = (each.values - mean[:count]) / deviation[:count]
@@ -107,7 +107,7 @@ def _scaled(panel: Panel, each: OneSeries, processor: Series) -> Scaled:
     places = panel.step.places(each.stamps) if panel.step.unit != "months" else np.arange(len(each.stamps), dtype=float)
     seen = ~np.isnan(values)
     parts = (filled(values).astype(np.float32), seen, filled(known).astype(np.float32))
-    return Scaled(each.name, each.first, *parts, places)
+    return ScaledSeries(each.name, each.first, *parts, places)
 
 
 def filled(values: np.ndarray) -> np.ndarray:
@@ -127,7 +127,7 @@ class Cutter:
     series. ``left_out``: names of series that are too short for a window.
     """
 
-    def __init__(self, series: Sequence[Scaled], part: tuple[int, int], context: int, horizon: int):
+    def __init__(self, series: Sequence[ScaledSeries], part: tuple[int, int], context: int, horizon: int):
         self.series, self.context, self.horizon = series, context, horizon
         low, end = part
         starts = [max(context, low - each.first) for each in series]  # first target of the first window
@@ -155,7 +155,7 @@ class Cutter:
 
 
 def cut(
-    series: Sequence[Scaled],
+    series: Sequence[ScaledSeries],
     places: Sequence[tuple[int, int]],
     lengths: tuple[int, int],
     steps: int,

@@ -1,0 +1,51 @@
+"""Forecasts as rows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv.data.series.read import Panel
+from qkv.data.series.stamps import stamp_text
+from qkv.spec.signals.series import Series
+
+
+def columns_of(processor: Series) -> dict[str, str]:
+    """Columns of the data by role, as in training."""
+    several = {"value": processor.channels, "known": processor.known}
+    found = {role: name for role, name in (("time", processor.time), ("series", processor.series)) if name}
+    return found | {role: ",".join(names) for role, names in several.items() if names}
+
+
+def places_of(processor: Series) -> dict[str, str]:
+    """Columns of forecasts that say what is predicted, by role: name of the series, time, and channel if several."""
+    found = {"series": processor.series} if processor.series else {}
+    return {**found, "time": processor.time or "step", **({"channel": "column"} if len(processor.channels) > 1 else {})}
+
+
+def in_units_of(values: Tensor, processor: Series) -> Tensor:
+    """Standardised values (B, C, …) in the units of the data."""
+    count = values.shape[1]
+    shape = (count, *(1,) * (values.dim() - 2))
+    mean, deviation = (
+        torch.tensor(each[:count]).to(values).view(shape) for each in (processor.mean, processor.deviation)
+    )
+    return values * deviation + mean
+
+
+def forecast_rows(panel: Panel, processor: Series, values: Any, levels: Sequence[float]) -> list[dict[str, Any]]:
+    """Rows of the forecasts ``values[series][channel][step]`` = [point, quantiles …] behind the end of each series."""
+    columns = places_of(processor)
+    names = ["answer", *(f"p{100 * level:g}" for level in levels)]
+    rows = []
+    for each, of_series in zip(panel.series, values, strict=True):
+        stamps = [stamp_text(at, panel.dates, panel.days) for at in each.stamps[each.length :]]
+        for step, stamp in enumerate(stamps):
+            for channel, of_channel in zip(processor.channels, of_series, strict=True):
+                place = {"series": each.name, "time": stamp if processor.time else step + 1, "channel": channel}
+                found = {column: place[role] for role, column in columns.items()}
+                rows.append(found | dict(zip(names, of_channel[step], strict=True)))
+    return rows
