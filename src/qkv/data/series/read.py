@@ -69,7 +69,7 @@ def read_panel(data: Data, step: Step | None = None, where: str = "data") -> Pan
     stamp, for unreadable time stamps, and for a table without numbers.
     """
     if data.source in TABLES:
-        (table,) = named_tables(data.source).values()
+        table = named_tables(data.source)["train"]
     else:
         table = table_of(data.source, data, (), f"{where}.source", tuple(TABLES))
     rows = [row for row in table.rows if isinstance(row, Row)]
