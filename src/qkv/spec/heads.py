@@ -208,6 +208,7 @@ class ForecastHead(Head, kind="forecast"):
 
     @property
     def per_position(self) -> bool:  # type: ignore[override]
+        """True if it maps single positions."""
         return self.over in ("channels", "steps")
 
     def of_window(self, horizon: int, channels: int, positions: int) -> Self:
