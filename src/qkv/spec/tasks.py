@@ -204,6 +204,7 @@ class Forecasting(Task, kind="forecasting"):
 
     reads: ClassVar[Reads] = "examples"
     head: ClassVar[str] = "forecast"
+    reads_signals: ClassVar[bool] = True
     takes_encoder: ClassVar[bool] = True
 
     def problems(self) -> list[Problem]:
