@@ -98,7 +98,7 @@ class _Relative(Relative):
     def __init__(self, part: ToyRelative, attention: Any, widths: tuple[int, int]):
         super().__init__()
 
-    def bias(self, q: Tensor, sites: Any, scale: float) -> Tensor:
+    def bias(self, q: Tensor, sites: Any, scale: float, context: Context) -> Tensor:
         return (sites.query[:, None, :, None] == sites.key[:, None, None, :]).to(q.dtype) * 3
 
 
