@@ -68,12 +68,15 @@ from qkv.mixers import (
     fixed_context,
     linear_attention,
     lsh_attention,
+    neighbours,
+    position_matrices,
     recurrent,
     token_shift,
 )
 from qkv.models import block, transformer
 from qkv.ops import lsh_attention as lsh_ops
 from qkv.ops import masks, positions
+from qkv.ops import neighbours as neighbour_ops
 from qkv.ops.attention import top_k
 from qkv.ops.linear_attention import chunked
 from qkv.spec import masks as mask_spec
@@ -90,7 +93,7 @@ class Mutant(NamedTuple):
     fault: Fault
 
 
-ATTENTION, LSH, LEARNED, LINEAR, SHIFT, CONVOLUTION, RECURRENT, TWO_WAY, CROSS, ADDITIVE, FIXED, FORM, PREFIX = (
+ATTENTION, LSH, LEARNED, LINEAR, SHIFT, CONVOLUTION, RECURRENT, TWO_WAY, WHOLE, CROSS, ADDITIVE, FIXED, FORM, PREFIX = (
     ("attention",),
     ("lsh_attention",),
     ("learned distances",),
@@ -99,6 +102,7 @@ ATTENTION, LSH, LEARNED, LINEAR, SHIFT, CONVOLUTION, RECURRENT, TWO_WAY, CROSS, 
     ("causal_convolution",),
     ("rnn", "gru", "lstm"),
     ("bidirectional",),
+    ("whole rows",),
     ("cross_attention",),
     ("additive_attention",),
     ("fixed_context",),
@@ -214,6 +218,20 @@ MUTANTS: tuple[Mutant, ...] = (
         ("memory_layer",),
         argument(memory_layer, "memory", 0, lambda q: q * q.shape[-1] ** 0.5),
     ),
+    Mutant("token MLP reads the padding", WHOLE, without_lengths(position_matrices.TokenMLP)),
+    Mutant("documents leak in gMLP", WHOLE, without_segments(position_matrices.GMLP)),
+    Mutant(
+        "matrix over positions upside down",
+        WHOLE,
+        argument(position_matrices, "over_positions", 1, lambda w: w.flip(0)),
+    ),
+    Mutant(
+        "shift goes around the border",
+        WHOLE,
+        instead(neighbour_ops, "_neighbour", lambda _: lambda x, axis, back: x.roll(1 if back else -1, axis)),
+    ),
+    Mutant("shift reads the padding", WHOLE, argument(neighbours, "shifted", 3, nothing)),
+    Mutant("windows count the padding", WHOLE, argument(neighbours, "window_mean", 4, nothing)),
     Mutant("backward from the end of the padding", TWO_WAY, argument(recurrent, "reversal", 1, nothing)),
     Mutant(
         "backward direction goes forward", TWO_WAY, result(recurrent, "reversal", lambda index: index.sort(1).values)

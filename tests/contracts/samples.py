@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.contracts.graph_samples import GRAPH_TWO_WAY
+from tests.contracts.mixing_samples import MIXING_SAMPLES, MIXING_TWO_WAY
 from tests.contracts.relative_samples import RELATIVE_SAMPLES, RELATIVE_TWO_WAY
 from tests.contracts.sparse_samples import SPARSE_SAMPLES, SPARSE_TWO_WAY
 
@@ -58,6 +60,7 @@ def masked(mask: Mask, **fields: Any) -> Attention:
 SAMPLES: dict[str, tuple[Branch, ...]] = {
     **RELATIVE_SAMPLES,
     **SPARSE_SAMPLES,
+    **MIXING_SAMPLES,
     "attention": (
         Attention(),
         Attention(num_heads=1, bias=False, output_bias=True, temperature=0.5),
@@ -127,6 +130,8 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
 BIDIRECTIONAL: tuple[Branch, ...] = (
     *RELATIVE_TWO_WAY,
     *SPARSE_TWO_WAY,
+    *GRAPH_TWO_WAY,
+    *MIXING_TWO_WAY,
     Attention(mask=Full()),
     Attention(mask=Causal() | Prefix(length=6)),
     Attention(mask=Window(size=3), relative=Rope()),
@@ -144,6 +149,7 @@ BIDIRECTIONAL: tuple[Branch, ...] = (
 
 GROUPS: dict[str, tuple[Branch, ...]] = {
     "bidirectional": BIDIRECTIONAL,
+    "whole rows": MIXING_TWO_WAY,
     "learned distances": tuple(
         part
         for part in SAMPLES["attention"]

@@ -30,7 +30,7 @@ def first_failure(kind: str) -> str:
     Check by check over all subjects, not subject by subject: a fault that only the last subject shows is found without
     running the slow checks on those before it.
     """
-    asked = NOT_OF_DECODING if kind == "bidirectional" else tuple(CHECKS)
+    asked = NOT_OF_DECODING if kind in ("bidirectional", "whole rows") else tuple(CHECKS)
     built = list(subjects(kind))
     for check in sorted(asked, key=lambda name: ORDER.get(name, 1)):
         for name, subject in built:

@@ -18,6 +18,7 @@ from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from qkv.inspection.cost import cost
+from qkv.layers.context import Context
 from qkv.layers.relative import T5Buckets, build_relative
 from qkv.models.build import build
 from qkv.ops.masks import Sites
@@ -127,7 +128,7 @@ def test_it_starts_as_attention_by_content(part: Any) -> None:
     module = build_relative(Attention(relative=part), 12)
     assert module is not None
     q, steps = torch.randn(1, 4, 5, 3), torch.arange(5)[None]
-    assert not module.bias(q, Sites(steps, steps), 1.0).any()
+    assert not module.bias(q, Sites(steps, steps), 1.0, Context(steps)).any()
 
 
 def test_the_mask_says_which_directions_have_buckets() -> None:
@@ -147,7 +148,9 @@ def test_rounded_slopes_are_falcons_for_every_count_of_heads(scaled: bool) -> No
             Attention(num_heads=heads, head_dim=16, relative=parts.Alibi(scaled=scaled, rounded="bf16")), 12
         )
         assert ours is not None
-        found = ours.bias(torch.zeros(1, heads, 1, 16), Sites(steps[:, :1], steps), 0.25)[0, :, 0]
+        found = ours.bias(torch.zeros(1, heads, 1, 16), Sites(steps[:, :1], steps), 0.25, Context(steps[:, :1]))[
+            0, :, 0
+        ]
         theirs = build_alibi_tensor(torch.ones_like(steps), heads, torch.float32)[:, 0]
         assert torch.equal(found, theirs / 4 if scaled else theirs)
 

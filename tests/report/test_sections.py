@@ -42,6 +42,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "bins": [{"low": 80.0, "high": 86.7, "rows": 12, "confidence": 83.25, "accuracy": 75.0}],
         "before": [{"low": 93.3, "high": 100.0, "rows": 12, "confidence": 96.5, "accuracy": 75.0}],
     },
+    "points": {"groups": [{"name": "a", "points": [[0.5, 1], [2, -1]]}, {"name": "b", "points": [[0, 0]]}]},
     "bars": {"bars": [["PER", 80.5], ["LOC", 70.25]], "unit": "%"},
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from qkv.layers.graph import Graph
 from qkv.layers.signal import Signal
 from qkv.spec.errors import UserError
 
@@ -25,6 +26,8 @@ def check_signal(signal: Signal, count: int, axes: int) -> None:
     ):
         if counts is not None:
             check_counts(name, counts, rows, most, device)
+    if signal.graph is not None:
+        _check_graph(signal.graph, rows, count, device)
     if signal.segments is None and signal.positions is None and signal.visible is None:
         return
     each, places = ((rows, count), (1, count)), (axes,) * (axes > 1)
@@ -36,6 +39,20 @@ def check_signal(signal: Signal, count: int, axes: int) -> None:
     for name, table, shapes in tables:
         if table is not None:
             check_table(name, table, shapes, device)
+
+
+def _check_graph(graph: Graph, rows: int, count: int, device: torch.device) -> None:
+    """Raise ``UserError`` unless the edges are integers (2, E) that number the ``rows`` · ``count`` nodes."""
+    edges, shape = graph.edges, (rows, count, count)
+    if edges.dim() != 2 or edges.shape[0] != 2:
+        raise UserError(f"edges have the shape {_shape(edges)}; give source and target of each, (2, edges)")
+    _check_integers("edges", edges, "number nodes", device)
+    bounds = _bounds(edges)
+    if bounds is not None and not 0 <= bounds[0] <= bounds[1] < rows * count:
+        wrong = bounds[0] if bounds[0] < 0 else bounds[1]
+        raise UserError(f"an edge has the node {wrong}; the nodes of all rows are 0 to {rows * count - 1}")
+    if graph.distances is not None:
+        check_table("distances", graph.distances, (shape,), device)
 
 
 def check_ids(ids: Tensor, device: torch.device) -> None:

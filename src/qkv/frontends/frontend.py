@@ -43,12 +43,16 @@ class Frontend(Declared):
     """Number of position axes. Several are internal to the front end; blocks see the index in the row."""
     limit: int | None
     """Maximum number of positions; None if unlimited."""
+    limiting: str | None
+    """Kind of the branch that sets the limit; None if a position table does, or if there is no limit."""
     table: nn.Parameter | None
     """Token embeddings (V, D), which a head or another stack may share; None without tokens."""
 
     def __init__(self, part: FrontendSpec, stack: StackSpec):
         super().__init__()
         self.part, self.limit = part, stack.position_limit
+        branch, own = stack.limiting_branch, part.limit(stack.context_length)
+        self.limiting = None if branch is None or own == self.limit else branch.kind
         self.register_parameter("table", None)
 
     @property
@@ -126,6 +130,7 @@ class Frontend(Declared):
             memories=memories,
             types=signal.types,
             grid=self.grid(signal),
+            graph=signal.graph,
         )
 
     def _places(self, signal: Signal) -> Tensor | None:
@@ -163,8 +168,13 @@ class Frontend(Declared):
         return positions.clamp(0, self.limit - 1)
 
     def fits(self, end: int) -> None:
-        """Raise ``UserError`` if the position table has fewer than ``end`` positions."""
+        """Raise ``UserError`` if the position table, or a branch, has weights for fewer than ``end`` positions."""
         if self.limit is not None and end > self.limit:
+            if self.limiting is not None:
+                raise UserError(
+                    f"{end} positions are more than the {self.limit} for which {self.limiting!r} has weights; shorten "
+                    "the input, or train with a larger model.context_length"
+                )
             raise UserError(
                 f"{end} positions are more than the {self.limit} that the learned position table holds "
                 f"({self.part.limited_by}); shorten the input, or use positions without an end (sinusoidal, rope, "
@@ -176,6 +186,7 @@ _WITH_STATE = {
     "segments": ("packed documents (segments)", "give each document a row of its own"),
     "positions": ("explicit positions", "the model counts positions itself"),
     "visible": ("a table of visible keys", "read the whole sequence at once"),
+    "graph": ("the edges of a graph", "read the whole graph at once"),
 }
 """Fields of a signal that require whole rows: (description, advice)."""
 

@@ -224,7 +224,7 @@ def cost(
     Raises ``UserError`` if the vocabulary size is unknown, a size is not positive, ``length`` exceeds a learned
     position table, or a part reads values of tensors.
     """
-    length = model.context_length if length is None else length
+    length = _fixed_length(model) if length is None else length
     source = _source_length(model, source_length)
     check(model, batch_size, {"length": length, **({"source length": source} if model.encoder else {})}, precision)
     training = training or Training()
@@ -254,10 +254,15 @@ def cost(
     return Cost(model, batch_size, length, precision, training, attention, found.parts, found.blocks, memory, **sizes)
 
 
+def _fixed_length(stack: Stack) -> int:
+    """Number of positions of every row of ``stack`` if it is fixed, as for image patches; else its context length."""
+    return stack.frontend.num_positions or stack.context_length
+
+
 def _source_length(model: Model, given: int | None) -> int:
     """Positions of a source; 0 without an encoder."""
     if model.encoder:
-        return model.encoder.context_length if given is None else given
+        return _fixed_length(model.encoder) if given is None else given
     if given is not None:
         raise UserError(f"a source length of {given} is given, but the model has no encoder; leave it out")
     return 0

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from qkv.layers.graph import Graph
 from qkv.layers.tap import Tap
 from qkv.ops.documents import starts_of
+from qkv.spec.errors import UserError
 from qkv.state.arrival import Arrival
 
 T = TypeVar("T")
@@ -57,9 +59,10 @@ class Context:
 
     positions (B or 1, N): position of each vector in its row (for packed rows: in its document). lengths (B): number
     of positions that are not padding, which is on the right; None: no padding. segments, prefix, visible, types: see
-    ``Signal``. grid: layout of the positions of image patches and the like; None for a sequence. memories: inputs of
-    cross-attention, by name; empty with a state, which holds what they need. arrival: place of the new positions after
-    those read before; None without a state. memo: cache of ``once``.
+    ``Signal``. grid: layout of the positions of image patches and the like; None for a sequence. graph: edges between
+    the nodes of graphs; None for others. memories: inputs of cross-attention, by name; empty with a state, which holds
+    what they need. arrival: place of the new positions after those read before; None without a state. memo: cache of
+    ``once``.
     """
 
     positions: Tensor
@@ -72,6 +75,7 @@ class Context:
     memories: Memories = field(default_factory=dict)
     types: Tensor | None = None
     grid: PositionGrid | None = None
+    graph: Graph | None = None
     memo: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def of_layer(self, i: int) -> Context:
@@ -98,6 +102,20 @@ class Context:
         if self.grid is None:
             return self.positions[..., None]
         return self.once("coordinates", lambda: _coordinates(self.grid, self.positions))
+
+    def on_grid(self, axes: int, kind: str) -> Tensor:
+        """Coordinates (1, N, axes) of the positions on a grid. ``kind``: of the part that reads them, for the message.
+
+        Raises ``UserError`` if they are on none, or on one of another number of axes.
+        """
+        sizes = () if self.grid is None else self.grid.sizes
+        if len(sizes) != axes:
+            found = f"a grid of {len(sizes)}" if sizes else "a sequence"
+            raise UserError(
+                f"{kind!r} needs positions on a grid of {axes} axes, such as image patches read in one call, and these "
+                f"are on {found}; use another kind"
+            )
+        return self.coordinates
 
     @property
     def document_starts(self) -> Tensor | None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.layers.activations import ACTIVATIONS
+from qkv.layers.context import Context
 from qkv.layers.layout import ROWS, Declared, Layouts
 from qkv.layers.linear import Linear
 from qkv.ops import positions as ops
@@ -21,8 +22,16 @@ from qkv.spec.register import implementation, implements
 class Positions(Declared):
     """Base class of absolute position embeddings: integer positions (…) -> vectors (…, D).
 
-    Made by ``cls(part, length, width)``; ``length``: number of positions, ``width``: D.
+    Made by ``cls(part, length, width)``; ``length``: number of positions, ``width``: D. Those with several axes read
+    coordinates on a grid, (…, axes) -> (…, D).
     """
+
+    def places(self, context: Context) -> Tensor:
+        """Positions that ``forward`` reads, (B or 1, N): index in the row; coordinates if there are several axes.
+
+        Raises ``UserError`` if these are unknown.
+        """
+        return context.positions
 
     def initialise(self, std: float) -> None:
         """Initialise the learned tables from N(0, std²), if there are any."""
@@ -93,6 +102,25 @@ class Sinusoidal(Positions):
 
     def forward(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         return ops.sinusoid(positions, self.width, self.base, single_or_wider(dtype))
+
+
+@implements(spec.Sinusoidal2D)
+class Sinusoidal2D(Positions):
+    """2-D sinusoidal embeddings: of the row in the first half of the features, of the column in the other.
+
+    Coordinates count from 1; positions that are not on the grid, such as a class token, are at (0, 0).
+    """
+
+    def __init__(self, part: spec.Sinusoidal2D, length: int, width: int):
+        super().__init__()
+        self.part, self.width = part, width
+
+    def places(self, context: Context) -> Tensor:
+        return context.on_grid(self.part.axes, self.part.kind)
+
+    def forward(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        rows, columns = positions.unbind(-1)
+        return ops.sinusoid_2d(rows, columns, self.width, self.part.base, single_or_wider(dtype))
 
 
 @implements(spec.LearnedSinusoidal)

@@ -18,6 +18,7 @@ from qkv.ops.attention.problem import RelativeValues
 from qkv.ops.masks import Sites
 from qkv.ops.positions import clipped_distances, distance_buckets
 from qkv.spec import branches, parts
+from qkv.spec.errors import UserError
 from qkv.spec.register import implementation, implements
 
 
@@ -36,10 +37,10 @@ class Relative(LookupTable):
         """Slopes m (H) of the score bias m_h (j - i) (ALiBi), which takes no (N, M) tensor; None if there is none."""
         return None
 
-    def bias(self, q: Tensor, sites: Sites, scale: float) -> Tensor | None:
+    def bias(self, q: Tensor, sites: Sites, scale: float, context: Context) -> Tensor | None:
         """Bias (B or 1, H, N, M) added to the scaled scores of queries and keys at ``sites``; None if there is none.
 
-        q (B, H, N, Dk): queries; scale: factor of the scores q · k.
+        q (B, H, N, Dk): queries; scale: factor of the scores q · k; context: that of the queries.
         """
         return None
 
@@ -75,6 +76,30 @@ class Rope(Relative):
         return position_ops.rotation(context.positions[:, None], frequencies.to(context.positions.device), magnitude)
 
 
+@implements(parts.Rope2D)
+class Rope2D(Relative):
+    """2-D RoPE: rotates half of the feature pairs of q and k by the row, the other half by the column (axial RoPE).
+
+    Positions that are not on the grid are not rotated.
+    """
+
+    def __init__(self, part: parts.Rope2D, attention: branches.Attention, widths: tuple[int, int]):
+        super().__init__()
+        self.part, self.head_dim = part, widths[0]
+
+    def rotate(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        kind = single_or_wider(q.dtype)
+        cos, sin = context.once(("rope 2d", self.part, self.head_dim, q.dtype), lambda: self.rotation(context, kind))
+        return position_ops.rotate(q, cos, sin), position_ops.rotate(k, cos, sin)
+
+    def rotation(self, context: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """(cosines, sines) of the rotation angles at the positions of ``context``."""
+        coordinates, axes = context.on_grid(self.part.axes, self.part.kind), self.part.axes
+        rotated = self.part.rotated(self.head_dim) // axes
+        frequencies = position_ops.inverse_frequencies(rotated, self.part.base, coordinates.device, dtype)
+        return position_ops.grid_rotation(coordinates[:, None], frequencies)
+
+
 @implements(parts.Shaw)
 class Shaw(Relative):
     """Learned relative position vectors: adds scale · q_i · r_c to scores, c = clip(j - i, -k, k) (Shaw et al. 2018).
@@ -91,7 +116,7 @@ class Shaw(Relative):
     def _index(self, sites: Sites) -> Tensor:
         return clipped_distances(sites.query, sites.key, self.reach)
 
-    def bias(self, q: Tensor, sites: Sites, scale: float) -> Tensor:
+    def bias(self, q: Tensor, sites: Sites, scale: float, context: Context) -> Tensor:
         by_distance = (q * scale) @ self.key_table.t().to(q.dtype)
         return by_distance.gather(-1, self._index(sites)[:, None].expand(*q.shape[:3], -1))
 
@@ -136,12 +161,63 @@ class T5Buckets(Relative, SharedTable):
     def read_from(self, owner: T5Buckets) -> None:
         self.table, self.owner = None, (owner,)
 
-    def bias(self, q: Tensor, sites: Sites, scale: float) -> Tensor:
+    def bias(self, q: Tensor, sites: Sites, scale: float, context: Context) -> Tensor:
         distance = sites.key[:, None, :] - sites.query[:, :, None]
         buckets = distance_buckets(distance, self.part.num_buckets, self.part.max_distance, self.causal)
         table = self.owner[0].table if self.table is None else self.table
         assert table is not None
         return F.embedding(buckets, table).permute(0, 3, 1, 2).to(q.dtype)
+
+
+@implements(parts.Bias2D)
+class Bias2D(Relative):
+    """Learned bias table[row offset, column offset] per head, added to the scores (Swin, Liu et al. 2021).
+
+    table ((2 R - 1)(2 C - 1) + 3, H) for a grid of R rows and C columns, initialised to 0. The last three rows are
+    those of pairs with a position that is not on the grid, such as a class token: as query, as key, as both (BEiT,
+    Bao et al. 2022).
+    """
+
+    def __init__(self, part: parts.Bias2D, attention: branches.Attention, widths: tuple[int, int]):
+        """Create the table. Raises ``UserError`` if the sizes of the grid are unknown."""
+        super().__init__()
+        if part.sizes is None:
+            raise UserError(f"the sizes of the grid of {part.kind!r} are unknown without image patches; give them")
+        self.part, (rows, columns) = part, part.sizes
+        self.sizes = rows, columns
+        self.table = nn.Parameter(torch.zeros((2 * rows - 1) * (2 * columns - 1) + 3, attention.num_heads))
+
+    def bias(self, q: Tensor, sites: Sites, scale: float, context: Context) -> Tensor:
+        index = context.once(("offsets", self.sizes), lambda: self._index(context))
+        return F.embedding(index, self.table).permute(0, 3, 1, 2).to(q.dtype)
+
+    def _index(self, context: Context) -> Tensor:
+        coordinates = context.on_grid(self.part.axes, self.part.kind)
+        if context.grid is not None and context.grid.sizes != self.sizes:
+            given, known = (" × ".join(map(str, sizes)) for sizes in (context.grid.sizes, self.sizes))
+            raise UserError(f"{self.part.kind!r} has a table for a grid of {known} positions, and this one is {given}")
+        return position_ops.grid_offsets(coordinates, self.sizes)
+
+
+@implements(parts.ShortestPath)
+class ShortestPath(Relative):
+    """Learned bias table[d_ij] per head, d_ij the length of the shortest path from node j to node i (Graphormer, 2021).
+
+    table (max_distance + 2, H), initialised to 0; its last row is for pairs without a path. Without a graph all
+    positions are neighbours: d_ij = 1 for i ≠ j.
+    """
+
+    def __init__(self, part: parts.ShortestPath, attention: branches.Attention, widths: tuple[int, int]):
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(part.max_distance + 2, attention.num_heads))
+
+    def bias(self, q: Tensor, sites: Sites, scale: float, context: Context) -> Tensor:
+        distances = None if context.graph is None else context.graph.distances
+        longest = self.table.shape[0] - 2
+        if distances is None:
+            distances = (sites.query[:, :, None] != sites.key[:, None, :]).long()
+        lengths = torch.where(distances < 0, longest + 1, distances.clamp(max=longest))
+        return F.embedding(lengths, self.table).permute(0, 3, 1, 2).to(q.dtype)
 
 
 @implements(parts.Alibi)
@@ -162,7 +238,7 @@ class Alibi(Relative):
             scale if self.part.scaled else 1.0
         )
 
-    def bias(self, q: Tensor, sites: Sites, scale: float) -> Tensor | None:
+    def bias(self, q: Tensor, sites: Sites, scale: float, context: Context) -> Tensor | None:
         if self.part.rounded is None:
             return None
         slopes = position_ops.alibi_slopes(self.num_heads, q.device).bfloat16()

@@ -8,6 +8,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from qkv.layers.graph import Graph
+
 
 @dataclass(frozen=True)
 class Signal:
@@ -20,6 +22,8 @@ class Signal:
     of each value, such as 0 for the first and 1 for the second text; default: 0. prefix (B): number of first
     positions of each row that see each other under a mask with a prefix; must be read in one call. visible (B, N, N):
     True where a query (second axis) may see a key (third axis); combined with every mask by "and".
+
+    graph: edges between the values, for the nodes of graphs; None for others.
 
     bag (B, F): features of each whole row for a wide path, such as hashed n-grams; counts (B, F): number of times that
     each occurs, 0 for padding.
@@ -39,6 +43,7 @@ class Signal:
     bag: Tensor | None = None
     counts: Tensor | None = None
     times: Tensor | None = None
+    graph: Graph | None = None
 
     @classmethod
     def of(cls, values: Self | Tensor) -> Self:

@@ -36,16 +36,16 @@ class Attention(KeyValueAttention):
         q, k, v = self.projected(x, context)
         q, k = self.relative.rotate(q, k, context)
         k, v, state, sites = self.with_past(k, v, context, state)
-        problem = self._problem(q, sites)
+        problem = self._problem(q, sites, context)
         if context.tap is not None:
             observe(self, q, k, problem, context)
         out = attention(q, k, v, problem)
         return self.output(out.transpose(1, 2).flatten(2)), state
 
-    def _problem(self, q: Tensor, sites: Sites) -> AttentionProblem:
+    def _problem(self, q: Tensor, sites: Sites, context: Context) -> AttentionProblem:
         part, relative = self.part, self.relative
         dropout = part.dropout if self.training else 0.0
-        bias, values = relative.bias(q, sites, self.scale), relative.values(sites)
+        bias, values = relative.bias(q, sites, self.scale, context), relative.values(sites)
         return AttentionProblem(
             self.mask,
             sites,

@@ -25,8 +25,8 @@ class Queries(nn.Module):
 
         ``known``: output of the latents, which the context gives to cross-attention.
         """
-        lengths, places = context.lengths, context.positions
         if self.count is not None:
-            lengths, places = None, torch.arange(self.count, device=x.device)[None]
-        q = self.positions(places, x.dtype).to(x.dtype).expand(x.shape[0], -1, -1)
-        return q, Context(places, lengths, tap=context.tap, memories={MEMORY: known})
+            context = Context(torch.arange(self.count, device=x.device)[None], tap=context.tap)
+        q = self.positions(self.positions.places(context), x.dtype).to(x.dtype).expand(x.shape[0], -1, -1)
+        positions, lengths = context.positions, context.lengths
+        return q, Context(positions, lengths, tap=context.tap, memories={MEMORY: known}, grid=context.grid)

@@ -68,10 +68,11 @@ class Layered(Declared):
     def lay(self, spec: LayeredSpec, width: int, name: str, memory_width: int | None = None) -> None:
         """Build blocks and norm; ``name``: path of the blocks in the model, such as "encoder.blocks".
 
-        ``memory_width``: features of the vectors that cross-attention reads; default: ``width``.
+        ``memory_width``: features of the vectors that cross-attention reads; default: ``width``. Sizes that depend on
+        the positions of a row are those of ``spec``.
         """
         self.blocks = nn.ModuleList(
-            Block(block, width, f"{name}.{i}", memory_width) for i, block in enumerate(spec.layers)
+            Block(block, width, f"{name}.{i}", memory_width) for i, block in enumerate(spec.sized_layers)
         )
         share_tables(self.blocks.modules())
         self.reversible = spec.reversible

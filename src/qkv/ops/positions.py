@@ -17,10 +17,12 @@ def sinusoid(positions: Tensor, width: int, base: float = 10000.0, dtype: torch.
     return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)[..., :width]
 
 
-def sinusoid_2d(rows: Tensor, columns: Tensor, width: int, base: float = 10000.0) -> Tensor:
+def sinusoid_2d(
+    rows: Tensor, columns: Tensor, width: int, base: float = 10000.0, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """2-D sinusoid for image grids, (…), (…) -> (…, D): row in the first ⌊D/2⌋ features, column in the others."""
     half = width // 2
-    return torch.cat((sinusoid(rows, half, base), sinusoid(columns, width - half, base)), -1)
+    return torch.cat((sinusoid(rows, half, base, dtype), sinusoid(columns, width - half, base, dtype)), -1)
 
 
 def inverse_frequencies(
@@ -77,6 +79,31 @@ def rotation(positions: Tensor, frequencies: Tensor, magnitude: float = 1.0) -> 
     angles = positions[..., None].to(frequencies.dtype) * frequencies
     angles = torch.cat((angles, angles), -1)
     return magnitude * angles.cos(), magnitude * angles.sin()
+
+
+def grid_rotation(coordinates: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """RoPE on a grid: (cos, sin) of coordinate · frequency, each (…, 2 · axes · pairs), for ``rotate``.
+
+    coordinates (…, axes). The feature pairs of the first axis are followed by those of the next.
+    """
+    angles = (coordinates[..., None].to(frequencies.dtype) * frequencies).flatten(-2)
+    angles = torch.cat((angles, angles), -1)
+    return angles.cos(), angles.sin()
+
+
+def grid_offsets(coordinates: Tensor, sizes: tuple[int, int]) -> Tensor:
+    """Index of the offset (row, column) of each query from each key on a grid, coordinates (1, N, 2) -> (1, N, N).
+
+    (row offset + R - 1)(2 C - 1) + column offset + C - 1 for a grid of ``sizes`` (R, C). Positions that are not on the
+    grid are at (0, 0); with them the index is (2 R - 1)(2 C - 1), as query, that plus 1, as key, or plus 2, as both.
+    """
+    rows, columns = sizes
+    away = coordinates[:, :, None] - coordinates[:, None, :]
+    offset = (away[..., 0] + rows - 1) * (2 * columns - 1) + away[..., 1] + columns - 1
+    outside = coordinates[..., 0] == 0
+    query, key = outside[:, :, None], outside[:, None, :]
+    special = (2 * rows - 1) * (2 * columns - 1) + key.long() + (query & key).long()
+    return torch.where(query | key, special, offset)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

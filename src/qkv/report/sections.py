@@ -10,6 +10,7 @@ from qkv.report.chart import LineChart
 from qkv.report.effects import effects
 from qkv.report.heatmap import HeatMap
 from qkv.report.page import Page
+from qkv.report.scatter import Group, ScatterPlot
 from qkv.report.series import Line
 from qkv.report.tagged import kind, legend, sentence
 
@@ -133,6 +134,14 @@ def _bars(page: Page, section: Section) -> None:
     page.picture(chart, chart.width)
 
 
+def _points(page: Page, section: Section) -> None:
+    """Append a scatter plot of ``groups``, each with ``name`` and ``points`` (x, y)."""
+    chart = ScatterPlot(
+        section["title"], [Group(str(g["name"]), [(x, y) for x, y in g["points"]]) for g in section["groups"]]
+    )
+    page.picture(chart, chart.width)
+
+
 def _effects(page: Page, section: Section) -> None:
     """Append a text whose ``words``, pairs (word, change), are coloured by their effect, and their table; ``column``:
     name of the changes.
@@ -178,4 +187,5 @@ DRAWN: dict[str, Callable[[Page, Section], None]] = {
     "heats": _examples,
     "reliability": _reliability,
     "effects": _effects,
+    "points": _points,
 }

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from qkv.spec.base import Part
 from qkv.spec.errors import Problem, SpecError
-from qkv.spec.parts import Learned, NoNorm, Norm, Positions
+from qkv.spec.parts import Learned, NoNorm, Norm, Positions, needs_grid
 from qkv.spec.processors import Processor, WordFeatures
 
 WIDEST, MOST_TOKENS = 1_000_000, 100_000_000
@@ -22,6 +22,8 @@ class Frontend(Part, slot=True):
     """True if it has a table of token vectors."""
     processor: ClassVar[type[Processor] | None] = None
     """Spec class of the processor that makes its input, such as ``Images``; None for text."""
+    sequential: ClassVar[bool] = False
+    """True if its positions are always a sequence, never on a grid."""
 
     def fitted(self, processor: Processor) -> Self:
         """Copy with the sizes of the signals that ``processor`` makes filled in. Raises ``SpecError`` if sizes that are
@@ -150,6 +152,8 @@ class Placed(Frontend):
         return found
 
     def problems(self) -> list[Problem]:
+        if self.sequential and self.positions.axes > 1:
+            return [Problem(("positions",), needs_grid(self.positions.kind))]
         if self.join == "concatenate" and self.positions.absent:
             return [
                 Problem(("join",), "there are no positions to concatenate; use 'add', or other positions than 'none'")
@@ -165,6 +169,7 @@ class Text(Placed, Tokens, kind="text"):
     2019).
     """
 
+    sequential = True
     scale: bool = Field(default=False, description="multiply token embeddings by √width (Vaswani et al. 2017)")
     vectors: str | None = Field(
         default=None,
@@ -212,6 +217,7 @@ class HashedWords(Placed, kind="words"):
     regression over the features, and a rare feature has the same weight in short and in long words.
     """
 
+    sequential = True
     features: WordFeatures = WordFeatures()
     norm: Norm = Field(default=NoNorm(), description="norm of the embeddings")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field
 
@@ -15,7 +15,7 @@ from qkv.spec.errors import Problem
 from qkv.spec.frontends import WIDEST, Frontend, Text
 from qkv.spec.heads import Head, LanguageModelHead
 from qkv.spec.masks import Full
-from qkv.spec.parts import Add, LayerNorm, Learned, Norm, Positions, Residual
+from qkv.spec.parts import Add, LayerNorm, Learned, Norm, Positions, Residual, needs_grid
 from qkv.spec.register import import_all
 from qkv.spec.wide import WidePath
 
@@ -50,6 +50,11 @@ class Block(Spec):
     def norm_of(self, i: int) -> Norm:
         """Norm of branch ``i``: its own among ``norms``, or the block's."""
         return self.norms[i] if self.norms else self.norm
+
+    def sized_for(self, positions: int, grid: tuple[int, ...] | None) -> Self:
+        """Copy with the sizes of branches filled in that depend on the positions of a row; see ``Branch.sized_for``."""
+        branches = tuple(branch.sized_for(positions, grid) for branch in self.branches)
+        return self if branches == self.branches else self.changed(branches=branches)
 
     @property
     def reversible(self) -> bool:
@@ -120,6 +125,39 @@ class Layered(Spec):
         return self.num_layers or len(self.blocks) if self.blocks else 0
 
     @property
+    def row_positions(self) -> int:
+        """Maximum number of positions of a row that the blocks read in training."""
+        raise NotImplementedError
+
+    @property
+    def rows_known(self) -> bool:
+        """False if ``row_positions`` is a default, until the sizes of the data are known."""
+        return True
+
+    @property
+    def grid(self) -> tuple[int, ...] | None:
+        """Sizes of the axes on which the positions lie that the blocks read; None for a sequence."""
+        return None
+
+    @property
+    def sequential(self) -> bool:
+        """True if the positions that the blocks read are never on a grid."""
+        return True
+
+    @property
+    def sized_layers(self) -> tuple[Block, ...]:
+        """Block of every layer, with the sizes filled in that depend on the positions of a row."""
+        sized = tuple(block.sized_for(self.row_positions, self.grid) for block in self.blocks)
+        return tuple(sized[i % len(sized)] for i in range(self.depth))
+
+    @property
+    def limiting_branch(self) -> Branch | None:
+        """Branch that reads the shortest rows, if weights of branches belong to positions; None if there is none."""
+        sized = [branch for block in self.blocks for branch in block.sized_for(self.row_positions, self.grid).branches]
+        limits = [branch for branch in sized if branch.longest_row is not None]
+        return min(limits, key=lambda branch: branch.longest_row or 0, default=None)
+
+    @property
     def reversible(self) -> bool:
         """True if the blocks are reversible (Reformer): two residual streams, of which each branch updates one."""
         return any(block.reversible for block in self.blocks)
@@ -178,7 +216,12 @@ class Layered(Spec):
         found: list[Problem] = []
         for i, block in enumerate(self.blocks):
             for j, branch in enumerate(block.branches):
-                found += [p.under("blocks", i, "branches", j) for p in branch.width_problems(width)]
+                wrong = branch.width_problems(width)
+                if self.rows_known:
+                    wrong += branch.position_problems(self.row_positions)
+                if self.sequential:
+                    wrong += branch.sequence_problems()
+                found += [p.under("blocks", i, "branches", j) for p in wrong]
         if self.num_layers and not self.blocks:
             found.append(
                 Problem(
@@ -231,6 +274,27 @@ class Reader(Spec):
 class Stack(Layered, Reader):
     """A front end followed by ``num_layers`` blocks (repeating the listed ones cyclically) and a final norm."""
 
+    @property
+    def row_positions(self) -> int:
+        return self.frontend.num_positions or self.context_length
+
+    @property
+    def rows_known(self) -> bool:
+        return self.frontend.num_positions is not None or self.frontend.processor is None
+
+    @property
+    def grid(self) -> tuple[int, ...] | None:
+        return self.frontend.grid
+
+    @property
+    def sequential(self) -> bool:
+        return self.frontend.sequential
+
+    @property
+    def position_limit(self) -> int | None:
+        own, branch = super().position_limit, self.limiting_branch
+        return min((limit for limit in (own, branch and branch.longest_row) if limit is not None), default=None)
+
     def types_read(self, types: Sequence[int]) -> list[int]:
         """Token types (segment ids) clipped to the number that the front end embeds; empty if the stack reads none."""
         known = self.frontend.num_types
@@ -281,6 +345,10 @@ class Latents(Layered):
     blocks: Seq[Block] = Field(default=(_READING_BLOCK, _ENCODER_BLOCK), min_length=1)
     rounds: int = Field(default=1, gt=0, le=1000, description="repetitions of the layers, with shared weights")
     once: int = Field(default=0, ge=0, description="number of first layers applied once, before the rounds")
+
+    @property
+    def row_positions(self) -> int:
+        return self.count
 
     @property
     def walk(self) -> tuple[int, ...]:
@@ -366,6 +434,26 @@ class Model(Stack, WithWidth):
         return min((limit for limit in (own, asked) if limit is not None), default=None)
 
     @property
+    def row_positions(self) -> int:
+        return (self.queries and self.queries.count) or super().row_positions
+
+    @property
+    def rows_known(self) -> bool:
+        return bool(self.queries and self.queries.count) or super().rows_known
+
+    @property
+    def grid(self) -> tuple[int, ...] | None:
+        return None if self.queries and self.queries.count else super().grid
+
+    @property
+    def sequential(self) -> bool:
+        return bool(self.queries and self.queries.count) or super().sequential
+
+    @property
+    def limiting_branch(self) -> Branch | None:
+        return None if self.queries and self.queries.count else super().limiting_branch
+
+    @property
     def causal(self) -> bool:
         return self.latents is None and super().causal
 
@@ -397,6 +485,8 @@ class Model(Stack, WithWidth):
     def problems(self) -> list[Problem]:
         reading = self.frontend_width(self.width) if self.latents else None
         asking = self.queries.positions.width_problems(self.width) if self.queries else []
+        if self.queries and self.queries.positions.axes > 1 and self.sequential:
+            asking.append(Problem((), needs_grid(self.queries.positions.kind)))
         return [
             *self.stack_problems(self.width, reading),
             *(p.under("queries", "positions") for p in asking),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
@@ -119,11 +119,18 @@ class Reversible(Residual, kind="reversible"):
     reversible = True
 
 
+def needs_grid(kind: str) -> str:
+    """Sentence on a part of a kind that needs positions on a grid, for positions that are a sequence."""
+    return f"{kind!r} needs positions on a grid, such as image patches, and these are a sequence; use another kind"
+
+
 class Positions(Part, slot=True):
     """Base class of absolute position embeddings, combined with the token embeddings."""
 
     absent: ClassVar[bool] = False
     """True if there are no position vectors."""
+    axes: ClassVar[int] = 1
+    """Number of axes of the grid on which positions must lie; 1: any sequence."""
 
     def limit(self, context_length: int) -> int | None:
         """Number of positions with a vector in a model of ``context_length``; None for no limit."""
@@ -213,6 +220,16 @@ class Sinusoidal(Positions, kind="sinusoidal"):
     base: float = Field(default=10000.0, gt=1)
 
 
+class Sinusoidal2D(Positions, kind="sinusoidal_2d"):
+    """2-D sinusoidal embeddings of positions on a grid, such as image patches: half of the features for each axis.
+
+    The sinusoid of the row, then that of the column, both counted from 1; a class token is at (0, 0).
+    """
+
+    axes = 2
+    base: float = Field(default=10000.0, gt=1)
+
+
 class LearnedSinusoidal(Positions, kind="learned_sinusoidal"):
     """Learned function of a sinusoid: W2 φ(W1 PE(p) + b1) + b2 with the sinusoid PE(p) (Wang et al. 2022)."""
 
@@ -234,6 +251,12 @@ class Relative(Part, slot=True):
     """True if they are defined for causal attention only."""
     extrapolates: ClassVar[bool] = True
     """False if distances greater than those of training give scores that training never showed."""
+    axes: ClassVar[int] = 1
+    """Number of axes of the grid on which positions must lie; 1: any sequence."""
+
+    def sized_for(self, grid: tuple[int, ...] | None) -> Self:
+        """Copy with the sizes filled in that depend on the grid of the positions; None for a sequence."""
+        return self
 
     def head_problems(self, head_dim: int) -> list[Problem]:
         """Errors for ``head_dim`` features per key, such as RoPE on an odd number of them; empty if none."""
@@ -318,6 +341,30 @@ class Rope(Relative, kind="rope"):
         return [Problem((), f"RoPE rotates pairs, but {rotated} features of a head would be rotated; make that even")]
 
 
+class Rope2D(Relative, kind="rope_2d"):
+    """2-D RoPE of positions on a grid: half of the rotated features by the row, half by the column (Heo et al. 2024).
+
+    Among the first Dr = ``fraction`` · Dk features of a head, i is paired with i + Dr/2; the first Dr/4 pairs turn with
+    the row, the others with the column. A class token is not rotated.
+    """
+
+    extrapolates = False
+    axes = 2
+    base: float = Field(default=100.0, gt=1, description="lower than for texts, as images have few rows and columns")
+    fraction: float = Field(default=1.0, gt=0, le=1)
+
+    def rotated(self, head_dim: int) -> int:
+        """Number of features per head that are rotated, Dr = ``fraction`` · ``head_dim``."""
+        return int(head_dim * self.fraction)
+
+    def head_problems(self, head_dim: int) -> list[Problem]:
+        rotated = self.rotated(head_dim)
+        if rotated and rotated % 4 == 0:
+            return []
+        sentence = f"2-D RoPE rotates pairs for each of two axes, but {rotated} features of a head would be rotated"
+        return [Problem((), f"{sentence}; make that a multiple of 4")]
+
+
 class Alibi(Relative, kind="alibi"):
     """ALiBi: -m_h (i - j) added to the logits, slopes m_h = 2^(-8h/H) (Press et al. 2022).
 
@@ -365,6 +412,37 @@ class T5Buckets(Relative, kind="t5"):
                 f"{self.max_distance} is within the buckets of one distance each; give at least {least}",
             )
         ]
+
+
+class Bias2D(Relative, kind="bias_2d"):
+    """Learned bias per head and offset (rows, columns) of a query from a key on a grid (Swin, Liu et al. 2021).
+
+    Pairs with a class token have a bias of their own: as query, as key, as both (BEiT, Bao et al. 2022).
+    """
+
+    extrapolates = False
+    axes = 2
+    sizes: Seq[int] | None = Field(
+        default=None, min_length=2, max_length=2, description="rows and columns; default: those of the image patches"
+    )
+
+    def sized_for(self, grid: tuple[int, ...] | None) -> Self:
+        return self if self.sizes or grid is None or len(grid) != self.axes else self.changed(sizes=grid)
+
+    def problems(self) -> list[Problem]:
+        if self.sizes is None or 1 <= min(self.sizes) <= max(self.sizes) <= 10_000:
+            return []
+        return [Problem(("sizes",), f"{' × '.join(map(str, self.sizes))} given; each axis has 1 to 10,000 positions")]
+
+
+class ShortestPath(Relative, kind="shortest_path"):
+    """A learned bias per head and length of the shortest path between two nodes (Graphormer, Ying et al. 2021).
+
+    Paths longer than ``max_distance`` share a bias; pairs without a path have one of their own. The processor of the
+    graphs gives at least as many ``distances``. Without a graph all positions are neighbours.
+    """
+
+    max_distance: int = Field(default=8, gt=0, le=1024, description="longest path that is told apart")
 
 
 class NoRelative(Relative, kind="none"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from qkv.spec.base import Part, Seq
@@ -14,6 +16,9 @@ class Processor(Part, slot=True):
     In a recipe (``data.processor``), fields that the training split determines are None; a run stores the fitted
     processor. Those that read files are implemented in ``qkv.data.processors``.
     """
+
+    of_graphs: ClassVar[bool] = False
+    """True if a value is a graph, whose nodes are the positions."""
 
 
 class Scaler(Processor, kind="scaler"):

@@ -139,6 +139,31 @@ class TokenClassification(Task, kind="token_classification"):
         return [Problem(("head",), f"{sentence}; give task.{name.replace(' ', '_')}={off}, or model.head=tokens")]
 
 
+class NodeClassification(Task, kind="node_classification"):
+    """Classification of the nodes of one graph: -Σ log p(label of node i | graph) over the training nodes.
+
+    Metrics: accuracy and macro F1. The whole graph is read, with the nodes of all splits (transductive). Data: a known
+    graph, an ``.npz`` file, or ``nodes.csv | edges.csv``.
+    """
+
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    parts: int = Field(
+        default=1, gt=0, description="random parts of the nodes that each epoch reads one by one, for a large graph"
+    )
+    fold: int = Field(default=0, ge=0, description="index of the split, if the data has several")
+
+    reads: ClassVar[Reads] = "examples"
+    reads_signals: ClassVar[bool] = True
+    head: ClassVar[str] = "tokens"
+
+    def model_problems(self, model: Model) -> list[Problem]:
+        processor = model.frontend.processor
+        if processor is not None and processor.of_graphs:
+            return []
+        sentence = f"the task {self.kind!r} reads the nodes of a graph, and the front end {model.frontend.kind!r} none"
+        return [Problem(("frontend",), f"{sentence}; use 'nodes'")]
+
+
 class QuestionAnswering(Task, kind="question_answering"):
     """Extractive question answering: -log p(first token) - log p(last token).
 

@@ -1,0 +1,128 @@
+"""Encodings of the structure of a graph: Laplacian eigenvectors, random walks, degrees and shortest paths.
+
+A: adjacency matrix (n, n) of scipy, sparse, A_ij = 1 for an edge i -> j; symmetric for undirected graphs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+_DENSE = 600
+"""Most nodes of which all eigenvectors are computed at once."""
+_AT_ONCE = 512
+
+
+def adjacency(edges: np.ndarray, nodes: int, directed: bool) -> Any:
+    """Adjacency matrix of ``edges`` (E, 2) without self-loops and repetitions, symmetric unless ``directed``."""
+    from scipy.sparse import csr_matrix
+
+    kept = edges[edges[:, 0] != edges[:, 1]]
+    ones = np.ones(len(kept), np.float64)
+    found = csr_matrix((ones, (kept[:, 0], kept[:, 1])), shape=(nodes, nodes))
+    found = found if directed else found + found.T
+    found.data[:] = 1.0
+    return found
+
+
+def laplacian(a: Any, count: int) -> np.ndarray:
+    """Eigenvectors (n, count) of I - D^-½ A D^-½ with the lowest eigenvalues but the first, the largest entry of each
+    positive; 0 if there are fewer.
+    """
+    return _lowest(_symmetric(a, _inverse_root(a)), count + 1)[:, 1:]
+
+
+def magnetic(a: Any, count: int, potential: float) -> np.ndarray:
+    """Eigenvectors (n, 2 count) of the magnetic Laplacian, real parts before imaginary parts (Zhang et al. 2021).
+
+    I - D^-½ (S ∘ exp(2πi q (A - A^T))) D^-½ with S = (A + A^T) / 2 and its row sums D. The largest entry of each
+    eigenvector is real and positive.
+    """
+    s = (a + a.T) / 2
+    turned = s.astype(np.complex128)
+    difference = (a - a.T).tocsr()
+    pairs = turned.tocoo()
+    phases = np.asarray(difference[pairs.row, pairs.col]).ravel()
+    pairs.data = pairs.data * np.exp(2j * np.pi * potential * phases)
+    found = _lowest(_symmetric(pairs.tocsr(), _inverse_root(s)), count)
+    return np.concatenate((found.real, found.imag), 1)
+
+
+def _inverse_root(a: Any) -> np.ndarray:
+    degrees = np.asarray(a.sum(1)).ravel()
+    return np.divide(1.0, np.sqrt(degrees), out=np.zeros_like(degrees), where=degrees > 0)
+
+
+def _symmetric(a: Any, root: np.ndarray) -> Any:
+    from scipy.sparse import diags
+
+    return diags(root) @ a @ diags(root)
+
+
+def _lowest(normalised: Any, count: int) -> np.ndarray:
+    """Eigenvectors (n, count) of I - ``normalised`` with the lowest eigenvalues, of fixed sign or phase."""
+    n = normalised.shape[0]
+    if n <= max(_DENSE, 2 * count):
+        values, vectors = np.linalg.eigh(np.eye(n) - normalised.toarray())
+    else:
+        from scipy.sparse.linalg import eigsh
+
+        first = np.random.default_rng(0).standard_normal(n).astype(normalised.dtype)
+        values, vectors = eigsh(normalised, k=count, which="LA", v0=first)
+        values = -values
+    vectors = vectors[:, np.argsort(values, kind="stable")[:count]]
+    largest = vectors[np.abs(vectors).argmax(0), np.arange(vectors.shape[1])]
+    vectors = vectors * (np.abs(largest) / largest)
+    return np.pad(vectors, ((0, 0), (0, count - vectors.shape[1])))
+
+
+def _steps(a: Any) -> Any:
+    """Matrix of a random step along the edges, D^-1 A; a node without an edge is left out."""
+    from scipy.sparse import diags
+
+    degrees = np.asarray(a.sum(1)).ravel()
+    return (diags(np.divide(1.0, degrees, out=np.zeros_like(degrees), where=degrees > 0)) @ a).tocsr()
+
+
+def returns(a: Any, steps: int) -> np.ndarray:
+    """Probabilities (n, steps) that a random walk is back at its start after 1, …, ``steps`` steps."""
+    step, n = _steps(a).T.tocsr(), a.shape[0]
+    found = np.empty((n, steps))
+    for begin in range(0, n, _AT_ONCE):
+        own = np.arange(begin, min(n, begin + _AT_ONCE))
+        at = np.zeros((n, len(own)))
+        at[own, np.arange(len(own))] = 1.0
+        for i in range(steps):
+            at = step @ at
+            found[own, i] = at[own, np.arange(len(own))]
+    return found
+
+
+def visits(a: Any, steps: int) -> np.ndarray:
+    """Expected visits (n, steps): n times the probability to be at a node after 1, …, ``steps`` random steps along the
+    edges from a node drawn at random; a walk without an edge to follow stays.
+    """
+    step = _steps(a)
+    stuck = np.asarray(step.sum(1)).ravel() == 0
+    at, found = np.ones(a.shape[0]), []
+    for _ in range(steps):
+        at = step.T @ at + at * stuck
+        found.append(at)
+    return np.stack(found, 1)
+
+
+def degrees(a: Any, most: int) -> np.ndarray:
+    """One column (n, most + 1) per degree, the number of edges that a node has; larger ones count as ``most``."""
+    counts = np.minimum(np.asarray(a.sum(1)).ravel().astype(np.int64), most)
+    return np.eye(most + 1)[counts]
+
+
+def distances(a: Any, most: int) -> np.ndarray:
+    """Lengths (n, n) int16 of the shortest paths from the node of the second axis to that of the first; those above
+    ``most`` are ``most``; -1: no path.
+    """
+    from scipy.sparse.csgraph import shortest_path
+
+    found = shortest_path(a.T, unweighted=True, directed=True)
+    return np.where(np.isinf(found), -1, np.minimum(found, most)).astype(np.int16)

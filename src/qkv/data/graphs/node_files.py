@@ -1,0 +1,160 @@
+"""A graph in two tables, one of nodes and one of edges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qkv.data.records.delimited import delimited
+from qkv.data.records.model import BadRow
+from qkv.data.records.table import Row, Table
+from qkv.data.text import TextSource
+from qkv.spec.errors import UserError, nearest
+
+_NAMES = {
+    "node": ("node", "id", "node_id", "name"),
+    "label": ("label", "class", "target", "category", "y"),
+    "split": ("split", "part", "set", "fold"),
+}
+_ENDS = {
+    "source": ("source", "src", "from", "a", "node1", "citing"),
+    "target": ("target", "dst", "to", "b", "node2", "cited"),
+}
+_MOST_VALUES = 100
+"""Most different texts in a column that is read as categories."""
+_SHOWN = 3
+
+
+class NodeFiles(NamedTuple):
+    """Graph in two tables. parts: split of each node, "" if none is given; labels: None where the cell is empty."""
+
+    graph: dict[str, Any]
+    names: tuple[str, ...]
+    labels: tuple[str | None, ...]
+    parts: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def read_node_files(
+    nodes: TextSource, edges: TextSource, columns: Mapping[str, str], bad_rows: str = "skip"
+) -> NodeFiles:
+    """Read a table of nodes and one of edges, in CSV or TSV.
+
+    Columns of nodes: name, label, optionally split; the others are features: numbers, or categories of at most 100
+    texts. Edges: names of source and target. ``columns``: column by role (node, label, split, source, target); default:
+    guessed. An edge to no node is skipped and told, or with ``bad_rows`` "refuse" refused.
+    """
+    table = _table(nodes)
+    rows = [row.values for row in table.rows if isinstance(row, Row)]
+    node, label = _column(table, "node", columns, table.columns[0]), _column(table, "label", columns, None)
+    split = _column(table, "split", columns, "")
+    names = tuple(_cell(row, node) for row in rows)
+    _check_names(names, table, node)
+    notes = _skipped(table)
+    features, told = _features(rows, [name for name in table.columns if name not in (node, label, split)])
+    pairs, more = _pairs(_table(edges), {name: i for i, name in enumerate(names)}, columns, bad_rows)
+    graph: dict[str, Any] = {"num_nodes": len(names), "edges": pairs}
+    if features is not None:
+        graph["features"] = features
+    labels = tuple(_cell(row, label) or None for row in rows)
+    parts = tuple(_cell(row, split) if split else "" for row in rows)
+    return NodeFiles(graph, names, labels, parts, (*notes, *told, *more))
+
+
+def _table(text: TextSource) -> Table:
+    ending = text.name.lower().removesuffix(".gz").rpartition(".")[2]
+    return delimited(text, "tsv" if ending in ("tsv", "tab") else "csv")
+
+
+def _cell(row: Mapping[str, Any], column: str) -> str:
+    value = row.get(column)
+    return "" if value is None else str(value).strip()
+
+
+def _column(table: Table, role: str, columns: Mapping[str, str], default: str | None) -> str:
+    """Column of a role: given, or the one with a usual name, or ``default``; None: there must be one."""
+    given = columns.get(role)
+    if given is not None:
+        if given not in table.columns:
+            sentence = f"data.columns: {table.name} has no column {given!r}"
+            raise UserError(f"{sentence}; {nearest(given, table.columns)}")
+        return given
+    names = {**_NAMES, **_ENDS}[role]
+    found = next((column for name in names for column in table.columns if column.strip().lower() == name), default)
+    if found is None:
+        sentence = f"{table.name} has no column with the {role} of a node, but {', '.join(table.columns)}"
+        raise UserError(f"{sentence}; name it with data.columns.{role}")
+    return found
+
+
+def _check_names(names: Sequence[str], table: Table, column: str) -> None:
+    if not names:
+        raise UserError(f"{table.name} has no node")
+    seen: set[str] = set()
+    for name in names:
+        if not name or name in seen:
+            what = f"holds {name!r} twice" if name else "has an empty cell"
+            raise UserError(
+                f"{table.name}: the column {column!r} {what}, but it names the nodes; see data.columns.node"
+            )
+        seen.add(name)
+
+
+def _skipped(table: Table) -> list[str]:
+    bad = [row for row in table.rows if isinstance(row, BadRow)]
+    some = "; ".join(f"line {row.line}: {row.reason}" for row in bad[:_SHOWN])
+    return [f"{len(bad):,} rows of {table.name} were skipped: {some}"] if bad else []
+
+
+def _features(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> tuple[np.ndarray | None, list[str]]:
+    """(features (nodes, F) or None, sentences for the user)."""
+    found, notes = list[np.ndarray](), list[str]()
+    for column in columns:
+        cells = [_cell(row, column) for row in rows]
+        numbers = [_number(cell) for cell in cells if cell]
+        if numbers and all(math.isfinite(number) for number in numbers):
+            mean = sum(numbers) / len(numbers)
+            found.append(np.array([_number(cell) if cell else mean for cell in cells])[:, None])
+            if len(numbers) < len(cells):
+                notes.append(f"{len(cells) - len(numbers):,} nodes have no {column!r}; their mean is used")
+            continue
+        known = sorted(set(cells) - {""})
+        if len(known) > _MOST_VALUES or not known:
+            reason = f"it has {len(known):,} different texts" if known else "it is empty"
+            notes.append(f"the column {column!r} is not read: {reason}")
+            continue
+        found.append(np.array([[cell == value for value in known] for cell in cells], np.float64))
+    return (np.concatenate(found, 1) if found else None), notes
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text) if "_" not in text else math.nan
+    except ValueError:
+        return math.nan
+
+
+def _pairs(
+    table: Table, place: Mapping[str, int], columns: Mapping[str, str], bad_rows: str
+) -> tuple[np.ndarray, list[str]]:
+    """(edges (E, 2), sentences on the skipped ones)."""
+    if len(table.columns) < 2:
+        raise UserError(f"{table.name} has {len(table.columns)} column; edges have a source and a target")
+    source = _column(table, "source", columns, table.columns[0])
+    target = _column(table, "target", columns, next(name for name in table.columns if name != source))
+    found, bad = list[tuple[int, int]](), list[str]()
+    for row in table.rows:
+        ends = [_cell(row.values, column) for column in (source, target)] if isinstance(row, Row) else []
+        unknown = next((end for end in ends if end not in place), None)
+        if isinstance(row, BadRow) or unknown is not None:
+            bad.append(f"line {row.line}: {row.reason if isinstance(row, BadRow) else f'{unknown!r} is no node'}")
+        else:
+            found.append((place[ends[0]], place[ends[1]]))
+    some = "; ".join(bad[:_SHOWN]) + (f"; and {len(bad) - _SHOWN:,} more" if len(bad) > _SHOWN else "")
+    what = f"{len(bad):,} of {len(bad) + len(found):,} edges of {table.name}"
+    if len(bad) > len(found) or (bad and bad_rows == "refuse"):
+        raise UserError(f"{what} cannot be used: {some}; correct them, or name other columns in data.columns")
+    return np.array(found, np.int64).reshape(-1, 2), [f"{what} were skipped: {some}"] if bad else []

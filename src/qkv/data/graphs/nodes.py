@@ -1,0 +1,197 @@
+"""Tables of the nodes of one graph, with labels and splits: ``.npz`` files, or a file of nodes and one of edges."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qkv.data.corpus import TEST, TRAIN, VALIDATION
+from qkv.data.graphs.node_files import read_node_files
+from qkv.data.named import PublishedFile
+from qkv.data.sources import published
+from qkv.data.text import TextSource
+from qkv.spec import data as spec
+from qkv.spec.errors import UserError, nearest
+
+SEPARATOR = "|"
+KNOWN = {
+    "cora": PublishedFile("cora.npz", "", 96083, "55b70d6604225aa95c8df633cee172303532baa83c8e93e51f511bfddd94ede6"),
+    "webkb-wisconsin": PublishedFile(
+        "wisconsin.npz", "", 22719, "9bfd408b31d31a92a6101fdcc492bfa1e20b1a7fd19b445180802b0ed2e3db91"
+    ),
+}
+"""Known graphs with labelled nodes: Planetoid's public split (Yang et al. 2016); ten splits (Pei et al. 2020)."""
+_SPLITS = {TRAIN: ("train",), VALIDATION: ("val", "valid", "validation", "dev"), TEST: ("test",)}
+
+
+@dataclass(frozen=True)
+class NodeTable:
+    """Nodes of one graph. graph: mapping as a processor reads it; names, labels: of each node, a label is None if
+    unknown; splits: node numbers by split; digest: hash of the content.
+    """
+
+    name: str
+    graph: Mapping[str, Any]
+    names: tuple[str, ...]
+    labels: tuple[str | None, ...]
+    splits: Mapping[str, np.ndarray]
+    digest: str
+    notes: tuple[str, ...] = ()
+
+
+def open_nodes(data: spec.Data, fold: int = 0) -> NodeTable:
+    """Read the graph ``data.source``: a known one, an ``.npz`` file, or ``nodes.csv | edges.csv``.
+
+    ``fold``: index of the split, if the data has several. Without a split, a fraction ``validation_fraction`` of the
+    labelled nodes of each label is held out. Raises ``UserError``.
+    """
+    found = _read(data.source, data, fold)
+    return replace(found, splits=_completed(found, data.validation_fraction))
+
+
+def _read(source: str, data: spec.Data, fold: int) -> NodeTable:
+    if source in KNOWN:
+        return read_npz(published(source, KNOWN[source]), source, fold)
+    if SEPARATOR in source and not Path(source).expanduser().exists():
+        names = [name.strip() for name in source.split(SEPARATOR)]
+        if len(names) != 2 or not all(names):
+            raise UserError(f"data.source: {source!r} should name two files, such as 'nodes.csv | edges.csv'")
+        nodes, edges = (_file(name) for name in names)
+        return _of_files(source, nodes, edges, data)
+    text = _file(source)
+    if not source.lower().endswith(".npz"):
+        raise UserError(
+            f"data.source: {source!r} is no graph with labelled nodes; name an .npz file, or two tables, "
+            "'nodes.csv | edges.csv'"
+        )
+    return read_npz(text, source, fold)
+
+
+def _file(source: str) -> TextSource:
+    path = Path(source).expanduser()
+    if not path.is_file():
+        what = "is not a file" if path.exists() else "does not exist"
+        raise UserError(f"data.source: {source!r} {what}; name one, or a known graph: {nearest(source, KNOWN)}")
+    return TextSource.of_file(path, source)
+
+
+def _of_files(source: str, nodes: TextSource, edges: TextSource, data: spec.Data) -> NodeTable:
+    found = read_node_files(nodes, edges, data.columns, data.bad_rows)
+    digest = hashlib.sha256(f"{nodes.digest()} {edges.digest()} {sorted(data.columns.items())}".encode()).hexdigest()
+    splits: dict[str, list[int]] = {}
+    for node, name in enumerate(found.parts):
+        split = next((split for split, names in _SPLITS.items() if name.lower() in names), None)
+        if name and split is None:
+            known = ", ".join(name for names in _SPLITS.values() for name in names)
+            raise UserError(
+                f"{nodes.name}: the node {found.names[node]!r} is in the split {name!r}; give one of {known}"
+            )
+        if split is not None:
+            splits.setdefault(split, []).append(node)
+    arrays = {split: np.array(numbers) for split, numbers in splits.items()}
+    return NodeTable(source, found.graph, found.names, found.labels, arrays, digest, found.notes)
+
+
+def arrays_of(text: TextSource) -> dict[str, np.ndarray]:
+    """Arrays of an ``.npz`` file by name. Raises ``UserError`` for a damaged file, or one that holds objects."""
+    try:
+        with np.load(io.BytesIO(b"".join(text.raw())), allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, MemoryError, AttributeError) as error:
+        raise UserError(f"{text.name} is not an .npz file of plain arrays: {error}") from None
+
+
+def feature_mapping(arrays: Mapping[str, np.ndarray], name: str) -> dict[str, Any]:
+    """Entry ``features`` of a graph from the arrays of a file: bits, a dense matrix, or those of a sparse one."""
+    if "feature_indptr" in arrays:
+        parts = {key: needed(arrays, f"feature_{key}", name) for key in ("indptr", "indices", "values")}
+        return {"features": {**parts, "num_features": int(needed(arrays, "num_features", name))}}
+    if "features" not in arrays:
+        return {}
+    features = arrays["features"]
+    if features.dtype == np.uint8 and "num_features" in arrays:
+        features = np.unpackbits(features, axis=1)[:, : int(arrays["num_features"])]
+    return {"features": features}
+
+
+def needed(arrays: Mapping[str, np.ndarray], key: str, name: str) -> np.ndarray:
+    """Array ``key`` of a file. Raises ``UserError`` if it is missing."""
+    if key not in arrays:
+        raise UserError(f"{name} has no array {key!r}; it has {', '.join(arrays) or 'none'}")
+    return arrays[key]
+
+
+def read_npz(text: TextSource, name: str, fold: int = 0) -> NodeTable:
+    """Read a graph with labelled nodes from an ``.npz`` file.
+
+    Arrays: ``edges`` (E, 2); ``labels`` (n), below 0: unknown; optionally ``label_names``; ``features`` (n, F), or
+    packed bits with ``num_features``, or ``feature_indptr``, ``feature_indices``, ``feature_values`` and
+    ``num_features``; ``train_index`` … or ``train_masks`` (folds, n) …, with ``val`` and ``test``.
+    """
+    arrays = arrays_of(text)
+    labels = needed(arrays, "labels", text.name)
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise UserError(f"{text.name}: labels are not one whole number per node; name the classes in label_names")
+    names = arrays.get("label_names")
+    classes: Callable[[int], str] = str if names is None else lambda i: str(names[i])
+    given = tuple(classes(int(label)) if label >= 0 else None for label in labels)
+    edges = needed(arrays, "edges", text.name)
+    graph = {"num_nodes": len(labels), "edges": edges, **feature_mapping(arrays, text.name)}
+    digest = hashlib.sha256(f"{text.digest()} {fold}".encode()).hexdigest()
+    splits = _splits(arrays, len(labels), fold, text.name)
+    return NodeTable(name, graph, tuple(map(str, range(len(labels)))), given, splits, digest)
+
+
+def _splits(arrays: Mapping[str, np.ndarray], count: int, fold: int, name: str) -> dict[str, np.ndarray]:
+    found: dict[str, np.ndarray] = {}
+    for split, names in _SPLITS.items():
+        for part in names:
+            index, masks = arrays.get(f"{part}_index"), arrays.get(f"{part}_masks")
+            if index is not None:
+                found[split] = index.astype(np.int64)
+            elif masks is not None:
+                masks = np.atleast_2d(masks)
+                if fold >= len(masks):
+                    raise UserError(f"task.fold: {fold} given, and {name} has the folds 0 to {len(masks) - 1}")
+                found[split] = np.flatnonzero(masks[fold])
+        if split in found and len(found[split]) and not 0 <= found[split].min() <= found[split].max() < count:
+            raise UserError(f"{name}: the split {split} has a node outside of 0 to {count - 1}")
+    return found
+
+
+def _completed(table: NodeTable, fraction: float) -> dict[str, np.ndarray]:
+    """Splits of labelled nodes in order; a fraction of each label of the training nodes is held out for validation if
+    the data holds out none.
+    """
+    known = np.array([label is not None for label in table.labels])
+    splits = {split: np.unique(nodes[known[nodes]]) for split, nodes in table.splits.items()}
+    if TRAIN not in splits:
+        taken = np.concatenate([np.zeros(0, np.int64), *splits.values()])
+        splits[TRAIN] = np.setdiff1d(np.flatnonzero(known), taken)
+    if VALIDATION not in splits:
+        splits[VALIDATION] = _held_out(splits[TRAIN], table.labels, fraction)
+        splits[TRAIN] = np.setdiff1d(splits[TRAIN], splits[VALIDATION])
+    for split, nodes in splits.items():
+        if not len(nodes):
+            raise UserError(f"data.source: the {split} part of {table.name!r} has no node with a label")
+    overlap = np.intersect1d(splits[TRAIN], splits[VALIDATION])
+    if len(overlap):
+        raise UserError(f"data.source: {len(overlap):,} nodes of {table.name!r} are in training and in validation")
+    return {split: splits[split] for split in _SPLITS if split in splits}
+
+
+def _held_out(nodes: np.ndarray, labels: Sequence[str | None], fraction: float) -> np.ndarray:
+    """Fraction of the nodes of each label, drawn with a fixed seed; at least one node in all."""
+    order = np.random.default_rng(0).permutation(nodes)
+    groups: dict[str | None, list[int]] = {}
+    for node in order.tolist():
+        groups.setdefault(labels[node], []).append(node)
+    held = [node for group in groups.values() for node in group[: round(fraction * len(group))]]
+    return np.sort(np.array(held or order[:1].tolist(), np.int64))

@@ -1,0 +1,223 @@
+"""Processor of graphs: nodes with columns of features, tags and encodings, and the edges between them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from qkv.data.graphs.encodings import adjacency, degrees, distances, laplacian, magnetic, returns, visits
+from qkv.data.graphs.raw import RawGraph, read_graph
+from qkv.data.processors.processor import Processor
+from qkv.data.records.model import Role
+from qkv.data.records.values import Unusable
+from qkv.layers.graph import Graph
+from qkv.layers.signal import Signal
+from qkv.spec.errors import UserError
+from qkv.spec.register import implements
+from qkv.spec.signals.graphs import Graphs
+
+
+@dataclass(frozen=True, repr=False)
+class EncodedGraph:
+    """Encoded graph of n nodes.
+
+    edges (2, E): sources and targets that mixers read. features: sparse matrix (n, F), scaled. tags (n): column of each
+    node's tag, -1 for none. encodings (n, K). distances (n, n) or None.
+    """
+
+    edges: np.ndarray
+    features: Any
+    tags: np.ndarray
+    encodings: np.ndarray
+    distances: np.ndarray | None
+
+    def __len__(self) -> int:
+        return len(self.tags)
+
+    def __repr__(self) -> str:
+        """Digest of the content, by which the data of a run is recognised."""
+        total = hashlib.sha256()
+        arrays = (self.edges, self.features.indptr, self.features.indices, self.features.data, self.tags)
+        for array in (*arrays, self.encodings, self.distances):
+            total.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
+        return f"graph {total.hexdigest()}"
+
+    def part(self, nodes: np.ndarray) -> EncodedGraph:
+        """Subgraph of ``nodes`` (sorted) and the edges between them; encodings are those of the whole graph."""
+        place = np.full(len(self), -1)
+        place[nodes] = np.arange(len(nodes))
+        edges = place[self.edges]
+        apart = None if self.distances is None else self.distances[np.ix_(nodes, nodes)]
+        inside = edges[:, (edges >= 0).all(0)]
+        return replace(
+            self,
+            edges=inside,
+            features=self.features[nodes],
+            tags=self.tags[nodes],
+            encodings=self.encodings[nodes],
+            distances=apart,
+        )
+
+
+@implements(Graphs)
+class GraphsProcessor(Processor):
+    """Graphs (a mapping, a networkx or torch_geometric graph) -> columns (B, N, C) of the nodes, and their edges.
+
+    ``dropped``: numbers of self-loops and of repeated edges left out so far.
+    """
+
+    role = Role("graph", "graph", ("graph",))  # type: ignore[arg-type]
+    unit = "nodes"
+    spec: Graphs
+
+    def __init__(self, spec: Graphs):
+        super().__init__(spec)
+        self.dropped = [0, 0]
+
+    def fitted(self, values: Sequence[Any]) -> Graphs:
+        found = [read_graph(value) for value in values]
+        sizes = {0 if graph.features is None else graph.features.shape[1] for graph in found}
+        if len(sizes) > 1:
+            few, many = min(sizes), max(sizes)
+            raise UserError(f"data: nodes have {few} features in one graph and {many} in another; give all the same")
+        known = sorted({tag for graph in found for tag in graph.tags or ()}, key=_natural)
+        spec = self.spec.changed(num_features=sizes.pop() if sizes else 0, tags=tuple(known))
+        return spec if spec.scaling != "standard" or not spec.num_features else spec.changed(**_moments(found))
+
+    def encode(self, value: Any) -> EncodedGraph:  # type: ignore[override]
+        graph, spec = read_graph(value), self.spec
+        assert spec.num_features is not None, "encoding needs a fitted processor"
+        found = 0 if graph.features is None else graph.features.shape[1]
+        if found != spec.num_features:
+            raise Unusable(f"nodes have {found} features, and the model reads {spec.num_features}")
+        self._count(graph.edges)
+        one_way = adjacency(graph.edges, graph.num_nodes, directed=True)
+        both = adjacency(graph.edges, graph.num_nodes, directed=False)
+        read = one_way if spec.directed and not spec.both_ways else both
+        place = {tag: i for i, tag in enumerate(spec.tags or ())}
+        tags = np.array([place.get(tag, -1) for tag in graph.tags or [""] * graph.num_nodes], np.int32)
+        apart = distances(read, spec.distances) if spec.distances else None
+        edges = np.stack(read.nonzero()).astype(np.int32)
+        return EncodedGraph(edges, _scaled(graph, spec), tags, _encodings(one_way, both, spec), apart)
+
+    def size(self, encoded: Any) -> int:
+        return len(encoded)
+
+    def signal(self, encoded: Sequence[Any]) -> Signal:
+        longest = max(map(len, encoded))
+        values = np.zeros((len(encoded), longest, self.spec.columns or 1), np.float32)
+        for row, graph in enumerate(encoded):
+            values[row, : len(graph)] = self.columns(graph)
+        edges = [graph.edges.astype(np.int64) + row * longest for row, graph in enumerate(encoded)]
+        lengths = torch.tensor([len(graph) for graph in encoded])
+        return Signal(
+            torch.from_numpy(values),
+            None if bool((lengths == longest).all()) else lengths,
+            visible=_neighbours(encoded, longest) if self.spec.neighbours else None,
+            graph=Graph(torch.from_numpy(np.concatenate(edges, 1)), _distances(encoded, longest)),
+        )
+
+    def columns(self, graph: EncodedGraph) -> np.ndarray:
+        """Columns (n, C) of the nodes of a graph: features, tags, encodings."""
+        spec, tags = self.spec, np.zeros((len(graph), len(self.spec.tags or ())), np.float32)
+        known = np.flatnonzero(graph.tags >= 0)
+        tags[known, graph.tags[known]] = 1.0
+        dense = graph.features.toarray()
+        if spec.mean:
+            dense = (dense - np.array(spec.mean, np.float32)) / np.array(spec.deviation, np.float32)
+        found = np.concatenate((dense, tags, graph.encodings), 1)
+        return found if found.shape[1] else np.ones((len(graph), 1), np.float32)
+
+    def features(self, encoded: Any) -> np.ndarray:
+        """Bag of nodes for a baseline without structure: their number, and sum and mean of features and tags."""
+        nodes = self.columns(encoded)[:, : max(1, self.spec.given_columns or 0)]
+        return np.concatenate(([len(nodes)], nodes.sum(0), nodes.mean(0))).astype(np.float32)
+
+    def shown(self, value: Any) -> str:
+        graph = read_graph(value)
+        return f"{graph.num_nodes:,} nodes, {len(graph.edges):,} edges"
+
+    def notes(self) -> list[str]:
+        """Sentences for the user: how many edges were left out."""
+        names = ("from a node to itself", "repeated")
+        found = [f"{count:,} {name}" for count, name in zip(self.dropped, names, strict=True) if count]
+        return [f"edges left out: {', '.join(found)}"] if found else []
+
+    def _count(self, edges: np.ndarray) -> None:
+        """Count self-loops and repetitions; of undirected edges, both directions are usual and no repetition."""
+        loops = edges[:, 0] == edges[:, 1]
+        self.dropped[0] += int(loops.sum())
+        self.dropped[1] += int((~loops).sum()) - len(np.unique(edges[~loops], axis=0))
+
+
+def _moments(graphs: Sequence[RawGraph]) -> dict[str, tuple[float, ...]]:
+    """Mean and deviation of each feature over all nodes; a constant feature has the deviation 1."""
+    count = sum(graph.num_nodes for graph in graphs)
+    mean = sum(np.asarray(graph.features.sum(0), np.float64).ravel() for graph in graphs) / count
+    squares = sum(np.asarray(graph.features.multiply(graph.features).sum(0)).ravel() for graph in graphs) / count
+    deviation = np.sqrt(np.maximum(squares - mean**2, 0.0))
+    deviation = np.where(deviation > 1e-6 * np.maximum(1.0, np.abs(mean)), deviation, 1.0)
+    return {"mean": tuple(map(float, mean)), "deviation": tuple(map(float, deviation))}
+
+
+def _scaled(graph: RawGraph, spec: Graphs) -> Any:
+    from scipy.sparse import csr_matrix, diags
+
+    if graph.features is None:
+        return csr_matrix((graph.num_nodes, 0), dtype=np.float32)
+    if spec.scaling != "rows":
+        return graph.features
+    sums = np.asarray(abs(graph.features).sum(1)).ravel()
+    return (diags(1 / np.where(sums > 0, sums, 1.0)) @ graph.features).tocsr().astype(np.float32)
+
+
+def _encodings(one_way: Any, both: Any, spec: Graphs) -> np.ndarray:
+    """Encodings (n, K) of a graph, in the order of the columns."""
+    found: list[np.ndarray] = [np.zeros((both.shape[0], 0))]
+    if spec.laplacian:
+        sized = np.sqrt(both.shape[0])  # entries of about 1 in graphs of any size
+        vectors = (
+            magnetic(one_way, spec.laplacian, spec.potential) if spec.directed else laplacian(both, spec.laplacian)
+        )
+        found.append(sized * vectors)
+    if spec.walk:
+        found += (
+            [visits(a, spec.walk) for a in (one_way, one_way.T.tocsr())]
+            if spec.directed
+            else [returns(both, spec.walk)]
+        )
+    if spec.degree:
+        found += [degrees(a, spec.degree) for a in ((one_way, one_way.T) if spec.directed else (both,))]
+    return np.concatenate(found, 1).astype(np.float32)
+
+
+def _neighbours(encoded: Sequence[EncodedGraph], longest: int) -> torch.Tensor:
+    """Keys that each node sees, (B, N, N): itself and the sources of its edges."""
+    found = np.zeros((len(encoded), longest, longest), bool)
+    for row, graph in enumerate(encoded):
+        source, target = graph.edges
+        found[row, target, source] = True
+        found[row, np.arange(len(graph)), np.arange(len(graph))] = True
+    return torch.from_numpy(found)
+
+
+def _distances(encoded: Sequence[EncodedGraph], longest: int) -> torch.Tensor | None:
+    if encoded[0].distances is None:
+        return None
+    found = np.full((len(encoded), longest, longest), -1, np.int64)
+    for row, graph in enumerate(encoded):
+        found[row, : len(graph), : len(graph)] = graph.distances
+    return torch.from_numpy(found)
+
+
+def _natural(tag: str) -> tuple[int, float, str]:
+    """Sort key of tags: numbers by value, then words."""
+    try:
+        return 0, float(tag), tag
+    except ValueError:
+        return 1, 0.0, tag

@@ -1,0 +1,80 @@
+"""Front end for the nodes of graphs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from qkv.frontends.frontend import Frontend
+from qkv.layers.context import Context
+from qkv.layers.graph import Graph
+from qkv.layers.linear import Linear
+from qkv.layers.norms import build_norm
+from qkv.layers.signal import Signal
+from qkv.ops.dropout import dropout
+from qkv.spec.errors import UserError
+from qkv.spec.model import Stack
+from qkv.spec.register import implements
+from qkv.spec.signals.graphs import Nodes
+
+
+@implements(Nodes)
+class NodesFrontend(Frontend):
+    """Columns (B, N, C) of the nodes of B graphs -> norm(x W + b) (B, N, D), with dropout of the columns and after.
+
+    In training, eigenvectors are multiplied by a random sign, or if complex by a random phase, one per graph and
+    eigenvector (Dwivedi & Bresson 2020).
+    """
+
+    part: Nodes
+
+    def __init__(self, part: Nodes, stack: Stack, width: int, table: object = None):
+        super().__init__(part, stack)
+        if part.num_columns is None:
+            raise UserError(
+                "model.frontend.num_columns is not known: give it, or build the model together with its data"
+            )
+        self.map = Linear(part.num_columns, width)
+        self.norm = build_norm(part.norm, width)
+
+    def check(self, signal: Signal) -> None:
+        shape, columns = tuple(signal.values.shape), self.part.num_columns
+        if len(shape) != 3 or shape[2] != columns or not signal.values.is_floating_point():
+            raise UserError(
+                f"nodes are {str(signal.values.dtype).removeprefix('torch.')} of the shape {shape}; "
+                f"give floats (graphs, nodes, {columns})"
+            )
+
+    def forward(self, signal: Signal, context: Context) -> Tensor:
+        x = signal.values.to(self.map.weight.dtype)
+        if self.training and self.part.eigenvectors:
+            x = _turned(x, self.part)
+        x = self.norm(self.map(dropout(x, self.part.input_dropout, self.training)), context)
+        return dropout(x, self.part.dropout, self.training)
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Signal:
+        """Rings of ``length`` nodes with random columns."""
+        assert self.part.num_columns is not None
+        nodes = torch.arange(rows * length).view(rows, length)
+        after = nodes.roll(-1, 1)
+        edges = torch.stack((torch.cat((nodes, after)).flatten(), torch.cat((after, nodes)).flatten()))
+        distances = torch.zeros(rows, length, length, dtype=torch.long) if self.part.distances else None
+        return Signal(
+            torch.randn(rows, length, self.part.num_columns, generator=generator), graph=Graph(edges, distances)
+        )
+
+
+def _turned(x: Tensor, part: Nodes) -> Tensor:
+    """x (B, N, C) with a random sign or phase of each eigenvector in each row."""
+    first, count = part.first_eigenvector, part.eigenvectors
+    shape = (x.shape[0], 1, count)
+    if not part.phases:
+        signs = torch.randint(2, shape, device=x.device).to(x.dtype) * 2 - 1
+        turned = x[..., first : first + count] * signs
+    else:
+        angle = 2 * torch.pi * torch.rand(shape, device=x.device, dtype=x.dtype)
+        real, imaginary = x[..., first : first + 2 * count].chunk(2, -1)
+        turned = torch.cat(
+            (real * angle.cos() - imaginary * angle.sin(), real * angle.sin() + imaginary * angle.cos()), -1
+        )
+    return torch.cat((x[..., :first], turned, x[..., first + turned.shape[-1] :]), -1)

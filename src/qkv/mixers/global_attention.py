@@ -1,0 +1,55 @@
+"""Global attention of linear cost, without softmax and without order."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from qkv.layers.branch import Branch, State
+from qkv.layers.context import Context
+from qkv.layers.layout import Layouts, from_heads, matrix
+from qkv.layers.linear import Linear
+from qkv.ops.documents import documents
+from qkv.ops.graphs import global_attention
+from qkv.spec.mixers import graphs as spec
+from qkv.spec.register import implements
+
+
+@implements(spec.GlobalAttention)
+class GlobalAttention(Branch):
+    """Global attention (V + Q̃ (K̃^T V) / n) / (1 + Q̃ (K̃^T 1) / n) W_o (SGFormer, Wu et al. 2023), O(n) in time."""
+
+    causal = False
+    rewindable = False
+    part: spec.GlobalAttention
+
+    def __init__(self, part: spec.GlobalAttention, width: int):
+        super().__init__(part, width)
+        self.part, self.head_dim = part, width // part.num_heads
+        self.qkv = Linear(width, 3 * width, bias=part.bias)
+        self.output = Linear(width, width, bias=part.bias)
+
+    def layouts(self) -> Layouts:
+        heads = self.width, self.head_dim
+        return {"qkv": matrix(q=heads, k=heads, v=heads), "output": from_heads(*heads)}
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
+        if context.segments is None:
+            return self.output(self._attended(self.qkv(x), context.lengths)), state
+        apart = documents(context.segments)
+        found = self._attended(apart.apart(self.qkv(x)), apart.lengths)
+        return self.output(apart.together(found)), state
+
+    def _attended(self, qkv: Tensor, lengths: Tensor | None) -> Tensor:
+        """Attention over whole rows, from queries, keys and values (B, N, 3 D) side by side."""
+        rows, count, _ = qkv.shape
+        if lengths is None:
+            lengths = torch.full((rows,), count, device=qkv.device)
+        else:
+            inside = torch.arange(count, device=qkv.device) < lengths[:, None]
+            qkv = qkv.masked_fill(~inside[..., None], 0.0)
+        q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in qkv.chunk(3, -1))
+        return global_attention(q, k, v, lengths, self.part.scaled).transpose(1, 2).flatten(2)
+
+    def ending(self) -> nn.Module:
+        return self.output

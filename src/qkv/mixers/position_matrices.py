@@ -1,0 +1,141 @@
+"""Mixers whose weights are matrices over positions: MLP-Mixer's, gMLP's and random mixing."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qkv.layers.activations import ACTIVATIONS
+from qkv.layers.branch import Branch, State
+from qkv.layers.context import Context
+from qkv.layers.layout import WHOLE, Layouts, matrix
+from qkv.layers.linear import Linear
+from qkv.layers.norms import build_norm
+from qkv.mixers.whole_rows import each_row
+from qkv.ops.linear.choose import linear
+from qkv.spec.errors import UserError
+from qkv.spec.mixers import position_matrices as spec
+from qkv.spec.register import implements
+
+_NEAR_ZERO = 1e-3
+"""Initial deviation of a row's sum of gMLP's matrix, so that its gate is near 1."""
+
+
+class PositionMatrices(Branch):
+    """Base class of mixers with weights for N positions, (B, n, D) -> (B, n, D), n <= N. Bidirectional, stateless."""
+
+    causal = False
+    rewindable = False
+
+    def __init__(self, part: spec.PositionMatrices, width: int):
+        """Create the branch. Raises ``UserError`` if the number of positions is unknown."""
+        super().__init__(part, width)
+        if part.length is None:
+            raise UserError(f"the length of {part.kind!r} is unknown outside of a model; give it")
+        self.length = part.length
+
+    def mixed(self, x: Tensor, real: Tensor | None) -> Tensor:
+        """Mix whole rows x (R, n, E), which are 0 at padding: -> (R, n, E')."""
+        raise NotImplementedError
+
+    def over_rows(self, x: Tensor, context: Context) -> Tensor:
+        """Apply ``mixed`` to each row or packed document. Raises ``UserError`` for one of more than N positions."""
+
+        def mix(rows: Tensor, real: Tensor | None) -> Tensor:
+            if rows.shape[1] > self.length:
+                raise UserError(
+                    f"{rows.shape[1]} positions are more than the {self.length} for which {self.spec.kind!r} has "
+                    "weights; shorten the input, or train with a larger model.context_length"
+                )
+            return self.mixed(rows, real)
+
+        return each_row(x, context, mix, self.spec.kind)
+
+
+def over_positions(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """y_i = Σ_j W_ij x_j + b_i: x (R, n, E), W (m, N), b (m) -> (R, m, E); the first n columns of W are used."""
+    used = weight if weight.shape[1] == x.shape[1] else weight[:, : x.shape[1]]
+    return linear(x.transpose(1, 2), used, bias).transpose(1, 2)
+
+
+@implements(spec.TokenMLP)
+class TokenMLP(PositionMatrices):
+    """Token-mixing MLP: y = W2 φ(W1 x + b1) + b2 over positions (MLP-Mixer, Tolstikhin et al. 2021).
+
+    x (B, N, D) ─ transpose ─ up: N -> F ─ φ ─ down: F -> N ─ transpose ─ (B, N, D)
+    """
+
+    def __init__(self, part: spec.TokenMLP, width: int):
+        super().__init__(part, width)
+        hidden = part.hidden_at(width)
+        self.up, self.down = Linear(self.length, hidden), Linear(hidden, self.length)
+        self.activation = ACTIVATIONS[part.activation]
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
+        return self.over_rows(x, context), state
+
+    def mixed(self, x: Tensor, real: Tensor | None) -> Tensor:
+        n = x.shape[1]
+        whole = x if n == self.length else F.pad(x, (0, 0, 0, self.length - n))
+        hidden = self.activation(self.up(whole.transpose(1, 2)))
+        return self.down(hidden).transpose(1, 2)[:, :n]
+
+    def ending(self) -> nn.Module:
+        return self.down
+
+
+@implements(spec.GMLP)
+class GMLP(PositionMatrices):
+    """gMLP block: y = V [u ⊙ (W norm(v) + b)], [u, v] = φ(U x) (Liu et al. 2021).
+
+        x (B, N, D) ─ up ─ φ ─┬ u (B, N, F / 2) ──────────────────────────┐
+                              └ v (B, N, F / 2) ─ norm ─ W over positions ─ ⊙ ─ down ─ (B, N, D)
+
+    W (N, N) is initially near 0 and b (N) is 1.
+    """
+
+    def __init__(self, part: spec.GMLP, width: int):
+        super().__init__(part, width)
+        half = part.hidden_at(width) // 2
+        self.up, self.down = Linear(width, 2 * half), Linear(half, width)
+        self.norm, self.activation = build_norm(part.norm, half), ACTIVATIONS[part.activation]
+        self.weight = nn.Parameter(torch.randn(self.length, self.length) * (_NEAR_ZERO * self.length**-0.5))
+        self.bias = nn.Parameter(torch.ones(self.length))
+
+    def layouts(self) -> Layouts:
+        half = self.down.in_features
+        return {"up": matrix(value=half, gate=half)}
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
+        u, v = self.activation(self.up(x)).chunk(2, -1)
+        gate = self.over_rows(self.norm(v, context), context)
+        return self.down(u * gate), state
+
+    def mixed(self, x: Tensor, real: Tensor | None) -> Tensor:
+        n, whole = x.shape[1], x.shape[1] == self.length
+        return over_positions(x, self.weight if whole else self.weight[:n], self.bias if whole else self.bias[:n])
+
+    def ending(self) -> nn.Module:
+        return self.down
+
+
+@implements(spec.RandomMixing)
+class RandomMixing(PositionMatrices):
+    """Random mixing: y_i = Σ_j R_ij x_j, R (N, N) random, its rows sum to 1, not trained (Yu et al. 2022)."""
+
+    matrix: Tensor
+
+    def __init__(self, part: spec.RandomMixing, width: int):
+        super().__init__(part, width)
+        self.register_buffer("matrix", torch.rand(self.length, self.length).softmax(-1))
+
+    def layouts(self) -> Layouts:
+        return {"matrix": WHOLE}
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
+        return self.over_rows(x, context), state
+
+    def mixed(self, x: Tensor, real: Tensor | None) -> Tensor:
+        n, r = x.shape[1], self.matrix.to(x.dtype)
+        return over_positions(x, r if n == self.length else r[:n])

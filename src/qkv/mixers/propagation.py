@@ -1,0 +1,58 @@
+"""Propagation over the edges of a graph."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from qkv.layers.branch import Branch, State
+from qkv.layers.context import Context
+from qkv.layers.linear import Linear
+from qkv.layers.pooling import pooled
+from qkv.ops.documents import documents
+from qkv.ops.dropout import dropout
+from qkv.ops.graphs import normalised, propagated
+from qkv.spec.mixers import graphs as spec
+from qkv.spec.register import implements
+
+
+@implements(spec.Propagation)
+class Propagation(Branch):
+    """Propagation Â^k x W + b, optionally with restarts x_{t+1} = (1 - α) Â x_t + α x_0 (GCN, APPNP).
+
+    Without a graph all nodes of a row are neighbours: Â x is the mean of the row.
+    """
+
+    causal = False
+    rewindable = False
+    part: spec.Propagation
+
+    def __init__(self, part: spec.Propagation, width: int):
+        super().__init__(part, width)
+        self.part = part
+        self.output = Linear(width, width, bias=part.bias) if part.linear else None
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
+        x = first = dropout(x, self.part.dropout, self.training)
+        for _ in range(self.part.steps):
+            x = self._step(x, context)
+            x = x if not self.part.restart else (1 - self.part.restart) * x + self.part.restart * first
+        return x if self.output is None else self.output(x), state
+
+    def _step(self, x: Tensor, context: Context) -> Tensor:
+        graph = context.graph
+        if graph is None:
+            return _mean(x, context)
+        nodes = x.shape[:2].numel()
+        weighted = context.once(("propagation", x.dtype), lambda: normalised(graph.edges, nodes, x.dtype))
+        return propagated(x.flatten(0, 1), weighted).view_as(x)
+
+    def ending(self) -> nn.Module | None:
+        return self.output
+
+
+def _mean(x: Tensor, context: Context) -> Tensor:
+    """Mean of the unpadded vectors of each row, or of each of its documents, at all of their positions."""
+    if context.segments is None:
+        return pooled(x, context.lengths, "mean")[:, None].expand_as(x)
+    apart = documents(context.segments)
+    return pooled(apart.apart(x), apart.lengths, "mean")[apart.number]

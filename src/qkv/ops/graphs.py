@@ -1,0 +1,82 @@
+"""Sums over the edges of a graph: attention and propagation in O(E).
+
+edges (2, E): source j and target i of each edge, as indices into V flattened nodes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from qkv.ops.dropout import dropout
+
+
+class Weighted(NamedTuple):
+    """Edges with a weight each. edges (2, E); weights (E)."""
+
+    edges: Tensor
+    weights: Tensor
+
+
+def with_loops(edges: Tensor, nodes: int) -> Tensor:
+    """Edges (2, E + V) and a self-loop of each of ``nodes`` nodes."""
+    every = torch.arange(nodes, device=edges.device)
+    return torch.cat((edges, torch.stack((every, every))), 1)
+
+
+def summed(values: Tensor, targets: Tensor, nodes: int) -> Tensor:
+    """Sum of the values (E, …) of the edges of each target node, (V, …)."""
+    return values.new_zeros(nodes, *values.shape[1:]).index_add(0, targets, values)
+
+
+def normalised(edges: Tensor, nodes: int, dtype: torch.dtype) -> Weighted:
+    """Edges with self-loops and the weights of Â = D_in^-½ (A + I) D_out^-½ (Kipf & Welling 2017)."""
+    looped = with_loops(edges, nodes)
+    source, target = looped
+    ones = torch.ones(looped.shape[1], dtype=dtype, device=edges.device)
+    into, out = summed(ones, target, nodes), summed(ones, source, nodes)
+    return Weighted(looped, into.rsqrt()[target] * out.rsqrt()[source])
+
+
+def propagated(x: Tensor, graph: Weighted) -> Tensor:
+    """Product Â x for x (V, D): at each node, the weighted sum over the sources of its edges."""
+    source, target = graph.edges
+    return summed(x.index_select(0, source) * graph.weights[:, None].to(x.dtype), target, x.shape[0])
+
+
+def edge_weights(scores: Tensor, targets: Tensor, nodes: int) -> Tensor:
+    """Softmax of scores (E, H) over the edges of each target node."""
+    index = targets[:, None].expand_as(scores)
+    largest = scores.detach().new_full((nodes, scores.shape[1]), -torch.inf)
+    largest = largest.scatter_reduce(0, index, scores.detach(), "amax")
+    weights = (scores - largest.index_select(0, targets)).exp()
+    return weights / summed(weights, targets, nodes).index_select(0, targets)
+
+
+def edge_attention(q: Tensor, k: Tensor, v: Tensor, edges: Tensor, scale: float, rate: float = 0.0) -> Tensor:
+    """Attention of each node over its edges: Σ_{j -> i} softmax_j(scale · q_i · k_j) v_j, (V, H, Dv).
+
+    q, k (V, H, Dk), v (V, H, Dv); every node has an edge, such as a self-loop. ``rate``: dropout of the weights.
+    """
+    source, target = edges
+    scores = scale * (q.index_select(0, target) * k.index_select(0, source)).sum(-1)
+    weights = dropout(edge_weights(scores, target, q.shape[0]), rate)
+    return summed(weights[..., None] * v.index_select(0, source), target, q.shape[0])
+
+
+def global_attention(q: Tensor, k: Tensor, v: Tensor, counts: Tensor, scaled: bool) -> Tensor:
+    """Linear attention without softmax, (V + Q̃ (K̃^T V) / n) / (1 + Q̃ (K̃^T 1) / n) (SGFormer, Wu et al. 2023).
+
+    q, k, v (B, H, N, Dk or Dv), 0 at padding; counts n (B): nodes of each row. Q̃ = Q / |Q|_F, times √n if ``scaled``.
+    """
+    n = counts[:, None, None, None].to(q.dtype).clamp(min=1)
+    q, k = (_unit(t) * (n.sqrt() if scaled else 1.0) for t in (q, k))
+    above = v + q @ (k.transpose(-1, -2) @ v) / n
+    below = 1 + q @ k.sum(-2)[..., None] / n
+    return above / torch.where(below.abs() < 1e-3, torch.full_like(below, 1e-3), below)
+
+
+def _unit(t: Tensor) -> Tensor:
+    return t / t.flatten(-2).norm(dim=-1)[..., None, None].clamp(min=1e-12)

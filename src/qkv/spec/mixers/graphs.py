@@ -1,0 +1,68 @@
+"""Specs of mixers that read the edges of a graph. Without a graph, each node is a neighbour of all others."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field
+
+from qkv.spec.branches import Branch, DotProduct, heads_divide
+from qkv.spec.errors import Problem
+from qkv.spec.masks import Full, Mask
+
+
+class GraphAttention(DotProduct, kind="graph_attention"):
+    """Attention over the edges of a graph, in time and memory O(E): a node attends to its neighbours and itself.
+
+    concat_h(softmax over the edges j -> i of q_i · k_j / (temperature √Dk)) W_o (Graph Transformer, Dwivedi & Bresson
+    2020). Not causal. Equal to ``attention`` with ``data.processor.neighbours``, which takes O(N²).
+    """
+
+    @property
+    def mask(self) -> Mask:
+        """Mask of a call without a graph: all nodes are neighbours."""
+        return Full()
+
+    @property
+    def causal(self) -> bool:
+        return False
+
+
+class Propagation(Branch, kind="propagation"):
+    """Propagation over the edges of a graph: Â^k x W + b, Â = D^-½ (A + I) D^-½ (GCN, Kipf & Welling 2017).
+
+    A_ij = 1 for an edge j -> i; D: row sums of A + I, for directed edges its column sums on the right. Not causal.
+    ``restart`` α: x_{t+1} = (1 - α) Â x_t + α x_0 (APPNP, Gasteiger et al. 2019).
+    """
+
+    steps: int = Field(default=1, gt=0, le=1000, description="number of propagation steps, k")
+    restart: float = Field(default=0.0, ge=0, lt=1, description="fraction of the input that each step adds, α")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout of the input")
+    linear: bool = Field(default=True, description="linear map after the propagation")
+    bias: bool = True
+
+    @property
+    def causal(self) -> bool:
+        return False
+
+    def canonical(self, width: int) -> Self:
+        return self.changed(dropout=0.0)
+
+
+class GlobalAttention(Branch, kind="global_attention"):
+    """Global attention of linear cost without softmax (SGFormer, Wu et al. 2023). Not causal.
+
+    y = (V + Q̃ (K̃^T V) / n) / (1 + Q̃ (K̃^T 1) / n) W_o, with Q̃ and K̃ the queries and keys of a head over their
+    Frobenius norm in the row, times √n, so that weights do not vanish with the number n of nodes.
+    """
+
+    num_heads: int = Field(default=1, gt=0)
+    bias: bool = True
+    scaled: bool = Field(default=True, description="factor √n of Q̃ and K̃; false: as in the paper")
+
+    @property
+    def causal(self) -> bool:
+        return False
+
+    def width_problems(self, width: int) -> list[Problem]:
+        return heads_divide(width, self.num_heads)

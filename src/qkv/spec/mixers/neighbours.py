@@ -1,0 +1,80 @@
+"""Specs of mixers of neighbouring positions on a grid: the spatial shift, pooling, and MONet's products."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field
+
+from qkv.spec.branches import Branch
+from qkv.spec.parts import Activation, LayerNorm, Norm
+
+
+class SpatialShift(Branch, kind="spatial_shift"):
+    """Spatial-shift branch of S²-MLP: W2 shift(φ(W1 x + b1)) + b2 (Yu et al. 2021). Not causal.
+
+    Four groups of the F features, each shifted by one position along the rows or the columns of a grid; two groups in
+    a sequence, from the previous and from the next position. At a border a position keeps its own features, and so do
+    positions that are not on the grid, such as a class token. A layer of S²-MLP is this branch and ``feed_forward``;
+    ``token_shift`` is a causal form.
+    """
+
+    hidden: int | None = Field(default=None, gt=0, description="features that are shifted, F; default: width")
+    activation: Activation = "gelu"
+
+    @property
+    def causal(self) -> bool:
+        return False
+
+    def hidden_at(self, width: int) -> int:
+        """Number of shifted features in a model of ``width`` features."""
+        return self.hidden or width
+
+    def canonical(self, width: int) -> Self:
+        return self.changed(hidden=self.hidden_at(width))
+
+
+class Pooling(Branch, kind="pooling"):
+    """Pooling: mean of the neighbours minus x, without weights (PoolFormer, Yu et al. 2022). Not causal.
+
+    Neighbours are the ``size`` × ``size`` positions around a position on a grid, or ``size`` positions of a sequence,
+    itself included; those outside of the grid do not count. Positions that are not on the grid, such as a class token,
+    get 0.
+    """
+
+    size: int = Field(default=3, gt=0, le=10_000, description="positions of a window along each axis")
+
+    @property
+    def causal(self) -> bool:
+        return False
+
+
+class MONet(Branch, kind="monet"):
+    """Mu-layer of MONet: E(norm(A x) ⊙ norm(B2 B1 x) + D x), without activation (Cheng et al. 2024).
+
+    With ``shift``, the features of A x, B1 x and D x are shifted as in ``spatial_shift``: the only mixing of positions.
+    A block of MONet is one branch with a shift and one without, so that every other branch mixes. D = A in the
+    published models; ``norm: none`` for the plain products.
+    """
+
+    hidden: int | None = Field(default=None, gt=0, description="features of the product, F; default: 3 width")
+    rank: int | None = Field(default=None, gt=0, description="rank of B = B2 B1; default: hidden / 8, as published")
+    shift: bool = Field(default=True, description="shift features between neighbouring positions; else position-wise")
+    norm: Norm = Field(default=LayerNorm(), description="norm of both factors")
+
+    @property
+    def mixes(self) -> bool:
+        return self.shift
+
+    @property
+    def causal(self) -> bool:
+        return not self.shift
+
+    def sizes(self, width: int) -> tuple[int, int]:
+        """(features of the product, rank) in a model of ``width`` features."""
+        hidden = self.hidden or 3 * width
+        return hidden, self.rank or max(1, hidden // 8)
+
+    def canonical(self, width: int) -> Self:
+        hidden, rank = self.sizes(width)
+        return self.changed(hidden=hidden, rank=rank)

@@ -1,0 +1,126 @@
+"""Specs of graphs: the processor of nodes, edges and structural encodings, and the front end of nodes."""
+
+from __future__ import annotations
+
+from typing import Literal, Self, cast
+
+from pydantic import Field
+
+from qkv.spec.base import Seq
+from qkv.spec.errors import Problem, SpecError
+from qkv.spec.frontends import WIDEST, Frontend
+from qkv.spec.parts import NoNorm, Norm
+from qkv.spec.processors import Processor
+
+_MOST = 1024
+
+
+class Graphs(Processor, kind="graphs"):
+    """Graphs of nodes with features or tags, and encodings of their structure, computed once per graph.
+
+    Columns of a node: features, one per tag, then the encodings. A self-loop or repeated edge is dropped; mixers add
+    self-loops where they need them. Directed graphs have two sets of each encoding, or complex ones.
+    """
+
+    of_graphs = True
+    scaling: Literal["none", "rows", "standard"] = Field(
+        default="none", description="scaling of features: rows: divided by their sum in each node; standard: as scaler"
+    )
+    directed: bool = Field(default=False, description="encodings tell the direction of an edge")
+    both_ways: bool = Field(default=True, description="mixers read an edge in both directions")
+    neighbours: bool = Field(default=False, description="attention sees neighbours and the node itself only")
+    laplacian: int = Field(
+        default=0,
+        ge=0,
+        le=_MOST,
+        description="number of eigenvectors of the normalised Laplacian (Dwivedi & Bresson 2020), of the magnetic one "
+        "for directed graphs",
+    )
+    potential: float = Field(
+        default=0.25, ge=0, lt=1, description="phase of a directed edge in the magnetic Laplacian, in turns"
+    )
+    walk: int = Field(
+        default=0,
+        ge=0,
+        le=_MOST,
+        description="probabilities to return after 1 to so many random steps (Dwivedi et al. 2022); for directed "
+        "graphs, visits after so many steps along the edges, and against them",
+    )
+    degree: int = Field(default=0, ge=0, le=_MOST, description="largest degree that is told apart; 0: no degrees")
+    distances: int = Field(
+        default=0, ge=0, le=_MOST, description="longest path that is told apart in attention; 0: no distances"
+    )
+    num_features: int | None = Field(default=None, ge=0, le=WIDEST, description="default: that of the data")
+    tags: Seq[str] | None = Field(default=None, description="known tags of nodes; default: those of the training part")
+    mean: Seq[float] = ()
+    deviation: Seq[float] = ()
+
+    @property
+    def sides(self) -> int:
+        """Number of sets of each encoding: one for each direction of the edges that is told apart."""
+        return 2 if self.directed else 1
+
+    @property
+    def given_columns(self) -> int | None:
+        """Number of columns of features and tags; None until the data is known."""
+        return None if self.num_features is None or self.tags is None else self.num_features + len(self.tags)
+
+    @property
+    def encoding_columns(self) -> int:
+        """Number of columns of the structural encodings."""
+        return self.sides * (self.laplacian + self.walk + (self.degree + 1 if self.degree else 0))
+
+    @property
+    def columns(self) -> int | None:
+        """Number of columns of a node, a constant one if it has nothing else; None until the data is known."""
+        return None if self.given_columns is None else self.given_columns + self.encoding_columns or 1
+
+    def problems(self) -> list[Problem]:
+        if len(self.mean) == len(self.deviation):
+            return []
+        sentence = f"{len(self.deviation)} deviations are given for {len(self.mean)} means; give one for each"
+        return [Problem(("deviation",), sentence)]
+
+
+class Nodes(Frontend, kind="nodes"):
+    """Linear map of the columns of a node: features, tags and encodings are each projected, and added.
+
+    In training the sign of each Laplacian eigenvector is random in every graph, or its phase where it is complex.
+    """
+
+    processor = Graphs
+    num_columns: int | None = Field(default=None, gt=0, le=WIDEST, description="default: that of the processor")
+    eigenvectors: int = Field(default=0, ge=0, le=_MOST, description="number of eigenvectors; filled in from the data")
+    first_eigenvector: int = Field(default=0, ge=0, description="column of the first one; filled in from the data")
+    phases: bool = Field(default=False, description="eigenvectors are complex; filled in from the data")
+    distances: int = Field(default=0, ge=0, le=_MOST, description="longest path told apart; filled in from the data")
+    norm: Norm = Field(default=NoNorm(), description="norm of the vectors")
+    input_dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout of the columns")
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+
+    def fitted(self, processor: Processor) -> Self:
+        graphs = cast("Graphs", processor)
+        if graphs.columns is None:
+            return self
+        if self.num_columns not in (None, graphs.columns):
+            sentence = f"{self.num_columns} columns, but the nodes of the data have {graphs.columns}"
+            raise SpecError([Problem(("num_columns",), f"{sentence}; leave the key out to take their number")])
+        return self.changed(
+            num_columns=graphs.columns,
+            eigenvectors=graphs.laplacian,
+            first_eigenvector=graphs.given_columns if graphs.laplacian else 0,
+            phases=graphs.directed and graphs.laplacian > 0,
+            distances=graphs.distances,
+        )
+
+    def unsized(self) -> Self:
+        return self.changed(num_columns=None, eigenvectors=0, first_eigenvector=0, phases=False, distances=0)
+
+    def canonical(self, width: int) -> Self:
+        return self.changed(dropout=0.0, input_dropout=0.0)
+
+    def problems(self) -> list[Problem]:
+        last = self.first_eigenvector + self.eigenvectors * (2 if self.phases else 1)
+        if self.num_columns is None or last <= self.num_columns:
+            return []
+        return [Problem(("eigenvectors",), f"they end at column {last}, but there are {self.num_columns} columns")]

@@ -1,0 +1,36 @@
+"""Vectors in two dimensions, for the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+MOST = 1000
+"""Most points of a picture; evenly spaced ones are shown of more."""
+
+
+def principal(vectors: Tensor, axes: int = 2) -> Tensor:
+    """Coordinates (n, axes) of vectors (n, D) along their principal components (Pearson 1901), of fixed sign."""
+    centred = vectors.double() - vectors.double().mean(0)
+    _, _, rows = torch.linalg.svd(centred, full_matrices=False)
+    rows = rows[:axes] * rows[:axes].gather(1, rows[:axes].abs().argmax(1, keepdim=True)).sign()
+    found = centred @ rows.t()
+    return torch.nn.functional.pad(found, (0, axes - found.shape[1]))
+
+
+def points_section(title: str, vectors: Tensor, classes: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
+    """Report section with a point per vector (n, D), by its first two principal components, coloured by class."""
+    places = principal(vectors.cpu())
+    kept = np.linspace(0, len(places) - 1, min(MOST, len(places))).astype(np.int64)
+    names, note = list(labels), "Last hidden vectors in two dimensions (principal components), coloured by true class."
+    if len(kept) < len(places):
+        note += f" {len(kept):,} of {len(places):,} are shown."
+    groups = [
+        {"name": name, "points": [[round(v, 4) for v in places[i].tolist()] for i in kept if classes[i] == c]}
+        for c, name in enumerate(names)
+    ]
+    return {"kind": "points", "title": title, "note": note, "groups": [group for group in groups if group["points"]]}

@@ -1,0 +1,227 @@
+"""Classification of the nodes of one graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkv.data.batch import IGNORED, INPUT, Batch
+from qkv.data.corpus import TRAIN, VALIDATION
+from qkv.data.graphs.nodes import NodeTable, open_nodes
+from qkv.data.processors.graphs import EncodedGraph, GraphsProcessor
+from qkv.data.processors.processor import build_processor
+from qkv.data.records.values import Unusable
+from qkv.data.rows import random
+from qkv.data.vocabulary import Vocabulary
+from qkv.layers.tap import Tap
+from qkv.models.evaluating import evaluating
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import Problem, SpecError, UserError, nearest
+from qkv.spec.recipe import Recipe
+from qkv.spec.register import implements
+from qkv.spec.signals.graphs import Graphs
+from qkv.spec.tasks import NodeClassification
+from qkv.tasks.dataset import HELD_OUT, OTHER, Dataset, with_vocabulary
+from qkv.tasks.embedding import points_section
+from qkv.tasks.label_metrics import agreement, confusion
+from qkv.tasks.linear import plain_labels
+from qkv.tasks.task import Evaluation, Observed, Scale, Task, Totals
+
+_SHOWN = 8
+
+
+class NodeDataset(Dataset):
+    """Nodes of one graph as batches: the whole graph, or random parts of its nodes with the edges between them.
+
+    An epoch has ``task.parts`` batches. Training and other nodes are spread evenly over them (Cluster-GCN, Chiang et
+    al. 2019, with random clusters).
+    """
+
+    def __init__(self, recipe: Recipe, table: NodeTable, vocabulary: Vocabulary, processor: GraphsProcessor):
+        self.recipe, self.table, self.vocabulary = with_vocabulary(recipe, vocabulary), table, vocabulary
+        self.name, self.processor, self.parts = table.name, processor, recipe.task.parts  # type: ignore[attr-defined]
+        self.graph: EncodedGraph = _encoded(processor, table)
+        self.notes = (*table.notes, *processor.notes())
+        place = vocabulary.classes
+        self.classes = np.array([IGNORED if label is None else place.get(label, IGNORED) for label in table.labels])
+        self._seed, self._whole = recipe.training.seed, processor.signal([self.graph]) if self.parts == 1 else None
+        if TRAIN in table.splits and len(table.splits[TRAIN]) < self.parts:
+            count = len(table.splits[TRAIN])
+            sentence = f"{self.parts} parts are more than the {count} training nodes of {table.name!r}; give fewer"
+            raise SpecError([Problem(("task", "parts"), sentence)])
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(self.table.splits)
+
+    def batch(self, step: int) -> Batch:
+        epoch, part = divmod(step, self.parts)
+        return self._batch(TRAIN, self._nodes(TRAIN, epoch)[part])
+
+    def rows(self, split: str, batches: int | None = None) -> Iterator[Batch]:
+        for nodes in self._nodes(self.checked(split), HELD_OUT)[:batches]:
+            batch = self._batch(split, nodes)
+            if batch.num_targets:
+                yield batch
+
+    def _nodes(self, split: str, key: int) -> list[np.ndarray]:
+        """Nodes of each part, sorted; those with a target are spread evenly over the parts."""
+        if self.parts == 1:
+            return [np.arange(len(self.graph))]
+        generator, asked = random(self._seed, key), self.table.splits[split]
+        others = np.setdiff1d(np.arange(len(self.graph)), asked)
+        shares = [np.array_split(generator.permutation(some), self.parts) for some in (asked, others)]
+        return [np.sort(np.concatenate(pair)) for pair in zip(*shares, strict=True)]
+
+    def _batch(self, split: str, nodes: np.ndarray) -> Batch:
+        targets = np.full(len(self.graph), IGNORED)
+        asked = self.table.splits[split]
+        targets[asked] = self.classes[asked]
+        signal = self._whole or self.processor.signal([self.graph.part(nodes)])
+        return Batch.of(signal, torch.from_numpy(targets[nodes])[None], nodes=nodes)
+
+    def digest(self) -> str:
+        return self.table.digest
+
+    @property
+    def epoch_targets(self) -> int:
+        return len(self.table.splits[TRAIN])
+
+
+def _encoded(processor: GraphsProcessor, table: NodeTable) -> EncodedGraph:
+    try:
+        return processor.encode(table.graph)
+    except Unusable as error:
+        raise UserError(f"data.source: {table.name}: {error}") from None
+
+
+@implements(NodeClassification)
+class NodeClassificationTask(Task):
+    """Classification of nodes: -Σ log p(label of node i | graph) over the training nodes; the graph has all nodes."""
+
+    loss_unit = "nats a node"
+    evaluates = True
+    asks = ("node",)
+    metric = "accuracy"
+    spec: NodeClassification
+
+    def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Dataset:
+        table = open_nodes(recipe.data, self.spec.fold)
+        vocabulary = vocabulary or _vocabulary(recipe, table)
+        return NodeDataset(recipe, table, vocabulary, _processor(vocabulary))
+
+    def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, own: Dataset | None) -> Dataset:
+        table = open_nodes(recipe.data.changed(source=source), self.spec.fold)
+        known = np.array([label in vocabulary.classes for label in table.labels])
+        if not known.any():
+            raise UserError(f"no node of {source} has a label that the run knows: {', '.join(vocabulary.labels[:5])}")
+        table = replace(table, splits={OTHER: np.flatnonzero(known)})
+        return NodeDataset(recipe, table, vocabulary, _processor(vocabulary))
+
+    def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+        logits, targets = _asked(model, batch, tap)
+        return model.head.loss(logits, targets, self.spec.label_smoothing)
+
+    def observe(self, model: Transformer, batch: Batch) -> Observed:
+        """Loss of a batch; outcomes: (true, predicted) classes of its nodes."""
+        logits, targets = _asked(model, batch)
+        pairs = list(zip(targets[0].tolist(), logits[0].argmax(-1).tolist(), strict=True))
+        return Observed(model.head.loss(logits, targets), len(pairs), pairs)
+
+    def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
+        return {"loss": seen.loss / max(1, seen.count), **agreement(seen.outcomes)}
+
+    def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
+        assert isinstance(dataset, NodeDataset)
+        labels, figures = dataset.vocabulary.labels, self.figures(seen, dataset.scale(split))
+        sections = [confusion(labels, seen.outcomes)]
+        with torch.no_grad(), evaluating(model):
+            vectors, _ = model.features(_whole(dataset).to(model.device))
+        nodes = dataset.table.splits[split]
+        sections.append(points_section("Nodes", vectors[0][nodes], dataset.classes[nodes], labels))
+        return Evaluation({**figures, **_baselines(dataset, split)}, sections)
+
+    def sample(self, model: Any, dataset: Dataset, recipe: Recipe) -> str | None:
+        assert isinstance(dataset, NodeDataset)
+        nodes = dataset.table.splits[VALIDATION][:_SHOWN]
+        best = _chances(model, dataset)[nodes].argmax(1)
+        table, labels = dataset.table, dataset.vocabulary.labels
+        return "\n".join(
+            f"{table.names[node]}: {labels[found]} (truth: {table.labels[node]})"
+            for node, found in zip(nodes.tolist(), best.tolist(), strict=True)
+        )
+
+    def predict(
+        self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Labels of nodes of the run's graph, each row names its ``node``."""
+        dataset = self.open(recipe, vocabulary)
+        assert isinstance(dataset, NodeDataset)
+        place = {name: i for i, name in enumerate(dataset.table.names)}
+        chances, found = _chances(model, dataset), []
+        for row in rows:
+            name = str(row["node"]).strip()
+            if name not in place:
+                raise UserError(f"{dataset.name} has no node {name!r}; {nearest(name, list(place)[:10_000])}")
+            each = chances[place[name]].tolist()
+            best = max(range(len(each)), key=each.__getitem__)
+            probabilities = dict(zip(vocabulary.labels, each, strict=True))
+            found.append({"answer": vocabulary.labels[best], "probability": each[best], "probabilities": probabilities})
+        return found
+
+
+def _vocabulary(recipe: Recipe, table: NodeTable) -> Vocabulary:
+    """Labels of all splits, and the processor fitted to the graph. Raises ``UserError``."""
+    labels = tuple(sorted({label for label in table.labels if label is not None}))
+    if len(labels) < 2:
+        raise UserError(f"data.source: the nodes of {table.name!r} have {len(labels)} label; give at least two")
+    given = recipe.data.processor
+    assert given is not None
+    try:
+        fitted = build_processor(given).fitted([table.graph])
+    except Unusable as error:
+        raise UserError(f"data.source: {table.name}: {error}") from None
+    return Vocabulary.without_text(labels, **{INPUT: fitted})
+
+
+def _processor(vocabulary: Vocabulary) -> GraphsProcessor:
+    return GraphsProcessor(cast("Graphs", vocabulary.processors[INPUT]))
+
+
+def _asked(model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, Tensor]:
+    """(logits (1, M, C), classes (1, M)) of the M nodes with a target."""
+    logits, asked = model(batch.input, tap=tap)[0], batch.targets != IGNORED
+    return logits[asked][None], batch.targets[asked][None]
+
+
+def _whole(dataset: NodeDataset) -> Any:
+    return dataset.processor.signal([dataset.graph])
+
+
+def _chances(model: Any, dataset: NodeDataset) -> Tensor:
+    """Probabilities (nodes, C) of the classes of all nodes."""
+    with torch.inference_mode(), evaluating(model):
+        return model(_whole(dataset).to(model.device))[0][0].double().softmax(-1).cpu()
+
+
+def _baselines(dataset: NodeDataset, split: str) -> Mapping[str, float]:
+    """Accuracies in %: of the most frequent training label, and of logistic regression on the columns of a node."""
+    if TRAIN not in dataset.table.splits:
+        return {}
+    train, nodes = dataset.table.splits[TRAIN], dataset.table.splits[split]
+    truth, known = dataset.classes[nodes], dataset.classes[train]
+    usual = Counter(known.tolist()).most_common(1)[0][0]
+    found = {"accuracy_of_most_frequent_label": 100 * float((truth == usual).mean())}
+    if len(set(known.tolist())) < 2:
+        return found
+    columns = dataset.processor.columns(dataset.graph)
+    scale = np.sqrt(np.square(columns[train]).sum(1).mean()) or 1.0
+    fitted = plain_labels(10 * columns[train] / scale, known, len(dataset.vocabulary.labels))
+    best = fitted(10 * columns[nodes] / scale).argmax(1)
+    return {**found, "accuracy_of_features_alone": 100 * float((best == truth).mean())}

@@ -1,0 +1,90 @@
+"""Mixers without scores a second time, as loops over single positions and features."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tests.contracts.references import activated, affine, normed, reference
+from torch import Tensor
+
+
+@reference("token_mlp")
+def token_mlp(m: Any, x: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        for feature in range(x.shape[2]):
+            sums = m.up.bias.clone()
+            for j in range(x.shape[1]):
+                sums = sums + m.up.weight[:, j] * x[b, j, feature]
+            hidden = activated(m.spec.activation, sums)
+            for i in range(x.shape[1]):
+                out[b, i, feature] = m.down.bias[i] + sum(m.down.weight[i, k] * h for k, h in enumerate(hidden))
+    return out
+
+
+@reference("gmlp")
+def gmlp(m: Any, x: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        hidden = [activated(m.spec.activation, affine(m.up, v)) for v in x[b]]
+        half = len(hidden[0]) // 2
+        gates = [normed(h[half:], m.norm, m.spec.norm) for h in hidden]
+        for i in range(x.shape[1]):
+            gate = m.bias[i] + sum(m.weight[i, j] * gates[j] for j in range(x.shape[1]))
+            out[b, i] = affine(m.down, hidden[i][:half] * gate)
+    return out
+
+
+@reference("random_mixing")
+def random_mixing(m: Any, x: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        for i in range(x.shape[1]):
+            for j in range(x.shape[1]):
+                out[b, i] += m.matrix[i, j] * x[b, j]
+    return out
+
+
+def from_neighbours(row: list[Tensor]) -> list[Tensor]:
+    """In a sequence: the first half of the features from the previous position, the others from the next one."""
+    first = (len(row[0]) + 1) // 2 if row else 0
+    return [torch.cat((row[max(i - 1, 0)][:first], row[min(i + 1, len(row) - 1)][first:])) for i in range(len(row))]
+
+
+@reference("spatial_shift")
+def spatial_shift(m: Any, x: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        hidden = from_neighbours([activated(m.spec.activation, affine(m.up, v)) for v in x[b]])
+        for i, h in enumerate(hidden):
+            out[b, i] = affine(m.down, h)
+    return out
+
+
+@reference("pooling")
+def pooling(m: Any, x: Tensor) -> Tensor:
+    out, size, count = torch.zeros_like(x), m.spec.size, x.shape[1]
+    for b in range(x.shape[0]):
+        for i in range(count):
+            near = [j for j in range(i - size // 2, i - size // 2 + size) if j in range(count)]
+            out[b, i] = sum(x[b, j] for j in near) / len(near) - x[b, i]
+    return out
+
+
+@reference("monet")
+def monet(m: Any, x: Tensor) -> Tensor:
+    hidden, rank = m.spec.sizes(x.shape[2])
+    out = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        rows = [affine(m.input, v) for v in x[b]]
+        pieces = [
+            [v[first:last] for v in rows]
+            for first, last in ((0, hidden), (hidden, hidden + rank), (hidden + rank, None))
+        ]
+        if m.spec.shift:
+            pieces = [from_neighbours(piece) for piece in pieces]
+        for i, (a, low, d) in enumerate(zip(*pieces, strict=True)):
+            product = normed(a, m.norm, m.spec.norm) * normed(affine(m.expand, low), m.expand_norm, m.spec.norm)
+            out[b, i] = affine(m.output, product + d)
+    return out

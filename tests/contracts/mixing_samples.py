@@ -1,0 +1,29 @@
+"""What the battery runs on of mixers without scores: matrices over positions, shifts, means of neighbours."""
+
+from __future__ import annotations
+
+from qkv.spec.branches import Branch
+from qkv.spec.mixers.neighbours import MONet, Pooling, SpatialShift
+from qkv.spec.mixers.position_matrices import GMLP, RandomMixing, TokenMLP
+from qkv.spec.parts import NoNorm, RMSNorm
+
+MIXING_SAMPLES: dict[str, tuple[Branch, ...]] = {
+    "monet": (MONet(shift=False), MONet(shift=False, hidden=9, rank=2, norm=RMSNorm())),
+}
+
+MIXING_TWO_WAY: tuple[Branch, ...] = (
+    TokenMLP(length=13),
+    TokenMLP(length=11, hidden=5, activation="relu2"),
+    GMLP(length=13),
+    GMLP(length=11, hidden=6, activation="silu", norm=NoNorm()),
+    GMLP(length=12, hidden=10, norm=RMSNorm()),
+    RandomMixing(length=13),
+    RandomMixing(length=11),
+    SpatialShift(),
+    SpatialShift(hidden=5, activation="relu2"),
+    Pooling(),
+    Pooling(size=4),
+    MONet(),
+    MONet(hidden=7, rank=3, norm=NoNorm()),
+)
+"""Not causal: these must fail the battery."""

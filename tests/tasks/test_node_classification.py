@@ -1,0 +1,174 @@
+"""Classification of the nodes of one graph: what is read, learned, predicted and refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from tests.tasks.nodes import NODES, arrays, recipe, write, write_tables
+from torch.nn import functional as F
+
+import qkv
+from qkv.data.batch import IGNORED
+from qkv.models.build import build
+from qkv.spec.errors import SpecError, UserError
+from qkv.spec.overrides import override
+from qkv.tasks.node_classification import NodeDataset
+from qkv.tasks.registry import build_task
+from qkv.tasks.task import Totals
+
+
+def opened(given: Any) -> tuple[Any, NodeDataset, Any]:
+    task = build_task(given.task)
+    dataset = task.open(given)
+    assert isinstance(dataset, NodeDataset)
+    return task, dataset, build(dataset.recipe.model, 1).double().eval()
+
+
+def quiet(event: object) -> None:
+    """Show no progress."""
+
+
+def test_the_loss_is_over_the_nodes_of_the_split(tmp_path: Path) -> None:
+    task, dataset, model = opened(recipe(write(tmp_path)))
+    given, batch = arrays(), dataset.batch(0)
+    logits = model(batch.input)[0][0]
+    index = torch.from_numpy(given["train_index"])
+    expected = F.cross_entropy(logits[index], torch.from_numpy(given["labels"])[index], reduction="sum")
+    torch.testing.assert_close(task.summed_loss(model, batch), expected)
+    (held_out,) = dataset.rows("validation")
+    asked = np.flatnonzero(held_out.targets[0].numpy() != IGNORED)
+    assert asked.tolist() == sorted(given["val_index"].tolist())
+    assert dataset.splits == ("train", "validation", "test")
+    assert torch.equal(batch.input.values[0], torch.from_numpy(given["features"]).float())
+
+
+def test_parts_hold_every_node_once_and_the_edges_between_them(tmp_path: Path) -> None:
+    given = recipe(write(tmp_path), {"kind": "node_classification", "parts": 3})
+    _, dataset, _ = opened(given)
+    epoch = [dataset.batch(step) for step in range(3)]
+    nodes = [batch.extras["nodes"] for batch in epoch]
+    assert sorted(np.concatenate(nodes).tolist()) == list(range(NODES))
+    assert [batch.num_targets for batch in epoch] == [3, 3, 2]
+    pairs = {(a, b) for a, b in arrays()["edges"].tolist()} | {(b, a) for a, b in arrays()["edges"].tolist()}
+    for batch, own in zip(epoch, nodes, strict=True):
+        seen = {tuple(own[end] for end in edge) for edge in batch.input.graph.edges.t().tolist()}
+        assert seen == {(a, b) for a, b in pairs if a in own and b in own}
+    again = opened(given)[1]
+    assert again.batch(4).extras["nodes"].tolist() == dataset.batch(4).extras["nodes"].tolist()
+    assert again.batch(4).extras["nodes"].tolist() != nodes[1].tolist()
+    assert sum(batch.num_targets for batch in dataset.rows("validation")) == 8
+
+
+def test_a_run_learns_answers_and_resumes_bit_for_bit(tmp_path: Path) -> None:
+    given = recipe(write(tmp_path), steps=40, optimizer={"kind": "adamw", "lr": 3e-2})
+    run = qkv.train(given, tmp_path / "whole", on_event=quiet)
+    qkv.train(override(given, ["training.steps=20"]), tmp_path / "halved", on_event=quiet)
+    resumed = qkv.train(given, tmp_path / "halved", on_event=quiet)
+    for name, tensor in run.model.state_dict().items():
+        assert torch.equal(tensor, resumed.model.state_dict()[name]), name
+    figures = qkv.evaluate(run, split="test")
+    assert figures["accuracy"] >= figures["accuracy_of_most_frequent_label"]
+    answers = qkv.predict(run, [{"node": "3"}, {"node": 20}])
+    with torch.no_grad():
+        whole = run.model.eval()(opened(given)[1].batch(0).input)[0][0].softmax(-1)
+    for answer, node in zip(answers, (3, 20), strict=True):
+        assert answer["answer"] == str(int(whole[node].argmax()))
+        assert answer["probability"] == pytest.approx(float(whole[node].max()), abs=1e-5)
+    with pytest.raises(UserError, match="has no node 'n3'"):
+        qkv.predict(run, [{"node": "n3"}])
+    other = qkv.evaluate(run, data=str(write(tmp_path / "halved", labels=arrays()["labels"][::-1].copy())))
+    assert other["targets"] == NODES
+    assert "points" in (tmp_path / "whole" / "evaluation.json").read_text()
+
+
+def test_the_baselines_are_the_usual_label_and_a_regression_on_features(tmp_path: Path) -> None:
+    task, dataset, model = opened(recipe(write(tmp_path)))
+    given = arrays()
+    train, held = np.sort(given["train_index"]), np.sort(given["val_index"])
+    x = given["features"].astype(np.float32)
+    x = 10 * x / np.sqrt(np.square(x[train]).sum(1).mean())
+    fitted = LogisticRegression(max_iter=1000).fit(x[train], given["labels"][train])
+    seen = Totals()
+    seen.add(task.observe(model.float(), next(dataset.rows("validation"))))
+    figures = task.evaluate(model, dataset, "validation", seen, dataset.recipe).figures
+    assert figures["accuracy_of_features_alone"] == pytest.approx(
+        100 * fitted.score(x[held], given["labels"][held]), abs=0.01
+    )
+    usual = np.bincount(given["labels"][train]).argmax()
+    assert figures["accuracy_of_most_frequent_label"] == 100 * (given["labels"][held] == usual).mean()
+
+
+def test_two_tables_are_read(tmp_path: Path) -> None:
+    source = write_tables(tmp_path, "n1,n1\nn1,n2\nn0,n99\n")
+    _, dataset, _ = opened(recipe(source, processor={"kind": "graphs", "scaling": "standard"}))
+    assert dataset.vocabulary.labels == ("left", "right")
+    values = dataset.batch(0).input.values[0].double().numpy()
+    assert values.shape == (NODES, 3)
+    np.testing.assert_allclose(values.mean(0), 0, atol=1e-5)
+    np.testing.assert_allclose(values.std(0), 1, atol=1e-4)
+    assert sorted(dataset.table.splits["validation"].tolist()) == sorted(arrays()["val_index"].tolist())
+    told = " ".join(dataset.notes)
+    for note in ("1 of 28 edges", "line 29: 'n99' is no node", "edges left out: 1 from a node to itself, 1 repeated"):
+        assert note in told
+    with pytest.raises(UserError, match=r"edges of .* cannot be used: line 29: 'n99' is no node"):
+        opened(override(recipe(source), ["data.bad_rows=refuse"]))
+
+
+def test_labels_are_held_out_where_no_split_is_given(tmp_path: Path) -> None:
+    path = tmp_path / "plain.npz"
+    labels = arrays()["labels"].copy()
+    labels[[5, 20]] = -1
+    np.savez(path, edges=arrays()["edges"], labels=labels)
+    _, dataset, _ = opened(override(recipe(path), ["data.validation_fraction=0.2"]))
+    assert [len(dataset.table.splits[split]) for split in ("train", "validation")] == [18, 4]
+    assert sum(labels[dataset.table.splits["validation"]]) == 2
+    assert dataset.batch(0).input.values.shape == (1, NODES, 1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"edges": np.array([[0, 24]])}, "edge 1 joins 0 and 24, but nodes are numbered 0 to 23"),
+        ({"edges": np.array([[0.5, 1]])}, "edges are not whole numbers"),
+        ({"features": np.full((NODES, 2), np.nan)}, "a feature of node 0 is not a finite number"),
+        ({"features": np.ones((3, 2))}, "the graph has 24 nodes, but features of 3"),
+        ({"labels": np.ones(NODES)}, "labels are not one whole number per node"),
+        ({"labels": np.zeros(0, np.int64)}, "has the split|has no node|outside of 0"),
+        ({"labels": np.zeros(NODES, np.int64)}, "have 1 label; give at least two"),
+        ({"val_index": np.array([99])}, "the split validation has a node outside of 0 to 23"),
+        ({"val_index": arrays()["train_index"]}, "8 nodes of .* are in training and in validation"),
+        ({"edges": np.array([{"a": 1}], object)}, "is not an .npz file of plain arrays"),
+    ],
+)
+def test_hostile_files_are_refused_with_one_sentence(tmp_path: Path, changed: Any, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        opened(recipe(write(tmp_path, **changed)))
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "cut.npz").write_bytes(write(tmp_path).read_bytes()[:200])
+    (tmp_path / "a.txt").write_text("no graph")
+    for source, sentence in (
+        (tmp_path / "cut.npz", "is not an .npz file of plain arrays"),
+        (tmp_path / "a.txt", "is no graph with labelled nodes"),
+        (tmp_path / "none.npz", "does not exist"),
+        ("a.csv | ", "should name two files"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            opened(recipe(source))
+    many = recipe(write(tmp_path), {"kind": "node_classification", "parts": 9})
+    with pytest.raises(SpecError, match=r"task\.parts: 9 parts are more than the 8 training nodes"):
+        opened(many)
+
+
+def test_a_front_end_of_texts_reads_no_graph(tmp_path: Path) -> None:
+    given = recipe(tmp_path / "x.npz")
+    with pytest.raises(SpecError, match="the front end 'text' does not read graphs; use one of nodes"):
+        override(given, ["model.frontend=text"])
+    with pytest.raises(SpecError, match="reads the nodes of a graph, and the front end 'text' none; use 'nodes'"):
+        override(given, ["model.frontend=text", "data.processor=null"])
