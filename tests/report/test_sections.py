@@ -43,6 +43,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "before": [{"low": 93.3, "high": 100.0, "rows": 12, "confidence": 96.5, "accuracy": 75.0}],
     },
     "points": {"groups": [{"name": "a", "points": [[0.5, 1], [2, -1]]}, {"name": "b", "points": [[0, 0]]}]},
+    "pictures": {"pictures": [{"source": "data:image/png;base64,AAAA", "caption": "a cat <5>"}]},
     "bars": {"bars": [["PER", 80.5], ["LOC", 70.25]], "unit": "%"},
 }
 
@@ -72,7 +73,7 @@ def test_a_section_is_a_page_of_its_own(kind: str) -> None:
 
 def test_an_unknown_kind_is_named_with_those_that_are_known() -> None:
     with pytest.raises(
-        ValueError, match=r"a section of the kind 'pie' cannot be drawn; kinds: confusion, examples, tagged"
+        ValueError, match=r"a section of the kind 'pie' cannot be drawn; kinds: confusion, examples, pictures, tagged"
     ):
         drawn({"kind": "pie", "title": "A pie"})
 

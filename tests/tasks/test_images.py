@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import torch
 from PIL import Image
 
 import qkv
+from qkv.runs.inputs import read_inputs
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe
+from qkv.spec.signals.images import Images
 from qkv.tasks.registry import task_of_recipe
+from qkv.training.automatic_task import automatic_task
 
 RNG = np.random.default_rng(0)
 MODEL: dict[str, Any] = {
@@ -151,3 +155,46 @@ def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     with pytest.raises(UserError, match="holds no image; name a file, or a folder with one subfolder"):
         task_of_recipe(recipe_on(tmp_path / "photos")).open(recipe_on(tmp_path / "photos"))
+
+
+def test_images_in_memory_are_kept_with_the_run(tmp_path: Path) -> None:
+    labels = ["bright", "dark"] * 8
+    arrays = [picture(190 if label == "bright" else 0) for label in labels]
+    rows = {"image": [Image.fromarray(each) if i % 2 else each for i, each in enumerate(arrays)], "label": labels}
+    recipe = qkv.override(recipe_on(Path("none")), ["training.steps=40"])
+    run = qkv.train(recipe, tmp_path / "run", data=rows, on_event=quiet)
+    assert [found["answer"] for found in qkv.predict(run, Image.fromarray(picture(190)))] == ["bright"]
+    assert [found["answer"] for found in qkv.predict(run, [picture(0), picture(190)])] == ["dark", "bright"]
+    assert qkv.evaluate(qkv.load(tmp_path / "run"))["accuracy"] == 100
+
+
+def test_the_report_shows_images_and_answers(tmp_path: Path) -> None:
+    run = qkv.train(recipe_on(folder(tmp_path / "photos")), tmp_path / "run", on_event=quiet)
+    page = (run.folder / "report.html").read_text()
+    assert page.count('src="data:image/png;base64') >= 2
+    assert "truth: dark" in page
+
+
+def test_rows_that_cannot_be_read_are_listed_and_others_predicted(tmp_path: Path) -> None:
+    photos = folder(tmp_path / "photos")
+    run = qkv.train(recipe_on(photos), tmp_path / "run", on_event=quiet)
+    (tmp_path / "new.csv").write_text("image\nphotos/dark/0.png\nphotos/none.png\n")
+    found = read_inputs(run.recipe, str(tmp_path / "new.csv"), {})
+    assert [row["image"] for row in found.rows] == [str(photos / "dark" / "0.png")]
+    assert "1 of 2 rows" in found.notes[-1]
+    assert "there is no file" in found.notes[-1]
+
+
+def test_a_recipe_for_a_folder_lets_a_network_compete(tmp_path: Path) -> None:
+    photos = folder(tmp_path / "photos")
+    recipe = automatic_task("classification", {"source": str(photos)})
+    assert recipe.candidates.keys() == {"transformer", "patches", "convolution"}
+    processor = recipe.data.processor
+    assert isinstance(processor, Images)
+    assert (processor.height, processor.width, processor.channels) == (12, 12, 3)
+    for name, changes in recipe.candidates.items():
+        given = [f"{path}={json.dumps(value)}" for path, value in changes.items()]
+        model = task_of_recipe(recipe).sized(qkv.override(recipe, given)).model
+        assert qkv.build(model)(torch.zeros(1, 3, 12, 12))[0].shape == (1, 2), name
+    fixed = automatic_task("classification", {"source": str(photos)}, ["model.width=32"])
+    assert not fixed.candidates

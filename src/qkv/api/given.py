@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from qkv.data.given.files import kept
 from qkv.data.given.plain import sort
 from qkv.data.given.tables import ALLOWED, are_splits, is_column, is_given, splits_of
+from qkv.data.records.pictures import is_picture
 from qkv.spec.errors import UserError
 from qkv.training.verbs import data_fields
 
@@ -120,6 +121,8 @@ def _is_many(inputs: Any, kinds: Mapping[str, str]) -> bool:
     ``kinds``: kind of each input of the task. A mapping whose texts are lists is a table; one of single values is one
     input.
     """
+    if is_picture(inputs):
+        return False
     if not isinstance(inputs, Mapping) or are_splits(inputs):
         return is_given(inputs)
     if not all(kinds.values()):  # of a task outside the package, whose inputs may be lists

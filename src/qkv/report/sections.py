@@ -9,6 +9,7 @@ from qkv.report.bars import BarChart
 from qkv.report.chart import LineChart
 from qkv.report.effects import effects
 from qkv.report.heatmap import HeatMap
+from qkv.report.markup import tag
 from qkv.report.page import Page
 from qkv.report.scatter import Group, ScatterPlot
 from qkv.report.series import Line
@@ -90,6 +91,15 @@ def _examples(page: Page, section: Section) -> None:
 
 def _cut(value: Any) -> Any:
     return f"{value[:_LONGEST]} …" if isinstance(value, str) and len(value) > _LONGEST else value
+
+
+def _pictures(page: Page, section: Section) -> None:
+    """Append ``pictures`` side by side, each with ``source`` (a data URI) and ``caption``."""
+    figures = [
+        tag("figure", tag("img", src=found["source"], alt=found["caption"]), tag("figcaption", found["caption"]))
+        for found in section["pictures"]
+    ]
+    page.drawing(tag("div", *figures, class_="pictures"))
 
 
 def _tagged(page: Page, section: Section) -> None:
@@ -179,6 +189,7 @@ def reliability_chart(section: Section) -> LineChart:
 DRAWN: dict[str, Callable[[Page, Section], None]] = {
     "confusion": _confusion,
     "examples": _examples,
+    "pictures": _pictures,
     "tagged": _tagged,
     "alignment": _alignment,
     "curves": _curves,

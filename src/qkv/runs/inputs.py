@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from qkv.data.processors.processor import build_processor
 from qkv.data.records.formats import folder_of, table_of
 from qkv.data.records.guess import choose
 from qkv.data.records.model import Role
@@ -60,10 +61,26 @@ def read_inputs(recipe: Recipe, source: str, columns: Mapping[str, str], refuse:
     # An input that is optional is used in a table in memory if it has its name, as in a mapping of inputs.
     optional = [role.name for role in roles if role.optional and table.given and role.name in table.columns]
     choice = choose(table, roles, {**{name: name for name in optional}, **learned, **columns}, "--data")
-    return _read(table, roles, choice.columns, [*table.notes, *([choice.note] if choice.note else [])], refuse)
+    notes = [*table.notes, *([choice.note] if choice.note else [])]
+    return _read(table, roles, choice.columns, notes, refuse, _check_of(recipe))
 
 
-def _read(table: Table, roles: Sequence[Role], columns: Mapping[str, str], notes: list[str], refuse: bool) -> Inputs:
+def _check_of(recipe: Recipe) -> Callable[[Mapping[str, Any]], object]:
+    """Function that raises ``Unusable`` for the inputs of a row that cannot be read, such as a damaged image."""
+    if recipe.data.processor is None:
+        return lambda row: None
+    processor = build_processor(recipe.data.processor)
+    return lambda row: processor.checked(row[processor.role.name])
+
+
+def _read(
+    table: Table,
+    roles: Sequence[Role],
+    columns: Mapping[str, str],
+    notes: list[str],
+    refuse: bool,
+    check: Callable[[Mapping[str, Any]], object],
+) -> Inputs:
     values = Values(roles, columns, missing=table.missing, folder=folder_of(table))
     found = Inputs([], [], table.columns, notes)
     bad: list[str] = []
@@ -72,7 +89,9 @@ def _read(table: Table, roles: Sequence[Role], columns: Mapping[str, str], notes
             bad.append(f"{table.place(row.line)}: {row.reason}")
             continue
         try:
-            found.rows.append(values(row))
+            example = values(row)
+            check(example)
+            found.rows.append(example)
             found.kept.append(row.values)
         except Unusable as error:
             bad.append(f"{table.place(row.line)}: {error}")

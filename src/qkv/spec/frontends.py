@@ -133,6 +133,7 @@ class Placed(Frontend):
     positions: Positions = Learned()
     join: Literal["add", "concatenate"] = "add"
     dropout: float = Field(default=0.0, ge=0, lt=1)
+    norm: Norm = Field(default=NoNorm(), description="norm of the embeddings")
 
     def vector_width(self, width: int) -> int:
         """Features of a token (and of a position) embedding whose sum or concatenation has ``width`` features."""
@@ -176,7 +177,6 @@ class Text(Placed, Tokens, kind="text"):
         min_length=1,
         description="run folder, or text file of words and numbers, with initial token embeddings",
     )
-    norm: Norm = Field(default=NoNorm(), description="norm of the embeddings")
     types: int = Field(default=0, ge=0, le=WIDEST, description="number of token types, such as first and second text")
     query: bool = Field(default=False, description="learned query vector for the id -1")
     width: int | None = Field(
@@ -219,7 +219,6 @@ class HashedWords(Placed, kind="words"):
 
     sequential = True
     features: WordFeatures = WordFeatures()
-    norm: Norm = Field(default=NoNorm(), description="norm of the embeddings")
 
     @property
     def words(self) -> WordFeatures:

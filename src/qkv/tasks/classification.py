@@ -113,18 +113,16 @@ class ClassificationTask(PooledTask):
     def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
         assert isinstance(dataset, ExampleDataset)
         labels = dataset.vocabulary.labels
-        wrong = self._mistakes(model, dataset, split, recipe)
-        table = {
-            "kind": "examples",
-            "title": "Most confident mistakes",
-            "columns": [self.asks[0], "answer", "truth", "probability"],
-            "rows": wrong,
-        }
+        mistakes = self._mistakes(model, dataset, split, recipe)
         figures = {**self.figures(seen, dataset.scale(split)), **self.baselines(dataset, split)}
         truth = [row["label"] for row in dataset.fitted_on or ()]
         notes = [*self.size_notes(dataset, len(labels))]
         notes += rare_labels_note(self.spec, labels, seen.outcomes, Counter(truth))
-        return Evaluation(figures, [confusion(labels, seen.outcomes), *([table] if wrong else [])], notes)
+        sections = [confusion(labels, seen.outcomes), *mistakes]
+        if self.processor is not None:
+            first = list(self.answered(model, dataset, split, recipe, _SHOWN))
+            sections += self.pictures("Answers", first, self.reader(recipe, dataset.vocabulary))
+        return Evaluation(figures, sections, notes)
 
     def baselines(self, dataset: ExampleDataset, split: str) -> dict[str, float]:
         """Accuracies on ``split``, in %: of the most frequent training label, and of a linear model, over n-grams or
@@ -141,12 +139,17 @@ class ClassificationTask(PooledTask):
         linear = ngram_accuracy([told(row) for row in known], labels, [told(row) for row in rows], truth)
         return found if linear is None else {**found, "accuracy_of_ngrams": linear}
 
-    def _mistakes(self, model: Any, dataset: ExampleDataset, split: str, recipe: Recipe) -> list[list[Any]]:
-        answered = ((row, a["answer"], a["probability"]) for row, a in self.answered(model, dataset, split, recipe))
-        wrong = (found for found in answered if found[1] != found[0]["label"])
-        worst = heapq.nlargest(_SHOWN, wrong, key=lambda found: found[2])
-        read = self.reader(recipe, dataset.vocabulary)
-        return [[read.shown(row), answer, row["label"], f"{probability:.3f}"] for row, answer, probability in worst]
+    def _mistakes(self, model: Any, dataset: ExampleDataset, split: str, recipe: Recipe) -> list[dict[str, Any]]:
+        """Section with the most confident mistakes, as pictures if inputs have some; empty without mistakes."""
+        answered = self.answered(model, dataset, split, recipe)
+        wrong = ((row, answer) for row, answer in answered if answer["answer"] != row["label"])
+        worst = heapq.nlargest(_SHOWN, wrong, key=lambda found: found[1]["probability"])
+        reader, title = self.reader(recipe, dataset.vocabulary), "Most confident mistakes"
+        if drawn := self.pictures(title, worst, reader):
+            return drawn
+        rows = [[reader.shown(row), a["answer"], row["label"], f"{a['probability']:.3f}"] for row, a in worst]
+        columns = [self.asks[0], "answer", "truth", "probability"]
+        return [{"kind": "examples", "title": title, "columns": columns, "rows": rows}] if rows else []
 
     def shown(self, row: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
         return f"{answer['answer']} ({answer['probability']:.2f}; truth: {row['label']})"

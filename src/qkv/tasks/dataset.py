@@ -256,8 +256,9 @@ def _with_processor(model: Model, vocabulary: Vocabulary) -> Model:
         fitted = stack.frontend.fitted(processor)
     except SpecError as error:
         raise SpecError([problem.under(*path, "frontend") for problem in error.problems]) from None
-    stack = stack.changed(frontend=fitted)
-    return model.changed(encoder=stack) if model.encoder else stack
+    if model.encoder:
+        return model.changed(encoder=model.encoder.changed(frontend=fitted))
+    return model.changed(frontend=fitted)
 
 
 def _with_frontend(stack: Any, vocab_size: int, path: tuple[str, ...]) -> Any:

@@ -34,12 +34,13 @@ class Features(NamedTuple):
 def features_of(dataset: ExampleDataset, split: str) -> Features | None:
     """Simple features of the run's training rows and of ``split``; None if its processor has none."""
     processor = build_processor(dataset.vocabulary.processors[INPUT])
-    known, others = dataset.fitted_examples, dataset.examples[split]
-    if not known or processor.features(known[0].parts[0]) is None:
-        return None
+    known = dataset.fitted_examples or ()
     kept = np.unique(np.linspace(0, len(known) - 1, min(len(known), _MOST_ROWS)).round().astype(int))
-    x = np.stack([processor.features(known[i].parts[0]) for i in kept]).astype(np.float64)
-    unseen = np.stack([processor.features(example.parts[0]) for example in others]).astype(np.float64)
+    sides = [known[i] for i in kept], dataset.examples[split]
+    found = [[processor.features(example.parts[0]) for example in side] for side in sides]
+    if not known or any(features is None for side in found for features in side):
+        return None
+    x, unseen = (np.array(side, np.float64) for side in found)
     mean, deviation = x.mean(0), x.std(0)
     deviation[deviation == 0] = 1
     return Features(processor.simple, kept, (x - mean) / deviation, (unseen - mean) / deviation)

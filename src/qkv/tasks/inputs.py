@@ -67,6 +67,10 @@ class InputReader(ABC):
     def shown(self, row: Mapping[str, Any]) -> str:
         """Input of a row as a short text for tables."""
 
+    def picture(self, row: Mapping[str, Any]) -> str | None:
+        """Input of a row as a small picture (data URI); None if it has none."""
+        return None
+
     def change(self, batch: Batch, rng: np.random.Generator) -> Batch:
         """Training batch changed at random (augmentation); by default unchanged."""
         return batch
@@ -113,6 +117,9 @@ class SignalReader(InputReader):
 
     def notes(self, examples: int) -> list[str]:
         return []
+
+    def picture(self, row: Mapping[str, Any]) -> str | None:
+        return self.processor.picture(row[self.processor.role.name])
 
     def shown(self, row: Mapping[str, Any]) -> str:
         return self.processor.shown(row[self.processor.role.name])

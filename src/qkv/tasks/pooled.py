@@ -163,6 +163,14 @@ class PooledTask(ExampleTask):
             some = rows[begin : begin + _AT_ONCE]
             yield from zip(some, self.predict(model, dataset.vocabulary, recipe, some), strict=True)
 
+    def pictures(
+        self, title: str, found: Sequence[tuple[dict[str, Any], dict[str, Any]]], reader: InputReader
+    ) -> list[dict[str, Any]]:
+        """Section of the report with the inputs and answers of rows as pictures; empty if inputs have none."""
+        shown = [(reader.picture(row), f"{self.shown(row, answer)} {reader.shown(row)}") for row, answer in found]
+        drawn = [{"source": source, "caption": caption} for source, caption in shown if source is not None]
+        return [{"kind": "pictures", "title": title, "pictures": drawn}] if drawn else []
+
     def predict(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]]:

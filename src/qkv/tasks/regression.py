@@ -91,7 +91,8 @@ class RegressionTask(PooledTask):
         table = {"kind": "examples", "title": "Largest errors", "columns": columns, "rows": shown}
         assert isinstance(dataset, ExampleDataset)
         figures = self.figures(seen, dataset.scale(split)) | self.baselines(dataset, split)
-        return Evaluation(figures, [table], self.size_notes(dataset))
+        drawn = self.pictures("Largest errors", found[:_SHOWN], read)
+        return Evaluation(figures, drawn or [table], self.size_notes(dataset))
 
     def baselines(self, dataset: ExampleDataset, split: str) -> dict[str, float]:
         known, rows = dataset.fitted_on or (), dataset.records[split]

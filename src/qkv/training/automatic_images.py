@@ -57,12 +57,12 @@ def _processor(data: Data, records: Records) -> tuple[Images, tuple[int, int]]:
     assert data.processor is not None
     processor = build_processor(data.processor).fitted([row["image"] for row in records.splits["train"]])
     assert isinstance(processor, Images)
-    assert processor.height
-    assert processor.width
+    height, width = processor.height, processor.width
+    assert height
+    assert width
     if not processor.augment:
-        padding = max(1, max(processor.height, processor.width) // 10)
-        processor = processor.changed(augment=(Crop(padding=padding), Flip()))
-    return processor, (processor.height, processor.width)
+        processor = processor.changed(augment=(Crop(padding=max(1, max(height, width) // 10)), Flip()))
+    return processor, (height, width)
 
 
 def _model(count: int, side: int, task: TaskSpec) -> Model:

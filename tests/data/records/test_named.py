@@ -125,7 +125,11 @@ def test_names_are_of_texts_or_of_tables() -> None:
             "fashion-mnist, multi30k-en-de, sst2, wnut17, squad, scitldr, etth1, ettm1",
         ),
         ("nowhere/a.csv", "data.source: there is no file 'nowhere/a.csv', and no folder 'nowhere'"),
-        ("folder", "data.source: 'folder' is a directory; name one file"),
+        (
+            "folder",
+            "data.source: the folder 'folder' holds no image; name a file, or a folder with one subfolder of images "
+            "for each class (extensions: .png, .jpg, .jpeg, .bmp, .gif, .webp, .tif, .tiff, .ppm, .pgm, .pbm, .ico)",
+        ),
         ("pipe", "data.source: 'pipe' is not a regular file, and a table is read more than once; name a file"),
         ("reviews.csv | ", "data.source: 'reviews.csv | ' should name two parallel texts, such as 'a.txt | b.txt'"),
         ("a|b|c", "data.source: 'a|b|c' should name two parallel texts, such as 'a.txt | b.txt'"),

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from qkv.data.records.pictures import as_uri, is_picture
+
 _MISSING = ("NAType", "NaTType")
 """Classes of missing values that do not equal themselves, or raise an error when they are compared."""
 _NAMED = {type(None): "None", bool: "true or false", int: "a number", float: "a number", str: "a text"}
@@ -20,12 +22,15 @@ _NAMED |= {dict: "a dict", bytes: "bytes"}
 def plain(value: Any) -> Any:
     """``value`` as text, number, truth value, list or dict of such, or None if it is missing (None, NaN, NA).
 
-    Arrays become lists, dates ISO 8601 texts. Raises ``TypeError`` with the name of a class that is none of these.
+    Arrays become lists, dates ISO 8601 texts, images PNG files as texts. Raises ``TypeError`` with the name of a class
+    that is none of these.
     """
     if is_missing(value):
         return None
     if isinstance(value, (str, bool, int, float)):
         return value if type(value) in (str, bool, int, float) else _built_in(value)
+    if is_picture(value):
+        return as_uri(value)
     if isinstance(value, np.ndarray | np.generic):
         return plain(value.tolist())
     if isinstance(value, (datetime.date, datetime.time)):

@@ -16,7 +16,7 @@ import torch
 from qkv.data.processors.augment import Mixed, augmented
 from qkv.data.processors.processor import Processor
 from qkv.data.records.model import Role
-from qkv.data.records.pictures import URI
+from qkv.data.records.pictures import URI, as_uri
 from qkv.data.records.profile import profiles
 from qkv.data.records.table import Table
 from qkv.data.records.values import Unusable
@@ -31,6 +31,8 @@ _LARGEST = 64
 """Largest height and width that are chosen; larger ones are for the user to name."""
 _SAMPLE = 1000
 """Number of training images by which size, mean and deviation are chosen."""
+_SHOWN = 96
+"""Largest height and width of images in reports."""
 _SIMPLE = 16
 """Height and width of the pixels of the baseline."""
 _DEEP = ("I;16", "I;16B", "I;16L", "I", "F")
@@ -92,6 +94,18 @@ class ImageProcessor(Processor):
         pixels = torch.tensor(encoded, dtype=torch.float32)[None]
         side = (min(_SIMPLE, encoded.shape[1]), min(_SIMPLE, encoded.shape[2]))
         return torch.nn.functional.adaptive_avg_pool2d(pixels, side).flatten().numpy()
+
+    def picture(self, value: Any) -> str | None:
+        try:
+            image = _converted(_image(value), "RGB", _name(value))
+        except Unusable:
+            return None
+        image.thumbnail((_SHOWN, _SHOWN))
+        return as_uri(image)
+
+    def checked(self, value: Any) -> Any:
+        _converted(_image(value), "L", _name(value))
+        return value
 
     def shown(self, value: Any) -> str:
         if isinstance(value, str) and not value.startswith(URI):

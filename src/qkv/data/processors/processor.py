@@ -63,6 +63,14 @@ class Processor(ABC):
         """Features (F,) of an encoded value for a linear baseline; None if there is none."""
         return None
 
+    def picture(self, value: Any) -> str | None:
+        """Small picture of a raw value for reports, as a data URI; None if it has none."""
+        return None
+
+    def checked(self, value: Any) -> Any:
+        """Return a raw value. Raises ``Unusable`` if it cannot be read; by default, only ``encode`` checks that."""
+        return value
+
     def shown(self, value: Any) -> str:
         """Short text for a raw value in tables."""
         return str(value)

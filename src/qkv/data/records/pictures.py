@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from qkv.data.records.table import Row, Table
 from qkv.spec.errors import UserError
@@ -29,6 +34,28 @@ _SHOWN = 3
 def is_image(value: object) -> bool:
     """True if a cell names an image file, or holds an image as a data URI."""
     return isinstance(value, str) and (value.startswith(URI) or value.strip().lower().endswith(SUFFIXES))
+
+
+def is_pixels(value: object) -> bool:
+    """True for an array of bytes (H, W), or (H, W, C) of 1, 3 or 4 channels: an image."""
+    if not isinstance(value, np.ndarray) or value.dtype != np.uint8:
+        return False
+    return value.ndim == 2 or (value.ndim == 3 and value.shape[2] in (1, 3, 4))
+
+
+def is_picture(value: object) -> bool:
+    """True for an image in memory: an array of pixels, or an object of Pillow."""
+    return is_pixels(value) or type(value).__module__.startswith("PIL.")
+
+
+def as_uri(value: Any) -> str:
+    """Image in memory as text: a PNG file in base64, as a data URI."""
+    from PIL import Image
+
+    image = Image.fromarray(value[..., 0] if value.shape[2:] == (1,) else value) if is_pixels(value) else value
+    held = io.BytesIO()
+    (image.convert("RGB") if image.mode == "CMYK" else image).save(held, "PNG")
+    return f"{URI}png;base64,{base64.b64encode(held.getvalue()).decode()}"
 
 
 def folder_tables(source: str, option: str) -> dict[str, Table]:

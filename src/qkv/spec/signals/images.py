@@ -10,7 +10,6 @@ from pydantic import Field
 from qkv.spec.base import Part, Seq
 from qkv.spec.errors import Problem, SpecError
 from qkv.spec.frontends import Placed
-from qkv.spec.parts import NoNorm, Norm
 from qkv.spec.processors import Processor
 
 LARGEST = 4096
@@ -132,7 +131,6 @@ class Patches(Placed, kind="patches"):
     height: Side | None = Field(default=None, description="pixels; default: the processor's")
     width: Side | None = Field(default=None, description="pixels; default: the processor's")
     channels: Channels | None = Field(default=None, description="default: the processor's")
-    norm: Norm = Field(default=NoNorm(), description="norm of the embeddings")
 
     def fitted(self, processor: Processor) -> Self:
         assert isinstance(processor, Images)
