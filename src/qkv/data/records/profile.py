@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from qkv.data.records.model import Kind
 from qkv.data.records.pictures import is_image
 from qkv.data.records.table import Row, Table
@@ -36,6 +38,8 @@ class Profile:
 
     def add(self, value: Any) -> None:
         """Count one value of the column; empty values are skipped."""
+        if isinstance(value, np.ndarray):
+            value = value.tolist()
         if value is None or value == "" or value == []:
             return
         self.filled += 1

@@ -77,7 +77,7 @@ class Values:
     def _cell(self, row: Row, role: Role) -> Any:
         """Value of the column of ``role``; None if it stands for an empty cell."""
         value = row.values.get(self._columns[role.name])
-        empty = value.strip() in self._missing if isinstance(value, str) else value != value  # NaN
+        empty = value.strip() in self._missing if isinstance(value, str) else is_nan(value)
         return None if empty else value
 
     def _file(self, value: Any, name: str) -> Any:
@@ -197,9 +197,14 @@ def _tags(value: Any, name: str) -> list[str]:
     return [sys.intern(tag) for tag in _words(value, name)]
 
 
+def is_nan(value: Any) -> bool:
+    """True for the number NaN."""
+    return isinstance(value, float) and value != value
+
+
 def _signal(value: Any, name: str) -> Any:
     """Keep a value that a processor converts. Raises ``Missing`` for an empty one."""
-    if value is None or value in ([], {}, ""):
+    if value is None or (isinstance(value, (str, list, dict)) and not value):
         raise Missing(f"no {name}", name)
     return value
 
