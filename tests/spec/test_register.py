@@ -32,6 +32,7 @@ from qkv.spec.base import Part
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.register import implementation, implementations, implements, import_all
+from qkv.spec.signals import images
 from qkv.training.optimisers import build_optimizer
 
 
@@ -253,6 +254,7 @@ def test_every_kind_of_the_package_is_implemented() -> None:
         training.Schedule: ("qkv.training",),
         tasks.Task: ("qkv.tasks",),
         tasks.Noise: ("qkv.tasks",),
+        images.Augmentation: ("qkv.data.processors",),
     }
     for slot, packages in slots.items():
         own = {part for part in slot.kinds().values() if part.__module__.startswith("qkv.")}
@@ -264,6 +266,8 @@ PLACES = {
     branches.TokenShift: 3,
     branches.MemoryLayer: 3,
     frontends.Text: 4,  # the default of a model, too
+    images.Images: 2,
+    images.Patches: 2,
     parts.BatchNorm: 3,
     parts.Scaled: 3,
     parts.LearnedSinusoidal: 3,
