@@ -25,8 +25,12 @@ from qkv.spec.branches import (
     TokenShift,
 )
 from qkv.spec.masks import Causal, Window
+from qkv.spec.mixers.neighbours import MONet, SpatialShift
+from qkv.spec.mixers.position_matrices import GMLP, TokenMLP
 from qkv.spec.parts import Rope
 
+LENGTH = 11
+"""Positions for which matrices over positions have weights; rows are shorter."""
 ALL: dict[str, Branch] = {
     "attention": Attention(num_heads=2, num_kv_heads=1, relative=Rope()),
     "attention with a window": Attention(num_heads=2, mask=Causal() & Window(size=3, sinks=1)),
@@ -34,6 +38,10 @@ ALL: dict[str, Branch] = {
     "token shift": TokenShift(groups=3),
     "causal convolution": CausalConvolution(kernel_size=3, dilation=2),
     "convolution": Convolution(kernel_size=4),
+    "token MLP": TokenMLP(length=LENGTH),
+    "gMLP": GMLP(length=LENGTH),
+    "spatial shift": SpatialShift(),
+    "MONet": MONet(),
     "RNN": RNN(),
     "GRU": GRU(),
     "LSTM": LSTM(),
@@ -68,6 +76,10 @@ REACHES: dict[str, list[int]] = {
     "token shift": [0, 1, 2],
     "causal convolution": [0, 2, 4],
     "convolution": [0, 1, 2],
+    "token MLP": list(range(10)),
+    "gMLP": list(range(10)),
+    "spatial shift": [0, 1],
+    "MONet": [0, 1],
     "RNN": list(range(10)),
     "GRU": list(range(10)),
     "LSTM": list(range(10)),
@@ -138,4 +150,4 @@ def test_training_under_autocast_has_nearly_the_same_gradients(name: str) -> Non
 def test_the_ending_is_a_linear_map_onto_the_residual_stream(name: str) -> None:
     ending = built(ALL[name]).ending()
     assert (ending is None) == ("convolution" in name)
-    assert ending is None or ending.weight.shape[0] == WIDTH
+    assert ending is None or ending.weight.shape[0] == (LENGTH if name == "token MLP" else WIDTH)
