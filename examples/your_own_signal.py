@@ -1,73 +1,89 @@
-"""A front end defined outside the package: classify sequences of points in the plane by the shape that they trace.
+"""A signal defined outside the package: classify sequences of points in the plane by the shape that they trace.
 
-A front end embeds the model's input. With this one the model is trained, resumed, evaluated, used for prediction, and
-its cost is estimated before it is built. No text is involved.
+A processor converts raw values to a signal, and a front end embeds it. With these two, the tasks of the package train,
+resume, evaluate and predict, and the model's cost is estimated before it is built. No text is involved.
 
-    points (B, N, 2) ── a linear map ── x (B, N, D) ── blocks ── pooling ── one of three shapes
+    points (N, 2) ── scaled ── (B, N, 2) ── a linear map ── x (B, N, D) ── blocks ── pooling ── one of three shapes
 
 Run it: python examples/your_own_signal.py
 """
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 import qkv
-from qkv.data.batch import Batch
-from qkv.data.vocabulary import Vocabulary
+from qkv.data.padding import lengths_or_none
+from qkv.data.processors.processor import Processor
+from qkv.data.records.model import Role
 from qkv.frontends.frontend import Frontend
 from qkv.layers.context import Context
 from qkv.layers.linear import Linear
 from qkv.layers.signal import Signal
-from qkv.layers.tap import Tap
+from qkv.spec.base import Seq
 from qkv.spec.frontends import Frontend as FrontendSpec
 from qkv.spec.model import Stack
-from qkv.spec.processors import Scaler
+from qkv.spec.processors import Processor as ProcessorSpec
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
-from qkv.spec.tasks import Task as TaskSpec
-from qkv.tasks.generated import Draw, GeneratedTask
-from qkv.tasks.task import Observed, Scale, Totals
 
 
-# 1. The spec: options with limits.
-class Points(FrontendSpec, kind="points"):
+# 1. The specs: options with limits. What the data determines is None in a recipe, and stored with the run.
+class Points(ProcessorSpec, kind="points"):
+    """Points in the plane, (p - mean) / deviation with one deviation for both axes."""
+
+    mean: Seq[float] | None = None
+    deviation: float | None = None
+
+
+class PointMap(FrontendSpec, kind="point_map"):
     """Linear embedding of a point's coordinates."""
 
-    axes: int = 2
+    processor = Points
 
 
-# 2. The module: x from a signal. Positions, padding and state are handled elsewhere.
+# 2. The processor: a raw value of a table's column -> an array -> the signal of several rows.
 @implements(Points)
+class PointProcessor(Processor):
+    """Lists of points [[x, y], …] -> values (B, N, 2), padded with 0."""
+
+    role = Role("points", "signal", ("points", "path"))
+    spec: Points
+
+    def fitted(self, values: Sequence[Any]) -> Points:
+        points = np.concatenate([np.array(value, float) for value in values])
+        return Points(mean=tuple(points.mean(0).tolist()), deviation=float(points.std()))
+
+    def encode(self, value: Any) -> np.ndarray:
+        return (np.array(value, np.float32) - np.array(self.spec.mean, np.float32)) / np.float32(self.spec.deviation)
+
+    def signal(self, encoded: Sequence[np.ndarray]) -> Signal:
+        values = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(each) for each in encoded], batch_first=True)
+        return Signal(values, lengths_or_none(values, torch.tensor([len(each) for each in encoded])))
+
+
+# 3. The front end: x from a signal. Positions, padding and state are handled elsewhere.
+@implements(PointMap)
 class PointFrontend(Frontend):
-    """points (B, N, axes) -> (B, N, D)."""
+    """points (B, N, 2) -> (B, N, D)."""
 
-    part: Points
-
-    def __init__(self, part: Points, stack: Stack, width: int, table: object = None):
+    def __init__(self, part: PointMap, stack: Stack, width: int, table: object = None):
         super().__init__(part, stack)
-        self.map = Linear(part.axes, width)
+        self.map = Linear(2, width)
 
     def forward(self, signal: Signal, context: Context) -> Tensor:
         return self.map(signal.values)
 
     def random(self, rows: int, length: int, generator: torch.Generator) -> Signal:
-        return Signal(torch.randn(rows, length, self.part.axes, generator=generator))
+        return Signal(torch.randn(rows, length, 2, generator=generator))
 
 
-# 3. The task. Its vocabulary holds the scaler that converts raw points to model inputs.
-class Shapes(TaskSpec, kind="shapes"):
-    """Classification of points by the shape that they trace."""
-
-    reads = "nothing"
-    head = "classification"
-    noise: float = 0.1
-
-
+# 4. Data: rows of any table, in memory or in a file.
 SHAPES = ("circle", "line", "square")
 
 
@@ -84,67 +100,32 @@ def outline(shape: str, t: np.ndarray) -> np.ndarray:
     return np.select([(side == i)[:, None] for i in range(3)], corners, np.stack((-np.ones_like(t), -along), -1))
 
 
-@implements(Shapes)
-class ShapesTask(GeneratedTask):
-    """-log p(shape | points)."""
-
-    loss_unit = "nats a shape"
-    asks = ("points",)
-
-    def longest(self, recipe: Recipe) -> int:
-        return 24
-
-    def vocabulary(self) -> Vocabulary:
-        return Vocabulary.without_text(SHAPES, points=Scaler(mean=(0.0, 0.0), deviation=(0.7, 0.7)))
-
-    def drawing(self, recipe: Recipe, vocabulary: Vocabulary) -> Draw:
-        def draw(rng: np.random.Generator) -> Batch:
-            labels = rng.integers(3, size=recipe.training.batch_size)
-            drawn = [
-                outline(SHAPES[i], np.sort(rng.random(24))) + self.spec.noise * rng.standard_normal((24, 2))
-                for i in labels
-            ]
-            return Batch.of(self.read(np.stack(drawn), vocabulary), torch.from_numpy(labels))
-
-        return draw
-
-    def read(self, given: np.ndarray, vocabulary: Vocabulary) -> Signal:
-        """Scale raw points (B, N, 2)."""
-        scaler = vocabulary.processors["points"]
-        assert isinstance(scaler, Scaler)
-        return Signal(torch.from_numpy((given - np.array(scaler.mean)) / np.array(scaler.deviation)).float())
-
-    def summed_loss(self, model: nn.Module, batch: Batch, tap: Tap | None = None) -> Tensor:
-        return F.cross_entropy(model(batch.input, tap=tap)[0], batch.targets, reduction="sum")
-
-    def observe(self, model: nn.Module, batch: Batch) -> Observed:
-        logits = model(batch.input)[0]
-        right = (logits.argmax(-1) == batch.targets).tolist()
-        return Observed(F.cross_entropy(logits, batch.targets, reduction="sum"), len(right), right)
-
-    def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
-        return {"loss": seen.loss / seen.count, "accuracy": sum(seen.outcomes) / seen.count}
-
-    def predict(self, model: nn.Module, vocabulary: Vocabulary, recipe: Recipe, rows: list[dict]) -> list[dict]:
-        with torch.inference_mode():
-            chances = [model(self.read(np.array([row["points"]]), vocabulary))[0][0].softmax(-1) for row in rows]
-        return [{"answer": vocabulary.labels[int(c.argmax())], "probability": float(c.max())} for c in chances]
+def drawn(count: int, noise: float = 0.05) -> list[dict[str, Any]]:
+    """Rows of noisy outlines of 12 to 24 points."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for number in range(count):
+        shape = SHAPES[number % 3]
+        points = outline(shape, np.sort(rng.random(rng.integers(12, 25))))
+        rows.append({"points": (points + noise * rng.standard_normal(points.shape)).tolist(), "label": shape})
+    return rows
 
 
 recipe = Recipe.parse(
     {
         "name": "shapes",
-        "task": "shapes",
+        "data": {"source": "memory", "processor": "points"},
+        "task": "classification",
         "model": {
             "width": 32,
             "num_layers": 2,
             "context_length": 32,
-            "frontend": "points",
+            "frontend": "point_map",
             "blocks": [{"branches": ["attention(4, mask=full, relative=rope)", "feed_forward"]}],
             "head": "classification(pooling=mean)",
         },
         "training": {
-            "steps": 60,
+            "steps": 120,
             "batch_size": 32,
             "optimizer": {"kind": "adamw", "lr": 3e-3},
             "validation": {"every": 30},
@@ -162,13 +143,13 @@ def main() -> None:
     counted = qkv.cost(qkv.override(recipe, ["model.head.num_classes=3"]).model, batch_size=32, length=24)
     print(f"{counted.parameters:,} parameters, {counted.forward_flops / 1e6:.1f} MFLOPs for 32 rows of 24 points")
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "run"
-        half, whole = (qkv.override(recipe, [f"training.steps={n}", "training.schedule=constant"]) for n in (30, 60))
-        qkv.train(half, folder, on_event=quiet)
-        run = qkv.train(whole, folder, on_event=quiet)  # resumes the run
+        folder, rows = Path(scratch) / "run", drawn(600)
+        half, whole = (qkv.override(recipe, [f"training.steps={n}", "training.schedule=constant"]) for n in (60, 120))
+        qkv.train(half, folder, data=rows, on_event=quiet)
+        run = qkv.train(whole, folder, data=rows, on_event=quiet)  # resumes the run
         print("files:", ", ".join(sorted(path.name for path in folder.iterdir() if path.is_file())))
         steps = len([row for row in run.metrics if row.get("loss") is not None])
-        print(f"{steps} steps, accuracy {qkv.evaluate(run)['accuracy']:.2f}")
+        print(f"{steps} steps, accuracy {qkv.evaluate(run)['accuracy']:.1f} %")
         loaded = qkv.load(folder)
         for shape in SHAPES:
             (answer,) = qkv.predict(loaded, {"points": outline(shape, np.linspace(0, 1, 24)).tolist()})

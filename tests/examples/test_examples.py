@@ -39,7 +39,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
     "your_own_signal": (
         "parameters",
         "labels.json, metrics.jsonl, model.safetensors, parts.json, processors.json",
-        "60 steps, accuracy",
+        "120 steps, accuracy",
         "line: line",
     ),
     "char_model": ("spec.yaml, tokenizer.json", "The bat hung from the beam and looked at the hat."),

@@ -118,8 +118,8 @@ def rows_of_inputs(run: Run, inputs: Sequence[Any], columns: Mapping[str, str] |
 def _is_many(inputs: Any, kinds: Mapping[str, str]) -> bool:
     """True if the only argument ``inputs`` of a prediction holds several inputs: a list, a table or its columns.
 
-    ``kinds``: kind of each input of the task. A mapping whose texts are lists is a table; one of single values is one
-    input.
+    ``kinds``: kind of each input of the task. A mapping whose texts are lists is a table; one of single values, or of
+    lists that are values of a signal, is one input.
     """
     if is_picture(inputs):
         return False
@@ -132,8 +132,12 @@ def _is_many(inputs: Any, kinds: Mapping[str, str]) -> bool:
 
 
 def _holds(column: Any, kinds: set[str]) -> bool:
-    """True if a column holds one value per row, not the words of one sentence."""
+    """True if a column holds one value per row, not the words of one sentence or the values of one signal."""
     first = next(iter(column), None)
+    if "signal" in kinds:
+        return False
+    if "image" in kinds:
+        return isinstance(first, str) or is_picture(first)
     return "words" not in kinds or not isinstance(first, str)
 
 
