@@ -99,7 +99,7 @@ class Data(Spec):
     )
     validation: str | None = Field(default=None, min_length=1, description="file of the held-out part")
     test: str | None = Field(default=None, min_length=1, description="file of the test part")
-    format: Literal["csv", "tsv", "jsonl", "conll", "squad", "parallel"] | None = Field(
+    format: Literal["csv", "tsv", "jsonl", "conll", "squad", "parallel", "fasta"] | None = Field(
         default=None, description="format of a table; default: detected from the file's suffix and first lines"
     )
     columns: dict[str, str] = Field(

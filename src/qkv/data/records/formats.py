@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from qkv.data.records.conll import conll
 from qkv.data.records.delimited import delimited, first_fields
+from qkv.data.records.fasta import fasta
 from qkv.data.records.jsonl import jsonl
 from qkv.data.records.kept import kept
 from qkv.data.records.model import Role
@@ -22,7 +23,7 @@ from qkv.spec import data as spec
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.given import kept_name
 
-Format = Literal["csv", "tsv", "jsonl", "conll", "squad", "parallel"]
+Format = Literal["csv", "tsv", "jsonl", "conll", "squad", "parallel", "fasta"]
 ENDINGS: dict[str, Format | Literal["json"]] = {
     "csv": "csv",
     "tsv": "tsv",
@@ -36,6 +37,10 @@ ENDINGS: dict[str, Format | Literal["json"]] = {
     "bio": "conll",
     "iob": "conll",
     "iob2": "conll",
+    "fasta": "fasta",
+    "fa": "fasta",
+    "faa": "fasta",
+    "fna": "fasta",
 }
 SEPARATOR = "|"
 IN_MEMORY = "the table given (its rows count from 0)"
@@ -102,6 +107,8 @@ def told(text: TextSource, roles: Sequence[Role]) -> Format | None:
     ending = ENDINGS.get(text.name.lower().removesuffix(".gz").rpartition(".")[2])
     if ending == "json" or (ending is None and beginning.lstrip()[:1] in ("{", "[")):
         return "squad" if SQUAD.match(beginning) else "jsonl"
+    if ending is None and beginning.startswith(">"):
+        return "fasta"
     if ending in (None, "tsv"):
         ending = _by_lines(beginning, roles) or ending
     return ending if ending != "json" else None
@@ -130,6 +137,8 @@ def _read(text: TextSource, kind: Format, given: tuple[str, ...], roles: Sequenc
             return jsonl(text)
         case "conll":
             return conll(text)
+        case "fasta":
+            return fasta(text)
         case "squad":
             return squad(text)
         case "parallel":
