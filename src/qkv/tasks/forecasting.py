@@ -25,9 +25,11 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.signals.series import Series
 from qkv.spec.tasks import Forecasting
-from qkv.tasks.dataset import OTHER, Dataset
+from qkv.tasks.dataset import HELD_OUT, OTHER, Dataset
 from qkv.tasks.forecast_errors import COVERAGES, Errors, errors_of
 from qkv.tasks.forecast_rows import columns_of, forecast_rows, in_units_of, places_of
+from qkv.tasks.forecast_sections import by_channel, by_step, forecast_charts, spread
+from qkv.tasks.series_baselines import baseline_errors
 from qkv.tasks.series_dataset import SeriesDataset, signals, steps_read, with_windows
 from qkv.tasks.task import Evaluation, Observed, Scale, TablePrediction, Task, Totals
 
@@ -108,9 +110,25 @@ class ForecastingTask(Task):
 
     def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
         assert isinstance(dataset, SeriesDataset)
-        total = summed(seen.outcomes)
+        total, baselines = summed(seen.outcomes), baseline_errors(dataset, split)
         figures = self.figures(seen, dataset.scale(split)) | in_units(total, dataset.processor)
-        return Evaluation(figures, [])
+        for name, each in baselines.items():
+            figures |= {f"mse_of_{name}": each.mean("squared"), f"mae_of_{name}": each.mean("absolute")}
+        charts = self.charts(model, dataset, split)
+        return Evaluation(figures, [*charts, by_step(total, baselines), *by_channel(total, dataset.processor)])
+
+    def charts(self, model: Transformer, dataset: SeriesDataset, split: str) -> list[dict[str, Any]]:
+        """Charts of some forecasts of a split."""
+        numbers = spread(len(dataset.cutters[split])).numpy()
+        windows = dataset.windows(split, numbers, HELD_OUT)
+        with torch.inference_mode(), evaluating(model):
+            outputs = self.restored(model, dataset.collated(windows).to(model.device))
+        form: Any = model.head.form
+        outputs = outputs.reshape(len(numbers), -1, self.spec.horizon, outputs.shape[-1]).cpu()
+        values = torch.cat((form.point(outputs)[..., None], form.quantiles(outputs)), -1)
+        past, future = (torch.from_numpy(each.swapaxes(1, 2).copy()) for each in (windows.past, windows.future))
+        shown = [in_units_of(each, dataset.processor) for each in (past, future, values)]
+        return forecast_charts(*shown, form, dataset.processor, self.spec.horizon)
 
     def predict_table(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, source: str, columns: Mapping[str, str]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from qkv.data.batch import INPUT, Batch
 from qkv.data.corpus import TRAIN
@@ -45,6 +46,8 @@ class SeriesDataset(Dataset):
             for name, part in parts.items()
         }
         self.notes = (*notes, *self._check())
+        self.baselines: dict[str, Callable[[Tensor], Tensor]] | None = None
+        """Fitted baselines by name; None until they are needed."""
         self._seed, self._batch_size = training.seed, training.batch_size
         count = len(self.cutters[TRAIN]) if TRAIN in self.cutters else 0
         ones = np.ones(count, np.int64)

@@ -1,0 +1,156 @@
+"""Baselines of forecasts: the last value, the value one season before, and a linear model of the window (DLinear)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qkv.data.corpus import TRAIN, VALIDATION
+from qkv.data.rows import random
+from qkv.data.series.windows import Windows
+from qkv.models.forecasts import Forecast, build_forecast
+from qkv.spec.forecasts import Point
+from qkv.tasks.forecast_errors import Errors, errors
+from qkv.tasks.series_dataset import SeriesDataset
+
+KERNEL = 25
+"""Steps of the moving average of DLinear."""
+REPEAT, SEASONAL, LINEAR = "repeat_last", "seasonal", "dlinear"
+_EPOCHS, _FEWEST, _MOST, _LOOKS = 10, 300, 3000, 15
+_ROWS, _RATE = 224, 2e-3
+_HELD_OUT = 40
+"""Batches of the validation part on which DLinear is judged while it is trained."""
+Predictor = Callable[[Tensor], Tensor]
+"""Function from windows (B, C, T) to points (B, C, H)."""
+
+
+class DLinear(nn.Module):
+    """DLinear (Zeng et al. 2023): y = W_s (x - m) + W_t m + b, m the moving average of x over 25 steps.
+
+    windows (…, T) -> (…, H, Q). One pair of maps for all channels. The ends of x are repeated for m.
+    """
+
+    def __init__(self, context: int, horizon: int, outputs: int = 1):
+        super().__init__()
+        self.horizon, self.outputs = horizon, outputs
+        self.season, self.trend = (nn.Linear(context, horizon * outputs) for _ in range(2))
+        for layer in (self.season, self.trend):
+            nn.init.constant_(layer.weight, 1 / context)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = moving_average(x)
+        return (self.season(x - mean) + self.trend(mean)).unflatten(-1, (self.horizon, self.outputs))
+
+    def affine(self) -> tuple[Tensor, Tensor]:
+        """(W (T, H · Q), b) of the same map x W + b."""
+        bias = self.season.bias + self.trend.bias
+        mean = moving_average(torch.eye(self.season.in_features).to(bias))  # row t: average of a pulse at t
+        return self.season.weight.T - mean @ (self.season.weight - self.trend.weight).T, bias
+
+
+def moving_average(x: Tensor) -> Tensor:
+    """Mean of 25 neighbouring steps of x (…, T), whose ends are repeated."""
+    rows, side = x.reshape(-1, 1, x.shape[-1]), KERNEL // 2
+    return F.avg_pool1d(F.pad(rows, (side, side), mode="replicate"), KERNEL, 1).view(x.shape)
+
+
+def repeat_last(horizon: int) -> Predictor:
+    """The last value, at every step."""
+    return lambda past: past[..., -1:].expand(*past.shape[:-1], horizon)
+
+
+def seasonal(horizon: int, period: int) -> Predictor:
+    """The value of the same place in the last season of ``period`` steps."""
+    return lambda past: past[..., -period:][..., torch.arange(horizon, device=past.device) % period]
+
+
+def fit_linear(dataset: SeriesDataset, form: Forecast, outputs: int, normalised: bool) -> DLinear:
+    """DLinear trained on the training windows by Adam, with the weights of least loss on the validation part.
+
+    ``form``: loss, on standardised values; ``outputs``: per value; ``normalised``: each window is standardised, and the
+    forecast transformed back.
+    """
+    task = dataset.recipe.task
+    context, horizon = task.context, task.horizon  # type: ignore[attr-defined]
+    model, seed = DLinear(context, horizon, outputs), dataset.recipe.training.seed
+    count, channels = len(dataset.cutters[TRAIN]), len(dataset.processor.channels)
+    batch = max(1, _ROWS // channels)
+    steps = min(_MOST, max(_FEWEST, _EPOCHS * count // batch))
+    optimizer = torch.optim.Adam(model.parameters(), lr=_RATE)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+    held_out = [dataset_pair(windows) for windows in dataset.each(VALIDATION, _HELD_OUT)]
+    best, kept = math.inf, {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.enable_grad():
+        for step in range(steps):
+            rng = random(seed, _KEY + step)
+            windows = dataset.windows(TRAIN, rng.integers(count, size=batch), _KEY + step)
+            loss, seen = linear_loss(model, form, *dataset_pair(windows), normalised)
+            optimizer.zero_grad()
+            (loss / max(1, seen)).backward()
+            optimizer.step()
+            schedule.step()
+            if (step + 1) % max(1, steps // _LOOKS) == 0 or step + 1 == steps:
+                with torch.no_grad():
+                    found = [linear_loss(model, form, *pair, normalised) for pair in held_out]
+                total = sum(float(loss) for loss, _ in found) / max(1, sum(seen for _, seen in found))
+                if total < best:
+                    best, kept = total, {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(kept)
+    return model.requires_grad_(False)
+
+
+_KEY = 1 << 62
+"""First random-number key of the batches of a linear model, beyond all training steps."""
+
+
+def dataset_pair(windows: Windows) -> tuple[Tensor, Tensor]:
+    """(windows (B, C, T), in which left-out steps are filled forward, and targets (B, C, H))."""
+    left_out = windows.kept.shape[1] < windows.past.shape[1]
+    past = windows.filled if left_out else windows.past
+    return tuple(torch.from_numpy(np.ascontiguousarray(each.swapaxes(1, 2))) for each in (past, windows.future))  # type: ignore[return-value]
+
+
+def linear_loss(model: DLinear, form: Forecast, past: Tensor, future: Tensor, normalised: bool) -> tuple[Tensor, int]:
+    """(summed loss, number of targets) of a linear model."""
+    shift, scale = level(past) if normalised else (torch.zeros_like(past[..., 0]), torch.ones_like(past[..., 0]))
+    outputs = model((past - shift[..., None]) / scale[..., None])
+    restored, seen = form.restored(outputs, shift[..., None], scale[..., None]), ~future.isnan()
+    return torch.where(seen, form.loss(restored, future.nan_to_num()), 0).sum(), int(seen.sum())
+
+
+def level(past: Tensor) -> tuple[Tensor, Tensor]:
+    """(mean, deviation) (…) of windows (…, T), as in the front end ``series_patches``."""
+    return past.mean(-1), (past.var(-1, correction=0) + 1e-5).sqrt()
+
+
+def predictors(dataset: SeriesDataset) -> dict[str, Predictor]:
+    """Baselines of a data set by name; DLinear is trained at the first call, unless the data has no training part."""
+    if dataset.baselines is None:
+        task = dataset.recipe.task
+        horizon, period = task.horizon, dataset.processor.period  # type: ignore[attr-defined]
+        found: dict[str, Predictor] = {REPEAT: repeat_last(horizon)}
+        if period is not None and period <= task.context:  # type: ignore[attr-defined]
+            found[SEASONAL] = seasonal(horizon, period)
+        if TRAIN in dataset.splits:
+            linear = fit_linear(dataset, build_forecast(Point()), 1, False)
+            found[LINEAR] = lambda past: linear(past)[..., 0]
+        dataset.baselines = found
+    return dataset.baselines
+
+
+@torch.no_grad()
+def baseline_errors(dataset: SeriesDataset, split: str) -> dict[str, Errors]:
+    """Errors of all baselines on a split, by name."""
+    found: dict[str, Errors] = {}
+    for windows in dataset.each(split):
+        past, future = dataset_pair(windows)
+        for name, predict in predictors(dataset).items():
+            seen = errors(predict(past), future)
+            found[name] = found[name] + seen if name in found else seen
+    return found
