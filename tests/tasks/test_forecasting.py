@@ -16,11 +16,19 @@ from qkv.runs.evaluation import measure
 from qkv.runs.predict import predict_table
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe
+from qkv.tasks import series_baselines
 from qkv.tasks.registry import build_task
 from qkv.tasks.series_dataset import SeriesDataset
 from qkv.training.loop import train
 
 STEPS = 120
+
+
+@pytest.fixture(autouse=True)
+def short_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linear baselines are trained for a few steps only."""
+    monkeypatch.setattr(series_baselines, "_FEWEST", 10)
+    monkeypatch.setattr(series_baselines, "_EPOCHS", 1)
 
 
 def table(folder: Path, columns: int = 1, gaps: bool = False) -> Path:

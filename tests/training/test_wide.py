@@ -22,10 +22,10 @@ from qkv.tasks.dataset import ExampleDataset
 from qkv.tasks.linear import scales
 from qkv.tasks.registry import build_task
 from qkv.training.automatic_task import automatic_task
+from qkv.training.contestants import Contestant, ranked
 from qkv.training.events import Event, Stepped
 from qkv.training.interrupt import Interrupted
 from qkv.training.loop import train
-from qkv.training.wide import Contestant, ranked
 
 GOOD, BAD = ["fine", "lovely", "bright", "funny"], ["dull", "awful", "grey", "slow"]
 

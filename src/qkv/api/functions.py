@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from qkv.api.given import recipe_on, rows_of_inputs, temporary_file, training_files
+from qkv.api.given import predicts_tables, recipe_on, rows_of_inputs, rows_of_table, temporary_file, training_files
 from qkv.api.recipes import find_recipe, folder_of, is_text, place_of
 from qkv.data.given.tables import is_given
 from qkv.spec.errors import UserError
@@ -16,7 +16,7 @@ from qkv.spec.overrides import measured, override, quick_form
 from qkv.spec.recipe import Recipe
 from qkv.spec.training import Training
 from qkv.spec.yaml_io import read_recipe
-from qkv.training.verbs import data_fields, task_named
+from qkv.training.verbs import data_fields, split_settings, task_named
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,7 +78,9 @@ def train(
             return run_training(recipe, folder, resume, on_event, began)
         with recipe_on(recipe, data.pop("data"), folder, data) as recipe:
             return run_training(recipe, folder, resume, on_event, began)
-    task, data = (None, data) if task is None else (task_named(task), data_fields(task, data))
+    if task is not None:
+        chosen, data = split_settings(task, data)
+        overrides, task, data = [*chosen, *overrides], task_named(task), data_fields(task, data)
     with keeping_tables(), training_files(recipe, task, place_of(out, quick), data) as (source, place, fields):
         found, folder = find_recipe(source, overrides, quick, place, resume, task, start, adapt, **fields)
         return run_training(found, folder, resume, on_event, began)
@@ -219,11 +221,14 @@ def predict(run: Run | str | Path, *inputs: Any, columns: Mapping[str, str] | No
 
     An input is a text, or a mapping if the task has several inputs (``{"context": …, "question": …}``). A list of them,
     or a table in memory like that of ``train``, gives one prediction per row; ``columns``: the table's column of each
-    input, by default those of the training. Raises ``UserError``.
+    input, by default those of the training. A forecasting run takes a table of series, in memory or a file, and gives a
+    row for each future step. Raises ``UserError``.
     """
     from qkv.runs.predict import predict as predict_run
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
+    if predicts_tables(loaded):
+        return rows_of_table(loaded, inputs, columns)
     return predict_run(loaded, rows_of_inputs(loaded, inputs, columns))
 
 

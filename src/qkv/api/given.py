@@ -99,6 +99,25 @@ def temporary_file(data: Any, running: bool) -> Iterator[str]:
             yield found.sources["train"]
 
 
+def predicts_tables(run: Run) -> bool:
+    """True if predictions of a run are for a table as a whole, such as the future of a series."""
+    from qkv.runs.run import task_of
+
+    return task_of(run).predicts_tables
+
+
+def rows_of_table(run: Run, inputs: Sequence[Any], columns: Mapping[str, str] | None) -> list[dict[str, Any]]:
+    """Predictions from one table, in memory or the name of a file. Raises ``UserError``."""
+    from qkv.runs.predict import predict_table
+
+    if len(inputs) != 1:
+        raise UserError(f"{len(inputs)} inputs are given; give one table of series")
+    if not is_given(inputs[0]):
+        return predict_table(run, str(inputs[0]), columns or {}).rows
+    with temporary_file(inputs[0], running=False) as source:
+        return predict_table(run, source, columns or {}).rows
+
+
 def rows_of_inputs(run: Run, inputs: Sequence[Any], columns: Mapping[str, str] | None) -> list[dict[str, Any]]:
     """Inputs of each prediction, given one by one, or as a single list or table in memory.
 

@@ -13,7 +13,7 @@ from qkv.spec.overrides import override
 from qkv.spec.recipe import Recipe
 from qkv.spec.shipped import is_shipped, shipped
 from qkv.spec.yaml_io import read_recipe
-from qkv.training.verbs import data_fields, task_named
+from qkv.training.verbs import data_fields, split_settings, task_named
 
 if TYPE_CHECKING:
     from qkv.training.tables import TableFound
@@ -50,7 +50,9 @@ def find_recipe(
 
     ``source`` may also be data in memory, which is written into the run's folder: see ``train``. Raises ``UserError``.
     """
-    task, data = (None, data) if task is None else (task_named(task), data_fields(task, data))
+    if task is not None:
+        chosen, data = split_settings(task, data)
+        overrides, task, data = [*chosen, *overrides], task_named(task), data_fields(task, data)
     with training_files(source, task, place_of(out, quick), data) as (file, folder, fields):
         if task is None:
             return _recipe_of(file, overrides, quick, folder, resume, start, adapt, fields)

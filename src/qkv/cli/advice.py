@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from functools import reduce
+from operator import getitem
 from typing import TYPE_CHECKING
 
 from qkv.cli.verbs import VERBS
@@ -31,7 +33,7 @@ def advice(run: Run) -> str:
         folder = shlex.quote(f"{run.folder}-longer")
         command = f"qkv train {verb}{start}{options} --minutes {_LONGER * minutes:g} --out {folder}"
         return f"the last validation was the best, so more time helps: {command}"
-    if recipe.start is None:
+    if recipe.start is None and VERBS[verb].tunes:
         command = f"qkv train {verb} --from NAME{options}"
         return f"validation stopped improving: more rows help, or a published encoder, such as a BERT: {command}"
     return "validation stopped improving: more rows help most"
@@ -42,5 +44,7 @@ def _options(recipe: Recipe, verb: str) -> str:
     data = recipe.data
     files = {"data": data.source, "validation": data.validation, "test": data.test}
     columns = {name: data.columns.get(role) for name, role in VERBS[verb].columns.items()}
-    given = {**files, **columns}
+    fields = recipe.to_dict()
+    settings = {name: reduce(getitem, path.split("."), fields) for name, path in VERBS[verb].settings.items()}
+    given = {**files, **columns, **settings}
     return "".join(f" --{name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)

@@ -29,6 +29,7 @@ qkv train classify --data photos/
 qkv train multilabel --data mine.csv --text summary --labels genres
 qkv train regress --data mine.csv --text review --value price
 qkv train translate --source a.txt --target b.txt
+qkv train forecast --data sales.csv --time date --value amount --horizon 14
 qkv train summarize --data mine.jsonl --text article --summary abstract
 qkv train tag --data mine.conll
 qkv train answer --data squad.json
@@ -37,7 +38,7 @@ qkv train classify --from runs/pretrained --data mine.csv --adapt "lora(16)"
 """
 _FIRST = (
     "A recipe (file or name), run folder, text file or data set name; or classify, multilabel, regress, tag, answer, "
-    "translate, summarize, finetune."
+    "translate, forecast, summarize, finetune."
 )
 
 _Text = Annotated[
@@ -76,6 +77,10 @@ _BadRows = Annotated[str | None, typer.Option(metavar="skip|refuse", help="Skip 
 _Source = Annotated[str | None, typer.Option(metavar="FILE|COLUMN", help="Source text file; with --data, a column.")]
 _Target = Annotated[str | None, typer.Option(metavar="FILE|COLUMN", help="Its translation, line by line.")]
 _Context = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the text that contains the answer.")]
+_Time = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of time stamps.")]
+_Series = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column that names the series, if several.")]
+_Known = Annotated[str | None, typer.Option(metavar="COLUMNS", help="Columns that are known in advance.")]
+_Horizon = Annotated[int | None, typer.Option(metavar="N", help="Number of future steps; default: a season.")]
 _Task = Annotated[str | None, typer.Option(metavar="VERB", help="Task; default: inferred from the data.")]
 
 
@@ -99,6 +104,10 @@ def train_command(
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Class column.")] = None,
     labels: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of labels.")] = None,
     value: Annotated[str | None, typer.Option(metavar="COLUMN", help="Number column.")] = None,
+    time: _Time = None,
+    series: _Series = None,
+    known: _Known = None,
+    horizon: _Horizon = None,
     summary: Annotated[str | None, typer.Option(metavar="COLUMN", help="Summary column.")] = None,
     source: _Source = None,
     target: _Target = None,
@@ -114,8 +123,8 @@ def train_command(
     """Train a model. An existing run in the folder is resumed.
 
     For a text file, the tokenizer, model size and length of training are chosen to fit the text and this machine. The
-    same holds for a table of examples after a verb: classify, multilabel, regress, tag, answer, translate, summarize,
-    or finetune, which infers the task from the data. 'qkv train classify --help' lists the options of a verb.
+    same holds for a table of examples after a verb: classify, multilabel, regress, tag, answer, translate, forecast,
+    summarize, or finetune, which infers the task from the data. 'qkv train classify --help' lists options of a verb.
     """
     began = clock.seconds()
     given = {name: found for name, found in locals().items() if name in OF_TABLES}

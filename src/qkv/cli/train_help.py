@@ -18,6 +18,7 @@ _SUMMARIES = {
     "tag": "Train a model that tags words, on CoNLL files or a table with columns of words and tags.",
     "answer": "Train a model that finds answers in a text, on SQuAD files or a table of questions and answers.",
     "translate": "Train a translator on two texts, line by line, or on a table with both languages.",
+    "forecast": "Train a model that forecasts time series, on a table with columns of time stamps and numbers.",
     "summarize": "Train a model that summarizes texts, on a table with a column of summaries.",
     FINETUNE: "Finetune an existing model on a table; the task is inferred from the data, or set by --task.",
 }
@@ -54,7 +55,7 @@ def applies(option: str, verb: str) -> bool:
         return not (option == "recipe" and verb)
     if option == "task":
         return verb == FINETUNE
-    columns = {name for found in VERBS.values() for name in found.columns}
+    columns = {name for found in VERBS.values() for name in (*found.columns, *found.settings)}
     if option not in columns:
         return bool(verb)
     return verb == FINETUNE or (verb != "" and option in VERBS[verb].columns)

@@ -22,7 +22,7 @@ OF_TABLES = (
     "start",
     "adapt",
     "task",
-    *dict.fromkeys(name for verb in VERBS.values() for name in verb.columns),
+    *dict.fromkeys(name for verb in VERBS.values() for name in (*verb.columns, *verb.settings)),
 )
 """Options of ``qkv train`` that apply to tables of examples only, after a verb."""
 TEXTS = ("source", "target")
@@ -41,13 +41,13 @@ def table_of(verb: str, options: Mapping[str, Any]) -> dict[str, Any]:
     elif "task" in given:
         raise UserError(f"--task is an option of 'qkv train finetune'; {verb!r} already names the task")
     given.pop("task", None)
-    task, columns = VERBS[verb]
+    task, columns, settings, _ = VERBS[verb]
     split = {name.removeprefix("split_"): given.pop(name) for name in list(given) if name.startswith("split_")}
     given.update({"split": split} if split else {})
-    named = {name: given.pop(name) for name in list(given) if name not in _OF_DATA}
+    named = {name: given.pop(name) for name in list(given) if name not in (*_OF_DATA, *settings)}
     for name in named:
         if name not in columns:
-            known = ", ".join(f"--{option}" for option in columns)
+            known = ", ".join(f"--{option}" for option in (*columns, *settings))
             raise UserError(f"--{name} is not an option of 'qkv train {verb}'; its columns are named by {known}")
     source = given.pop("data", None)
     if source is None and verb == "translate" and any(name in named for name in TEXTS):
@@ -79,7 +79,7 @@ def _told(given: Mapping[str, Any], begun: Mapping[str, Any]) -> str:
         return kinds[given["task"]]
     options = {name for name in given if name not in (*_OF_DATA, "split_group", "split_time")}
     if options:
-        fitting = [verb for verb, found in VERBS.items() if options <= set(found.columns)]
+        fitting = [verb for verb, found in VERBS.items() if found.tunes and options <= set(found.columns)]
         if len(fitting) == 1:
             return fitting[0]
     if "data" not in given:

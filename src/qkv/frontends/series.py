@@ -13,14 +13,12 @@ from qkv.layers.layout import WHOLE, Layouts
 from qkv.layers.linear import Linear
 from qkv.layers.norms import build_norm
 from qkv.layers.positions import build_positions
-from qkv.layers.signal import Signal
+from qkv.layers.signal import WINDOW_EPS, Signal
 from qkv.spec.errors import UserError
 from qkv.spec.model import Stack
 from qkv.spec.parts import NoNorm
 from qkv.spec.register import implements
 from qkv.spec.signals.series import SeriesPatches, SeriesSteps
-
-_EPS = 1e-5
 
 
 class _SeriesFrontend(PlacedFrontend):
@@ -126,10 +124,10 @@ class SeriesPatchFrontend(_SeriesFrontend):
         if self.part.normalise == "last":
             shift, scale = values[:, -1], torch.ones_like(values[:, 0])
         else:
-            shift, scale = values.mean(1), (values.var(1, correction=0) + _EPS).sqrt()
+            shift, scale = values.mean(1), (values.var(1, correction=0) + WINDOW_EPS).sqrt()
         if self.gain is None:
             return shift, scale
-        gain = self.gain + _EPS  # as in the authors' program, so that a gain of 0 does not divide
+        gain = self.gain + WINDOW_EPS  # as in the authors' program, so that a gain of 0 does not divide
         return shift - scale * self.offset / gain, scale / gain
 
     def forward(self, signal: Signal, context: Context) -> Tensor:

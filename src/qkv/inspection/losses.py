@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -44,8 +43,7 @@ def random_batch(model: Transformer, sizes: BatchSizes) -> Batch:
     generator = torch.Generator().manual_seed(0)
     read = model.frontend.random(sizes.batch_size, sizes.length, generator)
     if model.wide is not None:
-        bag, counts = model.wide.random(sizes.batch_size, sizes.length, generator)
-        read = replace(read, bag=bag, counts=counts)
+        read = model.wide.random(read, generator)
     source = model.encoder and model.encoder.frontend.random(sizes.batch_size, sizes.source_length, generator)
     targets = model.head.random(sizes.batch_size, sizes.length, generator)
     return Batch.of(read, targets, source, targets.numel())

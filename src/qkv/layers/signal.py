@@ -10,6 +10,9 @@ from torch import Tensor
 
 from qkv.layers.graph import Graph
 
+WINDOW_EPS = 1e-5
+"""Added to the variance of a window of a series before it is standardised."""
+
 
 @dataclass(frozen=True)
 class Signal:

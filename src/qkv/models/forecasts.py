@@ -29,6 +29,8 @@ class Forecast(ABC):
 
     levels: Sequence[float] = ()
     """Levels of the quantiles that it predicts; empty for a point."""
+    locations: int = 1
+    """Number of first outputs that are places on the axis of the values; others are shapes."""
 
     def __init__(self, part: Any):
         self.part = part
@@ -75,7 +77,7 @@ class Quantiles(Forecast):
 
     def __init__(self, part: spec.Quantiles):
         super().__init__(part)
-        self.levels = part.levels
+        self.levels, self.locations = part.levels, len(part.levels)
 
     def restored(self, outputs: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
         return shift[..., None] + scale[..., None] * outputs

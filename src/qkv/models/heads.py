@@ -56,6 +56,10 @@ class Head(Declared):
         """Loss summed over the targets: by default ``cross_entropy`` over the last axis of the outputs."""
         return cross_entropy(outputs.flatten(0, -2), targets.flatten(), smoothing)
 
+    def shaped(self, outputs: Tensor) -> Tensor:
+        """Outputs of rows (B, C) in the shape of those of ``forward``; by default unchanged."""
+        return outputs
+
     def decode(self, outputs: Tensor, asked: Tensor) -> Tensor:
         """Predicted classes (B, N) at the positions that ``asked`` (B, N) marks, from outputs (B, N, C).
 
@@ -301,7 +305,10 @@ class Forecaster(Head):
             return y.unflatten(-1, (self.horizon, self.each))
         if self.over == "steps":
             return y.unflatten(-1, (self.channels, self.each)).transpose(1, 2)
-        return y.unflatten(-1, (self.channels, self.horizon, self.each))
+        return self.shaped(y)
+
+    def shaped(self, outputs: Tensor) -> Tensor:
+        return outputs.unflatten(-1, (self.channels, self.horizon, self.each))
 
     def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
         channels = length if self.over == "channels" else self.channels

@@ -347,11 +347,11 @@ class Transformer(Stack):
         """
         signal = Signal.of(signal)
         if self.wide is not None and not self.training and not self.wide.reads(DEEP):
-            return tapped(tap, "head", "head", self.wide.joined(None, signal)), None
+            return tapped(tap, "head", "head", self.head.shaped(self.wide.joined(None, signal))), None
         x, context, state = self._read(signal, state, tap, memory)
         out = self.head(x, context.lengths if self.spec.num_outputs is None else None)
         if self.wide is not None and not self.training:
-            out = self.wide.joined(out, signal)
+            out = self.head.shaped(self.wide.joined(out.flatten(1), signal))
         return tapped(tap, "head", "head", out), state
 
     def features(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.layers.layout import WHOLE, Declared, Layouts
-from qkv.layers.signal import Signal
+from qkv.layers.signal import WINDOW_EPS, Signal
+from qkv.ops.at_least_single import at_least_single
 from qkv.spec import wide as spec
 from qkv.spec.errors import UserError
 from qkv.spec.register import implementation, implements
@@ -30,7 +32,6 @@ class WidePath(Declared):
     table: nn.Parameter
     """Weights (F, C)."""
     bias: nn.Parameter
-    idf: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,12 +43,8 @@ class WidePath(Declared):
         """Outputs (B, C) of the features of each row of the signal. Raises ``UserError`` if it has none."""
 
     @abstractmethod
-    def weights(self, bag: Tensor, counts: Tensor) -> Tensor:
-        """Values (B, F) of the features, which the linear map reads; 0 where the count is 0."""
-
-    @abstractmethod
-    def random(self, rows: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Random (bag, counts) of ``rows`` rows of ``length`` positions on the CPU, for measurements."""
+    def random(self, signal: Signal, generator: torch.Generator) -> Signal:
+        """Copy of a random signal of the front end with random features for this path, for measurements."""
 
     @property
     def num_outputs(self) -> int:
@@ -103,13 +100,40 @@ class Ngrams(WidePath):
         norms = [torch.where(group, squares, 0).sum(-1, keepdim=True).sqrt() for group in (words, ~words)]
         return found / torch.where(words, *norms).clamp(min=1e-12)
 
-    def random(self, rows: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def random(self, signal: Signal, generator: torch.Generator) -> Signal:
+        rows, length = signal.values.shape[:2]
         ids = torch.randint(len(self.table), (rows, _FEATURES * length), generator=generator)
-        return ids, torch.ones(ids.shape)
+        return replace(signal, bag=ids, counts=torch.ones(ids.shape))
 
 
 _FEATURES = 8
 """Approximate number of n-grams per token."""
+
+
+@implements(spec.LinearWindow)
+class LinearWindow(WidePath):
+    """Linear map of the standardised window of one channel, (B, T, 1 + K) -> W^T x + c, (B, C); K covariates unused.
+
+    x: the values minus their mean, divided by their deviation, as in the front end ``series_patches``.
+    """
+
+    def __init__(self, part: spec.LinearWindow, num_outputs: int):
+        super().__init__()
+        if part.steps is None:
+            raise UserError("model.wide.steps is not known: give it, or build the model together with its data")
+        self.table = nn.Parameter(torch.zeros(part.steps, num_outputs), requires_grad=False)
+        self.bias = nn.Parameter(torch.zeros(num_outputs), requires_grad=False)
+
+    def layouts(self) -> Layouts:
+        return {"table": WHOLE, "bias": WHOLE}
+
+    def forward(self, signal: Signal) -> Tensor:
+        values = at_least_single(signal.values[..., 0])
+        shift, scale = values.mean(1, keepdim=True), (values.var(1, correction=0, keepdim=True) + WINDOW_EPS).sqrt()
+        return (values - shift) / scale @ self.table + self.bias
+
+    def random(self, signal: Signal, generator: torch.Generator) -> Signal:
+        return signal
 
 
 def build_wide(part: spec.WidePath, num_outputs: int) -> WidePath:

@@ -590,10 +590,8 @@ class Model(Stack, WithWidth):
         return found
 
     def _wide_problems(self) -> list[Problem]:
-        if self.wide is None or self.head.pools:
-            return []
-        sentence = f"a wide path adds to one output per row, and the head {self.head.kind!r} has others"
-        return [Problem(("wide",), f"{sentence}; leave it out, or give a classification or regression head")]
+        sentence = "" if self.wide is None else self.wide.misfit(self.frontend, self.head)
+        return [Problem(("wide",), sentence)] if sentence else []
 
     def _memory_problems(self) -> list[Problem]:
         encoder, reader = self.encoder, self.first_branch(lambda branch: branch.reads_memory)

@@ -6,6 +6,8 @@ from pydantic import Field
 
 from qkv.spec.base import Part
 from qkv.spec.errors import Problem
+from qkv.spec.frontends import Frontend
+from qkv.spec.heads import Head
 
 LARGEST = 1 << 24
 """Upper bound of the number of buckets, far beyond any published model."""
@@ -15,8 +17,15 @@ class WidePath(Part, slot=True):
     """Base class of wide paths (Wide & Deep Learning, Cheng et al. 2016): outputs = a · deep(x) + b · wide(features).
 
     The wide path is linear, so it is fitted to the training split in closed form or by convex optimisation before the
-    deep path is trained. a and b are fitted to the validation split after that.
+    deep path is trained. a and b are chosen on the validation split after that.
     """
+
+    def misfit(self, frontend: Frontend, head: Head) -> str:
+        """Sentence on a model to whose outputs the path cannot add, else ""; it needs one output per row by default."""
+        if head.pools:
+            return ""
+        sentence = f"a wide path adds to one output per row, and the head {head.kind!r} has others"
+        return f"{sentence}; leave it out, or give a classification or regression head"
 
 
 class Ngrams(WidePath, kind="ngrams"):
@@ -40,3 +49,20 @@ class Ngrams(WidePath, kind="ngrams"):
             sentence = f"n-grams of at most {self.characters} characters are shorter than the shortest, {self.least}"
             return [Problem(("characters",), sentence + "; give at least as many")]
         return []
+
+
+class LinearWindow(WidePath, kind="dlinear"):
+    """Linear map of the standardised window of each channel to the forecast (DLinear, Zeng et al. 2023).
+
+    Trend (moving average over 25 steps) and remainder have linear maps of their own while they are trained; stored is
+    their sum, which is one map.
+    """
+
+    steps: int | None = Field(default=None, gt=0, description="steps of a window; filled in from the task")
+
+    def misfit(self, frontend: Frontend, head: Head) -> str:
+        apart = getattr(frontend, "channels", "") == "apart" and getattr(frontend, "normalise", "") == "window"
+        if apart and not getattr(frontend, "affine", False) and getattr(head, "over", "") in ("mean", "flatten"):
+            return ""
+        sentence = "'dlinear' adds to forecasts of the front end series_patches(channels=apart, normalise=window)"
+        return f"{sentence}; leave it out, or use this front end"

@@ -15,7 +15,7 @@ from qkv.data.rows import random
 from qkv.data.series.read import Panel, ahead, read_panel
 from qkv.data.series.seasons import guess_period
 from qkv.data.series.stamps import Step
-from qkv.data.series.windows import borders, cut, fitted, scaled
+from qkv.data.series.windows import borders, cut, filled, fitted, scaled
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.tap import Tap
 from qkv.models.evaluating import evaluating
@@ -54,7 +54,7 @@ class ForecastingTask(Task):
         end = parts[TRAIN][1]
         if known is None:
             past = [each.values[: max(0, end - each.first)] for each in panel.series]
-            period = guess_period([np.nan_to_num(values) for values in past], panel.step)
+            period = guess_period([filled(values) for values in past], panel.step)
             asked = recipe.data.processor
             assert isinstance(asked, Series)
             known = fitted(panel, asked, end, asked.period or period)

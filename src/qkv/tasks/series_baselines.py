@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 from qkv.data.corpus import TRAIN, VALIDATION
 from qkv.data.rows import random
 from qkv.data.series.windows import Windows
+from qkv.layers.signal import WINDOW_EPS
 from qkv.models.forecasts import Forecast, build_forecast
 from qkv.spec.forecasts import Point
 from qkv.tasks.forecast_errors import Errors, errors
@@ -70,19 +72,34 @@ def seasonal(horizon: int, period: int) -> Predictor:
     return lambda past: past[..., -period:][..., torch.arange(horizon, device=past.device) % period]
 
 
-def fit_linear(dataset: SeriesDataset, form: Forecast, outputs: int, normalised: bool) -> DLinear:
+def naive(dataset: SeriesDataset, back: int, outputs: int, form: Forecast) -> DLinear:
+    """Linear model that repeats the last ``back`` values, of which only the constants are trained."""
+    task: Any = dataset.recipe.task
+    model = DLinear(task.context, task.horizon, outputs)
+    table = torch.zeros(task.horizon, outputs, task.context)
+    for step in range(task.horizon):
+        table[step, : form.locations, task.context - back + step % back] = 1
+    for layer in (model.season, model.trend):
+        layer.weight.requires_grad_(False).copy_(table.flatten(0, 1))
+    return model
+
+
+def fit_linear(
+    dataset: SeriesDataset, form: Forecast, outputs: int, normalised: bool, model: DLinear | None = None
+) -> DLinear:
     """DLinear trained on the training windows by Adam, with the weights of least loss on the validation part.
 
     ``form``: loss, on standardised values; ``outputs``: per value; ``normalised``: each window is standardised, and the
-    forecast transformed back.
+    forecast transformed back; ``model``: to be trained on, by default a new one.
     """
     task = dataset.recipe.task
     context, horizon = task.context, task.horizon  # type: ignore[attr-defined]
-    model, seed = DLinear(context, horizon, outputs), dataset.recipe.training.seed
+    starts = model is not None  # only its constants are left to train
+    model, seed = model or DLinear(context, horizon, outputs), dataset.recipe.training.seed
     count, channels = len(dataset.cutters[TRAIN]), len(dataset.processor.channels)
     batch = max(1, _ROWS // channels)
-    steps = min(_MOST, max(_FEWEST, _EPOCHS * count // batch))
-    optimizer = torch.optim.Adam(model.parameters(), lr=_RATE)
+    steps = _FEWEST if starts else min(_MOST, max(_FEWEST, _EPOCHS * count // batch))
+    optimizer = torch.optim.Adam((p for p in model.parameters() if p.requires_grad), lr=_RATE)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
     held_out = [dataset_pair(windows) for windows in dataset.each(VALIDATION, _HELD_OUT)]
     best, kept = math.inf, {name: value.clone() for name, value in model.state_dict().items()}
@@ -126,7 +143,7 @@ def linear_loss(model: DLinear, form: Forecast, past: Tensor, future: Tensor, no
 
 def level(past: Tensor) -> tuple[Tensor, Tensor]:
     """(mean, deviation) (…) of windows (…, T), as in the front end ``series_patches``."""
-    return past.mean(-1), (past.var(-1, correction=0) + 1e-5).sqrt()
+    return past.mean(-1), (past.var(-1, correction=0) + WINDOW_EPS).sqrt()
 
 
 def predictors(dataset: SeriesDataset) -> dict[str, Predictor]:

@@ -23,6 +23,7 @@ from qkv.spec.errors import Problem, SpecError, UserError
 from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.series import OfSeries, Series
+from qkv.spec.wide import LinearWindow
 from qkv.tasks.dataset import HELD_OUT, Dataset
 
 
@@ -136,9 +137,13 @@ def steps_read(context: int, dropped: float) -> int:
 
 
 def signals(windows: Windows, model: Model, reader: OfSeries, processor: Series) -> tuple[Signal, Signal | None]:
-    """(signal of the windows, signal of the decoder's future steps; None without an encoder)."""
+    """(signal of the windows, signal of the decoder's future steps; None without an encoder).
+
+    Without a decoder, the covariates of a step are those one horizon later, so that the future ones are read.
+    """
     values, context = windows.read, windows.past.shape[1]
-    covariates = np.take_along_axis(windows.known, windows.kept[..., None], 1)
+    shift = 0 if model.encoder else windows.known.shape[1] - context
+    covariates = np.take_along_axis(windows.known, windows.kept[..., None] + shift, 1)
     times, ahead = windows.times, windows.known[:, context:]
     if reader.rows_per_channel:
         count = values.shape[2]
@@ -165,6 +170,11 @@ def with_windows(recipe: Recipe, processor: Series) -> Recipe:
         model = model.changed(frontend=ahead, encoder=encoder, context_length=task.horizon)
     else:
         model = model.changed(frontend=reader, context_length=positions)
+    if isinstance(model.wide, LinearWindow):
+        if task.dropped:
+            sentence = "the linear map reads whole windows, and some steps are left out; leave it out, or task.dropped"
+            raise SpecError([Problem(("model", "wide"), sentence)])
+        model = model.changed(wide=model.wide.changed(steps=task.context))
     channels = 1 if reader.rows_per_channel else len(processor.channels)
     try:
         joined = model.num_outputs or model.context_length

@@ -31,6 +31,7 @@ from qkv.spec.overrides import assignments, override
 from qkv.spec.parts import Learned, NoPositions, NoRelative, Relative, Rope
 from qkv.spec.processors import WordFeatures
 from qkv.spec.recipe import Recipe
+from qkv.spec.tasks import Forecasting
 from qkv.spec.tasks import Task as TaskSpec
 from qkv.spec.tokenizers import Characters, Tokenizer
 from qkv.spec.training import AdamW, Checkpoints, Cosine, Training, Validation
@@ -39,6 +40,7 @@ from qkv.tasks.baselines import NGRAMS_PER_WORD, too_large
 from qkv.tasks.registry import build_task, tasks
 from qkv.tasks.task import Defaults
 from qkv.training.automatic import MINUTES, this_machine
+from qkv.training.automatic_forecast import automatic_forecast
 from qkv.training.automatic_images import automatic_images
 from qkv.training.describe import as_asked
 from qkv.training.finetune import finetuned, short_form
@@ -105,6 +107,9 @@ def automatic_task(
 
     Raises ``UserError`` for an unusable table.
     """
+    if kind == Forecasting.kind:
+        tunes = start is not None or adapt is not None
+        return automatic_forecast(data, name_of(str(data["source"])), overrides, quick, tunes)
     task = task_of(kind)
     given = with_processor(Data.parse(dict(data)), task)
     records, machine, changes = open_records(given, _roles(task, given)), machine or this_machine(), list(overrides)

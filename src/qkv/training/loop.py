@@ -35,6 +35,7 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.training import Training
 from qkv.training import clock, heats, random_state
 from qkv.training.budget import Budget
+from qkv.training.contestants import Contestant, section
 from qkv.training.events import Ended, Evaluated, Event, Notice, OnEvent, Sampled, Saved, Started, Stepped, Validated
 from qkv.training.health import diagnose
 from qkv.training.interrupt import Interrupted, StopNow, StopRequest
@@ -46,7 +47,7 @@ from qkv.training.setup import Setup, prepare
 from qkv.training.show import Show
 from qkv.training.standing import Standing
 from qkv.training.usage import counted
-from qkv.training.wide import Contestant, join, section
+from qkv.training.wide import join
 
 # Checkpoints saved by time, and samples at unset intervals, may take this share of the training time.
 _OVERHEAD = 0.02

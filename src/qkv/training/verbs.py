@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from qkv.spec.data import Data
@@ -12,11 +13,14 @@ from qkv.spec.errors import UserError, nearest
 class Verb(NamedTuple):
     """Verb of ``qkv train VERB`` and ``qkv.train(…, task=VERB)``.
 
-    task: kind of the task.   columns: role in the task of the column that each option names.
+    task: kind of the task.   columns: role in the task of the column that each option names.   settings: field of the
+    recipe that each further option sets.   tunes: True if published models can be fine-tuned for it.
     """
 
     task: str
     columns: Mapping[str, str]
+    settings: Mapping[str, str] = MappingProxyType({})
+    tunes: bool = True
 
 
 VERBS = {
@@ -26,6 +30,12 @@ VERBS = {
     "tag": Verb("token_classification", {"words": "words", "tags": "tags"}),
     "answer": Verb("question_answering", {"question": "question", "context": "context", "answers": "answers"}),
     "translate": Verb("translation", {"source": "source", "target": "target"}),
+    "forecast": Verb(
+        "forecasting",
+        {"time": "time", "value": "value", "series": "series", "known": "known"},
+        MappingProxyType({"horizon": "task.horizon"}),
+        tunes=False,
+    ),
     "summarize": Verb("summarization", {"text": "source", "summary": "target"}),
 }
 
@@ -33,6 +43,14 @@ VERBS = {
 def task_named(task: str) -> str:
     """Kind of the task that a verb or a kind names; unknown names are returned unchanged."""
     return VERBS[task].task if task in VERBS else task
+
+
+def split_settings(task: str, given: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """(overrides of the recipe, all other arguments), of arguments such as ``horizon=14``; ``task``: verb or kind."""
+    kind = task_named(task)
+    settings = next((verb.settings for verb in VERBS.values() if verb.task == kind), {})
+    chosen = [f"{settings[name]}={value}" for name, value in given.items() if name in settings and value is not None]
+    return chosen, {name: value for name, value in given.items() if name not in settings}
 
 
 def data_fields(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,7 +67,7 @@ def data_fields(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
             fields[name] = value
             continue
         if verb.columns and name not in verb.columns:
-            known = [*verb.columns, *(field for field in Data.model_fields if field != "source")]
+            known = [*verb.columns, *verb.settings, *(field for field in Data.model_fields if field != "source")]
             raise UserError(f"{name!r} is no argument for the task {task!r}; {nearest(name, known)}")
         role = verb.columns.get(name, name)
         if role in columns:

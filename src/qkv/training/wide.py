@@ -8,7 +8,7 @@ whose validation metric is not worse than that of the baseline.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,13 +19,15 @@ from qkv.data.corpus import TRAIN, VALIDATION
 from qkv.data.ngrams import Bag
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
-from qkv.models.wide import DEEP, WIDE
+from qkv.models.wide import DEEP, WIDE, Ngrams
 from qkv.ops.at_least_single import at_least_single
 from qkv.ops.linear.precision import autocast
-from qkv.report.evaluation import ERRORS, words
 from qkv.tasks.dataset import Dataset, ExampleDataset
 from qkv.tasks.pooled import PooledTask, outputs
+from qkv.tasks.series_dataset import SeriesDataset
 from qkv.tasks.task import Task, Totals
+from qkv.training.contestants import Contestant, ranked
+from qkv.training.wide_window import fit_window, join_window
 
 _ROWS = 4096
 """Rows whose weights are computed at once."""
@@ -42,6 +44,9 @@ def fit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
     """
     if model.wide is None:
         return []
+    if isinstance(dataset, SeriesDataset):
+        return fit_window(model, dataset)
+    assert isinstance(model.wide, Ngrams)
     assert isinstance(dataset, ExampleDataset)
     assert isinstance(task, PooledTask)
     counts = {split: _counts(dataset, split, len(model.wide.table)) for split in (TRAIN, VALIDATION)}
@@ -84,15 +89,6 @@ def _targets(dataset: ExampleDataset, split: str) -> np.ndarray:
     return np.array([example.parts[2] for example in dataset.examples[split]])
 
 
-class Contestant(NamedTuple):
-    """Factors of both paths, and the validation metrics with them."""
-
-    name: str
-    deep: float
-    wide: float
-    figures: dict[str, float]
-
-
 def join(
     model: Transformer, task: Task, dataset: Dataset, precision: str, stop: Callable[[], bool], name: str = ""
 ) -> list[Contestant] | None:
@@ -103,6 +99,9 @@ def join(
     n-grams, or of the best contestant if all are worse. Of equal ones it is the cheaper: wide, then deep, then joined.
     """
     assert model.wide is not None
+    if isinstance(dataset, SeriesDataset):
+        own = name or "patches"
+        return join_window(model, task, dataset, precision, stop, own)
     assert isinstance(task, PooledTask)
     assert isinstance(dataset, ExampleDataset)
     batches = list(dataset.rows(VALIDATION))
@@ -123,19 +122,6 @@ def join(
     contestants = ranked(contestants, task.metric, baseline)
     model.wide.set_share(contestants[0].deep, contestants[0].wide)
     return contestants
-
-
-def ranked(contestants: list[Contestant], metric: str, baseline: float | None) -> list[Contestant]:
-    """Contestants in order: by loss, those whose metric is not worse than ``baseline`` first; if all are worse, the one
-    of the best metric first. Without a baseline it is the metric of the wide path, the first of ``contestants``. Losses
-    that agree in three digits are equal; of equal contestants, the order is that given.
-    """
-    sign = 1 if metric in ERRORS else -1
-    errors = [sign * each.figures[metric] for each in contestants]
-    bound = max(min(errors), errors[0] if baseline is None else sign * baseline)
-    return sorted(
-        contestants, key=lambda each: (sign * each.figures[metric] > bound, float(f"{each.figures['loss']:.3g}"))
-    )
 
 
 @torch.no_grad()
@@ -179,18 +165,3 @@ def _factors(
         optimizer.step(loss)  # type: ignore[arg-type]
     a, b = (size.detach().exp() * on).tolist()
     return (a, b) if np.isfinite((a, b)).all() else (float(on[DEEP]), float(on[WIDE]))
-
-
-def section(contestants: Sequence[Contestant], metric: str) -> dict[str, Any]:
-    """Table of the contestants for the report."""
-    names = list(contestants[0].figures)
-    rows = [
-        [each.name, f"{each.deep:.2f}", f"{each.wide:.2f}", *(f"{each.figures[name]:.4g}" for name in names)]
-        for each in contestants
-    ]
-    columns = ["model", "factor deep", "factor wide", *map(words, names)]
-    note = (
-        "The first row is the model of this run: of those whose validation "
-        f"{words(metric)} is not worse than that of the baseline, it has the least validation loss."
-    )
-    return {"kind": "contestants", "title": "Contestants", "note": note, "columns": columns, "rows": rows}

@@ -78,10 +78,12 @@ def rows_of(value: Any, what: str = "data") -> Given:
     """
     if _is_dataset(value):
         return _of_dataset(value, what)
+    if getattr(getattr(value, "dtype", None), "kind", "") in ("i", "u", "f") and value.ndim in (1, 2):
+        return _of_columns(_of_numbers(value), what)
     if hasattr(value, "to_pydict"):  # an Arrow table
         return _of_columns(value.to_pydict(), what)
     if _is_frame(value):
-        return _of_columns({name: value[name] for name in _unique(value.columns, what)}, what)
+        return _of_columns({**_dates(value), **{name: value[name] for name in _unique(value.columns, what)}}, what)
     if isinstance(value, Mapping):
         return _of_columns(value, what)
     if is_column(value) and not isinstance(value, (list, tuple)):
@@ -89,6 +91,22 @@ def rows_of(value: Any, what: str = "data") -> Given:
     if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
         return _of_items(iter(value), what)
     raise UserError(f"{what} is {sort(value)}; give {ALLOWED}")
+
+
+def _of_numbers(array: Any) -> dict[str, Any]:
+    """Columns of an array of numbers (rows,) or (rows, columns), called "1", "2", …; of a series by its name."""
+    if array.ndim == 1:
+        return {**_dates(array), str(getattr(array, "name", None) or "1"): array}
+    return {str(i + 1): array[:, i] for i in range(array.shape[1])}
+
+
+def _dates(frame: Any) -> dict[str, Any]:
+    """Column of the index of a data frame, if it holds dates."""
+    index = getattr(frame, "index", None)
+    if getattr(getattr(index, "dtype", None), "kind", "") != "M":
+        return {}
+    name = str(getattr(index, "name", None) or "time")
+    return {} if name in map(str, getattr(frame, "columns", ())) else {name: index}
 
 
 def _is_frame(value: Any) -> bool:

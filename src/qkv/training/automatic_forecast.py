@@ -1,0 +1,137 @@
+"""Recipes chosen for time series: context, parts, model and training length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from qkv.data.series.read import Panel, read_panel
+from qkv.data.series.seasons import guess_period
+from qkv.data.series.windows import filled
+from qkv.report.figures import counted
+from qkv.spec.branches import Attention, FeedForward
+from qkv.spec.data import Data, RandomCrops
+from qkv.spec.errors import UserError
+from qkv.spec.forecasts import Quantiles
+from qkv.spec.heads import ForecastHead
+from qkv.spec.masks import Full
+from qkv.spec.model import Block, Model
+from qkv.spec.overrides import assignments
+from qkv.spec.recipe import Recipe
+from qkv.spec.signals.series import Series, SeriesPatches
+from qkv.spec.tasks import Forecasting
+from qkv.spec.training import AdamW, Checkpoints, Cosine, Training, Validation
+from qkv.spec.wide import LinearWindow
+from qkv.training.automatic import MINUTES
+from qkv.training.describe import as_asked
+from qkv.training.finetune import short_form
+
+_LONGEST, _SHORTEST = 512, 4
+"""Bounds of the context."""
+_PERIODS, _HORIZONS = 4, 3
+"""Periods and horizons of the context, at least."""
+_EPOCHS, _FEWEST, _MOST = 30, 300, 4000
+_ROWS = 256
+"""Rows of a batch, about: windows times channels."""
+_PATIENCE = 8
+
+
+class _Lengths(NamedTuple):
+    """Steps of the longest series, of the context, of the horizon and of the parts; windows to train on, about."""
+
+    series: int
+    context: int
+    horizon: int
+    parts: tuple[float, ...]
+    windows: int
+
+
+def automatic_forecast(
+    data: Mapping[str, Any], name: str, overrides: Iterable[str] = (), quick: bool = False, tunes: bool = False
+) -> Recipe:
+    """Choose a recipe that forecasts the series in the table that ``data`` names, with a budget of ``MINUTES``.
+
+    The model is a Transformer over patches of each channel (PatchTST, Nie et al. 2023) that predicts quantiles, beside
+    a linear map of the window (DLinear); of these, their mean and naive forecasts, the run keeps the best on the
+    validation part. Context: four seasons and three horizons, as far as the series are long enough. Horizon, if
+    ``overrides`` name none: a season, else 24 steps. ``tunes``: True if a start or an adaptation is asked for, which
+    is refused.
+
+    Raises ``UserError`` for an unusable table, or series too short for the horizon.
+    """
+    if tunes:
+        raise UserError("models of series are not fine-tuned by this command; leave --from and --adapt out")
+    given, changes = Data.parse(dict(data)), list(overrides)
+    panel = read_panel(given)
+    training_share = [each.values[: round(0.7 * len(each.values))] for each in panel.series]
+    period = guess_period([filled(values) for values in training_share], panel.step)
+    asked = {change.path: change.value for change in assignments(changes)}
+    lengths = _lengths(panel, period, asked.get(("task", "horizon")), asked.get(("task", "context")))
+    channels = len(panel.columns.channels)
+    model = _model(lengths, channels)
+    training = _training(lengths, channels)
+    size = f"{len(panel.series):,} series of up to {lengths.series:,} steps"
+    width = f"patches of {lengths.context} steps, {counted(model.num_layers or 1, 'layer')} of width {model.width}"
+    recipe = Recipe(
+        name=name,
+        description=f"{size}, {width}, beside DLinear: chosen for this data and this machine.",
+        data=given.changed(processor=given.processor or Series(), batching=RandomCrops()),
+        model=model,
+        task=Forecasting(context=lengths.context, horizon=lengths.horizon, parts=lengths.parts),
+        training=training,
+        quick=short_form(training.steps),
+    )
+    return as_asked(recipe, quick, changes)
+
+
+def _lengths(panel: Panel, period: int | None, horizon: Any, context: Any) -> _Lengths:
+    """Lengths for a panel. ``horizon``, ``context``: as asked, or None. Raises ``UserError`` for short series."""
+    longest = max(each.length for each in panel.series)
+    low = min(each.first for each in panel.series)
+    total = max(each.first + each.length for each in panel.series) - low
+    ahead = horizon if isinstance(horizon, int) and horizon > 0 else min(period or 24, max(1, longest // 10))
+    validation, test = max(round(0.1 * total), ahead), max(round(0.2 * total), ahead)
+    rest = total - validation - test
+    most = (rest - ahead) // 2  # leaves as many windows as a context has steps
+    wanted = min(_LONGEST, max(_PERIODS * (period or 0), _HORIZONS * ahead, 32))
+    found = context if isinstance(context, int) and context > 0 else min(wanted, most)
+    if found < _SHORTEST:
+        raise UserError(
+            f"{panel.name}: the longest series has {longest:,} steps, too few to learn to forecast {ahead} "
+            f"({3 * ahead + 2 * _SHORTEST} are the least); give more data, or a smaller task.horizon"
+        )
+    parts = (rest, validation, test) if validation == ahead or test == ahead else (0.7, 0.1, 0.2)
+    windows = sum(max(0, round(0.7 * each.length) - found - ahead) for each in panel.series)
+    return _Lengths(longest, found, ahead, parts, max(1, windows))
+
+
+def _model(lengths: _Lengths, channels: int) -> Model:
+    values = lengths.windows * channels
+    width, layers = next((size for most, size in ((2_000, (16, 2)), (20_000, (32, 2))) if values < most), (64, 3))
+    patch = min(16, max(2, lengths.context // 6))
+    attention = Attention(num_heads=max(1, width // 16), mask=Full())
+    dropout = 0.3 if values < 100_000 else 0.2
+    return Model(
+        width=width,
+        num_layers=layers,
+        frontend=SeriesPatches(patch=patch, stride=max(1, patch // 2), dropout=dropout),
+        blocks=(Block(branches=(attention, FeedForward(hidden=2 * width)), dropout=dropout),),
+        head=ForecastHead(over="flatten", form=Quantiles(), dropout=dropout),
+        wide=LinearWindow(),
+    )
+
+
+def _training(lengths: _Lengths, channels: int) -> Training:
+    batch = max(4, min(64, _ROWS // channels))
+    epoch = max(1, lengths.windows // batch)
+    steps = min(_MOST, max(_FEWEST, _EPOCHS * epoch))
+    every = max(10, min(steps // 15, epoch))
+    return Training(
+        steps=steps,
+        minutes=MINUTES,
+        batch_size=batch,
+        optimizer=AdamW(lr=1e-3, weight_decay=0.05),
+        schedule=Cosine(warmup=min(100, steps // 10), final=0.02),
+        validation=Validation(every=every, batches=40, patience=_PATIENCE),
+        checkpoints=Checkpoints(every=every),
+    )

@@ -1,0 +1,45 @@
+"""Contestants of a model with a wide path, compared on the validation part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from qkv.report.evaluation import ERRORS, words
+
+
+class Contestant(NamedTuple):
+    """Factors of both paths, and the validation metrics with them."""
+
+    name: str
+    deep: float
+    wide: float
+    figures: dict[str, float]
+
+
+def ranked(contestants: list[Contestant], metric: str, baseline: float | None) -> list[Contestant]:
+    """Contestants in order: by loss, those whose metric is not worse than ``baseline`` first; if all are worse, the one
+    of the best metric first. Without a baseline it is the metric of the wide path, the first of ``contestants``. Losses
+    that agree in three digits are equal; of equal contestants, the order is that given.
+    """
+    sign = 1 if metric in ERRORS else -1
+    errors = [sign * each.figures[metric] for each in contestants]
+    bound = max(min(errors), errors[0] if baseline is None else sign * baseline)
+    return sorted(
+        contestants, key=lambda each: (sign * each.figures[metric] > bound, float(f"{each.figures['loss']:.3g}"))
+    )
+
+
+def section(contestants: Sequence[Contestant], metric: str) -> dict[str, Any]:
+    """Table of the contestants for the report."""
+    names = list(contestants[0].figures)
+    rows = [
+        [each.name, f"{each.deep:.2f}", f"{each.wide:.2f}", *(f"{each.figures[name]:.4g}" for name in names)]
+        for each in contestants
+    ]
+    columns = ["model", "factor deep", "factor wide", *map(words, names)]
+    note = (
+        "The first row is the model of this run: of those whose validation "
+        f"{words(metric)} is not worse than that of the baseline, it has the least validation loss."
+    )
+    return {"kind": "contestants", "title": "Contestants", "note": note, "columns": columns, "rows": rows}
