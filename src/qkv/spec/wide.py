@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from pydantic import Field
 
 from qkv.spec.base import Part
@@ -19,6 +21,10 @@ class WidePath(Part, slot=True):
     The wide path is linear, so it is fitted to the training split in closed form or by convex optimisation before the
     deep path is trained. a and b are chosen on the validation split after that.
     """
+
+    def of_window(self, steps: int) -> Self:
+        """Copy for forecasts from windows of ``steps`` steps; by default unchanged."""
+        return self
 
     def misfit(self, frontend: Frontend, head: Head) -> str:
         """Sentence on a model to whose outputs the path cannot add, else ""; it needs one output per row by default."""
@@ -59,6 +65,9 @@ class LinearWindow(WidePath, kind="dlinear"):
     """
 
     steps: int | None = Field(default=None, gt=0, description="steps of a window; filled in from the task")
+
+    def of_window(self, steps: int) -> Self:
+        return self.changed(steps=steps)
 
     def misfit(self, frontend: Frontend, head: Head) -> str:
         apart = getattr(frontend, "channels", "") == "apart" and getattr(frontend, "normalise", "") == "window"

@@ -23,7 +23,6 @@ from qkv.spec.errors import Problem, SpecError, UserError
 from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.series import OfSeries, Series
-from qkv.spec.wide import LinearWindow
 from qkv.tasks.dataset import HELD_OUT, Dataset
 
 
@@ -170,11 +169,11 @@ def with_windows(recipe: Recipe, processor: Series) -> Recipe:
         model = model.changed(frontend=ahead, encoder=encoder, context_length=task.horizon)
     else:
         model = model.changed(frontend=reader, context_length=positions)
-    if isinstance(model.wide, LinearWindow):
+    if model.wide is not None:
         if task.dropped:
             sentence = "the linear map reads whole windows, and some steps are left out; leave it out, or task.dropped"
             raise SpecError([Problem(("model", "wide"), sentence)])
-        model = model.changed(wide=model.wide.changed(steps=task.context))
+        model = model.changed(wide=model.wide.of_window(task.context))
     channels = 1 if reader.rows_per_channel else len(processor.channels)
     try:
         joined = model.num_outputs or model.context_length
