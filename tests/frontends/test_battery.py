@@ -1,0 +1,116 @@
+"""Tests of every registered front end: shapes, independence of rows and padding, cost. A new one needs a sample."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import qkv
+from qkv.frontends.frontend import Frontend
+from qkv.inspection.cost import cost
+from qkv.layers.signal import Signal
+from qkv.models.build import build
+from qkv.spec.frontends import Frontend as FrontendSpec
+from qkv.spec.model import Model
+from qkv.spec.register import implementations
+
+LENGTH = 12
+SAMPLES: dict[str, list[dict[str, Any]]] = {
+    "text": [{"vocab_size": 20}, {"vocab_size": 20, "positions": "none", "types": 2}],
+    "words": [{"features": {"buckets": 64}}],
+    "patches": [
+        {"patch": 4, "height": 12, "width": 8, "channels": 3, "class_token": True},
+        {"patch": 1, "height": 12, "width": 8, "channels": 1, "stem": [4], "positions": "sinusoidal_2d"},
+    ],
+    "series_patches": [
+        {"features": 3, "covariates": 0, "steps": 16, "patch": 4, "stride": 2},
+        {"features": 3, "covariates": 0, "steps": 16, "patch": 4, "stride": 4, "channels": "mixed"},
+        {"features": 3, "covariates": 0, "steps": 16, "channels": "inverted"},
+    ],
+    "series_steps": [{"features": 3, "covariates": 2, "steps": LENGTH}],
+    "nodes": [{"num_columns": 5}],
+}
+CASES = [(kind, sample) for kind, samples in SAMPLES.items() for sample in samples]
+
+
+def model_of(kind: str, sample: dict[str, Any]) -> Model:
+    return Model.parse(
+        {
+            "width": 16,
+            "context_length": LENGTH,
+            "frontend": {"kind": kind, **sample},
+            "blocks": [{"branches": ["attention(2, mask=full)", "feed_forward(16)"]}],
+            "head": "classification(3, pooling=mean)",
+        }
+    )
+
+
+def built(kind: str, sample: dict[str, Any]) -> Any:
+    return build(model_of(kind, sample).changed(init_std=0.2), 1).double().eval()
+
+
+def wide(signal: Signal) -> Signal:
+    """Copy of a signal with its numbers in double precision."""
+    values = signal.values
+    return replace(signal, values=values.double() if values.is_floating_point() else values)
+
+
+def drawn(frontend: Frontend, rows: int = 3) -> Signal:
+    return wide(frontend.random(rows, LENGTH, torch.Generator().manual_seed(0)))
+
+
+def row(signal: Signal, i: int) -> Signal:
+    """Signal of one row."""
+    return Signal(signal.values[i : i + 1], None if signal.lengths is None else signal.lengths[i : i + 1])
+
+
+def test_every_front_end_has_a_sample() -> None:
+    own = {part.kind for part in implementations(FrontendSpec, "qkv.frontends") if part.__module__.startswith("qkv.")}
+    assert own == SAMPLES.keys()
+
+
+@pytest.mark.parametrize(("kind", "sample"), CASES)
+def test_it_makes_as_many_vectors_as_it_says(kind: str, sample: dict[str, Any]) -> None:
+    model = built(kind, sample)
+    signal = drawn(model.frontend)
+    x, context = model.frontend.embed(signal)
+    count = model.frontend.count(signal)
+    assert x.shape[1:] == (count, 16)
+    assert model.frontend.computed(signal) == x.shape[0] * count
+    assert context.coordinates.shape[1] == count
+    assert model.spec.frontend.num_positions in (None, count)
+    assert torch.isfinite(x).all()
+
+
+@pytest.mark.parametrize(("kind", "sample"), CASES)
+def test_a_row_does_not_depend_on_the_others(kind: str, sample: dict[str, Any]) -> None:
+    model = built(kind, sample)
+    signal = drawn(model.frontend)
+    if signal.values.shape[0] != 3 or signal.graph is not None:
+        pytest.skip("edges join the rows of a batch; tests of graphs cut them")
+    together: Tensor = model(signal)[0].reshape(3, -1)
+    for i in range(3):
+        torch.testing.assert_close(model(row(signal, i))[0].reshape(1, -1), together[i : i + 1])
+
+
+@pytest.mark.parametrize(("kind", "sample"), [case for case in CASES if case[0] in ("text", "words")])
+def test_padding_changes_nothing(kind: str, sample: dict[str, Any]) -> None:
+    model = built(kind, sample)
+    signal = drawn(model.frontend)
+    short = Signal(signal.values, torch.tensor([LENGTH, 5, 1]))
+    found = model(short)[0]
+    for i, length in enumerate((LENGTH, 5, 1)):
+        torch.testing.assert_close(model(Signal(signal.values[i : i + 1, :length]))[0], found[i : i + 1])
+
+
+@pytest.mark.parametrize(("kind", "sample"), CASES)
+def test_its_cost_is_counted(kind: str, sample: dict[str, Any]) -> None:
+    spec = model_of(kind, sample)
+    counted = cost(spec, 2)
+    assert counted.parameters == sum(parameter.numel() for parameter in qkv.build(spec).parameters())
+    assert counted.forward_flops > 0
+    assert counted.memory.peak > 0
