@@ -50,13 +50,13 @@ CONTESTANTS = {
     "attention": Contestant(
         "attention (ViT)", [["attention(4, mask=full)", "feed_forward(256)"]], 128, 4, _PATCHES, "93.0 (200 epochs)"
     ),
-    "mixer": Contestant("MLP-Mixer", [["token_mlp(96)", "feed_forward(384)"]], 128, 4, _PATCHES, "90.2"),
+    "mixer": Contestant("MLP-Mixer", [["token_mlp(hidden=96)", "feed_forward(384)"]], 128, 4, _PATCHES, "90.2"),
     "shift": Contestant("S²-MLP", [["spatial_shift(128)", "feed_forward(384)"]], 128, 4, _PATCHES),
-    "gmlp": Contestant("gMLP", [["gmlp(512)"]], 128, 5, _PATCHES),
+    "gmlp": Contestant("gMLP", [["gmlp(hidden=512)"]], 128, 5, _PATCHES),
     "monet": Contestant("MONet", [["monet(256)"], ["monet(256, shift=false)"]], 128, 4, _PATCHES),
     "pooling": Contestant("pooling (PoolFormer)", [["pooling(3)", "feed_forward(512)"]], 128, 4, _PATCHES),
     "convolution": Contestant(
-        "small convolutional network", [], 256, 0, {"patch": 1, "stem": [32, 64, 128], "positions": "none"}, "92.5"
+        "small convolutional network", [], 256, 0, {"patch": 1, "stem": [64, 128, 256], "positions": "none"}, "92.5"
     ),
 }
 

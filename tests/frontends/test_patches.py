@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import qkv
 from qkv.frontends.patches import PatchFrontend
 from qkv.layers.signal import Signal
 from qkv.models.build import build
@@ -90,3 +91,11 @@ def test_a_patch_larger_than_the_image_and_unknown_sizes_are_refused() -> None:
         Patches.parse({"patch": 16, "height": 9, "width": 12})
     with pytest.raises(UserError, match="height, width and channels are not known"):
         build(Model(frontend=Patches(), head="classification(2)"), 0)  # type: ignore[arg-type]
+
+
+def test_a_model_of_images_reads_them_whole() -> None:
+    frontend = {"kind": "patches", "patch": 4, "height": 8, "width": 8, "channels": 1}
+    for blocks in ([], [{"branches": ["attention(2)"]}]):
+        model = Model.parse({"width": 8, "frontend": frontend, "blocks": blocks, "head": "classification(2)"})
+        assert not model.decodes
+        assert qkv.cost(model, 2).forward_flops > 0

@@ -25,6 +25,9 @@ class Frontend(Part, slot=True):
     sequential: ClassVar[bool] = False
     """True if its positions are always a sequence, never on a grid."""
 
+    whole_rows: ClassVar[bool] = False
+    """True if rows are read whole, such as images, so that a model with this front end cannot decode."""
+
     def fitted(self, processor: Processor) -> Self:
         """Copy with the sizes of the signals that ``processor`` makes filled in. Raises ``SpecError`` if sizes that are
         given differ.

@@ -135,6 +135,9 @@ class Recipe(Spec):
 
     def _decoding_problems(self) -> list[Problem]:
         asks = f"the task {self.task.kind!r}"
+        if self.task.needs in ("causal", "decodes") and self.model.frontend.whole_rows:
+            sentence = f"{self.model.frontend.kind!r} reads whole rows, but {asks} needs a model that decodes"
+            return [Problem(("model", "frontend"), sentence)]
         if self.task.needs in ("causal", "decodes") and self.model.latents:
             sentence = f"latents read a whole text at once, but {asks} needs a model that decodes; leave them out"
             return [Problem(("model", "latents"), sentence)]

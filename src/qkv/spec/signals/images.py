@@ -123,6 +123,7 @@ class Patches(Placed, kind="patches"):
     """
 
     processor: ClassVar[type[Processor] | None] = Images
+    whole_rows: ClassVar[bool] = True
     patch: int = Field(default=4, gt=0, le=LARGEST, description="height and width of a patch, after the stem")
     stem: Seq[Annotated[int, Field(gt=0, le=LARGEST)]] = Field(
         default=(), description="channels of convolutions before the patches, each of which halves height and width"
