@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from qkv.data.corpus import TEST, TRAIN, VALIDATION
+from qkv.data.graphs.arrays import arrays_of, feature_mapping, needed
 from qkv.data.graphs.node_files import read_node_files
 from qkv.data.named import PublishedFile
 from qkv.data.sources import published
@@ -97,35 +96,6 @@ def _of_files(source: str, nodes: TextSource, edges: TextSource, data: spec.Data
             splits.setdefault(split, []).append(node)
     arrays = {split: np.array(numbers) for split, numbers in splits.items()}
     return NodeTable(source, found.graph, found.names, found.labels, arrays, digest, found.notes)
-
-
-def arrays_of(text: TextSource) -> dict[str, np.ndarray]:
-    """Arrays of an ``.npz`` file by name. Raises ``UserError`` for a damaged file, or one that holds objects."""
-    try:
-        with np.load(io.BytesIO(b"".join(text.raw())), allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, MemoryError, AttributeError) as error:
-        raise UserError(f"{text.name} is not an .npz file of plain arrays: {error}") from None
-
-
-def feature_mapping(arrays: Mapping[str, np.ndarray], name: str) -> dict[str, Any]:
-    """Entry ``features`` of a graph from the arrays of a file: bits, a dense matrix, or those of a sparse one."""
-    if "feature_indptr" in arrays:
-        parts = {key: needed(arrays, f"feature_{key}", name) for key in ("indptr", "indices", "values")}
-        return {"features": {**parts, "num_features": int(needed(arrays, "num_features", name))}}
-    if "features" not in arrays:
-        return {}
-    features = arrays["features"]
-    if features.dtype == np.uint8 and "num_features" in arrays:
-        features = np.unpackbits(features, axis=1)[:, : int(arrays["num_features"])]
-    return {"features": features}
-
-
-def needed(arrays: Mapping[str, np.ndarray], key: str, name: str) -> np.ndarray:
-    """Array ``key`` of a file. Raises ``UserError`` if it is missing."""
-    if key not in arrays:
-        raise UserError(f"{name} has no array {key!r}; it has {', '.join(arrays) or 'none'}")
-    return arrays[key]
 
 
 def read_npz(text: TextSource, name: str, fold: int = 0) -> NodeTable:

@@ -32,14 +32,8 @@ def read_graph(value: Any) -> RawGraph:
 
     Raises ``Unusable`` with a reason.
     """
-    if isinstance(value, Mapping):
-        given = dict(value)
-    elif hasattr(value, "is_directed") and hasattr(value, "nodes") and hasattr(value, "edges"):
-        given = _of_networkx(value)
-    elif hasattr(value, "edge_index"):
-        names = ("edge_index", "x", "num_nodes", "tags")
-        given = {name: getattr(value, name, None) for name in names}
-    else:
+    given = mapping_of(value)
+    if given is None:
         raise Unusable(f"the graph is a {type(value).__name__}, not a mapping with num_nodes and edges")
     edges, features, tags = _edges(given), _features(_first(given, FEATURES)), _tags(_first(given, TAGS))
     count = _count(given.get("num_nodes"), edges, features, tags)
@@ -49,6 +43,17 @@ def read_graph(value: Any) -> RawGraph:
             raise Unusable(f"the graph has {count:,} nodes, but {name} of {size:,}")
     _check_edges(edges, count)
     return RawGraph(count, edges, features, tags)
+
+
+def mapping_of(value: Any) -> dict[str, Any] | None:
+    """Graph as a mapping: a mapping itself, of networkx, or of an object with ``edge_index``; None for others."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "is_directed") and hasattr(value, "nodes") and hasattr(value, "edges"):
+        return _of_networkx(value)
+    if hasattr(value, "edge_index"):
+        return {name: getattr(value, name, None) for name in ("edge_index", "x", "num_nodes", "tags")}
+    return None
 
 
 def _first(given: Mapping[str, Any], names: Sequence[str]) -> Any:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
+from qkv.data.graphs.tables import graph_table, with_graphs
 from qkv.data.records.conll import conll
 from qkv.data.records.delimited import delimited, first_fields
 from qkv.data.records.fasta import fasta
@@ -61,7 +62,9 @@ def table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, k
     text = _text(source, option, known)
     if kept_name(source):
         text.name = IN_MEMORY
-        return kept((_identity(source), "jsonl"), lambda: replace(jsonl(text), given=True))
+        return kept((_identity(source), "jsonl"), lambda: replace(with_graphs(jsonl(text)), given=True))
+    if source.lower().endswith(".npz"):
+        return kept((_identity(source), "npz"), lambda: graph_table(text))
     if not head(text).strip():
         raise UserError(f"{option}: {source!r} is empty")
     kind = data.format or told(text, roles)
@@ -134,7 +137,7 @@ def _read(text: TextSource, kind: Format, given: tuple[str, ...], roles: Sequenc
         case "csv" | "tsv":
             return delimited(text, kind, given)
         case "jsonl":
-            return jsonl(text)
+            return with_graphs(jsonl(text))
         case "conll":
             return conll(text)
         case "fasta":

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+from qkv.data.graphs.tables import graph_table
 from qkv.data.named import PublishedFile
 from qkv.data.records.conll import conll
 from qkv.data.records.delimited import delimited
@@ -115,6 +116,9 @@ def _raw(stem: str, english: tuple[int, str], german: tuple[int, str]) -> tuple[
     return first, second
 
 
+_MUTAG = "2f231c66793473e9c7755484c01ed74e3dbeec2a58c701e939427c384c1c74cf"
+_PROTEINS = "6a7f011e6f26be4f91e744e98994c7be170fc62c6b8ef16e97edda6f06390457"
+
 TABLES = {
     "fashion-mnist": KnownTable(
         {"train": _fashion("train"), "test": _fashion("t10k")}, partial(idx_images, names=GARMENTS)
@@ -139,6 +143,8 @@ TABLES = {
         },
         _multi30k,
     ),
+    "mutag": KnownTable({"train": (PublishedFile("mutag.npz", "", 13615, _MUTAG),)}, graph_table),
+    "proteins": KnownTable({"train": (PublishedFile("proteins.npz", "", 335032, _PROTEINS),)}, graph_table),
     "sst2": KnownTable(
         {
             "train": (
