@@ -49,8 +49,14 @@ class NodesFrontend(Frontend):
         x = signal.values.to(self.map.weight.dtype)
         if self.training and self.part.eigenvectors:
             x = _turned(x, self.part)
-        x = self.norm(self.map(dropout(x, self.part.input_dropout, self.training)), context)
+        x = self.norm(self.map(self._dropped(x)), context)
         return dropout(x, self.part.dropout, self.training)
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        """Columns (B, N, C) with dropout of single ones, and of all columns of a node (DropNode, Feng et al. 2020)."""
+        if self.training and self.part.node_dropout:
+            x = x * dropout(x.new_ones(*x.shape[:2], 1), self.part.node_dropout)
+        return dropout(x, self.part.input_dropout, self.training)
 
     def random(self, rows: int, length: int, generator: torch.Generator) -> Signal:
         """Rings of ``length`` nodes with random columns."""

@@ -116,7 +116,7 @@ class SignalReader(InputReader):
         return replace(batch, extras={**batch.extras, **others})
 
     def notes(self, examples: int) -> list[str]:
-        return []
+        return self.processor.notes()
 
     def picture(self, row: Mapping[str, Any]) -> str | None:
         return self.processor.picture(row[self.processor.role.name])

@@ -41,6 +41,7 @@ from qkv.tasks.registry import build_task, tasks
 from qkv.tasks.task import Defaults
 from qkv.training.automatic import MINUTES, this_machine
 from qkv.training.automatic_forecast import automatic_forecast
+from qkv.training.automatic_graphs import automatic_graphs
 from qkv.training.automatic_images import automatic_images
 from qkv.training.describe import as_asked
 from qkv.training.finetune import finetuned, short_form
@@ -126,7 +127,10 @@ def automatic_task(
     return as_asked(recipe if raced else recipe.changed(candidates={}), quick, changes)
 
 
-_OF_SIGNALS: dict[str, Callable[[TaskSpec, Data, Records, Machine], Recipe]] = {"images": automatic_images}
+_OF_SIGNALS: dict[str, Callable[[TaskSpec, Data, Records, Machine], Recipe]] = {
+    "images": automatic_images,
+    "graphs": automatic_graphs,
+}
 """Function that chooses the recipe for each kind of processor: (task, data, records, machine) -> recipe."""
 
 

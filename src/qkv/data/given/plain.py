@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.data.graphs.raw import mapping_of
 from qkv.data.records.pictures import as_uri, is_picture
 
 _MISSING = ("NAType", "NaTType")
@@ -41,6 +42,9 @@ def plain(value: Any) -> Any:
         return {str(name): plain(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(part) for part in value]
+    graph = mapping_of(value)
+    if graph is not None:
+        return {name: plain(part) for name, part in graph.items() if part is not None}
     for method in ("to_list", "tolist", "as_py"):
         if hasattr(value, method):
             return plain(getattr(value, method)())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,14 +12,19 @@ import torch
 
 from qkv.data.graphs.encodings import adjacency, degrees, distances, laplacian, magnetic, returns, visits
 from qkv.data.graphs.raw import RawGraph, read_graph
+from qkv.data.graphs.tables import GRAPH
 from qkv.data.processors.processor import Processor
-from qkv.data.records.model import Role
+from qkv.data.records.model import BadRow, Role
+from qkv.data.records.table import Row, Table
 from qkv.data.records.values import Unusable
 from qkv.layers.graph import Graph
 from qkv.layers.signal import Signal
 from qkv.spec.errors import UserError
 from qkv.spec.register import implements
 from qkv.spec.signals.graphs import Graphs
+
+_SAMPLE = 100
+"""Rows by which a table of graphs is recognised."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,16 +76,21 @@ class GraphsProcessor(Processor):
     ``dropped``: numbers of self-loops and of repeated edges left out so far.
     """
 
-    role = Role("graph", "graph", ("graph",))  # type: ignore[arg-type]
-    unit = "nodes"
+    role = Role("graph", "signal", ("graph", "molecule"))
+    simple = "bag_of_nodes"
     spec: Graphs
+
+    @classmethod
+    def recognises(cls, source: str, table: Callable[[], Table | None]) -> bool:
+        found = table()
+        return found is not None and GRAPH in found.columns and any(_has_edges(row) for row in found.rows[:_SAMPLE])
 
     def __init__(self, spec: Graphs):
         super().__init__(spec)
         self.dropped = [0, 0]
 
     def fitted(self, values: Sequence[Any]) -> Graphs:
-        found = [read_graph(value) for value in values]
+        found = _readable(values)
         sizes = {0 if graph.features is None else graph.features.shape[1] for graph in found}
         if len(sizes) > 1:
             few, many = min(sizes), max(sizes)
@@ -104,6 +114,14 @@ class GraphsProcessor(Processor):
         apart = distances(read, spec.distances) if spec.distances else None
         edges = np.stack(read.nonzero()).astype(np.int32)
         return EncodedGraph(edges, _scaled(graph, spec), tags, _encodings(one_way, both, spec), apart)
+
+    def checked(self, value: Any) -> Any:
+        read_graph(value)
+        return value
+
+    def count(self, value: Any) -> int:
+        """Number of nodes of a raw graph. Raises ``Unusable``."""
+        return read_graph(value).num_nodes
 
     def size(self, encoded: Any) -> int:
         return len(encoded)
@@ -153,6 +171,24 @@ class GraphsProcessor(Processor):
         loops = edges[:, 0] == edges[:, 1]
         self.dropped[0] += int(loops.sum())
         self.dropped[1] += int((~loops).sum()) - len(np.unique(edges[~loops], axis=0))
+
+
+def _has_edges(row: Row | BadRow) -> bool:
+    value = row.values.get(GRAPH) if isinstance(row, Row) else None
+    return isinstance(value, Mapping) and bool({"edges", "edge_index"} & value.keys())
+
+
+def _readable(values: Sequence[Any]) -> list[RawGraph]:
+    """Graphs that can be read. Raises ``Unusable`` with the first reason if there is none."""
+    found, reason = list[RawGraph](), Unusable("there is no graph")
+    for number, value in enumerate(values):
+        try:
+            found.append(read_graph(value))
+        except Unusable as error:
+            reason = error if number == 0 else reason
+    if not found:
+        raise reason
+    return found
 
 
 def _moments(graphs: Sequence[RawGraph]) -> dict[str, tuple[float, ...]]:

@@ -71,6 +71,10 @@ class Processor(ABC):
         """Return a raw value. Raises ``Unusable`` if it cannot be read; by default, only ``encode`` checks that."""
         return value
 
+    def notes(self) -> list[str]:
+        """Sentences for the user on the values encoded so far, such as how many were repaired."""
+        return []
+
     def shown(self, value: Any) -> str:
         """Short text for a raw value in tables."""
         return str(value)

@@ -122,5 +122,6 @@ FITS: dict[Kind, Callable[[Profile], bool]] = {
     "tags": lambda p: p.lists > 0,
     "answers": lambda p: p.objects > 0,
     "image": lambda p: p.images == p.filled,
+    "signal": lambda p: p.objects > 0,
 }
 """Test of whether a column fits each kind; a label column has at most 20 distinct values, or one per 20 rows."""

@@ -96,6 +96,9 @@ class Nodes(Frontend, kind="nodes"):
     distances: int = Field(default=0, ge=0, le=_MOST, description="longest path told apart; filled in from the data")
     norm: Norm = Field(default=NoNorm(), description="norm of the vectors")
     input_dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout of the columns")
+    node_dropout: float = Field(
+        default=0.0, ge=0, lt=1, description="probability that a node has no columns in a step (Feng et al. 2020)"
+    )
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
     def fitted(self, processor: Processor) -> Self:
@@ -117,7 +120,7 @@ class Nodes(Frontend, kind="nodes"):
         return self.changed(num_columns=None, eigenvectors=0, first_eigenvector=0, phases=False, distances=0)
 
     def canonical(self, width: int) -> Self:
-        return self.changed(dropout=0.0, input_dropout=0.0)
+        return self.changed(dropout=0.0, input_dropout=0.0, node_dropout=0.0)
 
     def problems(self) -> list[Problem]:
         last = self.first_eigenvector + self.eigenvectors * (2 if self.phases else 1)

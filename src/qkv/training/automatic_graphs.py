@@ -1,0 +1,110 @@
+"""Recipes chosen for graphs and this machine: encodings, model and training length."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from qkv.data.processors.processor import build_processor
+from qkv.data.records.model import Records
+from qkv.data.records.values import Unusable
+from qkv.inspection.machine import Machine
+from qkv.report.figures import counted
+from qkv.spec.data import Data, TokenBuckets
+from qkv.spec.errors import UserError
+from qkv.spec.heads import Head
+from qkv.spec.model import Model
+from qkv.spec.recipe import Recipe
+from qkv.spec.signals.graphs import Graphs
+from qkv.spec.tasks import Task as TaskSpec
+from qkv.spec.training import AdamW, Checkpoints, Cosine, Training, Validation
+from qkv.training.automatic import MINUTES
+from qkv.training.finetune import short_form
+
+_EPOCHS = 60
+_FEWEST = 300
+_PATIENCE = 8
+_FEW = 2_000
+"""Graphs below which the model is smaller."""
+_ROWS = 32
+_SAMPLE = 300
+_WALK, _DEGREE = 8, 8
+
+
+def automatic_graphs(task: TaskSpec, data: Data, records: Records, machine: Machine) -> Recipe:
+    """Choose a recipe for a task with one output per graph.
+
+    Three models compete in heats (``qkv.training.heats``): attention among all nodes in parallel with propagation over
+    the edges, propagation alone, and a bag of nodes that reads neither edges nor their encodings.
+    """
+    graphs = [row["graph"] for row in records.splits["train"]]
+    processor = _processor(data, graphs)
+    training = _training(len(graphs), machine)
+    tokens = max(512, _ROWS * _size(processor, graphs))
+    return Recipe(
+        description=f"{counted(len(graphs), 'graph')}: chosen for this data and this machine.",
+        data=data.changed(processor=processor, batching=TokenBuckets(tokens=tokens)),
+        model=_model(len(graphs), task),
+        task=task,
+        training=training,
+        quick=short_form(training.steps),
+        candidates=_candidates(processor),
+    )
+
+
+def _processor(data: Data, graphs: list[Any]) -> Graphs:
+    """Processor with standardised features and encodings of walks and degrees, unless it has encodings of its own."""
+    given = cast("Graphs", data.processor)
+    if not given.encoding_columns and not given.distances:
+        given = given.changed(walk=_WALK, degree=_DEGREE)
+    return given.changed(scaling="standard") if given.scaling == "none" else given
+
+
+def _size(processor: Graphs, graphs: list[Any]) -> int:
+    """Mean number of nodes of a sample of readable graphs. Raises ``UserError`` if none is readable."""
+    built, sizes, reason = build_processor(processor.changed(num_features=0, tags=())), list[int](), ""
+    for graph in graphs[:: max(1, len(graphs) // _SAMPLE)]:
+        try:
+            sizes.append(built.count(graph))  # type: ignore[attr-defined]
+        except Unusable as error:
+            reason = reason or str(error)
+    if not sizes:
+        raise UserError(f"no graph can be read: {reason}")
+    return max(1, round(sum(sizes) / len(sizes)))
+
+
+def _model(count: int, task: TaskSpec) -> Model:
+    width = 32 if count < _FEW else 64
+    head = Head.kinds()[task.head].parse({"pooling": ["mean", "max", "mean_sqrt_len"], "dropout": 0.3})
+    blocks = [{"branches": ["attention(4, mask=full)", "propagation"], "order": "parallel", "dropout": 0.2}]
+    blocks += [{"branches": ["feed_forward"], "dropout": 0.2}]
+    return Model.parse(
+        {"width": width, "num_layers": 4, "frontend": "nodes", "blocks": blocks, "head": head, "init_std": 0.1}
+    )
+
+
+def _candidates(processor: Graphs) -> dict[str, dict[str, Any]]:
+    """Models that compete, as changes of the recipe."""
+    edges = [{"branches": ["propagation", "feed_forward"], "dropout": 0.2}]
+    bag = [{"branches": ["feed_forward"], "dropout": 0.2}]
+    without = {f"data.processor.{name}": 0 for name in ("walk", "degree", "laplacian") if getattr(processor, name)}
+    return {
+        "transformer": {},
+        "propagation": {"model.blocks": edges, "model.num_layers": 3},
+        "bag_of_nodes": {"model.blocks": bag, "model.num_layers": 1, **without},
+    }
+
+
+def _training(count: int, machine: Machine) -> Training:
+    epoch = max(1, count // _ROWS)
+    steps = max(_FEWEST, _EPOCHS * epoch)
+    every = max(10, min(steps // 10, epoch))
+    return Training(
+        steps=steps,
+        minutes=MINUTES,
+        batch_size=_ROWS,
+        optimizer=AdamW(lr=1e-3, weight_decay=0.05),
+        precision=machine.precision,
+        schedule=Cosine(warmup=min(100, steps // 10), final=0.01),
+        validation=Validation(every=every, batches=None, patience=_PATIENCE),
+        checkpoints=Checkpoints(every=every),
+    )

@@ -1,0 +1,149 @@
+"""Classification of graphs: JSON lines, arrays and networkx graphs, by the tasks that read texts and images, too."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import networkx
+import numpy as np
+import pytest
+
+import qkv
+from qkv.data.records.named import TABLES
+from qkv.spec.errors import UserError
+from qkv.spec.overrides import override
+from qkv.spec.recipe import Recipe
+from qkv.tasks.dataset import ExampleDataset
+from qkv.tasks.registry import task_of_recipe
+
+
+def graphs(count: int = 24) -> list[dict[str, Any]]:
+    """Rings and stars with the same tags, which a bag of nodes cannot tell apart."""
+    chance, found = random.Random(0), []
+    for i in range(count):
+        n = chance.randint(4, 7)
+        ring = [[a, (a + 1) % n] for a in range(n)]
+        edges = ring if i % 2 else [[0, a] for a in range(1, n)]
+        tags = [chance.choice("CO") for _ in range(n)]
+        found.append({"num_nodes": n, "edges": edges, "tags": tags, "label": "ring" if i % 2 else "star"})
+    return found
+
+
+def write(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    path = folder / "graphs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def recipe(source: str | Path, **data: Any) -> Recipe:
+    return Recipe.parse(
+        {
+            "data": {
+                "source": str(source),
+                "processor": "graphs(degree=3)",
+                "batching": "token_buckets(64)",
+                "validation_fraction": 0.25,
+                **data,
+            },
+            "task": "classification",
+            "model": {
+                "width": 8,
+                "frontend": "nodes",
+                "blocks": [{"branches": ["propagation", "global_attention"], "order": "parallel"}],
+                "head": {"kind": "classification", "pooling": ["mean", "max"]},
+                "init_std": 0.3,
+            },
+            "training": {
+                "steps": 30,
+                "batch_size": 8,
+                "optimizer": {"kind": "adamw", "lr": 1e-2},
+                "schedule": "constant",
+                "validation": {"every": 15, "batches": None},
+            },
+        }
+    )
+
+
+def opened(given: Recipe) -> ExampleDataset:
+    dataset = task_of_recipe(given).open(given)
+    assert isinstance(dataset, ExampleDataset)
+    return dataset
+
+
+def quiet(event: object) -> None:
+    """Show no progress."""
+
+
+def test_a_run_learns_the_structure_answers_and_resumes(tmp_path: Path) -> None:
+    rows = graphs()
+    given = recipe(write(tmp_path, rows))
+    run = qkv.train(given, tmp_path / "run", on_event=quiet)
+    figures = qkv.evaluate(run)
+    assert figures["accuracy"] == 100
+    assert "accuracy_of_bag_of_nodes" in figures
+    qkv.train(override(given, ["training.steps=15"]), tmp_path / "halved", on_event=quiet)
+    again = qkv.train(given, tmp_path / "halved", on_event=quiet)
+    weights = again.model.state_dict()
+    assert all(tensor.equal(weights[name]) for name, tensor in run.model.state_dict().items())
+    answers = qkv.predict(run, [{"graph": networkx.cycle_graph(6)}, {"graph": {"edges": [[0, 1], [0, 2], [0, 3]]}}])
+    assert [answer["answer"] for answer in answers] == ["ring", "star"]
+
+
+def test_bad_graphs_are_left_out_and_told(tmp_path: Path) -> None:
+    rows = graphs()
+    rows[0]["edges"] = [[0, 99]]
+    rows[1]["edges"] = [*rows[1]["edges"], [0, 0]]
+    dataset = opened(recipe(write(tmp_path, rows)))
+    told = " ".join(dataset.notes)
+    assert "1 of" in told
+    assert "joins 0 and 99, but nodes are numbered" in told
+    assert "edges left out: 1 from a node to itself" in told
+    assert sum(len(dataset.examples[split]) for split in dataset.splits) == 23
+    with pytest.raises(UserError, match="joins 0 and 99"):
+        opened(recipe(write(tmp_path, rows), bad_rows="refuse"))
+
+
+def test_arrays_of_many_graphs_are_read(tmp_path: Path) -> None:
+    rows, starts = graphs(12), [0]
+    for row in rows:
+        starts.append(starts[-1] + row["num_nodes"])
+    edges = [[a + start, b + start] for row, start in zip(rows, starts, strict=False) for a, b in row["edges"]]
+    arrays = {
+        "graph_ptr": np.array(starts),
+        "graph_labels": np.array([row["label"] == "ring" for row in rows], np.int8),
+        "node_tags": np.array([tag == "O" for row in rows for tag in row["tags"]], np.int8),
+        "edges": np.array(edges),
+    }
+    path = tmp_path / "many.npz"
+    np.savez(path, **arrays)
+    by_array, by_line = opened(recipe(path)), opened(recipe(write(tmp_path, rows)))
+    assert by_array.vocabulary.labels == ("0", "1")
+    seen, expected = (
+        sorted((len(e.parts[0]), e.parts[0].edges.T.tolist()) for split in d.splits for e in d.examples[split])
+        for d in (by_array, by_line)
+    )
+    assert seen == expected
+    for changed, sentence in (
+        ({"graph_ptr": np.array([0, 3])}, "graph_ptr does not say where the nodes of 12 graphs begin and end"),
+        ({"edges": np.array([[0, 999]])}, "an edge has a node outside of 0 to"),
+        ({"node_tags": np.zeros(2)}, "2 node_tags are given for"),
+    ):
+        np.savez(path, **{**arrays, **changed})
+        with pytest.raises(UserError, match=sentence):
+            opened(recipe(path))
+
+
+def test_a_table_in_memory_and_one_line_choose_a_recipe(tmp_path: Path) -> None:
+    rows = [{"graph": networkx.Graph(row["edges"]), "label": row["label"]} for row in graphs()]
+    run = qkv.train(rows, tmp_path / "run", task="classify", quick=True, on_event=quiet)
+    assert run.recipe.model.frontend.kind == "nodes"
+    assert run.recipe.data.processor is not None
+    assert run.recipe.data.processor.kind == "graphs"
+
+
+def test_known_tables_name_their_files() -> None:
+    assert {"mutag", "proteins"} <= TABLES.keys()
+    assert [file.name for file in TABLES["mutag"].splits["train"]] == ["mutag.npz"]
