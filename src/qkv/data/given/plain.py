@@ -13,6 +13,7 @@ import numpy as np
 
 from qkv.data.graphs.raw import mapping_of
 from qkv.data.records.pictures import as_uri, is_picture
+from qkv.data.records.values import Unusable
 
 _MISSING = ("NAType", "NaTType")
 """Classes of missing values that do not equal themselves, or raise an error when they are compared."""
@@ -42,13 +43,21 @@ def plain(value: Any) -> Any:
         return {str(name): plain(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(part) for part in value]
-    graph = mapping_of(value)
+    graph = _graph(value)
     if graph is not None:
         return {name: plain(part) for name, part in graph.items() if part is not None}
     for method in ("to_list", "tolist", "as_py"):
         if hasattr(value, method):
             return plain(getattr(value, method)())
     raise TypeError(sort(value))
+
+
+def _graph(value: Any) -> dict[str, Any] | None:
+    """Graph of networkx or torch_geometric as a mapping; None for others. Raises ``TypeError`` for one that is none."""
+    try:
+        return mapping_of(value)
+    except Unusable as error:
+        raise TypeError(f"a graph of which {error}") from None
 
 
 def is_missing(value: Any) -> bool:
