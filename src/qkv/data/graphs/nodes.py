@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from qkv.data.corpus import TEST, TRAIN, VALIDATION
-from qkv.data.graphs.arrays import arrays_of, feature_mapping, needed
 from qkv.data.graphs.node_files import read_node_files
 from qkv.data.named import PublishedFile
+from qkv.data.records.graph_arrays import arrays_of, feature_mapping, needed
 from qkv.data.sources import published
 from qkv.data.text import TextSource
 from qkv.spec import data as spec

@@ -12,8 +12,8 @@ import torch
 
 from qkv.data.graphs.encodings import adjacency, degrees, distances, laplacian, magnetic, returns, visits
 from qkv.data.graphs.raw import RawGraph, read_graph
-from qkv.data.graphs.tables import GRAPH
 from qkv.data.processors.processor import Processor
+from qkv.data.records.graph_tables import GRAPH
 from qkv.data.records.model import BadRow, Role
 from qkv.data.records.table import Row, Table
 from qkv.data.records.values import Unusable

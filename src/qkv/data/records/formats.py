@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from qkv.data.graphs.tables import graph_table, with_graphs
 from qkv.data.records.conll import conll
 from qkv.data.records.delimited import delimited, first_fields
 from qkv.data.records.fasta import fasta
+from qkv.data.records.graph_tables import graph_table, with_graphs
 from qkv.data.records.jsonl import jsonl
 from qkv.data.records.kept import kept
 from qkv.data.records.model import Role

@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from qkv.data.graphs.tables import graph_table
 from qkv.data.named import PublishedFile
 from qkv.data.records.conll import conll
 from qkv.data.records.delimited import delimited
+from qkv.data.records.graph_tables import graph_table
 from qkv.data.records.idx import idx_images
 from qkv.data.records.jsonl import jsonl
 from qkv.data.records.kept import kept

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.data.graphs.arrays import arrays_of, feature_mapping, needed
+from qkv.data.records.graph_arrays import arrays_of, feature_mapping, needed
 from qkv.data.records.model import BadRow
 from qkv.data.records.table import Row, Table
 from qkv.data.text import TextSource
