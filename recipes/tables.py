@@ -56,6 +56,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
             ("F1", "exact match"),
         ),
         Row("wnut17_tagger", "tagging of emerging entities, from scratch", ("F1",)),
+        Row("cora_nodes", "classification of papers in a citation graph", ("% accuracy",)),
         Row("wikitext2_mlm", "masked language model", ("pseudo-perplexity",)),
         Row("wikitext2_span_corruption", "T5's objective, a short run", ("nats per token",)),
         Row("wikitext2_denoising", "BART's objective, a short run", ("nats per token",)),

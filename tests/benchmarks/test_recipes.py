@@ -12,10 +12,10 @@ from datetime import date
 from pathlib import Path
 
 import pytest
+from tests.tasks import nodes
 
 import qkv
 from qkv.cli.main import main
-from qkv.spec.model import Text
 from qkv.spec.overrides import override
 from qkv.spec.shipped import shipped
 from qkv.training.results import stale
@@ -34,7 +34,9 @@ def tiny(tmp_path: Path) -> Path:
 
 
 def tiny_table(kind: str, folder: Path) -> Path:
-    """A table of 60 rows that fits the task."""
+    """A table of 60 rows that fits the task, or a small graph."""
+    if kind == "node_classification":
+        return nodes.write(folder)
     path = folder / {"token_classification": "tiny.conll", "question_answering": "tiny.json"}.get(kind, "tiny.tsv")
     pairs = [(f"the cat number {i} sat on the mat", "up" if i % 2 else "down") for i in range(60)]
     if kind == "token_classification":
@@ -68,12 +70,16 @@ def test_it_describes_itself(path: Path) -> None:
     assert [path for path, _, _ in recipe.reached.figures] == list(recipe.shown)
 
 
+SIZES: dict[str, dict[str, int]] = {"text": {"vocab_size": 65}, "nodes": {"num_columns": 9}}
+"""Sizes of each kind of front end that its data would determine."""
+
+
 def test_it_is_built(path: Path) -> None:
     spec = qkv.read_recipe(path).model
     head = spec.head.changed(num_classes=7) if "num_classes" in type(spec.head).model_fields else spec.head
     encoder = spec.encoder and spec.encoder.changed(frontend=spec.encoder.frontend.changed(vocab_size=65))
-    model = qkv.build(spec.changed(frontend=spec.frontend.changed(vocab_size=65), encoder=encoder, head=head))
-    assert isinstance(spec.frontend, Text)
+    frontend = spec.frontend.changed(**SIZES[spec.frontend.kind])
+    model = qkv.build(spec.changed(frontend=frontend, encoder=encoder, head=head))
     assert sum(p.numel() for p in model.parameters()) == qkv.cost(model.spec).parameters
 
 

@@ -18,6 +18,7 @@ from qkv.runs.folder import SPEC, WEIGHTS
 from qkv.runs.identity import MADE_WITH, check_unedited, difference
 from qkv.runs.metrics import rows_of, steps_in_all
 from qkv.spec.errors import UserError
+from qkv.spec.model import Model
 from qkv.spec.plain import plain
 from qkv.spec.recipe import Recipe
 from qkv.spec.results import Figure, Result
@@ -192,9 +193,16 @@ def _other(run: Finished, recipe: Recipe) -> str:
 
 
 def _asked(recipe: Recipe) -> dict[str, Any]:
-    content = recipe.to_dict()
+    content = recipe.changed(model=_unsized(recipe.model)).to_dict()
     content["training"] = {name: value for name, value in content["training"].items() if name not in _FREE}
     return {name: content[name] for name in _DECIDING}
+
+
+def _unsized(model: Model) -> Model:
+    """Copy without the sizes that a processor determines in the front end of the input."""
+    if model.encoder and model.encoder.frontend.processor:
+        return model.changed(encoder=model.encoder.changed(frontend=model.encoder.frontend.unsized()))
+    return model.changed(frontend=model.frontend.unsized()) if model.frontend.processor else model
 
 
 def _fill_in(ours: Any, theirs: Any, place: Sequence[str]) -> None:
