@@ -56,6 +56,8 @@ TABLES: dict[str, tuple[Row, ...]] = {
             ("F1", "exact match"),
         ),
         Row("wnut17_tagger", "tagging of emerging entities, from scratch", ("F1",)),
+        Row("etth1_patches", "forecasting ETTh1 by 96 steps, patches and DLinear", ("MSE", "MAE")),
+        Row("ettm1_patches", "… ETTm1", ("MSE", "MAE")),
         Row("cora_nodes", "classification of papers in a citation graph", ("% accuracy",)),
         Row("wikitext2_mlm", "masked language model", ("pseudo-perplexity",)),
         Row("wikitext2_span_corruption", "T5's objective, a short run", ("nats per token",)),

@@ -37,6 +37,10 @@ def tiny_table(kind: str, folder: Path) -> Path:
     """A table of 60 rows that fits the task, or a small graph."""
     if kind == "node_classification":
         return nodes.write(folder)
+    if kind == "forecasting":
+        table = folder / "tiny.csv"
+        table.write_text("step,value\n" + "".join(f"{i},{i % 24}\n" for i in range(1100)))
+        return table
     path = folder / {"token_classification": "tiny.conll", "question_answering": "tiny.json"}.get(kind, "tiny.tsv")
     pairs = [(f"the cat number {i} sat on the mat", "up" if i % 2 else "down") for i in range(60)]
     if kind == "token_classification":
@@ -70,16 +74,22 @@ def test_it_describes_itself(path: Path) -> None:
     assert [path for path, _, _ in recipe.reached.figures] == list(recipe.shown)
 
 
-SIZES: dict[str, dict[str, int]] = {"text": {"vocab_size": 65}, "nodes": {"num_columns": 9}}
+SIZES: dict[str, dict[str, int]] = {
+    "text": {"vocab_size": 65},
+    "nodes": {"num_columns": 9},
+    "series_patches": {"features": 7, "covariates": 0, "steps": 336},
+}
 """Sizes of each kind of front end that its data would determine."""
 
 
 def test_it_is_built(path: Path) -> None:
     spec = qkv.read_recipe(path).model
-    head = spec.head.changed(num_classes=7) if "num_classes" in type(spec.head).model_fields else spec.head
+    sizes = {"num_classes": 7, "horizon": 96, "channels": 1, "positions": 42}
+    head = spec.head.changed(**{name: size for name, size in sizes.items() if name in type(spec.head).model_fields})
     encoder = spec.encoder and spec.encoder.changed(frontend=spec.encoder.frontend.changed(vocab_size=65))
     frontend = spec.frontend.changed(**SIZES[spec.frontend.kind])
-    model = qkv.build(spec.changed(frontend=frontend, encoder=encoder, head=head))
+    wide = spec.wide and spec.wide.of_window(336)
+    model = qkv.build(spec.changed(frontend=frontend, encoder=encoder, head=head, wide=wide))
     assert sum(p.numel() for p in model.parameters()) == qkv.cost(model.spec).parameters
 
 
@@ -145,6 +155,8 @@ def test_it_trains_in_its_short_form(path: Path, tiny: Path, tmp_path: Path) -> 
     data = [f"data.source={tiny}"] if reads_text else []
     if recipe.task.reads == "examples":
         data = [f"data.source={tiny_table(recipe.task.kind, tmp_path)}", "data.columns={}"]
+    if recipe.task.kind == "forecasting":
+        data.append("task.parts=[1000, 30, 30]")
     recipe = override(recipe, [*data, "start=null", "training.steps=4", "training.schedule.warmup=1"])
     recipe = override(recipe, ["training.batch_size=2", "training.validation.batches=1", "sample.max_new_tokens=2"])
     losses = [

@@ -54,6 +54,10 @@ class SeriesPatchFrontend(_SeriesFrontend):
     """
 
     part: SeriesPatches
+    gain: nn.Parameter | None
+    offset: nn.Parameter | None
+    rates: nn.Parameter | None
+    phases: nn.Parameter | None
 
     def __init__(self, part: SeriesPatches, stack: Stack, width: int, table: object = None):
         super().__init__(part, stack, width)
@@ -125,7 +129,7 @@ class SeriesPatchFrontend(_SeriesFrontend):
             shift, scale = values[:, -1], torch.ones_like(values[:, 0])
         else:
             shift, scale = values.mean(1), (values.var(1, correction=0) + WINDOW_EPS).sqrt()
-        if self.gain is None:
+        if self.gain is None or self.offset is None:
             return shift, scale
         gain = self.gain + WINDOW_EPS  # as in the authors' program, so that a gain of 0 does not divide
         return shift - scale * self.offset / gain, scale / gain
@@ -139,6 +143,7 @@ class SeriesPatchFrontend(_SeriesFrontend):
         if self.inverted:
             return self.placed(self.map(x.transpose(1, 2)), context)
         if self.rates is not None:
+            assert self.phases is not None
             assert signal.times is not None
             time = signal.times[..., None].to(x.dtype)
             x = torch.cat((x, time, (time * self.rates + self.phases).sin()), -1)

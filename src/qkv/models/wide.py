@@ -76,6 +76,8 @@ class Ngrams(WidePath):
     t_f: see the spec. W, idf and c are fitted by ``qkv.training.wide``, not by gradient descent.
     """
 
+    idf: Tensor
+
     def __init__(self, part: spec.Ngrams, num_outputs: int):
         super().__init__()
         self.buckets = part.buckets

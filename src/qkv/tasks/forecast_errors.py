@@ -26,7 +26,7 @@ class Errors(NamedTuple):
     inside: np.ndarray
 
     def __add__(self, other: Errors) -> Errors:  # type: ignore[override]
-        return Errors(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+        return Errors._make(mine + theirs for mine, theirs in zip(self, other, strict=True))
 
     def mean(self, name: str, factors: np.ndarray | None = None) -> float:
         """Mean of an error over all values; ``factors`` (C): of each channel."""
@@ -43,9 +43,9 @@ def errors(point: Tensor, targets: Tensor) -> Errors:
     """Errors of point forecasts (B, C, H) for targets of the same shape, in which NaN is none."""
     seen = ~targets.isnan()
     error = torch.where(seen, point.double() - targets.nan_to_num().double(), 0)
-    sums = [each.sum(0).numpy(force=True) for each in (error.square(), error.abs(), seen.double())]
-    nothing = np.full((len(COVERAGES), *sums[0].shape), np.nan)
-    return Errors(*sums, nothing[0], nothing)
+    squared, absolute, count = (each.sum(0).numpy(force=True) for each in (error.square(), error.abs(), seen.double()))
+    nothing = np.full((len(COVERAGES), *squared.shape), np.nan)
+    return Errors(squared, absolute, count, nothing[0], nothing)
 
 
 def errors_of(form: Forecast, outputs: Tensor, targets: Tensor) -> Errors:

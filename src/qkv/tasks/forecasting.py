@@ -127,8 +127,8 @@ class ForecastingTask(Task):
         outputs = outputs.reshape(len(numbers), -1, self.spec.horizon, outputs.shape[-1]).cpu()
         values = torch.cat((form.point(outputs)[..., None], form.quantiles(outputs)), -1)
         past, future = (torch.from_numpy(each.swapaxes(1, 2).copy()) for each in (windows.past, windows.future))
-        shown = [in_units_of(each, dataset.processor) for each in (past, future, values)]
-        return forecast_charts(*shown, form, dataset.processor, self.spec.horizon)
+        past, future, values = (in_units_of(each, dataset.processor) for each in (past, future, values))
+        return forecast_charts(past, future, values, form, dataset.processor, self.spec.horizon)
 
     def predict_table(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, source: str, columns: Mapping[str, str]

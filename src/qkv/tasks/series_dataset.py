@@ -38,7 +38,7 @@ class SeriesDataset(Dataset):
         notes: tuple[str, ...] = (),
     ):
         self.recipe, self.panel, self.processor, self.name = recipe, panel, processor, panel.name
-        self.vocabulary = Vocabulary.without_text(**{INPUT: processor})
+        self.vocabulary = Vocabulary.without_text((), **{INPUT: processor})
         self.series: tuple[ScaledSeries, ...] = scaled(panel, processor)
         task, training = recipe.task, recipe.training
         self.cutters = {

@@ -30,10 +30,14 @@ from qkv.training.surroundings import read_surroundings
 
 _DECIDING = ("data", "model", "start", "task", "training", "sample")
 _FREE = ("seed", "checkpoints", "sample_every", "tensorboard")
+_STACKS = (("model",), ("model", "encoder"))
 _FROM_DATA = (
     ("model", "frontend", "vocab_size"),
     ("model", "encoder", "frontend", "vocab_size"),
     ("model", "head", "num_classes"),
+    *(("model", "head", name) for name in ("horizon", "channels", "positions")),
+    *((*stack, "frontend", name) for stack in _STACKS for name in ("features", "covariates", "steps")),
+    ("model", "wide", "steps"),
     ("task", "mean"),
     ("task", "deviation"),
     ("task", "no_answer"),

@@ -5,7 +5,7 @@ forecasts afterwards.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -51,9 +51,9 @@ def join_window(
     The naive ones are the last value and, with a season, the value one season before, with intervals fitted to the
     training part. Of those whose error is not worse than that of any baseline, the one of least loss is chosen.
     """
-    wide, head = model.wide, model.head
+    wide, head = model.wide, cast("Any", model.head)
     assert wide is not None
-    form, each = head.form, head.each  # type: ignore[attr-defined]
+    form, each = head.form, head.each
     own = (wide.table.clone(), wide.bias.clone())
     tables: dict[str, tuple[Tensor, Tensor]] = {LINEAR: own}
     task_spec: Any = dataset.recipe.task

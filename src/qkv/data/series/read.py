@@ -151,7 +151,7 @@ class _Reader:
         for order in orders.values():
             twice = np.flatnonzero(np.diff(stamps.values[order]) == 0)
             if len(twice):
-                row, other = (self.rows[order[twice[0] + i]] for i in range(2))
+                row, other = (self.rows[int(order[twice[0] + i])] for i in range(2))
                 cell = row.values.get(self.columns.time or "")
                 raise UserError(
                     f"{self.table.name} has two rows of the time {cell!r}, {self.table.place(row.line)} and "
