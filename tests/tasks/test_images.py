@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 import qkv
+from qkv.models.wide import Features as FeaturesPath
 from qkv.runs.inputs import read_inputs
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe
@@ -196,5 +197,29 @@ def test_a_recipe_for_a_folder_lets_a_network_compete(tmp_path: Path) -> None:
         given = [f"{path}={json.dumps(value)}" for path, value in changes.items()]
         model = task_of_recipe(recipe).sized(qkv.override(recipe, given)).model
         assert qkv.build(model)(torch.zeros(1, 3, 12, 12))[0].shape == (1, 2), name
-    fixed = automatic_task("classification", {"source": str(photos)}, ["model.width=32"])
+    smaller = ["model.width=32", "data.processor.height=8", "data.processor.width=8"]
+    fixed = automatic_task("classification", {"source": str(photos)}, smaller)
     assert not fixed.candidates
+    assert task_of_recipe(fixed).sized(fixed).model.frontend.grid == (2, 2)
+
+
+def test_the_wide_path_reads_pixels_and_its_outputs_are_joined(tmp_path: Path) -> None:
+    photos = folder(tmp_path / "photos", 20)
+    recipe = qkv.override(recipe_on(photos, model={**MODEL, "wide": "features"}), ["training.steps=20"])
+    run = qkv.train(recipe, tmp_path / "run", on_event=quiet)
+    wide = run.model.wide
+    assert isinstance(wide, FeaturesPath)
+    assert wide.table.shape == (12 * 12 * 3, 2)
+    dataset = task_of_recipe(run.recipe).open(run.recipe, run.vocabulary)
+    batch = next(dataset.rows("validation"))
+    assert batch.input.counts is not None
+    outputs = ((batch.input.counts - wide.mean) / wide.deviation) @ wide.table + wide.bias
+    assert (outputs.argmax(-1) == batch.targets).all()
+    torch.testing.assert_close(wide(batch.input), outputs)
+    assert qkv.evaluate(qkv.load(tmp_path / "run"))["accuracy"] == 100
+
+
+def test_words_of_an_image_cannot_be_left_out(tmp_path: Path) -> None:
+    run = qkv.train(recipe_on(folder(tmp_path / "photos")), tmp_path / "run", on_event=quiet)
+    with pytest.raises(UserError, match="words are left out of texts, and this run reads images"):
+        qkv.explain(run, "photo.png")

@@ -33,7 +33,7 @@ def advice(run: Run) -> str:
         folder = shlex.quote(f"{run.folder}-longer")
         command = f"qkv train {verb}{start}{options} --minutes {_LONGER * minutes:g} --out {folder}"
         return f"the last validation was the best, so more time helps: {command}"
-    if recipe.start is None and VERBS[verb].tunes:
+    if recipe.start is None and VERBS[verb].tunes and recipe.data.processor is None:
         command = f"qkv train {verb} --from NAME{options}"
         return f"validation stopped improving: more rows help, or a published encoder, such as a BERT: {command}"
     return "validation stopped improving: more rows help most"

@@ -112,6 +112,38 @@ _FEATURES = 8
 """Approximate number of n-grams per token."""
 
 
+@implements(spec.Features)
+class Features(WidePath):
+    """Linear map of the simple features of a value: (B, F) -> ((x - mean) / deviation) W + c, (B, C).
+
+    W, c, mean and deviation are fitted by ``qkv.training.wide``.
+    """
+
+    def __init__(self, part: spec.Features, num_outputs: int):
+        super().__init__()
+        if part.count is None:
+            raise UserError("model.wide.count is not known: give it, or build the model together with its data")
+        self.table = nn.Parameter(torch.zeros(part.count, num_outputs), requires_grad=False)
+        self.bias = nn.Parameter(torch.zeros(num_outputs), requires_grad=False)
+        self.register_buffer("mean", torch.zeros(part.count))
+        self.register_buffer("deviation", torch.ones(part.count))
+
+    def layouts(self) -> Layouts:
+        return {"table": WHOLE, "bias": WHOLE}
+
+    def forward(self, signal: Signal) -> Tensor:
+        if signal.counts is None:
+            raise UserError("the model has a wide path, and the signal has no features; give counts")
+        return self.scaled(signal.counts) @ self.table + self.bias
+
+    def scaled(self, features: Tensor) -> Tensor:
+        """Standardised features (B, F)."""
+        return (features.to(self.table.dtype) - self.mean) / self.deviation
+
+    def random(self, signal: Signal, generator: torch.Generator) -> Signal:
+        return replace(signal, counts=torch.randn(signal.num_rows, len(self.table), generator=generator))
+
+
 @implements(spec.LinearWindow)
 class LinearWindow(WidePath):
     """Linear map of the standardised window of one channel, (B, T, 1 + K) -> W^T x + c, (B, C); K covariates unused.

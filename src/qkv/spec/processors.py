@@ -20,6 +20,11 @@ class Processor(Part, slot=True):
     of_graphs: ClassVar[bool] = False
     """True if a value is a graph, whose nodes are the positions."""
 
+    @property
+    def num_simple(self) -> int | None:
+        """Number of simple features of a value, which a linear model reads; None if there are none, or until fitted."""
+        return None
+
 
 class Scaler(Processor, kind="scaler"):
     """Standardisation: (x - mean) / deviation of each feature, with the mean and deviation of the training split."""

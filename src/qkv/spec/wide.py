@@ -10,6 +10,7 @@ from qkv.spec.base import Part
 from qkv.spec.errors import Problem
 from qkv.spec.frontends import Frontend
 from qkv.spec.heads import Head
+from qkv.spec.processors import Processor
 
 LARGEST = 1 << 24
 """Upper bound of the number of buckets, far beyond any published model."""
@@ -24,6 +25,10 @@ class WidePath(Part, slot=True):
 
     def of_window(self, steps: int) -> Self:
         """Copy for forecasts from windows of ``steps`` steps; by default unchanged."""
+        return self
+
+    def of_processor(self, processor: Processor) -> Self:
+        """Copy for the values of a fitted processor; by default unchanged."""
         return self
 
     def misfit(self, frontend: Frontend, head: Head) -> str:
@@ -55,6 +60,20 @@ class Ngrams(WidePath, kind="ngrams"):
             sentence = f"n-grams of at most {self.characters} characters are shorter than the shortest, {self.least}"
             return [Problem(("characters",), sentence + "; give at least as many")]
         return []
+
+
+class Features(WidePath, kind="features"):
+    """Linear map of the simple features of the processor's values, such as averaged pixels, standardised."""
+
+    count: int | None = Field(default=None, gt=0, le=LARGEST, description="features; filled in from the data")
+
+    def of_processor(self, processor: Processor) -> Self:
+        return self.changed(count=processor.num_simple)
+
+    def misfit(self, frontend: Frontend, head: Head) -> str:
+        if frontend.processor is None:
+            return "'features' reads those of a processor, and the input is text; use 'ngrams'"
+        return super().misfit(frontend, head)
 
 
 class LinearWindow(WidePath, kind="dlinear"):

@@ -251,6 +251,8 @@ def _with_processor(model: Model, vocabulary: Vocabulary) -> Model:
     processor = vocabulary.processors.get(INPUT)
     if processor is None:
         return model
+    if model.wide is not None:
+        model = model.changed(wide=model.wide.of_processor(processor))
     stack, path = (model.encoder, ("model", "encoder")) if model.encoder else (model, ("model",))
     try:
         fitted = stack.frontend.fitted(processor)

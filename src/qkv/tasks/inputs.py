@@ -84,14 +84,19 @@ class InputReader(ABC):
 def reader_of(recipe: Recipe, vocabulary: Vocabulary) -> InputReader:
     """Reader of the inputs of a run's rows: of its processor, or of texts."""
     processor = vocabulary.processors.get(INPUT)
-    return TextReader(recipe, vocabulary.tokenizer) if processor is None else SignalReader(build_processor(processor))
+    if processor is None:
+        return TextReader(recipe, vocabulary.tokenizer)
+    return SignalReader(build_processor(processor), recipe.model.wide is not None)
 
 
 class SignalReader(InputReader):
-    """Reader of inputs that a processor converts, such as images. Parts: encoded value, its size, truth."""
+    """Reader of inputs that a processor converts, such as images. Parts: encoded value, its size, truth.
 
-    def __init__(self, processor: Processor):
-        self.processor = processor
+    ``wide``: add the simple features of the values to the signal, for a wide path.
+    """
+
+    def __init__(self, processor: Processor, wide: bool = False):
+        self.processor, self.wide = processor, wide
 
     def example(self, row: Mapping[str, Any], truth: Any) -> Example:
         encoded = self.processor.encode(row[self.processor.role.name])
@@ -102,7 +107,11 @@ class SignalReader(InputReader):
         return self.example(row, truth).parts, {}
 
     def signal(self, rows: Sequence[tuple[Any, ...]]) -> tuple[Signal, Tensor | None]:
-        return self.processor.signal([row[0] for row in rows]), None
+        signal = self.processor.signal([row[0] for row in rows])
+        if self.wide:
+            features = np.array([self.processor.features(row[0]) for row in rows], np.float32)
+            signal = replace(signal, counts=torch.from_numpy(features))
+        return signal, None
 
     def change(self, batch: Batch, rng: np.random.Generator) -> Batch:
         signal, mixed = self.processor.augmented(batch.input, rng)

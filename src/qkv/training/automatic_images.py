@@ -6,10 +6,11 @@ from typing import Any
 
 from qkv.data.processors.processor import build_processor
 from qkv.data.records.model import Records
-from qkv.inspection.machine import Machine
+from qkv.inspection.machine import Machine, usable_memory
 from qkv.report.figures import counted
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.data import Data, RandomCrops
+from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Model
@@ -18,6 +19,7 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.signals.images import Crop, Flip, Images, Patches
 from qkv.spec.tasks import Task as TaskSpec
 from qkv.spec.training import AdamW, Checkpoints, Cosine, Training, Validation
+from qkv.spec.wide import Features
 from qkv.training.automatic import MINUTES
 from qkv.training.finetune import short_form
 
@@ -44,7 +46,7 @@ def automatic_images(task: TaskSpec, data: Data, records: Records, machine: Mach
     return Recipe(
         description=f"{counted(count, 'image')} of {height} × {width} pixels: chosen for this data and this machine.",
         data=data.changed(processor=processor, batching=RandomCrops()),
-        model=model.changed(frontend=model.frontend.fitted(processor)),
+        model=model,
         task=task,
         training=training,
         quick=short_form(training.steps),
@@ -62,6 +64,13 @@ def _processor(data: Data, records: Records) -> tuple[Images, tuple[int, int]]:
     assert width
     if not processor.augment:
         processor = processor.changed(augment=(Crop(padding=max(1, max(height, width) // 10)), Flip()))
+    size = len(records.splits["train"]) * height * width * (processor.channels or 3)
+    memory = usable_memory()
+    if memory is not None and size > memory / 2:
+        raise UserError(
+            f"data.source: the training images take {size / 1e9:.1f} GB at {height} × {width} pixels, more than half "
+            "of the memory; name a processor of a smaller size in a recipe"
+        )
     return processor, (height, width)
 
 
@@ -73,6 +82,7 @@ def _model(count: int, side: int, task: TaskSpec) -> Model:
         frontend=Patches(patch=_patch(side, 2), stem=(32, 64), dropout=0.1),
         blocks=(_block(width),),
         head=Head.kinds()[task.head](),
+        wide=Features(),
     )
 
 

@@ -121,8 +121,12 @@ def automatic_task(
         return as_asked(_within_memory(recipe), quick, changes)
     if start is not None or adapt is not None:
         raise UserError(f"models of {given.processor.kind} are not fine-tuned by this command yet; leave --from out")
-    chosen = _OF_SIGNALS[given.processor.kind]
-    recipe = chosen(task, given, records, machine).changed(name=name_of(given.source))
+    if given.processor.kind not in _OF_SIGNALS:
+        raise UserError(
+            f"no recipe is chosen for data of the kind {given.processor.kind!r} yet; train a recipe with it"
+        )
+    chosen = _OF_SIGNALS[given.processor.kind](task, given, records, machine)
+    recipe = _within_memory(chosen.changed(name=name_of(given.source)))
     raced = not quick and not any(change.path[0] == "model" for change in assignments(changes))
     return as_asked(recipe if raced else recipe.changed(candidates={}), quick, changes)
 
@@ -245,7 +249,9 @@ def _bytes(recipe: Recipe) -> int:
     """Memory of a training step in bytes, without head and token embeddings; 0 if a part's cost is unknown."""
 
     def counted(stack: Any) -> Any:
-        return stack.changed(frontend=stack.frontend.unsized().sized(2))
+        processor = recipe.data.processor
+        sized = stack.frontend.fitted(processor) if processor else stack.frontend.unsized().sized(2)
+        return stack.changed(frontend=sized)
 
     model, training = recipe.model, recipe.training
     encoder = model.encoder and counted(model.encoder)

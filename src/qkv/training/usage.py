@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from qkv.data.processors.processor import build_processor
 from qkv.tasks.task import Task
 
 
@@ -22,5 +23,7 @@ def usage(task: Task, folder: str | Path, opening: str = "") -> tuple[str, str]:
         return "predict", f"qkv predict {name} --data {opening if opening not in ('', '…') else 'new.csv'}"
     if not task.asks:
         return "generate text", f'qkv generate {name} "{opening or "Once upon a time"}"'
+    if task.processor is not None:
+        opening = build_processor(task.processor).example
     others = "".join(" --context @page.txt" if asked == "context" else f" --set {asked}=…" for asked in task.asks[1:])
     return "predict", f'qkv predict {name} "{opening or "…"}"{others}'

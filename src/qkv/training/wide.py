@@ -14,12 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.batch import Batch
+from qkv.data.batch import INPUT, Batch
 from qkv.data.corpus import TRAIN, VALIDATION
 from qkv.data.ngrams import Bag
+from qkv.data.processors.processor import build_processor
+from qkv.data.vocabulary import Vocabulary
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
-from qkv.models.wide import DEEP, WIDE, Ngrams
+from qkv.models.wide import DEEP, WIDE, Features, Ngrams
 from qkv.ops.at_least_single import at_least_single
 from qkv.ops.linear.precision import autocast
 from qkv.tasks.dataset import Dataset, ExampleDataset
@@ -33,6 +35,8 @@ _ROWS = 4096
 """Rows whose weights are computed at once."""
 _MANY = 300_000
 """Number of weights from which n-grams of a single row are left out: they cost time and gain nothing."""
+_MOST = 10_000
+"""Maximum number of training rows of a wide path over simple features."""
 _STEPS = 200
 
 
@@ -46,9 +50,11 @@ def fit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
         return []
     if isinstance(dataset, SeriesDataset):
         return fit_window(model, dataset)
-    assert isinstance(model.wide, Ngrams)
     assert isinstance(dataset, ExampleDataset)
     assert isinstance(task, PooledTask)
+    if isinstance(model.wide, Features):
+        return _fit_features(model.wide, task, dataset)
+    assert isinstance(model.wide, Ngrams)
     counts = {split: _counts(dataset, split, len(model.wide.table)) for split in (TRAIN, VALIDATION)}
     rows = counts[TRAIN].shape[0]
     occurring = np.bincount(counts[TRAIN].indices, minlength=len(model.wide.table))
@@ -61,6 +67,26 @@ def fit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
         model.wide.table[torch.from_numpy(used)] = torch.from_numpy(found.weights).to(model.wide.table)
         model.wide.bias.copy_(torch.from_numpy(found.intercept))
     return [f"the wide path is fitted: {len(used):,} n-grams of {rows:,} rows"]
+
+
+def _fit_features(wide: Features, task: PooledTask, dataset: ExampleDataset) -> list[str]:
+    """Fit a wide path over the simple features of the processor's values, to at most ``_MOST`` training rows.
+
+    Features are divided by √F too, so that rows have a norm of about 1, for which the penalties are meant.
+    """
+    processor = build_processor(dataset.vocabulary.processors[INPUT])
+    most = len(dataset.examples[TRAIN])
+    kept = np.unique(np.linspace(0, most - 1, min(most, _MOST)).round().astype(np.int64))
+    sides = [dataset.examples[TRAIN][i] for i in kept], dataset.examples[VALIDATION]
+    x, unseen = (np.array([processor.features(each.parts[0]) for each in side], np.float64) for side in sides)
+    mean, deviation = x.mean(0), x.std(0)
+    scale = np.where(deviation > 0, deviation, 1) * np.sqrt(x.shape[1])
+    targets = [np.array([each.parts[2] for each in side]) for side in sides]
+    found = task.fit_linear((x - mean) / scale, targets[0], (unseen - mean) / scale, targets[1], wide.num_outputs)
+    with torch.no_grad():
+        for place, value in zip((wide.table, wide.bias, wide.mean, wide.deviation), (*found, mean, scale), strict=True):
+            place.copy_(torch.from_numpy(np.asarray(value)))
+    return [f"the wide path is fitted: {x.shape[1]:,} {processor.simple} of {len(kept):,} rows"]
 
 
 def _counts(dataset: ExampleDataset, split: str, columns: int) -> Any:
@@ -112,16 +138,23 @@ def join(
     contestants = []
     kinds = dict.fromkeys(each.kind for block in model.spec.layers for each in block.branches if each.mixes)
     own = name or " and ".join(kinds) or "deep path"
-    for name, reads in (("n-grams", (WIDE,)), (own, (DEEP,)), (f"{own}, n-grams", (DEEP, WIDE))):
+    simple = simple_name(dataset.vocabulary)
+    for name, reads in ((simple, (WIDE,)), (own, (DEEP,)), (f"{own}, {simple}", (DEEP, WIDE))):
         a, b = factors = _factors(model, sides[DEEP], sides[WIDE], targets, reads)
         totals = Totals()
         for deep, wide, batch in zip(*found, batches, strict=True):
             totals.add(task.observed(model, a * deep + b * wide, batch))
         contestants.append(Contestant(name, *factors, task.figures(totals, dataset.scale())))
-    baseline = task.baselines(dataset, VALIDATION).get(f"{task.metric}_of_ngrams")
+    baseline = task.baselines(dataset, VALIDATION).get(f"{task.metric}_of_{simple.replace('-', '')}")
     contestants = ranked(contestants, task.metric, baseline)
     model.wide.set_share(contestants[0].deep, contestants[0].wide)
     return contestants
+
+
+def simple_name(vocabulary: Vocabulary) -> str:
+    """Name of what the wide path reads: n-grams of texts, or the simple features of a processor, such as pixels."""
+    processor = vocabulary.processors.get(INPUT)
+    return "n-grams" if processor is None else build_processor(processor).simple
 
 
 @torch.no_grad()

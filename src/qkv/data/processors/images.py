@@ -23,7 +23,7 @@ from qkv.data.records.values import Unusable
 from qkv.layers.signal import Signal
 from qkv.spec.errors import UserError
 from qkv.spec.register import implements
-from qkv.spec.signals.images import Images
+from qkv.spec.signals.images import SIMPLE, Images
 
 MOST_PIXELS = 100_000_000
 """Maximum number of pixels of an image file, so that a small file cannot fill the memory."""
@@ -33,8 +33,6 @@ _SAMPLE = 1000
 """Number of training images by which size, mean and deviation are chosen."""
 _SHOWN = 96
 """Largest height and width of images in reports."""
-_SIMPLE = 16
-"""Height and width of the pixels of the baseline."""
 _DEEP = ("I;16", "I;16B", "I;16L", "I", "F")
 """Modes of Pillow with more than 8 bits per pixel."""
 _GREY = ("1", "L", "LA", *_DEEP)
@@ -45,6 +43,7 @@ class ImageProcessor(Processor):
     """Images: a file name, a data URI, an array (H, W) or (H, W, C), or a Pillow image -> pixels (C, H, W)."""
 
     role = Role("image", "image", ("image", "file", "filename", "path", "picture", "photo", "img", "url"))
+    example = "picture.png"
     simple = "pixels"
     spec: Images
 
@@ -92,7 +91,7 @@ class ImageProcessor(Processor):
 
     def features(self, encoded: np.ndarray) -> np.ndarray:
         pixels = torch.tensor(encoded, dtype=torch.float32)[None]
-        side = (min(_SIMPLE, encoded.shape[1]), min(_SIMPLE, encoded.shape[2]))
+        side = (min(SIMPLE, encoded.shape[1]), min(SIMPLE, encoded.shape[2]))
         return torch.nn.functional.adaptive_avg_pool2d(pixels, side).flatten().numpy()
 
     def picture(self, value: Any) -> str | None:

@@ -25,6 +25,8 @@ class Processor(ABC):
 
     role: ClassVar[Role]
     """Column of a table that holds the values."""
+    example: ClassVar[str] = "…"
+    """Example of an input on the command line."""
     simple: ClassVar[str] = "features"
     """Name of ``features`` in the metrics of the baseline, such as "pixels"."""
 

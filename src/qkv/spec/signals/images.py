@@ -14,6 +14,8 @@ from qkv.spec.processors import Processor
 
 LARGEST = 4096
 """Maximum height and width of the images that a model reads, in pixels."""
+SIMPLE = 16
+"""Largest height and width of the averaged pixels that a linear model reads."""
 Side = Annotated[int, Field(gt=0, le=LARGEST)]
 
 
@@ -99,6 +101,12 @@ class Images(Processor, kind="images"):
     def is_fitted(self) -> bool:
         """True if all fields that the training set determines are known."""
         return None not in (self.height, self.width, self.channels, self.mean, self.deviation)
+
+    @property
+    def num_simple(self) -> int | None:
+        if self.height is None or self.width is None or self.channels is None:
+            return None
+        return min(SIMPLE, self.height) * min(SIMPLE, self.width) * self.channels
 
     def problems(self) -> list[Problem]:
         found = _channel_problems(self.channels)
