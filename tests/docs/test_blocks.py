@@ -10,11 +10,13 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import replace
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from making.outputs import shown
+from PIL import Image
 from tests.cli.tables import write_tables
 from tests.docs.blocks import PAGES, ROOT, Block, blocks
 
@@ -65,7 +67,19 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(folder)
     (folder / "my.txt").write_text(TEXT, encoding="utf-8")
     write_tables(folder)
+    write_signals(folder)
     return folder
+
+
+def write_signals(folder: Path) -> None:
+    """A folder of images, and a table of sales by day."""
+    for number in range(12):
+        place = folder / "photos" / ("dark" if number % 2 else "bright")
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (12, 12), (20 * number, 10, 10)).save(place / f"{number}.png")
+    days = (date(2024, 1, 1) + timedelta(i) for i in range(300))
+    rows = [f"{day.isoformat()},{100 + 10 * (i % 7)}" for i, day in enumerate(days)]
+    (folder / "sales.csv").write_text("\n".join(["date,amount", *rows]), encoding="utf-8")
 
 
 def run_yaml(block: Block, _: dict[str, Any]) -> None:

@@ -42,9 +42,7 @@ def explain(run: Run, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _explained(run: Run, row: dict[str, Any]) -> dict[str, Any]:
     task = task_of(run)
     if task.processor is not None:
-        raise UserError(
-            f"words are left out of texts, and the input of this run is of the kind {task.processor.kind!r}"
-        )
+        raise UserError(f"words are left out of texts, and this run reads {task.processor.kind}")
     roles = [role for role in (*task.asks, *task.may_ask) if isinstance(row.get(role), str)]
     pieces = [piece for role in roles for piece in _pieces(role, row[role])]
     if len(pieces) < 2:
