@@ -27,6 +27,8 @@ class WidePath(Declared):
     for each path that is computed in evaluation; a path with the factor 0 is skipped.
     """
 
+    dense: bool = False
+    """True if it reads all features of a value, ``signal.counts``, not a bag of some."""
     share: Tensor
     used: Tensor
     table: nn.Parameter
@@ -118,6 +120,8 @@ class Features(WidePath):
 
     W, c, mean and deviation are fitted by ``qkv.training.wide``.
     """
+
+    dense = True
 
     def __init__(self, part: spec.Features, num_outputs: int):
         super().__init__()

@@ -18,7 +18,7 @@ _MOST_ROWS = 10_000
 _ITERATIONS = 300
 
 
-class Features(NamedTuple):
+class FeatureTable(NamedTuple):
     """Simple features of inputs: their ``name``, such as "pixels", and those of training rows and of another split.
 
     kept: indices of the training rows in x.   x (kept rows, F), unseen (rows, F): scaled to mean 0 and deviation 1 of
@@ -31,7 +31,7 @@ class Features(NamedTuple):
     unseen: np.ndarray
 
 
-def features_of(dataset: ExampleDataset, split: str) -> Features | None:
+def features_of(dataset: ExampleDataset, split: str) -> FeatureTable | None:
     """Simple features of the run's training rows and of ``split``; None if its processor has none."""
     processor = build_processor(dataset.vocabulary.processors[INPUT])
     known = dataset.fitted_examples or ()
@@ -43,7 +43,7 @@ def features_of(dataset: ExampleDataset, split: str) -> Features | None:
     x, unseen = (np.array(side, np.float64) for side in found)
     mean, deviation = x.mean(0), x.std(0)
     deviation[deviation == 0] = 1
-    return Features(processor.simple, kept, (x - mean) / deviation, (unseen - mean) / deviation)
+    return FeatureTable(processor.simple, kept, (x - mean) / deviation, (unseen - mean) / deviation)
 
 
 def feature_accuracy(
@@ -77,7 +77,7 @@ def feature_rmse(
     return {f"rmse_of_{found.name}": float(np.sqrt(np.mean(np.square(answers - np.array(truth, np.float64)))))}
 
 
-def _predicted(kind: str, options: dict[str, Any], found: Features, targets: Sequence[Any]) -> Any:
+def _predicted(kind: str, options: dict[str, Any], found: FeatureTable, targets: Sequence[Any]) -> Any:
     """Predictions of a linear model of scikit-learn for ``found.unseen``; None if it is missing or cannot be fitted."""
     try:
         model = getattr(metric_library("sklearn.linear_model"), kind)(**options)

@@ -52,8 +52,8 @@ def fit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
         return fit_window(model, dataset)
     assert isinstance(dataset, ExampleDataset)
     assert isinstance(task, PooledTask)
-    if isinstance(model.wide, Features):
-        return _fit_features(model.wide, task, dataset)
+    if model.wide.dense:
+        return _fit_features(model, task, dataset)
     assert isinstance(model.wide, Ngrams)
     counts = {split: _counts(dataset, split, len(model.wide.table)) for split in (TRAIN, VALIDATION)}
     rows = counts[TRAIN].shape[0]
@@ -69,12 +69,13 @@ def fit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
     return [f"the wide path is fitted: {len(used):,} n-grams of {rows:,} rows"]
 
 
-def _fit_features(wide: Features, task: PooledTask, dataset: ExampleDataset) -> list[str]:
+def _fit_features(model: Transformer, task: PooledTask, dataset: ExampleDataset) -> list[str]:
     """Fit a wide path over the simple features of the processor's values, to at most ``_MOST`` training rows.
 
     Features are divided by √F too, so that rows have a norm of about 1, for which the penalties are meant.
     """
-    processor = build_processor(dataset.vocabulary.processors[INPUT])
+    wide, processor = model.wide, build_processor(dataset.vocabulary.processors[INPUT])
+    assert isinstance(wide, Features)
     most = len(dataset.examples[TRAIN])
     kept = np.unique(np.linspace(0, most - 1, min(most, _MOST)).round().astype(np.int64))
     sides = [dataset.examples[TRAIN][i] for i in kept], dataset.examples[VALIDATION]
