@@ -102,6 +102,7 @@ def _counts(dataset: ExampleDataset, split: str, columns: int) -> Any:
 def _weighted(model: Transformer, counts: Any) -> Any:
     """TF-IDF weights of the features, as ``counts``, by the model's own formula."""
     assert model.wide is not None
+    assert isinstance(model.wide, Ngrams)
     found, ends = counts.copy(), counts.indptr
     for begin in range(0, counts.shape[0], _ROWS):
         stop = min(begin + _ROWS, counts.shape[0])
