@@ -46,7 +46,7 @@ def magnetic(a: Any, count: int, potential: float) -> np.ndarray:
     phases = np.asarray(difference[pairs.row, pairs.col]).ravel()
     pairs.data = pairs.data * np.exp(2j * np.pi * potential * phases)
     found = _lowest(_symmetric(pairs.tocsr(), _inverse_root(s)), count)
-    return np.concatenate((found.real, found.imag), 1)
+    return np.concatenate((np.real(found), np.imag(found)), 1)
 
 
 def _inverse_root(a: Any) -> np.ndarray:

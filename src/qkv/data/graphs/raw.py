@@ -37,8 +37,8 @@ def read_graph(value: Any) -> RawGraph:
         raise Unusable(f"the graph is a {type(value).__name__}, not a mapping with num_nodes and edges")
     edges, features, tags = _edges(given), _features(_first(given, FEATURES)), _tags(_first(given, TAGS))
     count = _count(given.get("num_nodes"), edges, features, tags)
-    for name, found in (("features", features), ("tags", tags)):
-        size = count if found is None else found.shape[0] if name == "features" else len(found)
+    sizes = {"features": count if features is None else features.shape[0], "tags": count if tags is None else len(tags)}
+    for name, size in sizes.items():
         if size != count:
             raise Unusable(f"the graph has {count:,} nodes, but {name} of {size:,}")
     _check_edges(edges, count)

@@ -194,8 +194,9 @@ def _readable(values: Sequence[Any]) -> list[RawGraph]:
 def _moments(graphs: Sequence[RawGraph]) -> dict[str, tuple[float, ...]]:
     """Mean and deviation of each feature over all nodes; a constant feature has the deviation 1."""
     count = sum(graph.num_nodes for graph in graphs)
-    mean = sum(np.asarray(graph.features.sum(0), np.float64).ravel() for graph in graphs) / count
-    squares = sum(np.asarray(graph.features.multiply(graph.features).sum(0)).ravel() for graph in graphs) / count
+    features = [graph.features for graph in graphs]
+    mean = np.sum([np.asarray(each.sum(0), np.float64).ravel() for each in features], 0) / count
+    squares = np.sum([np.asarray(each.multiply(each).sum(0)).ravel() for each in features], 0) / count
     deviation = np.sqrt(np.maximum(squares - mean**2, 0.0))
     deviation = np.where(deviation > 1e-6 * np.maximum(1.0, np.abs(mean)), deviation, 1.0)
     return {"mean": tuple(map(float, mean)), "deviation": tuple(map(float, deviation))}
@@ -247,6 +248,7 @@ def _distances(encoded: Sequence[EncodedGraph], longest: int) -> torch.Tensor | 
         return None
     found = np.full((len(encoded), longest, longest), -1, np.int64)
     for row, graph in enumerate(encoded):
+        assert graph.distances is not None
         found[row, : len(graph), : len(graph)] = graph.distances
     return torch.from_numpy(found)
 
