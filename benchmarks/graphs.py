@@ -53,7 +53,7 @@ def graph_recipe(model: str, files: Mapping[str, str], steps: int) -> Recipe:
             "data": {**files, "processor": f"graphs{encodings}", "batching": "length_buckets"},
             "task": "classification",
             "model": {"width": 32, "frontend": "nodes", "head": head, "init_std": 0.1, **MODELS[model]},
-            "training": _training(steps, 32, 1e-3, 0.05),
+            "training": _training(steps, 32, 3e-3, 0.05),
         }
     )
 
@@ -170,7 +170,7 @@ def main() -> None:
     options: argparse.ArgumentParser = parser(__doc__ or "")
     options.add_argument("data", nargs="*", default=["mutag"], help="mutag, proteins, webkb-wisconsin")
     options.add_argument("--folds", type=int, default=FOLDS, help="number of folds or splits that are run")
-    options.add_argument("--steps", type=int, default=300)
+    options.add_argument("--steps", type=int, default=450)
     given = options.parse_args()
     say_where()
     table: list[list[str]] = []
