@@ -122,6 +122,8 @@ class Features(WidePath):
     """
 
     dense = True
+    mean: Tensor
+    deviation: Tensor
 
     def __init__(self, part: spec.Features, num_outputs: int):
         super().__init__()

@@ -34,9 +34,9 @@ class FeatureTable(NamedTuple):
 def features_of(dataset: ExampleDataset, split: str) -> FeatureTable | None:
     """Simple features of the run's training rows and of ``split``; None if its processor has none."""
     processor = build_processor(dataset.vocabulary.processors[INPUT])
-    known = dataset.fitted_examples or ()
+    known = list(dataset.fitted_examples or ())
     kept = np.unique(np.linspace(0, len(known) - 1, min(len(known), _MOST_ROWS)).round().astype(int))
-    sides = [known[i] for i in kept], dataset.examples[split]
+    sides = [known[i] for i in kept], list(dataset.examples[split])
     found = [[processor.features(example.parts[0]) for example in side] for side in sides]
     if not known or any(features is None for side in found for features in side):
         return None
