@@ -251,6 +251,8 @@ HEADS: dict[type[heads.Head], st.SearchStrategy[Any]] = {
     heads.TokenHead: answering(heads.TokenHead, num_classes=st.integers(1, 5)),
     heads.CRFHead: answering(heads.CRFHead, num_classes=st.integers(1, 5)),
     heads.SpanHead: st.just(heads.SpanHead()),
+    heads.VectorsHead: st.just(heads.VectorsHead()),
+    heads.DistilledHead: st.builds(heads.DistilledHead, num_classes=st.integers(1, 5)),
     heads.ForecastHead: st.builds(
         heads.ForecastHead,
         over=st.sampled_from(["mean", "channels", "steps"]),

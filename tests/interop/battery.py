@@ -73,7 +73,9 @@ def made(case: Case, folder: Path) -> Pair:
 def rows_of(
     case: Case, published: PublishedModel, generator: torch.Generator
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """(rows, targets), random."""
+    """(rows, targets), random; empty rows for images, which are the same for all models of a size."""
+    if not published.spec.frontend.reads_tokens:
+        return [[] for _ in case.lengths], []
     highest = published.spec.vocab_size or 0
     rows = [torch.randint(4, highest, (length,), generator=generator).tolist() for length in case.lengths]
     return rows, [torch.randint(4, highest, (max(1, 7 - i),), generator=generator).tolist() for i, _ in enumerate(rows)]
@@ -131,8 +133,15 @@ def padded(rows: Sequence[Sequence[int]], left: bool = False) -> tuple[Tensor, T
     return ids, real
 
 
+def images(pair: Pair) -> Signal:
+    """Random images, one per row."""
+    return pair.ours.frontend.random(len(pair.rows), 1, torch.Generator().manual_seed(3))
+
+
 def our_answer(pair: Pair) -> Tensor:
     """What qkv's model says of the rows, padded on the right: (B, N, C), or (B, C) of a head that pools."""
+    if not pair.published.spec.frontend.reads_tokens:
+        return pair.ours(images(pair))[0]
     ids, real = padded(pair.rows)
     lengths = real.sum(1)
     if pair.ours.encoder is None:
@@ -143,6 +152,9 @@ def our_answer(pair: Pair) -> Tensor:
 
 def their_answer(pair: Pair, left: bool = False) -> Tensor:
     """The same of the transformers library; rows padded on the left are moved to where ours are."""
+    if not pair.published.spec.frontend.reads_tokens:
+        found = pair.theirs(pixel_values=images(pair).values)
+        return found.logits if "logits" in found else found.last_hidden_state
     ids, real = padded(pair.rows, left)
     given: dict[str, Tensor] = {"input_ids": ids, "attention_mask": real}
     if pair.ours.encoder is not None:
@@ -174,8 +186,8 @@ def moved(answer: Tensor, real: Tensor) -> Tensor:
 
 def answered(pair: Pair, answer: Tensor) -> Tensor:
     """The answers at real positions, (…, C)."""
-    if answer.dim() == 2:
-        return answer
+    if answer.dim() == 2 or not pair.published.spec.frontend.reads_tokens:
+        return answer.flatten(0, -2)
     _, real = padded(pair.rows if pair.ours.encoder is None else pair.targets)
     return answer[real.bool()]
 

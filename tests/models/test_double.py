@@ -41,6 +41,8 @@ HEADS: tuple[Head, ...] = (
     heads.TokenHead(num_classes=3, hidden=5),
     heads.CRFHead(num_classes=3),
     heads.SpanHead(),
+    heads.VectorsHead(),
+    heads.DistilledHead(num_classes=3),
     *(heads.ForecastHead(over=over, horizon=3, channels=2) for over in ("mean", "channels", "steps")),
 )
 BRANCHES = [part for parts in SAMPLES.values() for part in parts if '"rounded":"bf16"' not in part.model_dump_json()]

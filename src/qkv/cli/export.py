@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from qkv.models.transformer import Transformer
     from qkv.spec.model import Model
+    from qkv.spec.processors import Processor
     from qkv.tokenizers.tokenizer import Tokenizer
 
 EXAMPLES = """\
@@ -103,7 +104,7 @@ class _Source(NamedTuple):
     """Model to export.
 
     tokenizer, labels, begin: tokenizer, class names, and ids that start a target.   family: published family, "" if
-    not known.   kept: tensors of the checkpoint that are passed on as they are.
+    not known.   kept: tensors of the checkpoint that are passed on as they are.   processor: of inputs other than text.
     """
 
     model: Transformer
@@ -112,9 +113,11 @@ class _Source(NamedTuple):
     family: str = ""
     begin: Sequence[int] = ()
     kept: Mapping[str, Tensor] | None = None
+    processor: Processor | None = None
 
 
 def _read(source: Path, copy: bool) -> _Source:
+    from qkv.data.batch import INPUT
     from qkv.interop.load import load_published
     from qkv.models.wide import DEEP
     from qkv.runs.load import load
@@ -122,7 +125,9 @@ def _read(source: Path, copy: bool) -> _Source:
 
     if not (source / "spec.yaml").is_file():
         found = load_published(source, copy=copy)
-        return _Source(found.model, found.tokenizer, found.labels, found.family, found.begin, found.kept)
+        return _Source(
+            found.model, found.tokenizer, found.labels, found.family, found.begin, found.kept, found.processor
+        )
     run = load(source, copy=copy)
     if not run.vocabulary.shared:
         raise UserError(f"{source} uses different tokenizers for input and output, which no published family supports")
@@ -131,7 +136,8 @@ def _read(source: Path, copy: bool) -> _Source:
         run.model.drop_wide()
         typer.echo(f"the n-grams beside the model are left out, since no other library reads them{worse}", err=True)
     begin = marks(run.vocabulary, getattr(run.recipe.task, "begin", ())).begin if run.model.encoder else ()
-    return _Source(run.model, run.tokenizer, run.vocabulary.labels, begin=begin)
+    tokenizer, processor = run.tokenizer if run.vocabulary.has_text else None, run.vocabulary.processors.get(INPUT)
+    return _Source(run.model, tokenizer, run.vocabulary.labels, begin=begin, processor=processor)
 
 
 def _write(read: _Source, folder: Path, dtype: str | None, check: bool | None) -> str:
@@ -172,5 +178,7 @@ def _write_model(read: _Source, folder: Path) -> str:
             "no published family is this model, so the folder holds a model file of its own, modeling_qkv.py; "
             "transformers opens it with trust_remote_code=True"
         )
-    written = save_published(read.model, folder, read.tokenizer, read.labels, read.family, read.begin, read.kept)
+    written = save_published(
+        read.model, folder, read.tokenizer, read.labels, read.family, read.begin, read.kept, read.processor
+    )
     return f"{written.family.name} ({written.architecture})"

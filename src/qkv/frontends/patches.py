@@ -32,7 +32,7 @@ class _Stage(nn.Sequential):
 
 @implements(Patches)
 class PatchFrontend(PlacedFrontend):
-    """Front end for images: pixels (B, C, H, W) -> vectors (B, N, D), N = (H / P) (W / P), plus 1 with a class token.
+    """Front end for images: pixels (B, C, H, W) -> vectors (B, N, D), N = (H / P) (W / P), plus the leading ones.
 
     x_i = W patch_i + b with patches of P × P pixels (after the stem, if any) in row-major order, with position vectors,
     norm and dropout. Rows and columns that do not fill a patch are cut off at the bottom and on the right.
@@ -52,18 +52,20 @@ class PatchFrontend(PlacedFrontend):
         own = part.vector_width(width)
         self.map = nn.Conv2d(channels[-1], own, part.patch, stride=part.patch)
         self.first = nn.Parameter(torch.zeros(own)) if part.class_token else None
+        self.extra = nn.Parameter(torch.zeros(part.extra_tokens, own)) if part.extra_tokens else None
 
     def layouts(self) -> Layouts:
-        return {"map": WHOLE, "first": WHOLE}
+        return {"map": WHOLE, "first": WHOLE, "extra": WHOLE}
 
     def initialise(self, std: float) -> None:
-        """Initialise patches as a linear map (Xavier), the stem as in He et al. 2015, the class token by N(0, std²)."""
+        """Initialise patches as a linear map (Xavier), the stem as in He et al. 2015, leading vectors by N(0, std²)."""
         nn.init.xavier_uniform_(self.map.weight.view(len(self.map.weight), -1))
         nn.init.zeros_(self.map.bias)  # type: ignore[arg-type]
         for stage in self.stem:
             nn.init.kaiming_normal_(stage[0].weight, nonlinearity="relu")  # type: ignore[index]
-        if self.first is not None:
-            nn.init.normal_(self.first, std=std)
+        for token in (self.first, self.extra):
+            if token is not None:
+                nn.init.normal_(token, std=std)
 
     def check(self, signal: Signal) -> None:
         part, pixels = self.part, signal.values
@@ -82,7 +84,7 @@ class PatchFrontend(PlacedFrontend):
 
     def grid(self, signal: Signal) -> PositionGrid:
         assert self.part.grid is not None
-        return PositionGrid(self.part.grid, int(self.part.class_token))
+        return PositionGrid(self.part.grid, self.part.leading)
 
     def random(self, rows: int, length: int, generator: torch.Generator) -> Signal:
         part = self.part
@@ -96,6 +98,7 @@ class PatchFrontend(PlacedFrontend):
         for stage in self.stem:
             pixels = stage(pixels)
         x = F.conv2d(pixels, self.map.weight, self.map.bias, self.part.patch).flatten(2).mT
-        if self.first is not None:
-            x = torch.cat((self.first.to(x.dtype).expand(len(x), 1, -1), x), 1)
+        leading = [token.view(-1, x.shape[2]) for token in (self.first, self.extra) if token is not None]
+        if leading:
+            x = torch.cat((*(token.to(x.dtype).expand(len(x), -1, -1) for token in leading), x), 1)
         return self.placed(x, context)

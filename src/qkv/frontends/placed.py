@@ -33,6 +33,6 @@ class PlacedFrontend(Frontend):
     def placed(self, x: Tensor, context: Context) -> Tensor:
         """Vectors (B, N, D) of the values x with those of their positions, normalised, with dropout."""
         if self.positions is not None:
-            vectors = self.positions(self.positions.places(context), x.dtype).to(x.dtype)
+            vectors = self.positions.vectors(context, x.dtype).to(x.dtype)
             x = x + vectors if self.part.join == "add" else torch.cat((x, vectors.expand_as(x)), -1)
         return dropout(self.norm(x, context), self.part.dropout, self.training)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import importlib.util
+import inspect
 import io
 import logging
 import warnings
@@ -37,7 +38,7 @@ def size_of(model: Transformer) -> int:
 
 def compare(model: Transformer, folder: Path) -> str:
     """Compare the logits of ``model`` with those of its export in ``folder``, opened by transformers, on a few random
-    ids in fp32.
+    ids, or on a random image, in fp32.
 
     Returns a clause for the user: the largest difference, or why nothing was compared. Raises ``UserError`` if the
     logits differ.
@@ -64,6 +65,8 @@ def compare(model: Transformer, folder: Path) -> str:
 def _difference(ours: Transformer, folder: Path, attention: str) -> float:
     with _quietly():
         theirs = _opened(folder, attention)
+        if not ours.spec.frontend.reads_tokens:
+            return _of_images(ours, theirs)
         ids = _ids(ours, folder)
         given: dict[str, Tensor] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         if ours.encoder is None:
@@ -72,6 +75,21 @@ def _difference(ours: Transformer, folder: Path, attention: str) -> float:
             given["decoder_input_ids"] = ids.flip(1)
             own = ours(ids.flip(1), memory=ours.encode(ids))[0]
         answer = _answer_of(theirs(**given), theirs)
+    return _relative(own, answer)
+
+
+def _of_images(ours: Transformer, theirs: Any) -> float:
+    """Difference of the outputs for a random image; positions are resampled if the model was trained with another
+    size.
+    """
+    signal = ours.frontend.random(1, 1, torch.Generator().manual_seed(0))
+    resampled = "interpolate_pos_encoding" in inspect.signature(theirs.forward).parameters
+    options = {"interpolate_pos_encoding": True} if resampled else {}
+    found = theirs(pixel_values=signal.values, **options)
+    return _relative(ours(signal)[0], found.logits if "logits" in found else found.last_hidden_state)
+
+
+def _relative(own: Tensor, answer: Tensor) -> float:
     if own.shape != answer.shape:
         return float("inf")
     return float((own - answer).abs().max() / answer.abs().max().clamp(min=1e-30))

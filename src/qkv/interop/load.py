@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from qkv.former.names import renamed
 from qkv.interop.adapted import StoredAdapter
 from qkv.interop.folder import Stored, held_by
+from qkv.interop.images import read_processor, sized_for
 from qkv.interop.mapped import watch
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import (
@@ -38,6 +39,7 @@ from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.generation import Generation
 from qkv.spec.model import Model
+from qkv.spec.processors import Processor
 from qkv.tokenizers.folder import holds_tokenizer
 from qkv.tokenizers.tokenizer import Tokenizer
 
@@ -52,6 +54,7 @@ class PublishedModel:
     tensors loaded. ``ignored`` and ``ignored_config`` list (name, reason) of tensors and config keys that were not
     loaded; ``kept`` holds those ignored tensors, by their published name, that an export writes back. ``begin``: ids
     that the decoder of an encoder–decoder starts with. ``adapter``: PEFT adapter that was merged into the weights.
+    ``processor``: of images, from ``preprocessor_config.json``; None without.
     """
 
     folder: Path
@@ -67,6 +70,7 @@ class PublishedModel:
     begin: tuple[int, ...] = ()
     kept: Mapping[str, Tensor] = field(default_factory=dict)
     adapter: StoredAdapter | None = None
+    processor: Processor | None = None
 
     @property
     def spec(self) -> Model:
@@ -104,7 +108,9 @@ def read_published(
     config = found.config(held_by(stored))
     family, architecture = choose(FAMILIES, config)
     stored = named_as_now(family, stored)
-    model, precision = _empty(read_spec(family, architecture, config), folder), _precision(dtype, stored)
+    spec = read_spec(family, architecture, config)
+    processor = read_processor(folder, spec)
+    model, precision = _empty(sized_for(spec, processor), folder), _precision(dtype, stored)
     ignored = fill(model, family, architecture, stored, precision, str(folder))
     _watch(model, stored)
     tokenizer = _tokenizer(found.tokenizer_folder)
@@ -122,6 +128,7 @@ def read_published(
         beginning(folder, config) if model.encoder is not None else (),
         _kept(family, architecture, stored, precision),
         found.adapter,
+        processor,
     )
 
 

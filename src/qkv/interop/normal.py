@@ -26,7 +26,8 @@ S = TypeVar("S", bound=Stack)
 
 
 def _stack(spec: S, width: int) -> S:
-    return _layered(spec, width).changed(frontend=spec.frontend.canonical(width))
+    length = spec.frontend.num_positions or spec.context_length
+    return _layered(spec, width).changed(frontend=spec.frontend.canonical(width), context_length=length)
 
 
 def _layered(spec: L, width: int) -> L:

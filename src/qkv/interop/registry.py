@@ -6,6 +6,8 @@ from qkv.interop.families.bart import BART, MBART
 from qkv.interop.families.bert import BERT
 from qkv.interop.families.bloom import BLOOM
 from qkv.interop.families.deberta import DEBERTA, DEBERTA2
+from qkv.interop.families.deit import DEIT
+from qkv.interop.families.dinov2 import DINOV2
 from qkv.interop.families.falcon import FALCON
 from qkv.interop.families.gemma import GEMMA, GEMMA2, GEMMA3
 from qkv.interop.families.gpt2 import GPT2
@@ -22,6 +24,7 @@ from qkv.interop.families.qwen3 import QWEN3
 from qkv.interop.families.reformer import REFORMER
 from qkv.interop.families.roberta import ROBERTA, XLM_ROBERTA
 from qkv.interop.families.t5 import MT5, T5
+from qkv.interop.families.vit import VIT
 from qkv.interop.families.xlnet import XLNET
 from qkv.interop.mapping.family import Family
 
@@ -53,4 +56,7 @@ FAMILIES: tuple[Family, ...] = (
     BART,
     MBART,
     PERCEIVER,
+    VIT,
+    DEIT,
+    DINOV2,
 )

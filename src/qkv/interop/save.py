@@ -11,14 +11,17 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from qkv.interop.images import at_size, written_processor
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family, matches, read_spec, reason_for
 from qkv.interop.normal import normal
-from qkv.interop.places import CONFIG, GENERATION, TOKENIZER_CONFIG, WEIGHTS
+from qkv.interop.places import CONFIG, GENERATION, PREPROCESSOR, TOKENIZER_CONFIG, WEIGHTS
 from qkv.interop.registry import FAMILIES
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model
+from qkv.spec.processors import Processor
+from qkv.spec.signals.images import Patches
 from qkv.tokenizers.files import write_whole
 from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
 
@@ -57,6 +60,8 @@ def _gives(family: Family, architecture: str, config: dict[str, Any], spec: Mode
         found = read_spec(family, architecture, Config(config))
     except UserError:
         return False
+    if isinstance(spec.frontend, Patches):
+        found = at_size(found, spec.frontend.height, spec.frontend.width)
     return normal(found) == normal(spec)
 
 
@@ -68,9 +73,10 @@ def save_published(
     family: str = "",
     begin: Sequence[int] = (),
     kept: Mapping[str, Tensor] | None = None,
+    processor: Processor | None = None,
 ) -> Covering:
     """Write ``model`` as a checkpoint in Hugging Face format: config.json, model.safetensors, generation_config.json
-    and, given a tokenizer, its files.
+    and, given a tokenizer or an image processor, their files.
 
     Returns the published family and its config. ``family``: preferred family if several cover the model, such as the
     one it was loaded from. ``labels``: class names. ``begin``: the one or two ids that the decoder of an
@@ -93,7 +99,11 @@ def save_published(
         copies = {name: tensors[source].clone() for name, source in found.family.copies(model.spec).items()}
         write_tensors(folder / WEIGHTS, {**tensors, **copies, **_kept(kept or {}, found, model)})
         write_json(folder / CONFIG, config)
-        write_json(folder / GENERATION, {key: value for key, value in config.items() if key.endswith("_token_id")})
+        if model.spec.frontend.reads_tokens:
+            write_json(folder / GENERATION, {key: value for key, value in config.items() if key.endswith("_token_id")})
+        images = written_processor(processor)
+        if images is not None:
+            write_json(folder / PREPROCESSOR, images)
         if tokenizer is not None:
             tokenizer.save(folder / FILE_NAME)
             write_json(folder / TOKENIZER_CONFIG, tokenizer_config(tokenizer, model.spec))

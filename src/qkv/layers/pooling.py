@@ -41,16 +41,21 @@ def _by_place(x: Tensor, real: Tensor) -> Tensor:
     return _sum(x * weights[..., None], real) / weights.sum(1, keepdim=True).clamp(min=1)
 
 
+def _mean_rest(x: Tensor, real: Tensor) -> Tensor:
+    return _sum(x[:, 1:], real[:, 1:]) / _count(real[:, 1:])
+
+
 POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "first": lambda x, real: x[:, 0],
     "last": _last,
     "max": lambda x, real: x.masked_fill(~real[..., None], -torch.inf).max(1).values,
     "mean": lambda x, real: _sum(x, real) / _count(real),
+    "mean_rest": _mean_rest,
     "mean_sqrt_len": lambda x, real: _sum(x, real) / _count(real) ** 0.5,
     "weighted_mean": _by_place,
 }
-"""Poolings by name: first vector; last vector; maximum of each feature; Σ x_i / n; Σ x_i / √n; Σ i x_i / Σ i,
-i = 1, 2, … (Muennighoff 2022).
+"""Poolings by name: first vector; last vector; maximum of each feature; Σ x_i / n, of all or without the first;
+Σ x_i / √n; Σ i x_i / Σ i, i = 1, 2, … (Muennighoff 2022).
 """
 
 SENTENCE_NAMES = {

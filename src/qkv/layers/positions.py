@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 from qkv.layers.activations import ACTIVATIONS
 from qkv.layers.context import Context
-from qkv.layers.layout import ROWS, Declared, Layouts
+from qkv.layers.layout import ROWS, WHOLE, Declared, Layouts
 from qkv.layers.linear import Linear
 from qkv.ops import positions as ops
-from qkv.ops.at_least_single import single_or_wider
+from qkv.ops.at_least_single import at_least_single, single_or_wider
 from qkv.spec import parts as spec
 from qkv.spec.errors import UserError
 from qkv.spec.register import implementation, implements
@@ -32,6 +32,10 @@ class Positions(Declared):
         Raises ``UserError`` if these are unknown.
         """
         return context.positions
+
+    def vectors(self, context: Context, dtype: torch.dtype) -> Tensor:
+        """Position vectors (B or 1, N, D) of the positions of a forward pass. Raises ``UserError`` as ``places``."""
+        return self(self.places(context), dtype)
 
     def initialise(self, std: float) -> None:
         """Initialise the learned tables from N(0, std²), if there are any."""
@@ -58,6 +62,40 @@ class Learned(Positions):
 
     def forward(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         return F.embedding(positions + self.offset if self.offset else positions, self.table)
+
+
+@implements(spec.LearnedGrid)
+class LearnedGrid(Positions):
+    """Learned vectors on a grid, resampled to the grid of the input: a table (leading + rows · columns, D)."""
+
+    def __init__(self, part: spec.LearnedGrid, length: int, width: int):
+        super().__init__()
+        self.part = part
+        self.table = nn.Parameter(torch.zeros(part.leading + part.shape[0] * part.shape[1], width))
+
+    def layouts(self) -> Layouts:
+        return {"table": WHOLE}
+
+    def initialise(self, std: float) -> None:
+        nn.init.normal_(self.table, std=std)
+
+    def vectors(self, context: Context, dtype: torch.dtype) -> Tensor:
+        context.on_grid(self.part.axes, self.part.kind)
+        assert context.grid is not None
+        if context.grid.leading != self.part.leading:
+            raise UserError(
+                f"the positions 'learned_grid' have {self.part.leading} leading vectors, and {context.grid.leading} "
+                "positions precede the grid; set model.frontend.positions.leading to their number"
+            )
+        return F.embedding(context.positions, self.resampled(context.grid.sizes))
+
+    def resampled(self, sizes: tuple[int, ...]) -> Tensor:
+        """Table for a grid of (rows, columns), in row-major order after the leading positions."""
+        leading, patches = self.table[: self.part.leading], self.table[self.part.leading :]
+        return torch.cat((leading, resample_grid(patches, self.part.shape, (sizes[0], sizes[1]))))
+
+    def forward(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        return F.embedding(positions, self.table)
 
 
 @implements(spec.Axial)
@@ -163,8 +201,9 @@ def resample_grid(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> 
         )
     if old == new:
         return table
-    grid = table.unflatten(0, old).permute(2, 0, 1)[None]
-    return F.interpolate(grid, new, mode="bicubic", align_corners=False)[0].permute(1, 2, 0).flatten(0, 1)
+    grid = at_least_single(table).unflatten(0, old).permute(2, 0, 1)[None]
+    resampled = F.interpolate(grid, new, mode="bicubic", align_corners=False)[0]
+    return resampled.permute(1, 2, 0).flatten(0, 1).to(table.dtype)
 
 
 def rope_frequencies(part: spec.Rope, rotated: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, float]:

@@ -170,6 +170,24 @@ class Classifier(PredictionHead):
         return torch.randint(self.output.out_features, (rows,), generator=generator)
 
 
+@implements(spec.DistilledHead)
+class DistilledClassifier(Head):
+    """Head of two linear classifiers, of the first and of the second position; logits (B, C) are their mean."""
+
+    def __init__(self, part: spec.DistilledHead, width: int, table: object):
+        super().__init__()
+        self.num_outputs = _known(part.num_classes)
+        self.first, self.second = Linear(width, self.num_outputs), Linear(width, self.num_outputs)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        if x.shape[1] < 2:
+            raise UserError("the head 'distilled' reads two positions, and a row has one; use 'classification'")
+        return (self.first(x[:, 0]) + self.second(x[:, 1])) / 2
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(self.num_outputs, (rows,), generator=generator)
+
+
 @implements(spec.LabelsHead)
 class Labeller(PredictionHead):
     """Head for several labels: logits (B, C) of each row, one per label. Targets (B, C): 1 for a present label."""
@@ -272,6 +290,25 @@ class Regressor(PredictionHead):
     def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         """Squared error Σ (y - target)²; ``smoothing`` is ignored, as targets are numbers."""
         return (at_least_single(outputs[:, 0]) - targets).square().sum()
+
+
+@implements(spec.VectorsHead)
+class Vectors(Head):
+    """Head without an output layer: the final vectors (B, N, D) themselves. Targets are vectors (B, N, D)."""
+
+    def __init__(self, part: spec.VectorsHead, width: int, table: object):
+        super().__init__()
+        self.num_outputs = width
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        return x
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        return torch.randn(rows, length, self.num_outputs, generator=generator)
+
+    def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        """Squared error Σ (y - target)²; ``smoothing`` is ignored, as targets are numbers."""
+        return (at_least_single(outputs) - targets).square().sum()
 
 
 @implements(spec.ForecastHead)

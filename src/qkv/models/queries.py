@@ -27,6 +27,6 @@ class Queries(nn.Module):
         """
         if self.count is not None:
             context = Context(torch.arange(self.count, device=x.device)[None], tap=context.tap)
-        q = self.positions(self.positions.places(context), x.dtype).to(x.dtype).expand(x.shape[0], -1, -1)
+        q = self.positions.vectors(context, x.dtype).to(x.dtype).expand(x.shape[0], -1, -1)
         positions, lengths = context.positions, context.lengths
         return q, Context(positions, lengths, tap=context.tap, memories={MEMORY: known}, grid=context.grid)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qkv.data.batch import INPUT
 from qkv.data.vocabulary import Vocabulary
 from qkv.interop.load import entrances, load_published
 from qkv.interop.mapped import MappedFile, watch
@@ -122,5 +123,9 @@ def accept(folder: Path) -> str | None:
 def _published(source: str | Path, options: dict[str, Any]) -> Run:
     """Load a published checkpoint as a run without training."""
     found = load_published(source, **options)
+    recipe = recipe_of(found)
+    if found.processor is not None:
+        vocabulary = Vocabulary.without_text(found.labels, **{INPUT: found.processor})
+        return Run(found.folder, recipe, found.model, vocabulary, [], 0)
     tokenizer = found.tokenizer or AbsentTokenizer.of_published(found.folder)
-    return Run(found.folder, recipe_of(found), found.model, Vocabulary(tokenizer, tokenizer, found.labels), [], 0)
+    return Run(found.folder, recipe, found.model, Vocabulary(tokenizer, tokenizer, found.labels), [], 0)

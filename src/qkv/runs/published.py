@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qkv.interop.load import PublishedModel
+from qkv.interop.places import PREPROCESSOR
 from qkv.spec.data import Data
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model
@@ -19,15 +20,29 @@ NOT_SAID = "not said"
 
 
 def recipe_of(found: PublishedModel) -> Recipe:
-    """Recipe that describes a published checkpoint as a run: its model, its tokenizer, and the task of its head."""
+    """Recipe that describes a published checkpoint as a run: its model, its tokenizer or processor, and the task of its
+    head."""
     return Recipe(
         name=found.folder.name,
         description=f"{found.family}, published as {found.architecture}",
-        data=Data(source=NOT_SAID, tokenizer=TokenizerFile(path=str(found.folder))),
+        data=_data(found),
         model=found.spec,
         task=_task(found),
         sample=found.sample,
     )
+
+
+def _data(found: PublishedModel) -> Data:
+    """Data of a published checkpoint: its tokenizer or its processor. Raises ``UserError`` without the processor."""
+    needed = found.spec.frontend.processor
+    if needed is None:
+        return Data(source=NOT_SAID, tokenizer=TokenizerFile(path=str(found.folder)))
+    if found.processor is None:
+        raise UserError(
+            f"{found.folder} holds no {PREPROCESSOR}, so it is not known how {needed.kind} are resized and "
+            "standardised; put that file there, or use qkv.interop.load.load_published, which loads the model alone"
+        )
+    return Data(source=NOT_SAID, processor=found.processor)
 
 
 def _task(found: PublishedModel) -> Task:

@@ -12,7 +12,7 @@ from qkv.spec.errors import Problem, SpecError, nearest, quoted
 from qkv.spec.forecasts import Forecast, Point
 from qkv.spec.parts import Activation, LayerNorm, NoNorm, Norm
 
-PoolingName = Literal["first", "last", "mean", "max", "mean_sqrt_len", "weighted_mean", "attention"]
+PoolingName = Literal["first", "last", "mean", "mean_rest", "max", "mean_sqrt_len", "weighted_mean", "attention"]
 
 
 class Head(Part, slot=True):
@@ -122,8 +122,9 @@ def _known(given: Any) -> Any:
 class Pooled(Head):
     """Base class of sequence-level heads, which pool the vectors of unpadded positions to one.
 
-    pooling: ``first`` (BERT's CLS), ``last``, ``mean``, ``max``, ``mean_sqrt_len``: Σ x_i / √n, ``weighted_mean``:
-    Σ i x_i / Σ i, or ``attention``: Σ_i softmax_i(w·x_i) x_i with learned w. The results of several are concatenated.
+    pooling: ``first`` (BERT's CLS), ``last``, ``mean``, ``mean_rest``: mean of all but the first, ``max``,
+    ``mean_sqrt_len``: Σ x_i / √n, ``weighted_mean``: Σ i x_i / Σ i, or ``attention``: Σ_i softmax_i(w·x_i) x_i with
+    learned w. The results of several are concatenated.
     """
 
     pools = True
@@ -161,6 +162,15 @@ class ClassificationHead(Hidden, Pooled, Classes, kind="classification"):
     """
 
 
+class DistilledHead(Classes, kind="distilled"):
+    """Mean of two linear classifiers, on the first and the second position (DeiT, Touvron et al. 2021).
+
+    logits = (x_0 W_0^T + b_0 + x_1 W_1^T + b_1) / 2: of the class token and of the distillation token.
+    """
+
+    instead_of = "classification"
+
+
 class LabelsHead(Hidden, Pooled, Classes, kind="labels"):
     """Several labels per sequence: one logit per label, as in ``ClassificationHead``; loss: binary cross-entropy."""
 
@@ -188,6 +198,12 @@ class CRFHead(Hidden, Classes, kind="crf"):
 
 class SpanHead(Hidden, kind="spans"):
     """Span prediction: two logits z W^T + b per position, start and end (Devlin et al. 2019); z as in ``Hidden``."""
+
+    per_position = True
+
+
+class VectorsHead(Head, kind="vectors"):
+    """Final hidden states themselves, without an output layer: a published model without a head."""
 
     per_position = True
 

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field
 from qkv.spec.base import LARGEST, Part, Seq
 from qkv.spec.errors import Problem
 
+GridSide = Annotated[int, Field(gt=0, le=4096)]
 Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "quick_gelu", "sigmoid", "tanh", "identity"]
 
 
@@ -156,6 +157,18 @@ class Learned(Positions, kind="learned"):
 
     def limit(self, context_length: int) -> int | None:
         return context_length
+
+
+class LearnedGrid(Positions, kind="learned_grid"):
+    """Learned vectors on a grid, such as image patches, resampled to the grid of the input (bicubic).
+
+    A model of one image size reads another (ViT, Dosovitskiy et al. 2021; DINOv2, Oquab et al. 2023). The vectors of
+    ``leading`` positions before the grid, such as a class token, are not resampled.
+    """
+
+    axes = 2
+    shape: Seq[GridSide] = Field(min_length=2, max_length=2, description="rows and columns of the learned vectors")
+    leading: int = Field(default=1, ge=0, description="positions before those of the grid, such as a class token")
 
 
 class Axial(Positions, kind="axial"):

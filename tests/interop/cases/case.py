@@ -13,7 +13,8 @@ class Case:
 
     ``lengths``: of the rows of a batch (of the sources, for an encoder–decoder).
     ``steps``: tokens that decoders write.
-    ``renamed``: what the class calls a parameter that its files hold under another name.
+    ``renamed``: what the class calls a parameter that its files hold under another name; several if the files hold
+    them joined by rows.
     ``attention``: how that library computes it.
     ``trains``: True if that library has gradients in training alone.
     ``cached``: False if one of the two writes other tokens with a cache than without: then both read the whole text
@@ -25,7 +26,7 @@ class Case:
     config: Any
     lengths: tuple[int, ...] = (9, 1, 5)
     steps: int = 64
-    renamed: Mapping[str, str] = field(default_factory=dict)
+    renamed: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     attention: str = "eager"
     trains: bool = False
     cached: bool = True

@@ -33,6 +33,8 @@ _SAMPLE = 1000
 """Number of training images by which size, mean and deviation are chosen."""
 _SHOWN = 96
 """Largest height and width of images in reports."""
+_DRAFT, _DECODED = 1024, 8
+"""Least side of a JPEG file that is decoded at a reduced size: in pixels, and as a multiple of the processor's."""
 _DEEP = ("I;16", "I;16B", "I;16L", "I", "F")
 """Modes of Pillow with more than 8 bits per pixel."""
 _GREY = ("1", "L", "LA", *_DEEP)
@@ -71,7 +73,8 @@ class ImageProcessor(Processor):
     def encode(self, value: Any) -> np.ndarray:
         image = _image(value)
         mode = "L" if self.spec.channels == 1 else "RGB"
-        image = _resized(_converted(image, mode, _name(value)), self.spec)
+        least = _DECODED * max(self.spec.height or 0, self.spec.width or 0)
+        image = _resized(_converted(image, mode, _name(value), least), self.spec)
         pixels = np.array(image)
         return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
@@ -216,13 +219,15 @@ def _reason(error: Exception) -> str:
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__).splitlines()[0].lower()
 
 
-def _converted(image: Any, mode: str, name: str) -> Any:
-    """Decoded image in ``mode``, rotated by its EXIF data, on white. Raises ``Unusable`` for a damaged file."""
+def _converted(image: Any, mode: str, name: str, least: int = 0) -> Any:
+    """Decoded image in ``mode``, rotated by its EXIF data, on white. Large JPEG files are decoded at a half, quarter or
+    eighth of their size, but with at least ``least`` pixels on each side. Raises ``Unusable`` for a damaged file.
+    """
     from PIL import Image, ImageOps
 
     try:
         image.seek(0)
-        image.draft("RGB", (1024, 1024))
+        image.draft("RGB", (max(_DRAFT, least),) * 2)
         image = ImageOps.exif_transpose(image)
         if image.mode in _DEEP:
             pixels = np.asarray(image, np.float64)
@@ -249,8 +254,10 @@ def _resized(image: Any, spec: Images) -> Any:
     if spec.resize == "squash":
         before = (spec.resized, spec.resized) if spec.resized else (width, height)
     else:
-        scale = (spec.resized or max(height, width)) / min(image.size)
-        before = tuple(max(side, round(size * scale)) for side, size in zip((width, height), image.size, strict=True))
+        shorter, short = spec.resized or max(height, width), min(image.size)
+        # Rounded down, as published image processors do.
+        sides = zip((width, height), image.size, strict=True)
+        before = tuple(max(side, int(shorter * size / short)) for side, size in sides)
     if image.size != before:
         image = image.resize(before, method)
     left, top = (image.width - width) // 2, (image.height - height) // 2

@@ -10,7 +10,7 @@ from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Architecture, NameRule, Reasons
 from qkv.interop.mapping.ways import COPIED
 from qkv.spec.errors import UserError, nearest
-from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
+from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead, VectorsHead
 from qkv.spec.parts import Activation, LayerNorm
 
 HEAD_KEYS: Reasons = dict.fromkeys(
@@ -34,9 +34,25 @@ def body(theirs: str, ignored: Reasons | None = None, kept: Reasons | None = Non
 
     ``kept``: unused tensors of its files, such as a pooler, that an export writes back unchanged.
     """
-    rows, again = (NameRule("head.weight", theirs),), "; written back by an export"
-    reasons = {name: f"{reason}{again}" for name, reason in (kept or {}).items()}
+    rows, reasons = (NameRule("head.weight", theirs),), written_back(kept or {})
     return Architecture(lambda config: LanguageModelHead(), _no_head, rows, ignored or {}, reasons, bare=True)
+
+
+def vectors(kept: Reasons | None = None) -> Architecture:
+    """Architecture without a head on a body without tokens: its outputs are the final vectors. ``kept``: unused tensors
+    of its files that an export writes back unchanged.
+    """
+    return Architecture(
+        lambda config: VectorsHead(),
+        lambda head: {} if isinstance(head, VectorsHead) else None,
+        kept=written_back(kept or {}),
+        bare=True,
+    )
+
+
+def written_back(kept: Reasons) -> Reasons:
+    """``kept`` with the reasons of tensors that are not used but kept for an export."""
+    return {name: f"{reason}; written back by an export" for name, reason in kept.items()}
 
 
 def pooler(prefix: str) -> Reasons:

@@ -144,15 +144,22 @@ class Copied(Way):
 
 @dataclass(frozen=True)
 class Broadcast(Way):
-    """Removal of an axis of size 1, at ``axis``, of the published tensor: the Reformer's axial position tables."""
+    """Removal of ``axes`` axes of size 1, from ``axis`` on, of the published tensor: position tables, class tokens."""
 
     axis: int = 0
+    axes: int = 1
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
-        return theirs[0].squeeze(self.axis)
+        found = theirs[0]
+        for _ in range(self.axes):
+            found = found.squeeze(self.axis)
+        return found
 
     def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
-        return (ours.unsqueeze(self.axis),)
+        found = ours
+        for _ in range(self.axes):
+            found = found.unsqueeze(self.axis)
+        return (found,)
 
 
 PLAIN = Plain()

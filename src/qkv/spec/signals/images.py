@@ -10,6 +10,7 @@ from pydantic import Field
 from qkv.spec.base import Part, Seq
 from qkv.spec.errors import Problem, SpecError
 from qkv.spec.frontends import Placed
+from qkv.spec.parts import Learned, LearnedGrid
 from qkv.spec.processors import Processor
 
 LARGEST = 4096
@@ -127,7 +128,7 @@ class Patches(Placed, kind="patches"):
 
     A patch size of 1 makes each pixel a position. With ``stem``, convolutions (3 × 3, batch norm, ReLU, max pooling by
     2) of so many channels precede the patches (Compact Transformers, Hassani et al. 2021). Positions are in row-major
-    order, after the class token if there is one.
+    order, after the class token and other learned positions if there are any.
     """
 
     processor: ClassVar[type[Processor] | None] = Images
@@ -137,6 +138,9 @@ class Patches(Placed, kind="patches"):
         default=(), description="channels of convolutions before the patches, each of which halves height and width"
     )
     class_token: bool = Field(default=False, description="learned first position, for the pooling 'first'")
+    extra_tokens: int = Field(
+        default=0, ge=0, le=1000, description="learned positions before the patches, after the class token (DeiT: one)"
+    )
     height: Side | None = Field(default=None, description="pixels; default: the processor's")
     width: Side | None = Field(default=None, description="pixels; default: the processor's")
     channels: Channels | None = Field(default=None, description="default: the processor's")
@@ -161,8 +165,20 @@ class Patches(Placed, kind="patches"):
         return rows // self.patch, columns // self.patch
 
     @property
+    def leading(self) -> int:
+        """Number of positions before those of the patches."""
+        return self.class_token + self.extra_tokens
+
+    @property
     def num_positions(self) -> int | None:
-        return None if self.grid is None else prod(self.grid) + self.class_token
+        return None if self.grid is None else prod(self.grid) + self.leading
+
+    def resized(self, height: int, width: int) -> Self:
+        """Copy for images of another size, with learned positions resampled from the present grid."""
+        positions = self.positions
+        if isinstance(positions, Learned) and self.grid is not None and (height, width) != (self.height, self.width):
+            positions = LearnedGrid(shape=self.grid, leading=self.leading)
+        return self.changed(height=height, width=width, positions=positions)
 
     def limit(self, context_length: int) -> int | None:
         return self.positions.limit(self.num_positions or context_length)
@@ -175,6 +191,9 @@ class Patches(Placed, kind="patches"):
         return self.changed(height=None, width=None, channels=None)
 
     def canonical(self, width: int) -> Self:
+        table = self.positions
+        if isinstance(table, LearnedGrid) and table.shape == self.grid:
+            return self.changed(dropout=0.0, positions=Learned())
         return self.changed(dropout=0.0)
 
     def problems(self) -> list[Problem]:
@@ -182,4 +201,7 @@ class Patches(Placed, kind="patches"):
         if self.grid is not None and 0 in self.grid:
             sentence = f"patches of {self.patch} pixels are larger than images of {self.height} × {self.width}"
             found.append(Problem(("patch",), f"{sentence}{' after the stem' if self.stem else ''}; give a smaller one"))
+        if isinstance(self.positions, LearnedGrid) and self.positions.leading != self.leading:
+            sentence = f"{self.positions.leading} given, but {self.leading} positions precede the patches"
+            found.append(Problem(("positions", "leading"), f"{sentence}; give their number"))
         return found

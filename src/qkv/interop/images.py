@@ -1,0 +1,225 @@
+"""Image processors of published folders, ``preprocessor_config.json``, in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from qkv.interop.folder import read_json
+from qkv.interop.mapping.config import Config
+from qkv.interop.places import PREPROCESSOR
+from qkv.spec.errors import UserError, nearest, quoted
+from qkv.spec.model import Model
+from qkv.spec.processors import Processor
+from qkv.spec.signals.images import Images, Patches
+
+_RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+"""Filters by their numbers in Pillow."""
+_HALF = (0.5, 0.5, 0.5)
+_CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+
+
+class _Kind(NamedTuple):
+    """Defaults of a published image processor. square: an int as ``size`` is both sides, not the shorter one."""
+
+    size: dict[str, int]
+    resample: int
+    crop: int | None = None
+    mean: tuple[float, ...] = _HALF
+    deviation: tuple[float, ...] = _HALF
+    square: bool = True
+
+
+_KINDS = {
+    "ViT": _Kind({"height": 224, "width": 224}, 2),
+    "DeiT": _Kind({"height": 256, "width": 256}, 3, crop=224),
+    "Bit": _Kind({"shortest_edge": 224}, 3, 224, *_CLIP, square=False),
+    "CLIP": _Kind({"shortest_edge": 224}, 3, 224, *_CLIP, square=False),
+}
+_ENDINGS = ("ImageProcessor", "ImageProcessorFast", "ImageProcessorPil", "FeatureExtractor")
+_IGNORED = {
+    "image_processor_type",
+    "feature_extractor_type",
+    "processor_class",
+    "auto_map",
+    "do_convert_rgb",  # images always have the model's channels
+    "data_format",
+    "input_data_format",
+    "return_tensors",
+    "device",
+    "disable_grouping",
+    "default_to_square",
+    "image_seq_length",
+    "crop_pct",
+    "_valid_processor_keys",
+}
+"""Keys that do not change the pixels."""
+
+
+def read_processor(folder: Path, spec: Model) -> Processor | None:
+    """Image processor of the published ``folder`` for a model of ``spec``; None if the model reads no images, or the
+    folder has none. Raises ``UserError`` for one that qkv cannot follow exactly.
+    """
+    frontend = spec.frontend
+    if not isinstance(frontend, Patches) or not (folder / PREPROCESSOR).is_file():
+        return None
+    config = Config(read_json(folder / PREPROCESSOR), str(folder / PREPROCESSOR))
+    return _images(config, _kind(config), frontend.channels or 3)
+
+
+def _kind(config: Config) -> _Kind:
+    key = "image_processor_type" if config.has("image_processor_type") else "feature_extractor_type"
+    named = config.word(key, "ViTImageProcessor")
+    known = {f"{stem}{ending}": kind for stem, kind in _KINDS.items() for ending in _ENDINGS}
+    if named not in known:
+        raise UserError(f"{config.source}: {key} is {quoted(named)}, which qkv does not know; {nearest(named, known)}")
+    return known[named]
+
+
+def _images(config: Config, kind: _Kind, channels: int) -> Images:
+    for key in (
+        "do_resize",
+        "do_rescale",
+        "do_normalize",
+        "do_center_crop",
+        "rescale_factor",
+        "image_mean",
+        "image_std",
+    ):
+        config.asked.add(key)
+    config.fixed("do_resize", True, "the size of the images")
+    config.fixed("do_pad", False, "the size of the images")
+    config.fixed("pad_size", None, "the size of the images")
+    mean, deviation = _standard(config, kind, channels)
+    filtered = config.integer("resample", kind.resample)
+    if filtered not in _RESAMPLE:
+        known = ", ".join(f"{number} ({name})" for number, name in _RESAMPLE.items())
+        raise UserError(f"{config.source}: resample is {filtered}, which qkv does not know; it knows {known}")
+    found = Images.parse(
+        {
+            **_sizes(config, kind),
+            "channels": channels,
+            "mean": mean,
+            "deviation": deviation,
+            "resample": _RESAMPLE[filtered],
+        },
+        config.source,
+    )
+    config.finish(_IGNORED)
+    return found
+
+
+def _standard(config: Config, kind: _Kind, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """(mean, deviation) of each channel for pixels from 0 to 1, whatever factor the config gives the pixels first."""
+    factor = 255 * config.number("rescale_factor", 1 / 255) if config.flag("do_rescale", True) else 255.0
+    mean, deviation = (0.0,) * channels, (1.0,) * channels
+    if config.flag("do_normalize", True):
+        mean, deviation = (
+            _per_channel(config, key, given, channels)
+            for key, given in (("image_mean", kind.mean), ("image_std", kind.deviation))
+        )
+    if abs(factor - 1) < 1e-12:
+        return mean, deviation
+    if factor <= 0:
+        raise UserError(f"{config.source}: rescale_factor is {factor / 255:g}, but pixels have a factor above 0")
+    return tuple(value / factor for value in mean), tuple(value / factor for value in deviation)
+
+
+def _per_channel(config: Config, key: str, default: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    given = config.values.get(key)
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        return (config.number(key),) * channels
+    found = config.items(key) if config.has(key) else list(default)
+    if not all(isinstance(value, int | float) for value in found):
+        raise UserError(f"{config.source}: {key} is {quoted(found)}, but it should be a list of numbers")
+    return tuple(map(float, found))
+
+
+def _sizes(config: Config, kind: _Kind) -> dict[str, Any]:
+    """Fields of ``Images`` for the sizes of a config: resized, then cropped around the centre if it says so."""
+    size = _size(config, "size", kind.size, kind.square)
+    crops = config.flag("do_center_crop", kind.crop is not None)
+    crop = _size(config, "crop_size", {"height": kind.crop or 0, "width": kind.crop or 0}, True)
+    if not crops:
+        if "shortest_edge" in size:
+            raise UserError(
+                f"{config.source}: size gives the shorter side and do_center_crop is false, so images have "
+                "several sizes, but a model of qkv reads one; give size a height and a width"
+            )
+        return size
+    resized = size.get("shortest_edge") or size["height"]
+    if "shortest_edge" in size:
+        return {**crop, "resize": "crop", "resized": resized}
+    if size["height"] != size["width"]:
+        raise UserError(
+            f"{config.source}: size is {size['height']} × {size['width']} before a crop, but qkv crops only images "
+            "that were resized to a square or by their shorter side"
+        )
+    return {**crop, "resized": resized}
+
+
+def _size(config: Config, key: str, default: dict[str, int], square: bool) -> dict[str, int]:
+    """Size under a key: {"height", "width"} or {"shortest_edge"}, from a mapping or from one number."""
+    given = config.values.get(key)
+    config.asked.add(key)
+    if given is None:
+        return default
+    if isinstance(given, int) and not isinstance(given, bool):
+        return {"height": given, "width": given} if square else {"shortest_edge": given}
+    found = config.table(key).values
+    ints = all(isinstance(value, int) and not isinstance(value, bool) and value > 0 for value in found.values())
+    if not ints or set(found) not in ({"height", "width"}, {"shortest_edge"}):
+        raise UserError(
+            f"{config.source}: {key} is {quoted(given)}, but qkv knows only one size, height and width, or "
+            "shortest_edge, above 0"
+        )
+    return dict(found)
+
+
+def written_processor(processor: Processor | None) -> dict[str, Any] | None:
+    """Contents of preprocessor_config.json for a processor; None if it is not fitted or of no images."""
+    if not isinstance(processor, Images) or not processor.is_fitted:
+        return None
+    numbers = {name: number for number, name in _RESAMPLE.items()}
+    sides = {"height": processor.height, "width": processor.width}
+    crops = processor.resize == "crop" or processor.resized is not None
+    resized = processor.resized or max(processor.height or 0, processor.width or 0)
+    size: Mapping[str, Any] = sides
+    if crops:
+        size = {"shortest_edge": resized} if processor.resize == "crop" else {"height": resized, "width": resized}
+    kind = "Bit" if processor.resize == "crop" else "DeiT" if crops else "ViT"
+    return {
+        "image_processor_type": f"{kind}ImageProcessor",
+        "do_resize": True,
+        "size": dict(size),
+        "resample": numbers[processor.resample],
+        "do_center_crop": crops,
+        **({"crop_size": sides} if crops else {}),
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(processor.mean or ()),
+        "image_std": list(processor.deviation or ()),
+        **({"do_convert_rgb": True} if processor.channels == 3 else {}),
+    }
+
+
+def sized_for(spec: Model, processor: Processor | None) -> Model:
+    """``spec`` for the images of ``processor``: learned positions of patches are resampled if it was trained with
+    another size.
+    """
+    if not isinstance(processor, Images) or not isinstance(spec.frontend, Patches):
+        return spec
+    return at_size(spec, processor.height, processor.width)
+
+
+def at_size(spec: Model, height: int | None, width: int | None) -> Model:
+    """``spec`` for images of height × width pixels."""
+    frontend = spec.frontend
+    if not isinstance(frontend, Patches) or height is None or width is None:
+        return spec
+    if (height, width) == (frontend.height, frontend.width):
+        return spec
+    resized = frontend.resized(height, width)
+    return spec.changed(frontend=resized, context_length=resized.num_positions or spec.context_length)
