@@ -211,10 +211,16 @@ def sized_for(spec: Model, processor: Processor | None) -> Model:
     """
     if not isinstance(processor, Images) or not isinstance(spec.frontend, Patches):
         return spec
-    return at_size(spec, processor.height, processor.width)
+    return _at_size(spec, processor.height, processor.width)
 
 
-def at_size(spec: Model, height: int | None, width: int | None) -> Model:
+def sized_as(spec: Model, other: Model) -> Model:
+    """``spec`` for images of the size that the model ``other`` reads, if both read images."""
+    frontend = other.frontend
+    return _at_size(spec, frontend.height, frontend.width) if isinstance(frontend, Patches) else spec
+
+
+def _at_size(spec: Model, height: int | None, width: int | None) -> Model:
     """``spec`` for images of height × width pixels."""
     frontend = spec.frontend
     if not isinstance(frontend, Patches) or height is None or width is None:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from qkv.interop.images import at_size, written_processor
+from qkv.interop.images import sized_as, written_processor
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family, matches, read_spec, reason_for
 from qkv.interop.normal import normal
@@ -21,7 +21,6 @@ from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.processors import Processor
-from qkv.spec.signals.images import Patches
 from qkv.tokenizers.files import write_whole
 from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
 
@@ -60,9 +59,7 @@ def _gives(family: Family, architecture: str, config: dict[str, Any], spec: Mode
         found = read_spec(family, architecture, Config(config))
     except UserError:
         return False
-    if isinstance(spec.frontend, Patches):
-        found = at_size(found, spec.frontend.height, spec.frontend.width)
-    return normal(found) == normal(spec)
+    return normal(sized_as(found, spec)) == normal(spec)
 
 
 def save_published(

@@ -92,7 +92,9 @@ class LearnedGrid(Positions):
     def resampled(self, sizes: tuple[int, ...]) -> Tensor:
         """Table for a grid of (rows, columns), in row-major order after the leading positions."""
         leading, patches = self.table[: self.part.leading], self.table[self.part.leading :]
-        return torch.cat((leading, resample_grid(patches, self.part.shape, (sizes[0], sizes[1]))))
+        return torch.cat(
+            (leading, resample_grid(patches, (self.part.shape[0], self.part.shape[1]), (sizes[0], sizes[1])))
+        )
 
     def forward(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         return F.embedding(positions, self.table)

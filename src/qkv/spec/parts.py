@@ -132,6 +132,16 @@ class Positions(Part, slot=True):
     """True if there are no position vectors."""
     axes: ClassVar[int] = 1
     """Number of axes of the grid on which positions must lie; 1: any sequence."""
+    leads: ClassVar[bool] = False
+    """True if ``leading`` is the number of positions before those of the grid, to which vectors belong."""
+
+    def resampled_from(self, grid: tuple[int, ...], leading: int) -> Positions:
+        """Positions of another grid whose vectors are resampled from those of ``grid``; by default unchanged."""
+        return self
+
+    def canonical(self, grid: tuple[int, ...] | None) -> Positions:
+        """Equivalent positions for comparisons, on ``grid``."""
+        return self
 
     def limit(self, context_length: int) -> int | None:
         """Number of positions with a vector in a model of ``context_length``; None for no limit."""
@@ -155,6 +165,9 @@ class Learned(Positions, kind="learned"):
 
     offset: int = Field(default=0, ge=0, description="unused rows before the first position")
 
+    def resampled_from(self, grid: tuple[int, ...], leading: int) -> Positions:
+        return LearnedGrid(shape=grid, leading=leading)
+
     def limit(self, context_length: int) -> int | None:
         return context_length
 
@@ -167,8 +180,12 @@ class LearnedGrid(Positions, kind="learned_grid"):
     """
 
     axes = 2
+    leads = True
     shape: Seq[GridSide] = Field(min_length=2, max_length=2, description="rows and columns of the learned vectors")
     leading: int = Field(default=1, ge=0, description="positions before those of the grid, such as a class token")
+
+    def canonical(self, grid: tuple[int, ...] | None) -> Positions:
+        return Learned() if self.shape == grid else self
 
 
 class Axial(Positions, kind="axial"):

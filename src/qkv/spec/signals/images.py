@@ -10,7 +10,6 @@ from pydantic import Field
 from qkv.spec.base import Part, Seq
 from qkv.spec.errors import Problem, SpecError
 from qkv.spec.frontends import Placed
-from qkv.spec.parts import Learned, LearnedGrid
 from qkv.spec.processors import Processor
 
 LARGEST = 4096
@@ -176,8 +175,8 @@ class Patches(Placed, kind="patches"):
     def resized(self, height: int, width: int) -> Self:
         """Copy for images of another size, with learned positions resampled from the present grid."""
         positions = self.positions
-        if isinstance(positions, Learned) and self.grid is not None and (height, width) != (self.height, self.width):
-            positions = LearnedGrid(shape=self.grid, leading=self.leading)
+        if self.grid is not None and (height, width) != (self.height, self.width):
+            positions = positions.resampled_from(self.grid, self.leading)
         return self.changed(height=height, width=width, positions=positions)
 
     def limit(self, context_length: int) -> int | None:
@@ -191,17 +190,15 @@ class Patches(Placed, kind="patches"):
         return self.changed(height=None, width=None, channels=None)
 
     def canonical(self, width: int) -> Self:
-        table = self.positions
-        if isinstance(table, LearnedGrid) and table.shape == self.grid:
-            return self.changed(dropout=0.0, positions=Learned())
-        return self.changed(dropout=0.0)
+        return self.changed(dropout=0.0, positions=self.positions.canonical(self.grid))
 
     def problems(self) -> list[Problem]:
         found = [*super().problems(), *_channel_problems(self.channels)]
         if self.grid is not None and 0 in self.grid:
             sentence = f"patches of {self.patch} pixels are larger than images of {self.height} × {self.width}"
             found.append(Problem(("patch",), f"{sentence}{' after the stem' if self.stem else ''}; give a smaller one"))
-        if isinstance(self.positions, LearnedGrid) and self.positions.leading != self.leading:
-            sentence = f"{self.positions.leading} given, but {self.leading} positions precede the patches"
+        given = getattr(self.positions, "leading", self.leading) if self.positions.leads else self.leading
+        if given != self.leading:
+            sentence = f"{given} given, but {self.leading} positions precede the patches"
             found.append(Problem(("positions", "leading"), f"{sentence}; give their number"))
         return found
