@@ -223,3 +223,14 @@ def test_words_of_an_image_cannot_be_left_out(tmp_path: Path) -> None:
     run = qkv.train(recipe_on(folder(tmp_path / "photos")), tmp_path / "run", on_event=quiet)
     with pytest.raises(UserError, match="words are left out of texts, and this run reads images"):
         qkv.explain(run, "photo.png")
+
+
+def test_a_start_of_another_size_is_refused(tmp_path: Path) -> None:
+    photos = folder(tmp_path / "photos")
+    qkv.train(recipe_on(photos), tmp_path / "run", on_event=quiet)
+    larger = {"kind": "images", "height": 20, "width": 20}
+    changed = recipe_on(photos, data={"processor": larger}, start=str(tmp_path / "run"))
+    with pytest.raises(UserError, match=r"'frontend.positions.table' has the shape \(25, 16\) here and \(9, 16\)"):
+        qkv.train(changed, tmp_path / "larger", on_event=quiet)
+    same = qkv.train(recipe_on(photos, start=str(tmp_path / "run")), tmp_path / "same", on_event=quiet)
+    assert qkv.evaluate(same)["loss"] > 0

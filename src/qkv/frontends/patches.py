@@ -55,7 +55,9 @@ class PatchFrontend(PlacedFrontend):
         self.extra = nn.Parameter(torch.zeros(part.extra_tokens, own)) if part.extra_tokens else None
 
     def layouts(self) -> Layouts:
-        return {"map": WHOLE, "first": WHOLE, "extra": WHOLE}
+        # The first rows of a grid's table mean nothing on another grid, so they are not transferred to it.
+        tables = {"positions.table": WHOLE} if hasattr(self.positions, "table") else {}
+        return {"map": WHOLE, "first": WHOLE, "extra": WHOLE, **tables}
 
     def initialise(self, std: float) -> None:
         """Initialise patches as a linear map (Xavier), the stem as in He et al. 2015, leading vectors by N(0, std²)."""
