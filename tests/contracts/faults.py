@@ -183,8 +183,8 @@ def clipped_early(original: Any) -> Any:
 def keys_from_zero(original: Any) -> Any:
     """Keys numbered by their slot, whatever position it holds."""
 
-    def added(self: Any, q: Tensor, sites: masks.Sites, scale: float) -> Tensor:
-        return original(self, q, replace(sites, key=torch.arange(sites.key.shape[1])[None]), scale)
+    def added(self: Any, q: Tensor, sites: masks.Sites, scale: float, context: Any) -> Tensor:
+        return original(self, q, replace(sites, key=torch.arange(sites.key.shape[1])[None]), scale, context)
 
     return added
 

@@ -24,15 +24,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
 from tests.cli.tables import write_tables
+from tests.tasks.nodes import write
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT, PAIRS, START = "text.txt", "a.txt | b.txt", "wikitext2_mlm"
+TEXT, PAIRS, START, SERIES = "text.txt", "a.txt | b.txt", "wikitext2_mlm", "series.csv"
 SOURCES: dict[str, tuple[str, dict[str, str]]] = {
     "tinyshakespeare": (TEXT, {}),
     "wikitext-2": (TEXT, {}),
@@ -41,6 +43,9 @@ SOURCES: dict[str, tuple[str, dict[str, str]]] = {
     "squad": ("squad.json", {}),
     "sst2": ("reviews.csv", {"text": "review", "label": "stars"}),
     "wnut17": ("names.conll", {}),
+    "etth1": (SERIES, {"time": "date"}),
+    "ettm1": (SERIES, {"time": "date"}),
+    "cora": ("rings.npz", {}),
 }
 """File that takes the place of a data set, and its columns."""
 VERBS: dict[str, tuple[str, ...]] = {
@@ -95,6 +100,8 @@ def overridden(path: Path) -> list[str]:
     if recipe.data.source != "nothing":  # the data set of a task that makes its own examples
         source, columns = SOURCES[recipe.data.source]
         changes += [f"data.source={source}", f"data.columns={json.dumps(columns)}"]
+    if recipe.task.kind == "forecasting":
+        changes += ["task.context=64", "task.horizon=24", "task.parts=[0.7, 0.1, 0.2]"]
     if "token_buckets" in str(recipe.data.batching):
         changes.append("data.batching=token_buckets(256)")
     return [*changes, f"start=runs/{START}"] if recipe.start is not None else changes
@@ -111,6 +118,10 @@ def write_data(folder: Path) -> dict[str, str]:
         "".join(" ".join(line).capitalize() + draw.choice(".?!") + "\n" for line in lines), encoding="utf-8"
     )
     write_tables(folder)
+    write(folder)
+    hours = (datetime(2024, 1, 1) + timedelta(hours=i) for i in range(1500))
+    rows = [f"{hour.isoformat(' ')},{hour.hour + draw.random():.6f},{hour.weekday()}" for hour in hours]
+    (folder / SERIES).write_text("\n".join(["date,first,second", *rows]), encoding="utf-8")
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir()) if path.is_file()
     }

@@ -160,7 +160,7 @@ def test_aliases_of_aliases_are_counted_and_not_built() -> None:
 JSON = st.recursive(
     st.none()
     | st.booleans()
-    | st.integers()
+    | st.integers(1 - (1 << 63), (1 << 63) - 1)
     | st.floats(allow_nan=False)
     | st.text(st.characters(exclude_categories=["Cs"])),
     lambda inner: (

@@ -262,7 +262,7 @@ def test_outer_blanks_of_texts_are_kept_and_said(tmp_path: Path) -> None:
             "a.txt",
             "Some words\nand more\n",
             "data.source: the format of '{}' is clear neither from its extension nor from its first lines; "
-            "name it with data.format, one of csv, tsv, jsonl, conll, squad, parallel",
+            "name it with data.format, one of csv, tsv, jsonl, conll, squad, parallel, fasta",
         ),
         (
             "a.csv",
