@@ -23,7 +23,7 @@ TEXT = {"kind": "text", "vocab_size": 9}
 def test_drawn_specs_hold(first: int) -> None:
     results = [specs.tried(seed) for seed in range(first, first + 10)]
     assert [why for _, why in results if why] == []
-    assert sum(result == "valid" for result, _ in results) >= 4
+    assert sum(result == "valid" for result, _ in results) >= 3  # about seven on average
 
 
 def decoding(mask: str) -> Model:

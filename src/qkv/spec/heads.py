@@ -26,6 +26,8 @@ class Head(Part, slot=True):
     """True if it pools the vectors of a row to one."""
     instead_of: ClassVar[str] = ""
     """Kind of head that it replaces in tasks, with outputs and targets of the same shape; empty for none."""
+    fixed_rows: ClassVar[bool] = False
+    """True if it cannot read rows of any length, such as one that joins all positions of a window."""
     weighs: ClassVar[bool] = True
     """True if its loss is a sum over targets, each of which can have a weight and a smoothed label."""
 
@@ -169,6 +171,7 @@ class DistilledHead(Classes, kind="distilled"):
     """
 
     instead_of = "classification"
+    fixed_rows: ClassVar[bool] = True
 
 
 class LabelsHead(Hidden, Pooled, Classes, kind="labels"):
@@ -215,6 +218,7 @@ class ForecastHead(Head, kind="forecast"):
     one position, which is one of the ``channels`` (iTransformer, Liu et al. 2024) or of the future ``steps`` (decoder).
     """
 
+    fixed_rows: ClassVar[bool] = True
     over: Literal["mean", "flatten", "channels", "steps"] = "mean"
     form: Forecast = Point()
     dropout: float = Field(default=0.0, ge=0, lt=1)
