@@ -8,13 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.tasks.test_forecasting import opened, recipe_of
+from tests.tasks.test_forecasting import STEPS, opened, recipe_of
 from torch import nn
 
+from qkv.layers.signal import Signal
 from qkv.models.forecasts import build_forecast
+from qkv.models.wide import LinearWindow
+from qkv.runs.evaluation import evaluate
+from qkv.runs.load import load
+from qkv.runs.predict import predict_table
 from qkv.spec.errors import SpecError
-from qkv.spec.forecasts import Gaussian, Point, Quantiles
-from qkv.tasks.series_baselines import DLinear, baseline_errors, dataset_pair, fit_linear, linear_loss, naive
+from qkv.spec.forecasts import Gaussian, Point, Quantiles, StudentT
+from qkv.spec.wide import LinearWindow as Dlinear
+from qkv.tasks import series_baselines
+from qkv.tasks.series_baselines import DLinear, baseline_errors, dataset_pair, level, predictors, with_intervals
 from qkv.training.loop import train
 
 
@@ -42,8 +49,7 @@ def test_dlinear_is_the_published_one_and_one_affine_map() -> None:
     x = torch.randn(3, 40, 2, dtype=torch.float64)
     expected = theirs(x).permute(0, 2, 1)
     torch.testing.assert_close(ours(x.permute(0, 2, 1))[..., 0], expected)
-    table, bias = ours.affine()
-    torch.testing.assert_close(x.permute(0, 2, 1) @ table + bias, expected)
+    torch.testing.assert_close(ours.affine()(x.permute(0, 2, 1)), expected)
 
 
 def test_errors_of_the_baselines_are_those_of_a_loop(tmp_path: Path) -> None:
@@ -61,18 +67,29 @@ def test_errors_of_the_baselines_are_those_of_a_loop(tmp_path: Path) -> None:
     assert found["dlinear"].mean("squared") < min(found[name].mean("squared") for name in squares)
 
 
-@pytest.mark.parametrize("part", [Point(), Quantiles(), Gaussian()], ids=lambda part: part.kind)
-def test_a_naive_model_repeats_values_and_learns_constants_alone(tmp_path: Path, part: Any) -> None:
-    _, dataset, _ = opened(recipe_of(tmp_path))
-    form = build_forecast(part)
-    model = fit_linear(dataset, form, part.outputs, True, naive(dataset, 6, part.outputs, form))
-    past, future = dataset_pair(next(dataset.each("validation")))
-    moved = model(past + torch.arange(12.0)) - model(past)
-    assert moved[0, 0, :, 0].tolist() == pytest.approx([6, 7, 8], abs=1e-4)
-    if part.kind == "gaussian":
-        assert moved[..., 1].abs().max() < 1e-4
-    before = naive(dataset, 6, part.outputs, form)
-    assert linear_loss(model, form, past, future, True)[0] <= linear_loss(before, form, past, future, True)[0]
+@pytest.mark.parametrize("part", [Point(), Quantiles(), Quantiles(levels=(0.3, 0.6, 0.9)), Gaussian(), StudentT()])
+def test_a_baseline_as_wide_path_keeps_its_points_and_gains_intervals(tmp_path: Path, part: Any) -> None:
+    _, dataset, _ = opened(recipe_of(tmp_path, 2, True))
+    form, past, future = build_forecast(part), *dataset_pair(next(dataset.each("train")))
+    path = LinearWindow(Dlinear(steps=12), 3 * part.outputs)
+    for points in predictors(dataset).values():
+        path.load_state_dict({**path.state_dict(), **with_intervals(dataset, points, form, part.outputs)._asdict()})
+        rows = past.flatten(0, 1)
+        shift, scale = level(rows)
+        outputs = path(Signal(rows[..., None])).view(len(rows), 3, part.outputs)
+        restored = form.restored(outputs, shift[:, None], scale[:, None])
+        torch.testing.assert_close(form.point(restored), points(rows), atol=2e-5, rtol=1e-4)
+        if part.kind in ("gaussian", "student_t"):
+            inside = (form.quantiles(restored)[..., [1, -2]] - future.flatten(0, 1)[..., None]).sign().prod(-1) < 0
+            assert 0.6 < float(inside[~future.flatten(0, 1).isnan()].float().mean()) < 0.99  # of the 80 % interval
+
+
+def test_student_t_is_fitted_by_moments() -> None:
+    errors = torch.from_numpy(np.random.default_rng(0).standard_t(8, (200_000, 1)) * 0.5)
+    outputs = build_forecast(StudentT()).restored(
+        build_forecast(StudentT()).around(errors), torch.zeros(1), torch.ones(1)
+    )
+    assert outputs[0].tolist() == pytest.approx([0, 0.5, 8], rel=0.15)
 
 
 WIDE = {"model__wide": "dlinear", "model__head__form": "quantiles"}
@@ -86,13 +103,47 @@ def test_the_run_keeps_the_best_contestant_of_the_validation_part(tmp_path: Path
     validation = run.evaluation["splits"]["validation"]
     table = next(section for section in validation["sections"] if section["kind"] == "contestants")
     names = [row[0] for row in table["rows"]]
-    assert sorted(names) == sorted(["DLinear", "patches", "patches, DLinear", "seasonal naive", "repeat last"])
-    losses = {row[0]: float(row[table["columns"].index("loss")]) for row in table["rows"]}
-    assert losses[names[0]] == min(losses.values())
-    assert validation["figures"]["loss"] == pytest.approx(losses[names[0]], rel=1e-3)
+    single = ["patches", "normalised DLinear", "DLinear", "seasonal naive", "repeat last"]
+    means = ["patches, normalised DLinear", "patches, DLinear", "normalised DLinear, DLinear"]
+    assert sorted(names) == sorted([*single, *means, "patches, normalised DLinear, DLinear"])
+    columns = {name: {row[0]: float(row[i]) for row in table["rows"]} for i, name in enumerate(table["columns"]) if i}
+    splits = {name: each["figures"] for name, each in run.evaluation["splits"].items()}
+    assert validation["figures"]["loss"] == pytest.approx(columns["loss"][names[0]], rel=1e-3)
+    assert splits["test"]["mse"] == pytest.approx(columns["test mse"][names[0]], rel=1e-3)
     assert f"chosen on the validation part: {names[0]}" in notices
-    baselines = [value for name, value in validation["figures"].items() if name.startswith("mse_of")]
-    assert validation["figures"]["mse"] < 1.2 * min(baselines)
+    for label, name in (("DLinear", "dlinear"), ("repeat last", "repeat_last"), ("seasonal naive", "seasonal")):
+        assert columns["mse"][label] == pytest.approx(validation["figures"][f"mse_of_{name}"], rel=1e-3)
+        assert columns["test mse"][label] == pytest.approx(splits["test"][f"mse_of_{name}"], rel=1e-3)
+
+
+def season(folder: Path) -> str:
+    """Table of a season that repeats exactly, with other levels after each 24 steps."""
+    shape = np.random.default_rng(3).normal(size=6)
+    path = folder / "season.csv"
+    path.write_text("y\n" + "\n".join(f"{shape[i % 6] + i // 24 % 5:.4f}" for i in range(STEPS)) + "\n")
+    return str(path)
+
+
+@pytest.mark.parametrize("form", ["point", "quantiles"])
+def test_no_printed_baseline_is_better_on_the_validation_part(
+    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(series_baselines, "_FEWEST", 10)
+    monkeypatch.setattr(series_baselines, "_EPOCHS", 1)
+    recipe = recipe_of(tmp_path, model__wide="dlinear", model__head__form=form, data__columns={})
+    recipe = recipe.changed(data=recipe.data.changed(source=season(tmp_path)))
+    run = train(recipe, tmp_path / "run", on_event=lambda _: None)
+    assert run.evaluation is not None
+    figures = run.evaluation["splits"]["validation"]["figures"]
+    baselines = {name: value for name, value in figures.items() if name.startswith("mse_of")}
+    assert len(baselines) == 3
+    assert figures["mse"] <= min(baselines.values()) + 1e-6
+    assert min(baselines, key=baselines.__getitem__) == "mse_of_seasonal"
+    again = evaluate(load(tmp_path / "run")).figures
+    assert {name: again[name] for name in ("mse", "loss")} == {name: figures[name] for name in ("mse", "loss")}
+    values = np.loadtxt(season(tmp_path), skiprows=1)
+    rows = predict_table(load(tmp_path / "run"), season(tmp_path), {}).rows
+    assert [row["answer"] for row in rows] == pytest.approx(values[-6:-3].tolist(), abs=1e-3)
 
 
 def test_a_linear_path_needs_whole_windows_of_single_channels(tmp_path: Path) -> None:

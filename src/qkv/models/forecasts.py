@@ -20,6 +20,8 @@ from qkv.spec.register import implementation, implements
 
 LEVELS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Levels of quantiles at which distributions are evaluated."""
+_NORMAL = 50.0
+"""Most degrees of freedom of errors, above 4, beyond which the distribution is nearly normal."""
 _LEAST = 1e-4
 """Smallest scale of a distribution, relative to that of the window."""
 
@@ -51,6 +53,13 @@ class Forecast(ABC):
         """Quantiles (…, levels) of restored outputs."""
         return outputs[..., :0]
 
+    @abstractmethod
+    def around(self, errors: Tensor) -> Tensor:
+        """Raw outputs (H, Q) for a point forecast of 0 and the distribution of ``errors`` (N, H), in which NaN is none.
+
+        Added to the places of another point forecast, they give it intervals and leave it as it is.
+        """
+
 
 @implements(spec.Point)
 class Point(Forecast):
@@ -67,6 +76,9 @@ class Point(Forecast):
 
     def point(self, outputs: Tensor) -> Tensor:
         return outputs[..., 0]
+
+    def around(self, errors: Tensor) -> Tensor:
+        return errors.new_zeros(errors.shape[1], 1)
 
 
 @implements(spec.Quantiles)
@@ -86,10 +98,23 @@ class Quantiles(Forecast):
         return pinball(outputs, y, self.levels).mean(-1)
 
     def point(self, outputs: Tensor) -> Tensor:
-        return self.quantiles(outputs)[..., min(range(len(self.levels)), key=lambda i: abs(self.levels[i] - 0.5))]
+        return self.quantiles(outputs)[..., self._middle]
+
+    @property
+    def _middle(self) -> int:
+        """Index of the level that is nearest to 0.5."""
+        return min(range(len(self.levels)), key=lambda i: abs(self.levels[i] - 0.5))
 
     def quantiles(self, outputs: Tensor) -> Tensor:
         return outputs.sort(-1).values
+
+    def around(self, errors: Tensor) -> Tensor:
+        levels = torch.tensor(self.levels, dtype=errors.dtype, device=errors.device)
+        found = errors.nanquantile(levels, 0).nan_to_num().T.contiguous()
+        found[:, : self._middle].clamp_(max=0.0)
+        found[:, self._middle] = 0.0
+        found[:, self._middle + 1 :].clamp_(min=0.0)
+        return found
 
 
 class _Distribution(Forecast):
@@ -109,6 +134,18 @@ class _Distribution(Forecast):
     def quantiles(self, outputs: Tensor) -> Tensor:
         location, deviation = outputs[..., 0:1], outputs[..., 1:2]
         return location + deviation * self.standard(outputs)
+
+    def around(self, errors: Tensor) -> Tensor:
+        variance = errors.square().nanmean(0).nan_to_num()
+        found = [torch.zeros_like(variance)]
+        for value, least in zip(self.shape(errors, variance), (_LEAST, 2.01), strict=False):
+            above = (value - least).clamp(min=1e-6)
+            found.append(above + torch.log(-torch.expm1(-above)))  # inverse of softplus
+        return torch.stack(found, -1)
+
+    def shape(self, errors: Tensor, variance: Tensor) -> tuple[Tensor, ...]:
+        """Scale (H), and others, for errors (N, H) about 0 of this ``variance``."""
+        return (variance.sqrt(),)
 
     def standard(self, outputs: Tensor) -> Tensor:
         """Quantiles of the standardised distribution, (levels,) or (…, levels)."""
@@ -134,6 +171,12 @@ class StudentT(_Distribution):
         z = (y - location) / scale
         normaliser = torch.lgamma(nu / 2) - torch.lgamma((nu + 1) / 2) + (nu * math.pi).log() / 2 + scale.log()
         return normaliser + (nu + 1) / 2 * torch.log1p(z.square() / nu)
+
+    def shape(self, errors: Tensor, variance: Tensor) -> tuple[Tensor, ...]:
+        """Scale and degrees of freedom by moments: an excess kurtosis k gives ν = 4 + 6/k."""
+        excess = errors.pow(4).nanmean(0).nan_to_num() / variance.square().clamp(min=1e-12) - 3
+        nu = 4 + 6 / excess.clamp(min=6 / _NORMAL)
+        return (variance * (nu - 2) / nu).sqrt(), nu
 
     def standard(self, outputs: Tensor) -> Tensor:
         """Quantiles by the expansion of Hill 1970 in the normal ones, to 1e-2 for ν > 2 and the levels used."""

@@ -152,25 +152,31 @@ class Features(WidePath):
 
 @implements(spec.LinearWindow)
 class LinearWindow(WidePath):
-    """Linear map of the standardised window of one channel, (B, T, 1 + K) -> W^T x + c, (B, C); K covariates unused.
+    """Linear map of the standardised window of one channel, (B, T, 1 + K) -> W^T z + c, (B, C); K covariates unused.
 
-    x: the values minus their mean, divided by their deviation, as in the front end ``series_patches``.
+    z = (x, μ/σ, 1/σ): the values minus their mean μ, divided by their deviation σ, as in the front end
+    ``series_patches``. With the last two, any affine map of the values themselves is one of z, in units of σ above μ.
     """
 
     def __init__(self, part: spec.LinearWindow, num_outputs: int):
         super().__init__()
         if part.steps is None:
             raise UserError("model.wide.steps is not known: give it, or build the model together with its data")
-        self.table = nn.Parameter(torch.zeros(part.steps, num_outputs), requires_grad=False)
+        self.table = nn.Parameter(torch.zeros(part.steps + 2, num_outputs), requires_grad=False)
         self.bias = nn.Parameter(torch.zeros(num_outputs), requires_grad=False)
 
     def layouts(self) -> Layouts:
         return {"table": WHOLE, "bias": WHOLE}
 
     def forward(self, signal: Signal) -> Tensor:
+        with torch.autocast(signal.values.device.type, enabled=False):  # μ/σ may be large
+            return self.window(signal) @ self.table + self.bias
+
+    def window(self, signal: Signal) -> Tensor:
+        """z (B, T + 2) of each window."""
         values = at_least_single(signal.values[..., 0])
         shift, scale = values.mean(1, keepdim=True), (values.var(1, correction=0, keepdim=True) + WINDOW_EPS).sqrt()
-        return (values - shift) / scale @ self.table + self.bias
+        return torch.cat(((values - shift) / scale, shift / scale, 1 / scale), 1).to(self.table.dtype)
 
     def random(self, signal: Signal, generator: torch.Generator) -> Signal:
         return signal

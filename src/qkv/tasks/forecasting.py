@@ -82,6 +82,10 @@ class ForecastingTask(Task):
         """Outputs (B, C, H, Q) of the head for standardised values, the normalisation of each window undone."""
         memory = None if batch.source is None else model.encode(batch.source, tap)
         out, _ = model(batch.input, tap=tap, memory=memory)
+        return self.levelled(model, batch, out)
+
+    def levelled(self, model: Transformer, batch: Batch, out: Tensor) -> Tensor:
+        """Outputs ``out`` of the model, with the normalisation of each window undone."""
         reader: Any = model.frontend if model.encoder is None else model.encoder.frontend
         shift, scale = reader.level(batch.input if batch.source is None else batch.source)
         head: Any = model.head
@@ -91,8 +95,11 @@ class ForecastingTask(Task):
         return model.head.summed(self.restored(model, batch, tap), batch.targets)  # type: ignore[operator]
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
+        return self.observed(model, self.restored(model, batch), batch)
+
+    def observed(self, model: Transformer, outputs: Tensor, batch: Batch) -> Observed:
+        """Loss and data for metrics of a batch with these restored outputs."""
         head: Any = model.head
-        outputs = self.restored(model, batch)
         loss = head.summed(outputs, batch.targets)
         channels = batch.targets.shape[1] if batch.targets.shape[1] > 1 else self._channels(model, batch)
         shape = (-1, channels, batch.targets.shape[2])

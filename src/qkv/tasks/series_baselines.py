@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,10 +24,21 @@ KERNEL = 25
 REPEAT, SEASONAL, LINEAR = "repeat_last", "seasonal", "dlinear"
 _EPOCHS, _FEWEST, _MOST, _LOOKS = 10, 300, 3000, 15
 _ROWS, _RATE = 224, 2e-3
+_ERRORS = 300_000
+"""Number of errors, about, by which the intervals of a baseline are fitted."""
 _HELD_OUT = 40
 """Batches of the validation part on which DLinear is judged while it is trained."""
-Predictor = Callable[[Tensor], Tensor]
-"""Function from windows (B, C, T) to points (B, C, H)."""
+
+
+class Affine(NamedTuple):
+    """Map of windows (…, T) to points (…, H): x W + b."""
+
+    table: Tensor
+    bias: Tensor
+
+    def __call__(self, past: Tensor) -> Tensor:
+        """Points (…, H) of windows (…, T)."""
+        return past @ self.table + self.bias
 
 
 class DLinear(nn.Module):
@@ -49,11 +59,11 @@ class DLinear(nn.Module):
         mean = moving_average(x)
         return (self.season(x - mean) + self.trend(mean)).unflatten(-1, (self.horizon, self.outputs))
 
-    def affine(self) -> tuple[Tensor, Tensor]:
-        """(W (T, H · Q), b) of the same map x W + b."""
+    def affine(self) -> Affine:
+        """Same map x W + b, W (T, H · Q)."""
         bias = self.season.bias + self.trend.bias
         mean = moving_average(torch.eye(self.season.in_features).to(bias))  # row t: average of a pulse at t
-        return self.season.weight.T - mean @ (self.season.weight - self.trend.weight).T, bias
+        return Affine(self.season.weight.T - mean @ (self.season.weight - self.trend.weight).T, bias)
 
 
 def moving_average(x: Tensor) -> Tensor:
@@ -62,44 +72,27 @@ def moving_average(x: Tensor) -> Tensor:
     return F.avg_pool1d(F.pad(rows, (side, side), mode="replicate"), KERNEL, 1).view(x.shape)
 
 
-def repeat_last(horizon: int) -> Predictor:
-    """The last value, at every step."""
-    return lambda past: past[..., -1:].expand(*past.shape[:-1], horizon)
+def repeated(context: int, horizon: int, back: int) -> Affine:
+    """The last ``back`` values, repeated: 1 for the last value, the length of a season for the last season."""
+    steps = torch.arange(horizon)
+    table = torch.zeros(context, horizon)
+    table[context - back + steps % back, steps] = 1
+    return Affine(table, torch.zeros(horizon))
 
 
-def seasonal(horizon: int, period: int) -> Predictor:
-    """The value of the same place in the last season of ``period`` steps."""
-    return lambda past: past[..., -period:][..., torch.arange(horizon, device=past.device) % period]
-
-
-def naive(dataset: SeriesDataset, back: int, outputs: int, form: Forecast) -> DLinear:
-    """Linear model that repeats the last ``back`` values, of which only the constants are trained."""
-    task: Any = dataset.recipe.task
-    model = DLinear(task.context, task.horizon, outputs)
-    table = torch.zeros(task.horizon, outputs, task.context)
-    for step in range(task.horizon):
-        table[step, : form.locations, task.context - back + step % back] = 1
-    for layer in (model.season, model.trend):
-        layer.weight.requires_grad_(False).copy_(table.flatten(0, 1))
-    return model
-
-
-def fit_linear(
-    dataset: SeriesDataset, form: Forecast, outputs: int, normalised: bool, model: DLinear | None = None
-) -> DLinear:
+def fit_linear(dataset: SeriesDataset, form: Forecast, outputs: int, normalised: bool) -> DLinear:
     """DLinear trained on the training windows by Adam, with the weights of least loss on the validation part.
 
     ``form``: loss, on standardised values; ``outputs``: per value; ``normalised``: each window is standardised, and the
-    forecast transformed back; ``model``: to be trained on, by default a new one.
+    forecast transformed back.
     """
     task = dataset.recipe.task
     context, horizon = task.context, task.horizon  # type: ignore[attr-defined]
-    starts = model is not None  # only its constants are left to train
-    model, seed = model or DLinear(context, horizon, outputs), dataset.recipe.training.seed
+    model, seed = DLinear(context, horizon, outputs), dataset.recipe.training.seed
     count, channels = len(dataset.cutters[TRAIN]), len(dataset.processor.channels)
     batch = max(1, _ROWS // channels)
-    steps = _FEWEST if starts else min(_MOST, max(_FEWEST, _EPOCHS * count // batch))
-    optimizer = torch.optim.Adam((p for p in model.parameters() if p.requires_grad), lr=_RATE)
+    steps = min(_MOST, max(_FEWEST, _EPOCHS * count // batch))
+    optimizer = torch.optim.Adam(model.parameters(), lr=_RATE)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
     held_out = [dataset_pair(windows) for windows in dataset.each(VALIDATION, _HELD_OUT)]
     best, kept = math.inf, {name: value.clone() for name, value in model.state_dict().items()}
@@ -146,19 +139,38 @@ def level(past: Tensor) -> tuple[Tensor, Tensor]:
     return past.mean(-1), (past.var(-1, correction=0) + WINDOW_EPS).sqrt()
 
 
-def predictors(dataset: SeriesDataset) -> dict[str, Predictor]:
+def predictors(dataset: SeriesDataset) -> dict[str, Affine]:
     """Baselines of a data set by name; DLinear is trained at the first call, unless the data has no training part."""
     if dataset.baselines is None:
-        task = dataset.recipe.task
-        horizon, period = task.horizon, dataset.processor.period  # type: ignore[attr-defined]
-        found: dict[str, Predictor] = {REPEAT: repeat_last(horizon)}
-        if period is not None and period <= task.context:  # type: ignore[attr-defined]
-            found[SEASONAL] = seasonal(horizon, period)
+        task: Any = dataset.recipe.task
+        period = dataset.processor.period
+        found = {REPEAT: repeated(task.context, task.horizon, 1)}
+        if period is not None and period <= task.context:
+            found[SEASONAL] = repeated(task.context, task.horizon, period)
         if TRAIN in dataset.splits:
-            linear = fit_linear(dataset, build_forecast(Point()), 1, False)
-            found[LINEAR] = lambda past: linear(past)[..., 0]
+            found[LINEAR] = fit_linear(dataset, build_forecast(Point()), 1, False).affine()
         dataset.baselines = found
     return dataset.baselines
+
+
+@torch.no_grad()
+def with_intervals(dataset: SeriesDataset, points: Affine, form: Forecast, outputs: int) -> Affine:
+    """Outputs of a head of this ``form`` whose point forecasts are ``points``, for a window that is standardised.
+
+    windows z = (x, μ/σ, 1/σ), as ``qkv.models.wide.LinearWindow`` reads them, -> (H · Q). The intervals are those of
+    the errors on some windows of the training part, relative to σ.
+    """
+    context, horizon = points.table.shape
+    table = torch.zeros(context + 2, horizon, outputs)
+    table[:context, :, : form.locations] = points.table[..., None]
+    table[context, :, : form.locations] = points.table.sum(0)[:, None] - 1
+    table[context + 1, :, : form.locations] = points.bias[:, None]
+    count = len(dataset.cutters[TRAIN])
+    most = min(count, max(1, _ERRORS // (horizon * len(dataset.processor.channels))))
+    numbers = np.unique(np.linspace(0, count - 1, most).round().astype(np.int64))
+    past, future = dataset_pair(dataset.windows(TRAIN, numbers, _KEY))
+    relative = (future - points(past)) / level(past)[1][..., None]
+    return Affine(table.flatten(1), form.around(relative.flatten(0, 1)).flatten())
 
 
 @torch.no_grad()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from qkv.data.batch import INPUT, Batch
 from qkv.data.corpus import TRAIN
@@ -46,7 +45,7 @@ class SeriesDataset(Dataset):
             for name, part in parts.items()
         }
         self.notes = (*notes, *self._check())
-        self.baselines: dict[str, Callable[[Tensor], Tensor]] | None = None
+        self.baselines: dict[str, Any] | None = None
         """Fitted baselines by name; None until they are needed."""
         self._seed, self._batch_size = training.seed, training.batch_size
         count = len(self.cutters[TRAIN]) if TRAIN in self.cutters else 0

@@ -9,12 +9,15 @@ from qkv.report.evaluation import ERRORS, words
 
 
 class Contestant(NamedTuple):
-    """Factors of both paths, and the validation metrics with them."""
+    """Factors of both paths, and the validation metrics with them; ``tested``: those of the test part, if known, which
+    decide nothing.
+    """
 
     name: str
     deep: float
     wide: float
     figures: dict[str, float]
+    tested: dict[str, float] = {}
 
 
 def ranked(contestants: list[Contestant], metric: str, baseline: float | None) -> list[Contestant]:
@@ -32,14 +35,22 @@ def ranked(contestants: list[Contestant], metric: str, baseline: float | None) -
 
 def section(contestants: Sequence[Contestant], metric: str) -> dict[str, Any]:
     """Table of the contestants for the report."""
-    names = list(contestants[0].figures)
+    names, tested = list(contestants[0].figures), [metric] if contestants[0].tested else []
     rows = [
-        [each.name, f"{each.deep:.2f}", f"{each.wide:.2f}", *(f"{each.figures[name]:.4g}" for name in names)]
+        [
+            each.name,
+            f"{each.deep:.2f}",
+            f"{each.wide:.2f}",
+            *(f"{each.figures[name]:.4g}" for name in names),
+            *(f"{each.tested[name]:.4g}" for name in tested),
+        ]
         for each in contestants
     ]
-    columns = ["model", "factor deep", "factor wide", *map(words, names)]
+    columns = ["model", "factor deep", "factor wide", *map(words, names), *(f"test {words(name)}" for name in tested)]
     note = (
         "The first row is the model of this run: of those whose validation "
         f"{words(metric)} is not worse than that of the baseline, it has the least validation loss."
     )
+    if tested:
+        note += " The test part decides nothing."
     return {"kind": "contestants", "title": "Contestants", "note": note, "columns": columns, "rows": rows}

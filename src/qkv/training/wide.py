@@ -25,6 +25,7 @@ from qkv.models.wide import DEEP, WIDE, Features, Ngrams
 from qkv.ops.at_least_single import at_least_single
 from qkv.ops.linear.precision import autocast
 from qkv.tasks.dataset import Dataset, ExampleDataset
+from qkv.tasks.forecasting import ForecastingTask
 from qkv.tasks.pooled import PooledTask, outputs
 from qkv.tasks.series_dataset import SeriesDataset
 from qkv.tasks.task import Task, Totals
@@ -128,8 +129,8 @@ def join(
     """
     assert model.wide is not None
     if isinstance(dataset, SeriesDataset):
-        own = name or "patches"
-        return join_window(model, task, dataset, precision, stop, own)
+        assert isinstance(task, ForecastingTask)
+        return join_window(model, task, dataset, precision, stop, name or "patches")
     assert isinstance(task, PooledTask)
     assert isinstance(dataset, ExampleDataset)
     batches = list(dataset.rows(VALIDATION))
