@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,8 +41,7 @@ from qkv.tasks.registry import build_task, tasks
 from qkv.tasks.task import Defaults
 from qkv.training.automatic import MINUTES, this_machine
 from qkv.training.automatic_forecast import automatic_forecast
-from qkv.training.automatic_graphs import automatic_graphs
-from qkv.training.automatic_images import automatic_images
+from qkv.training.automatic_signal import choice_for
 from qkv.training.describe import as_asked
 from qkv.training.finetune import finetuned, short_form
 
@@ -121,21 +120,10 @@ def automatic_task(
         return as_asked(_within_memory(recipe), quick, changes)
     if start is not None or adapt is not None:
         raise UserError(f"models of {given.processor.kind} are not fine-tuned by this command yet; leave --from out")
-    if given.processor.kind not in _OF_SIGNALS:
-        raise UserError(
-            f"no recipe is chosen for data of the kind {given.processor.kind!r} yet; train a recipe with it"
-        )
-    chosen = _OF_SIGNALS[given.processor.kind](task, given, records, machine)
+    chosen = choice_for(given.processor)(task, given, records, machine)
     recipe = _within_memory(chosen.changed(name=name_of(given.source)))
     raced = not quick and not any(change.path[0] == "model" for change in assignments(changes))
     return as_asked(recipe if raced else recipe.changed(candidates={}), quick, changes)
-
-
-_OF_SIGNALS: dict[str, Callable[[TaskSpec, Data, Records, Machine], Recipe]] = {
-    "images": automatic_images,
-    "graphs": automatic_graphs,
-}
-"""Function that chooses the recipe for each kind of processor: (task, data, records, machine) -> recipe."""
 
 
 def _of_texts(

@@ -18,21 +18,20 @@ from qkv.spec.parts import LayerNorm
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.images import Crop, Flip, Images, Patches
 from qkv.spec.tasks import Task as TaskSpec
-from qkv.spec.training import AdamW, Checkpoints, Cosine, Training, Validation
 from qkv.spec.wide import Features
-from qkv.training.automatic import MINUTES
+from qkv.training.automatic_signal import chooses, training_of
 from qkv.training.finetune import short_form
 
 _GRID = 8
 """Rows and columns of positions of a transformer, about."""
 _EPOCHS = 40
-_FEWEST = 300
-_PATIENCE = 8
-_FEW, _MANY = 2_000, 20_000
-"""Images up to which, and from which, models are smaller or larger."""
+_FEW = 2_000
+"""Images below which the model and its batches are smaller."""
+_FEW_ROWS, _ROWS = 32, 64
 
 
-def automatic_images(task: TaskSpec, data: Data, records: Records, machine: Machine) -> Recipe:
+@chooses(Images)
+def choose_images(task: TaskSpec, data: Data, records: Records, machine: Machine) -> Recipe:
     """Choose a recipe for a task with one output per image.
 
     A transformer over patches behind a small convolutional stem, one over plain patches, and a convolutional network
@@ -42,7 +41,8 @@ def automatic_images(task: TaskSpec, data: Data, records: Records, machine: Mach
     processor, (height, width) = _processor(data, records)
     side = max(height, width)
     model = _model(count, side, task)
-    training = _training(count, machine)
+    rows = _FEW_ROWS if count < _FEW else _ROWS
+    training = training_of(count, rows, machine, _EPOCHS, warmup=200, validated=40)
     return Recipe(
         description=f"{counted(count, 'image')} of {height} × {width} pixels: chosen for this data and this machine.",
         data=data.changed(processor=processor, batching=RandomCrops()),
@@ -108,20 +108,3 @@ def _candidates(side: int, width: int) -> dict[str, dict[str, Any]]:
         "model.frontend.positions": "none",
     }
     return {"transformer": {}, "patches": plain, "convolution": network}
-
-
-def _training(count: int, machine: Machine) -> Training:
-    batch = 32 if count < _FEW else 64
-    epoch = max(1, count // batch)
-    steps = max(_FEWEST, _EPOCHS * epoch)
-    every = max(10, min(steps // 10, epoch))
-    return Training(
-        steps=steps,
-        minutes=MINUTES,
-        batch_size=batch,
-        optimizer=AdamW(lr=1e-3, weight_decay=0.05),
-        precision=machine.precision,
-        schedule=Cosine(warmup=min(200, steps // 10), final=0.01),
-        validation=Validation(every=every, batches=40, patience=_PATIENCE),
-        checkpoints=Checkpoints(every=every),
-    )

@@ -16,13 +16,10 @@ from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.graphs import Graphs
 from qkv.spec.tasks import Task as TaskSpec
-from qkv.spec.training import AdamW, Checkpoints, Cosine, Training, Validation
-from qkv.training.automatic import MINUTES
+from qkv.training.automatic_signal import chooses, training_of
 from qkv.training.finetune import short_form
 
 _EPOCHS = 60
-_FEWEST = 300
-_PATIENCE = 8
 _FEW = 2_000
 """Graphs below which the model is smaller."""
 _ROWS = 32
@@ -30,7 +27,8 @@ _SAMPLE = 300
 _WALK, _DEGREE = 8, 8
 
 
-def automatic_graphs(task: TaskSpec, data: Data, records: Records, machine: Machine) -> Recipe:
+@chooses(Graphs)
+def choose_graphs(task: TaskSpec, data: Data, records: Records, machine: Machine) -> Recipe:
     """Choose a recipe for a task with one output per graph.
 
     Three models compete in heats (``qkv.training.heats``): attention among all nodes in parallel with propagation over
@@ -38,7 +36,7 @@ def automatic_graphs(task: TaskSpec, data: Data, records: Records, machine: Mach
     """
     graphs = [row["graph"] for row in records.splits["train"]]
     processor = _processor(data, graphs)
-    training = _training(len(graphs), machine)
+    training = training_of(len(graphs), _ROWS, machine, _EPOCHS)
     tokens = max(512, _ROWS * _size(processor, graphs))
     return Recipe(
         description=f"{counted(len(graphs), 'graph')}: chosen for this data and this machine.",
@@ -92,19 +90,3 @@ def _candidates(processor: Graphs) -> dict[str, dict[str, Any]]:
         "propagation": {"model.blocks": edges, "model.num_layers": 3},
         "bag_of_nodes": {"model.blocks": bag, "model.num_layers": 1, **without},
     }
-
-
-def _training(count: int, machine: Machine) -> Training:
-    epoch = max(1, count // _ROWS)
-    steps = max(_FEWEST, _EPOCHS * epoch)
-    every = max(10, min(steps // 10, epoch))
-    return Training(
-        steps=steps,
-        minutes=MINUTES,
-        batch_size=_ROWS,
-        optimizer=AdamW(lr=1e-3, weight_decay=0.05),
-        precision=machine.precision,
-        schedule=Cosine(warmup=min(100, steps // 10), final=0.01),
-        validation=Validation(every=every, batches=None, patience=_PATIENCE),
-        checkpoints=Checkpoints(every=every),
-    )
