@@ -10,8 +10,11 @@ from typing import Any
 import networkx
 import numpy as np
 import pytest
+import torch
 
 import qkv
+from qkv.data.processors.graphs import GraphsProcessor
+from qkv.data.processors.processor import build_processor
 from qkv.data.records.named import TABLES
 from qkv.spec.errors import UserError
 from qkv.spec.overrides import override
@@ -21,7 +24,7 @@ from qkv.tasks.registry import task_of_recipe
 
 
 def graphs(count: int = 24) -> list[dict[str, Any]]:
-    """Rings and stars with the same tags, which a bag of nodes cannot tell apart."""
+    """Rings and stars with the same tags, whose nodes differ in their degrees only."""
     chance, found = random.Random(0), []
     for i in range(count):
         n = chance.randint(4, 7)
@@ -90,6 +93,40 @@ def test_a_run_learns_the_structure_answers_and_resumes(tmp_path: Path) -> None:
     assert all(tensor.equal(weights[name]) for name, tensor in run.model.state_dict().items())
     answers = qkv.predict(run, [{"graph": networkx.cycle_graph(6)}, {"graph": {"edges": [[0, 1], [0, 2], [0, 3]]}}])
     assert [answer["answer"] for answer in answers] == ["ring", "star"]
+
+
+def test_the_features_of_a_graph_are_its_sizes_and_sums_and_means_over_its_nodes(tmp_path: Path) -> None:
+    dataset = opened(recipe(write(tmp_path, graphs())))
+    processor = build_processor(dataset.vocabulary.processors["input"])
+    star = {"num_nodes": 4, "edges": [[0, 1], [0, 2], [0, 3]], "tags": ["C", "O", "O", "N"]}
+    degrees = [0, 3, 0, 1, 0, 0, 0, 0, 0]
+    expected = [4, 6, 1, 2, *degrees, 1 / 4, 2 / 4, *(count / 4 for count in degrees)]
+    found = processor.features(processor.encode(star))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert processor.spec.num_simple == len(expected)
+
+
+def test_a_run_is_never_worse_than_its_bag_of_nodes_on_validation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = override(recipe(write(tmp_path, graphs())), ["model.wide=features", "training.steps=2"])
+    calls, own = list[int](), GraphsProcessor.features
+
+    def counted(self: GraphsProcessor, encoded: Any) -> Any:
+        calls.append(1)
+        return own(self, encoded)
+
+    monkeypatch.setattr(GraphsProcessor, "features", counted)
+    run = qkv.train(given, tmp_path / "run", on_event=quiet)
+    assert len(calls) < 2 * len(graphs())  # once for each graph, and for those of which answers are shown
+    assert run.evaluation is not None
+    validation = run.evaluation["splits"]["validation"]
+    table = next(section for section in validation["sections"] if section["title"] == "Contestants")
+    assert [row[0] for row in table["rows"]].count("bag of nodes") == 1
+    assert validation["figures"]["accuracy"] >= validation["figures"]["accuracy_of_bag_of_nodes"]
+    assert qkv.evaluate(qkv.load(tmp_path / "run"))["accuracy"] == validation["figures"]["accuracy"]
+    again = qkv.train(given, tmp_path / "again", on_event=quiet)
+    assert all(map(torch.equal, run.model.state_dict().values(), again.model.state_dict().values()))
 
 
 def test_bad_graphs_are_left_out_and_told(tmp_path: Path) -> None:

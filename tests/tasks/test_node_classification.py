@@ -103,6 +103,31 @@ def test_the_baselines_are_the_usual_label_and_a_regression_on_features(tmp_path
     assert figures["accuracy_of_most_frequent_label"] == 100 * (given["labels"][held] == usual).mean()
 
 
+def test_the_regression_on_features_competes_with_the_network(tmp_path: Path) -> None:
+    given = arrays()
+    features = given["features"] + 2 * np.eye(2)[given["labels"]].repeat(2, 1)
+    path, train = write(tmp_path, features=features), {"steps": 2, "checkpoints": {"every": 1}}
+    chosen = override(recipe(path, **train), ["model.wide=columns"])
+    run = qkv.train(chosen, tmp_path / "run", on_event=quiet)
+    wide = run.model.wide
+    assert wide is not None
+    figures = qkv.evaluate(run)
+    assert figures["accuracy"] >= figures["accuracy_of_features_alone"] == 100
+    _, dataset, _ = opened(chosen)
+    (batch,) = dataset.rows("validation")
+
+    @torch.no_grad()
+    def logits(deep: float, linear: float) -> torch.Tensor:
+        wide.set_share(deep, linear)
+        return run.model.eval()(batch.input)[0]
+
+    own = logits(0.0, 1.0)
+    torch.testing.assert_close(own, (batch.input.values - wide.mean) / wide.deviation @ wide.table + wide.bias)
+    torch.testing.assert_close(logits(0.5, 2.0), 0.5 * logits(1.0, 0.0) + 2.0 * own)
+    with pytest.raises(SpecError, match="'columns' adds to the logits of each node of a graph"):
+        override(chosen, ["task=classification", "model.head=classification"])
+
+
 def test_two_tables_are_read(tmp_path: Path) -> None:
     source = write_tables(tmp_path, "n1,n1\nn1,n2\nn0,n99\n")
     _, dataset, _ = opened(recipe(source, processor={"kind": "graphs", "scaling": "standard"}))

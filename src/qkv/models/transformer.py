@@ -351,7 +351,7 @@ class Transformer(Stack):
         x, context, state = self._read(signal, state, tap, memory)
         out = self.head(x, context.lengths if self.spec.num_outputs is None else None)
         if self.wide is not None and not self.training:
-            out = self.head.shaped(self.wide.joined(out.flatten(1), signal))
+            out = self.head.shaped(self.wide.joined(out, signal))
         return tapped(tap, "head", "head", out), state
 
     def features(

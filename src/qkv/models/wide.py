@@ -21,32 +21,37 @@ DEEP, WIDE = 0, 1
 
 
 class WidePath(Declared):
-    """Base class of wide paths. Made by ``cls(part, num_outputs)``.
+    """Base class of wide paths: table (F, C) and bias (C) of a linear map. Made by ``cls(part, num_outputs)``.
 
-    share (2): factors a and b in outputs = a · deep + b · wide, fitted after training; (1, 0) until then.   used (2): 1
-    for each path that is computed in evaluation; a path with the factor 0 is skipped.
+    Both are fitted by ``qkv.training.wide``, not by gradient descent.   share (2): factors a and b in outputs =
+    a · deep + b · wide, fitted after training; (1, 0) until then.   used (2): 1 for each path that is computed in
+    evaluation; a path with the factor 0 is skipped.
     """
 
     dense: bool = False
-    """True if it reads all features of a value, ``signal.counts``, not a bag of some."""
+    """True if it reads all features of a value, not a bag of some."""
+    per_position: bool = False
+    """True if it has outputs for each position, (B, N, C)."""
     share: Tensor
     used: Tensor
-    table: nn.Parameter
-    """Weights (F, C)."""
-    bias: nn.Parameter
 
-    def __init__(self) -> None:
+    def __init__(self, features: int, num_outputs: int):
         super().__init__()
+        self.table = nn.Parameter(torch.zeros(features, num_outputs), requires_grad=False)
+        self.bias = nn.Parameter(torch.zeros(num_outputs), requires_grad=False)
         self.register_buffer("share", torch.tensor([1.0, 0.0]))
         self.register_buffer("used", torch.tensor([1, 0]))
+
+    def layouts(self) -> Layouts:
+        return {"table": WHOLE, "bias": WHOLE}
 
     @abstractmethod
     def forward(self, signal: Signal) -> Tensor:
         """Outputs (B, C) of the features of each row of the signal. Raises ``UserError`` if it has none."""
 
-    @abstractmethod
     def random(self, signal: Signal, generator: torch.Generator) -> Signal:
         """Copy of a random signal of the front end with random features for this path, for measurements."""
+        return signal
 
     @property
     def num_outputs(self) -> int:
@@ -63,7 +68,9 @@ class WidePath(Declared):
         self.used.copy_((self.share != 0).long())
 
     def joined(self, deep: Tensor | None, signal: Signal) -> Tensor:
-        """a · deep + b · wide, (B, C); ``deep`` None if its factor is 0."""
+        """a · deep + b · wide, (B, C) or per position; ``deep``: the head's outputs, None if their factor is 0."""
+        if deep is not None and not self.per_position:
+            deep = deep.flatten(1)
         if not self.reads(WIDE):
             assert deep is not None
             return deep * self.share[DEEP].to(deep.dtype)
@@ -75,20 +82,15 @@ class WidePath(Declared):
 class Ngrams(WidePath):
     """Linear map of TF-IDF weights of hashed n-grams: (B, F) ids and counts -> Σ_f t_f W[id_f] + c, (B, C).
 
-    t_f: see the spec. W, idf and c are fitted by ``qkv.training.wide``, not by gradient descent.
+    t_f: see the spec. idf is fitted, too.
     """
 
     idf: Tensor
 
     def __init__(self, part: spec.Ngrams, num_outputs: int):
-        super().__init__()
+        super().__init__(2 * part.buckets, num_outputs)
         self.buckets = part.buckets
-        self.table = nn.Parameter(torch.zeros(2 * part.buckets, num_outputs), requires_grad=False)
-        self.bias = nn.Parameter(torch.zeros(num_outputs), requires_grad=False)
         self.register_buffer("idf", torch.ones(2 * part.buckets))
-
-    def layouts(self) -> Layouts:
-        return {"table": WHOLE, "bias": WHOLE}
 
     def forward(self, signal: Signal) -> Tensor:
         if signal.bag is None or signal.counts is None:
@@ -118,7 +120,7 @@ _FEATURES = 8
 class Features(WidePath):
     """Linear map of the simple features of a value: (B, F) -> ((x - mean) / deviation) W + c, (B, C).
 
-    W, c, mean and deviation are fitted by ``qkv.training.wide``.
+    mean and deviation (F) are fitted, too.
     """
 
     dense = True
@@ -126,21 +128,20 @@ class Features(WidePath):
     deviation: Tensor
 
     def __init__(self, part: spec.Features, num_outputs: int):
-        super().__init__()
         if part.count is None:
             raise UserError("model.wide.count is not known: give it, or build the model together with its data")
-        self.table = nn.Parameter(torch.zeros(part.count, num_outputs), requires_grad=False)
-        self.bias = nn.Parameter(torch.zeros(num_outputs), requires_grad=False)
+        super().__init__(part.count, num_outputs)
         self.register_buffer("mean", torch.zeros(part.count))
         self.register_buffer("deviation", torch.ones(part.count))
 
-    def layouts(self) -> Layouts:
-        return {"table": WHOLE, "bias": WHOLE}
-
     def forward(self, signal: Signal) -> Tensor:
+        return self.scaled(self.features(signal)) @ self.table + self.bias
+
+    def features(self, signal: Signal) -> Tensor:
+        """Features (B, F) of the rows of the signal. Raises ``UserError`` if it has none."""
         if signal.counts is None:
             raise UserError("the model has a wide path, and the signal has no features; give counts")
-        return self.scaled(signal.counts) @ self.table + self.bias
+        return signal.counts
 
     def scaled(self, features: Tensor) -> Tensor:
         """Standardised features (B, F)."""
@@ -148,6 +149,19 @@ class Features(WidePath):
 
     def random(self, signal: Signal, generator: torch.Generator) -> Signal:
         return replace(signal, counts=torch.randn(signal.num_rows, len(self.table), generator=generator))
+
+
+@implements(spec.Columns)
+class Columns(Features):
+    """Linear map of the columns of each node: (B, N, F) -> ((x - mean) / deviation) W + c, (B, N, C)."""
+
+    per_position = True
+
+    def features(self, signal: Signal) -> Tensor:
+        return signal.values
+
+    def random(self, signal: Signal, generator: torch.Generator) -> Signal:
+        return signal
 
 
 @implements(spec.LinearWindow)
@@ -159,14 +173,9 @@ class LinearWindow(WidePath):
     """
 
     def __init__(self, part: spec.LinearWindow, num_outputs: int):
-        super().__init__()
         if part.steps is None:
             raise UserError("model.wide.steps is not known: give it, or build the model together with its data")
-        self.table = nn.Parameter(torch.zeros(part.steps + 2, num_outputs), requires_grad=False)
-        self.bias = nn.Parameter(torch.zeros(num_outputs), requires_grad=False)
-
-    def layouts(self) -> Layouts:
-        return {"table": WHOLE, "bias": WHOLE}
+        super().__init__(part.steps + 2, num_outputs)
 
     def forward(self, signal: Signal) -> Tensor:
         with torch.autocast(signal.values.device.type, enabled=False):  # μ/σ may be large
@@ -177,9 +186,6 @@ class LinearWindow(WidePath):
         values = at_least_single(signal.values[..., 0])
         shift, scale = values.mean(1, keepdim=True), (values.var(1, correction=0, keepdim=True) + WINDOW_EPS).sqrt()
         return torch.cat(((values - shift) / scale, shift / scale, 1 / scale), 1).to(self.table.dtype)
-
-    def random(self, signal: Signal, generator: torch.Generator) -> Signal:
-        return signal
 
 
 def build_wide(part: spec.WidePath, num_outputs: int) -> WidePath:

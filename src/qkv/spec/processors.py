@@ -25,6 +25,11 @@ class Processor(Part, slot=True):
         """Number of simple features of a value, which a linear model reads; None if there are none, or until fitted."""
         return None
 
+    @property
+    def num_columns(self) -> int | None:
+        """Number of columns of each position of a value; None if there are none, or until fitted."""
+        return None
+
 
 class Scaler(Processor, kind="scaler"):
     """Standardisation: (x - mean) / deviation of each feature, with the mean and deviation of the training split."""

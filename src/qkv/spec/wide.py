@@ -76,6 +76,18 @@ class Features(WidePath, kind="features"):
         return super().misfit(frontend, head)
 
 
+class Columns(Features, kind="columns"):
+    """Linear map of the columns of each node of a graph: features, tags and encodings, divided by one scale."""
+
+    def of_processor(self, processor: Processor) -> Self:
+        return self.changed(count=processor.num_columns)
+
+    def misfit(self, frontend: Frontend, head: Head) -> str:
+        if frontend.processor is not None and frontend.processor.of_graphs and head.per_position and head.weighs:
+            return ""
+        return "'columns' adds to the logits of each node of a graph; use the front end 'nodes' and the head 'tokens'"
+
+
 class LinearWindow(WidePath, kind="dlinear"):
     """Linear map of the standardised window of each channel to the forecast (DLinear, Zeng et al. 2023).
 

@@ -83,8 +83,10 @@ class ClassificationTask(PooledTask):
     def unknown_label(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> str | None:
         return None if row["label"] in vocabulary.classes else str(row["label"])
 
-    def fit_linear(self, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray, num_outputs: int) -> Fitted:
-        return fit_labels(x, targets, unseen, truth, num_outputs, self.weights)
+    def fit_linear(
+        self, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray, num_outputs: int, dense: bool = False
+    ) -> Fitted:
+        return fit_labels(x, targets, unseen, truth, num_outputs, self.weights, dense)
 
     def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Collate:
         read = self.reader(recipe, vocabulary)

@@ -1,49 +1,58 @@
-"""Baselines for inputs other than text: linear models over simple features, such as the pixels of an image."""
+"""Linear models over simple features of inputs other than text, such as the pixels of an image."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from qkv.data.batch import INPUT
-from qkv.data.processors.processor import build_processor
+from qkv.data.processors.processor import Processor, build_processor
 from qkv.spec.errors import UserError
-from qkv.tasks.dataset import ExampleDataset
-from qkv.tasks.text_metrics import metric_library
+from qkv.tasks.dataset import Example, ExampleDataset
+from qkv.tasks.inputs import FEATURES
+from qkv.tasks.linear import plain_labels, plain_values
 
 _MOST_ROWS = 10_000
-"""Maximum number of rows that a baseline is fitted to, evenly spaced over the training split."""
-_ITERATIONS = 300
+"""Maximum number of rows that a model is fitted to, evenly spaced over the training split."""
 
 
 class FeatureTable(NamedTuple):
-    """Simple features of inputs: their ``name``, such as "pixels", and those of training rows and of another split.
+    """Features of training rows and of another split, both as (features - mean) / deviation.
 
-    kept: indices of the training rows in x.   x (kept rows, F), unseen (rows, F): scaled to mean 0 and deviation 1 of
-    the training rows.
+    name: noun such as "pixels".   kept: indices of the training rows in x.
+    x (kept rows, F), unseen (rows, F), mean (F), deviation (F).
     """
 
     name: str
     kept: np.ndarray
     x: np.ndarray
     unseen: np.ndarray
+    mean: np.ndarray
+    deviation: np.ndarray
 
 
 def features_of(dataset: ExampleDataset, split: str) -> FeatureTable | None:
-    """Simple features of the run's training rows and of ``split``; None if its processor has none."""
+    """Simple features of the run's training rows and of ``split``, standardised over the former; None if its processor
+    has none.
+    """
     processor = build_processor(dataset.vocabulary.processors[INPUT])
     known = list(dataset.fitted_examples or ())
     kept = np.unique(np.linspace(0, len(known) - 1, min(len(known), _MOST_ROWS)).round().astype(int))
     sides = [known[i] for i in kept], list(dataset.examples[split])
-    found = [[processor.features(example.parts[0]) for example in side] for side in sides]
+    found = [[_simple(processor, example) for example in side] for side in sides]
     if not known or any(features is None for side in found for features in side):
         return None
     x, unseen = (np.array(side, np.float64) for side in found)
     mean, deviation = x.mean(0), x.std(0)
     deviation[deviation == 0] = 1
-    return FeatureTable(processor.simple, kept, (x - mean) / deviation, (unseen - mean) / deviation)
+    return FeatureTable(processor.simple, kept, (x - mean) / deviation, (unseen - mean) / deviation, mean, deviation)
+
+
+def _simple(processor: Processor, example: Example) -> np.ndarray | None:
+    """Simple features of an example: those computed with it, if the run has a wide path."""
+    return example.parts[FEATURES] if len(example.parts) > FEATURES else processor.features(example.parts[0])
 
 
 def feature_accuracy(
@@ -53,14 +62,16 @@ def feature_accuracy(
 
     labels: those of the training rows; truth: those of ``split``.
     """
-    found = features_of(dataset, split)
-    if found is None:
+    found, names = features_of(dataset, split), sorted(set(labels))
+    if found is None or len(names) < 2:
         return {}
-    known = [labels[i] for i in found.kept]
-    answers = _predicted("LogisticRegression", {"C": 1.0, "max_iter": _ITERATIONS}, found, known)
-    if answers is None or len(set(known)) < 2:
+    place = {name: i for i, name in enumerate(names)}
+    known = np.array([place[labels[i]] for i in found.kept])
+    try:
+        answers = plain_labels(found.x, known, len(names))(found.unseen).argmax(1)
+    except (UserError, ValueError):  # scikit-learn is missing, or the kept rows have one label
         return {}
-    right = sum(str(a) == b for a, b in zip(answers, truth, strict=True))
+    right = sum(names[i] == label for i, label in zip(answers.tolist(), truth, strict=True))
     return {f"accuracy_of_{found.name}": 100 * right / max(1, len(truth))}
 
 
@@ -71,17 +82,8 @@ def feature_rmse(
     found = features_of(dataset, split)
     if found is None:
         return {}
-    answers = _predicted("Ridge", {"alpha": 1.0}, found, [values[i] for i in found.kept])
-    if answers is None:
+    try:
+        answers = plain_values(found.x, np.array([values[i] for i in found.kept], np.float64))(found.unseen)[:, 0]
+    except (UserError, ValueError):  # scikit-learn is missing, or a value is not finite
         return {}
     return {f"rmse_of_{found.name}": float(np.sqrt(np.mean(np.square(answers - np.array(truth, np.float64)))))}
-
-
-def _predicted(kind: str, options: dict[str, Any], found: FeatureTable, targets: Sequence[Any]) -> Any:
-    """Predictions of a linear model of scikit-learn for ``found.unseen``; None if it is missing or cannot be fitted."""
-    try:
-        model = getattr(metric_library("sklearn.linear_model"), kind)(**options)
-        with np.errstate(all="ignore"):
-            return model.fit(found.x, np.array(targets)).predict(found.unseen)
-    except (UserError, ValueError):
-        return None

@@ -37,6 +37,8 @@ PARTNERS, SHARE = "partners", "share"
 """Names of the extras of a mixed batch: classes of the other images (B), and the share of each row's own class."""
 TRUTH = 2
 """Index of the target in the parts of an example."""
+FEATURES = 3
+"""Index of the simple features in the parts of an example of a ``SignalReader`` with a wide path."""
 
 
 def input_roles(processor: ProcessorSpec | None) -> tuple[Role, ...]:
@@ -90,9 +92,8 @@ def reader_of(recipe: Recipe, vocabulary: Vocabulary) -> InputReader:
 
 
 class SignalReader(InputReader):
-    """Reader of inputs that a processor converts, such as images. Parts: encoded value, its size, truth.
-
-    ``wide``: add the simple features of the values to the signal, for a wide path.
+    """Reader of inputs that a processor converts, such as images. Parts: encoded value, its size, truth, and with
+    ``wide`` its simple features, which become those of the signal.
     """
 
     def __init__(self, processor: Processor, wide: bool = False):
@@ -101,7 +102,8 @@ class SignalReader(InputReader):
     def example(self, row: Mapping[str, Any], truth: Any) -> Example:
         encoded = self.processor.encode(row[self.processor.role.name])
         size = self.processor.size(encoded)
-        return Example(size, 1, (encoded, size, truth))
+        features = (self.processor.features(encoded),) if self.wide else ()
+        return Example(size, 1, (encoded, size, truth, *features))
 
     def noted(self, row: Mapping[str, Any], truth: Any) -> tuple[tuple[Any, ...], dict[str, str]]:
         return self.example(row, truth).parts, {}
@@ -109,8 +111,8 @@ class SignalReader(InputReader):
     def signal(self, rows: Sequence[tuple[Any, ...]]) -> tuple[Signal, Tensor | None]:
         signal = self.processor.signal([row[0] for row in rows])
         if self.wide:
-            features = np.array([self.processor.features(row[0]) for row in rows], np.float32)
-            signal = replace(signal, counts=torch.from_numpy(features))
+            features = np.stack([row[FEATURES] for row in rows])
+            signal = replace(signal, counts=torch.from_numpy(features.astype(np.float32, copy=False)))
         return signal, None
 
     def change(self, batch: Batch, rng: np.random.Generator) -> Batch:

@@ -1,4 +1,4 @@
-"""Linear models over sparse features, fitted by convex optimisation."""
+"""Linear models over sparse or dense features, fitted by convex optimisation."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ PENALTIES = (0.06, 0.25, 1.0)
 """L2 penalties that are tried."""
 POWERS = (0.0, 0.5, 1.0)
 """Powers of the features' scales that are tried; 0: no scale."""
+PLAIN = 1.0
+"""L2 penalty of the plain fit, which a selected one must equal in accuracy."""
+STANDARDISED = (0.25, PLAIN, 10.0, 100.0, 1000.0)
+"""L2 penalties that are tried with standardised dense features."""
 _ITERATIONS = 100
 _SUBSAMPLE = 20_000
 """Most training rows with which penalty and power are selected, if the weights are fewer than ``_LARGE``."""
@@ -35,25 +39,34 @@ class Fitted(NamedTuple):
 
 
 def fit_labels(
-    x: Any, labels: np.ndarray, unseen: Any, truth: np.ndarray, classes: int, weights: Tensor | None = None
+    x: Any,
+    labels: np.ndarray,
+    unseen: Any,
+    truth: np.ndarray,
+    classes: int,
+    weights: Tensor | None = None,
+    dense: bool = False,
 ) -> Fitted:
     """Multinomial logistic regression: logits of ``classes`` classes, for labels in 0 … classes - 1.
 
     Minimises Σ -w_label log softmax(x W + c)[label] + penalty / 2 · Σ_f |W_f|² / s_f², with the ``scales`` s of the
     features. Penalty and power of the scales are those of least loss on ``unseen``, among those not less
-    accurate there than penalty 1 without scales. weights (classes): w; None: 1.
+    accurate there than penalty 1 without scales. weights (classes): w; None: 1. ``dense``: x is standardised, and no
+    scales are tried.
     """
-    fit = _of_labels(classes, np.ones(classes) if weights is None else weights.numpy(), _ITERATIONS)
+    iterations = 10 * _ITERATIONS if dense else _ITERATIONS
+    fit = _of_labels(classes, np.ones(classes) if weights is None else weights.numpy(), iterations)
 
     def judged(found: Fitted) -> tuple[float, float]:
         logits = found(unseen)
         return _log_loss(logits, truth), float((logits.argmax(1) != truth).mean())
 
-    groups = labels[:, None] == np.unique(labels)
-    return _selected(fit, x, labels, groups, judged)
+    if dense:
+        return _of_least_loss(fit, x, labels, judged)
+    return _selected(fit, x, labels, labels[:, None] == np.unique(labels), judged)
 
 
-def fit_label_sets(x: Any, present: np.ndarray, unseen: Any, truth: np.ndarray) -> Fitted:
+def fit_label_sets(x: Any, present: np.ndarray, unseen: Any, truth: np.ndarray, dense: bool = False) -> Fitted:
     """Logistic regressions, one per label, for ``present`` (rows, C) of 0 and 1; penalty and power as in
     ``fit_labels``, by loss alone.
     """
@@ -69,10 +82,15 @@ def fit_label_sets(x: Any, present: np.ndarray, unseen: Any, truth: np.ndarray) 
                 weights[:, label], intercept[label] = solver.coef_[0], solver.intercept_[0]
         return Fitted(weights, intercept)
 
-    return _selected(fit, x, present, present > 0, lambda found: (_binary_loss(found(unseen), truth), 0.0))
+    def judged(found: Fitted) -> tuple[float, float]:
+        return _binary_loss(found(unseen), truth), 0.0
+
+    if dense:
+        return _of_least_loss(fit, x, present, judged)
+    return _selected(fit, x, present, present > 0, judged)
 
 
-def fit_values(x: Any, values: np.ndarray, unseen: Any, truth: np.ndarray) -> Fitted:
+def fit_values(x: Any, values: np.ndarray, unseen: Any, truth: np.ndarray, dense: bool = False) -> Fitted:
     """Ridge regression: one output. Minimises Σ (x w + c - y)² + 4 penalty · Σ_f w_f² / s_f², as ``fit_labels``.
 
     The scales are those of two classes: values above and below the median.
@@ -81,12 +99,14 @@ def fit_values(x: Any, values: np.ndarray, unseen: Any, truth: np.ndarray) -> Fi
     def judged(found: Fitted) -> tuple[float, float]:
         return float(np.square(found(unseen)[:, 0] - truth).mean()), 0.0
 
+    if dense:
+        return _of_least_loss(_ridge, x, values, judged)
     return _selected(_ridge, x, values, (values > np.median(values))[:, None], judged)
 
 
 def plain_labels(x: Any, labels: np.ndarray, classes: int) -> Fitted:
     """Multinomial logistic regression with penalty 1 and no scales, see ``fit_labels``."""
-    return _Design(x, labels[:, None], 0.0).fit(_of_labels(classes, np.ones(classes), 10 * _ITERATIONS), labels, 1.0)
+    return _Design(x, labels[:, None], 0.0).fit(_of_labels(classes, np.ones(classes), 10 * _ITERATIONS), labels, PLAIN)
 
 
 def plain_values(x: Any, values: np.ndarray) -> Fitted:
@@ -135,6 +155,17 @@ def scales(x: Any, groups: np.ndarray, power: float) -> np.ndarray:
     return sizes / np.sqrt(np.square(sizes).mean()) if squares.any() else np.ones(x.shape[1])
 
 
+def _of_least_loss(
+    fit: Callable[..., Fitted], x: np.ndarray, targets: np.ndarray, judged: Callable[[Fitted], tuple[float, float]]
+) -> Fitted:
+    """Fit to dense features with the penalty of least loss; one of more errors than the plain fit is not taken."""
+    design = _Design(x, targets[:, None], 0.0)
+    found = {penalty: design.fit(fit, targets, penalty) for penalty in STANDARDISED}
+    scores = {penalty: judged(each) for penalty, each in found.items()}
+    kept = [penalty for penalty in STANDARDISED if scores[penalty][1] <= scores[PLAIN][1]]
+    return found[min(kept, key=lambda penalty: scores[penalty][0])]
+
+
 def _selected(
     fit: Callable[..., Fitted],
     x: Any,
@@ -149,7 +180,7 @@ def _selected(
     """
     most = _SUBSAMPLE if x.shape[1] * groups.shape[1] < _LARGE else _ROWS
     rows = np.linspace(0, x.shape[0] - 1, min(x.shape[0], most)).astype(np.int64)
-    plain, middle = (PENALTIES[-1], POWERS[0]), POWERS[len(POWERS) // 2]
+    plain, middle = (PLAIN, POWERS[0]), POWERS[len(POWERS) // 2]
     found: dict[tuple[float, float], Fitted] = {}
     scores: dict[tuple[float, float], tuple[float, float]] = {}
 
@@ -175,10 +206,11 @@ class _Design:
     """
 
     def __init__(self, x: Any, groups: np.ndarray, power: float):
-        from scipy.sparse import csr_matrix
+        from scipy.sparse import csr_matrix, issparse
 
         self.sizes = scales(x, groups, power) if power else np.ones(x.shape[1])
-        self.x = csr_matrix(x).multiply(self.sizes).tocsr()
+        plain = power == 0 and not issparse(x)
+        self.x = x if plain else csr_matrix(x).multiply(self.sizes).tocsr()
         rows, features = x.shape
         self.root = _root(self.x) if rows <= _ROWS and features >= _WIDE * rows else None
 
@@ -197,9 +229,12 @@ class _Design:
 
 def _root(x: Any) -> np.ndarray:
     """Lower triangular L (rows, rows) with L L^T = X X^T + ε I. Frequent features are multiplied as a dense matrix."""
-    often = np.asarray((x != 0).sum(0)).ravel() > x.shape[0] / 16
-    dense, rest = x[:, often].toarray(), x[:, ~often]
-    gram = dense @ dense.T + (rest @ rest.T).toarray()
+    if isinstance(x, np.ndarray):
+        gram = x @ x.T
+    else:
+        often = np.asarray((x != 0).sum(0)).ravel() > x.shape[0] / 16
+        dense, rest = x[:, often].toarray(), x[:, ~often]
+        gram = dense @ dense.T + (rest @ rest.T).toarray()
     return np.linalg.cholesky(gram + 1e-6 * max(1e-6, gram.trace() / len(gram)) * np.eye(len(gram)))
 
 

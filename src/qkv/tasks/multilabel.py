@@ -68,8 +68,10 @@ class MultiLabelTask(PooledTask):
     def unknown_label(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> str | None:
         return next((label for label in row["labels"] if label not in vocabulary.classes), None)
 
-    def fit_linear(self, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray, num_outputs: int) -> Fitted:
-        return fit_label_sets(x, targets, unseen, truth)
+    def fit_linear(
+        self, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray, num_outputs: int, dense: bool = False
+    ) -> Fitted:
+        return fit_label_sets(x, targets, unseen, truth, dense)
 
     def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Collate:
         read = self.reader(recipe, vocabulary)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -29,11 +29,15 @@ from qkv.spec.signals.graphs import Graphs
 from qkv.spec.tasks import NodeClassification
 from qkv.tasks.dataset import HELD_OUT, OTHER, Dataset, with_vocabulary
 from qkv.tasks.embedding import points_section
+from qkv.tasks.feature_baselines import FeatureTable
+from qkv.tasks.joined import JoinedTask
 from qkv.tasks.label_metrics import agreement, confusion
-from qkv.tasks.linear import plain_labels
-from qkv.tasks.task import Evaluation, Observed, Scale, Task, Totals
+from qkv.tasks.linear import Fitted, fit_labels, plain_labels
+from qkv.tasks.task import Evaluation, Observed, Scale, Totals
 
 _SHOWN = 8
+_NORM = 10
+"""Mean norm of the columns of a node that a linear model reads."""
 
 
 class NodeDataset(Dataset):
@@ -102,7 +106,7 @@ def _encoded(processor: GraphsProcessor, table: NodeTable) -> EncodedGraph:
 
 
 @implements(NodeClassification)
-class NodeClassificationTask(Task):
+class NodeClassificationTask(JoinedTask):
     """Classification of nodes: -Σ log p(label of node i | graph) over the training nodes; the graph has all nodes."""
 
     loss_unit = "nats a node"
@@ -125,14 +129,57 @@ class NodeClassificationTask(Task):
         return NodeDataset(recipe, table, vocabulary, _processor(vocabulary))
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        logits, targets = _asked(model, batch, tap)
-        return model.head.loss(logits, targets, self.spec.label_smoothing)
+        logits, targets = self.asked(model, batch, tap)
+        return model.head.loss(logits[None], targets[None], self.spec.label_smoothing)
+
+    def asked(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, Tensor]:
+        logits, asked = model(batch.input, tap=tap)[0], batch.targets != IGNORED
+        return logits[asked], batch.targets[asked]
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
         """Loss of a batch; outcomes: (true, predicted) classes of its nodes."""
-        logits, targets = _asked(model, batch)
-        pairs = list(zip(targets[0].tolist(), logits[0].argmax(-1).tolist(), strict=True))
-        return Observed(model.head.loss(logits, targets), len(pairs), pairs)
+        return self.observed(model, self.asked(model, batch)[0], batch)
+
+    def observed(self, model: Transformer, found: Tensor, batch: Batch) -> Observed:
+        targets = batch.targets[batch.targets != IGNORED]
+        pairs = list(zip(targets.tolist(), found.argmax(-1).tolist(), strict=True))
+        return Observed(model.head.loss(found[None], targets[None]), len(pairs), pairs)
+
+    def targets(self, dataset: NodeDataset, split: str) -> np.ndarray:
+        return dataset.classes[dataset.table.splits[split]]
+
+    def simple(self, vocabulary: Vocabulary) -> str:
+        return "features_alone"
+
+    def simple_features(self, dataset: NodeDataset, split: str) -> FeatureTable:
+        """Columns of the training nodes and of those of ``split``, divided by one scale, so that most rows have a norm
+        of about 10.
+        """
+        train, nodes = dataset.table.splits[TRAIN], dataset.table.splits[split]
+        columns = dataset.processor.columns(dataset.graph)
+        scale = float(np.sqrt(np.square(columns[train]).sum(1).mean())) / _NORM or 1.0
+        mean, deviation = np.zeros(columns.shape[1]), np.full(columns.shape[1], scale)
+        return FeatureTable(
+            "features_alone", np.arange(len(train)), columns[train] / scale, columns[nodes] / scale, mean, deviation
+        )
+
+    def fit_linear(
+        self, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray, num_outputs: int, dense: bool = False
+    ) -> Fitted:
+        return fit_labels(x, targets, unseen, truth, num_outputs, dense=dense)
+
+    def baselines(self, dataset: NodeDataset, split: str) -> dict[str, float]:
+        """Accuracies in %: of the most frequent training label, and of logistic regression on the columns of a node."""
+        if TRAIN not in dataset.table.splits:
+            return {}
+        truth, known = self.targets(dataset, split), self.targets(dataset, TRAIN)
+        usual = Counter(known.tolist()).most_common(1)[0][0]
+        found = {"accuracy_of_most_frequent_label": 100 * float((truth == usual).mean())}
+        if len(set(known.tolist())) < 2:
+            return found
+        table = self.simple_features(dataset, split)
+        best = plain_labels(table.x, known, len(dataset.vocabulary.labels))(table.unseen).argmax(1)
+        return {**found, f"accuracy_of_{table.name}": 100 * float((best == truth).mean())}
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         return {"loss": seen.loss / max(1, seen.count), **agreement(seen.outcomes)}
@@ -145,7 +192,7 @@ class NodeClassificationTask(Task):
             vectors, _ = model.features(_whole(dataset).to(model.device))
         nodes = dataset.table.splits[split]
         sections.append(points_section("Nodes", vectors[0][nodes], dataset.classes[nodes], labels))
-        return Evaluation({**figures, **_baselines(dataset, split)}, sections)
+        return Evaluation({**figures, **self.baselines(dataset, split)}, sections)
 
     def sample(self, model: Any, dataset: Dataset, recipe: Recipe) -> str | None:
         assert isinstance(dataset, NodeDataset)
@@ -194,12 +241,6 @@ def _processor(vocabulary: Vocabulary) -> GraphsProcessor:
     return GraphsProcessor(cast("Graphs", vocabulary.processors[INPUT]))
 
 
-def _asked(model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, Tensor]:
-    """(logits (1, M, C), classes (1, M)) of the M nodes with a target."""
-    logits, asked = model(batch.input, tap=tap)[0], batch.targets != IGNORED
-    return logits[asked][None], batch.targets[asked][None]
-
-
 def _whole(dataset: NodeDataset) -> Any:
     return dataset.processor.signal([dataset.graph])
 
@@ -208,20 +249,3 @@ def _chances(model: Any, dataset: NodeDataset) -> Tensor:
     """Probabilities (nodes, C) of the classes of all nodes."""
     with torch.inference_mode(), evaluating(model):
         return model(_whole(dataset).to(model.device))[0][0].double().softmax(-1).cpu()
-
-
-def _baselines(dataset: NodeDataset, split: str) -> Mapping[str, float]:
-    """Accuracies in %: of the most frequent training label, and of logistic regression on the columns of a node."""
-    if TRAIN not in dataset.table.splits:
-        return {}
-    train, nodes = dataset.table.splits[TRAIN], dataset.table.splits[split]
-    truth, known = dataset.classes[nodes], dataset.classes[train]
-    usual = Counter(known.tolist()).most_common(1)[0][0]
-    found = {"accuracy_of_most_frequent_label": 100 * float((truth == usual).mean())}
-    if len(set(known.tolist())) < 2:
-        return found
-    columns = dataset.processor.columns(dataset.graph)
-    scale = np.sqrt(np.square(columns[train]).sum(1).mean()) or 1.0
-    fitted = plain_labels(10 * columns[train] / scale, known, len(dataset.vocabulary.labels))
-    best = fitted(10 * columns[nodes] / scale).argmax(1)
-    return {**found, "accuracy_of_features_alone": 100 * float((best == truth).mean())}

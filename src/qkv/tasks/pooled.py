@@ -26,8 +26,9 @@ from qkv.spec.recipe import Recipe
 from qkv.tasks.baselines import too_large
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset
 from qkv.tasks.example_task import ExampleTask, Reader, Rows, column, framed_by, trained
-from qkv.tasks.inputs import ROWS, InputReader, input_roles, reader_of, told
-from qkv.tasks.linear import Fitted
+from qkv.tasks.feature_baselines import FeatureTable, features_of
+from qkv.tasks.inputs import ROWS, TRUTH, InputReader, input_roles, reader_of, told
+from qkv.tasks.joined import JoinedTask
 from qkv.tasks.task import Observed
 from qkv.tokenizers.tokenizer import Tokenizer
 
@@ -37,7 +38,7 @@ _AT_ONCE = 64
 _MOST_EXAMINED = 2000
 
 
-class PooledTask(ExampleTask):
+class PooledTask(ExampleTask, JoinedTask):
     """Base class of tasks with one prediction for a row: a text, a pair of texts, or a signal such as an image.
 
     Texts are framed by the tokenizer's template, as in [CLS] first [SEP] second [SEP]; without one, ``cls`` precedes
@@ -66,9 +67,15 @@ class PooledTask(ExampleTask):
     def encoded(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> Any:
         """Convert the target of a row to a number or an array. Raises ``UserError``."""
 
-    @abstractmethod
-    def baselines(self, dataset: ExampleDataset, split: str) -> dict[str, float]:
-        """Metrics of simple models on ``split``, fitted to the training split; empty if there is none."""
+    def simple(self, vocabulary: Vocabulary) -> str:
+        processor = vocabulary.processors.get(INPUT)
+        return "ngrams" if processor is None else build_processor(processor).simple
+
+    def simple_features(self, dataset: ExampleDataset, split: str) -> FeatureTable | None:
+        return features_of(dataset, split)
+
+    def targets(self, dataset: ExampleDataset, split: str) -> np.ndarray:
+        return np.array([example.parts[TRUTH] for example in dataset.examples[split]])
 
     def size_notes(self, dataset: ExampleDataset, classes: int = 1) -> list[str]:
         """Sentence on texts that are too large for the baseline over n-grams; empty if they are not."""
@@ -91,16 +98,8 @@ class PooledTask(ExampleTask):
     def observe(self, model: Transformer, batch: Batch) -> Observed:
         return self.observed(model, outputs(model, batch), batch)
 
-    @abstractmethod
-    def observed(self, model: Transformer, found: Tensor, batch: Batch) -> Observed:
-        """Loss and data for metrics of a batch with the outputs ``found`` (B, C)."""
-
-    @abstractmethod
-    def fit_linear(self, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray, num_outputs: int) -> Fitted:
-        """Fit a linear model of ``num_outputs`` outputs to sparse features x (rows, F) and the targets of the examples.
-
-        unseen, truth: features and targets of the validation split, which select penalty and scales.
-        """
+    def asked(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, Tensor]:
+        return outputs(model, batch, tap), batch.targets
 
     def labels(self, records: Records) -> tuple[str, ...]:
         """Labels of the classes in order; empty for a task without classes. Raises ``UserError`` for fewer than two."""

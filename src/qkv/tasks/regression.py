@@ -60,9 +60,11 @@ class RegressionTask(PooledTask):
     def encoded(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> float:
         return row["value"]
 
-    def fit_linear(self, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray, num_outputs: int) -> Fitted:
+    def fit_linear(
+        self, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray, num_outputs: int, dense: bool = False
+    ) -> Fitted:
         mean, deviation = _units(self.spec)
-        return fit_values(x, (targets - mean) / deviation, unseen, (truth - mean) / deviation)
+        return fit_values(x, (targets - mean) / deviation, unseen, (truth - mean) / deviation, dense)
 
     def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Collate:
         (mean, deviation), read = _units(recipe.task), self.reader(recipe, vocabulary)

@@ -14,19 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.batch import INPUT, Batch
+from qkv.data.batch import Batch
 from qkv.data.corpus import TRAIN, VALIDATION
 from qkv.data.ngrams import Bag
-from qkv.data.processors.processor import build_processor
-from qkv.data.vocabulary import Vocabulary
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.models.wide import DEEP, WIDE, Features, Ngrams
 from qkv.ops.at_least_single import at_least_single
 from qkv.ops.linear.precision import autocast
+from qkv.report.evaluation import words
 from qkv.tasks.dataset import Dataset, ExampleDataset
 from qkv.tasks.forecasting import ForecastingTask
-from qkv.tasks.pooled import PooledTask, outputs
+from qkv.tasks.joined import JoinedTask
 from qkv.tasks.series_dataset import SeriesDataset
 from qkv.tasks.task import Task, Totals
 from qkv.training.contestants import Contestant, ranked
@@ -36,8 +35,6 @@ _ROWS = 4096
 """Rows whose weights are computed at once."""
 _MANY = 300_000
 """Number of weights from which n-grams of a single row are left out: they cost time and gain nothing."""
-_MOST = 10_000
-"""Maximum number of training rows of a wide path over simple features."""
 _STEPS = 200
 
 
@@ -51,10 +48,10 @@ def fit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
         return []
     if isinstance(dataset, SeriesDataset):
         return fit_window(model, dataset)
-    assert isinstance(dataset, ExampleDataset)
-    assert isinstance(task, PooledTask)
+    assert isinstance(task, JoinedTask)
     if model.wide.dense:
         return _fit_features(model, task, dataset)
+    assert isinstance(dataset, ExampleDataset)
     assert isinstance(model.wide, Ngrams)
     counts = {split: _counts(dataset, split, len(model.wide.table)) for split in (TRAIN, VALIDATION)}
     rows = counts[TRAIN].shape[0]
@@ -63,32 +60,28 @@ def fit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
     many = np.count_nonzero(occurring) * model.wide.num_outputs > _MANY
     used = np.flatnonzero(occurring > int(many))
     x, unseen = (_weighted(model, counts[split])[:, used] for split in (TRAIN, VALIDATION))
-    found = task.fit_linear(x, _targets(dataset, TRAIN), unseen, _targets(dataset, VALIDATION), model.wide.num_outputs)
+    targets, truth = (task.targets(dataset, split) for split in (TRAIN, VALIDATION))
+    found = task.fit_linear(x, targets, unseen, truth, model.wide.num_outputs)
     with torch.no_grad():
         model.wide.table[torch.from_numpy(used)] = torch.from_numpy(found.weights).to(model.wide.table)
         model.wide.bias.copy_(torch.from_numpy(found.intercept))
     return [f"the wide path is fitted: {len(used):,} n-grams of {rows:,} rows"]
 
 
-def _fit_features(model: Transformer, task: PooledTask, dataset: ExampleDataset) -> list[str]:
-    """Fit a wide path over the simple features of the processor's values, to at most ``_MOST`` training rows.
-
-    Features are divided by √F too, so that rows have a norm of about 1, for which the penalties are meant.
-    """
-    wide, processor = model.wide, build_processor(dataset.vocabulary.processors[INPUT])
+def _fit_features(model: Transformer, task: JoinedTask, dataset: Dataset) -> list[str]:
+    """Fit a wide path over dense features."""
+    wide, table = model.wide, task.simple_features(dataset, VALIDATION)
     assert isinstance(wide, Features)
-    most = len(dataset.examples[TRAIN])
-    kept = np.unique(np.linspace(0, most - 1, min(most, _MOST)).round().astype(np.int64))
-    sides = [dataset.examples[TRAIN][i] for i in kept], dataset.examples[VALIDATION]
-    x, unseen = (np.array([processor.features(each.parts[0]) for each in side], np.float64) for side in sides)
-    mean, deviation = x.mean(0), x.std(0)
-    scale = np.where(deviation > 0, deviation, 1) * np.sqrt(x.shape[1])
-    targets = [np.array([each.parts[2] for each in side]) for side in sides]
-    found = task.fit_linear((x - mean) / scale, targets[0], (unseen - mean) / scale, targets[1], wide.num_outputs)
+    assert table is not None
+    truth, targets = task.targets(dataset, VALIDATION), task.targets(dataset, TRAIN)[table.kept]
+    found = task.fit_linear(table.x, targets, table.unseen, truth, wide.num_outputs, dense=True)
     with torch.no_grad():
-        for place, value in zip((wide.table, wide.bias, wide.mean, wide.deviation), (*found, mean, scale), strict=True):
+        for place, value in zip(
+            (wide.table, wide.bias, wide.mean, wide.deviation), (*found, table.mean, table.deviation), strict=True
+        ):
             place.copy_(torch.from_numpy(np.asarray(value)))
-    return [f"the wide path is fitted: {x.shape[1]:,} {processor.simple} of {len(kept):,} rows"]
+    size, name = table.x.shape[1], words(table.name)
+    return [f"the wide path is fitted: {size:,} features ({name}) of {len(table.kept):,} rows"]
 
 
 def _counts(dataset: ExampleDataset, split: str, columns: int) -> Any:
@@ -114,10 +107,6 @@ def _weighted(model: Transformer, counts: Any) -> Any:
     return found
 
 
-def _targets(dataset: ExampleDataset, split: str) -> np.ndarray:
-    return np.array([example.parts[2] for example in dataset.examples[split]])
-
-
 def join(
     model: Transformer, task: Task, dataset: Dataset, precision: str, stop: Callable[[], bool], name: str = ""
 ) -> list[Contestant] | None:
@@ -125,48 +114,43 @@ def join(
     winner first. None if ``stop`` returned True. ``name``: name of the deep path; default: what mixes its tokens.
 
     The winner has the least loss of the contestants whose ``task.metric`` is not worse than that of the baseline over
-    n-grams, or of the best contestant if all are worse. Of equal ones it is the cheaper: wide, then deep, then joined.
+    the same features, or of the best contestant if all are worse. Of equal ones it is the cheaper: wide, then deep,
+    then joined.
     """
     assert model.wide is not None
     if isinstance(dataset, SeriesDataset):
         assert isinstance(task, ForecastingTask)
         return join_window(model, task, dataset, precision, stop, name or "patches")
-    assert isinstance(task, PooledTask)
-    assert isinstance(dataset, ExampleDataset)
+    assert isinstance(task, JoinedTask)
     batches = list(dataset.rows(VALIDATION))
-    found = _outputs(model, batches, precision, stop)
+    found = _outputs(model, task, batches, precision, stop)
     if found is None:
         return None
-    sides, targets = [torch.cat(side) for side in found], torch.cat([batch.targets for batch in batches])
+    *sides, targets = [torch.cat(side) for side in found]
     contestants = []
     kinds = dict.fromkeys(each.kind for block in model.spec.layers for each in block.branches if each.mixes)
     own = name or " and ".join(kinds) or "deep path"
-    simple = simple_name(dataset.vocabulary)
-    for name, reads in ((simple, (WIDE,)), (own, (DEEP,)), (f"{own}, {simple}", (DEEP, WIDE))):
+    simple = task.simple(dataset.vocabulary)
+    linear = words(simple)
+    for name, reads in ((linear, (WIDE,)), (own, (DEEP,)), (f"{own}, {linear}", (DEEP, WIDE))):
         a, b = factors = _factors(model, sides[DEEP], sides[WIDE], targets, reads)
         totals = Totals()
-        for deep, wide, batch in zip(*found, batches, strict=True):
+        for deep, wide, batch in zip(*found[:2], batches, strict=True):
             totals.add(task.observed(model, a * deep + b * wide, batch))
         contestants.append(Contestant(name, *factors, task.figures(totals, dataset.scale())))
-    baseline = task.baselines(dataset, VALIDATION).get(f"{task.metric}_of_{simple.replace('-', '')}")
+    baseline = task.baselines(dataset, VALIDATION).get(f"{task.metric}_of_{simple}")
     contestants = ranked(contestants, task.metric, baseline)
     model.wide.set_share(contestants[0].deep, contestants[0].wide)
     return contestants
 
 
-def simple_name(vocabulary: Vocabulary) -> str:
-    """Name of what the wide path reads: n-grams of texts, or the simple features of a processor, such as pixels."""
-    processor = vocabulary.processors.get(INPUT)
-    return "n-grams" if processor is None else build_processor(processor).simple
-
-
 @torch.no_grad()
 def _outputs(
-    model: Transformer, batches: Sequence[Batch], precision: str, stop: Callable[[], bool]
-) -> tuple[list[Tensor], list[Tensor]] | None:
-    """(deep outputs, wide outputs) of each batch, in fp64 on the CPU; None if stopped."""
+    model: Transformer, task: JoinedTask, batches: Sequence[Batch], precision: str, stop: Callable[[], bool]
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]] | None:
+    """(deep outputs, wide outputs, targets) of each batch, outputs in fp64, on the CPU; None if stopped."""
     assert model.wide is not None
-    found: tuple[list[Tensor], list[Tensor]] = ([], [])
+    found: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
     with evaluating(model), autocast(precision, model.device):
         for batch in batches:
             if stop():
@@ -174,7 +158,9 @@ def _outputs(
             here = batch.to(model.device)
             for path in (DEEP, WIDE):
                 model.wide.set_share(float(path == DEEP), float(path == WIDE))
-                found[path].append(at_least_single(outputs(model, here)).double().cpu())
+                outputs, targets = task.asked(model, here)
+                found[path].append(at_least_single(outputs).double().cpu())
+            found[2].append(targets.cpu())
     return found
 
 

@@ -87,7 +87,7 @@ def test_directed_graphs_have_two_sets_of_encodings(both_ways: bool) -> None:
     made = processor(directed=True, both_ways=both_ways, laplacian=2, walk=1, degree=1)
     encoded = made.encode(PATH)
     assert encoded.encodings.shape == (3, 2 * (2 + 1 + 2))
-    assert made.spec.columns == 5 + 10
+    assert made.spec.num_columns == 5 + 10
     reverse = made.encode({**PATH, "edges": [edge[::-1] for edge in PATH["edges"]]})
     assert not np.allclose(reverse.encodings, encoded.encodings)
     assert encoded.edges.shape[1] == (4 if both_ways else 2)

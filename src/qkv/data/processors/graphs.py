@@ -21,7 +21,7 @@ from qkv.layers.graph import Graph
 from qkv.layers.signal import Signal
 from qkv.spec.errors import UserError
 from qkv.spec.register import implements
-from qkv.spec.signals.graphs import Graphs
+from qkv.spec.signals.graphs import DEGREES, Graphs
 
 _SAMPLE = 100
 """Rows by which a table of graphs is recognised."""
@@ -128,7 +128,7 @@ class GraphsProcessor(Processor):
 
     def signal(self, encoded: Sequence[Any]) -> Signal:
         longest = max(map(len, encoded))
-        values = np.zeros((len(encoded), longest, self.spec.columns or 1), np.float32)
+        values = np.zeros((len(encoded), longest, self.spec.num_columns or 1), np.float32)
         for row, graph in enumerate(encoded):
             values[row, : len(graph)] = self.columns(graph)
         edges = [graph.edges.astype(np.int64) + row * longest for row, graph in enumerate(encoded)]
@@ -152,9 +152,12 @@ class GraphsProcessor(Processor):
         return found if found.shape[1] else np.ones((len(graph), 1), np.float32)
 
     def features(self, encoded: Any) -> np.ndarray:
-        """Bag of nodes for a baseline without structure: their number, and sum and mean of features and tags."""
-        nodes = self.columns(encoded)[:, : max(1, self.spec.given_columns or 0)]
-        return np.concatenate(([len(nodes)], nodes.sum(0), nodes.mean(0))).astype(np.float32)
+        """Bag of nodes: numbers of nodes and edges, and sum and mean of the features, tags and degrees of the nodes."""
+        each = np.minimum(np.bincount(encoded.edges[0], minlength=len(encoded)), DEGREES)
+        given = self.columns(encoded)[:, : self.spec.given_columns]
+        nodes = np.concatenate((given, np.eye(DEGREES + 1)[each]), 1)
+        sizes = len(nodes), encoded.edges.shape[1]
+        return np.concatenate((sizes, nodes.sum(0), nodes.mean(0))).astype(np.float32)
 
     def shown(self, value: Any) -> str:
         graph = read_graph(value)

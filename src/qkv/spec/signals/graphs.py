@@ -13,6 +13,8 @@ from qkv.spec.parts import NoNorm, Norm
 from qkv.spec.processors import Processor
 
 _MOST = 1024
+DEGREES = 8
+"""Largest degree that the simple features of a graph tell apart."""
 
 
 class Graphs(Processor, kind="graphs"):
@@ -71,9 +73,14 @@ class Graphs(Processor, kind="graphs"):
         return self.sides * (self.laplacian + self.walk + (self.degree + 1 if self.degree else 0))
 
     @property
-    def columns(self) -> int | None:
+    def num_columns(self) -> int | None:
         """Number of columns of a node, a constant one if it has nothing else; None until the data is known."""
         return None if self.given_columns is None else self.given_columns + self.encoding_columns or 1
+
+    @property
+    def num_simple(self) -> int | None:
+        """Numbers of nodes and edges, and sum and mean of each feature, tag and degree."""
+        return None if self.given_columns is None else 2 + 2 * (self.given_columns + DEGREES + 1)
 
     def problems(self) -> list[Problem]:
         if len(self.mean) == len(self.deviation):
@@ -103,13 +110,13 @@ class Nodes(Frontend, kind="nodes"):
 
     def fitted(self, processor: Processor) -> Self:
         graphs = cast("Graphs", processor)
-        if graphs.columns is None:
+        if graphs.num_columns is None:
             return self
-        if self.num_columns not in (None, graphs.columns):
-            sentence = f"{self.num_columns} columns, but the nodes of the data have {graphs.columns}"
+        if self.num_columns not in (None, graphs.num_columns):
+            sentence = f"{self.num_columns} columns, but the nodes of the data have {graphs.num_columns}"
             raise SpecError([Problem(("num_columns",), f"{sentence}; leave the key out to take their number")])
         return self.changed(
-            num_columns=graphs.columns,
+            num_columns=graphs.num_columns,
             eigenvectors=graphs.laplacian,
             first_eigenvector=graphs.given_columns if graphs.laplacian else 0,
             phases=graphs.directed and graphs.laplacian > 0,

@@ -32,7 +32,8 @@ def choose_graphs(task: TaskSpec, data: Data, records: Records, machine: Machine
     """Choose a recipe for a task with one output per graph.
 
     Three models compete in heats (``qkv.training.heats``): attention among all nodes in parallel with propagation over
-    the edges, propagation alone, and a bag of nodes that reads neither edges nor their encodings.
+    the edges, propagation alone, and a network of single nodes that reads neither edges nor their encodings. The winner
+    runs beside a linear model of simple features (``qkv.training.wide``).
     """
     graphs = [row["graph"] for row in records.splits["train"]]
     processor = _processor(data, graphs)
@@ -76,7 +77,15 @@ def _model(count: int, task: TaskSpec) -> Model:
     blocks = [{"branches": ["attention(4, mask=full)", "propagation"], "order": "parallel", "dropout": 0.2}]
     blocks += [{"branches": ["feed_forward"], "dropout": 0.2}]
     return Model.parse(
-        {"width": width, "num_layers": 4, "frontend": "nodes", "blocks": blocks, "head": head, "init_std": 0.1}
+        {
+            "width": width,
+            "num_layers": 4,
+            "frontend": "nodes",
+            "blocks": blocks,
+            "head": head,
+            "wide": "features",
+            "init_std": 0.1,
+        }
     )
 
 
@@ -88,5 +97,5 @@ def _candidates(processor: Graphs) -> dict[str, dict[str, Any]]:
     return {
         "transformer": {},
         "propagation": {"model.blocks": edges, "model.num_layers": 3},
-        "bag_of_nodes": {"model.blocks": bag, "model.num_layers": 1, **without},
+        "single_nodes": {"model.blocks": bag, "model.num_layers": 1, **without},
     }
