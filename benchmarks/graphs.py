@@ -1,11 +1,15 @@
 """Benchmark of graphs: ten folds of a table of graphs, with an inner hold-out, and the ten splits of Wisconsin.
 
-    QKV_DATA=folder python benchmarks/graphs.py mutag proteins webkb-wisconsin
+    QKV_DATA=folder python benchmarks/graphs.py mutag proteins webkb-wisconsin --results folds.jsonl --page page.md
 
 Tables (Errica et al. 2020): of each of ten stratified folds, the rest is divided 9 : 1 into training and validation
-parts; the model of highest validation accuracy is tested on the fold. A model without structure (a bag of nodes)
-and a logistic regression on the same bag are tested beside it. Wisconsin (Pei et al. 2020): the same models with
-encodings that tell the direction of links, and with those that do not, on its ten splits.
+parts; the model of highest validation accuracy is tested on the fold. Models have a wide path over simple features.
+Two models without structure are tested beside them: a network of single nodes, pooled, and a logistic regression on
+numbers and shares of their tags. Wisconsin (Pei et al. 2020): the same models with encodings that tell the direction of
+links, and with those that do not, on its ten splits.
+
+``--results`` keeps one line for each finished fold, so that the same command continues after a kill; ``--page`` writes
+the table of all lines of that file into a page.
 """
 
 from __future__ import annotations
@@ -19,6 +23,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from sklearn.linear_model import LogisticRegression
+
 import qkv
 from qkv.data.records.named import named_tables
 from qkv.data.records.table import Row
@@ -31,17 +38,25 @@ FOLDS = 10
 COLUMNS = ("data", "model", "accuracy", "standard error", "folds")
 _FEED = "feed_forward"
 MODELS: dict[str, dict[str, Any]] = {
-    "propagation": {"blocks": [{"branches": ["propagation", _FEED], "dropout": 0.2}], "num_layers": 3},
-    "transformer": {
+    "propagation": {
+        "blocks": [{"branches": ["propagation", _FEED], "dropout": 0.2}],
+        "num_layers": 3,
+        "wide": "features",
+    },
+    "attention and propagation": {
+        "wide": "features",
         "blocks": [
             {"branches": ["attention(4, mask=full)", "propagation"], "order": "parallel", "dropout": 0.2},
             {"branches": [_FEED], "dropout": 0.2},
-        ]
+        ],
     },
-    "bag of nodes": {"blocks": [{"branches": [_FEED], "dropout": 0.2}]},
+    "single nodes, pooled": {"blocks": [{"branches": [_FEED], "dropout": 0.2}]},
 }
-BLIND = "bag of nodes"
+BLIND = "single nodes, pooled"
 """Model without structure."""
+REGRESSION = "logistic regression on tags, without structure"
+STEPS = 600
+BEGIN, END = "<!-- table graphs: benchmarks/graphs.py -->\n", "<!-- end of table graphs -->\n"
 
 
 def graph_recipe(model: str, files: Mapping[str, str], steps: int) -> Recipe:
@@ -53,7 +68,7 @@ def graph_recipe(model: str, files: Mapping[str, str], steps: int) -> Recipe:
             "data": {**files, "processor": f"graphs{encodings}", "batching": "length_buckets"},
             "task": "classification",
             "model": {"width": 32, "frontend": "nodes", "head": head, "init_std": 0.1, **MODELS[model]},
-            "training": _training(steps, 32, 3e-3, 0.05),
+            "training": _training(steps, 32, 3e-3, 0.05, "accuracy" if model == BLIND else "loss"),
         }
     )
 
@@ -72,18 +87,18 @@ def node_recipe(directed: bool, fold: int, steps: int) -> Recipe:
                 "head": "tokens(dropout=0.5)",
                 "init_std": 0.1,
             },
-            "training": _training(steps, 1, 3e-3, 0.5),
+            "training": _training(steps, 1, 3e-3, 0.5, "accuracy"),
         }
     )
 
 
-def _training(steps: int, batch: int, rate: float, decay: float) -> dict[str, Any]:
+def _training(steps: int, batch: int, rate: float, decay: float, best: str) -> dict[str, Any]:
     return {
         "steps": steps,
         "batch_size": batch,
         "optimizer": {"kind": "adamw", "lr": rate, "weight_decay": decay},
         "schedule": {"kind": "cosine", "warmup": min(20, steps // 4), "final": 0.05},
-        "validation": {"every": max(1, steps // 20), "batches": None, "best": "accuracy"},
+        "validation": {"every": max(1, steps // 20), "batches": None, "best": best},
     }
 
 
@@ -110,23 +125,39 @@ def trained(recipe: Recipe, folder: Path) -> dict[str, dict[str, float]]:
     return {split: dict(qkv.evaluate(run, split=split)) for split in ("validation", "test")}
 
 
-def tested(rows: Rows, count: int, steps: int, folder: Path) -> dict[str, list[float]]:
-    """Test accuracies of each fold, by model; "chosen": the model of highest validation accuracy."""
-    parts, accuracies = folds(rows, FOLDS), dict[str, list[float]]()
-    for i in range(count):
-        rest = [row for j, part in enumerate(parts) if j != i for row in part]
-        held = folds(rest, FOLDS)
-        split = {"test": parts[i], "validation": held[0], "source": [row for part in held[1:] for row in part]}
-        files = {name: _written(some, folder / f"{i}-{name}.jsonl") for name, some in split.items()}
-        found = {name: trained(graph_recipe(name, files, steps), folder / f"{i}-{name}") for name in MODELS}
-        chosen = max(found, key=lambda name: found[name]["validation"]["accuracy"])
-        blind = found[BLIND]["test"]
-        each = {name: figures["test"]["accuracy"] for name, figures in found.items()}
-        each |= {"chosen": found[chosen]["test"]["accuracy"], "most frequent": blind["accuracy_of_most_frequent_label"]}
-        each["logistic regression on the bag"] = blind["accuracy_of_bag_of_nodes"]
-        for name, value in each.items():
-            accuracies.setdefault(name, []).append(value)
-    return accuracies
+def of_fold(rows: Rows, fold: int, steps: int, folder: Path) -> dict[str, float]:
+    """Test accuracies on a fold, by model; "chosen": the model of highest validation accuracy."""
+    parts = folds(rows, FOLDS)
+    rest = [row for j, part in enumerate(parts) if j != fold for row in part]
+    held = folds(rest, FOLDS)
+    split = {"test": parts[fold], "validation": held[0], "source": [row for part in held[1:] for row in part]}
+    files = {name: _written(some, folder / f"{name}.jsonl") for name, some in split.items()}
+    found = {name: trained(graph_recipe(name, files, steps), folder / name) for name in MODELS}
+    chosen = max(found, key=lambda name: (found[name]["validation"]["accuracy"], -found[name]["validation"]["loss"]))
+    each = {name: figures["test"]["accuracy"] for name, figures in found.items()}
+    others = found[BLIND]["test"]
+    return {
+        "chosen": found[chosen]["test"]["accuracy"],
+        **each,
+        "logistic regression on tags and degrees": others["accuracy_of_bag_of_nodes"],
+        REGRESSION: blind_accuracy(split["source"], parts[fold]),
+        "most frequent label": others["accuracy_of_most_frequent_label"],
+    }
+
+
+def blind_accuracy(train: Rows, test: Rows) -> float:
+    """Accuracy in % of logistic regression on the number of nodes, and number and share of each tag."""
+    known = sorted({tag for row in train for tag in row["graph"].get("tags", ())})
+
+    def features(row: dict[str, Any]) -> list[float]:
+        tags = list(row["graph"].get("tags", ()))
+        counts, size = [tags.count(tag) for tag in known], max(1, len(tags))
+        return [len(tags), *counts, *(count / size for count in counts)]
+
+    x, unseen = (np.array([features(row) for row in some], np.float64) for some in (train, test))
+    deviation = np.where(x.std(0) > 0, x.std(0), 1)
+    model = LogisticRegression(max_iter=1000).fit((x - x.mean(0)) / deviation, [row["label"] for row in train])
+    return 100 * float(model.score((unseen - x.mean(0)) / deviation, [row["label"] for row in test]))
 
 
 def _written(rows: Rows, path: Path) -> str:
@@ -134,15 +165,13 @@ def _written(rows: Rows, path: Path) -> str:
     return str(path)
 
 
-def directions(count: int, steps: int, folder: Path) -> dict[str, list[float]]:
-    """Test accuracies on the splits of Wisconsin, by kind of encodings, and of a regression on features alone."""
-    accuracies: dict[str, list[float]] = {}
-    for fold in range(count):
-        for name, directed in (("directed encodings", True), ("undirected encodings", False)):
-            figures = trained(node_recipe(directed, fold, steps), folder / f"{fold}-{name}")["test"]
-            accuracies.setdefault(name, []).append(figures["accuracy"])
-        accuracies.setdefault("features alone", []).append(figures["accuracy_of_features_alone"])
-    return accuracies
+def of_split(fold: int, steps: int, folder: Path) -> dict[str, float]:
+    """Test accuracies on a split of Wisconsin, by kind of encodings, and of a regression on features alone."""
+    kinds = {"attention, directed encodings": True, "attention, undirected encodings": False}
+    found = {name: trained(node_recipe(on, fold, steps), folder / name)["test"] for name, on in kinds.items()}
+    alone = next(iter(found.values()))["accuracy_of_features_alone"]
+    each = {name: figures["accuracy"] for name, figures in found.items()}
+    return {**each, "logistic regression on features alone": alone}
 
 
 def known_rows(name: str) -> Rows:
@@ -156,13 +185,37 @@ def small_rows() -> Rows:
     return [{"graph": {"edges": edges}, "label": label} for label, edges in shapes.items() for _ in range(30)]
 
 
-def lines(name: str, accuracies: Mapping[str, Sequence[float]]) -> list[list[str]]:
-    """Rows of the table: mean and standard error of each model."""
-    found = []
-    for model, values in accuracies.items():
-        error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
-        found.append([name, model, f"{statistics.mean(values):.1f}", f"{error:.1f}", str(len(values))])
-    return found
+def lines(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Rows of the table: mean and standard error of each model on each data set, of the lines of its folds."""
+    rows = []
+    for name in dict.fromkeys(line["data"] for line in found):
+        own = [line["accuracies"] for line in found if line["data"] == name]
+        for model in own[0]:
+            values = [each[model] for each in own]
+            error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+            rows.append([name, model, f"{statistics.mean(values):.1f}", f"{error:.1f}", str(len(values))])
+    return rows
+
+
+def write_page(page: Path, rows: Sequence[Sequence[str]]) -> None:
+    """Write the table between its comments in a page."""
+    before, _, rest = page.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise SystemExit(f"{page} has no place for the table: {BEGIN.strip()} … {END.strip()}")
+    table = [COLUMNS, ["---"] * len(COLUMNS), *rows]
+    drawn = "".join(f"| {' | '.join(row)} |\n" for row in table)
+    page.write_text(f"{before}{BEGIN}\n{drawn}\n{END}{after}")
+
+
+def run_fold(name: str, fold: int, given: argparse.Namespace) -> dict[str, float]:
+    """Test accuracies of all models on one fold of a data set."""
+    with tempfile.TemporaryDirectory() as scratch:
+        if given.smoke:
+            return of_fold(small_rows(), fold, 2, Path(scratch))
+        if name == "webkb-wisconsin":
+            return of_split(fold, given.steps, Path(scratch))
+        return of_fold(known_rows(name), fold, given.steps, Path(scratch))
 
 
 def main() -> None:
@@ -170,20 +223,24 @@ def main() -> None:
     options: argparse.ArgumentParser = parser(__doc__ or "")
     options.add_argument("data", nargs="*", default=["mutag"], help="mutag, proteins, webkb-wisconsin")
     options.add_argument("--folds", type=int, default=FOLDS, help="number of folds or splits that are run")
-    options.add_argument("--steps", type=int, default=450)
+    options.add_argument("--steps", type=int, default=STEPS)
+    options.add_argument("--results", type=Path, help="file of finished folds; default: none is kept")
+    options.add_argument("--page", type=Path, help="page whose table is written")
     given = options.parse_args()
     say_where()
-    table: list[list[str]] = []
+    kept: list[dict[str, Any]] = []
+    if given.results and given.results.exists():
+        kept = [json.loads(line) for line in given.results.read_text().splitlines()]
     for name in given.data:
-        with tempfile.TemporaryDirectory() as scratch:
-            if given.smoke:
-                found = tested(small_rows(), 1, 2, Path(scratch))
-            elif name == "webkb-wisconsin":
-                found = directions(given.folds, given.steps, Path(scratch))
-            else:
-                found = tested(known_rows(name), given.folds, given.steps, Path(scratch))
-        table += lines(name, found)
-    print_table("classification of graphs and nodes", COLUMNS, table)
+        known = {line["fold"] for line in kept if line["data"] == name}
+        for fold in [fold for fold in range(1 if given.smoke else given.folds) if fold not in known]:
+            kept.append({"data": name, "fold": fold, "accuracies": run_fold(name, fold, given)})
+            if given.results:
+                with given.results.open("a") as file:
+                    file.write(json.dumps(kept[-1]) + "\n")
+    print_table("classification of graphs and nodes", COLUMNS, lines(kept))
+    if given.page:
+        write_page(given.page, lines(kept))
 
 
 if __name__ == "__main__":

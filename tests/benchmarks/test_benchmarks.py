@@ -22,7 +22,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
         "first token after a prompt of 512, bf16",
     ),
     "finetuning": ("accuracy on the test split", "unmerged", "lora", "whole", "the table and the curves are in"),
-    "graphs": ("classification of graphs and nodes", "chosen", "logistic regression on the bag"),
+    "graphs": ("classification of graphs and nodes", "chosen", "logistic regression on tags"),
     "image_mixers": ("mixers on images", "parameters", "MLP-Mixer"),
     "linear": ("GFLOP/s", "chosen", "GB/s of weights"),
     "load_checkpoint": ("Llama, seconds", "peak / weights", "qkv", "GPT-2, seconds"),
