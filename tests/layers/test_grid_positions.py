@@ -243,7 +243,7 @@ def test_sinusoids_of_rows_and_columns_need_them() -> None:
         },
     }.items():
         with pytest.raises(
-            SpecError, match=f"{place}: 'sinusoidal_2d' needs positions on a grid, such as image patches"
+            SpecError, match=f"{place}: 'sinusoidal_2d' needs positions on a grid of 2 axes, such as image patches"
         ):
             Model.parse(data)
 

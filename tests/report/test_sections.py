@@ -43,7 +43,12 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "before": [{"low": 93.3, "high": 100.0, "rows": 12, "confidence": 96.5, "accuracy": 75.0}],
     },
     "points": {"groups": [{"name": "a", "points": [[0.5, 1], [2, -1]]}, {"name": "b", "points": [[0, 0]]}]},
-    "pictures": {"pictures": [{"source": "data:image/png;base64,AAAA", "caption": "a cat <5>"}]},
+    "pictures": {
+        "pictures": [
+            {"source": "data:image/png;base64,AAAA", "caption": "a cat <5>"},
+            {"source": "data:image/png;base64,AAAB", "caption": "seen", "heat": [[0.0, 1.0]], "covered": [1.0, 0.5]},
+        ]
+    },
     "bars": {"bars": [["PER", 80.5], ["LOC", 70.25]], "unit": "%"},
 }
 

@@ -174,6 +174,16 @@ def test_the_report_shows_images_and_answers(tmp_path: Path) -> None:
     page = (run.folder / "report.html").read_text()
     assert page.count('src="data:image/png;base64') >= 2
     assert "truth: dark" in page
+    sections = {section["title"]: section for section in run.evaluation().sections}
+    heated = sections["Attention over the picture"]["pictures"]
+    assert page.count('class="heat"') == len(heated)
+    assert all(len(each["heat"]) == 3 and max(map(max, each["heat"])) == 1 for each in heated)
+
+
+def test_a_model_without_attention_shows_none(tmp_path: Path) -> None:
+    model = {**MODEL, "blocks": [{"branches": ["token_mlp", "feed_forward(16)"]}]}
+    run = qkv.train(recipe_on(folder(tmp_path / "photos"), model=model), tmp_path / "run", on_event=quiet)
+    assert "Attention over the picture" not in (run.folder / "report.html").read_text()
 
 
 def test_rows_that_cannot_be_read_are_listed_and_others_predicted(tmp_path: Path) -> None:
@@ -223,14 +233,3 @@ def test_words_of_an_image_cannot_be_left_out(tmp_path: Path) -> None:
     run = qkv.train(recipe_on(folder(tmp_path / "photos")), tmp_path / "run", on_event=quiet)
     with pytest.raises(UserError, match="words are left out of texts, and this run reads images"):
         qkv.explain(run, "photo.png")
-
-
-def test_a_start_of_another_size_is_refused(tmp_path: Path) -> None:
-    photos = folder(tmp_path / "photos")
-    qkv.train(recipe_on(photos), tmp_path / "run", on_event=quiet)
-    larger = {"kind": "images", "height": 20, "width": 20}
-    changed = recipe_on(photos, data={"processor": larger}, start=str(tmp_path / "run"))
-    with pytest.raises(UserError, match=r"'frontend.positions.table' has the shape \(25, 16\) here and \(9, 16\)"):
-        qkv.train(changed, tmp_path / "larger", on_event=quiet)
-    same = qkv.train(recipe_on(photos, start=str(tmp_path / "run")), tmp_path / "same", on_event=quiet)
-    assert qkv.evaluate(same)["loss"] > 0

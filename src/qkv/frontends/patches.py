@@ -55,9 +55,13 @@ class PatchFrontend(PlacedFrontend):
         self.extra = nn.Parameter(torch.zeros(part.extra_tokens, own)) if part.extra_tokens else None
 
     def layouts(self) -> Layouts:
-        # The first rows of a grid's table mean nothing on another grid, so they are not transferred to it.
-        tables = {"positions.table": WHOLE} if hasattr(self.positions, "table") else {}
-        return {"map": WHOLE, "first": WHOLE, "extra": WHOLE, **tables}
+        assert self.part.grid is not None
+        return {
+            "map": WHOLE,
+            "first": WHOLE,
+            "extra": WHOLE,
+            **self.position_layouts(PositionGrid(self.part.grid, self.part.leading)),
+        }
 
     def initialise(self, std: float) -> None:
         """Initialise patches as a linear map (Xavier), the stem as in He et al. 2015, leading vectors by N(0, std²)."""

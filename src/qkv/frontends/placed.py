@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from qkv.frontends.frontend import Frontend
-from qkv.layers.context import Context
+from qkv.layers.context import Context, PositionGrid
+from qkv.layers.layout import Layouts
 from qkv.layers.norms import build_norm
 from qkv.layers.positions import build_positions
 from qkv.ops.dropout import dropout
@@ -29,6 +30,11 @@ class PlacedFrontend(Frontend):
         self.norm = build_norm(part.norm, width)
         length = part.num_positions or stack.context_length
         self.positions = build_positions(part.positions, length, part.vector_width(width))
+
+    def position_layouts(self, grid: PositionGrid) -> Layouts:
+        """Layouts of the position vectors where positions lie on ``grid``, by their path below this module."""
+        found = {} if self.positions is None else self.positions.layouts_on(grid)
+        return {f"positions.{name}": layout for name, layout in found.items()}
 
     def placed(self, x: Tensor, context: Context) -> Tensor:
         """Vectors (B, N, D) of the values x with those of their positions, normalised, with dropout."""

@@ -16,18 +16,19 @@ from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
 from qkv.spec.heads import Head, Pooled
+from qkv.spec.model import Model
 
 _OF_LABELS = ("id2label", "label2id", "num_labels", "problem_type")
 _HIDDEN = "head.hidden"
 
 
-def task_heads(published: Opened, said: SentencePooling | None, causal: bool) -> dict[str, Head]:
+def task_heads(published: Opened, said: SentencePooling | None, model: Model) -> dict[str, Head]:
     """Specs of the heads for tasks that a checkpoint offers, by kind, such as "classification".
 
     Heads that pool do so as ``said`` in sentence-transformers files, else as the family's head does if the checkpoint
     holds its hidden layer (a pooler), which was then trained to be read in this way. Without one they take the mean of
-    the vectors, or the last one of a ``causal`` model: the first vector of an encoder pretrained with masked tokens
-    was never trained to represent the text (Reimers & Gurevych 2019).
+    the vectors, or the last one of a causal ``model``: the first vector of an encoder pretrained with masked tokens
+    was never trained to represent the text (Reimers & Gurevych 2019). The class token of an image encoder was.
     """
     found = {head.kind: (head, architecture) for head, architecture in _of_family(published)}
     heads = {kind: head for kind, (head, _) in found.items()}
@@ -35,7 +36,7 @@ def task_heads(published: Opened, said: SentencePooling | None, causal: bool) ->
         if part.pools and said is not None:
             heads[kind] = said.head(cast("type[Pooled]", part), getattr(heads.get(kind), "dropout", 0.0))
         elif part.pools and kind in found:
-            heads[kind] = _trained(published, cast("Pooled", heads[kind]), found[kind][1], causal)
+            heads[kind] = _trained(published, cast("Pooled", heads[kind]), found[kind][1], model)
     return heads
 
 
@@ -53,13 +54,13 @@ def _of_family(published: Opened) -> Iterator[tuple[Head, Architecture]]:
                 yield architecture.head(config), architecture
 
 
-def _trained(published: Opened, head: Pooled, architecture: Architecture, causal: bool) -> Pooled:
+def _trained(published: Opened, head: Pooled, architecture: Architecture, model: Model) -> Pooled:
     """``head`` if the checkpoint holds its hidden layer, or if it pools the vectors that suit the model; else a head
     without a hidden layer that does.
     """
     family, _ = published.family()
-    suits = "last" if causal else "mean"
-    if head.pooling == suits:
+    suits = "last" if model.causal else "mean"
+    if head.pooling == suits or model.frontend.processor is not None:
         return head
     names = named_as_now(family, published.tensors()).keys()
     rows = [row for row in architecture.names if row.ours.startswith(_HIDDEN)]

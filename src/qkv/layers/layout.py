@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
@@ -32,13 +33,16 @@ class Layout:
     """Kind of a weight, and the pieces that its axes consist of.
 
     kind: ``matrix``: a linear map, stored as (out, in).   ``rows``: a row per token, position or type; a longer table
-    keeps its first rows.   ``whole``: anything else. out: pieces of the first axis.   into: pieces of the last
-    axis.   Empty: a single piece.
+    keeps its first rows.   ``grid``: a row per position of a grid of ``sizes`` in row-major order, after ``leading``
+    others; a table of another grid is resampled.   ``whole``: anything else. out: pieces of the first axis.   into:
+    pieces of the last axis.   Empty: a single piece.
     """
 
-    kind: Literal["matrix", "rows", "whole"]
+    kind: Literal["matrix", "rows", "grid", "whole"]
     out: tuple[Piece, ...] = ()
     into: tuple[Piece, ...] = ()
+    sizes: tuple[int, ...] = ()
+    leading: int = 0
 
 
 MATRIX, ROWS, WHOLE = Layout("matrix"), Layout("rows"), Layout("whole")
@@ -53,6 +57,11 @@ def matrix(**out: tuple[int, int] | int) -> Layout:
 def from_heads(size: int, head: int) -> Layout:
     """Layout of a matrix that reads ``size`` features in heads of ``head`` features (an output projection)."""
     return Layout("matrix", into=(Piece("heads", size, head),))
+
+
+def on_grid(sizes: tuple[int, ...], leading: int) -> Layout:
+    """Layout of a table of the positions of a grid, after ``leading`` others."""
+    return Layout("grid", sizes=tuple(sizes), leading=leading)
 
 
 def vector(name: str, size: int, head: int) -> Layout:
@@ -127,6 +136,11 @@ def _check(name: str, layout: Layout, tensor: Tensor) -> None:
     if layout.kind == "matrix" and tensor.dim() != 2:
         raise UserError(
             f"{name}: declared as a matrix, but it has the shape {list(tensor.shape)}; declare it as whole or as rows"
+        )
+    if layout.kind == "grid" and tensor.shape[0] != layout.leading + prod(layout.sizes):
+        grid = " × ".join(map(str, layout.sizes))
+        raise UserError(
+            f"{name}: declared as {layout.leading} rows and a grid of {grid}, but the shape is {list(tensor.shape)}"
         )
     for pieces, axis in ((layout.out, 0), (layout.into, -1)):
         total = sum(piece.size for piece in pieces)

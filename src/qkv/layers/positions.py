@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.layers.activations import ACTIVATIONS
-from qkv.layers.context import Context
-from qkv.layers.layout import ROWS, WHOLE, Declared, Layouts
+from qkv.layers.context import Context, PositionGrid
+from qkv.layers.layout import ROWS, Declared, Layout, Layouts, on_grid
 from qkv.layers.linear import Linear
 from qkv.ops import positions as ops
 from qkv.ops.at_least_single import at_least_single, single_or_wider
@@ -37,6 +37,10 @@ class Positions(Declared):
         """Position vectors (B or 1, N, D) of the positions of a forward pass. Raises ``UserError`` as ``places``."""
         return self(self.places(context), dtype)
 
+    def layouts_on(self, grid: PositionGrid) -> Layouts:
+        """Layouts where the positions lie on ``grid``, such as those of image patches."""
+        return self.layouts()
+
     def initialise(self, std: float) -> None:
         """Initialise the learned tables from N(0, std²), if there are any."""
 
@@ -57,6 +61,9 @@ class Learned(Positions):
     def layouts(self) -> Layouts:
         return {"table": ROWS}
 
+    def layouts_on(self, grid: PositionGrid) -> Layouts:
+        return {"table": on_grid(grid.sizes, self.offset + grid.leading)}
+
     def initialise(self, std: float) -> None:
         nn.init.normal_(self.table, std=std)
 
@@ -74,7 +81,7 @@ class LearnedGrid(Positions):
         self.table = nn.Parameter(torch.zeros(part.leading + part.shape[0] * part.shape[1], width))
 
     def layouts(self) -> Layouts:
-        return {"table": WHOLE}
+        return {"table": on_grid(tuple(self.part.shape), self.part.leading)}
 
     def initialise(self, std: float) -> None:
         nn.init.normal_(self.table, std=std)
@@ -206,6 +213,21 @@ def resample_grid(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> 
     grid = at_least_single(table).unflatten(0, old).permute(2, 0, 1)[None]
     resampled = F.interpolate(grid, new, mode="bicubic", align_corners=False)[0]
     return resampled.permute(1, 2, 0).flatten(0, 1).to(table.dtype)
+
+
+def regridded(table: Tensor, before: Layout, after: Layout) -> Tensor | None:
+    """Table of positions on a grid with layout ``before``, resampled to that of ``after``; None if both are not tables
+    of two-dimensional grids with the same number of leading positions.
+    """
+    if not before.kind == after.kind == "grid" or before.leading != after.leading:
+        return None
+    if before.sizes == after.sizes:
+        return table
+    if not len(before.sizes) == len(after.sizes) == 2:
+        return None
+    leading, rest = table[: before.leading], table[before.leading :]
+    old, new = ((sizes[0], sizes[1]) for sizes in (before.sizes, after.sizes))
+    return torch.cat((leading, resample_grid(rest, old, new)))
 
 
 def rope_frequencies(part: spec.Rope, rotated: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, float]:

@@ -2,7 +2,8 @@
 
 Tensors of equal path and shape are copied. If the rows of a matrix are pieces such as queries, keys and values, and
 their sizes differ, each piece is transferred separately: fewer K/V heads are means of groups, more are repeated
-(Ainslie et al. 2023). Embedding tables share their first rows. All other tensors keep the new model's initialisation.
+(Ainslie et al. 2023). Embedding tables share their first rows; tables of positions on a grid
+are resampled. All other tensors keep the new model's initialisation.
 Pieces and tables are those that the modules declare (``qkv.layers.layout``).
 """
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.layers.layout import Layout, Piece, layouts
+from qkv.layers.positions import regridded
 from qkv.ops.at_least_single import at_least_single
 
 _LAYER = re.compile(r"(?<=blocks\.)\d+")
@@ -76,6 +78,12 @@ def _take(name: str, own: Tensor, given: Tensor | None, stored: tuple[Layout | N
         return Transferred(name, NEW, size, 0)
     if before and before.out != after.out and _names(before) == _names(after):
         return _by_piece(name, own, given, before.out, after.out)
+    if before and before.sizes != after.sizes:
+        moved = regridded(given, before, after)
+        if moved is None:
+            return Transferred(name, NEW, size, 0)
+        own.copy_(moved)
+        return Transferred(name, "resampled to another grid", size, size)
     if own.shape == given.shape:
         own.copy_(given)
         return Transferred(name, KEPT, size, size)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from qkv.report.bars import BarChart
 from qkv.report.chart import LineChart
 from qkv.report.effects import effects
-from qkv.report.heatmap import HeatMap
-from qkv.report.markup import tag
+from qkv.report.heatmap import HeatMap, png
+from qkv.report.markup import Markup, tag
 from qkv.report.page import Page
 from qkv.report.scatter import Group, ScatterPlot
 from qkv.report.series import Line
@@ -94,12 +95,25 @@ def _cut(value: Any) -> Any:
 
 
 def _pictures(page: Page, section: Section) -> None:
-    """Append ``pictures`` side by side, each with ``source`` (a data URI) and ``caption``."""
-    figures = [
-        tag("figure", tag("img", src=found["source"], alt=found["caption"]), tag("figcaption", found["caption"]))
-        for found in section["pictures"]
-    ]
+    """Append ``pictures`` side by side, each with ``source`` (a data URI) and ``caption``.
+
+    Optional ``heat``: shares (rows, columns) from 0 to 1, drawn over the picture, from its left upper corner over the
+    fractions ``covered`` of its height and width.
+    """
+    figures = []
+    for found in section["pictures"]:
+        drawn = tag("img", src=found["source"], alt=found["caption"])
+        if "heat" in found:
+            drawn = tag("span", drawn, _heat(found["heat"], found.get("covered", (1.0, 1.0))), class_="heated")
+        figures.append(tag("figure", drawn, tag("figcaption", found["caption"])))
     page.drawing(tag("div", *figures, class_="pictures"))
+
+
+def _heat(shares: Sequence[Sequence[float]], covered: Sequence[float]) -> Markup:
+    """Image of ``shares`` that lies over a picture."""
+    source = "data:image/png;base64," + base64.b64encode(png(shares)).decode()
+    high, wide = (f"{100 * fraction:.4g}%" for fraction in covered)
+    return tag("img", src=source, alt="", class_="heat", style=f"height:{high};width:{wide}")
 
 
 def _tagged(page: Page, section: Section) -> None:

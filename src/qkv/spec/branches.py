@@ -9,7 +9,7 @@ from pydantic import Field
 from qkv.spec.base import Part
 from qkv.spec.errors import Problem
 from qkv.spec.masks import Causal, Mask
-from qkv.spec.parts import Activation, NoNorm, NoRelative, Relative, SwitchedNorm, needs_grid
+from qkv.spec.parts import Activation, NoNorm, NoRelative, Relative, SwitchedNorm, grid_problems
 
 
 class Exactness(NamedTuple):
@@ -87,8 +87,8 @@ class Branch(Part, slot=True):
         """Errors of these settings at model width ``width``, such as heads that do not divide it; empty if none."""
         return []
 
-    def sequence_problems(self) -> list[Problem]:
-        """Errors of these settings for positions that are a sequence and not on a grid; empty if none."""
+    def grid_problems(self, axes: int) -> list[Problem]:
+        """Errors of these settings for positions on a grid of ``axes`` axes, 1 for a sequence; empty if none."""
         return []
 
     def position_problems(self, positions: int) -> list[Problem]:
@@ -224,8 +224,8 @@ class Attention(MaskedAttention, kind="attention"):
         relative = self.relative.sized_for(grid)
         return self if relative == self.relative else self.changed(relative=relative)
 
-    def sequence_problems(self) -> list[Problem]:
-        return [Problem(("relative",), needs_grid(self.relative.kind))] if self.relative.axes > 1 else []
+    def grid_problems(self, axes: int) -> list[Problem]:
+        return grid_problems(self.relative, axes, "relative")
 
     def extrapolates(self, length: int) -> bool:
         near = self.mask.reach is not None and self.mask.reach <= length and not self.mask.first_visible

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from qkv.spec.base import Part
 from qkv.spec.errors import Problem, SpecError
-from qkv.spec.parts import Learned, NoNorm, Norm, Positions, needs_grid
+from qkv.spec.parts import Learned, NoNorm, Norm, Positions, grid_problems
 from qkv.spec.processors import Processor, WordFeatures
 
 WIDEST, MOST_TOKENS = 1_000_000, 100_000_000
@@ -22,11 +22,13 @@ class Frontend(Part, slot=True):
     """True if it has a table of token vectors."""
     processor: ClassVar[type[Processor] | None] = None
     """Spec class of the processor that makes its input, such as ``Images``; None for text."""
-    sequential: ClassVar[bool] = False
-    """True if its positions are always a sequence, never on a grid."""
+    grid_axes: ClassVar[int] = 1
+    """Number of axes of the grid on which its positions lie, such as 2 for image patches; 1 for a sequence."""
 
-    whole_rows: ClassVar[bool] = False
-    """True if rows are read whole, such as images, so that a model with this front end cannot decode."""
+    @property
+    def on_grid(self) -> bool:
+        """True if its positions lie on a grid, such as image patches: rows are read whole, never decoded."""
+        return self.grid_axes > 1
 
     def fitted(self, processor: Processor) -> Self:
         """Copy with the sizes of the signals that ``processor`` makes filled in. Raises ``SpecError`` if sizes that are
@@ -40,6 +42,11 @@ class Frontend(Part, slot=True):
         None for a sequence, or until the sizes are known.
         """
         return None
+
+    @property
+    def covered(self) -> tuple[float, ...]:
+        """Fraction of each axis of the input that the positions of its ``grid`` cover, from the first one."""
+        return (1.0,) * len(self.grid or ())
 
     @property
     def num_positions(self) -> int | None:
@@ -156,8 +163,8 @@ class Placed(Frontend):
         return found
 
     def problems(self) -> list[Problem]:
-        if self.sequential and self.positions.axes > 1:
-            return [Problem(("positions",), needs_grid(self.positions.kind))]
+        if found := grid_problems(self.positions, self.grid_axes, "positions"):
+            return found
         if self.join == "concatenate" and self.positions.absent:
             return [
                 Problem(("join",), "there are no positions to concatenate; use 'add', or other positions than 'none'")
@@ -173,7 +180,6 @@ class Text(Placed, Tokens, kind="text"):
     2019).
     """
 
-    sequential = True
     scale: bool = Field(default=False, description="multiply token embeddings by √width (Vaswani et al. 2017)")
     vectors: str | None = Field(
         default=None,
@@ -220,7 +226,6 @@ class HashedWords(Placed, kind="words"):
     regression over the features, and a rare feature has the same weight in short and in long words.
     """
 
-    sequential = True
     features: WordFeatures = WordFeatures()
 
     @property

@@ -37,6 +37,13 @@ class Head(Part, slot=True):
         return self.instead_of or self.kind
 
     @property
+    def leading_read(self) -> int:
+        """Number of first positions to which it gives weights or a pooling of their own, such as a class token; 0 if
+        it treats all positions alike.
+        """
+        return 0
+
+    @property
     def shares_table(self) -> bool:
         """True if the output matrix is the token embedding table (tied embeddings)."""
         return False
@@ -137,6 +144,10 @@ class Pooled(Head):
         """Names of the poolings, one or several."""
         return (self.pooling,) if isinstance(self.pooling, str) else self.pooling
 
+    @property
+    def leading_read(self) -> int:
+        return int("first" in self.poolings)
+
 
 class Hidden(Head):
     """Base class of heads with output z W^T + b and an optional hidden layer.
@@ -172,6 +183,10 @@ class DistilledHead(Classes, kind="distilled"):
 
     instead_of = "classification"
     fixed_rows: ClassVar[bool] = True
+
+    @property
+    def leading_read(self) -> int:
+        return 2
 
 
 class LabelsHead(Hidden, Pooled, Classes, kind="labels"):

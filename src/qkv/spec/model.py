@@ -15,7 +15,7 @@ from qkv.spec.errors import Problem
 from qkv.spec.frontends import WIDEST, Frontend, Text
 from qkv.spec.heads import Head, LanguageModelHead
 from qkv.spec.masks import Full
-from qkv.spec.parts import Add, LayerNorm, Learned, Norm, Positions, Residual, needs_grid
+from qkv.spec.parts import Add, LayerNorm, Learned, Norm, Positions, Residual, grid_problems
 from qkv.spec.register import import_all
 from qkv.spec.wide import WidePath
 
@@ -140,9 +140,9 @@ class Layered(Spec):
         return None
 
     @property
-    def sequential(self) -> bool:
-        """True if the positions that the blocks read are never on a grid."""
-        return True
+    def grid_axes(self) -> int:
+        """Number of axes of the grid on which the positions lie that the blocks read; 1 for a sequence."""
+        return 1
 
     @property
     def sized_layers(self) -> tuple[Block, ...]:
@@ -219,8 +219,7 @@ class Layered(Spec):
                 wrong = branch.width_problems(width)
                 if self.rows_known:
                     wrong += branch.position_problems(self.row_positions)
-                if self.sequential:
-                    wrong += branch.sequence_problems()
+                wrong += branch.grid_problems(self.grid_axes)
                 found += [p.under("blocks", i, "branches", j) for p in wrong]
         if self.num_layers and not self.blocks:
             found.append(
@@ -287,8 +286,8 @@ class Stack(Layered, Reader):
         return self.frontend.grid
 
     @property
-    def sequential(self) -> bool:
-        return self.frontend.sequential
+    def grid_axes(self) -> int:
+        return self.frontend.grid_axes
 
     @property
     def position_limit(self) -> int | None:
@@ -446,8 +445,8 @@ class Model(Stack, WithWidth):
         return None if self.queries and self.queries.count else super().grid
 
     @property
-    def sequential(self) -> bool:
-        return bool(self.queries and self.queries.count) or super().sequential
+    def grid_axes(self) -> int:
+        return 1 if self.queries and self.queries.count else super().grid_axes
 
     @property
     def limiting_branch(self) -> Branch | None:
@@ -455,14 +454,14 @@ class Model(Stack, WithWidth):
 
     @property
     def causal(self) -> bool:
-        return self.latents is None and not self.frontend.whole_rows and super().causal
+        return self.latents is None and not self.frontend.on_grid and super().causal
 
     @property
     def decodes(self) -> bool:
-        return self.latents is None and not self.frontend.whole_rows and super().decodes
+        return self.latents is None and not self.frontend.on_grid and super().decodes
 
     def first_not_decoding(self) -> tuple[str | int, ...]:
-        if self.frontend.whole_rows:
+        if self.frontend.on_grid:
             return ("frontend",)
         return ("latents",) if self.latents else super().first_not_decoding()
 
@@ -487,8 +486,7 @@ class Model(Stack, WithWidth):
     def problems(self) -> list[Problem]:
         reading = self.frontend_width(self.width) if self.latents else None
         asking = self.queries.positions.width_problems(self.width) if self.queries else []
-        if self.queries and self.queries.positions.axes > 1 and self.sequential:
-            asking.append(Problem((), needs_grid(self.queries.positions.kind)))
+        asking += grid_problems(self.queries.positions, self.grid_axes) if self.queries else []
         return [
             *self.stack_problems(self.width, reading),
             *(p.under("queries", "positions") for p in asking),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 from pydantic import BeforeValidator, Field
 
@@ -120,9 +120,20 @@ class Reversible(Residual, kind="reversible"):
     reversible = True
 
 
-def needs_grid(kind: str) -> str:
-    """Sentence on a part of a kind that needs positions on a grid, for positions that are a sequence."""
-    return f"{kind!r} needs positions on a grid, such as image patches, and these are a sequence; use another kind"
+class OnGrid(Protocol):
+    """Part that reads positions on a grid of ``axes`` axes, if they are more than 1."""
+
+    axes: ClassVar[int]
+    kind: ClassVar[str]
+
+
+def grid_problems(part: OnGrid, axes: int, *path: str | int) -> list[Problem]:
+    """Error of the ``part`` at ``path`` if it needs positions on a grid of other than ``axes`` axes; empty if not."""
+    if part.axes in (1, axes):
+        return []
+    found = "a sequence" if axes == 1 else f"on a grid of {axes}"
+    sentence = f"{part.kind!r} needs positions on a grid of {part.axes} axes, such as image patches, and these are"
+    return [Problem(path, f"{sentence} {found}; use another kind")]
 
 
 class Positions(Part, slot=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from pydantic import Field
 
@@ -19,6 +19,15 @@ class Processor(Part, slot=True):
 
     of_graphs: ClassVar[bool] = False
     """True if a value is a graph, whose nodes are the positions."""
+
+    def following(self, start: Self) -> Self:
+        """Copy in which settings left at their defaults are those of ``start``, the processor of a model that is
+        fine-tuned.
+        """
+        fields = type(self).model_fields
+        return self.changed(
+            **{name: getattr(start, name) for name in fields if getattr(self, name) == fields[name].default}
+        )
 
     @property
     def num_simple(self) -> int | None:

@@ -135,7 +135,7 @@ class Recipe(Spec):
 
     def _decoding_problems(self) -> list[Problem]:
         asks = f"the task {self.task.kind!r}"
-        if self.task.needs in ("causal", "decodes") and self.model.frontend.whole_rows:
+        if self.task.needs in ("causal", "decodes") and self.model.frontend.on_grid:
             sentence = f"{self.model.frontend.kind!r} reads whole rows, but {asks} needs a model that decodes"
             return [Problem(("model", "frontend"), sentence)]
         if self.task.needs in ("causal", "decodes") and self.model.latents:

@@ -33,7 +33,7 @@ class WidePath(Part, slot=True):
 
     def misfit(self, frontend: Frontend, head: Head) -> str:
         """Sentence on a model to whose outputs the path cannot add, else ""; it needs one output per row by default."""
-        if head.pools:
+        if Head.kinds()[head.serves].pools:  # outputs of the head have the shape of those that it replaces
             return ""
         sentence = f"a wide path adds to one output per row, and the head {head.kind!r} has others"
         return f"{sentence}; leave it out, or give a classification or regression head"

@@ -124,6 +124,7 @@ class ClassificationTask(PooledTask):
         if self.processor is not None:
             first = list(self.answered(model, dataset, split, recipe, _SHOWN))
             sections += self.pictures("Answers", first, self.reader(recipe, dataset.vocabulary))
+            sections += self.heated(model, dataset, split, recipe)
         return Evaluation(figures, sections, notes)
 
     def baselines(self, dataset: ExampleDataset, split: str) -> dict[str, float]:

@@ -73,6 +73,10 @@ class InputReader(ABC):
         """Input of a row as a small picture (data URI); None if it has none."""
         return None
 
+    def picture_read(self, parts: tuple[Any, ...]) -> str | None:
+        """Input of an example's parts as a small picture of what the model reads (data URI); None if it has none."""
+        return None
+
     def change(self, batch: Batch, rng: np.random.Generator) -> Batch:
         """Training batch changed at random (augmentation); by default unchanged."""
         return batch
@@ -114,6 +118,9 @@ class SignalReader(InputReader):
             features = np.stack([row[FEATURES] for row in rows])
             signal = replace(signal, counts=torch.from_numpy(features.astype(np.float32, copy=False)))
         return signal, None
+
+    def picture_read(self, parts: tuple[Any, ...]) -> str | None:
+        return self.processor.picture_read(parts[0])
 
     def change(self, batch: Batch, rng: np.random.Generator) -> Batch:
         signal, mixed = self.processor.augmented(batch.input, rng)

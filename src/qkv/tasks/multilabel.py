@@ -99,7 +99,8 @@ class MultiLabelTask(PooledTask):
         wrong = self._mistakes(model, dataset, split, recipe)
         columns = [self.asks[0], "answer", "truth"]
         sections = [by_label, {"kind": "examples", "title": "Mistakes", "columns": columns, "rows": wrong}]
-        return Evaluation(figures, sections if wrong else sections[:1], self.size_notes(dataset, len(labels)))
+        sections = [*(sections if wrong else sections[:1]), *self.heated(model, dataset, split, recipe)]
+        return Evaluation(figures, sections, self.size_notes(dataset, len(labels)))
 
     def baselines(self, dataset: ExampleDataset, split: str) -> dict[str, float]:
         if self.processor is not None:

@@ -23,6 +23,7 @@ from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
 from qkv.spec.processors import Processor as ProcessorSpec
 from qkv.spec.recipe import Recipe
+from qkv.tasks.attention_pictures import attention_section
 from qkv.tasks.baselines import too_large
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset
 from qkv.tasks.example_task import ExampleTask, Reader, Rows, column, framed_by, trained
@@ -36,6 +37,8 @@ SHORT = (32, 64, 128, 256)
 """Candidate context lengths of automatic recipes; longer texts are read in windows."""
 _AT_ONCE = 64
 _MOST_EXAMINED = 2000
+_HEATED = 8
+"""Number of pictures that are shown with the attention over them."""
 
 
 class PooledTask(ExampleTask, JoinedTask):
@@ -169,6 +172,13 @@ class PooledTask(ExampleTask, JoinedTask):
         shown = [(reader.picture(row), f"{self.shown(row, answer)} {reader.shown(row)}") for row, answer in found]
         drawn = [{"source": source, "caption": caption} for source, caption in shown if source is not None]
         return [{"kind": "pictures", "title": title, "pictures": drawn}] if drawn else []
+
+    def heated(self, model: Any, dataset: Dataset, split: str, recipe: Recipe) -> list[dict[str, Any]]:
+        """Section of the report with the attention of the model over the first pictures of a split; empty if it has
+        no attention over positions on a grid, or inputs have no pictures.
+        """
+        reader, found = self.reader(recipe, dataset.vocabulary), self.answered(model, dataset, split, recipe, _HEATED)
+        return attention_section(model, reader, [(row, self.shown(row, answer)) for row, answer in found])
 
     def predict(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]

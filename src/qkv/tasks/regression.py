@@ -94,7 +94,8 @@ class RegressionTask(PooledTask):
         assert isinstance(dataset, ExampleDataset)
         figures = self.figures(seen, dataset.scale(split)) | self.baselines(dataset, split)
         drawn = self.pictures("Largest errors", found[:_SHOWN], read)
-        return Evaluation(figures, drawn or [table], self.size_notes(dataset))
+        sections = [*(drawn or [table]), *self.heated(model, dataset, split, recipe)]
+        return Evaluation(figures, sections, self.size_notes(dataset))
 
     def baselines(self, dataset: ExampleDataset, split: str) -> dict[str, float]:
         known, rows = dataset.fitted_on or (), dataset.records[split]

@@ -44,6 +44,7 @@ from qkv.training.automatic_forecast import automatic_forecast
 from qkv.training.automatic_signal import choice_for
 from qkv.training.describe import as_asked
 from qkv.training.finetune import finetuned, short_form
+from qkv.training.start import find_start, with_processor_of
 
 _FEWEST = 200
 _PATIENCE = 6
@@ -111,19 +112,38 @@ def automatic_task(
         tunes = start is not None or adapt is not None
         return automatic_forecast(data, name_of(str(data["source"])), overrides, quick, tunes)
     task = task_of(kind)
+    changes = list(overrides)
     given = with_processor(Data.parse(dict(data)), task)
-    records, machine, changes = open_records(given, _roles(task, given)), machine or this_machine(), list(overrides)
+    if start is not None:
+        given = _with_processor_of(start, given, changes)
+    records, machine = open_records(given, _roles(task, given)), machine or this_machine()
     if given.processor is None:
         recipe = _of_texts(task, given, records, machine, start, adapt)
         if start is None and adapt is None and not quick:
             recipe = _racing(recipe, records, changes)
         return as_asked(_within_memory(recipe), quick, changes)
-    if start is not None or adapt is not None:
-        raise UserError(f"models of {given.processor.kind} are not fine-tuned by this command yet; leave --from out")
-    chosen = choice_for(given.processor)(task, given, records, machine)
-    recipe = _within_memory(chosen.changed(name=name_of(given.source)))
+    chosen = choice_for(given.processor)(task, given, records, machine).changed(name=name_of(given.source))
+    if start is not None:
+        chosen = finetuned(chosen.changed(candidates={}), start, adapt, len(records.splits["train"]))
+    elif adapt is not None:
+        chosen = override(chosen, [f"training.adapt={adapt}"])
+    recipe = _within_memory(chosen)
     raced = not quick and not any(change.path[0] == "model" for change in assignments(changes))
     return as_asked(recipe if raced else recipe.changed(candidates={}), quick, changes)
+
+
+def _with_processor_of(start: str, data: Data, changes: Sequence[str]) -> Data:
+    """Copy of ``data`` with the processor of ``start``, but for the settings that ``changes`` override. Raises
+    ``UserError`` if the data are of another kind than the start reads.
+    """
+    found = find_start(start)
+    if found.processor is not None and data.processor is None:
+        read = f"{data.source!r} is read as text, and the start {start!r} reads {found.processor.kind}"
+        raise UserError(f"data.source: {read}; name data of that kind, or another start")
+    if data.processor is None:
+        return data
+    own = [change.below("data") for change in assignments(changes) if change.path[:2] == ("data", "processor")]
+    return with_processor_of(found, override(data, own), start)
 
 
 def _of_texts(

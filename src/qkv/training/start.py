@@ -2,14 +2,16 @@
 (Howard & Ruder 2018; Devlin et al. 2019).
 
 Model settings that the recipe omits, or leaves at their defaults, are those of the start, with the head that the task
-needs. All tensors of the stack are copied, so the architectures must agree. Embedding tables share their first rows: a
-vocabulary may gain special tokens, and a position table may be longer or shorter; new rows are initialised at random. A
-head of another kind is initialised at random.
+needs; likewise the settings of its processor (size, mean and deviation of images). All tensors of the stack are copied,
+so the architectures must agree. Embedding tables share their first rows: a vocabulary may gain special tokens, and a
+position table may be longer or shorter; new rows are initialised at random. Positions on another grid, of images of
+another size, are resampled (Dosovitskiy et al. 2021). A head of another kind is initialised at random.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -17,16 +19,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from qkv.data.vocabulary import TARGET_FILE
+from qkv.data.batch import INPUT
+from qkv.data.vocabulary import TARGET_FILE, Vocabulary
+from qkv.interop.images import read_processor
 from qkv.interop.load import read_published
 from qkv.interop.mapping.family import read_spec
 from qkv.interop.opened import Opened, opened
-from qkv.interop.places import CONFIG, MODULES, is_published, is_sentence_folder, may_be_name
+from qkv.interop.places import CONFIG, MODULES, PREPROCESSOR, is_published, is_sentence_folder, may_be_name
 from qkv.interop.sentence import SentencePooling, read_pooling
 from qkv.interop.task_heads import head_tensors, task_heads
 from qkv.interop.writing import beginning
-from qkv.layers.layout import Layout, layouts
+from qkv.layers.layout import WHOLE, Layout, layouts
 from qkv.layers.lora import folded
+from qkv.layers.positions import regridded
 from qkv.models.transformer import Transformer
 from qkv.runs.checkpoint import weights
 from qkv.runs.files import read_tensors
@@ -38,6 +43,7 @@ from qkv.spec.data import Data
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import Head, LanguageModelHead, Pooled
 from qkv.spec.model import Model
+from qkv.spec.processors import Processor
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Task, Translation
 from qkv.spec.tokenizers import Tokenizer as TokenizerSpec
@@ -53,31 +59,35 @@ _MARKS = ("begin", "framed")
 
 
 class Start(NamedTuple):
-    """Model and tokenizers of the run or checkpoint that a recipe fine-tunes. ``model`` is None if the folder holds
-    weights without a spec.
+    """Model, and tokenizers or processor, of the run or checkpoint that a recipe fine-tunes. ``model`` is None if the
+    folder holds weights without a spec; ``tokenizer`` is None if a processor reads the input.
     """
 
     model: Model | None
-    tokenizer: TokenizerSpec
+    tokenizer: TokenizerSpec | None
     target_tokenizer: TokenizerSpec | None
     heads: Mapping[str, Head] = MappingProxyType({})
     """Heads of a published checkpoint, by kind of head."""
     task: Task | None = None
+    processor: Processor | None = None
 
 
 def with_start(recipe: Recipe, known: Recipe | None = None) -> Recipe:
-    """Fill in a recipe's tokenizer and model from its ``start``, a run or checkpoint; when resuming the run ``known``,
-    those that it began with.
+    """Fill in a recipe's tokenizer or processor, and its model, from its ``start``, a run or checkpoint; when resuming
+    the run ``known``, those that it began with.
 
-    Raises ``UserError`` if the start does not exist, another tokenizer is given, or the model does not fit the task.
+    Raises ``UserError`` if the start does not exist, another tokenizer or another kind of processor is given, or the
+    model does not fit the task.
     """
     if recipe.start is None:
         return recipe
     if known and known.start == recipe.start:
-        start = Start(known.model, known.data.tokenizer, known.data.target_tokenizer, task=known.task)
+        tokenizers = known.data.tokenizer, known.data.target_tokenizer
+        start = Start(known.model, *tokenizers, task=known.task, processor=known.data.processor)
     else:
         start = find_start(recipe.start)
-    recipe = _with_tokenizers(recipe, start.tokenizer, start.target_tokenizer)
+    recipe = _with_tokenizers(recipe, start)
+    recipe = recipe.changed(data=with_processor_of(start, recipe.data, recipe.start))
     recipe = recipe.changed(task=_written_alike(recipe.task, start.task)) if start.task else recipe
     return recipe if start.model is None else recipe.changed(model=_described(recipe, start.model, start.heads))
 
@@ -90,14 +100,16 @@ def find_start(source: str) -> Start:
     if _is_run(folder):
         target = TokenizerFile(path=str(folder / TARGET_FILE)) if (folder / TARGET_FILE).exists() else None
         recipe = read_recipe(folder) if (folder / SPEC).is_file() else None
-        return Start(
-            recipe and recipe.model, TokenizerFile(path=str(folder / FILE_NAME)), target, task=recipe and recipe.task
-        )
+        processor = Vocabulary.load(folder).processors.get(INPUT) if recipe and recipe.data.processor else None
+        tokenizer = None if processor else TokenizerFile(path=str(folder / FILE_NAME))
+        return Start(recipe and recipe.model, tokenizer, target, task=recipe and recipe.task, processor=processor)
     if is_published(folder) or is_sentence_folder(folder) or (not folder.exists() and may_be_name(source)):
         published, pooling = _opened(source)
         model = read_spec(*published.family(), published.config())
         task = _published_task(published) if model.encoder else None
-        heads = task_heads(published, pooling, model.causal)
+        heads = task_heads(published, pooling, model)
+        if model.frontend.processor is not None:
+            return Start(model, None, None, heads, task, read_processor(published.folder, model))
         return Start(model, TokenizerFile(path=str(published.tokenizer_folder)), None, heads, task)
     raise UserError(
         f"start: {source!r} holds no {WEIGHTS}, so it is no trained run, and no {CONFIG} of a published checkpoint"
@@ -121,8 +133,30 @@ def _is_run(folder: Path) -> bool:
     return (folder / WEIGHTS).is_file() and ((folder / SPEC).is_file() or not is_published(folder))
 
 
-def _with_tokenizers(recipe: Recipe, tokenizer: TokenizerSpec, target: TokenizerSpec | None) -> Recipe:
-    given = recipe.data.tokenizer
+def with_processor_of(start: Start, data: Data, source: str) -> Data:
+    """Copy of ``data`` whose processor is that of ``start``, but for the settings that ``data`` gives. ``source``: name
+    of the start. Raises ``UserError`` if they read other kinds of signals.
+    """
+    found, given = start.processor, data.processor
+    stack = start.model and (start.model.encoder or start.model)
+    needed = stack and stack.frontend.processor
+    if given is not None and start.model and not (needed and isinstance(given, needed)):
+        read = "text" if needed is None else needed.kind
+        raise UserError(f"data.processor: the data are read as {given.kind}, and the start {source!r} reads {read}")
+    if needed is not None and given is None and found is None:
+        raise UserError(
+            f"start: {source!r} holds no {PREPROCESSOR}, so it is not known how {needed.kind} are resized and "
+            "standardised; put that file there, or give data.processor"
+        )
+    if given is None or found is None:
+        return data if found is None else data.changed(processor=found)
+    return data.changed(processor=given.following(found))
+
+
+def _with_tokenizers(recipe: Recipe, start: Start) -> Recipe:
+    given, tokenizer, target = recipe.data.tokenizer, start.tokenizer, start.target_tokenizer
+    if tokenizer is None:
+        return recipe
     if given not in (tokenizer, Data.model_fields["tokenizer"].default):
         raise UserError(
             f"data.tokenizer: {given.kind!r} would give other ids than those of the vectors in {recipe.start!r}; "
@@ -182,18 +216,22 @@ def start_weights(model: Transformer, recipe: Recipe) -> list[str]:
         return []
     folder = Path(recipe.start).expanduser()
     published, pooling = (None, None) if _is_run(folder) else _opened(recipe.start)
-    tensors = weights(read_published(published, "fp32").model) if published else _of_run(folder)
+    tensors, there = _of_published(published) if published else _of_run(folder)
     own, stored = weights(model), layouts(model)
     stack = {name for name in own if not name.startswith(_OWN)}
     _check_names(stack, {name for name in tensors if not name.startswith(_OWN)}, recipe.start)
     head = {name for name in own if name.startswith(_HEAD)}
     fits = all(name in tensors and _fits(stored[name], own[name], tensors[name]) for name in head)
+    resampled = list[str]()
     for name in sorted(stack | head if fits else stack):
+        if stored[name].kind == "grid" and stored[name].sizes != there(name).sizes:
+            tensors[name] = _resampled(tensors[name], there(name), stored[name], name, recipe.start)
+            resampled.append(_grids(there(name), stored[name]))
         _take(own[name], tensors[name], name, recipe.start, stored[name])
     some = _part_of_head(own, published, model) if published and not fits else set()
     rest = "" if fits else f"; its head is initialised at random{', except ' * bool(some)}{', '.join(sorted(some))}"
     begun = f"the model starts with the weights of {recipe.start!r}{rest}"
-    return [begun, *_told(model, pooling, recipe.start), *_new_rows(model, own, tensors)]
+    return [begun, *resampled, *_told(model, pooling, recipe.start), *_new_rows(model, own, tensors)]
 
 
 def _told(model: Transformer, pooling: SentencePooling | None, source: str) -> list[str]:
@@ -220,13 +258,49 @@ def _part_of_head(own: dict[str, Tensor], published: Opened, model: Transformer)
     return found.keys() & own.keys()
 
 
-def _of_run(folder: Path) -> dict[str, Tensor]:
-    """Weights of the run in ``folder`` by name, with adapters merged."""
+_LayoutOf = Callable[[str], Layout]
+"""Function from the name of a start's tensor to its layout."""
+
+
+def _of_published(published: Opened) -> tuple[dict[str, Tensor], _LayoutOf]:
+    """(weights of a published checkpoint by name, their layouts)."""
+    model = read_published(published, "fp32").model
+    return weights(model), lambda name: layouts(model)[name]
+
+
+def _of_run(folder: Path) -> tuple[dict[str, Tensor], _LayoutOf]:
+    """(weights of the run in ``folder`` by name, with adapters merged; their layouts)."""
     tensors, metadata = read_tensors(folder / WEIGHTS)
     recipe = read_recipe(folder) if (folder / SPEC).is_file() else None
     check_unedited(metadata.get(MADE_WITH), recipe, folder)
     part = recipe and recipe.training.adapt
-    return folded(tensors, part.scale) if isinstance(part, LoRA) else tensors
+    return folded(tensors, part.scale) if isinstance(part, LoRA) else tensors, partial(_layout_in, recipe)
+
+
+def _layout_in(recipe: Recipe | None, name: str) -> Layout:
+    """Layout of the tensor ``name`` in the model of ``recipe``; that of other tensors if it is not known."""
+    if recipe is None:
+        return WHOLE
+    with torch.device("meta"):
+        return layouts(Transformer(recipe.model)).get(name, WHOLE)
+
+
+def _resampled(table: Tensor, before: Layout, after: Layout, name: str, source: str) -> Tensor:
+    found = regridded(table, before, after)
+    if found is None:
+        raise UserError(
+            f"start: {name!r} belongs to a grid of {_grid(after)} positions, and that of {source!r} cannot be "
+            "resampled to it"
+        )
+    return found
+
+
+def _grids(before: Layout, after: Layout) -> str:
+    return f"the position vectors are resampled from a grid of {_grid(before)} to {_grid(after)}"
+
+
+def _grid(layout: Layout) -> str:
+    return " × ".join(map(str, layout.sizes))
 
 
 def _fits(layout: Layout, own: Tensor, given: Tensor) -> bool:

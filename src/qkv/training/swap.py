@@ -156,7 +156,9 @@ def _recipe(old: Run, changes: list[str], heal: int, data: str | None) -> Recipe
         )
     start = find_start(str(old.folder))
     other: dict[str, Any] = {"source": data, "validation": None, "test": None, "columns": {}} if data else {}
-    taken = recipe.data.changed(tokenizer=start.tokenizer, target_tokenizer=start.target_tokenizer, **other)
+    if start.tokenizer is not None:
+        other |= {"tokenizer": start.tokenizer, "target_tokenizer": start.target_tokenizer}
+    taken = recipe.data.changed(**other)
     name = recipe.name or old.folder.name
     said = f"{name} with {', '.join(changes)}"
     return recipe.changed(

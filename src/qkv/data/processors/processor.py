@@ -69,6 +69,10 @@ class Processor(ABC):
         """Small picture of a raw value for reports, as a data URI; None if it has none."""
         return None
 
+    def picture_read(self, encoded: np.ndarray) -> str | None:
+        """Small picture of an encoded value, as the model reads it, as a data URI; None if it has none."""
+        return None
+
     def checked(self, value: Any) -> Any:
         """Return a raw value. Raises ``Unusable`` if it cannot be read; by default, only ``encode`` checks that."""
         return value

@@ -102,6 +102,15 @@ class Images(Processor, kind="images"):
         """True if all fields that the training set determines are known."""
         return None not in (self.height, self.width, self.channels, self.mean, self.deviation)
 
+    def following(self, start: Self) -> Self:
+        """Copy with the settings of ``start``; in another size, the size before a centre crop in proportion to it."""
+        own = self
+        sides = self.height or start.height, self.width or start.width
+        if self.resized is None and start.resized and start.height and start.width and None not in sides:
+            grown = max((new or 0) / old for new, old in zip(sides, (start.height, start.width), strict=True))
+            own = self.changed(height=sides[0], width=sides[1], resized=round(start.resized * grown))
+        return super(Images, own).following(start)
+
     @property
     def num_simple(self) -> int | None:
         if self.height is None or self.width is None or self.channels is None:
@@ -131,7 +140,7 @@ class Patches(Placed, kind="patches"):
     """
 
     processor: ClassVar[type[Processor] | None] = Images
-    whole_rows: ClassVar[bool] = True
+    grid_axes: ClassVar[int] = 2
     patch: int = Field(default=4, gt=0, le=LARGEST, description="height and width of a patch, after the stem")
     stem: Seq[Annotated[int, Field(gt=0, le=LARGEST)]] = Field(
         default=(), description="channels of convolutions before the patches, each of which halves height and width"
@@ -162,6 +171,14 @@ class Patches(Placed, kind="patches"):
         for _ in self.stem:
             rows, columns = (rows + 1) // 2, (columns + 1) // 2
         return rows // self.patch, columns // self.patch
+
+    @property
+    def covered(self) -> tuple[float, ...]:
+        if self.grid is None or self.height is None or self.width is None:
+            return super().covered
+        pixels = self.patch * 2 ** len(self.stem)
+        sides = zip(self.grid, (self.height, self.width), strict=True)
+        return tuple(min(1.0, pixels * count / side) for count, side in sides)
 
     @property
     def leading(self) -> int:

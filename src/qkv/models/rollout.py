@@ -1,0 +1,44 @@
+"""Attention rollout: share of each position of the input in the vectors that the head reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from qkv.layers.signal import Signal
+from qkv.layers.tap import Recorder
+from qkv.models.evaluating import evaluating
+from qkv.models.transformer import Transformer
+from qkv.ops.at_least_single import at_least_single
+
+
+def rollout(weights: Sequence[Tensor]) -> Tensor:
+    """Attention rollout (Abnar & Zuidema 2020) of the weights (B, H, N, N) of layers in order: (B, N, N).
+
+    R = A_L … A_1 with A = (mean over heads + I) / 2, in which I is the residual connection. Rows sum to 1.
+    """
+    mixed = [(each.mean(1) + torch.eye(each.shape[-1], dtype=each.dtype, device=each.device)) / 2 for each in weights]
+    return list(accumulate(mixed, lambda below, above: above @ below))[-1]
+
+
+@torch.no_grad()
+def heat(model: Transformer, signal: Signal) -> Tensor | None:
+    """Share of each position on the grid of ``signal`` in the vectors that the head reads: (B, rows, columns).
+
+    By attention rollout; layers without attention weights among all positions count as the identity. None if no layer
+    has any, or if the positions lie on no grid of two axes.
+    """
+    grid = model.frontend.grid(signal)
+    if grid is None or len(grid.sizes) != 2 or model.spec.latents:
+        return None
+    tap, count = Recorder("weights"), model.frontend.count(signal)
+    with evaluating(model):
+        model.features(signal, tap=tap)
+    weights = [at_least_single(each) for each in tap.seen.values() if each.shape[-2:] == (count, count)]
+    if not weights:
+        return None
+    read = rollout(weights)[:, : model.spec.head.leading_read or count].mean(1)
+    return read[:, grid.leading :].unflatten(1, grid.sizes)
