@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +12,7 @@ import torch
 
 from qkv.data.processors.augment import Mixed, augmented
 from qkv.data.processors.processor import Processor
+from qkv.data.records.image_files import GREY, converted, image_name, opened_image
 from qkv.data.records.model import Role
 from qkv.data.records.pictures import URI, as_uri
 from qkv.data.records.profile import profiles
@@ -25,19 +23,14 @@ from qkv.spec.errors import UserError
 from qkv.spec.register import implements
 from qkv.spec.signals.images import SIMPLE, Images
 
-MOST_PIXELS = 100_000_000
-"""Maximum number of pixels of an image file, so that a small file cannot fill the memory."""
 _LARGEST = 64
 """Largest height and width that are chosen; larger ones are for the user to name."""
 _SAMPLE = 1000
 """Number of training images by which size, mean and deviation are chosen."""
 _SHOWN = 96
 """Largest height and width of images in reports."""
-_DRAFT, _DECODED = 1024, 8
-"""Least side of a JPEG file that is decoded at a reduced size: in pixels, and as a multiple of the processor's."""
-_DEEP = ("I;16", "I;16B", "I;16L", "I", "F")
-"""Modes of Pillow with more than 8 bits per pixel."""
-_GREY = ("1", "L", "LA", *_DEEP)
+_DECODED = 8
+"""Least side of a JPEG file that is decoded at a reduced size, as a multiple of the processor's."""
 
 
 @implements(Images)
@@ -71,10 +64,10 @@ class ImageProcessor(Processor):
         return found
 
     def encode(self, value: Any) -> np.ndarray:
-        image = _image(value)
+        image = opened_image(value)
         mode = "L" if self.spec.channels == 1 else "RGB"
         least = _DECODED * max(self.spec.height or 0, self.spec.width or 0)
-        image = _resized(_converted(image, mode, _name(value), least), self.spec)
+        image = _resized(converted(image, mode, image_name(value), least), self.spec)
         pixels = np.array(image)
         return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
@@ -99,14 +92,21 @@ class ImageProcessor(Processor):
 
     def picture(self, value: Any) -> str | None:
         try:
-            image = _converted(_image(value), "RGB", _name(value))
+            image = converted(opened_image(value), "RGB", image_name(value))
         except Unusable:
             return None
         image.thumbnail((_SHOWN, _SHOWN))
         return as_uri(image)
 
+    def picture_read(self, encoded: np.ndarray) -> str | None:
+        from PIL import Image
+
+        image = Image.fromarray(encoded[0] if len(encoded) == 1 else encoded.transpose(1, 2, 0))
+        image.thumbnail((_SHOWN, _SHOWN))
+        return as_uri(image)
+
     def checked(self, value: Any) -> Any:
-        _converted(_image(value), "L", _name(value))
+        converted(opened_image(value), "L", image_name(value))
         return value
 
     def shown(self, value: Any) -> str:
@@ -133,9 +133,9 @@ def _sizes(values: Sequence[Any]) -> tuple[np.ndarray, bool]:
     sizes, grey, reason = list[tuple[int, int]](), True, ""
     for value in values:
         try:
-            image = _image(value)
+            image = opened_image(value)
             sizes.append((image.height, image.width))
-            grey = grey and image.mode in _GREY
+            grey = grey and image.mode in GREY
         except Unusable as error:
             reason = reason or str(error)
     if not sizes:
@@ -154,91 +154,6 @@ def _chosen(sizes: np.ndarray) -> tuple[int, int]:
     chosen = [max(1, round(side * shrink)) for side in (height, width)]
     found = [side if side < 8 else side - side % 4 for side in chosen]
     return found[0], found[1]
-
-
-def _image(value: Any) -> Any:
-    """Pillow image of a raw value; files are opened but not decoded. Raises ``Unusable``."""
-    from PIL import Image, UnidentifiedImageError
-
-    name = _name(value)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            image = _opened(value)
-    except Image.DecompressionBombError:
-        raise Unusable(f"{name} has more than {MOST_PIXELS:,} pixels") from None
-    except UnidentifiedImageError:
-        raise Unusable(f"{name} is not an image") from None
-    except FileNotFoundError:
-        raise Unusable(f"there is no file {name}") from None
-    except (OSError, ValueError, TypeError, SyntaxError, EOFError) as error:
-        raise Unusable(f"{name} cannot be read: {_reason(error)}") from None
-    if image.width * image.height > MOST_PIXELS:
-        raise Unusable(f"{name} has {image.width:,} × {image.height:,} pixels, more than {MOST_PIXELS:,}")
-    return image
-
-
-def _name(value: Any) -> str:
-    """Name of a file, or "the image", for messages."""
-    return value if isinstance(value, str) and not value.startswith(URI) else "the image"
-
-
-def _opened(value: Any) -> Any:
-    from PIL import Image
-
-    if isinstance(value, str) and value.startswith(URI):
-        return Image.open(io.BytesIO(base64.b64decode(value.partition(",")[2], validate=True)))
-    if isinstance(value, (str, Path)):
-        path = Path(value).expanduser()
-        if path.is_dir():
-            raise ValueError("it is a directory")
-        return Image.open(io.BytesIO(path.read_bytes()))  # a file that stays open would be left to the collector
-    if isinstance(value, bytes):
-        return Image.open(io.BytesIO(value))
-    if isinstance(value, Image.Image):
-        return value
-    return Image.fromarray(_array(value))
-
-
-def _array(value: Any) -> np.ndarray:
-    """Pixels (H, W) or (H, W, C) as uint8; numbers from 0 to 1 are scaled. Raises ``ValueError``."""
-    pixels = np.asarray(value)
-    if pixels.dtype == object or pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4)):
-        raise ValueError(f"its shape is {pixels.shape}, not (height, width) or (height, width, 1, 3 or 4 channels)")
-    if pixels.size == 0 or not np.isfinite(pixels).all():
-        raise ValueError("it has no pixels" if pixels.size == 0 else "not all pixels are finite")
-    pixels = pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels
-    low, high = float(pixels.min()), float(pixels.max())
-    if low < 0 or high > 255:
-        raise ValueError(f"its pixels are from {low:g} to {high:g}, not from 0 to 255, or from 0 to 1")
-    fractions = pixels.dtype.kind == "f" and high <= 1
-    return (255 * pixels if fractions else pixels).round().astype(np.uint8)
-
-
-def _reason(error: Exception) -> str:
-    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).splitlines()[0].lower()
-
-
-def _converted(image: Any, mode: str, name: str, least: int = 0) -> Any:
-    """Decoded image in ``mode``, rotated by its EXIF data, on white. Large JPEG files are decoded at a half, quarter or
-    eighth of their size, but with at least ``least`` pixels on each side. Raises ``Unusable`` for a damaged file.
-    """
-    from PIL import Image, ImageOps
-
-    try:
-        image.seek(0)
-        image.draft("RGB", (max(_DRAFT, least),) * 2)
-        image = ImageOps.exif_transpose(image)
-        if image.mode in _DEEP:
-            pixels = np.asarray(image, np.float64)
-            depth = 65535 if image.mode != "F" and pixels.max(initial=0) > 255 else max(pixels.max(initial=0), 1)
-            image = Image.fromarray((pixels.clip(0) * (255 / depth)).clip(max=255).round().astype(np.uint8))
-        if image.has_transparency_data:
-            image = image.convert("RGBA")
-            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-        return image.convert(mode)
-    except (OSError, ValueError, SyntaxError, EOFError, IndexError, MemoryError) as error:
-        raise Unusable(f"{name} cannot be decoded: {_reason(error)}") from None
 
 
 def _resized(image: Any, spec: Images) -> Any:

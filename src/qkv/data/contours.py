@@ -1,0 +1,210 @@
+"""Contours of shapes: traced from a picture, sampled at few points, and filled again.
+
+A contour is closed: an array (n, 2) of points (x, y), without the first point repeated at the end. Pixel (row i,
+column j) has its centre at x = j, y = i. Several contours of a shape are filled by the even-odd rule, so that holes
+are contours too.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+Contours = list[np.ndarray]
+LEAST = 3
+"""Minimum number of points of a contour."""
+_STEP, _SMOOTH = 0.5, 1.0
+"""Distance of the points at which curvature is measured, and deviation of the Gaussian that smooths them; pixels."""
+_FLOOR = 0.02
+"""Curvature that is added everywhere, in 1 / pixels, so that straight parts have points too."""
+
+
+def trace(field: np.ndarray, level: float = 0.5) -> Contours:
+    """Contours of the region in which ``field`` (H, W) is above ``level``, the longest first (marching squares).
+
+    Points lie where the field, interpolated between neighbouring pixels, has the value ``level``. Outside of the
+    picture the field is 0.
+    """
+    padded = np.pad(np.asarray(field, np.float64), 1)
+    inside = padded > level
+    corners = [inside[:-1, :-1], inside[:-1, 1:], inside[1:, 1:], inside[1:, :-1]]
+    total = sum(each.astype(int) for each in corners)
+    following: dict[tuple[int, int, int], tuple[int, int, int]] = {}
+    for i, j in np.argwhere((total > 0) & (total < 4)):
+        following.update(_segments(padded, level, int(i), int(j)))
+    found: Contours = []
+    while following:
+        first, edge = following.popitem()
+        edges = [first]
+        while edge != first:
+            edges.append(edge)
+            edge = following.pop(edge)
+        points = np.array([_crossing(padded, level, *each) for each in edges]) - 1  # without the border
+        found.append(points[np.any(points != np.roll(points, 1, 0), 1)])
+    kept = [points for points in found if len(points) >= LEAST]
+    return sorted(kept, key=lambda points: -length(points))
+
+
+def _segments(
+    field: np.ndarray, level: float, i: int, j: int
+) -> list[tuple[tuple[int, int, int], tuple[int, int, int]]]:
+    """Segments of the contour in the square whose corners are the pixels (i, j) to (i + 1, j + 1): pairs of edges.
+
+    An edge is (row, column, axis) of the pixel from which it leads along x (0) or y (1). A segment leads from an edge
+    at which a walk around the square leaves the region to one at which it enters it.
+    """
+    corners = ((i, j), (i, j + 1), (i + 1, j + 1), (i + 1, j))
+    edges = ((i, j, 0), (i, j + 1, 1), (i + 1, j, 0), (i, j, 1))
+    inside = [field[corner] > level for corner in corners]
+    leaving = [k for k in range(4) if inside[k] and not inside[(k + 1) % 4]]
+    entering = [k for k in range(4) if not inside[k] and inside[(k + 1) % 4]]
+    joined = len(leaving) == 2 and sum(field[corner] for corner in corners) / 4 > level
+    turn = 1 if joined else -1  # around the pixel outside, or around the one inside
+    return [
+        (edges[k], edges[next(m % 4 for m in range(k + turn, k + 5 * turn, turn) if m % 4 in entering)])
+        for k in leaving
+    ]
+
+
+def _crossing(field: np.ndarray, level: float, i: int, j: int, axis: int) -> tuple[float, float]:
+    """Point (x, y) on an edge at which the field has the value ``level``."""
+    before, after = field[i, j], field[(i, j + 1) if axis == 0 else (i + 1, j)]
+    part = (level - before) / (after - before)
+    return (j + part, i) if axis == 0 else (j, i + part)
+
+
+def length(points: np.ndarray) -> float:
+    """Length of a closed contour."""
+    return float(np.linalg.norm(points - np.roll(points, -1, 0), axis=1).sum())
+
+
+def filled(contours: Sequence[np.ndarray], height: int, width: int) -> np.ndarray:
+    """Mask (height, width) of the pixels whose centres lie inside an odd number of the contours."""
+    toggles = np.zeros((height, width + 1), bool)
+    rows = np.arange(height)
+    for points in contours:
+        for (x, y), (to_x, to_y) in zip(points, np.roll(points, -1, 0), strict=True):
+            crossed = rows[(rows >= min(y, to_y)) & (rows < max(y, to_y))]
+            if len(crossed):
+                at = x + (crossed - y) / (to_y - y) * (to_x - x)
+                columns = np.clip(np.ceil(at), 0, width).astype(int)
+                toggles[crossed, columns] ^= True
+    return np.logical_xor.accumulate(toggles, axis=1)[:, :width]
+
+
+def overlap(first: np.ndarray, second: np.ndarray) -> float:
+    """Intersection over union of two masks; 1 if both are empty."""
+    union = int((first | second).sum())
+    return int((first & second).sum()) / union if union else 1.0
+
+
+def sampled(contours: Sequence[np.ndarray], count: int, sampling: str) -> Contours:
+    """The contours with ``count`` points in all, at least ``LEAST`` each; the shortest are left out if there are more.
+
+    sampling: a key of ``SAMPLINGS``.
+    """
+    longest = sorted(contours, key=lambda points: -length(points))[: max(1, count // LEAST)]
+    return SAMPLINGS[sampling](longest, count) if longest else []
+
+
+def _uniform(contours: Sequence[np.ndarray], count: int) -> Contours:
+    """Points at equal distances along each contour, in numbers proportional to the lengths."""
+    dense = [_resampled(points) for points in contours]
+    return _at_quantiles(dense, [np.ones(len(points)) for points in dense], count)
+
+
+def _curved(contours: Sequence[np.ndarray], count: int) -> Contours:
+    """Points in a density ρ(s) = |κ(s)|^(1/3) along each contour, κ its curvature.
+
+    The area between a chord of length h and an arc of curvature κ is κ h³ / 12, so the area lost by N chords of length
+    1 / ρ is least for this density. Corners count as arcs: κ is that of the smoothed contour.
+    """
+    dense = [_resampled(points) for points in contours]
+    return _at_quantiles(dense, [np.cbrt(_curvature(points) + _FLOOR) for points in dense], count)
+
+
+def _simplified(contours: Sequence[np.ndarray], count: int) -> Contours:
+    """Points that remain when the one with the least triangle between its neighbours is removed again and again
+    (Visvalingam & Whyatt 1993).
+    """
+    dense = [_resampled(points) for points in contours]
+    points, owner = np.concatenate(dense), np.repeat(np.arange(len(dense)), [len(each) for each in dense])
+    ends = np.cumsum([len(each) for each in dense])
+    before, after = np.arange(len(points)) - 1, np.arange(len(points)) + 1
+    before[ends - [len(each) for each in dense]], after[ends - 1] = ends - 1, ends - [len(each) for each in dense]
+    left, alive, total = [len(each) for each in dense], np.ones(len(points), bool), len(points)
+
+    def area(i: int) -> float:
+        (ax, ay), (bx, by) = points[before[i]] - points[i], points[after[i]] - points[i]
+        return float(abs(ax * by - ay * bx))
+
+    queue = [(area(i), i) for i in range(total)]
+    heapq.heapify(queue)
+    current = {i: size for size, i in queue}
+    while total > count:
+        size, i = heapq.heappop(queue)
+        if not alive[i] or current[i] != size or left[owner[i]] <= LEAST:
+            continue
+        alive[i], total = False, total - 1
+        left[owner[i]] -= 1
+        after[before[i]], before[after[i]] = after[i], before[i]
+        for j in (before[i], after[i]):
+            current[j] = max(area(j), size)
+            heapq.heappush(queue, (current[j], j))
+    return [points[(owner == k) & alive] for k in range(len(dense))]
+
+
+SAMPLINGS: dict[str, Callable[[Sequence[np.ndarray], int], Contours]] = {
+    "curvature": _curved,
+    "uniform": _uniform,
+    "simplified": _simplified,
+}
+"""Ways to sample contours: (contours, number of points) -> contours."""
+
+
+def _resampled(points: np.ndarray) -> np.ndarray:
+    """Points of a contour at equal distances of about ``_STEP``, at least ``LEAST``."""
+    count = max(LEAST, round(length(points) / _STEP))
+    return _along(points, np.arange(count) / count * length(points))
+
+
+def _along(points: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Points of a closed contour at the distances ``places`` from its first point."""
+    closed = np.concatenate((points, points[:1]))
+    steps = np.concatenate(([0], np.cumsum(np.linalg.norm(np.diff(closed, axis=0), axis=1))))
+    return np.stack([np.interp(places, steps, closed[:, axis]) for axis in range(2)], 1)
+
+
+def _curvature(points: np.ndarray) -> np.ndarray:
+    """Absolute curvature at equally spaced points of a closed contour, smoothed by a Gaussian (in 1 / pixels)."""
+    step = length(points) / len(points)
+    frequencies = np.fft.fftfreq(len(points), step)
+    z = np.fft.fft(points[:, 0] + 1j * points[:, 1]) * np.exp(-2 * (np.pi * frequencies * _SMOOTH) ** 2)
+    first, second = (np.fft.ifft(z * (2j * np.pi * frequencies) ** order) for order in (1, 2))
+    return np.abs((first.conj() * second).imag) / np.maximum(np.abs(first), 1e-3) ** 3
+
+
+def _at_quantiles(dense: Sequence[np.ndarray], weights: Sequence[np.ndarray], count: int) -> Contours:
+    """``count`` points of the contours, at equal steps of the cumulative weight, from the largest on."""
+    shares = np.array([each.sum() for each in weights])
+    found: Contours = []
+    for points, weight, own in zip(dense, weights, _shared(count, shares), strict=True):
+        first = int(weight.argmax())
+        points, weight = np.roll(points, -first, 0), np.roll(weight, -first)
+        steps = np.concatenate(([0], np.cumsum((weight + np.roll(weight, -1)) / 2)))
+        places = np.interp(np.arange(own) / own * steps[-1], steps, np.arange(len(points) + 1))
+        found.append(_along(points, places * length(points) / len(points)))
+    return found
+
+
+def _shared(count: int, shares: np.ndarray) -> list[int]:
+    """``count`` split in proportion to ``shares``, at least ``LEAST`` each (largest remainders)."""
+    free = count - LEAST * len(shares)
+    wanted = np.maximum(count * shares / shares.sum() - LEAST, 0)
+    exact = wanted * free / max(wanted.sum(), 1e-12)
+    whole = np.floor(exact).astype(int)
+    for i in np.argsort(whole - exact)[: free - int(whole.sum())]:
+        whole[i] += 1
+    return [LEAST + int(each) for each in whole]
