@@ -15,10 +15,8 @@ import numpy as np
 Contours = list[np.ndarray]
 LEAST = 3
 """Minimum number of points of a contour."""
-_STEP, _SMOOTH = 0.5, 1.0
-"""Distance of the points at which curvature is measured, and deviation of the Gaussian that smooths them; pixels."""
-_FLOOR = 0.02
-"""Curvature that is added everywhere, in 1 / pixels, so that straight parts have points too."""
+_STEP = 0.5
+"""Largest distance of the points among which a contour's are chosen, in pixels."""
 
 
 def trace(field: np.ndarray, level: float = 0.5) -> Contours:
@@ -111,25 +109,20 @@ def sampled(contours: Sequence[np.ndarray], count: int, sampling: str) -> Contou
 
 def _uniform(contours: Sequence[np.ndarray], count: int) -> Contours:
     """Points at equal distances along each contour, in numbers proportional to the lengths."""
-    dense = [_resampled(points) for points in contours]
-    return _at_quantiles(dense, [np.ones(len(points)) for points in dense], count)
+    lengths = np.array([length(points) for points in contours])
+    shared = zip(contours, lengths, _shared(count, lengths), strict=True)
+    return [_along(points, np.arange(own) / own * total) for points, total, own in shared]
 
 
 def _curved(contours: Sequence[np.ndarray], count: int) -> Contours:
-    """Points in a density ρ(s) = |κ(s)|^(1/3) along each contour, κ its curvature.
-
-    The area between a chord of length h and an arc of curvature κ is κ h³ / 12, so the area lost by N chords of length
-    1 / ρ is least for this density. Corners count as arcs: κ is that of the smoothed contour.
-    """
-    dense = [_resampled(points) for points in contours]
-    return _at_quantiles(dense, [np.cbrt(_curvature(points) + _FLOOR) for points in dense], count)
-
-
-def _simplified(contours: Sequence[np.ndarray], count: int) -> Contours:
     """Points that remain when the one with the least triangle between its neighbours is removed again and again
     (Visvalingam & Whyatt 1993).
+
+    The triangle has an area of about κ h³ / 2 with the curvature κ and the distance h of the neighbours, and is the
+    area that the shape loses or gains. What remains has about equal κ h³: points in a density of |κ|^(1/3).
     """
-    dense = [_resampled(points) for points in contours]
+    step = min(_STEP, sum(map(length, contours)) / (2 * count))
+    dense = [_resampled(points, step) for points in contours]
     points, owner = np.concatenate(dense), np.repeat(np.arange(len(dense)), [len(each) for each in dense])
     ends = np.cumsum([len(each) for each in dense])
     before, after = np.arange(len(points)) - 1, np.arange(len(points)) + 1
@@ -159,14 +152,13 @@ def _simplified(contours: Sequence[np.ndarray], count: int) -> Contours:
 SAMPLINGS: dict[str, Callable[[Sequence[np.ndarray], int], Contours]] = {
     "curvature": _curved,
     "uniform": _uniform,
-    "simplified": _simplified,
 }
 """Ways to sample contours: (contours, number of points) -> contours."""
 
 
-def _resampled(points: np.ndarray) -> np.ndarray:
-    """Points of a contour at equal distances of about ``_STEP``, at least ``LEAST``."""
-    count = max(LEAST, round(length(points) / _STEP))
+def _resampled(points: np.ndarray, step: float) -> np.ndarray:
+    """Points of a contour at equal distances of about ``step``, at least ``LEAST``."""
+    count = max(LEAST, round(length(points) / step))
     return _along(points, np.arange(count) / count * length(points))
 
 
@@ -175,28 +167,6 @@ def _along(points: np.ndarray, places: np.ndarray) -> np.ndarray:
     closed = np.concatenate((points, points[:1]))
     steps = np.concatenate(([0], np.cumsum(np.linalg.norm(np.diff(closed, axis=0), axis=1))))
     return np.stack([np.interp(places, steps, closed[:, axis]) for axis in range(2)], 1)
-
-
-def _curvature(points: np.ndarray) -> np.ndarray:
-    """Absolute curvature at equally spaced points of a closed contour, smoothed by a Gaussian (in 1 / pixels)."""
-    step = length(points) / len(points)
-    frequencies = np.fft.fftfreq(len(points), step)
-    z = np.fft.fft(points[:, 0] + 1j * points[:, 1]) * np.exp(-2 * (np.pi * frequencies * _SMOOTH) ** 2)
-    first, second = (np.fft.ifft(z * (2j * np.pi * frequencies) ** order) for order in (1, 2))
-    return np.abs((first.conj() * second).imag) / np.maximum(np.abs(first), 1e-3) ** 3
-
-
-def _at_quantiles(dense: Sequence[np.ndarray], weights: Sequence[np.ndarray], count: int) -> Contours:
-    """``count`` points of the contours, at equal steps of the cumulative weight, from the largest on."""
-    shares = np.array([each.sum() for each in weights])
-    found: Contours = []
-    for points, weight, own in zip(dense, weights, _shared(count, shares), strict=True):
-        first = int(weight.argmax())
-        points, weight = np.roll(points, -first, 0), np.roll(weight, -first)
-        steps = np.concatenate(([0], np.cumsum((weight + np.roll(weight, -1)) / 2)))
-        places = np.interp(np.arange(own) / own * steps[-1], steps, np.arange(len(points) + 1))
-        found.append(_along(points, places * length(points) / len(points)))
-    return found
 
 
 def _shared(count: int, shares: np.ndarray) -> list[int]:

@@ -21,14 +21,14 @@ class Contours(Processor, kind="contours"):
     """Contours of the shape in a picture, as a sequence of ``points`` points (x, y) (VistaLLM, Pramanick et al. 2024).
 
     The shape is what is not transparent; in a picture without transparent pixels, what differs from its border by more
-    than half of the largest difference. Points are spread over all contours, holes included: in a density
-    |κ|^(1/3) of the curvature κ (``curvature``), at equal distances (``uniform``), or those that remain when the point
-    with the least triangle between its neighbours is removed again and again (``simplified``, Visvalingam & Whyatt
-    1993). Coordinates are relative to the centre of the shape's box, in halves of its longer side.
+    than half of the largest difference. Points are spread over all contours, holes included: dense where these are
+    curved (``curvature``: the point with the least triangle between its neighbours is removed again and again,
+    Visvalingam & Whyatt 1993), or at equal distances (``uniform``). Coordinates are relative to the centre of the
+    shape's box, in halves of its longer side.
     """
 
     points: int = Field(default=64, ge=3, le=MOST_POINTS)
-    sampling: Literal["curvature", "uniform", "simplified"] = "curvature"
+    sampling: Literal["curvature", "uniform"] = "curvature"
     side: Side = Field(default=128, description="longer side at which contours are traced, in pixels")
 
     @property
@@ -37,7 +37,7 @@ class Contours(Processor, kind="contours"):
 
 
 class ContourPoints(Placed, kind="contour_points"):
-    """Points of contours: one position per point, x = W (x, y, first) + b; first is 1 where a contour begins, else 0."""
+    """Points of contours: one position per point, x = W (x, y, first) + b; first is 1 where one begins, else 0."""
 
     processor: ClassVar[type[Processor] | None] = Contours
     points: int | None = Field(default=None, gt=0, le=MOST_POINTS, description="default: the processor's")
