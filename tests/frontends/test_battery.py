@@ -33,6 +33,7 @@ SAMPLES: dict[str, list[dict[str, Any]]] = {
     ],
     "series_steps": [{"features": 3, "covariates": 2, "steps": LENGTH}],
     "nodes": [{"num_columns": 5}],
+    "tubelets": [{"frames": 5, "height": 8, "width": 9, "channels": 3, "positions": "sinusoidal_3d"}],
     "contour_points": [{"points": 9}, {"points": 9, "positions": "none"}],
 }
 CASES = [(kind, sample) for kind, samples in SAMPLES.items() for sample in samples]

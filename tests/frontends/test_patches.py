@@ -69,7 +69,7 @@ def test_each_stage_of_a_stem_halves_the_image() -> None:
 def test_the_sizes_are_those_of_the_processor() -> None:
     processor = Images(height=9, width=12, channels=3, mean=(0, 0, 0), deviation=(1, 1, 1))
     assert Patches().fitted(processor).grid == (2, 3)
-    with pytest.raises(SpecError, match="16 given, but the processor makes images with 9"):
+    with pytest.raises(SpecError, match="16 given, but the processor has 9"):
         Patches(height=16).fitted(processor)
 
 

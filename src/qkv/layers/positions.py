@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -168,6 +169,32 @@ class Sinusoidal2D(Positions):
     def forward(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         rows, columns = positions.unbind(-1)
         return ops.sinusoid_2d(rows, columns, self.width, self.part.base, single_or_wider(dtype))
+
+
+@implements(spec.Sinusoidal3D)
+class Sinusoidal3D(Positions):
+    """3-D sinusoidal embeddings: of the frame, the row and the column in a third of the features each.
+
+    Coordinates count from 1. Unordered frames: of the row in the first half of the features, of the column in the
+    other.
+    """
+
+    def __init__(self, part: spec.Sinusoidal3D, length: int, width: int):
+        super().__init__()
+        self.part, self.width = part, width
+
+    def places(self, context: Context) -> Tensor:
+        return context.on_grid(self.part.axes, self.part.kind)
+
+    def forward(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        axes = positions.unbind(-1)[0 if self.part.ordered else 1 :]
+        borders = [self.width * i // len(axes) for i in range(len(axes) + 1)]
+        widths = [end - begin for begin, end in pairwise(borders)]
+        found = [
+            ops.sinusoid(places, width, self.part.base, single_or_wider(dtype))
+            for places, width in zip(axes, widths, strict=True)
+        ]
+        return torch.cat(found, -1)
 
 
 @implements(spec.LearnedSinusoidal)

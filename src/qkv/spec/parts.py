@@ -271,6 +271,18 @@ class Sinusoidal2D(Positions, kind="sinusoidal_2d"):
     base: float = Field(default=10000.0, gt=1)
 
 
+class Sinusoidal3D(Positions, kind="sinusoidal_3d"):
+    """3-D sinusoidal embeddings of positions in a video: a third of the features for each of frame, row and column.
+
+    All are counted from 1. With ``ordered`` false the frame has no features, and a model that treats all positions
+    alike does not see the order of the frames.
+    """
+
+    axes = 3
+    base: float = Field(default=10000.0, gt=1)
+    ordered: bool = Field(default=True, description="false: row and column only")
+
+
 class LearnedSinusoidal(Positions, kind="learned_sinusoidal"):
     """Learned function of a sinusoid: W2 φ(W1 PE(p) + b1) + b2 with the sinusoid PE(p) (Wang et al. 2022)."""
 

@@ -15,6 +15,7 @@ from qkv.data.records.idx import idx_images
 from qkv.data.records.jsonl import jsonl
 from qkv.data.records.kept import kept
 from qkv.data.records.model import BadRow
+from qkv.data.records.moving import moving_garments
 from qkv.data.records.parallel import parallel
 from qkv.data.records.squad import squad
 from qkv.data.records.table import Row, Table
@@ -122,6 +123,9 @@ _PROTEINS = "6a7f011e6f26be4f91e744e98994c7be170fc62c6b8ef16e97edda6f06390457"
 TABLES = {
     "fashion-mnist": KnownTable(
         {"train": _fashion("train"), "test": _fashion("t10k")}, partial(idx_images, names=GARMENTS)
+    ),
+    "moving-garments": KnownTable(
+        {"train": _fashion("train")[:1], "test": _fashion("t10k")[:1]}, moving_garments, folder="fashion-mnist"
     ),
     "multi30k-en-de": KnownTable(
         {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field
 
@@ -76,11 +76,14 @@ class CutMix(Mixing, kind="cutmix"):
     alpha: float = Field(default=1.0, gt=0)
 
 
-class Images(Processor, kind="images"):
-    """Images of a fixed size, (pixel / 255 - mean) / deviation for each channel.
+F = TypeVar("F", bound=Placed)
+
+
+class Pixels(Processor):
+    """Base class of processors of images and of their sequences: (pixel / 255 - mean) / deviation for each channel.
 
     ``squash`` resizes to height × width; ``crop`` resizes the shorter side, keeping the aspect ratio, and takes the
-    centre. Images are rotated as their EXIF data says; animations give their first frame; transparent pixels are white.
+    centre.
     """
 
     height: Side | None = Field(default=None, description="pixels; default: by the sizes of the training images")
@@ -95,7 +98,6 @@ class Images(Processor, kind="images"):
         default=None, gt=0, le=LARGEST, description="size before a centre crop, in pixels; default: the height"
     )
     resample: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bilinear"
-    augment: Seq[Augmentation] = Field(default=(), description="random changes of training images")
 
     @property
     def is_fitted(self) -> bool:
@@ -109,7 +111,7 @@ class Images(Processor, kind="images"):
         if self.resized is None and start.resized and start.height and start.width and None not in sides:
             grown = max((new or 0) / old for new, old in zip(sides, (start.height, start.width), strict=True))
             own = self.changed(height=sides[0], width=sides[1], resized=round(start.resized * grown))
-        return super(Images, own).following(start)
+        return super(Pixels, own).following(start)
 
     @property
     def num_simple(self) -> int | None:
@@ -129,6 +131,27 @@ class Images(Processor, kind="images"):
             sentence = f"{self.resized} pixels are too few for a crop of {self.height} × {self.width}"
             found.append(Problem(("resized",), sentence))
         return found
+
+
+class Images(Pixels, kind="images"):
+    """Images of a fixed size, (pixel / 255 - mean) / deviation for each channel.
+
+    ``squash`` resizes to height × width; ``crop`` resizes the shorter side, keeping the aspect ratio, and takes the
+    centre. Images are rotated as their EXIF data says; animations give their first frame; transparent pixels are white.
+    """
+
+    augment: Seq[Augmentation] = Field(default=(), description="random changes of training images")
+
+
+def sized_by(frontend: F, processor: Processor, *names: str) -> F:
+    """Copy of a front end with the sizes ``names`` of a processor. Raises ``SpecError`` if given ones differ."""
+    sizes = {name: getattr(processor, name) for name in names}
+    wrong = [name for name, size in sizes.items() if getattr(frontend, name) not in (None, size)]
+    if wrong:
+        name = wrong[0]
+        sentence = f"{getattr(frontend, name)} given, but the processor has {sizes[name]}; leave it out"
+        raise SpecError([Problem((name,), sentence)])
+    return frontend.changed(**sizes)
 
 
 class Patches(Placed, kind="patches"):
@@ -155,13 +178,7 @@ class Patches(Placed, kind="patches"):
 
     def fitted(self, processor: Processor) -> Self:
         assert isinstance(processor, Images)
-        sizes = {name: getattr(processor, name) for name in ("height", "width", "channels")}
-        wrong = [name for name, size in sizes.items() if getattr(self, name) not in (None, size)]
-        if wrong:
-            name = wrong[0]
-            sentence = f"{getattr(self, name)} given, but the processor makes images with {sizes[name]}; leave it out"
-            raise SpecError([Problem((name,), sentence)])
-        return self.changed(**sizes)
+        return sized_by(self, processor, "height", "width", "channels")
 
     @property
     def grid(self) -> tuple[int, int] | None:

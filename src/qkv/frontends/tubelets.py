@@ -1,0 +1,78 @@
+"""Front end for video: tubelets."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from qkv.frontends.placed import PlacedFrontend
+from qkv.layers.context import Context, PositionGrid
+from qkv.layers.layout import Layouts
+from qkv.layers.linear import Linear
+from qkv.layers.signal import Signal
+from qkv.spec.errors import UserError
+from qkv.spec.model import Stack
+from qkv.spec.register import implements
+from qkv.spec.signals.video import Tubelets
+
+
+@implements(Tubelets)
+class TubeletFrontend(PlacedFrontend):
+    """Front end for video: pixels (B, T, C, H, W) -> vectors (B, N, D), N = (T / d) (H / P) (W / P).
+
+    x_i = W block_i + b with blocks of d frames of P × P pixels in row-major order, a 3-D convolution whose stride is
+    its size, with position vectors, norm and dropout.
+    """
+
+    part: Tubelets
+
+    def __init__(self, part: Tubelets, stack: Stack, width: int, table: object = None):
+        if part.grid is None or part.channels is None:
+            raise UserError(
+                "model.frontend.frames, height, width and channels are not known: give them, or open the data, "
+                "whose processor decides them"
+            )
+        super().__init__(part, stack, width)
+        self.map = Linear(part.depth * part.channels * part.patch**2, part.vector_width(width))
+
+    def layouts(self) -> Layouts:
+        assert self.part.grid is not None
+        return self.position_layouts(PositionGrid(self.part.grid))
+
+    def initialise(self, std: float) -> None:
+        """Initialise tubelets as a linear map (Xavier)."""
+        nn.init.xavier_uniform_(self.map.weight)
+        nn.init.zeros_(self.map.bias)  # type: ignore[arg-type]
+
+    def check(self, signal: Signal) -> None:
+        part, pixels = self.part, signal.values
+        needed = (part.frames, part.channels, part.height, part.width)
+        if pixels.dim() != 5 or tuple(pixels.shape[1:]) != needed:
+            raise UserError(
+                f"clips have the shape {tuple(pixels.shape)}, and the model reads (B, frames, channels, height, width) "
+                f"= (B, {', '.join(map(str, needed))})"
+            )
+        if not pixels.is_floating_point():
+            raise UserError(f"clips are {pixels.dtype}, and the model reads standardised pixels; give floats")
+
+    def count(self, signal: Signal) -> int:
+        assert self.part.num_positions is not None
+        return self.part.num_positions
+
+    def grid(self, signal: Signal) -> PositionGrid:
+        assert self.part.grid is not None
+        return PositionGrid(self.part.grid)
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Signal:
+        part = self.part
+        shape = rows, part.frames or 1, part.channels or 1, part.height or 1, part.width or 1
+        return Signal(torch.randn(shape, generator=generator))
+
+    def forward(self, signal: Signal, context: Context) -> Tensor:
+        assert self.part.grid is not None
+        (frames, rows, columns), depth, patch = self.part.grid, self.part.depth, self.part.patch
+        pixels = signal.values[:, : frames * depth, :, : rows * patch, : columns * patch]
+        blocks = pixels.unflatten(4, (columns, patch)).unflatten(3, (rows, patch)).unflatten(1, (frames, depth))
+        # (B, T', d, C, H', P, W', P) -> (B, T', H', W', d, C, P, P)
+        blocks = blocks.permute(0, 1, 4, 6, 2, 3, 5, 7).flatten(4).flatten(1, 3)
+        return self.placed(self.map(blocks.to(self.map.weight.dtype)), context)
