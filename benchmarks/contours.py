@@ -90,13 +90,14 @@ def main(asked: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as place:
         files = drawn(Path(place)) if asked.smoke else pictures(Path(asked.pictures), Path(place))
         found = overlaps(files)
-    print(f"{len(found[COUNTS[0], 'uniform']):,} shapes, intersection over union in %")
-    print_table(COLUMNS, rows(found))
+    shapes = len(found[COUNTS[0], "uniform"])
+    print_table(f"{shapes:,} shapes, intersection over union in %", COLUMNS, rows(found))
 
 
 if __name__ == "__main__":
     options = parser(__doc__)
     options.add_argument("pictures", nargs="?", default=".", help="folder or archive of pictures with transparency")
     given = options.parse_args()
-    say_where("overlap of contours")
+    print("overlap of contours")
+    say_where("pillow")
     main(given)

@@ -14,7 +14,7 @@ SHARED = {"side_by_side", "gpt_models"}
 SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in SHARED)
 
 PRINTS: dict[str, tuple[str, ...]] = {
-    "contours": ("overlap of contours", "shapes, intersection over union", "difference from uniform", "64"),
+    "contours": ("shapes, intersection over union", "difference from uniform", "64"),
     "attention": ("causal attention", "chosen", "ratio chosen / torch sdpa"),
     "decode": (
         "left out: transformers",

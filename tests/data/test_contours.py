@@ -21,7 +21,7 @@ STAR_FIELD = np.asarray(STAR.resize((96, 96), Image.Resampling.BOX)) / 255
 
 def test_the_contour_of_a_disc_is_a_circle() -> None:
     (circle,) = trace(DISC)
-    assert np.abs(np.hypot(*(circle - (30, 28)).T) - 20).max() < 0.05
+    assert np.abs(np.hypot(*(circle - (30, 28)).T) - 20).max() < 0.1
     assert length(circle) == pytest.approx(2 * math.pi * 20, rel=0.01)
     x, y = circle.T
     area = abs(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1))) / 2
@@ -41,12 +41,13 @@ def test_holes_pieces_corners_and_borders_are_contours_that_fill_to_the_mask() -
     assert trace(np.zeros((4, 4))) == []
 
 
-def test_filling_is_that_of_pillow_but_for_the_border() -> None:
-    points = np.array([(10.3, 5.2), (50.1, 14.7), (35.6, 52.4), (30.2, 20.9), (8.8, 40.1)])
-    image = Image.new("1", (60, 60))
-    ImageDraw.Draw(image).polygon([tuple(point) for point in points], fill=1)
-    differ = filled([points], 60, 60) ^ np.asarray(image)
-    assert differ.sum() < 0.2 * length(points)
+def test_filled_pixels_are_those_around_which_the_polygon_winds() -> None:
+    points = [(10.3, 5.2), (50.1, 14.7), (35.6, 52.4), (30.2, 20.9), (8.8, 40.1)]
+    found = filled([np.array(points)], 60, 60)
+    for y, x in np.ndindex(60, 60):
+        angles = [math.atan2(b - y, a - x) for a, b in points]
+        turns = sum(math.remainder(b - a, 2 * math.pi) for a, b in zip(angles, angles[1:] + angles[:1], strict=True))
+        assert found[y, x] == (abs(turns) > math.pi)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

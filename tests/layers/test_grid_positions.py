@@ -5,7 +5,7 @@ from __future__ import annotations
 import cmath
 import math
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -38,6 +38,7 @@ CELLS = [(0, 0), *product((1, 2, 3), (1, 2, 3, 4))]
 class Patches(Placed):
     """Twelve vectors on a grid of 3 × 4, after a class token."""
 
+    grid_axes: ClassVar[int] = 2
     norm: NoNorm = NoNorm()
 
     @property

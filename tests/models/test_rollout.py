@@ -40,18 +40,11 @@ def test_the_heat_is_the_rollout_of_the_class_token(tmp_path: Path) -> None:
 
 
 def test_without_a_class_token_all_positions_count() -> None:
-    model = qkv.build(
-        {
-            "width": 8,
-            "frontend": {"kind": "patches", "patch": 4, "height": 8, "width": 12, "channels": 1},
-            "blocks": [{"branches": ["attention(2, mask=full)"]}],
-            "head": "classification(2)",
-        }
-    )
-    found = heat(model, Signal(torch.randn(3, 1, 8, 12)))
+    seen = {"width": 8, "blocks": [{"branches": ["attention(2, mask=full)"]}], "head": "classification(2)"}
+    patches = {"kind": "patches", "patch": 4, "height": 8, "width": 12, "channels": 1}
+    found = heat(qkv.build(qkv.Model.parse({**seen, "frontend": patches})), Signal(torch.randn(3, 1, 8, 12)))
     assert found is not None
     assert found.shape == (3, 2, 3)
     torch.testing.assert_close(found.sum((1, 2)), torch.ones(3))
-    seen = {"width": 8, "blocks": [{"branches": ["attention(2, mask=full)"]}], "head": "classification(2)"}
-    texts = qkv.build({**seen, "frontend": {"kind": "text", "vocab_size": 5}})
+    texts = qkv.build(qkv.Model.parse({**seen, "frontend": {"kind": "text", "vocab_size": 5}}))
     assert heat(texts, Signal(torch.zeros(1, 4, dtype=torch.long))) is None

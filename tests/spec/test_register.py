@@ -287,7 +287,7 @@ PLACES = {
 
 Conversion to other formats, presets and recipes chosen for data use parts, and are not counted.
 """
-_USES = ("qkv/interop/", "models/families/", "training/automatic", "library/")
+_USES = ("qkv/interop/", "models/families/", "training/automatic", "training/signals/", "library/")
 
 
 @pytest.mark.parametrize("part", PLACES, ids=lambda part: part.kind)

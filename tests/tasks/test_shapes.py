@@ -70,8 +70,7 @@ def test_transparency_tells_the_shape_whatever_the_colours(tmp_path: Path) -> No
     image = Image.new("RGBA", (40, 40))
     ImageDraw.Draw(image).ellipse((5, 5, 30, 30), fill=(255, 255, 255, 255), outline=(0, 0, 0, 255))
     image.save(tmp_path / "white.png")
-    dark = Image.new("L", (40, 40))
-    dark.putdata([int(alpha) for alpha in image.getchannel("A").getdata()])
+    dark = np.asarray(image.getchannel("A"))
     processor = ContourProcessor(Contours(points=16))
     assert np.allclose(processor.encode(str(tmp_path / "white.png")), processor.encode(dark), atol=1e-6)
 
@@ -79,7 +78,7 @@ def test_transparency_tells_the_shape_whatever_the_colours(tmp_path: Path) -> No
 def test_pictures_without_a_shape_and_wrong_sizes_are_refused() -> None:
     with pytest.raises(Unusable, match="shows no shape: all of its pixels are alike"):
         ContourProcessor(Contours()).encode(np.full((9, 9), 80, np.uint8))
-    model = {"width": 8, "frontend": "contour_points(16)", "head": "classification(2)"}
+    model = {"width": 8, "frontend": "contour_points(points=16)", "head": "classification(2)"}
     with pytest.raises(UserError, match=r"points are float32 of the shape \(2, 16, 4\); give floats"):
         qkv.build(qkv.Model.parse(model))(Signal(torch.zeros(2, 16, 4)))
     with pytest.raises(SpecError, match="16 given, but the processor makes 64 points"):

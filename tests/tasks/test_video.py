@@ -69,10 +69,11 @@ def recipe(source: Path, positions: str) -> Recipe:
                 "head": "classification",
             },
             "training": {
-                "steps": 120,
+                "steps": 100,
                 "batch_size": 16,
+                "schedule": "constant",
                 "optimizer": {"kind": "adamw", "lr": 5e-3},
-                "validation": {"every": 60},
+                "validation": {"every": 50},
             },
         }
     )
@@ -179,4 +180,4 @@ def test_wrong_shapes_and_sizes_are_refused() -> None:
     with pytest.raises(SpecError, match=r"'sinusoidal_2d' needs positions on a grid of 2 axes, .* on a grid of 3"):
         model(positions="sinusoidal_2d")
     with pytest.raises(SpecError, match="5 given, but the processor has 4; leave it out"):
-        qkv.Model.parse({"frontend": {**FRONTEND, **SIZES}}).frontend.fitted(SPEC)
+        model().frontend.part.fitted(SPEC)

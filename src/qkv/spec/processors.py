@@ -21,13 +21,10 @@ class Processor(Part, slot=True):
     """True if a value is a graph, whose nodes are the positions."""
 
     def following(self, start: Self) -> Self:
-        """Copy in which settings left at their defaults are those of ``start``, the processor of a model that is
-        fine-tuned.
+        """Copy with the settings that it takes from ``start``, the processor of a model that is fine-tuned; by default
+        all are fitted to the new data.
         """
-        fields = type(self).model_fields
-        return self.changed(
-            **{name: getattr(start, name) for name in fields if getattr(self, name) == fields[name].default}
-        )
+        return self
 
     @property
     def num_simple(self) -> int | None:

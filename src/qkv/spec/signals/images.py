@@ -105,13 +105,17 @@ class Pixels(Processor):
         return None not in (self.height, self.width, self.channels, self.mean, self.deviation)
 
     def following(self, start: Self) -> Self:
-        """Copy with the settings of ``start``; in another size, the size before a centre crop in proportion to it."""
-        own = self
+        """Copy in which settings left at their defaults are those of ``start``; for images of another size, the size
+        before a centre crop in proportion to it.
+        """
+        own, fields = self, type(self).model_fields
         sides = self.height or start.height, self.width or start.width
         if self.resized is None and start.resized and start.height and start.width and None not in sides:
             grown = max((new or 0) / old for new, old in zip(sides, (start.height, start.width), strict=True))
             own = self.changed(height=sides[0], width=sides[1], resized=round(start.resized * grown))
-        return super(Pixels, own).following(start)
+        return own.changed(
+            **{name: getattr(start, name) for name in fields if getattr(own, name) == fields[name].default}
+        )
 
     @property
     def num_simple(self) -> int | None:
