@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from qkv.interop.families import heads, vit
@@ -11,31 +12,26 @@ from qkv.interop.mapping.family import Architecture, Family, NameRule
 from qkv.interop.mapping.ways import Broadcast
 from qkv.spec.heads import DistilledHead, Head
 from qkv.spec.model import Model
-from qkv.spec.signals.images import Patches
+
+_EXTRA = 1
+"""Number of learned positions after the class token: the distillation token."""
+_UNUSED = vit.unused("deit.")
 
 
 def spec(config: Config, head: Head) -> Model:
     """Spec of DeiT: that of ViT with one more learned position."""
-    return vit.body(config, head, vit.feed_forward(config), vit.frontend(config, extra_tokens=1))
-
-
-def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not DeiT's. Callers read them back to verify."""
-    return vit.config(spec) if isinstance(spec.frontend, Patches) and spec.frontend.extra_tokens else None
+    return vit.body(config, head, vit.feed_forward(config), vit.frontend(config, extra_tokens=_EXTRA))
 
 
 def _teacher(head: Head) -> dict[str, Any] | None:
     return label_keys(head.num_classes or 2) if isinstance(head, DistilledHead) else None
 
 
-POOLER = heads.pooler("deit.")
-MASK = {"deit.embeddings.mask_token": "token of masked patches, used in pretraining only"}
-
 DEIT = Family(
     name="DeiT",
     model_types=("deit",),
     architectures={
-        "DeiTForImageClassification": vit.classifier("classifier", ignored={**POOLER, **MASK}),
+        "DeiTForImageClassification": vit.classifier("classifier", ignored=_UNUSED),
         "DeiTForImageClassificationWithTeacher": Architecture(
             lambda config: DistilledHead(num_classes=label_count(config)),
             _teacher,
@@ -43,12 +39,12 @@ DEIT = Family(
                 NameRule("head.first.*", "cls_classifier.*"),
                 NameRule("head.second.*", "distillation_classifier.*"),
             ),
-            {**POOLER, **MASK},
+            _UNUSED,
         ),
-        "DeiTModel": heads.vectors(kept={**POOLER, **MASK}),
+        "DeiTModel": heads.vectors(kept=_UNUSED),
     },
     spec=spec,
-    config=config,
+    config=partial(vit.config, extra_tokens=_EXTRA),
     names=(
         *vit.names("deit."),
         NameRule("frontend.extra", "deit.embeddings.distillation_token", Broadcast()),

@@ -38,7 +38,7 @@ IGNORED_CONFIG: Reasons = {
     ),
     "use_mask_token": "token of masked patches, used in pretraining only",
 }
-MASK = {"dinov2.embeddings.mask_token": "token of masked patches, used in pretraining only"}
+MASK = vit.mask("dinov2.")
 
 
 def spec(config: Config, head: Head) -> Model:

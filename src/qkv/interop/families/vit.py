@@ -139,11 +139,13 @@ def body(
     )
 
 
-def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not ViT's. Callers read them back to verify."""
-    block = shape_of(spec)[0]
+def config(spec: Model, extra_tokens: int = 0) -> dict[str, Any] | None:
+    """Keys of config.json for ``spec``; None if its structure is not ViT's with ``extra_tokens`` more learned
+    positions after the class token. Callers read them back to verify.
+    """
+    block, embeds = shape_of(spec)
     second = block.branches[-1] if block else None
-    if not isinstance(second, FeedForward):
+    if not isinstance(second, FeedForward) or not isinstance(embeds, Patches) or embeds.extra_tokens != extra_tokens:
         return None
     found = keys(spec)
     own = {"intermediate_size": second.hidden_at(spec.width), "hidden_act": OUTWARD.get(second.activation)}
@@ -197,15 +199,22 @@ def classifier(output: str, pooling: Any = "first", ignored: Reasons | None = No
     return Architecture(read, write, (NameRule("head.output.*", f"{output}.*"),), ignored or {})
 
 
-POOLER = heads.pooler("vit.")
-MASK = {"vit.embeddings.mask_token": "token of masked patches, used in pretraining only"}
+def mask(body: str) -> Reasons:
+    """Tensor that is not used: the token of masked patches. ``body``: prefix of the names in files."""
+    return {f"{body}embeddings.mask_token": "token of masked patches, used in pretraining only"}
+
+
+def unused(body: str) -> Reasons:
+    """Tensors that are not used: pooler, and token of masked patches."""
+    return {**heads.pooler(body), **mask(body)}
+
 
 VIT = Family(
     name="ViT",
     model_types=("vit",),
     architectures={
-        "ViTForImageClassification": classifier("classifier", ignored={**POOLER, **MASK}),
-        "ViTModel": heads.vectors(kept={**POOLER, **MASK}),
+        "ViTForImageClassification": classifier("classifier", ignored=unused("vit.")),
+        "ViTModel": heads.vectors(kept=unused("vit.")),
     },
     spec=spec,
     config=config,
