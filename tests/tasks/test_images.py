@@ -174,9 +174,9 @@ def test_the_report_shows_images_and_answers(tmp_path: Path) -> None:
     page = (run.folder / "report.html").read_text()
     assert page.count('src="data:image/png;base64') >= 2
     assert "truth: dark" in page
-    found = run.evaluation()
+    found = run.evaluation
     assert found is not None
-    sections = {section["title"]: section for section in found["sections"]["validation"]}
+    sections = {section["title"]: section for section in found["splits"]["validation"]["sections"]}
     heated = sections["Attention over the picture"]["pictures"]
     assert page.count('class="heat"') == len(heated)
     assert all(len(each["heat"]) == 3 and max(map(max, each["heat"])) == 1 for each in heated)

@@ -46,7 +46,7 @@ def bars(direction: int) -> np.ndarray:
     return clip
 
 
-def clips(folder: Path, each: int = 24) -> Path:
+def clips(folder: Path, each: int = 50) -> Path:
     for name, direction in (("left", -1), ("right", 1)):
         (folder / name).mkdir(parents=True)
         for number in range(each):
@@ -64,7 +64,7 @@ def recipe(source: Path, positions: str) -> Recipe:
             "task": "classification",
             "model": {
                 "width": 24,
-                "frontend": {"kind": "tubelets", "depth": 1, "patch": 8, "positions": positions},
+                "frontend": {"kind": "tubelets", "depth": 4, "patch": 8, "positions": positions},
                 "blocks": [{"branches": ["attention(2, mask=full)", "feed_forward(48)"]}] * 2,
                 "head": "classification",
             },
@@ -165,7 +165,9 @@ def test_ordered_frames_tell_the_direction_and_unordered_ones_do_not(tmp_path: P
     answers = qkv.predict(qkv.load(run.folder), str(source / "left" / "3.gif"), str(source / "right" / "3.gif"))
     assert [found["answer"] for found in answers] == ["left", "right"]
     assert "data:image/gif;base64" in (run.folder / "report.html").read_text()
-    blind = qkv.build(qkv.override(run.recipe, ["model.frontend.positions.ordered=false"]).model)
+    blind = qkv.build(
+        qkv.override(run.recipe, ["model.frontend.depth=1", "model.frontend.positions.ordered=false"]).model
+    )
     processor = VideoProcessor(run.vocabulary.processors["input"])
     forward = processor.signal([processor.encode(bars(1))])
     backward = Signal(forward.values.flip(1))
