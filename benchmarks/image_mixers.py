@@ -42,21 +42,21 @@ class Contestant(NamedTuple):
 
 
 _PATCHES: dict[str, Any] = {"patch": 4, "dropout": 0.1}
-_STEM: dict[str, Any] = {"patch": 1, "stem": [32, 64], "dropout": 0.1}
+_STEM: dict[str, Any] = {"patch": 1, "stem": [32, 64, 128], "dropout": 0.1}
 CONTESTANTS = {
     "stem": Contestant(
-        "attention behind a convolutional stem", [["attention(4, mask=full)", "feed_forward(256)"]], 128, 4, _STEM
+        "attention behind a convolutional stem", [["attention(4, mask=full)", "feed_forward(160)"]], 128, 4, _STEM
     ),
     "attention": Contestant(
         "attention (ViT)", [["attention(4, mask=full)", "feed_forward(256)"]], 128, 4, _PATCHES, "93.0 (200 epochs)"
     ),
-    "mixer": Contestant("MLP-Mixer", [["token_mlp(hidden=96)", "feed_forward(384)"]], 128, 4, _PATCHES, "90.2"),
+    "mixer": Contestant("MLP-Mixer", [["token_mlp(hidden=96)", "feed_forward(480)"]], 128, 4, _PATCHES, "90.2"),
     "shift": Contestant("S²-MLP", [["spatial_shift(128)", "feed_forward(384)"]], 128, 4, _PATCHES),
-    "gmlp": Contestant("gMLP", [["gmlp(hidden=512)"]], 128, 5, _PATCHES),
-    "monet": Contestant("MONet", [["monet(256)"], ["monet(256, shift=false)"]], 128, 4, _PATCHES),
+    "gmlp": Contestant("gMLP", [["gmlp(hidden=536)"]], 128, 5, _PATCHES),
+    "monet": Contestant("MONet", [["monet(304)"], ["monet(304, shift=false)"]], 128, 4, _PATCHES),
     "pooling": Contestant("pooling (PoolFormer)", [["pooling(3)", "feed_forward(512)"]], 128, 4, _PATCHES),
     "convolution": Contestant(
-        "small convolutional network", [], 256, 0, {"patch": 1, "stem": [64, 128, 256], "positions": "none"}, "92.5"
+        "small convolutional network", [], 288, 0, {"patch": 1, "stem": [64, 144, 288], "positions": "none"}, "92.5"
     ),
 }
 
@@ -67,19 +67,19 @@ def recipe_of(name: str, seed: int, given: argparse.Namespace) -> Recipe:
     model: dict[str, Any] = {
         "width": found.width,
         "frontend": {"kind": "patches", **found.frontend},
-        "blocks": [{"branches": list(branches), "dropout": 0.1} for branches in found.blocks],
+        "blocks": [{"branches": list(branches), "dropout": 0.05} for branches in found.blocks],
         "head": "classification(pooling=mean)",
     }
     model |= {"num_layers": found.layers} if found.layers else {}
     steps = 4 if given.smoke else 40_000
-    data = {"source": given.source, "processor": {"kind": "images", "augment": ["crop(2)", "flip", "erase(0.25)"]}}
+    data = {"source": given.source, "processor": {"kind": "images", "augment": ["crop(2)", "flip"]}}
     training = {
         "steps": steps,
         "minutes": None if given.smoke else given.minutes,
         "batch_size": 64,
         "seed": seed,
         "precision": "bf16",
-        "optimizer": {"kind": "adamw", "lr": 1e-3, "weight_decay": 0.05},
+        "optimizer": {"kind": "muon", "lr": 0.02, "weight_decay": 0.02, "others": {"lr": 3e-3, "weight_decay": 0.02}},
         "schedule": {"kind": "cosine", "warmup": min(500, steps // 2), "final": 0.01},
         "validation": {"every": min(1000, steps), "batches": None, "best": "accuracy"},
     }
