@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 from qkv.data.processors.augment import augmented
 from qkv.spec.signals.images import Augmentation, Crop, CutMix, Erase, Flip, Mixup
@@ -25,16 +26,21 @@ def test_equal_numbers_give_equal_images(part: Augmentation) -> None:
     assert torch.equal(PIXELS, before)
 
 
-def test_a_crop_is_the_image_shifted() -> None:
+def test_a_crop_is_the_image_shifted_and_continued_by_reflection() -> None:
     found, _ = augmented((Crop(padding=2),), PIXELS, rng())
     shifts = set()
     for row, image in zip(found, PIXELS, strict=True):
-        wide = torch.zeros(3, 14, 12)
-        wide[:, 2:12, 2:10] = image
+        wide = F.pad(image, (2, 2, 2, 2), mode="reflect")
         at = [(y, x) for y in range(5) for x in range(5) if torch.equal(wide[:, y : y + 10, x : x + 8], row)]
         assert at
         shifts.update(at[:1])
     assert len(shifts) > 12
+
+
+def test_a_crop_may_shift_by_more_than_the_image() -> None:
+    found, _ = augmented((Crop(padding=50),), PIXELS[:, :, :1], rng())
+    assert found.isfinite().all()
+    assert found.shape == PIXELS[:, :, :1].shape
 
 
 def test_flips_are_of_whole_images() -> None:

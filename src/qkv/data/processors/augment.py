@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from qkv.spec.register import implementation, implements
 from qkv.spec.signals import images as spec
@@ -42,12 +41,18 @@ def augmented(
 @implements(spec.Crop)
 def _crop(part: spec.Crop, pixels: Tensor, rng: np.random.Generator) -> tuple[Tensor, Mixed | None]:
     rows, _, height, width = pixels.shape
-    padded = F.pad(pixels, (part.padding,) * 4)
-    shifts = torch.from_numpy(rng.integers(0, 2 * part.padding + 1, (2, rows)))
-    y = (shifts[0][:, None] + torch.arange(height))[:, None, :, None]
-    x = (shifts[1][:, None] + torch.arange(width))[:, None, None, :]
+    shifts = torch.from_numpy(rng.integers(-part.padding, part.padding + 1, (2, rows)))
+    y = _reflected(shifts[0][:, None] + torch.arange(height), height)[:, None, :, None]
+    x = _reflected(shifts[1][:, None] + torch.arange(width), width)[:, None, None, :]
     row, channel = torch.arange(rows)[:, None, None, None], torch.arange(pixels.shape[1])[None, :, None, None]
-    return padded[row, channel, y, x], None
+    return pixels[row, channel, y, x], None
+
+
+def _reflected(index: Tensor, size: int) -> Tensor:
+    """Index within 0 … size - 1 of a row continued on both sides by reflection, without repeating its ends."""
+    period = max(1, 2 * (size - 1))
+    found = index % period
+    return torch.minimum(found, period - found).clamp_max(size - 1)
 
 
 @implements(spec.Flip)

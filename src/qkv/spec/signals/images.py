@@ -36,7 +36,7 @@ class Augmentation(Part, slot=True):
 
 
 class Crop(Augmentation, kind="crop"):
-    """Random crop: shift by up to ``padding`` pixels along each axis; the border is filled with the mean colour."""
+    """Random crop: shift by up to ``padding`` pixels along each axis; the image is continued by reflection."""
 
     padding: int = Field(default=4, gt=0, le=LARGEST)
 
