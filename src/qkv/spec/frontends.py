@@ -49,6 +49,11 @@ class Frontend(Part, slot=True):
         return (1.0,) * len(self.grid or ())
 
     @property
+    def cell(self) -> int | None:
+        """Height and width, in pixels, of the part of an image at each position of the grid; None without images."""
+        return None
+
+    @property
     def num_positions(self) -> int | None:
         """Number of positions of every row, if it is fixed; None if rows have any length, or until it is known."""
         return None

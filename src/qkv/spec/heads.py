@@ -7,9 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast, get_args
 
 from pydantic import BeforeValidator, Field
 
-from qkv.spec.base import Part
+from qkv.spec.base import Part, Seq
 from qkv.spec.errors import Problem, SpecError, nearest, quoted
 from qkv.spec.forecasts import Forecast, Point
+from qkv.spec.frontends import WIDEST, Frontend
 from qkv.spec.parts import Activation, LayerNorm, NoNorm, Norm
 
 PoolingName = Literal["first", "last", "mean", "mean_rest", "max", "mean_sqrt_len", "weighted_mean", "attention"]
@@ -59,6 +60,12 @@ class Head(Part, slot=True):
 
     def unsized(self) -> Self:
         """Copy without what is specific to one data set, the number of classes."""
+        return self
+
+    def reading(self, frontend: Frontend) -> Self:
+        """Copy with the sizes of the values that ``frontend`` reads filled in. Raises ``SpecError`` if given ones
+        differ.
+        """
         return self
 
 
@@ -257,3 +264,67 @@ class ForecastHead(Head, kind="forecast"):
 
     def unsized(self) -> Self:
         return self.changed(horizon=None, channels=None, positions=None)
+
+
+class OfImages(Head):
+    """Base class of heads whose outputs are the values of images, of the sizes that the front end reads."""
+
+    fixed_rows: ClassVar[bool] = True
+    per_position = True
+    from_frontend: ClassVar[tuple[str, ...]] = ()
+    """Names of the sizes that the front end determines."""
+
+    def reading(self, frontend: Frontend) -> Self:
+        sizes = {name: getattr(frontend, name, None) for name in self.from_frontend}
+        for name, size in sizes.items():
+            if size is not None and getattr(self, name) not in (None, size):
+                sentence = f"{getattr(self, name)} given, but the front end has {size}; leave the key out"
+                raise SpecError([Problem((name,), sentence)])
+        return self.changed(**{name: size for name, size in sizes.items() if size is not None})
+
+    def unsized(self) -> Self:
+        return self.changed(**dict.fromkeys(self.from_frontend))
+
+
+class CodebookHead(OfImages, kind="codebook"):
+    """Vector quantisation and decoder of an image autoencoder (VQ-VAE, van den Oord et al. 2017).
+
+    z = x W^T + b per position, q = the nearest of the ``codes`` vectors e_k; pixels = convolutions of q, transposed
+    ones (``upsampling``) and a last one. Codes are moving averages of the vectors nearest to them; one that is used too
+    rarely is replaced by a vector of the batch (Dhariwal et al. 2020). Gradients of q are passed to z.
+    """
+
+    codes: int = Field(default=512, gt=1, le=WIDEST, description="number of codes, K")
+    code_width: int = Field(default=32, gt=0, le=WIDEST, description="features of a code")
+    upsampling: Seq[Annotated[int, Field(gt=0, le=WIDEST)]] = Field(
+        default=(), description="channels of transposed convolutions, each of which doubles height and width"
+    )
+    commitment: float = Field(default=0.25, ge=0, description="weight of (z - q)² in the loss")
+    decay: float = Field(default=0.99, ge=0, lt=1, description="decay of the moving averages of codes, per batch")
+    restart: float = Field(
+        default=0.1, ge=0, description="uses per batch, as a moving average, below which a code is replaced; 0: never"
+    )
+    grid: Seq[Annotated[int, Field(gt=0)]] | None = Field(
+        default=None, min_length=2, max_length=2, description="rows and columns of codes; default: the front end's"
+    )
+    cell: int | None = Field(
+        default=None, gt=0, description="pixels along each side of a code; default: the front end's"
+    )
+    height: int | None = Field(default=None, gt=0, description="pixels; default: those that the front end reads")
+    width: int | None = Field(default=None, gt=0, description="pixels; default: those that the front end reads")
+    channels: int | None = Field(default=None, gt=0, description="of the images; default: those of the front end")
+
+    from_frontend: ClassVar[tuple[str, ...]] = ("grid", "cell", "height", "width", "channels")
+
+    def problems(self) -> list[Problem]:
+        found, scale = list[Problem](), 2 ** len(self.upsampling)
+        if self.cell is not None and self.cell % scale:
+            sentence = f"{len(self.upsampling)} doublings do not divide the {self.cell} pixels of a code"
+            found.append(Problem(("upsampling",), f"{sentence}; list fewer, or change the patches or the stem"))
+        if self.grid and self.cell and self.height and self.width:
+            covered = self.grid[0] * self.cell, self.grid[1] * self.cell
+            if covered[0] < self.height or covered[1] < self.width:
+                sentence = f"{self.height} × {self.width} pixels, but patches cover only {covered[0]} × {covered[1]}"
+                advice = f"give images of a multiple of {self.cell} pixels (data.processor.height and width)"
+                found.append(Problem(("height",), f"{sentence}; {advice}"))
+        return found

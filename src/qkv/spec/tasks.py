@@ -255,6 +255,27 @@ class Forecasting(Task, kind="forecasting"):
         return [Problem(("head", "over"), sentence)]
 
 
+class Autoencoding(Task, kind="autoencoding"):
+    """Autoencoding of images through a codebook: (pixel - reconstruction)² + β (z - code)², means per image.
+
+    Metrics: squared error of pixels from 0 to 1, PSNR, and the use of the codes. Column ``image``.
+    """
+
+    reads: ClassVar[Reads] = "examples"
+    reads_signals: ClassVar[bool] = True
+    head: ClassVar[str] = "codebook"
+
+    def model_problems(self, model: Model) -> list[Problem]:
+        frontend = model.frontend
+        if frontend.cell is None:
+            sentence = f"the task {self.kind!r} reads images on a grid, and the front end {frontend.kind!r} makes none"
+            return [Problem(("frontend",), f"{sentence}; use 'patches'")]
+        if getattr(frontend, "leading", 0):
+            sentence = "an autoencoder has one code per patch, so that there are no other positions"
+            return [Problem(("frontend",), f"{sentence}; leave class_token and extra_tokens out")]
+        return []
+
+
 class MaskedTokens(Task, kind="masked_tokens"):
     """Masked language modelling: -Σ log p(x_i | x with the targets masked) (BERT, Devlin et al. 2019).
 

@@ -260,7 +260,11 @@ def _with_processor(model: Model, vocabulary: Vocabulary) -> Model:
         raise SpecError([problem.under(*path, "frontend") for problem in error.problems]) from None
     if model.encoder:
         return model.changed(encoder=model.encoder.changed(frontend=fitted))
-    return model.changed(frontend=fitted)
+    try:
+        head = model.head.reading(fitted)
+    except SpecError as error:
+        raise SpecError([problem.under("model", "head") for problem in error.problems]) from None
+    return model.changed(frontend=fitted, head=head)
 
 
 def _with_frontend(stack: Any, vocab_size: int, path: tuple[str, ...]) -> Any:

@@ -81,6 +81,15 @@ class ImageProcessor(Processor):
         mean, deviation = (torch.tensor(each)[:, None, None] for each in (self.spec.mean, self.spec.deviation))
         return Signal(pixels.sub_(255 * mean).div_(255 * deviation))
 
+    def restored(self, pixels: torch.Tensor) -> list[np.ndarray]:
+        """Images (H, W) or (H, W, 3) of bytes, from standardised pixels (B, C, H, W)."""
+        assert self.spec.mean is not None
+        assert self.spec.deviation is not None
+        mean, deviation = (torch.tensor(each)[:, None, None] for each in (self.spec.mean, self.spec.deviation))
+        values = (pixels.detach().float().cpu() * deviation + mean).mul(255).round().clamp(0, 255)
+        found = values.to(torch.uint8).permute(0, 2, 3, 1).numpy()
+        return [image[..., 0] if image.shape[2] == 1 else image for image in found]
+
     def augmented(self, signal: Signal, rng: np.random.Generator) -> tuple[Signal, Mixed | None]:
         pixels, mixed = augmented(self.spec.augment, signal.values, rng)
         return replace(signal, values=pixels), mixed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from qkv.data.processors.augment import Mixed
 from qkv.data.records.model import Role
 from qkv.data.records.table import Table
+from qkv.data.records.values import Unusable
 from qkv.layers.signal import Signal
 from qkv.spec.processors import Processor as ProcessorSpec
 from qkv.spec.register import implementation, implementations
@@ -48,6 +49,14 @@ class Processor(ABC):
     @abstractmethod
     def encode(self, value: Any) -> np.ndarray:
         """Convert a raw value to a compact array. Raises ``Unusable`` for one that cannot be read."""
+
+    def encode_all(self, values: Sequence[Any]) -> Iterator[np.ndarray | Unusable]:
+        """Encoded values in order, by default one by one; in place of one that cannot be read, the error."""
+        for value in values:
+            try:
+                yield self.encode(value)
+            except Unusable as error:
+                yield error
 
     def size(self, encoded: np.ndarray) -> int:
         """Number of positions of an encoded value, by which rows of similar length are batched."""

@@ -197,9 +197,12 @@ class Patches(Placed, kind="patches"):
     def covered(self) -> tuple[float, ...]:
         if self.grid is None or self.height is None or self.width is None:
             return super().covered
-        pixels = self.patch * 2 ** len(self.stem)
         sides = zip(self.grid, (self.height, self.width), strict=True)
-        return tuple(min(1.0, pixels * count / side) for count, side in sides)
+        return tuple(min(1.0, self.cell * count / side) for count, side in sides)
+
+    @property
+    def cell(self) -> int:
+        return self.patch * 2 ** len(self.stem)
 
     @property
     def leading(self) -> int:

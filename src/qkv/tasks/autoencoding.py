@@ -1,0 +1,156 @@
+"""Autoencoding of images through a codebook."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkv.data.batch import INPUT, Batch
+from qkv.data.processors.images import ImageProcessor
+from qkv.data.vocabulary import Vocabulary
+from qkv.layers.tap import Tap
+from qkv.models.codebook import CodebookDecoder, Reconstruction
+from qkv.models.evaluating import evaluating
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import UserError
+from qkv.spec.recipe import Recipe
+from qkv.spec.register import implements
+from qkv.spec.tasks import Autoencoding
+from qkv.tasks.dataset import Dataset, ExampleDataset
+from qkv.tasks.image_task import ImageTask, Parts, picture_section, processor_of
+from qkv.tasks.inputs import SignalReader
+from qkv.tasks.task import Evaluation, Observed, Scale, Totals
+
+_SHOWN = 16
+"""Number of images in the report, each above its reconstruction."""
+_AT_ONCE = 256
+DEVIATION = "deviation"
+"""Name of the extra of a batch that holds the deviation of the pixels of each channel, from 0 to 1."""
+
+
+class Seen(NamedTuple):
+    """Results of a batch: sum of the squared errors of pixels from 0 to 1, their number, uses of each code (K)."""
+
+    squared: float
+    count: int
+    uses: np.ndarray
+
+
+@implements(Autoencoding)
+class AutoencodingTask(ImageTask):
+    """Autoencoding of images: (pixel - reconstruction)² + β (z - code)², means over the values of an image."""
+
+    loss_unit = "a pixel"
+    metric = "mse"
+
+    def reconstructed(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Reconstruction:
+        """Reconstructions of the images of a batch."""
+        head = model.head
+        assert isinstance(head, CodebookDecoder)
+        return head.reconstructed(model.features(batch.input, tap=tap)[0])
+
+    def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+        return self._loss(model, batch, self.reconstructed(model, batch, tap))
+
+    def _loss(self, model: Transformer, batch: Batch, found: Reconstruction) -> Tensor:
+        head = model.head
+        assert isinstance(head, CodebookDecoder)
+        weight = head.part.commitment * batch.targets.numel()
+        return head.loss(found.pixels, batch.targets) + weight * found.commitment
+
+    def observe(self, model: Transformer, batch: Batch) -> Observed:
+        found = self.reconstructed(model, batch)
+        errors = (found.pixels.float() - batch.targets) * batch.extras[DEVIATION][:, None, None]
+        count = int(model.spec.head.codes)  # type: ignore[attr-defined]
+        uses = torch.bincount(found.codes.ids.flatten(), minlength=count).cpu().numpy()
+        seen = Seen(errors.square().sum(dtype=torch.float64).item(), batch.targets.numel(), uses)
+        return Observed(self._loss(model, batch, found), batch.num_targets, [seen])
+
+    def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
+        outcomes: Sequence[Seen] = seen.outcomes
+        mse = sum(each.squared for each in outcomes) / max(1, sum(each.count for each in outcomes))
+        used = usage(np.sum([each.uses for each in outcomes], axis=0)) if outcomes else {}
+        return {"loss": seen.loss / max(1, seen.count), "mse": mse, "psnr": decibels(mse), **used}
+
+    def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
+        assert isinstance(dataset, ExampleDataset)
+        figures = self.figures(seen, dataset.scale(split)) | mean_image_error(dataset, split)
+        processor = images_of(dataset.vocabulary)
+        originals = [example.parts for example in dataset.examples[split][:_SHOWN]]
+        with torch.inference_mode(), evaluating(model):
+            batch = self.batch(SignalReader(processor), originals).to(model.device)
+            found = self.reconstructed(model, batch).pixels
+        shown = [*processor.restored(batch.targets), *processor.restored(found)]
+        caption = f"first {len(originals)} images of the {split} part, and below them their reconstructions"
+        return Evaluation(figures, [picture_section("Reconstructions", shown, len(originals), caption)])
+
+    def batch(self, reader: SignalReader, rows: Sequence[Parts]) -> Batch:
+        signal, _ = reader.signal(rows)
+        deviation = torch.tensor(reader.processor.spec.deviation)
+        return Batch.of(signal, signal.values, count=signal.values.numel(), **{DEVIATION: deviation})
+
+    def change(self, recipe: Recipe, vocabulary: Vocabulary) -> Callable[[Batch, np.random.Generator], Batch] | None:
+        processor = processor_of(vocabulary)
+
+        def change(batch: Batch, rng: np.random.Generator) -> Batch:
+            signal, _ = processor.augmented(batch.input, rng)
+            return replace(batch, signals={**batch.signals, INPUT: signal}, targets=signal.values)
+
+        return change
+
+    def predict(
+        self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        reader, found = self.reader(recipe, vocabulary), list[dict[str, Any]]()
+        for begin in range(0, len(rows), _AT_ONCE):
+            some = [example.parts for example in self.examples(rows[begin : begin + _AT_ONCE], vocabulary, reader)]
+            batch = self.batch(reader, some).to(model.device)
+            with torch.inference_mode(), evaluating(model):
+                made = self.reconstructed(model, batch)
+            errors = (made.pixels.float() - batch.targets) * batch.extras[DEVIATION][:, None, None]
+            means = errors.square().mean((1, 2, 3)).tolist()
+            found += [
+                {"answer": f"mse {mse:.4g}", "mse": mse, "codes": codes}
+                for mse, codes in zip(means, made.codes.ids.tolist(), strict=True)
+            ]
+        return found
+
+
+def images_of(vocabulary: Vocabulary) -> ImageProcessor:
+    """Processor of the images of an autoencoder. Raises ``UserError`` if the run has none."""
+    found = processor_of(vocabulary)
+    if not isinstance(found, ImageProcessor):
+        raise UserError(f"the processor {found.spec.kind!r} makes no pixels; use 'images'")
+    return found
+
+
+def usage(uses: np.ndarray) -> dict[str, float]:
+    """Metrics of the numbers of uses of the codes (K): share of used ones in per cent, and perplexity exp(H)."""
+    shares = uses[uses > 0] / max(1, uses.sum())
+    entropy = float(-(shares * np.log(shares)).sum())
+    return {"codes_used": 100 * len(shares) / len(uses), "code_perplexity": math.exp(entropy)}
+
+
+def decibels(mse: float) -> float:
+    """Peak signal-to-noise ratio -10 log10(MSE) of pixels from 0 to 1; infinity without an error."""
+    return -10 * math.log10(mse) if mse > 0 else math.inf
+
+
+def mean_image_error(dataset: ExampleDataset, split: str) -> dict[str, float]:
+    """MSE, of pixels from 0 to 1, of always answering with the mean of the training images; empty without these."""
+    known = dataset.fitted_examples
+    if not known:
+        return {}
+    total = np.zeros(known[0].parts[0].shape)
+    for example in known:
+        total += example.parts[0]
+    mean, squared = total / len(known), 0.0
+    for example in dataset.examples[split]:
+        squared += float(np.square((example.parts[0] - mean) / 255).mean())
+    return {"mse_of_mean_image": squared / len(dataset.examples[split])}

@@ -1,0 +1,113 @@
+"""Base class for tasks on images without an answer: an example is an image, with its label if the model reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from qkv.data.batch import INPUT, Batch
+from qkv.data.processors.processor import Processor, build_processor
+from qkv.data.processors.sheets import sheet
+from qkv.data.records.model import Records, Role
+from qkv.data.records.pictures import as_uri
+from qkv.data.records.values import Unusable
+from qkv.data.vocabulary import Vocabulary
+from qkv.spec.errors import UserError
+from qkv.spec.processors import Processor as ProcessorSpec
+from qkv.spec.recipe import Recipe
+from qkv.spec.signals.images import Images
+from qkv.tasks.dataset import Example
+from qkv.tasks.example_task import ExampleTask, Reader, Rows, column
+from qkv.tasks.inputs import SignalReader, input_roles
+
+Parts = tuple[np.ndarray, int, int]
+"""Parts of an example: encoded image, its number of positions, index of its label (0 without labels)."""
+
+
+class ImageTask(ExampleTask):
+    """Base class of tasks whose examples are images, encoded by the recipe's processor."""
+
+    evaluates = True
+    label: ClassVar[Role | None] = None
+    """Column of the label, for models that read it; None for tasks without one."""
+
+    def __init__(self, spec: Any):
+        super().__init__(spec)
+        self.reading(None)
+
+    def reading(self, processor: ProcessorSpec | None) -> Self:
+        inputs = input_roles(processor or Images())
+        self.roles = (*inputs, self.label) if self.label is not None and self.labelled(processor) else inputs
+        self.asks = tuple(role.name for role in inputs)
+        return super().reading(processor)
+
+    def labelled(self, processor: ProcessorSpec | None) -> bool:
+        """True if the model reads the label of an image."""
+        return False
+
+    def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
+        assert recipe.data.processor is not None
+        fitted = build_processor(recipe.data.processor).fitted(column(records, self.roles[0].name))
+        return Vocabulary.without_text((), **{INPUT: fitted})
+
+    def limits(self, recipe: Recipe) -> dict[str, int]:
+        return {}
+
+    def reader(self, recipe: Recipe, vocabulary: Vocabulary) -> SignalReader:
+        return SignalReader(processor_of(vocabulary))
+
+    def usable(self, rows: Rows, vocabulary: Vocabulary, reader: Reader) -> tuple[Rows, list[Example], list[str]]:
+        assert isinstance(reader, SignalReader)
+        kept, examples, bad = list[dict[str, Any]](), list[Example](), list[str]()
+        encoded = reader.processor.encode_all([row[self.roles[0].name] for row in rows])
+        for row, found in zip(rows, encoded, strict=True):
+            if isinstance(found, Unusable):
+                bad.append(str(found))
+                continue
+            size = reader.processor.size(found)
+            examples.append(Example(size, self.targets(found), (found, size, self.index(row, vocabulary))))
+            kept.append(row)
+        return kept, examples, bad
+
+    def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, reader: Any) -> list[Example]:
+        _, examples, bad = self.usable([dict(row) for row in rows], vocabulary, reader)
+        if bad:
+            raise UserError(bad[0])
+        return examples
+
+    def targets(self, encoded: np.ndarray) -> int:
+        """Number of targets of an encoded image; by default its values."""
+        return encoded.size
+
+    def index(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> int:
+        """Index of the label of a row; 0 without labels. Raises ``UserError`` for an unknown one."""
+        if self.label is None or self.label.name not in row or not vocabulary.labels:
+            return 0
+        label = row[self.label.name]
+        if label not in vocabulary.classes:
+            raise UserError(f"data: the label {label!r} occurs only in held-out data; remove such rows")
+        return vocabulary.classes[label]
+
+    def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Callable[[Sequence[Parts]], Batch]:
+        reader = self.reader(recipe, vocabulary)
+        return lambda rows: self.batch(reader, rows)
+
+    def batch(self, reader: SignalReader, rows: Sequence[Parts]) -> Batch:
+        """Batch of several examples."""
+        raise NotImplementedError
+
+
+def processor_of(vocabulary: Vocabulary) -> Processor:
+    """Processor of a run's images. Raises ``UserError`` if it has none."""
+    found = vocabulary.processors.get(INPUT)
+    if found is None:
+        raise UserError("the run has no processor of images; its processors.json is missing or belongs to another run")
+    return build_processor(found)
+
+
+def picture_section(title: str, images: Sequence[np.ndarray], columns: int, caption: str) -> dict[str, Any]:
+    """Section of a report with images (H, W) or (H, W, 3) on one sheet of ``columns`` columns."""
+    source = as_uri(sheet(images, columns))
+    return {"kind": "pictures", "title": title, "pictures": [{"source": source, "caption": caption}]}
