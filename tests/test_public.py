@@ -33,6 +33,7 @@ NAMES = {
     "explain",
     "find_recipe",
     "generate",
+    "generate_images",
     "load",
     "override",
     "predict",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from qkv.api.functions import evaluate as evaluate
     from qkv.api.functions import explain as explain
     from qkv.api.functions import generate as generate
+    from qkv.api.functions import generate_images as generate_images
     from qkv.api.functions import load as load
     from qkv.api.functions import predict as predict
     from qkv.api.functions import swap as swap
@@ -72,6 +73,7 @@ _HOMES = {
     "explain": "qkv.api.functions",
     "find_recipe": "qkv.api.recipes",
     "generate": "qkv.api.functions",
+    "generate_images": "qkv.api.functions",
     "load": "qkv.api.functions",
     "override": "qkv.spec.overrides",
     "predict": "qkv.api.functions",
@@ -102,6 +104,7 @@ __all__ = [
     "explain",
     "find_recipe",
     "generate",
+    "generate_images",
     "load",
     "override",
     "predict",

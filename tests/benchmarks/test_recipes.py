@@ -151,9 +151,9 @@ def test_recipes_are_trained_and_recorded_by_one_command(
 
 def test_it_trains_in_its_short_form(path: Path, tiny: Path, tmp_path: Path) -> None:
     recipe = qkv.read_recipe(path, quick=True)
-    reads_text = recipe.task.reads == "text"
+    reads_text = recipe.reads == "text"
     data = [f"data.source={tiny}"] if reads_text else []
-    if recipe.task.reads == "examples":
+    if recipe.reads == "examples":
         data = [f"data.source={tiny_table(recipe.task.kind, tmp_path)}", "data.columns={}"]
     if recipe.task.kind == "forecasting":
         data.append("task.parts=[1000, 30, 30]")

@@ -28,7 +28,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mixers": ("spec", "ops", "state", "layers"),
     "models": BELOW_MODELS,
     "tokenizers": ("spec",),
-    "data": ("system", "spec", "tokenizers", "layers"),
+    "data": ("system", "spec", "tokenizers", "layers", "models"),
     "tasks": (*BELOW_TASKS, "generation", "report"),
     "generation": BELOW_TASKS,
     "inspection": (*BELOW_TASKS, "report"),

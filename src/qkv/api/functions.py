@@ -180,6 +180,19 @@ def generate(
     return write_ids(found.model, ids, generation)
 
 
+def generate_images(
+    run: Run | str | Path, count: int = 1, label: str | None = None, **options: Any
+) -> list[np.ndarray]:
+    """Generate ``count`` images with a run on images, as arrays (H, W) or (H, W, 3) of bytes.
+
+    ``label``: of the images, if the model has learned labels; None: all labels in turn. ``options``: temperature,
+    top_k, top_p, min_p and seed; defaults are those of the recipe's ``sample``. Raises ``UserError``.
+    """
+    from qkv.runs.images import generated_images
+
+    return generated_images(load(run) if isinstance(run, (str, Path)) else run, count, label, **options)
+
+
 def evaluate(
     run: Run | str | Path,
     split: str | None = None,
@@ -211,7 +224,7 @@ def evaluate(
         found = evaluate_run(replace(loaded, recipe=recipe), part, batches, source)
         return Figures(found, source or part)
     recipe = recipe.changed(data=recipe.data.changed(bad_rows="refuse"))
-    with temporary_file(data, recipe.task.reads == "text") as source:
+    with temporary_file(data, recipe.reads == "text") as source:
         return Figures(evaluate_run(replace(loaded, recipe=recipe), part, batches, source), "data in memory")
 
 

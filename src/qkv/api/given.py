@@ -76,7 +76,7 @@ def recipe_on(recipe: Recipe, data: Any, folder: Path, fields: Mapping[str, Any]
 
     ``fields``: further fields of ``qkv.spec.data.Data``. Raises ``UserError`` for a task that reads no data.
     """
-    reads = recipe.task.reads
+    reads = recipe.reads
     if reads == "nothing":
         raise UserError(f"the task {recipe.task.kind!r} draws its own data; leave 'data' out")
     task = None if reads == "text" else recipe.task.kind

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 import warnings
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from qkv.cli.runs import Copy, RunFolder, run_or_published
+from qkv.cli.runs import Copy, RunFolder, output_file, run_folder, run_or_published
 from qkv.spec.errors import SpecError, UserError, nearest
 from qkv.spec.generation import Generation, Measure
 
@@ -22,6 +23,7 @@ qkv generate runs/my "Once" --temperature 0.7 --top-p 0.9 --num-samples 3
 qkv generate runs/my "Q: " --stop "Q:" --seed 1
 qkv generate runs/my "Once upon" --num-beams 4 --num-return 3
 qkv generate runs/my "The door was" --choose " open" --choose " closed"
+qkv generate runs/images --image images.png --num-samples 16
 qkv generate my-checkpoint --ids "464 2068 7586"
 echo "Once upon" | qkv generate runs/my -
 """
@@ -50,7 +52,9 @@ _Seed = Annotated[int | None, typer.Option(metavar="N", help="Random seed; defau
 _Overflow = Annotated[
     str | None, typer.Option(metavar="slide|refuse", help="Past the context: drop old tokens, or refuse.")
 ]
-_NumSamples = Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="Number of texts to sample.")]
+_NumSamples = Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="Number of texts or images to sample.")]
+_Image = Annotated[Path | None, typer.Option(metavar="FILE", help="Generate images, and write them to this PNG file.")]
+_Label = Annotated[str | None, typer.Option(metavar="LABEL", help="Label of the images; default: all labels in turn.")]
 _NumBeams = Annotated[int | None, typer.Option(metavar="K", help="Number of beams; above 1: beam search, no sampling.")]
 _NumReturn = Annotated[int | None, typer.Option(metavar="N", help="Number of texts that beam search returns.")]
 _LengthPenalty = Annotated[float | None, typer.Option(metavar="A", help="Rank beams by log probability / length ** A.")]
@@ -88,14 +92,20 @@ def generate_command(
     choose_by: _ChooseBy = None,
     ids: _Ids = None,
     special: _Special = False,
+    image: _Image = None,
+    label: _Label = None,
     stream: Annotated[bool, typer.Option(help="Print text while it is generated.")] = True,
     copy: Copy = False,
 ) -> None:
-    """Generate text. Defaults of the options come from the recipe's 'sample' section."""
+    """Generate text, or images. Defaults of the options come from the recipe's 'sample' section."""
     chosen = {name: value for name, value in locals().items() if name in Generation.model_fields and value is not None}
     # Check options before importing torch, which is slow.
     _checked(Generation(), chosen)
     _check_choice(chosen, choose, choose_by, num_samples)
+    if image is not None or label is not None:
+        texts = {"a prompt": prompt, "--ids": ids, "--choose": choose, "--special": special}
+        _write_images(run, image, label, {**chosen, "seed": seed}, num_samples, texts)
+        return
     folder = run_or_published(run)
     from qkv.runs.load import load
 
@@ -116,6 +126,29 @@ def _write(run: Run, prompt: str, options: dict[str, Any], count: int, stream: b
     _check_beams(generation, options, count)
     _note_the_context(run, prompt, generation)
     _print(run, prompt, generation, count, stream)
+
+
+def _write_images(
+    folder: Path, file: Path | None, label: str | None, options: dict[str, Any], count: int, texts: dict[str, Any]
+) -> None:
+    """Generate ``count`` images and write them to ``file``. ``texts``: options for text, by name."""
+    if file is None:
+        raise UserError("--label: it belongs to images; name their file with --image")
+    given = [name for name, value in texts.items() if value]
+    given += [_option(name) for name in ("max_new_tokens", "stop", "num_beams", "num_return") if name in options]
+    if given:
+        raise UserError(f"--image: {given[0]} applies to text; leave one of them out")
+    path = output_file("--image", file)
+    from qkv.runs.files import clear_errors, write_file
+    from qkv.runs.images import as_png, generated_images
+    from qkv.runs.load import load
+
+    run = load(run_folder(folder))
+    _checked(run.recipe.sample, options)
+    content = as_png(generated_images(run, count, label, **options))
+    with clear_errors(str(path)):
+        write_file(path, content)
+    typer.echo(path)
 
 
 def _reading(run: Run, special: bool) -> Run:

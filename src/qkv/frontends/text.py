@@ -15,9 +15,10 @@ from qkv.spec.errors import UserError
 from qkv.spec.frontends import Text
 from qkv.spec.model import Stack
 from qkv.spec.register import implements
+from qkv.spec.signals.image_sequences import CodeTokens
 
 
-@implements(Text)
+@implements(Text, CodeTokens)
 class TextFrontend(PlacedFrontend):
     """Front end for text: token ids (B, N) -> vectors (B, N, D).
 

@@ -30,9 +30,16 @@ class Sampling:
     """
 
     def __init__(
-        self, model: Transformer, prompts: Sequence[Sequence[int]], generation: Generation, capacity: int | None = None
+        self,
+        model: Transformer,
+        prompts: Sequence[Sequence[int]],
+        generation: Generation,
+        capacity: int | None = None,
+        drawn: int | None = None,
     ):
         """Start after ``prompts``. ``capacity``: fixed number of positions of the state; None grows by doubling.
+
+        ``drawn``: only ids below it are sampled; None for all.
 
         Raises ``UserError`` for invalid prompts, a model that cannot generate, and num_beams > 1.
         """
@@ -40,7 +47,7 @@ class Sampling:
             raise UserError(
                 f"num_beams is {generation.num_beams}, but sampling has no beams; call qkv.generation.beam.beam_search"
             )
-        self.model, self.generation = model, generation
+        self.model, self.generation, self._allowed = model, generation, drawn
         self.texts: list[list[int]] = []
         """Tokens of each row, prompt included."""
         self._engine = Engine(model, self._chosen, capacity)
@@ -79,7 +86,7 @@ class Sampling:
 
     def _chosen(self, rows: Sequence[DecodedRow], reading: Reading) -> list[Next]:
         """Successors of all rows, as a policy of the engine: each row with one sampled token."""
-        tokens = self._tokens(rows, at_least_single(reading.logits()))
+        tokens = self._tokens(rows, at_least_single(reading.logits()[:, : self._allowed]))
         self._drawn = list(zip((row.key for row in rows), tokens, strict=True))
         for key, token in self._drawn:
             self.texts[key].append(token)

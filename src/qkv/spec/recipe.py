@@ -16,7 +16,7 @@ from qkv.spec.generation import Generation
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.model import Model
 from qkv.spec.results import Published, Reached, Result, Typed, reached
-from qkv.spec.tasks import NextToken, Task
+from qkv.spec.tasks import NextToken, Reads, Task
 from qkv.spec.training import Training
 
 _NAME = re.compile(r"[\w+-]+")
@@ -58,6 +58,11 @@ class Recipe(Spec):
     @classmethod
     def _present_names(cls, data: Any) -> Any:
         return with_present_names(data)
+
+    @property
+    def reads(self) -> Reads:
+        """Data that is read: the task's, but a table of examples where a processor converts the inputs."""
+        return "examples" if self.task.reads == "text" and self.data.processor is not None else self.task.reads
 
     @property
     def reached(self) -> Reached | None:

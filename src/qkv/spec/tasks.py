@@ -46,9 +46,10 @@ class Task(Part, slot=True):
 
 
 class NextToken(Task, kind="next_token"):
-    """Language modelling: -Σ log p(x_i | x_<i)."""
+    """Language modelling: -Σ log p(x_i | x_<i), of text, or of the codes of images (processor ``image_codes``)."""
 
     sized_by_tokenizer = True
+    reads_signals: ClassVar[bool] = True
     needs: ClassVar[Needs] = "causal"
 
 

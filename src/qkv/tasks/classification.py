@@ -32,6 +32,9 @@ from qkv.tasks.linear import Fitted, fit_labels
 from qkv.tasks.pooled import SHORT, PooledTask, outputs
 from qkv.tasks.task import Defaults, Evaluation, Observed, Scale, Totals, lowercase
 
+LABEL = Role(
+    "label", "label", ("label", "class", "category", "stars", "sentiment", "target", "rating", "location", "y")
+)
 _SHOWN = 12
 
 
@@ -50,21 +53,19 @@ class ClassificationTask(PooledTask):
         fields={"label_smoothing": 0.1},
         best="accuracy",
     )
-    target = Role(
-        "label", "label", ("label", "class", "category", "stars", "sentiment", "target", "rating", "location", "y")
-    )
+    target = LABEL
 
     @cached_property
     def weights(self) -> Tensor | None:
         """Weights (C) of the classes in the loss; None for no weights."""
-        return weights_of(self.spec, _natural)
+        return weights_of(self.spec, natural)
 
     def completed(self, recipe: Recipe, records: Records) -> Recipe:
         labels = column(records, "label")
-        return with_class_weights(recipe, labels, sorted(set(labels), key=_natural))
+        return with_class_weights(recipe, labels, sorted(set(labels), key=natural))
 
     def labels(self, records: Records) -> tuple[str, ...]:
-        labels = tuple(sorted(set(column(records, "label")), key=_natural))
+        labels = tuple(sorted(set(column(records, "label")), key=natural))
         if len(labels) < 2:
             raise UserError(
                 f"data.source: every example of {records.name!r} has the label {next(iter(labels))!r}, "
@@ -166,7 +167,7 @@ class ClassificationTask(PooledTask):
         return found
 
 
-def _natural(label: str) -> tuple[int, float, str]:
+def natural(label: str) -> tuple[int, float, str]:
     """Sort key of class names: numbers by value, then words alphabetically."""
     try:
         return 0, float(label), label

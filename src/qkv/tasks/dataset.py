@@ -232,7 +232,7 @@ def with_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> Recipe:
     Raises ``SpecError`` if a given size is too small.
     """
     model = _with_processor(recipe.model, vocabulary)
-    if model.frontend.reads_tokens:
+    if model.frontend.reads_tokens and vocabulary.has_text:
         model = _with_frontend(model, vocabulary.target.vocab_size, ("model",))
     if model.encoder and model.encoder.frontend.reads_tokens:
         encoder = _with_frontend(model.encoder, vocabulary.tokenizer.vocab_size, ("model", "encoder"))

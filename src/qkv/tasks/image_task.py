@@ -41,7 +41,8 @@ class ImageTask(ExampleTask):
         inputs = input_roles(processor or Images())
         self.roles = (*inputs, self.label) if self.label is not None and self.labelled(processor) else inputs
         self.asks = tuple(role.name for role in inputs)
-        return super().reading(processor)
+        super().reading(processor)
+        return self
 
     def labelled(self, processor: ProcessorSpec | None) -> bool:
         """True if the model reads the label of an image."""

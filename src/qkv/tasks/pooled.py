@@ -64,7 +64,8 @@ class PooledTask(ExampleTask, JoinedTask):
         self.roles = (*inputs, self.target)
         self.asks = tuple(role.name for role in inputs if not role.optional)
         self.may_ask = tuple(role.name for role in inputs if role.optional)
-        return super().reading(processor)
+        super().reading(processor)
+        return self
 
     @abstractmethod
     def encoded(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> Any:

@@ -6,8 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from qkv.data.vocabulary import Vocabulary
@@ -15,6 +16,7 @@ from qkv.former.names import renamed
 from qkv.layers.tap import Tap
 from qkv.spec import tokenizers
 from qkv.spec.errors import UserError
+from qkv.spec.generation import Generation
 from qkv.spec.heads import Head
 from qkv.spec.processors import Processor
 from qkv.spec.recipe import Recipe
@@ -125,6 +127,8 @@ class Task(ABC):
     """Optional input names of ``predict``."""
     predicts_tables: ClassVar[bool] = False
     """True if the predictions are for a table as a whole, such as the future of a series, not for each of its rows."""
+    generates_images: ClassVar[bool] = False
+    """True if the model generates images, see ``images``."""
     temperature: float = 1.0
     """Divisor of the logits of a label before their softmax, fitted after training (``qkv.tasks.calibration``)."""
     processor: Processor | None = None
@@ -137,8 +141,8 @@ class Task(ABC):
     def __init__(self, spec: Any):
         self.spec = spec
 
-    def reading(self, processor: Processor | None) -> Self:
-        """Return the task itself, for inputs that ``processor`` converts; None for text."""
+    def reading(self, processor: Processor | None) -> Task:
+        """Return the task for inputs that ``processor`` converts, by default itself; None for text."""
         self.processor = processor
         return self
 
@@ -195,6 +199,15 @@ class Task(ABC):
         raise UserError(
             f"a model of the task {self.spec.kind!r} has no answer to predict; generate text with 'qkv generate'"
         )
+
+    def images(
+        self, model: Any, vocabulary: Vocabulary, generation: Generation, count: int, label: str | None = None
+    ) -> list[np.ndarray]:
+        """Generate ``count`` images, arrays (H, W) or (H, W, 3) of bytes; of ``label``, None for all labels in turn.
+
+        Raises ``UserError`` if the task generates no images.
+        """
+        raise UserError(f"a model of the task {self.spec.kind!r} generates no images")
 
     def predict_table(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, source: str, columns: Mapping[str, str]

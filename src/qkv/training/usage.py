@@ -21,6 +21,8 @@ def usage(task: Task, folder: str | Path, opening: str = "") -> tuple[str, str]:
     name = shlex.quote(str(folder))
     if task.predicts_tables:
         return "predict", f"qkv predict {name} --data {opening if opening not in ('', '…') else 'new.csv'}"
+    if task.generates_images:
+        return "generate images", f"qkv generate {name} --image images.png --num-samples 16"
     if not task.asks:
         return "generate text", f'qkv generate {name} "{opening or "Once upon a time"}"'
     if task.processor is not None:

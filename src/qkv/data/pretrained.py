@@ -1,0 +1,67 @@
+"""Trained models that a processor runs, read from the folders of their runs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from qkv.data.vocabulary import Vocabulary
+from qkv.models.placing import place, places_of
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import UserError
+from qkv.spec.recipe import Recipe
+from qkv.spec.shipped import shipped
+from qkv.spec.yaml_io import read_recipe
+
+SPEC, WEIGHTS = "spec.yaml", "model.safetensors"
+
+
+class Pretrained(NamedTuple):
+    """Trained model in evaluation mode, with its recipe, vocabulary, and the SHA-256 of its weights."""
+
+    model: Transformer
+    recipe: Recipe
+    vocabulary: Vocabulary
+    digest: str
+
+
+def read_pretrained(folder: str, key: str) -> Pretrained:
+    """Read the run in ``folder``, which the setting ``key`` names. Raises ``UserError`` if it is missing or damaged."""
+    home = Path(folder).expanduser()
+    weights = home / WEIGHTS
+    if not (home / SPEC).is_file() or not weights.is_file():
+        raise UserError(f"{key}: {folder} holds no trained run; train it first: {_command(folder)}")
+    try:
+        content = weights.read_bytes()
+        tensors = load_file(weights)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{key}: {weights} cannot be read: {error}") from None
+    recipe = read_recipe(home)
+    with torch.device("meta"):
+        model = Transformer(recipe.model)
+    _place(model, tensors, f"{key}: the weights in {weights} are not those of {home / SPEC}")
+    return Pretrained(model.eval(), recipe, Vocabulary.load(home), hashlib.sha256(content).hexdigest())
+
+
+def _place(model: Transformer, tensors: Mapping[str, Tensor], wrong: str) -> None:
+    """Assign tensors to a model on the meta device. Raises ``UserError``, which begins with ``wrong``."""
+    own, placed = model.state_dict(keep_vars=True), set[int]()
+    for name, places in places_of(model).items():
+        if name in tensors and tensors[name].shape == own[name].shape:
+            place(places, tensors[name].to(own[name].dtype))
+            placed.add(id(own[name]))
+    missing = next((name for name, tensor in own.items() if id(tensor) not in placed), None)
+    if missing is not None:
+        raise UserError(f"{wrong}: the tensor {missing!r} is missing or has another shape")
+
+
+def _command(folder: str) -> str:
+    name = Path(folder).name
+    return f"qkv train {name if name in shipped() else 'RECIPE'} --out {folder}"

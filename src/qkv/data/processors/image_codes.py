@@ -1,0 +1,134 @@
+"""Images as sequences of the codes of a trained autoencoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property, lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from qkv.data.batch import INPUT
+from qkv.data.pretrained import WEIGHTS, read_pretrained
+from qkv.data.processors.images import ImageProcessor
+from qkv.data.processors.processor import Processor
+from qkv.data.records.values import Unusable
+from qkv.layers.signal import Signal
+from qkv.models.codebook import CodebookDecoder
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import UserError
+from qkv.spec.register import implements
+from qkv.spec.signals.image_sequences import ImageCodes, ImageSequence
+from qkv.spec.signals.images import Images
+
+_AT_ONCE = 256
+_KEY = "data.processor.run"
+
+
+class Coder(NamedTuple):
+    """Trained autoencoder of images: its model, its processor, and the SHA-256 of its weights."""
+
+    model: Transformer
+    images: ImageProcessor
+    digest: str
+
+    @property
+    def head(self) -> CodebookDecoder:
+        """Codebook and decoder."""
+        head = self.model.head
+        assert isinstance(head, CodebookDecoder)
+        return head
+
+    @torch.inference_mode()
+    def codes(self, encoded: Sequence[np.ndarray]) -> np.ndarray:
+        """Codes (B, N), row by row, of images that the processor has encoded."""
+        signal = self.images.signal(encoded)
+        return self.head.ids(self.model.features(signal)[0]).to(torch.int32).numpy()
+
+    @torch.inference_mode()
+    def decoded(self, codes: np.ndarray) -> list[np.ndarray]:
+        """Images of codes (B, N) that are given row by row."""
+        parts = torch.from_numpy(codes).long().split(_AT_ONCE)
+        return [image for part in parts for image in self.images.restored(self.head.pixels(part))]
+
+
+def coder_of(run: str) -> Coder:
+    """Trained autoencoder in the run folder ``run``. Raises ``UserError`` if it is missing or no autoencoder."""
+    weights = Path(run).expanduser() / WEIGHTS
+    changed = weights.stat().st_mtime_ns if weights.is_file() else 0
+    return _read(run, changed)
+
+
+@lru_cache(maxsize=2)
+def _read(run: str, changed: int) -> Coder:
+    found = read_pretrained(run, _KEY)
+    images = found.vocabulary.processors.get(INPUT)
+    if not isinstance(found.model.head, CodebookDecoder) or not isinstance(images, Images):
+        raise UserError(
+            f"{_KEY}: the run in {run} is of the task {found.recipe.task.kind!r}; name one of the task 'autoencoding'"
+        )
+    return Coder(found.model, ImageProcessor(images), found.digest)
+
+
+def order_of(spec: ImageSequence) -> np.ndarray:
+    """Index, row by row, of the place of each value of a sequence."""
+    assert spec.grid is not None
+    places = np.arange(spec.grid[0] * spec.grid[1]).reshape(spec.grid)
+    return (places if spec.order == "rows" else places.T).flatten()
+
+
+@implements(ImageCodes)
+class ImageCodesProcessor(Processor):
+    """Codes of images: a file name, an array or a Pillow image -> numbers (N) of codes, in the order of the spec."""
+
+    role = ImageProcessor.role
+    example = ImageProcessor.example
+    spec: ImageCodes
+
+    @cached_property
+    def coder(self) -> Coder:
+        """Autoencoder of the run. Raises ``UserError`` if it is missing, or not the one that the processor was fitted
+        with.
+        """
+        found = coder_of(self.spec.run)
+        if self.spec.digest not in (None, found.digest):
+            raise UserError(
+                f"{_KEY}: the autoencoder in {self.spec.run} is not the one whose codes the model has learned; "
+                "put it back, or train the model again"
+            )
+        return found
+
+    def fitted(self, values: Sequence[Any]) -> ImageCodes:
+        head = self.coder.head
+        return self.spec.changed(codes=head.part.codes, grid=head.grid, digest=self.coder.digest)
+
+    def encode(self, value: Any) -> np.ndarray:
+        return self._ordered([self.coder.images.encode(value)])[0]
+
+    def encode_all(self, values: Sequence[Any]) -> Iterator[np.ndarray | Unusable]:
+        each = self.coder.images.encode_all(values)
+        while some := list(islice(each, _AT_ONCE)):
+            images = [image for image in some if not isinstance(image, Unusable)]
+            codes = iter(self._ordered(images) if images else ())
+            yield from (image if isinstance(image, Unusable) else next(codes) for image in some)
+
+    def _ordered(self, images: Sequence[np.ndarray]) -> np.ndarray:
+        return np.ascontiguousarray(self.coder.codes(images)[:, order_of(self.spec)])
+
+    def signal(self, encoded: Sequence[np.ndarray]) -> Signal:
+        return Signal(torch.from_numpy(np.stack(encoded)).long())
+
+    def images(self, codes: np.ndarray) -> list[np.ndarray]:
+        """Images (H, W) or (H, W, 3) of sequences of codes (B, N)."""
+        by_row = np.empty_like(codes)
+        by_row[:, order_of(self.spec)] = codes
+        return self.coder.decoded(by_row)
+
+    def picture(self, value: Any) -> str | None:
+        return self.coder.images.picture(value)
+
+    def shown(self, value: Any) -> str:
+        return self.coder.images.shown(value)

@@ -1,0 +1,34 @@
+"""Images that a run generates."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from qkv.data.processors.sheets import sheet
+from qkv.runs.run import Run, task_of
+
+_COLUMNS = 8
+
+
+def generated_images(run: Run, count: int = 1, label: str | None = None, **options: Any) -> list[np.ndarray]:
+    """Generate ``count`` images with ``run``, arrays (H, W) or (H, W, 3) of bytes.
+
+    ``label``: of the images, for models that read labels; None: all labels in turn. ``options``: fields of
+    ``qkv.spec.generation.Generation`` such as temperature, top_k and seed. Raises ``UserError``.
+    """
+    generation = run.recipe.sample.requested(**{"seed": None, **options})
+    return task_of(run).images(run.model, run.vocabulary, generation, count, label)
+
+
+def as_png(images: Sequence[np.ndarray]) -> bytes:
+    """PNG file of an image, or of several on one sheet."""
+    from PIL import Image
+
+    held = io.BytesIO()
+    whole = images[0] if len(images) == 1 else sheet(images, min(len(images), _COLUMNS))
+    Image.fromarray(whole).save(held, "PNG")
+    return held.getvalue()

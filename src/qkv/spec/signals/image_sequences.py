@@ -1,0 +1,60 @@
+"""Specs of images as sequences that a model generates value by value: processors and their front ends."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field
+
+from qkv.spec.base import Seq
+from qkv.spec.errors import Problem, SpecError
+from qkv.spec.frontends import Text
+from qkv.spec.processors import Processor
+
+
+class ImageSequence(Processor):
+    """Base class of processors that make a sequence of an image, in a fixed order of the places on a grid.
+
+    The first value is a start: the label of the image, or the same for all images.
+    """
+
+    order: Literal["rows", "columns"] = Field(
+        default="rows", description="order of the places: row by row, or by columns"
+    )
+    labelled: bool = Field(
+        default=False, description="begin with the label, so that images of a label can be asked for"
+    )
+    starts: int | None = Field(
+        default=None, gt=0, description="number of different starts; default: labels of the data"
+    )
+    grid: Seq[Annotated[int, Field(gt=0)]] | None = Field(
+        default=None, min_length=2, max_length=2, description="rows and columns of an image; default: by the data"
+    )
+
+    @property
+    def places(self) -> int | None:
+        """Number of values of an image without the start; None until fitted."""
+        return None if self.grid is None else prod(self.grid)
+
+
+class ImageCodes(ImageSequence, kind="image_codes"):
+    """Codes of images by a trained autoencoder (task ``autoencoding``), as tokens of the task ``next_token``."""
+
+    run: str = Field(min_length=1, description="folder of the autoencoder's run")
+    codes: int | None = Field(default=None, gt=0, description="number of codes; default: the autoencoder's")
+    digest: str | None = Field(default=None, description="SHA-256 of the autoencoder's weights; default: as found")
+
+
+class CodeTokens(Text, kind="image_codes"):
+    """Embeddings of image codes and of starts with positions; the settings of ``text``."""
+
+    processor: ClassVar[type[Processor] | None] = ImageCodes
+
+    def fitted(self, processor: Processor) -> Self:
+        assert isinstance(processor, ImageCodes)
+        count = (processor.codes or 0) + (processor.starts or 1)
+        if self.vocab_size not in (None, count):
+            sentence = f"{self.vocab_size} given, but there are {processor.codes} codes and {processor.starts} starts"
+            raise SpecError([Problem(("vocab_size",), f"{sentence}; leave the key out")])
+        return self.changed(vocab_size=count)

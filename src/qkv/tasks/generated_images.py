@@ -1,0 +1,75 @@
+"""Base class for tasks that generate images value by value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from qkv.data.batch import INPUT
+from qkv.data.processors.processor import build_processor
+from qkv.data.records.model import Records, Role
+from qkv.data.vocabulary import Vocabulary
+from qkv.spec.errors import UserError, nearest
+from qkv.spec.generation import Generation
+from qkv.spec.processors import Processor as ProcessorSpec
+from qkv.spec.recipe import Recipe
+from qkv.spec.signals.image_sequences import ImageSequence
+from qkv.tasks.classification import LABEL, natural
+from qkv.tasks.example_task import column
+from qkv.tasks.image_task import ImageTask, picture_section
+
+SAMPLES = 64
+"""Least number of generated images in the report."""
+_COLUMNS, _MOST_COLUMNS = 8, 16
+
+
+class GeneratedImagesTask(ImageTask):
+    """Base class of tasks that generate an image value by value after a start: its label, or the same for all."""
+
+    label: ClassVar[Role | None] = LABEL
+    generates_images: ClassVar[bool] = True
+
+    def labelled(self, processor: ProcessorSpec | None) -> bool:
+        return isinstance(processor, ImageSequence) and processor.labelled
+
+    def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
+        given = recipe.data.processor
+        assert isinstance(given, ImageSequence)
+        labels = tuple(sorted(set(column(records, LABEL.name)), key=natural)) if given.labelled else ()
+        fitted = build_processor(given).fitted(column(records, self.roles[0].name))
+        return Vocabulary.without_text(labels, **{INPUT: fitted.changed(starts=max(1, len(labels)))})
+
+    def unknown_label(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> str | None:
+        label = row.get(LABEL.name)
+        return label if vocabulary.labels and label not in vocabulary.classes else None
+
+    def starts(self, vocabulary: Vocabulary, count: int, label: str | None) -> list[int]:
+        """Numbers of the starts of ``count`` images of ``label``; None: all labels in turn. Raises ``UserError``."""
+        if label is None:
+            return [i % max(1, len(vocabulary.labels)) for i in range(count)]
+        if not vocabulary.labels:
+            raise UserError("the model has learned images without labels; leave the label out")
+        if label not in vocabulary.classes:
+            raise UserError(f"the model has no label {label!r}; {nearest(label, vocabulary.labels)}")
+        return [vocabulary.classes[label]] * count
+
+    def samples(self, model: Any, vocabulary: Vocabulary, generation: Generation) -> dict[str, Any]:
+        """Section of the report with generated images, with a column for each label if there are not too many."""
+        labels = len(vocabulary.labels)
+        columns = labels if 1 < labels <= _MOST_COLUMNS else _COLUMNS
+        count = -(-SAMPLES // columns) * columns
+        images = self.images(model, vocabulary, generation, count)
+        names = f"; columns: {', '.join(vocabulary.labels)}" if columns == labels else ""
+        caption = f"{count} samples at temperature {generation.temperature:g}{names}"
+        return picture_section("Generated images", images, columns, caption)
+
+
+def places_of(spec: ImageSequence, context_length: int) -> int:
+    """Number of values of an image. Raises ``UserError`` if a model of ``context_length`` cannot read them."""
+    assert spec.places is not None
+    if spec.places > context_length:
+        raise UserError(
+            f"model.context_length: an image has {spec.places} values, more than {context_length}; "
+            f"give model.context_length={spec.places}"
+        )
+    return spec.places

@@ -1,0 +1,95 @@
+"""Causal modelling of images as sequences of codes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkv.data.batch import Batch
+from qkv.data.processors.image_codes import ImageCodesProcessor
+from qkv.data.vocabulary import Vocabulary
+from qkv.generation.sample import Sampling
+from qkv.layers.tap import Tap
+from qkv.models.evaluating import evaluating
+from qkv.models.language_loss import language_loss
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import UserError
+from qkv.spec.generation import Generation
+from qkv.spec.recipe import Recipe
+from qkv.tasks.dataset import Dataset, ExampleDataset
+from qkv.tasks.example_task import Collate
+from qkv.tasks.generated_images import GeneratedImagesTask, places_of
+from qkv.tasks.image_task import Parts, processor_of
+from qkv.tasks.inputs import SignalReader
+from qkv.tasks.task import Evaluation, Scale, Totals
+
+
+class ImageTokensTask(GeneratedImagesTask):
+    """Causal modelling of the codes of images: -Σ log p(c_i | start, c_<i), in the order of the processor.
+
+    The ids of the codes are followed by those of the starts: one for each label, or one for all images.
+    """
+
+    loss_unit = "nats a code"
+
+    def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Collate:
+        places_of(codes_of(vocabulary).spec, recipe.model.context_length)
+        return super().collator(recipe, vocabulary)
+
+    def batch(self, reader: SignalReader, rows: Sequence[Parts]) -> Batch:
+        signal, _ = reader.signal(rows)
+        first = torch.tensor([row[2] for row in rows]) + reader.processor.spec.codes
+        return Batch.of(torch.cat((first[:, None], signal.values[:, :-1]), 1), signal.values)
+
+    def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+        """-Σ log p(next code) over the batch, in nats."""
+        return language_loss(model, batch.input, batch.targets, tap=tap)
+
+    def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
+        loss = seen.loss / seen.count if seen.count else math.nan
+        return {"loss": loss, "perplexity": math.exp(loss), "bits_per_code": loss / math.log(2)}
+
+    def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
+        assert isinstance(dataset, ExampleDataset)
+        figures = self.figures(seen, dataset.scale(split)) | place_frequencies(dataset, split)
+        return Evaluation(figures, [self.samples(model, dataset.vocabulary, recipe.sample)])
+
+    def images(
+        self, model: Any, vocabulary: Vocabulary, generation: Generation, count: int, label: str | None = None
+    ) -> list[np.ndarray]:
+        processor = codes_of(vocabulary)
+        spec = processor.spec
+        starts = [[start + (spec.codes or 0)] for start in self.starts(vocabulary, count, label)]
+        generation = generation.changed(max_new_tokens=spec.places, stop=(), num_beams=1, num_return=1)
+        sampling = Sampling(model, starts, generation, drawn=spec.codes)
+        with evaluating(model):
+            while sampling.running:
+                sampling.step()
+        return processor.images(np.array([text[1:] for text in sampling.texts], np.int32))
+
+
+def codes_of(vocabulary: Vocabulary) -> ImageCodesProcessor:
+    """Processor of a run on codes of images. Raises ``UserError`` if it has another one."""
+    found = processor_of(vocabulary)
+    if not isinstance(found, ImageCodesProcessor):
+        raise UserError(f"the processor {found.spec.kind!r} makes no tokens; use 'image_codes'")
+    return found
+
+
+def place_frequencies(dataset: ExampleDataset, split: str) -> dict[str, float]:
+    """Nats a code under the frequencies of codes at each place in the training part, each code counted once more."""
+    known = dataset.fitted_examples
+    if not known:
+        return {}
+    codes = codes_of(dataset.vocabulary).spec.codes or 1
+    train, truth = (np.stack([example.parts[0] for example in some]) for some in (known, dataset.examples[split]))
+    total = 0.0
+    for place in range(train.shape[1]):
+        counts = np.bincount(train[:, place], minlength=codes) + 1.0
+        total -= float(np.log(counts / counts.sum())[truth[:, place]].mean())
+    return {"loss_of_place_frequencies": total / train.shape[1]}

@@ -1,0 +1,187 @@
+"""Autoencoders of images, and models that generate images as codes or as patches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import qkv
+from qkv.cli.main import main
+from qkv.data.processors.image_codes import ImageCodesProcessor, coder_of, order_of
+from qkv.spec.errors import SpecError, UserError
+from qkv.spec.recipe import Recipe
+from qkv.spec.signals.image_sequences import ImageCodes
+
+SHORT = {
+    "steps": 6,
+    "batch_size": 4,
+    "schedule": {"kind": "constant", "warmup": 1},
+    "validation": {"every": 3, "batches": 1},
+    "checkpoints": {"every": 3},
+}
+AUTOENCODER: dict[str, Any] = {
+    "data": {"source": "images", "processor": {"kind": "images", "height": 8, "width": 12}},
+    "task": "autoencoding",
+    "model": {
+        "width": 8,
+        "frontend": {"kind": "patches", "patch": 2, "stem": [4], "positions": "none"},
+        "blocks": [{"branches": ["attention(2, mask=full, relative=rope_2d)"]}],
+        "head": {"kind": "codebook", "codes": 6, "code_width": 4, "upsampling": [4]},
+    },
+    "training": SHORT,
+}
+DECODER: dict[str, Any] = {
+    "width": 8,
+    "context_length": 6,
+    "blocks": [{"branches": ["attention(2)", "feed_forward(8)"]}],
+}
+
+
+def quiet(_: object) -> None:
+    """Show nothing of a training."""
+
+
+def images(count: int = 40) -> dict[str, list[Any]]:
+    """Bright images with a dark half: the left or the right one, by label."""
+    rng = np.random.default_rng(0)
+    made = rng.integers(150, 256, (count, 8, 12), dtype=np.uint8)
+    labels = ["left" if i % 2 else "right" for i in range(count)]
+    for image, label in zip(made, labels, strict=True):
+        image[:, slice(0, 6) if label == "left" else slice(6, 12)] //= 8
+    return {"image": list(made), "label": labels}
+
+
+def trained(recipe: dict[str, Any], out: Path, **training: Any) -> Any:
+    changed = {**recipe, "training": {**recipe["training"], **training}}
+    return qkv.train(Recipe.parse(changed), out, data=images(), on_event=quiet)
+
+
+@pytest.fixture(scope="module")
+def autoencoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("autoencoder") / "run"
+    trained(AUTOENCODER, folder)
+    return folder
+
+
+def of_codes(run: Path, **processor: Any) -> dict[str, Any]:
+    return {
+        "data": {"source": "images", "processor": {"kind": "image_codes", "run": str(run), **processor}},
+        "task": "next_token",
+        "model": {**DECODER, "frontend": "image_codes"},
+        "training": SHORT,
+    }
+
+
+@pytest.fixture(scope="module")
+def codes_run(autoencoder: Path) -> Path:
+    folder = autoencoder.parent / "codes"
+    trained(of_codes(autoencoder, labelled=True), folder)
+    return folder
+
+
+def test_an_autoencoder_resumes_bit_for_bit_with_its_codebook(autoencoder: Path) -> None:
+    folder = autoencoder.parent / "parts"
+    trained(AUTOENCODER, folder, steps=3)
+    resumed, whole = trained(AUTOENCODER, folder).model.state_dict(), qkv.load(autoencoder).model.state_dict()
+    assert any(name.endswith("codebook.counts") for name in whole)
+    for name, value in whole.items():
+        assert torch.equal(value, resumed[name]), name
+
+
+def test_an_autoencoder_measures_errors_and_use_of_codes(autoencoder: Path) -> None:
+    run = qkv.load(autoencoder)
+    figures = run.evaluation["splits"]["validation"]["figures"]
+    assert figures["psnr"] == pytest.approx(-10 * np.log10(figures["mse"]))
+    assert 1 <= figures["code_perplexity"] <= 6
+    assert figures["mse_of_mean_image"] > 0.01
+    found = qkv.predict(run, images(2)["image"])
+    for answer, image in zip(found, images(2)["image"], strict=True):
+        (decoded,) = coder_of(str(autoencoder)).decoded(np.array([answer["codes"]], np.int32))
+        error = np.square((decoded.astype(float) - image) / 255).mean()
+        assert answer["mse"] == pytest.approx(error, abs=0.01)
+
+
+def test_codes_decode_to_the_autoencoder_s_own_reconstruction(autoencoder: Path) -> None:
+    coder = coder_of(str(autoencoder))
+    encoded = [coder.images.encode(image) for image in images(3)["image"]]
+    with torch.inference_mode():
+        expected = coder.images.restored(coder.model(coder.images.signal(encoded))[0])
+    for order in ("rows", "columns"):
+        processor = ImageCodesProcessor(ImageCodesProcessor(ImageCodes(run=str(autoencoder), order=order)).fitted([]))
+        codes = np.stack([processor.encode(image) for image in images(3)["image"]])
+        np.testing.assert_array_equal(processor.images(codes), expected)
+        assert [each.tolist() for each in processor.encode_all(images(3)["image"])] == codes.tolist()
+
+
+def test_the_orders_are_permutations_of_one_another() -> None:
+    rows, columns = (order_of(ImageCodes(run="r", order=order, grid=(2, 3))) for order in ("rows", "columns"))
+    assert rows.tolist() == [0, 1, 2, 3, 4, 5]
+    assert columns.tolist() == [0, 3, 1, 4, 2, 5]
+
+
+def test_a_model_of_codes_is_a_causal_language_model(codes_run: Path) -> None:
+    run = qkv.load(codes_run)
+    assert run.model.vocab_size == 6 + 2
+    ids = torch.randint(6, (1, 6), generator=torch.Generator().manual_seed(0))
+    changed = ids.clone()
+    changed[0, 3] = (ids[0, 3] + 1) % 6
+    one, other = (run.model(each)[0] for each in (ids, changed))
+    torch.testing.assert_close(one[:, :3], other[:, :3], rtol=0, atol=0)
+    assert not torch.equal(one[:, 3:], other[:, 3:])
+    figures = run.evaluation["splits"]["validation"]["figures"]
+    assert figures["perplexity"] == pytest.approx(np.exp(figures["loss"]))
+    assert figures["targets"] == 4 * 6
+    (section,) = run.evaluation["splits"]["validation"]["sections"]
+    assert "64 samples" in section["pictures"][0]["caption"]
+
+
+def test_images_are_generated_by_label_and_written(codes_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, file = qkv.load(codes_run), codes_run.parent / "images.png"
+    found = qkv.generate_images(run, 3, "left", seed=1)
+    assert [image.shape for image in found] == [(8, 12)] * 3
+    typed = ["generate", str(codes_run), "--image", str(file), "--num-samples", "3", "--label", "left", "--seed", "1"]
+    assert main(typed) == 0
+    with Image.open(file) as sheet:
+        pixels = np.asarray(sheet)
+    zoom = (pixels.shape[0] - 2) // 8
+    for i, image in enumerate(found):
+        left = 1 + i * (12 * zoom + 1)
+        np.testing.assert_array_equal(pixels[1 : 1 + 8 * zoom : zoom, left : left + 12 * zoom : zoom], image)
+    capsys.readouterr()
+    refused = {("--label", "up"): "no label 'up'", ("--stop", "x"): "--stop applies to text"}
+    for options, named in refused.items():
+        assert main(["generate", str(codes_run), "--image", str(file), *options]) == 2
+        assert named in capsys.readouterr().err
+
+
+def test_a_missing_or_other_autoencoder_is_one_sentence(autoencoder: Path, codes_run: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"holds no trained run; train it first: qkv train fashion_mnist_vq --out"):
+        trained(of_codes(tmp_path / "fashion_mnist_vq"), tmp_path / "run")
+    with pytest.raises(UserError, match="of the task 'next_token'; name one of the task 'autoencoding'"):
+        trained(of_codes(codes_run), tmp_path / "run")
+    processor: Any = qkv.load(codes_run).vocabulary.processors["input"]
+    with pytest.raises(UserError, match="not the one whose codes the model has learned"):
+        ImageCodesProcessor(processor.changed(digest="0" * 64)).encode(images(1)["image"][0])
+    assert not (tmp_path / "run" / "spec.yaml").exists()
+
+
+def test_a_context_that_is_too_short_says_which_one_fits(autoencoder: Path, tmp_path: Path) -> None:
+    recipe = of_codes(autoencoder)
+    recipe["model"] = {**recipe["model"], "context_length": 5}
+    with pytest.raises(UserError, match=r"give model\.context_length=6"):
+        trained(recipe, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("frontend", "named"),
+    [("text", "use 'patches'"), ({"kind": "patches", "class_token": True}, "leave class_token")],
+)
+def test_an_autoencoder_reads_patches_only(frontend: Any, named: str) -> None:
+    model = {**AUTOENCODER["model"], "frontend": frontend, "blocks": []}
+    with pytest.raises(SpecError, match=named):
+        Recipe.parse({**AUTOENCODER, "model": model})
