@@ -35,7 +35,11 @@ SAMPLES: dict[str, list[dict[str, Any]]] = {
     "nodes": [{"num_columns": 5}],
     "tubelets": [{"frames": 5, "height": 8, "width": 9, "channels": 3, "positions": "sinusoidal_3d"}],
     "contour_points": [{"points": 9}, {"points": 9, "positions": "none"}],
+    "image_codes": [{"vocab_size": 20}],
+    "image_patches": [{"features": 4, "starts": 2}],
 }
+PADDED = ("text", "words", "image_codes", "image_patches")
+"""Kinds whose rows may be padded."""
 CASES = [(kind, sample) for kind, samples in SAMPLES.items() for sample in samples]
 
 
@@ -99,7 +103,7 @@ def test_a_row_does_not_depend_on_the_others(kind: str, sample: dict[str, Any]) 
         torch.testing.assert_close(model(row(signal, i))[0].reshape(1, -1), together[i : i + 1])
 
 
-@pytest.mark.parametrize(("kind", "sample"), [case for case in CASES if case[0] in ("text", "words")])
+@pytest.mark.parametrize(("kind", "sample"), [case for case in CASES if case[0] in PADDED])
 def test_padding_changes_nothing(kind: str, sample: dict[str, Any]) -> None:
     model = built(kind, sample)
     signal = drawn(model.frontend)

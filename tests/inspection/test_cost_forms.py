@@ -170,6 +170,11 @@ def test_every_head_is_drawn() -> None:
     assert set(HEADS) == {kind for kind in Head.kinds().values() if kind.__module__.startswith("qkv.")}
 
 
+SIZES: dict[str, dict[str, Any]] = {
+    "codebook": {"grid": (4, 6), "cell": 2, "height": 8, "width": 12, "channels": 1, "upsampling": (8,)},
+    "mixture": {"features": 5},
+}
+"""Sizes of heads that data determines, for rows of 24 positions."""
 MEASURED: dict[str, Model] = {
     "cross attention": model_of(num_layers=3, width=64),
     "layer to layer": model_of(num_layers=2, width=64, encoder=ENCODER.changed(memory="layers")),
@@ -200,7 +205,7 @@ MEASURED: dict[str, Model] = {
             width=64,
             num_layers=3,
             encoder=None,
-            head=kind(**({"num_classes": 3} if "num_classes" in kind.model_fields else {})),
+            head=kind(**SIZES.get(kind.kind, {"num_classes": 3} if "num_classes" in kind.model_fields else {})),
         )
         for kind in HEADS
     },

@@ -43,6 +43,8 @@ HEADS: tuple[Head, ...] = (
     heads.SpanHead(),
     heads.VectorsHead(),
     heads.DistilledHead(num_classes=3),
+    heads.CodebookHead(codes=4, upsampling=(3,), grid=(1, 3), cell=2, height=2, width=6, channels=1),
+    heads.MixtureHead(components=2, features=3),
     *(heads.ForecastHead(over=over, horizon=3, channels=2) for over in ("mean", "channels", "steps")),
 )
 BRANCHES = [part for parts in SAMPLES.values() for part in parts if '"rounded":"bf16"' not in part.model_dump_json()]

@@ -7,15 +7,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from PIL import Image
+from torch.distributions import Normal
 
 import qkv
 from qkv.cli.main import main
 from qkv.data.processors.image_codes import ImageCodesProcessor, coder_of, order_of
+from qkv.data.processors.image_patches import ImagePatchesProcessor
+from qkv.data.processors.processor import build_processor
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe
-from qkv.spec.signals.image_sequences import ImageCodes
+from qkv.spec.signals.image_sequences import ImageCodes, ImagePatches
+from qkv.spec.signals.images import Images
+from qkv.tasks.next_patch import noisy
+from qkv.tasks.registry import task_of_recipe
 
 SHORT = {
     "steps": 6,
@@ -179,9 +186,116 @@ def test_a_context_that_is_too_short_says_which_one_fits(autoencoder: Path, tmp_
 
 @pytest.mark.parametrize(
     ("frontend", "named"),
-    [("text", "use 'patches'"), ({"kind": "patches", "class_token": True}, "leave class_token")],
+    [("text", "use one of patches"), ({"kind": "patches", "class_token": True}, "leave class_token")],
 )
 def test_an_autoencoder_reads_patches_only(frontend: Any, named: str) -> None:
     model = {**AUTOENCODER["model"], "frontend": frontend, "blocks": []}
     with pytest.raises(SpecError, match=named):
         Recipe.parse({**AUTOENCODER, "model": model})
+
+
+def of_patches(**processor: Any) -> dict[str, Any]:
+    sizes = {"height": 8, "width": 12}
+    return {
+        "data": {
+            "source": "images",
+            "processor": {"kind": "image_patches", "patch": 4, "images": sizes, **processor},
+        },
+        "task": "next_patch",
+        "model": {**DECODER, "frontend": "image_patches", "head": "mixture(2)"},
+        "training": SHORT,
+    }
+
+
+@pytest.fixture(scope="module")
+def patches_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("patches") / "run"
+    trained(of_patches(labelled=True, order="columns"), folder)
+    return folder
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("order", ["rows", "columns"])
+def test_patches_are_blocks_of_pixels_in_their_order(order: Any, channels: int) -> None:
+    image = np.random.default_rng(1).integers(0, 256, (8, 12, 3), dtype=np.uint8)
+    image = image[..., 0] if channels == 1 else image
+    given = ImagePatches(patch=4, order=order, images=Images(height=8, width=12, channels=channels))
+    processor = ImagePatchesProcessor(ImagePatchesProcessor(given).fitted([image]))
+    found = processor.encode(image)
+    places = [(0, 0), (0, 4), (0, 8), (4, 0), (4, 4), (4, 8)]
+    for place, (top, left) in enumerate(places if order == "rows" else sorted(places, key=lambda each: each[::-1])):
+        block = image.reshape(8, 12, channels)[top : top + 4, left : left + 4].transpose(2, 0, 1)
+        np.testing.assert_array_equal(found[place], block.flatten())
+    (back,) = processor.images(processor.signal([found]).values)
+    np.testing.assert_array_equal(back, image)
+
+
+def test_the_loss_is_in_nats_of_noisy_levels(patches_run: Path) -> None:
+    run = qkv.load(patches_run)
+    task: Any = task_of_recipe(run.recipe)
+    processor: Any = build_processor(run.vocabulary.processors["input"])
+    levels = torch.from_numpy(np.stack([processor.encode(image) for image in images(3)["image"]]))
+    noise = torch.rand(levels.shape, generator=torch.Generator().manual_seed(0))
+    batch = noisy(processor, levels, noise, torch.tensor([0, 1, 0]))
+    loss, outputs = task.summed_loss(run.model, batch), run.model(batch.input)[0]
+    head: Any = run.model.head
+    found = head.mixture(outputs)
+    unit = 256 * processor.spec.images.deviation[0]
+    offset = processor.spec.images.mean[0] * 256
+    by_component = Normal(offset + unit * found.means, unit * found.deviations).log_prob((levels + noise)[:, :, None])
+    expected = -(found.weights + by_component.sum(-1)).logsumexp(-1).sum()
+    torch.testing.assert_close(loss, expected)
+
+
+def test_a_patch_is_predicted_from_its_start_and_the_patches_before(patches_run: Path) -> None:
+    run = qkv.load(patches_run)
+    processor: Any = build_processor(run.vocabulary.processors["input"])
+    levels = torch.from_numpy(processor.encode(images(1)["image"][0]))[None]
+    read = noisy(processor, levels, torch.zeros(levels.shape), torch.tensor([1])).input.values
+    assert read[0, 0].tolist() == [0.0] * 16 + [0.0, 1.0]
+    assert not read[0, 1:, 16:].any()
+    changed = read.clone()
+    changed[0, 3] += 1
+    one, other = (run.model(each)[0] for each in (read, changed))
+    torch.testing.assert_close(one[:, :3], other[:, :3], rtol=0, atol=0)
+    assert not torch.equal(one[:, 3:], other[:, 3:])
+    state, steps = run.model.init_state(1, 6), []
+    for place in range(6):
+        out, state = run.model(read[:, place : place + 1], state)
+        steps.append(out)
+    torch.testing.assert_close(torch.cat(steps, 1), one, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_of_patches_resumes_and_generates(patches_run: Path) -> None:
+    folder = patches_run.parent / "parts"
+    trained(of_patches(labelled=True, order="columns"), folder, steps=3)
+    resumed = trained(of_patches(labelled=True, order="columns"), folder)
+    run = qkv.load(patches_run)
+    for name, value in run.model.state_dict().items():
+        assert torch.equal(value, resumed.model.state_dict()[name]), name
+    found, again = qkv.generate_images(run, 3, seed=4), qkv.generate_images(run, 2, "right", seed=5)
+    assert [image.shape for image in found] == [(8, 12)] * 3
+    np.testing.assert_array_equal(found[1], again[0])  # label 1, seed 5
+    with pytest.raises(UserError, match="top_k: patches are drawn from densities"):
+        qkv.generate_images(run, 1, top_k=3)
+    figures = run.evaluation["splits"]["validation"]["figures"]
+    assert figures["bits_per_value"] == pytest.approx(figures["loss"] / np.log(2))
+    levels = np.stack([each.parts[0] for each in opened(run).examples["train"]]).astype(float)
+    seen = np.stack([each.parts[0] for each in opened(run).examples["validation"]]).astype(float)
+    rng = np.random.default_rng(0)
+    density = scipy.stats.norm(levels.mean(0) + 0.5, np.sqrt(levels.var(0) + 1 / 12))
+    expected = np.mean([-density.logpdf(seen + rng.random(seen.shape)).mean() for _ in range(200)])
+    assert figures["loss_of_pixel_gaussians"] == pytest.approx(expected, rel=0.01)
+
+
+def opened(run: Any) -> Any:
+    return task_of_recipe(run.recipe).open(run.recipe, run.vocabulary)
+
+
+@pytest.mark.parametrize(
+    ("processor", "named"),
+    [({"patch": 5}, "patches of 5 pixels do not divide 8"), ({"images": {"augment": ["flip"]}}, "leave it out")],
+)
+def test_patches_that_do_not_fit_are_refused(processor: dict[str, Any], named: str) -> None:
+    with pytest.raises(SpecError, match=named):
+        Recipe.parse(of_patches(**processor))

@@ -112,7 +112,7 @@ def _with_sizes(recipe: Recipe) -> Model:
     model, tokenizer = recipe.model, recipe.data.tokenizer
     if not _open_sizes(model):
         return model
-    if recipe.task.sized_by_tokenizer and tokenizer.num_ids is not None:
+    if recipe.task.sized_by_tokenizer and recipe.data.processor is None and tokenizer.num_ids is not None:
         return model.changed(frontend=model.frontend.sized(tokenizer.num_ids))
     from qkv.tasks.registry import task_of_recipe
 
@@ -120,10 +120,11 @@ def _with_sizes(recipe: Recipe) -> Model:
 
 
 def _open_sizes(model: Model) -> bool:
-    """True if a size of ``model`` depends on data that is not known yet: vocabulary size or number of classes."""
-    stacks = [model, *([model.encoder] if model.encoder else [])]
-    unknown = any(stack.frontend.reads_tokens and stack.vocab_size is None for stack in stacks)
-    return unknown or model.head.classes is None
+    """True if a size of ``model`` depends on data that is not known yet: of its vocabulary, inputs or classes."""
+    frontends = [stack.frontend for stack in (model, model.encoder) if stack is not None]
+    unknown = any(each.reads_tokens and each.num_tokens is None for each in frontends)
+    unsized = any(each.processor is not None and each == each.unsized() for each in frontends)
+    return unknown or unsized or model.head.classes is None
 
 
 def _probed() -> Machine:

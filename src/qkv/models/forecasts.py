@@ -124,7 +124,7 @@ class _Distribution(Forecast):
 
     def restored(self, outputs: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
         location = shift + scale * outputs[..., 0]
-        deviation = scale * (F.softplus(outputs[..., 1]) + _LEAST)
+        deviation = scale * positive(outputs[..., 1])
         freedom = (F.softplus(each) + 2.01 for each in outputs[..., 2:].unbind(-1))
         return torch.stack((location, deviation, *freedom), -1)
 
@@ -158,8 +158,7 @@ class Gaussian(_Distribution):
     """Normal distribution: outputs (μ, σ)."""
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        z = (y - outputs[..., 0]) / outputs[..., 1]
-        return z.square() / 2 + outputs[..., 1].log() + math.log(2 * math.pi) / 2
+        return gaussian_nats(outputs[..., 0], outputs[..., 1], y)
 
 
 @implements(spec.StudentT)
@@ -188,6 +187,17 @@ class StudentT(_Distribution):
             (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
         )
         return z + sum(term / nu ** (i + 1) for i, term in enumerate(terms))
+
+
+def positive(raw: Tensor) -> Tensor:
+    """Scale of a distribution, above 0, from a raw output."""
+    return F.softplus(raw) + _LEAST
+
+
+def gaussian_nats(mean: Tensor, deviation: Tensor, y: Tensor) -> Tensor:
+    """-log N(y; mean, deviation²) in nats."""
+    z = (y - mean) / deviation
+    return z.square() / 2 + deviation.log() + math.log(2 * math.pi) / 2
 
 
 def pinball(quantiles: Tensor, y: Tensor, levels: Sequence[float]) -> Tensor:

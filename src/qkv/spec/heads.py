@@ -328,3 +328,15 @@ class CodebookHead(OfImages, kind="codebook"):
                 advice = f"give images of a multiple of {self.cell} pixels (data.processor.height and width)"
                 found.append(Problem(("height",), f"{sentence}; {advice}"))
         return found
+
+
+class MixtureHead(OfImages, kind="mixture"):
+    """Mixture of K Gaussians with diagonal covariance over the vector at each position (GIVT, Tschannen et al. 2023).
+
+    p(y) = Σ_k π_k Π_f N(y_f; μ_kf, σ_kf²), softmax weights π and σ = softplus, all x W^T + b. Loss: -log p(y).
+    """
+
+    components: int = Field(default=8, gt=0, le=WIDEST, description="number of Gaussians, K")
+    features: int | None = Field(default=None, gt=0, description="numbers in a vector; default: the front end's")
+
+    from_frontend: ClassVar[tuple[str, ...]] = ("features",)

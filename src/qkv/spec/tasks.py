@@ -277,6 +277,27 @@ class Autoencoding(Task, kind="autoencoding"):
         return []
 
 
+class NextPatch(Task, kind="next_patch"):
+    """Generation of images from patches of pixels: -log p(patch_i | start, patch_<i), in nats per pixel value.
+
+    Pixels have uniform noise of one level of 256, so that the density bounds the probability of the levels (Theis et
+    al. 2016). Columns ``image`` and, if the start is the label, ``label``.
+    """
+
+    reads: ClassVar[Reads] = "examples"
+    reads_signals: ClassVar[bool] = True
+    needs: ClassVar[Needs] = "causal"
+    head: ClassVar[str] = "mixture"
+
+    def model_problems(self, model: Model) -> list[Problem]:
+        processor = model.frontend.processor
+        if processor is not None and processor.kind == "image_patches":
+            return []
+        return [
+            Problem(("frontend",), f"the task {self.kind!r} does not read {model.frontend.kind!r}; use 'image_patches'")
+        ]
+
+
 class MaskedTokens(Task, kind="masked_tokens"):
     """Masked language modelling: -Σ log p(x_i | x with the targets masked) (BERT, Devlin et al. 2019).
 

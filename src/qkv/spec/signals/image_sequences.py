@@ -9,8 +9,9 @@ from pydantic import Field
 
 from qkv.spec.base import Seq
 from qkv.spec.errors import Problem, SpecError
-from qkv.spec.frontends import Text
+from qkv.spec.frontends import Placed, Text
 from qkv.spec.processors import Processor
+from qkv.spec.signals.images import Images
 
 
 class ImageSequence(Processor):
@@ -58,3 +59,51 @@ class CodeTokens(Text, kind="image_codes"):
             sentence = f"{self.vocab_size} given, but there are {processor.codes} codes and {processor.starts} starts"
             raise SpecError([Problem(("vocab_size",), f"{sentence}; leave the key out")])
         return self.changed(vocab_size=count)
+
+
+class ImagePatches(ImageSequence, kind="image_patches"):
+    """Patches of images as vectors of P² · C numbers, for the task ``next_patch``."""
+
+    patch: int = Field(default=4, gt=0, description="height and width of a patch in pixels, P")
+    images: Images = Field(default=Images(), description="size, channels and standardisation of the images")
+
+    @property
+    def features(self) -> int | None:
+        """Numbers in a patch; None until fitted."""
+        return None if self.images.channels is None else self.patch**2 * self.images.channels
+
+    def problems(self) -> list[Problem]:
+        found = list[Problem]()
+        if self.images.augment:
+            sentence = "changed images are not generated, so that they are not learned; leave it out"
+            found.append(Problem(("images", "augment"), sentence))
+        for name in ("height", "width"):
+            size = getattr(self.images, name)
+            if size is not None and size % self.patch:
+                sentence = f"patches of {self.patch} pixels do not divide {size}; give a multiple"
+                found.append(Problem(("images", name), sentence))
+        return found
+
+
+class PatchVectors(Placed, kind="image_patches"):
+    """Patches and starts, x = W (patch, start) + b with positions; a start is one-hot, beside a patch of zeros."""
+
+    sequential = True
+    processor: ClassVar[type[Processor] | None] = ImagePatches
+    features: int | None = Field(default=None, gt=0, description="numbers in a patch; default: by the data")
+    starts: int | None = Field(default=None, gt=0, description="number of starts; default: by the data")
+
+    def fitted(self, processor: Processor) -> Self:
+        assert isinstance(processor, ImagePatches)
+        sizes = {"features": processor.features, "starts": processor.starts or 1}
+        for name, size in sizes.items():
+            if getattr(self, name) not in (None, size):
+                sentence = f"{getattr(self, name)} given, but the processor makes {size}; leave the key out"
+                raise SpecError([Problem((name,), sentence)])
+        return self.changed(**sizes)
+
+    def unsized(self) -> Self:
+        return self.changed(features=None, starts=None)
+
+    def canonical(self, width: int) -> Self:
+        return self.changed(dropout=0.0)

@@ -1,0 +1,28 @@
+"""Generation of continuous vectors: rows of equal length, one vector of each row per step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from qkv.layers.signal import Signal
+from qkv.models.evaluating import evaluating
+from qkv.models.transformer import Transformer
+
+Draw = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Function from outputs of the head (B, …) to (drawn vectors (B, F), values that the front end reads next (B, …))."""
+
+
+@torch.inference_mode()
+def generate_vectors(model: Transformer, first: Tensor, count: int, draw: Draw) -> Tensor:
+    """Generate ``count`` vectors after ``first`` (B, …), the first values that the model reads: (B, count, F)."""
+    values, found = first.to(model.device), list[Tensor]()
+    with evaluating(model):
+        state = model.init_state(len(first), count)
+        for _ in range(count):
+            x, state = model.features(Signal(values[:, None]), state)
+            drawn, values = draw(model.head(x)[:, 0])
+            found.append(drawn)
+    return torch.stack(found, 1)
