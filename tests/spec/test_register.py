@@ -266,7 +266,7 @@ PLACES = {
     branches.TokenShift: 3,
     branches.MemoryLayer: 3,
     frontends.Text: 4,  # the default of a model, too
-    images.Images: 2,
+    images.Images: 3,  # a setting of patches that are generated, too
     images.Patches: 2,
     parts.BatchNorm: 3,
     parts.Scaled: 3,

@@ -99,25 +99,26 @@ def generate_command(
 ) -> None:
     """Generate text, or images. Defaults of the options come from the recipe's 'sample' section."""
     chosen = {name: value for name, value in locals().items() if name in Generation.model_fields and value is not None}
-    # Check options before importing torch, which is slow.
-    _checked(Generation(), chosen)
+    _checked(Generation(), chosen)  # before importing torch, which is slow
     _check_choice(chosen, choose, choose_by, num_samples)
+    options = {**chosen, "seed": seed}
     if image is not None or label is not None:
         texts = {"a prompt": prompt, "--ids": ids, "--choose": choose, "--special": special}
-        _write_images(run, image, label, {**chosen, "seed": seed}, num_samples, texts)
-        return
+        return _write_images(run, image, label, options, num_samples, texts)
+    if ids is not None:
+        _check_ids(prompt, special, choose, num_samples)
+        return _print_ids(_loaded(run, copy), ids, options)
+    loaded = _reading(_loaded(run, copy), special)
+    if choose:
+        return _print_choice(loaded, _prompt(prompt), choose, choose_by or "sum")
+    return _write(loaded, _prompt(prompt), options, num_samples, stream)
+
+
+def _loaded(run: Path, copy: bool) -> Run:
     folder = run_or_published(run)
     from qkv.runs.load import load
 
-    if ids is not None:
-        _check_ids(prompt, special, choose, num_samples)
-        _print_ids(load(folder, copy=copy), ids, {**chosen, "seed": seed})
-    elif choose:
-        _print_choice(_reading(load(folder, copy=copy), special), _prompt(prompt), choose, choose_by or "sum")
-    else:
-        _write(
-            _reading(load(folder, copy=copy), special), _prompt(prompt), {**chosen, "seed": seed}, num_samples, stream
-        )
+    return load(folder, copy=copy)
 
 
 def _write(run: Run, prompt: str, options: dict[str, Any], count: int, stream: bool) -> None:

@@ -20,6 +20,14 @@ class Processor(Part, slot=True):
     of_graphs: ClassVar[bool] = False
     """True if a value is a graph, whose nodes are the positions."""
 
+    makes_codes: ClassVar[bool] = False
+    """True if a value becomes codes: ids that a language model reads and generates."""
+
+    @property
+    def reads_label(self) -> bool:
+        """True if the label of a value is read with it, so that values of a label can be generated."""
+        return False
+
     def following(self, start: Self) -> Self:
         """Copy with the settings that it takes from ``start``, the processor of a model that is fine-tuned; by default
         all are fitted to the new data.

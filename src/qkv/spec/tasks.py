@@ -52,6 +52,15 @@ class NextToken(Task, kind="next_token"):
     reads_signals: ClassVar[bool] = True
     needs: ClassVar[Needs] = "causal"
 
+    def model_problems(self, model: Model) -> list[Problem]:
+        processor = model.frontend.processor
+        if processor is None or processor.makes_codes:
+            return []
+        sentence = (
+            f"the task {self.kind!r} reads tokens, and the front end {model.frontend.kind!r} reads {processor.kind}"
+        )
+        return [Problem(("frontend",), f"{sentence}; use 'text', or 'image_codes' for images")]
+
 
 class SequenceToSequence(Task):
     """Base class of sequence-to-sequence tasks with teacher forcing: -Σ log p(y_i | y_<i, x).

@@ -18,7 +18,6 @@ from qkv.layers.tap import Tap
 from qkv.models.codebook import CodebookDecoder, Reconstruction
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import Autoencoding
@@ -34,7 +33,7 @@ DEVIATION = "deviation"
 """Name of the extra of a batch that holds the deviation of the pixels of each channel, from 0 to 1."""
 
 
-class Seen(NamedTuple):
+class Reconstructed(NamedTuple):
     """Results of a batch: sum of the squared errors of pixels from 0 to 1, their number, uses of each code (K)."""
 
     squared: float
@@ -69,11 +68,11 @@ class AutoencodingTask(ImageTask):
         errors = (found.pixels.float() - batch.targets) * batch.extras[DEVIATION][:, None, None]
         count = int(model.spec.head.codes)  # type: ignore[attr-defined]
         uses = torch.bincount(found.codes.ids.flatten(), minlength=count).cpu().numpy()
-        seen = Seen(errors.square().sum(dtype=torch.float64).item(), batch.targets.numel(), uses)
+        seen = Reconstructed(errors.square().sum(dtype=torch.float64).item(), batch.targets.numel(), uses)
         return Observed(self._loss(model, batch, found), batch.num_targets, [seen])
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
-        outcomes: Sequence[Seen] = seen.outcomes
+        outcomes: Sequence[Reconstructed] = seen.outcomes
         mse = sum(each.squared for each in outcomes) / max(1, sum(each.count for each in outcomes))
         used = usage(np.sum([each.uses for each in outcomes], axis=0)) if outcomes else {}
         return {"loss": seen.loss / max(1, seen.count), "mse": mse, "psnr": decibels(mse), **used}
@@ -81,7 +80,8 @@ class AutoencodingTask(ImageTask):
     def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
         assert isinstance(dataset, ExampleDataset)
         figures = self.figures(seen, dataset.scale(split)) | mean_image_error(dataset, split)
-        processor = images_of(dataset.vocabulary)
+        processor = processor_of(dataset.vocabulary)
+        assert isinstance(processor, ImageProcessor)
         originals = [example.parts for example in dataset.examples[split][:_SHOWN]]
         with torch.inference_mode(), evaluating(model):
             batch = self.batch(SignalReader(processor), originals).to(model.device)
@@ -120,14 +120,6 @@ class AutoencodingTask(ImageTask):
                 for mse, codes in zip(means, made.codes.ids.tolist(), strict=True)
             ]
         return found
-
-
-def images_of(vocabulary: Vocabulary) -> ImageProcessor:
-    """Processor of the images of an autoencoder. Raises ``UserError`` if the run has none."""
-    found = processor_of(vocabulary)
-    if not isinstance(found, ImageProcessor):
-        raise UserError(f"the processor {found.spec.kind!r} makes no pixels; use 'images'")
-    return found
 
 
 def usage(uses: np.ndarray) -> dict[str, float]:

@@ -30,7 +30,7 @@ class GeneratedImagesTask(ImageTask):
     generates_images: ClassVar[bool] = True
 
     def labelled(self, processor: ProcessorSpec | None) -> bool:
-        return isinstance(processor, ImageSequence) and processor.labelled
+        return processor is not None and processor.reads_label
 
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
         given = recipe.data.processor

@@ -17,7 +17,6 @@ from qkv.data.vocabulary import Vocabulary
 from qkv.spec.errors import UserError
 from qkv.spec.processors import Processor as ProcessorSpec
 from qkv.spec.recipe import Recipe
-from qkv.spec.signals.images import Images
 from qkv.tasks.dataset import Example
 from qkv.tasks.example_task import ExampleTask, Reader, Rows, column
 from qkv.tasks.inputs import SignalReader, input_roles
@@ -38,7 +37,7 @@ class ImageTask(ExampleTask):
         self.reading(None)
 
     def reading(self, processor: ProcessorSpec | None) -> Self:
-        inputs = input_roles(processor or Images())
+        inputs = input_roles(processor) if processor is not None else ()
         self.roles = (*inputs, self.label) if self.label is not None and self.labelled(processor) else inputs
         self.asks = tuple(role.name for role in inputs)
         super().reading(processor)

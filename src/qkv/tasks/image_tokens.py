@@ -18,7 +18,6 @@ from qkv.layers.tap import Tap
 from qkv.models.evaluating import evaluating
 from qkv.models.language_loss import language_loss
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
 from qkv.spec.recipe import Recipe
 from qkv.tasks.dataset import Dataset, ExampleDataset
@@ -74,10 +73,9 @@ class ImageTokensTask(GeneratedImagesTask):
 
 
 def codes_of(vocabulary: Vocabulary) -> ImageCodesProcessor:
-    """Processor of a run on codes of images. Raises ``UserError`` if it has another one."""
+    """Processor of a run on codes of images. Raises ``UserError`` if the run has none."""
     found = processor_of(vocabulary)
-    if not isinstance(found, ImageCodesProcessor):
-        raise UserError(f"the processor {found.spec.kind!r} makes no tokens; use 'image_codes'")
+    assert isinstance(found, ImageCodesProcessor)
     return found
 
 

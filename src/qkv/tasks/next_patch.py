@@ -119,10 +119,9 @@ def read_next(patches: Tensor, starts: Tensor | None, count: int) -> Tensor:
 
 
 def patches_of(vocabulary: Vocabulary) -> ImagePatchesProcessor:
-    """Processor of a run on patches. Raises ``UserError`` if it has another one."""
+    """Processor of a run on patches. Raises ``UserError`` if the run has none."""
     found = processor_of(vocabulary)
-    if not isinstance(found, ImagePatchesProcessor):
-        raise UserError(f"the processor {found.spec.kind!r} makes no patches; use 'image_patches'")
+    assert isinstance(found, ImagePatchesProcessor)
     return found
 
 

@@ -36,6 +36,7 @@ _FROM_DATA = (
     ("model", "encoder", "frontend", "vocab_size"),
     ("model", "head", "num_classes"),
     *(("model", "head", name) for name in ("horizon", "channels", "positions")),
+    *(("model", "head", name) for name in ("grid", "cell", "height", "width", "features")),
     *((*stack, "frontend", name) for stack in _STACKS for name in ("features", "covariates", "steps")),
     ("model", "wide", "steps"),
     ("task", "mean"),

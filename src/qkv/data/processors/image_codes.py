@@ -14,7 +14,7 @@ import torch
 from qkv.data.batch import INPUT
 from qkv.data.pretrained import WEIGHTS, read_pretrained
 from qkv.data.processors.images import ImageProcessor
-from qkv.data.processors.processor import Processor
+from qkv.data.processors.processor import Processor, build_processor
 from qkv.data.records.values import Unusable
 from qkv.layers.signal import Signal
 from qkv.models.codebook import CodebookDecoder
@@ -22,13 +22,12 @@ from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.register import implements
 from qkv.spec.signals.image_sequences import ImageCodes, ImageSequence
-from qkv.spec.signals.images import Images
 
 _AT_ONCE = 256
 _KEY = "data.processor.run"
 
 
-class Coder(NamedTuple):
+class Autoencoder(NamedTuple):
     """Trained autoencoder of images: its model, its processor, and the SHA-256 of its weights."""
 
     model: Transformer
@@ -55,7 +54,7 @@ class Coder(NamedTuple):
         return [image for part in parts for image in self.images.restored(self.head.pixels(part))]
 
 
-def coder_of(run: str) -> Coder:
+def coder_of(run: str) -> Autoencoder:
     """Trained autoencoder in the run folder ``run``. Raises ``UserError`` if it is missing or no autoencoder."""
     weights = Path(run).expanduser() / WEIGHTS
     changed = weights.stat().st_mtime_ns if weights.is_file() else 0
@@ -63,14 +62,15 @@ def coder_of(run: str) -> Coder:
 
 
 @lru_cache(maxsize=2)
-def _read(run: str, changed: int) -> Coder:
+def _read(run: str, changed: int) -> Autoencoder:
     found = read_pretrained(run, _KEY)
-    images = found.vocabulary.processors.get(INPUT)
-    if not isinstance(found.model.head, CodebookDecoder) or not isinstance(images, Images):
+    if found.recipe.task.kind != "autoencoding":
         raise UserError(
             f"{_KEY}: the run in {run} is of the task {found.recipe.task.kind!r}; name one of the task 'autoencoding'"
         )
-    return Coder(found.model, ImageProcessor(images), found.digest)
+    images = build_processor(found.vocabulary.processors[INPUT])
+    assert isinstance(images, ImageProcessor)
+    return Autoencoder(found.model, images, found.digest)
 
 
 def order_of(spec: ImageSequence) -> np.ndarray:
@@ -89,7 +89,7 @@ class ImageCodesProcessor(Processor):
     spec: ImageCodes
 
     @cached_property
-    def coder(self) -> Coder:
+    def coder(self) -> Autoencoder:
         """Autoencoder of the run. Raises ``UserError`` if it is missing, or not the one that the processor was fitted
         with.
         """

@@ -34,6 +34,10 @@ class ImageSequence(Processor):
     )
 
     @property
+    def reads_label(self) -> bool:
+        return self.labelled
+
+    @property
     def places(self) -> int | None:
         """Number of values of an image without the start; None until fitted."""
         return None if self.grid is None else prod(self.grid)
@@ -42,6 +46,7 @@ class ImageSequence(Processor):
 class ImageCodes(ImageSequence, kind="image_codes"):
     """Codes of images by a trained autoencoder (task ``autoencoding``), as tokens of the task ``next_token``."""
 
+    makes_codes: ClassVar[bool] = True
     run: str = Field(min_length=1, description="folder of the autoencoder's run")
     codes: int | None = Field(default=None, gt=0, description="number of codes; default: the autoencoder's")
     digest: str | None = Field(default=None, description="SHA-256 of the autoencoder's weights; default: as found")
