@@ -18,6 +18,7 @@ from qkv.layers.tap import Tap
 from qkv.models.codebook import CodebookDecoder, Reconstruction
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
+from qkv.ops.at_least_single import at_least_single
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import Autoencoding
@@ -65,7 +66,7 @@ class AutoencodingTask(ImageTask):
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
         found = self.reconstructed(model, batch)
-        errors = (found.pixels.float() - batch.targets) * batch.extras[DEVIATION][:, None, None]
+        errors = (at_least_single(found.pixels) - batch.targets) * batch.extras[DEVIATION][:, None, None]
         count = int(model.spec.head.codes)  # type: ignore[attr-defined]
         uses = torch.bincount(found.codes.ids.flatten(), minlength=count).cpu().numpy()
         seen = Reconstructed(errors.square().sum(dtype=torch.float64).item(), batch.targets.numel(), uses)
@@ -113,7 +114,7 @@ class AutoencodingTask(ImageTask):
             batch = self.batch(reader, some).to(model.device)
             with torch.inference_mode(), evaluating(model):
                 made = self.reconstructed(model, batch)
-            errors = (made.pixels.float() - batch.targets) * batch.extras[DEVIATION][:, None, None]
+            errors = (at_least_single(made.pixels) - batch.targets) * batch.extras[DEVIATION][:, None, None]
             means = errors.square().mean((1, 2, 3)).tolist()
             found += [
                 {"answer": f"mse {mse:.4g}", "mse": mse, "codes": codes}

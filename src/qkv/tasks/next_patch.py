@@ -102,7 +102,7 @@ class NextPatchTask(GeneratedImagesTask):
 
 def noisy(processor: ImagePatchesProcessor, levels: Tensor, noise: Tensor, starts: Tensor) -> Batch:
     """Batch of patches with ``levels`` (B, N, F) and noise from 0 to 1, behind their ``starts`` (B)."""
-    patches = processor.standardised(levels.float() + noise)
+    patches = processor.standardised(levels + noise)
     count = processor.spec.starts or 1
     first = read_next(torch.zeros_like(patches[:, 0]), starts, count)
     read = torch.cat((first[:, None], read_next(patches[:, :-1], None, count)), 1)

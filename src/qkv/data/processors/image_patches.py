@@ -50,7 +50,7 @@ class ImagePatchesProcessor(Processor):
 
     def signal(self, encoded: Sequence[np.ndarray]) -> Signal:
         """Signal of standardised patches, (B, N, F), without starts and without noise."""
-        return Signal(self.standardised(torch.from_numpy(np.stack(encoded)).float() + 0.5))
+        return Signal(self.standardised(torch.from_numpy(np.stack(encoded)) + 0.5))
 
     def standardised(self, levels: Tensor) -> Tensor:
         """Levels (…, F) from 0 to 256, with noise, as standardised numbers."""
@@ -65,7 +65,12 @@ class ImagePatchesProcessor(Processor):
     def images(self, patches: Tensor) -> list[np.ndarray]:
         """Images (H, W) or (H, W, 3) of standardised patches (B, N, F)."""
         spec, mean, deviation = self.spec, *self._units()
-        levels = ((patches.float().cpu() * deviation + mean) * LEVELS).floor().clamp(0, LEVELS - 1).to(torch.uint8)
+        levels = (
+            ((patches.to("cpu", torch.float32) * deviation + mean) * LEVELS)
+            .floor()
+            .clamp(0, LEVELS - 1)
+            .to(torch.uint8)
+        )
         by_row = torch.empty_like(levels)
         by_row[:, torch.from_numpy(order_of(spec))] = levels
         assert spec.grid is not None

@@ -86,7 +86,7 @@ class ImageProcessor(Processor):
         assert self.spec.mean is not None
         assert self.spec.deviation is not None
         mean, deviation = (torch.tensor(each)[:, None, None] for each in (self.spec.mean, self.spec.deviation))
-        values = (pixels.detach().float().cpu() * deviation + mean).mul(255).round().clamp(0, 255)
+        values = (pixels.detach().to("cpu", torch.float32) * deviation + mean).mul(255).round().clamp(0, 255)
         found = values.to(torch.uint8).permute(0, 2, 3, 1).numpy()
         return [image[..., 0] if image.shape[2] == 1 else image for image in found]
 
