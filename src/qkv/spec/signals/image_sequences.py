@@ -93,7 +93,6 @@ class ImagePatches(ImageSequence, kind="image_patches"):
 class PatchVectors(Placed, kind="image_patches"):
     """Patches and starts, x = W (patch, start) + b with positions; a start is one-hot, beside a patch of zeros."""
 
-    sequential = True
     processor: ClassVar[type[Processor] | None] = ImagePatches
     features: int | None = Field(default=None, gt=0, description="numbers in a patch; default: by the data")
     starts: int | None = Field(default=None, gt=0, description="number of starts; default: by the data")
