@@ -28,6 +28,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
     "linear": ("GFLOP/s", "chosen", "GB/s of weights"),
     "load_checkpoint": ("Llama, seconds", "peak / weights", "qkv", "GPT-2, seconds"),
     "own_tables": ("defaults on tables", "kept (runs)", "sum of values", "rmse"),
+    "proteins": ("location of proteins", "most frequent location", "composition", "val"),
     "recall_at_distance": (
         "recall by distance",
         "accuracy",

@@ -67,8 +67,3 @@ class Batch:
     def num_targets(self) -> int:
         """Number of targets that enter the loss: ``count``, else the targets other than ``IGNORED``."""
         return int((self.targets != IGNORED).sum()) if self.count is None else self.count
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of input values (tokens, frames, patches) of all signals, without padding."""
-        return sum(signal.num_read for signal in self.signals.values())

@@ -58,16 +58,6 @@ class Signal:
         """Number of rows, B."""
         return self.values.shape[0]
 
-    @property
-    def num_positions(self) -> int:
-        """Number of values in all rows, B · N, padding included."""
-        return self.values.shape[:2].numel()
-
-    @property
-    def num_read(self) -> int:
-        """Number of values in all rows, padding not included."""
-        return self.num_positions if self.lengths is None else int(self.lengths.sum())
-
     def to(self, device: torch.device | str) -> Self:
         """Copy of the signal on ``device``."""
         own = {field.name: getattr(self, field.name) for field in fields(self)}

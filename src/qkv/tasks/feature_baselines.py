@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from qkv.data.processors.processor import Processor, build_processor
 from qkv.spec.errors import UserError
 from qkv.tasks.dataset import Example, ExampleDataset
 from qkv.tasks.inputs import FEATURES
-from qkv.tasks.linear import plain_labels, plain_values
+from qkv.tasks.linear import Fitted, plain_labels, plain_values
 
 _MOST_ROWS = 10_000
 """Maximum number of rows that a model is fitted to, evenly spaced over the training split."""
@@ -37,17 +38,27 @@ def features_of(dataset: ExampleDataset, split: str) -> FeatureTable | None:
     """Simple features of the run's training rows and of ``split``, standardised over the former; None if its processor
     has none.
     """
-    processor = build_processor(dataset.vocabulary.processors[INPUT])
-    known = list(dataset.fitted_examples or ())
-    kept = np.unique(np.linspace(0, len(known) - 1, min(len(known), _MOST_ROWS)).round().astype(int))
-    sides = [known[i] for i in kept], list(dataset.examples[split])
-    found = [[_simple(processor, example) for example in side] for side in sides]
-    if not known or any(features is None for side in found for features in side):
+    known = _known(dataset)
+    if known is None:
         return None
-    x, unseen = (np.array(side, np.float64) for side in found)
+    processor = build_processor(dataset.vocabulary.processors[INPUT])
+    unseen = np.array([_simple(processor, example) for example in dataset.examples[split]], np.float64)
+    return known._replace(unseen=(unseen - known.mean) / known.deviation)
+
+
+@lru_cache(maxsize=1)  # all splits are compared with the same rows
+def _known(dataset: ExampleDataset) -> FeatureTable | None:
+    """Simple features of the run's training rows, none unseen; None without such rows or features."""
+    processor = build_processor(dataset.vocabulary.processors[INPUT])
+    rows = list(dataset.fitted_examples or ())
+    kept = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), _MOST_ROWS)).round().astype(int))
+    found = [_simple(processor, rows[i]) for i in kept]
+    if not rows or any(features is None for features in found):
+        return None
+    x = np.array(found, np.float64)
     mean, deviation = x.mean(0), x.std(0)
     deviation[deviation == 0] = 1
-    return FeatureTable(processor.simple, kept, (x - mean) / deviation, (unseen - mean) / deviation, mean, deviation)
+    return FeatureTable(processor.simple, kept, (x - mean) / deviation, x[:0], mean, deviation)
 
 
 def _simple(processor: Processor, example: Example) -> np.ndarray | None:
@@ -65,10 +76,8 @@ def feature_accuracy(
     found, names = features_of(dataset, split), sorted(set(labels))
     if found is None or len(names) < 2:
         return {}
-    place = {name: i for i, name in enumerate(names)}
-    known = np.array([place[labels[i]] for i in found.kept])
     try:
-        answers = plain_labels(found.x, known, len(names))(found.unseen).argmax(1)
+        answers = _of_labels(dataset, tuple(labels))(found.unseen).argmax(1)
     except (UserError, ValueError):  # scikit-learn is missing, or the kept rows have one label
         return {}
     right = sum(names[i] == label for i, label in zip(answers.tolist(), truth, strict=True))
@@ -83,7 +92,23 @@ def feature_rmse(
     if found is None:
         return {}
     try:
-        answers = plain_values(found.x, np.array([values[i] for i in found.kept], np.float64))(found.unseen)[:, 0]
+        answers = _of_values(dataset, tuple(values))(found.unseen)[:, 0]
     except (UserError, ValueError):  # scikit-learn is missing, or a value is not finite
         return {}
     return {f"rmse_of_{found.name}": float(np.sqrt(np.mean(np.square(answers - np.array(truth, np.float64)))))}
+
+
+@lru_cache(maxsize=1)  # all splits are predicted by one fit
+def _of_labels(dataset: ExampleDataset, labels: tuple[str, ...]) -> Fitted:
+    """Logistic regression of the labels of the training rows, as indices of the sorted labels."""
+    found, place = _known(dataset), {name: i for i, name in enumerate(sorted(set(labels)))}
+    assert found is not None
+    return plain_labels(found.x, np.array([place[labels[i]] for i in found.kept]), len(place))
+
+
+@lru_cache(maxsize=1)
+def _of_values(dataset: ExampleDataset, values: tuple[float, ...]) -> Fitted:
+    """Ridge regression of the values of the training rows."""
+    found = _known(dataset)
+    assert found is not None
+    return plain_values(found.x, np.array([values[i] for i in found.kept], np.float64))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -77,8 +78,7 @@ def fit_label_sets(x: Any, present: np.ndarray, unseen: Any, truth: np.ndarray, 
             count = column.sum()
             intercept[label] = np.log((count + 0.5) / (len(column) - count + 0.5))
             if 0 < count < len(column):
-                solver = metric_library("sklearn.linear_model").LogisticRegression(C=1 / penalty, max_iter=_ITERATIONS)
-                solver.fit(x, column)
+                solver = _logistic(x, column, penalty, _ITERATIONS)
                 weights[:, label], intercept[label] = solver.coef_[0], solver.intercept_[0]
         return Fitted(weights, intercept)
 
@@ -118,8 +118,7 @@ def _of_labels(classes: int, of_labels: np.ndarray, iterations: int) -> Callable
     """Function that fits a logistic regression (features, labels, penalty); ``of_labels`` (classes): their weights."""
 
     def fit(x: Any, labels: np.ndarray, penalty: float) -> Fitted:
-        solver = metric_library("sklearn.linear_model").LogisticRegression(C=1 / penalty, max_iter=iterations)
-        solver.fit(x, labels, sample_weight=of_labels[labels])
+        solver = _logistic(x, labels, penalty, iterations, of_labels[labels])
         found, intercept = solver.coef_.T, solver.intercept_
         if len(solver.classes_) == 2:  # one logit, of the second class
             found, intercept = np.concatenate((-found, found), 1) / 2, np.append(-intercept, intercept) / 2
@@ -128,6 +127,14 @@ def _of_labels(classes: int, of_labels: np.ndarray, iterations: int) -> Callable
         return Fitted(*whole)
 
     return fit
+
+
+def _logistic(x: Any, labels: np.ndarray, penalty: float, iterations: int, weights: np.ndarray | None = None) -> Any:
+    """Logistic regression by scikit-learn; one that ``iterations`` do not bring to its optimum is taken as it is."""
+    solver = metric_library("sklearn.linear_model").LogisticRegression(C=1 / penalty, max_iter=iterations)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", metric_library("sklearn.exceptions").ConvergenceWarning)
+        return solver.fit(x, labels, sample_weight=weights)
 
 
 def _ridge(x: Any, values: np.ndarray, penalty: float) -> Fitted:
