@@ -59,6 +59,8 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("etth1_patches", "forecasting ETTh1 by 96 steps, patches and DLinear", ("MSE", "MAE")),
         Row("ettm1_patches", "… ETTm1", ("MSE", "MAE")),
         Row("cora_nodes", "classification of papers in a citation graph", ("% accuracy",)),
+        Row("fashion_mnist_vq", "images as 7 × 7 codes of an autoencoder", ("MSE", "perplexity of the codes")),
+        Row("fashion_mnist_codes", "… generation of the codes by label", ("nats per code",)),
         Row("wikitext2_mlm", "masked language model", ("pseudo-perplexity",)),
         Row("wikitext2_span_corruption", "T5's objective, a short run", ("nats per token",)),
         Row("wikitext2_denoising", "BART's objective, a short run", ("nats per token",)),

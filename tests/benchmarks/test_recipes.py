@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.tasks import nodes
+from tests.tasks.pictures import pictures
 
 import qkv
 from qkv.cli.main import main
@@ -33,8 +34,11 @@ def tiny(tmp_path: Path) -> Path:
     return path
 
 
-def tiny_table(kind: str, folder: Path) -> Path:
-    """A table of 60 rows that fits the task, or a small graph."""
+def tiny_table(recipe: qkv.Recipe, folder: Path) -> Path:
+    """A table of 60 rows that fits the task, a small graph, or a folder of images."""
+    kind, processor = recipe.task.kind, recipe.data.processor
+    if processor is not None and processor.kind in ("images", "image_codes", "image_patches"):
+        return pictures(folder / "pictures", 30)
     if kind == "node_classification":
         return nodes.write(folder)
     if kind == "forecasting":
@@ -77,6 +81,9 @@ def test_it_describes_itself(path: Path) -> None:
 SIZES: dict[str, dict[str, int]] = {
     "text": {"vocab_size": 65},
     "nodes": {"num_columns": 9},
+    "patches": {"height": 28, "width": 28, "channels": 1},
+    "image_codes": {"vocab_size": 266},
+    "image_patches": {"features": 16, "starts": 10},
     "series_patches": {"features": 7, "covariates": 0, "steps": 336},
 }
 """Sizes of each kind of front end that its data would determine."""
@@ -88,7 +95,7 @@ def test_it_is_built(path: Path) -> None:
     head = spec.head.changed(**{name: size for name, size in sizes.items() if name in type(spec.head).model_fields})
     encoder = spec.encoder and spec.encoder.changed(frontend=spec.encoder.frontend.changed(vocab_size=65))
     frontend = spec.frontend.changed(**SIZES[spec.frontend.kind])
-    wide = spec.wide and spec.wide.of_window(336)
+    wide, head = spec.wide and spec.wide.of_window(336), head.reading(frontend)
     model = qkv.build(spec.changed(frontend=frontend, encoder=encoder, head=head, wide=wide))
     assert sum(p.numel() for p in model.parameters()) == qkv.cost(model.spec).parameters
 
@@ -154,9 +161,13 @@ def test_it_trains_in_its_short_form(path: Path, tiny: Path, tmp_path: Path) -> 
     reads_text = recipe.reads == "text"
     data = [f"data.source={tiny}"] if reads_text else []
     if recipe.reads == "examples":
-        data = [f"data.source={tiny_table(recipe.task.kind, tmp_path)}", "data.columns={}"]
+        data = [f"data.source={tiny_table(recipe, tmp_path)}", "data.columns={}"]
     if recipe.task.kind == "forecasting":
         data.append("task.parts=[1000, 30, 30]")
+    if recipe.data.processor is not None and recipe.data.processor.kind == "image_codes":
+        before = override(qkv.read_recipe("fashion_mnist_vq"), [data[0], "training.steps=1"])
+        qkv.train(before, tmp_path / "codes", on_event=lambda _: None)
+        data.append(f"data.processor.run={tmp_path / 'codes'}")
     recipe = override(recipe, [*data, "start=null", "training.steps=4", "training.schedule.warmup=1"])
     recipe = override(recipe, ["training.batch_size=2", "training.validation.batches=1", "sample.max_new_tokens=2"])
     losses = [

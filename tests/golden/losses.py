@@ -32,9 +32,11 @@ from unittest import mock
 
 from tests.cli.tables import write_tables
 from tests.tasks.nodes import write
+from tests.tasks.pictures import pictures
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT, PAIRS, START, SERIES = "text.txt", "a.txt | b.txt", "wikitext2_mlm", "series.csv"
+CODES = "fashion_mnist_vq"
 SOURCES: dict[str, tuple[str, dict[str, str]]] = {
     "tinyshakespeare": (TEXT, {}),
     "wikitext-2": (TEXT, {}),
@@ -46,6 +48,7 @@ SOURCES: dict[str, tuple[str, dict[str, str]]] = {
     "etth1": (SERIES, {"time": "date"}),
     "ettm1": (SERIES, {"time": "date"}),
     "cora": ("rings.npz", {}),
+    "fashion-mnist": ("pictures", {}),
 }
 """File that takes the place of a data set, and its columns."""
 VERBS: dict[str, tuple[str, ...]] = {
@@ -75,10 +78,12 @@ class Case(NamedTuple):
 
 
 def cases() -> list[Case]:
-    """Every form. ``sst2_pretrained`` and finetunings start from the run of ``wikitext2_mlm``, so it comes first."""
+    """Every form. ``sst2_pretrained`` and finetunings start from the run of ``wikitext2_mlm``, and the codes of images
+    are those of the run of ``fashion_mnist_vq``, so these come first.
+    """
     from qkv.spec.shipped import shipped
 
-    recipes = sorted(shipped().values(), key=lambda path: (path.stem != START, path.stem))
+    recipes = sorted(shipped().values(), key=lambda path: (path.stem not in (START, CODES), path.stem))
     tables = [Case(f"train {verb}", ("train", verb, *options, *SHORT)) for verb, options in VERBS.items()]
     begun = ("train", "finetune", "--from", f"runs/{START}", "--data", "reviews.csv")
     finetuned = [Case(f"finetune {how}", (*begun, "--adapt", how, *SHORT)) for how in ("whole", "lora(4)")]
@@ -119,6 +124,7 @@ def write_data(folder: Path) -> dict[str, str]:
     )
     write_tables(folder)
     write(folder)
+    pictures(folder / "pictures", 40)
     hours = (datetime(2024, 1, 1) + timedelta(hours=i) for i in range(1500))
     rows = [f"{hour.isoformat(' ')},{hour.hour + draw.random():.6f},{hour.weekday()}" for hour in hours]
     (folder / SERIES).write_text("\n".join(["date,first,second", *rows]), encoding="utf-8")
