@@ -30,6 +30,7 @@ SAMPLES: dict[str, list[dict[str, Any]]] = {
         {"features": 3, "covariates": 0, "steps": 16, "patch": 4, "stride": 2},
         {"features": 3, "covariates": 0, "steps": 16, "patch": 4, "stride": 4, "channels": "mixed"},
         {"features": 3, "covariates": 0, "steps": 16, "channels": "inverted"},
+        {"features": 3, "covariates": 0, "patch": 3, "stride": 2, "channels": "mixed"},
     ],
     "series_steps": [{"features": 3, "covariates": 2, "steps": LENGTH}],
     "nodes": [{"num_columns": 5}],
@@ -103,13 +104,16 @@ def test_a_row_does_not_depend_on_the_others(kind: str, sample: dict[str, Any]) 
         torch.testing.assert_close(model(row(signal, i))[0].reshape(1, -1), together[i : i + 1])
 
 
-@pytest.mark.parametrize(("kind", "sample"), [case for case in CASES if case[0] in PADDED])
+_OF_ANY_LENGTH = [case for case in CASES if case[0] in PADDED or case[1] == SAMPLES["series_patches"][-1]]
+
+
+@pytest.mark.parametrize(("kind", "sample"), _OF_ANY_LENGTH)
 def test_padding_changes_nothing(kind: str, sample: dict[str, Any]) -> None:
     model = built(kind, sample)
     signal = drawn(model.frontend)
-    short = Signal(signal.values, torch.tensor([LENGTH, 5, 1]))
-    found = model(short)[0]
-    for i, length in enumerate((LENGTH, 5, 1)):
+    lengths = (signal.values.shape[1], 5, 1)
+    found = model(Signal(signal.values, torch.tensor(lengths)))[0]
+    for i, length in enumerate(lengths):
         torch.testing.assert_close(model(Signal(signal.values[i : i + 1, :length]))[0], found[i : i + 1])
 
 

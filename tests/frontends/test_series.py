@@ -19,9 +19,10 @@ from qkv.spec.signals.series import SeriesPatches, SeriesSteps
 WIDTH = 6
 
 
-def built(steps: int = 10, features: int = 2, covariates: int = 0, **fields: Any) -> Any:
+def built(steps: int | None = 10, features: int = 2, covariates: int = 0, **fields: Any) -> Any:
     part = SeriesPatches.parse({"patch": 4, "stride": 3, "positions": "none", **fields})
-    part = part.changed(features=features, covariates=covariates).of_steps(steps)
+    part = part.changed(features=features, covariates=covariates)
+    part = part if steps is None else part.of_steps(steps)
     frontend = build_frontend(Stack(frontend=part, context_length=16), WIDTH).double()
     generator = torch.Generator().manual_seed(0)
     for parameter in frontend.parameters():
@@ -108,11 +109,17 @@ def test_times_are_read_beside_the_values_they_belong_to() -> None:
         built().embed(Signal(window(features=1), times=times))
 
 
-def test_padding_of_a_shorter_window_is_no_patch() -> None:
-    frontend, given = built(features=1), window(features=1)
-    _, context = frontend.embed(Signal(given, lengths=torch.tensor([10, 7, 3])))
+@pytest.mark.parametrize("how", ["window", "last", "none"])
+@pytest.mark.parametrize("pad_end", [True, False])
+def test_a_padded_row_is_read_as_alone(how: str, pad_end: bool) -> None:
+    frontend, given = built(None, channels="mixed", normalise=how, pad_end=pad_end), window()
+    x, context = frontend.embed(Signal(given, lengths=torch.tensor([10, 7, 2])))
     assert context.lengths is not None
-    assert context.lengths.tolist() == [3, 2, 1]
+    assert context.lengths.tolist() == [count + pad_end for count in (3, 2, 1)]
+    for row, length in enumerate((10, 7, 2)):
+        alone, _ = frontend.embed(Signal(given[row : row + 1, :length]))
+        torch.testing.assert_close(x[row, : alone.shape[1]], alone[0])
+        assert alone.shape[1] == context.lengths[row]
 
 
 def test_future_steps_are_their_covariates_and_a_learned_vector() -> None:

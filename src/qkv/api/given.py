@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qkv.data.given.files import kept
 from qkv.data.given.plain import sort
-from qkv.data.given.tables import ALLOWED, are_splits, is_column, is_given, splits_of
+from qkv.data.given.tables import ALLOWED, are_splits, is_column, is_frame, is_given, splits_of
 from qkv.data.records.pictures import is_picture
 from qkv.spec.errors import UserError
 from qkv.training.verbs import data_fields
@@ -140,7 +140,7 @@ def _is_many(inputs: Any, kinds: Mapping[str, str]) -> bool:
     ``kinds``: kind of each input of the task. A mapping whose texts are lists is a table; one of single values, or of
     lists that are values of a signal, is one input.
     """
-    if is_picture(inputs):
+    if is_picture(inputs) or ("series" in kinds.values() and _is_one_series(inputs)):
         return False
     if not isinstance(inputs, Mapping) or are_splits(inputs):
         return is_given(inputs)
@@ -155,15 +155,29 @@ def _holds(column: Any, kinds: set[str]) -> bool:
     first = next(iter(column), None)
     if "signal" in kinds:
         return False
+    if "series" in kinds:
+        return isinstance(first, str) or is_column(first)
     if "image" in kinds:
         return isinstance(first, str) or is_picture(first)
     return "words" not in kinds or not isinstance(first, str)
+
+
+def _is_one_series(value: Any) -> bool:
+    """True for a list or an array of single numbers, or of numbers by channel."""
+    if isinstance(value, Mapping) or is_frame(value):
+        return False
+    if hasattr(value, "ndim"):
+        return value.ndim == 1
+    first = next(iter(value), None) if isinstance(value, (list, tuple)) else value
+    return isinstance(first, (int, float)) and not isinstance(first, bool)
 
 
 def _rows(run: Run, inputs: Any, kinds: Mapping[str, str], columns: Mapping[str, str]) -> list[dict[str, Any]]:
     from qkv.runs.inputs import read_inputs
     from qkv.runs.predict import rows_for
 
+    if "series" in kinds.values() and getattr(inputs, "ndim", 0) > 1 and not is_frame(inputs):
+        inputs = list(inputs)  # each row of an array is a series, not a column of a table
     if isinstance(inputs, (list, tuple)):
         if not inputs:
             return []

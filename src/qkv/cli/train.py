@@ -78,7 +78,7 @@ _Source = Annotated[str | None, typer.Option(metavar="FILE|COLUMN", help="Source
 _Target = Annotated[str | None, typer.Option(metavar="FILE|COLUMN", help="Its translation, line by line.")]
 _Context = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the text that contains the answer.")]
 _Time = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of time stamps.")]
-_Series = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column that names the series, if several.")]
+_Series = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of series; to forecast, their names.")]
 _Known = Annotated[str | None, typer.Option(metavar="COLUMNS", help="Columns that are known in advance.")]
 _Horizon = Annotated[int | None, typer.Option(metavar="N", help="Number of future steps; default: a season.")]
 _Task = Annotated[str | None, typer.Option(metavar="VERB", help="Task; default: inferred from the data.")]

@@ -11,10 +11,11 @@ from qkv.cli.verbs import FINETUNE, OF_TABLES
 from qkv.training.verbs import VERBS
 
 _SUMMARIES = {
-    "classify": "Train a classifier of texts, pairs of texts or images, on a table with a column of classes, or on a "
-    "folder of images.",
+    "classify": "Train a classifier of texts, pairs of texts, images, series of numbers or graphs, on a table with a "
+    "column of classes, or on a folder of images.",
     "multilabel": "Train a model that gives texts any number of labels, on a table with a column of lists of labels.",
-    "regress": "Train a model that predicts a number from a text, on a table with a column of numbers.",
+    "regress": "Train a model that predicts a number from a text, an image, a series of numbers or a graph, on a table "
+    "with a column of numbers.",
     "tag": "Train a model that tags words, on CoNLL files or a table with columns of words and tags.",
     "answer": "Train a model that finds answers in a text, on SQuAD files or a table of questions and answers.",
     "translate": "Train a translator on two texts, line by line, or on a table with both languages.",

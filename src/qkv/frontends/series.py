@@ -49,8 +49,8 @@ class _SeriesFrontend(PlacedFrontend):
 class SeriesPatchFrontend(_SeriesFrontend):
     """Windows of series (B, T, C + K), C channels and K known covariates -> patches (B, N, D).
 
-    Patch n holds the steps n · stride to n · stride + patch - 1. The last value is repeated ``stride`` times if
-    ``pad_end``. Inverted: position n holds all steps of feature n.
+    Patch n holds the steps n · stride to n · stride + patch - 1. The last value of a row is repeated ``stride`` times
+    if ``pad_end``, and where the row is padded. Inverted: position n holds all steps of feature n.
     """
 
     part: SeriesPatches
@@ -89,22 +89,20 @@ class SeriesPatchFrontend(_SeriesFrontend):
                 self.rates.copy_(2 * math.pi * turns)
 
     def count(self, signal: Signal) -> int:
-        if self.inverted:
-            return signal.values.shape[2]
-        return max(0, self.part.patches(signal.values.shape[1]))
+        return signal.values.shape[2] if self.inverted else self.part.patches(signal.values.shape[1])
 
     def lengths(self, signal: Signal) -> Tensor | None:
         if signal.lengths is None or self.inverted:
             return None
         steps = torch.clamp(signal.lengths - self.part.patch, min=0)
-        return torch.div(steps, self.part.stride, rounding_mode="floor") + 1
+        return torch.div(steps, self.part.stride, rounding_mode="floor") + 1 + self.part.pad_end
 
     def check(self, signal: Signal) -> None:
         super().check(signal)
         steps, part = signal.values.shape[1], self.part
         if self.inverted and steps != part.steps:
             raise UserError(f"a window has {steps} steps, and the model reads {part.steps}")
-        if not self.inverted and steps < part.patch:
+        if not self.inverted and part.steps is not None and steps < part.patch:
             raise UserError(f"a window of {steps} steps is shorter than a patch of {part.patch}; give more steps")
         if (signal.times is None) != (self.rates is None):
             raise UserError(
@@ -122,21 +120,30 @@ class SeriesPatchFrontend(_SeriesFrontend):
 
     def level(self, signal: Signal) -> tuple[Tensor, Tensor]:
         """(shift, scale), each (B, C), of the normalisation of the windows: x = (value - shift) / scale."""
-        values = signal.values[..., : self.features]
+        return self._level(_prolonged(signal.values, signal.lengths), signal.lengths)
+
+    def _level(self, values: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Level of rows (B, T, C + K) whose padding is their last value."""
+        values = values[..., : self.features]
         if self.part.normalise == "none":
             return torch.zeros_like(values[:, 0]), torch.ones_like(values[:, 0])
         if self.part.normalise == "last":
             shift, scale = values[:, -1], torch.ones_like(values[:, 0])
-        else:
+        elif lengths is None:
             shift, scale = values.mean(1), (values.var(1, correction=0) + WINDOW_EPS).sqrt()
+        else:
+            count, real = lengths[:, None].clamp(min=1), _real(values, lengths)
+            shift = torch.where(real, values, 0).sum(1) / count
+            squares = torch.where(real, (values - shift[:, None]).square(), 0).sum(1) / count
+            scale = (squares + WINDOW_EPS).sqrt()
         if self.gain is None or self.offset is None:
             return shift, scale
         gain = self.gain + WINDOW_EPS  # as in the authors' program, so that a gain of 0 does not divide
         return shift - scale * self.offset / gain, scale / gain
 
     def forward(self, signal: Signal, context: Context) -> Tensor:
-        shift, scale = self.level(signal)
-        values = signal.values
+        values, part = _prolonged(signal.values, signal.lengths), self.part
+        shift, scale = self._level(values, signal.lengths)
         x = (values[..., : self.features] - shift[:, None]) / scale[:, None]
         if values.shape[2] > self.features:
             x = torch.cat((x, values[..., self.features :]), -1)
@@ -147,10 +154,24 @@ class SeriesPatchFrontend(_SeriesFrontend):
             assert signal.times is not None
             time = signal.times[..., None].to(x.dtype)
             x = torch.cat((x, time, (time * self.rates + self.phases).sin()), -1)
-        if self.part.pad_end:
-            x = torch.cat((x, x[:, -1:].expand(-1, self.part.stride, -1)), 1)
-        patches = x.unfold(1, self.part.patch, self.part.stride)  # (B, N, features, patch)
+        more = max(0, part.patch - x.shape[1]) + part.stride * part.pad_end
+        if more:
+            x = torch.cat((x, x[:, -1:].expand(-1, more, -1)), 1)
+        patches = x.unfold(1, part.patch, part.stride)  # (B, N, features, patch)
         return self.placed(self.map(patches.flatten(2)), context)
+
+
+def _real(values: Tensor, lengths: Tensor) -> Tensor:
+    """True (B, T, 1) for the steps of rows without padding."""
+    return (torch.arange(values.shape[1], device=values.device) < lengths[:, None])[..., None]
+
+
+def _prolonged(values: Tensor, lengths: Tensor | None) -> Tensor:
+    """Values (B, T, …) with the last one of each row in place of its padding."""
+    if lengths is None:
+        return values
+    last = values.gather(1, (lengths.long() - 1).clamp(min=0)[:, None, None].expand(-1, 1, values.shape[2]))
+    return torch.where(_real(values, lengths), values, last)
 
 
 @implements(SeriesSteps)

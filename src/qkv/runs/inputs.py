@@ -52,7 +52,9 @@ def read_inputs(recipe: Recipe, source: str, columns: Mapping[str, str], refuse:
     # Tasks trained on running text have no roles, but still take a text as input.
     known = {role.name: role for role in getattr(task, "roles", ())}
     roles = tuple(known.get(name) or Role(name, "text", (name, "sentence")) for name in (*task.asks, *task.may_ask))
-    table = table_of(source, recipe.data.changed(format=None, columns={}), roles, "--data")
+    series = {role.name: recipe.data.columns.get(role.name) for role in roles if role.kind == "series"}
+    several = {name: column for name, column in {**series, **columns}.items() if name in series and column}
+    table = table_of(source, recipe.data.changed(format=None, columns=several), roles, "--data")
     learned = {
         role.name: recipe.data.columns[role.name]
         for role in roles

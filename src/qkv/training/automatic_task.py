@@ -295,7 +295,7 @@ def with_processor(data: Data, task: TaskSpec) -> Data:
         except UserError:  # reported when the table is read for the task
             return None
 
-    found = recognised(data.source, table)
+    found = recognised(data.source, table, data.columns)
     return data if found is None else data.changed(processor=found)
 
 

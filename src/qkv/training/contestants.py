@@ -51,6 +51,16 @@ def section(contestants: Sequence[Contestant], metric: str) -> dict[str, Any]:
         "The first row is the model of this run: of those whose validation "
         f"{words(metric)} is not worse than that of the baseline, it has the least validation loss."
     )
-    if tested:
-        note += " The test part decides nothing."
     return {"kind": "contestants", "title": "Contestants", "note": note, "columns": columns, "rows": rows}
+
+
+def tested_section(contestants: Sequence[Contestant]) -> list[dict[str, Any]]:
+    """Table of the contestants' metrics on the test part, in the order of the validation part; empty if unknown."""
+    if not contestants or not contestants[0].tested:
+        return []
+    names = list(contestants[0].tested)
+    rows = [[each.name, *(f"{each.tested[name]:.4g}" for name in names)] for each in contestants]
+    note = "Order and choice are those of the validation part; these figures decide nothing."
+    title = "Contestants on the test part"
+    columns = ["model", *map(words, names)]
+    return [{"kind": "contestants", "title": title, "note": note, "columns": columns, "rows": rows}]

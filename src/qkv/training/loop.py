@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from qkv.data.batch import Batch
-from qkv.data.corpus import VALIDATION
+from qkv.data.corpus import TEST, VALIDATION
 from qkv.inspection.losses import backward
 from qkv.layers.lora import merged
 from qkv.models.adapt import rate_factors
@@ -35,7 +35,7 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.training import Training
 from qkv.training import clock, heats, random_state
 from qkv.training.budget import Budget
-from qkv.training.contestants import Contestant, section
+from qkv.training.contestants import Contestant, section, tested_section
 from qkv.training.events import Ended, Evaluated, Event, Notice, OnEvent, Sampled, Saved, Started, Stepped, Validated
 from qkv.training.health import diagnose
 from qkv.training.interrupt import Interrupted, StopNow, StopRequest
@@ -417,6 +417,8 @@ class Trainer:
             if contestants and split == VALIDATION:
                 table = section(contestants, setup.task.metric)
                 evaluation = replace(evaluation, sections=[table, *evaluation.sections])
+            if split == TEST:
+                evaluation = replace(evaluation, sections=[*tested_section(contestants), *evaluation.sections])
             if split == VALIDATION:
                 sections = [*heats.section(setup.folder, setup.task.metric), *evaluation.sections]
                 evaluation = replace(evaluation, sections=sections)

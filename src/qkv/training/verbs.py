@@ -23,10 +23,11 @@ class Verb(NamedTuple):
     tunes: bool = True
 
 
+_INPUTS = {"text": "text", "pair": "pair", "image": "image", "series": "series"}
 VERBS = {
-    "classify": Verb("classification", {"text": "text", "pair": "pair", "image": "image", "label": "label"}),
-    "multilabel": Verb("multilabel", {"text": "text", "pair": "pair", "image": "image", "labels": "labels"}),
-    "regress": Verb("regression", {"text": "text", "pair": "pair", "image": "image", "value": "value"}),
+    "classify": Verb("classification", {**_INPUTS, "label": "label"}),
+    "multilabel": Verb("multilabel", {**_INPUTS, "labels": "labels"}),
+    "regress": Verb("regression", {**_INPUTS, "value": "value"}),
     "tag": Verb("token_classification", {"words": "words", "tags": "tags"}),
     "answer": Verb("question_answering", {"question": "question", "context": "context", "answers": "answers"}),
     "translate": Verb("translation", {"source": "source", "target": "target"}),

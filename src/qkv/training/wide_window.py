@@ -1,14 +1,16 @@
 """Wide path of forecasts: DLinear, fitted before the deep path is trained, and the choice between both paths, their
-means and the baselines afterwards.
+mixture and the baselines afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from qkv.data.batch import Batch
 from qkv.data.corpus import TEST, VALIDATION
@@ -25,14 +27,8 @@ from qkv.training.contestants import Contestant, ranked
 NORMALISED = "normalised DLinear"
 """Name of the wide path: DLinear on standardised windows, trained on the loss of the head."""
 _BASELINES = {LINEAR: "DLinear", REPEAT: "repeat last", SEASONAL: "seasonal naive"}
-
-
-class _Side(NamedTuple):
-    """Contestant by its parts: the factor of the deep path, and the linear maps whose mean is the wide path."""
-
-    name: str
-    deep: float
-    maps: tuple[str, ...]
+Shares = Mapping[str, float]
+"""Factor of each model whose weighted sum is a contestant, by name."""
 
 
 def fit_window(model: Transformer, dataset: SeriesDataset) -> list[str]:
@@ -51,84 +47,117 @@ def join_window(
     stop: Callable[[], bool],
     name: str,
 ) -> list[Contestant] | None:
-    """Choose between the deep path, linear maps and their means by the validation part; return all contestants, the
-    best first, with their errors on the test part too, if there is one. None if ``stop`` returned True.
+    """Choose between the deep path called ``name``, linear maps and a mixture by the validation part; return all
+    contestants, the best first, with their errors on the test part too, if there is one. None if ``stop`` returned
+    True.
 
     Linear maps: the wide path, and all baselines, whose point forecasts are those that the evaluation reports, with
-    intervals fitted to the training part. Means are those of the deep path, the wide path and DLinear. Of the
-    contestants whose error is not above that of any baseline, the one of least loss is chosen.
+    intervals fitted to the training part. The mixture is the convex one of deep path, wide path and DLinear whose
+    points have the least squared error on the validation part. Of the contestants whose error is not above that of any
+    baseline, the one of least loss is chosen.
     """
-    wide, head, device = model.wide, model.head, model.device
+    wide, head = model.wide, model.head
     assert isinstance(wide, LinearWindow)
-    form, each = head.form, head.each  # type: ignore[union-attr]
     maps = {NORMALISED: Affine(wide.table.detach().clone(), wide.bias.detach().clone())}
     for kind, points in predictors(dataset).items():
-        found = with_intervals(dataset, points, form, each)
-        maps[_BASELINES[kind]] = Affine(*(part.to(device) for part in found))
-    sides, figures = _sides(name, maps), dict[str, list[dict[str, float]]]()
-    for split in (VALIDATION, TEST):
-        if split in dataset.splits:
-            totals = _totals(model, task, dataset.rows(split), sides, maps, (precision, stop))
-            if totals is None:
-                return None
-            figures[split] = [task.figures(each, dataset.scale(split)) for each in totals]
-    tested = figures.get(TEST, [{}] * len(sides))
-    contestants = [
-        Contestant(side.name, side.deep, 1 - side.deep, own, other)
-        for side, own, other in zip(sides, figures[VALIDATION], tested, strict=True)
-    ]
-    baselines = [each.figures[task.metric] for each in contestants if each.name in _BASELINES.values()]
+        found = with_intervals(dataset, points, head.form, head.each)  # type: ignore[arg-type]
+        maps[_BASELINES[kind]] = Affine(*(part.to(model.device) for part in found))
+    race = _Race(model, task, dataset, precision, stop, maps, name)
+    sides: dict[str, Shares] = {label: {label: 1.0} for label in (*maps, name)}
+    mixed = [label for label in (name, NORMALISED, _BASELINES[LINEAR]) if label in sides]
+    figures = race.figures(VALIDATION, sides)
+    shares = {label: share for label, share in zip(mixed, convex(race.products(mixed)), strict=True) if share}
+    if len(shares) > 1:
+        sides[", ".join(shares)] = shares
+        figures |= race.figures(VALIDATION, {", ".join(shares): shares})
+    tested = race.figures(TEST, sides) if TEST in dataset.splits else {}
+    if stop():
+        return None
+    contestants = []
+    for label, own in sides.items():
+        deep = own.get(name, 0.0)
+        contestants.append(Contestant(label, deep, sum(own.values()) - deep, figures[label], tested.get(label, {})))
+    baselines = [figures[_BASELINES[kind]][task.metric] for kind in predictors(dataset)]
     order = ranked(contestants, task.metric, min(baselines))
-    best = sides[contestants.index(order[0])]
-    _set(model, _mean([maps[map_name] for map_name in best.maps or (NORMALISED,)]), best.deep, 1 - best.deep)
+    race.keep(sides[order[0].name])
     return order
 
 
-def _sides(name: str, maps: Mapping[str, Affine]) -> list[_Side]:
-    """All contestants: single ones, then the means of the deep path called ``name``, the wide path, and DLinear."""
-    linear = [_Side(label, 0.0, (label,)) for label in maps]
-    mixed = [label for label in (NORMALISED, _BASELINES[LINEAR]) if label in maps]
-    means = []
-    for count in (2, 3):
-        for parts in combinations((name, *mixed), count):
-            own = tuple(part for part in parts if part != name)
-            means.append(_Side(", ".join(parts), 1 - len(own) / count, own))
-    return [*linear, _Side(name, 1.0, ()), *means]
+class _Race(NamedTuple):
+    """Contestants of one model. ``maps``: linear maps by name; ``name``: that of the deep path."""
 
+    model: Transformer
+    task: ForecastingTask
+    dataset: SeriesDataset
+    precision: str
+    stop: Callable[[], bool]
+    maps: Mapping[str, Affine]
+    name: str
 
-@torch.no_grad()
-def _totals(
-    model: Transformer,
-    task: ForecastingTask,
-    batches: Any,
-    sides: Sequence[_Side],
-    maps: Mapping[str, Affine],
-    settings: tuple[str, Callable[[], bool]],
-) -> list[Totals] | None:
-    """Results of each contestant, from one pass of the deep path; None if stopped. ``settings``: precision, stop."""
-    precision, stop = settings
-    found = [Totals() for _ in sides]
-    assert isinstance(model.wide, LinearWindow)
-    model.wide.set_share(1.0, 0.0)
-    with evaluating(model):
-        for batch in batches:
-            if stop():
-                return None
-            here: Batch = batch.to(model.device)
-            with autocast(precision, model.device):
+    def figures(self, split: str, sides: Mapping[str, Shares]) -> dict[str, dict[str, float]]:
+        """Metrics of each contestant on a split."""
+        totals = {label: Totals() for label in sides}
+        for batch, outputs in self._outputs(split):
+            for label, shares in sides.items():
+                mixed = sum(share * outputs[part] for part, share in shares.items())
+                restored = self.task.levelled(self.model, batch, mixed)  # type: ignore[arg-type]
+                totals[label].add(self.task.observed(self.model, restored, batch))
+        scale = self.dataset.scale(split)
+        return {label: self.task.figures(each, scale) for label, each in totals.items() if each.count}
+
+    def products(self, labels: list[str]) -> np.ndarray:
+        """Matrix of the mean products of the errors of these contestants' points on the validation part."""
+        total, count = np.zeros((len(labels), len(labels))), 0
+        form: Any = self.model.head.form
+        for batch, outputs in self._outputs(VALIDATION):
+            seen = ~batch.targets.isnan()
+            points = (form.point(self.task.levelled(self.model, batch, outputs[label])) for label in labels)
+            errors = torch.stack([(each - batch.targets)[seen].double() for each in points])
+            total, count = total + (errors @ errors.T).numpy(force=True), count + errors.shape[1]
+        return total / max(1, count)
+
+    @torch.no_grad()
+    def _outputs(self, split: str) -> Iterator[tuple[Batch, dict[str, Tensor]]]:
+        """Batches of a split, and the raw outputs of the deep path and of each linear map; ends early if stopped."""
+        model, wide = self.model, self.model.wide
+        assert isinstance(wide, LinearWindow)
+        wide.set_share(1.0, 0.0)
+        for batch in self.dataset.rows(split):
+            if self.stop():
+                return
+            here = batch.to(model.device)
+            with evaluating(model), autocast(self.precision, model.device):
                 deep = model(here.input)[0]
-            window = model.wide.window(here.input)
-            linear = {label: (window @ each.table + each.bias).view(deep.shape) for label, each in maps.items()}
-            for total, side in zip(found, sides, strict=True):
-                outputs = side.deep * deep.to(window.dtype) if side.deep else torch.zeros_like(deep, dtype=window.dtype)
-                for label in side.maps:
-                    outputs = outputs + (1 - side.deep) / len(side.maps) * linear[label]
-                total.add(task.observed(model, task.levelled(model, here, outputs), here))
+            window = wide.window(here.input)
+            linear = {label: (window @ each.table + each.bias).view(deep.shape) for label, each in self.maps.items()}
+            yield here, {**linear, self.name: deep.to(window.dtype)}
+
+    def keep(self, shares: Shares) -> None:
+        """Set both paths to those of a contestant."""
+        deep = shares.get(self.name, 0.0)
+        wide = sum(shares.values()) - deep
+        parts = {label: share / wide for label, share in shares.items() if label != self.name} or {NORMALISED: 1.0}
+        table, bias = (sum(share * self.maps[label][i] for label, share in parts.items()) for i in range(2))
+        _set(self.model, Affine(table, bias), deep, wide)  # type: ignore[arg-type]
+
+
+def convex(products: np.ndarray) -> list[float]:
+    """Factors w ≥ 0 of sum 1 with the least w^T P w, for positive semi-definite P (n, n) of few rows."""
+    count = len(products)
+    best, found = np.inf, [0.0] * count
+    for size in range(1, count + 1):
+        for some in combinations(range(count), size):
+            own = products[np.ix_(some, some)]
+            raw = np.linalg.lstsq(own, np.ones(size), rcond=None)[0] if size > 1 else np.ones(1)
+            if raw.sum() <= 0 or (raw < 0).any():
+                continue
+            share = raw / raw.sum()
+            error = float(share @ own @ share)
+            if error < best - 1e-12:
+                best, found = error, [0.0] * count
+                for i, value in zip(some, share.tolist(), strict=True):
+                    found[i] = value
     return found
-
-
-def _mean(maps: Sequence[Affine]) -> Affine:
-    return Affine(*(torch.stack(parts).mean(0) for parts in zip(*maps, strict=True)))
 
 
 @torch.no_grad()

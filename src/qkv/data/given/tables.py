@@ -40,7 +40,7 @@ def is_given(value: Any) -> bool:
     """True if ``value`` is data, and not the name of a file or data set."""
     if isinstance(value, (str, bytes, os.PathLike)):
         return False
-    return isinstance(value, Iterable) or _is_frame(value) or _is_dataset(value) or is_column(value)
+    return isinstance(value, Iterable) or is_frame(value) or _is_dataset(value) or is_column(value)
 
 
 def splits_of(value: Any, what: str = "data") -> dict[str, Any]:
@@ -65,7 +65,7 @@ def splits_of(value: Any, what: str = "data") -> dict[str, Any]:
 
 def are_splits(value: Mapping[Any, Any]) -> bool:
     """True for a mapping of splits, by its names or since it holds whole tables; False for a mapping of columns."""
-    if any(_is_frame(part) or _is_dataset(part) for part in value.values()):
+    if any(is_frame(part) or _is_dataset(part) for part in value.values()):
         return True
     return bool(value) and all(str(name) in SPLITS for name in value)
 
@@ -82,7 +82,7 @@ def rows_of(value: Any, what: str = "data") -> Given:
         return _of_columns(_of_numbers(value), what)
     if hasattr(value, "to_pydict"):  # an Arrow table
         return _of_columns(value.to_pydict(), what)
-    if _is_frame(value):
+    if is_frame(value):
         return _of_columns({**_dates(value), **{name: value[name] for name in _unique(value.columns, what)}}, what)
     if isinstance(value, Mapping):
         return _of_columns(value, what)
@@ -109,7 +109,7 @@ def _dates(frame: Any) -> dict[str, Any]:
     return {} if name in map(str, getattr(frame, "columns", ())) else {name: index}
 
 
-def _is_frame(value: Any) -> bool:
+def is_frame(value: Any) -> bool:
     """True for a data frame of pandas, polars or the like."""
     return hasattr(value, "columns") and hasattr(value, "__getitem__") and hasattr(value, "shape")
 
@@ -121,7 +121,7 @@ def _is_dataset(value: Any) -> bool:
 
 def is_column(value: Any) -> bool:
     """True for a list or an array of values, or a column of a data frame."""
-    if isinstance(value, (str, bytes, Mapping)) or _is_frame(value) or _is_dataset(value):
+    if isinstance(value, (str, bytes, Mapping)) or is_frame(value) or _is_dataset(value):
         return False
     return isinstance(value, (list, tuple)) or any(hasattr(value, name) for name in ("to_list", "tolist", "to_pylist"))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -100,10 +100,13 @@ def build_processor(spec: ProcessorSpec) -> Processor:
     return implementation(spec, "qkv.data.processors")(spec)
 
 
-def recognised(source: str, table: Callable[[], Table | None]) -> ProcessorSpec | None:
+def recognised(source: str, table: Callable[[], Table | None], columns: Collection[str] = ()) -> ProcessorSpec | None:
     """Processor, with default settings, of the kind of values that the file or folder ``source`` holds; None for text.
 
-    ``table``: see ``Processor.recognises``.
+    ``table``: see ``Processor.recognises``; ``columns``: names of the roles whose column is given.
     """
     made: dict[Any, type[Processor]] = implementations(ProcessorSpec, "qkv.data.processors")
+    named = next((part() for part, found in made.items() if found.role.name in columns), None)
+    if named is not None:
+        return named
     return next((part() for part, found in made.items() if found.recognises(source, table)), None)

@@ -11,12 +11,14 @@ from typing import Literal, get_args
 from qkv.data.records.conll import conll
 from qkv.data.records.delimited import delimited, first_fields
 from qkv.data.records.fasta import fasta
+from qkv.data.records.graph_arrays import arrays_of
 from qkv.data.records.graph_tables import graph_table, with_graphs
 from qkv.data.records.jsonl import jsonl
 from qkv.data.records.kept import kept
 from qkv.data.records.model import Role
 from qkv.data.records.parallel import language_pair, parallel
 from qkv.data.records.pictures import folder_table, folder_tables
+from qkv.data.records.series_tables import array_table, npy_table, with_series
 from qkv.data.records.squad import squad
 from qkv.data.records.table import Table, head
 from qkv.data.text import TextSource
@@ -50,11 +52,17 @@ SQUAD = re.compile(r'^\s*\{.*"paragraphs"\s*:\s*\[', re.DOTALL)
 
 
 def table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, known: Sequence[str] = ()) -> Table:
-    """Read the table of examples in the file ``source``, or in two parallel texts ``a | b``.
+    """Read the table of examples in the file ``source``, or in two parallel texts ``a | b``; for a role of series with
+    one column of these.
 
     ``option``: name of the option that gave ``source``, such as ``data.source``, for messages; ``known``: names of
     known data sets, for suggestions. Raises ``UserError`` if it is not a file or not a table.
     """
+    columns = option.rpartition(".")[0] or option
+    return with_series(_table_of(source, data, roles, option, known), roles, data.columns, f"{columns}.columns")
+
+
+def _table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, known: Sequence[str]) -> Table:
     if SEPARATOR in source and not Path(source).expanduser().exists():
         return _joined(source, data, option)
     if Path(source).expanduser().is_dir():
@@ -64,7 +72,9 @@ def table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, k
         text.name = IN_MEMORY
         return kept((_identity(source), "jsonl"), lambda: replace(with_graphs(jsonl(text)), given=True))
     if source.lower().endswith(".npz"):
-        return kept((_identity(source), "npz"), lambda: graph_table(text))
+        return kept((_identity(source), "npz"), lambda: _arrays(text))
+    if source.lower().endswith(".npy"):
+        return kept((_identity(source), "npy"), lambda: npy_table(text))
     if not head(text).strip():
         raise UserError(f"{option}: {source!r} is empty")
     kind = data.format or told(text, roles)
@@ -130,6 +140,12 @@ def _by_lines(beginning: str, roles: Sequence[Role]) -> Format | None:
     if any(all(mark in line for line in filled[:-1] or filled) for mark in (",", ";")):
         return "csv"
     return None
+
+
+def _arrays(text: TextSource) -> Table:
+    """Table of an ``.npz`` file of graphs or of series."""
+    arrays = arrays_of(text)
+    return graph_table(text, arrays) if "graph_ptr" in arrays else array_table(text, arrays)
 
 
 def _read(text: TextSource, kind: Format, given: tuple[str, ...], roles: Sequence[Role]) -> Table:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.data.records.graph_arrays import arrays_of, feature_mapping, needed
+from qkv.data.records.graph_arrays import feature_mapping, needed
 from qkv.data.records.model import BadRow
 from qkv.data.records.table import Row, Table
 from qkv.data.text import TextSource
@@ -38,14 +38,13 @@ def with_graphs(table: Table) -> Table:
     return replace(table, columns=(GRAPH, *others), parse=parse)
 
 
-def graph_table(text: TextSource) -> Table:
-    """Read an ``.npz`` file of labelled graphs.
+def graph_table(text: TextSource, arrays: dict[str, np.ndarray]) -> Table:
+    """Table of the arrays of an ``.npz`` file of labelled graphs.
 
     Arrays: ``graph_ptr`` (graphs + 1): graph i has the nodes ``graph_ptr[i]`` to ``graph_ptr[i + 1]``, which are
     numbered through all graphs; ``edges`` (E, 2); ``graph_labels`` (graphs); optionally ``node_tags`` and features as
     in ``qkv.data.graphs.nodes.read_npz``. Raises ``UserError``.
     """
-    arrays = arrays_of(text)
     starts, labels = (needed(arrays, name, text.name) for name in ("graph_ptr", "graph_labels"))
     wrong = starts.ndim != 1 or len(starts) != len(labels) + 1 or starts[0] != 0 or (np.diff(starts) < 0).any()
     if wrong or starts.dtype.kind not in "iu":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-Kind = Literal["text", "label", "labels", "number", "words", "tags", "answers", "image", "signal"]
+Kind = Literal["text", "label", "labels", "number", "words", "tags", "answers", "image", "signal", "series"]
 
 
 class Role(NamedTuple):

@@ -10,6 +10,7 @@ import numpy as np
 
 from qkv.data.records.model import Kind
 from qkv.data.records.pictures import is_image
+from qkv.data.records.series_values import is_series
 from qkv.data.records.table import Row, Table
 
 MOST_LABELS = 1000
@@ -22,7 +23,7 @@ IDS = frozenset(("id", "ids", "idx", "index", "row", "nr", "no", "number", "uid"
 @dataclass
 class Profile:
     """Statistics of one column: numbers of non-empty values, of characters, of values that are numbers, lists,
-    objects or images, and the distinct values.
+    objects, images or series of numbers, and the distinct values.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Profile:
     lists: int = 0
     objects: int = 0
     images: int = 0
+    series: int = 0
     counts_up: bool = True
     distinct: set[str] = field(default_factory=set)
     _last: int | None = None
@@ -44,6 +46,7 @@ class Profile:
             return
         self.filled += 1
         self.images += is_image(value)
+        self.series += is_series(value)
         if isinstance(value, (list, dict)):
             first = value[0] if isinstance(value, list) else value
             self.objects += isinstance(first, dict)
@@ -78,6 +81,16 @@ class Profile:
         return plain(self.name) in IDS or (
             self.filled > 2 and self.counts_up and len(self.distinct) == min(self.filled, MOST_LABELS + 1)
         )
+
+    @property
+    def is_series(self) -> bool:
+        """True if the values are series of numbers."""
+        return self.filled > 0 and FITS["series"](self)
+
+    @property
+    def is_label(self) -> bool:
+        """True if the values are few, short and no numbers, as labels are."""
+        return self.filled > 0 and not self.is_number and _is_label(self)
 
     def fits(self, kind: Kind) -> bool:
         """True if the values look like those of a column of ``kind``, such as a label with few distinct values."""
@@ -123,5 +136,6 @@ FITS: dict[Kind, Callable[[Profile], bool]] = {
     "answers": lambda p: p.objects > 0,
     "image": lambda p: p.images == p.filled,
     "signal": lambda p: p.objects > 0,
+    "series": lambda p: p.series >= 0.9 * p.filled,
 }
 """Test of whether a column fits each kind; a label column has at most 20 distinct values, or one per 20 rows."""

@@ -247,6 +247,7 @@ CONVERT: dict[str, Callable[[Any, str], Any]] = {
     "words": _words,
     "tags": _tags,
     "signal": _signal,
+    "series": _signal,
 }
 """Function that converts a column's value for each kind of role; answers and images are converted separately, since
 they need their context and the table's folder.

@@ -19,7 +19,9 @@ Unit = Literal["rows", "number", "seconds", "months"]
 class Series(Processor, kind="series"):
     """Standardisation (x - mean) / deviation of the channels of a time series, and features of its time stamps.
 
-    Mean and deviation are those of the training part. The columns are named in ``data.columns`` or guessed.
+    Mean and deviation are those of the training part. Of a task that forecasts, the columns of a table are the channels
+    (named in ``data.columns`` or guessed); of others, each row has a series of its own, of any length, and ``rows`` is
+    set.
     """
 
     calendar: bool = Field(
@@ -34,11 +36,16 @@ class Series(Processor, kind="series"):
     period: int | None = Field(default=None, gt=0, description="steps of a season; filled in from the data")
     mean: Seq[float] = Field(default=(), description="of each channel, then of each known column")
     deviation: Seq[float] = ()
+    rows: bool = Field(default=False, description="each row is a series; filled in from the task")
 
     @property
     def covariates(self) -> int:
         """Number of features known in advance: known columns and calendar."""
         return len(self.known) + (CALENDAR if self.calendar else 0)
+
+    @property
+    def num_simple(self) -> int | None:
+        return SIMPLE * len(self.channels) + 1 if self.rows and self.channels else None
 
     def problems(self) -> list[Problem]:
         if len(self.mean) != len(self.deviation):
@@ -48,6 +55,8 @@ class Series(Processor, kind="series"):
         return [] if low > 0 else [Problem(("deviation",), f"{low} given, and values are divided by it; give more")]
 
 
+SIMPLE = 45
+"""Number of simple features of each channel of a row: ``qkv.data.series.statistics``."""
 CALENDAR = 8
 """Number of calendar features: sine and cosine of the hour, the day of the week, of the month and of the year."""
 
@@ -67,7 +76,14 @@ class OfSeries(Placed):
 
     def fitted(self, processor: Processor) -> Self:
         assert isinstance(processor, Series)
+        if processor.rows and self.splits_rows(len(processor.channels)):
+            sentence = "a row is predicted from all of its channels, and it may have any length; give channels=mixed"
+            raise SpecError([Problem(("channels",), sentence)])
         return self._filled(features=len(processor.channels), covariates=processor.covariates)
+
+    def splits_rows(self, channels: int) -> bool:
+        """True if a row of so many channels is not read whole, or must have a fixed length."""
+        return False
 
     def of_steps(self, steps: int) -> Self:
         """Copy for windows of ``steps`` steps. Raises ``SpecError`` if another number is given."""
@@ -102,6 +118,8 @@ class SeriesPatches(OfSeries, kind="series_patches"):
 
     ``frequencies`` F > 0: each value comes with its real time t, as [t, sin(ω_k t + φ_k)] with learned ω and φ
     (Time2Vec, Kazemi et al. 2019), so that values may be unevenly spaced; steps without a value are then left out.
+
+    ``steps`` None: rows of any length; those shorter than a patch are prolonged by their last value.
     """
 
     patch: int = Field(default=16, gt=0, le=LONGEST, description="steps of a patch")
@@ -116,6 +134,9 @@ class SeriesPatches(OfSeries, kind="series_patches"):
     def rows_per_channel(self) -> bool:
         return self.channels == "apart"
 
+    def splits_rows(self, channels: int) -> bool:
+        return self.channels == "inverted" or (self.channels == "apart" and channels > 1)
+
     @property
     def row_features(self) -> int | None:
         """Channels of a row."""
@@ -129,7 +150,7 @@ class SeriesPatches(OfSeries, kind="series_patches"):
 
     def patches(self, steps: int) -> int:
         """Number of patches of a window of ``steps`` steps."""
-        return (steps - self.patch) // self.stride + 1 + self.pad_end
+        return max(0, steps - self.patch) // self.stride + 1 + self.pad_end
 
     def of_steps(self, steps: int) -> Self:
         if self.channels != "inverted" and steps < self.patch:
