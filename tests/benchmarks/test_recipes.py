@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.tasks import nodes
+from tests.tasks.clips import clips
 from tests.tasks.pictures import pictures
 
 import qkv
@@ -35,10 +36,12 @@ def tiny(tmp_path: Path) -> Path:
 
 
 def tiny_table(recipe: qkv.Recipe, folder: Path) -> Path:
-    """A table of 60 rows that fits the task, a small graph, or a folder of images."""
+    """A table of 60 rows that fits the task, a small graph, or a folder of images or clips."""
     kind, processor = recipe.task.kind, recipe.data.processor
     if processor is not None and processor.kind in ("images", "image_codes", "image_patches"):
         return pictures(folder / "pictures", 30)
+    if processor is not None and processor.kind == "video":
+        return clips(folder / "clips", 30)
     if kind == "node_classification":
         return nodes.write(folder)
     if kind == "forecasting":
@@ -84,6 +87,7 @@ SIZES: dict[str, dict[str, int]] = {
     "patches": {"height": 28, "width": 28, "channels": 1},
     "image_codes": {"vocab_size": 266},
     "image_patches": {"features": 16, "starts": 10},
+    "tubelets": {"frames": 8, "height": 32, "width": 32},
     "series_patches": {"features": 7, "covariates": 0, "steps": 336},
 }
 """Sizes of each kind of front end that its data would determine."""

@@ -15,7 +15,7 @@ import qkv as library
 from qkv.inspection.machine import Machine, store_machine
 from qkv.spec.yaml_io import read_recipe
 from qkv.system.processor import processor_name
-from qkv.training.finetune import guess_task
+from qkv.training.guessed import guess_task
 
 SHORT = ("training.steps=12", "training.validation.every=6")
 TOLD = {

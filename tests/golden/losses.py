@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from tests.cli.tables import write_tables
+from tests.tasks.clips import clips
 from tests.tasks.nodes import write
 from tests.tasks.pictures import pictures
 
@@ -49,6 +50,7 @@ SOURCES: dict[str, tuple[str, dict[str, str]]] = {
     "ettm1": (SERIES, {"time": "date"}),
     "cora": ("rings.npz", {}),
     "fashion-mnist": ("pictures", {}),
+    "moving-garments": ("clips", {}),
 }
 """File that takes the place of a data set, and its columns."""
 VERBS: dict[str, tuple[str, ...]] = {
@@ -125,6 +127,7 @@ def write_data(folder: Path) -> dict[str, str]:
     write_tables(folder)
     write(folder)
     pictures(folder / "pictures", 40)
+    clips(folder / "clips")
     hours = (datetime(2024, 1, 1) + timedelta(hours=i) for i in range(1500))
     rows = [f"{hour.isoformat(' ')},{hour.hour + draw.random():.6f},{hour.weekday()}" for hour in hours]
     (folder / SERIES).write_text("\n".join(["date,first,second", *rows]), encoding="utf-8")

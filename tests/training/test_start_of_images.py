@@ -25,6 +25,7 @@ from qkv.spec.errors import UserError
 from qkv.spec.signals.images import Images
 from qkv.training.automatic_task import automatic_task
 from qkv.training.events import Event, Notice
+from qkv.training.guessed import guess_task
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 SIZED = ["data.processor.height=20", "data.processor.width=12"]
@@ -82,6 +83,10 @@ def test_a_published_encoder_is_tuned_with_its_own_processor(place: Path, name: 
     assert getattr(recipe.model.head, "pooling", None) == pooling
     assert recipe.model.wide is not None
     assert not recipe.candidates
+
+
+def test_a_folder_of_images_is_classified_unless_said_otherwise(place: Path) -> None:
+    assert guess_task({"source": str(place / "photos")}) == "classification"
 
 
 def test_it_learns_and_keeps_its_stack(place: Path, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def _told(given: Mapping[str, Any], begun: Mapping[str, Any]) -> str:
             return fitting[0]
     if "data" not in given:
         raise UserError("'qkv train finetune' needs training data: --data FILE")
-    from qkv.training.finetune import guess_task
+    from qkv.training.guessed import guess_task
 
     task = guess_task({"source": given["data"]})
     return next(verb for verb, found in VERBS.items() if found.task == task)

@@ -123,11 +123,13 @@ def _curved(contours: Sequence[np.ndarray], count: int) -> Contours:
     """
     step = min(_STEP, sum(map(length, contours)) / (2 * count))
     dense = [_resampled(points, step) for points in contours]
-    points, owner = np.concatenate(dense), np.repeat(np.arange(len(dense)), [len(each) for each in dense])
-    ends = np.cumsum([len(each) for each in dense])
+    left = [len(each) for each in dense]
+    points, owner = np.concatenate(dense), np.repeat(np.arange(len(dense)), left)
     before, after = np.arange(len(points)) - 1, np.arange(len(points)) + 1
-    before[ends - [len(each) for each in dense]], after[ends - 1] = ends - 1, ends - [len(each) for each in dense]
-    left, alive, total = [len(each) for each in dense], np.ones(len(points), bool), len(points)
+    ends = np.cumsum(left)
+    begins = ends - np.array(left)
+    before[begins], after[ends - 1] = ends - 1, begins
+    alive, total = np.ones(len(points), bool), len(points)
 
     def area(i: int) -> float:
         (ax, ay), (bx, by) = points[before[i]] - points[i], points[after[i]] - points[i]

@@ -28,7 +28,7 @@ class Processor(Part, slot=True):
         """True if the label of a value is read with it, so that values of a label can be generated."""
         return False
 
-    def following(self, start: Self) -> Self:
+    def following(self, start: Processor) -> Self:
         """Copy with the settings that it takes from ``start``, the processor of a model that is fine-tuned; by default
         all are fitted to the new data.
         """

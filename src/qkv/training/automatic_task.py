@@ -10,12 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.data.ngrams import words_of
-from qkv.data.processors.processor import recognised
-from qkv.data.records.formats import table_of
 from qkv.data.records.model import Records, Role
-from qkv.data.records.named import TABLES, named_tables
 from qkv.data.records.open import open_records
-from qkv.data.records.table import Table
 from qkv.inspection.cost import cost
 from qkv.inspection.machine import Machine, fits_memory
 from qkv.spec.branches import Attention, FeedForward
@@ -44,6 +40,7 @@ from qkv.training.automatic_forecast import automatic_forecast
 from qkv.training.automatic_signal import choice_for
 from qkv.training.describe import as_asked
 from qkv.training.finetune import finetuned, short_form
+from qkv.training.guessed import with_processor
 from qkv.training.start import find_start, with_processor_of
 
 _FEWEST = 200
@@ -280,23 +277,6 @@ def name_of(source: str) -> str:
 
 def _roles(task: TaskSpec, data: Data) -> tuple[Role, ...]:
     return build_task(task, data.processor).roles  # type: ignore[attr-defined]
-
-
-def with_processor(data: Data, task: TaskSpec) -> Data:
-    """Copy of ``data`` with the processor of the values that its source holds, if the task reads others than text."""
-    if data.processor is not None or not task.reads_signals or "text" in data.columns:
-        return data
-
-    def table() -> Table | None:
-        if data.source in TABLES:
-            return named_tables(data.source)["train"]
-        try:
-            return table_of(data.source, data, build_task(task).roles, "data.source")  # type: ignore[attr-defined]
-        except UserError:  # reported when the table is read for the task
-            return None
-
-    found = recognised(data.source, table, data.columns)
-    return data if found is None else data.changed(processor=found)
 
 
 def _described(examples: int, models: str) -> str:

@@ -79,15 +79,16 @@ def with_start(recipe: Recipe, known: Recipe | None = None) -> Recipe:
     Raises ``UserError`` if the start does not exist, another tokenizer or another kind of processor is given, or the
     model does not fit the task.
     """
-    if recipe.start is None:
+    source = recipe.start
+    if source is None:
         return recipe
-    if known and known.start == recipe.start:
+    if known and known.start == source:
         tokenizers = known.data.tokenizer, known.data.target_tokenizer
         start = Start(known.model, *tokenizers, task=known.task, processor=known.data.processor)
     else:
-        start = find_start(recipe.start)
+        start = find_start(source)
     recipe = _with_tokenizers(recipe, start)
-    recipe = recipe.changed(data=with_processor_of(start, recipe.data, recipe.start))
+    recipe = recipe.changed(data=with_processor_of(start, recipe.data, source))
     recipe = recipe.changed(task=_written_alike(recipe.task, start.task)) if start.task else recipe
     return recipe if start.model is None else recipe.changed(model=_described(recipe, start.model, start.heads))
 

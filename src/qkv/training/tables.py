@@ -14,7 +14,7 @@ from qkv.spec.data import Data
 from qkv.spec.errors import UserError
 from qkv.spec.tasks import Task
 from qkv.tasks.registry import build_task
-from qkv.training.finetune import guess_task
+from qkv.training.guessed import guess_task
 
 _SHOWN = 8
 

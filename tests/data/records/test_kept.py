@@ -18,7 +18,7 @@ from qkv.data.text import TextSource
 from qkv.inspection.machine import Machine, store_machine
 from qkv.system.processor import processor_name
 from qkv.tasks.registry import build_task
-from qkv.training.finetune import guess_task
+from qkv.training.guessed import guess_task
 
 TABLES = {
     "classification": "reviews.csv",

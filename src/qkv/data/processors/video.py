@@ -124,7 +124,7 @@ def _clip(value: Any) -> _Clip:
     return _animation(opened_image(value), image_name(value))
 
 
-def _listed(frames: Sequence[Any], name: str) -> _Clip:
+def _listed(frames: Sequence[Any] | np.ndarray, name: str) -> _Clip:
     if not len(frames):
         raise Unusable(f"{name} has no frames")
     return _Clip(len(frames), frames.__getitem__)

@@ -104,10 +104,11 @@ class Pixels(Processor):
         """True if all fields that the training set determines are known."""
         return None not in (self.height, self.width, self.channels, self.mean, self.deviation)
 
-    def following(self, start: Self) -> Self:
+    def following(self, start: Processor) -> Self:
         """Copy in which settings left at their defaults are those of ``start``; for images of another size, the size
         before a centre crop in proportion to it.
         """
+        assert isinstance(start, Pixels)
         own, fields = self, type(self).model_fields
         sides = self.height or start.height, self.width or start.width
         if self.resized is None and start.resized and start.height and start.width and None not in sides:

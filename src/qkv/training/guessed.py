@@ -1,0 +1,102 @@
+"""Inference of the task that fits a table or a folder, and of the processor of its values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from qkv.data.processors.processor import recognised
+from qkv.data.records.formats import table_of
+from qkv.data.records.model import Records, Role
+from qkv.data.records.named import TABLES, named_tables
+from qkv.data.records.open import open_records
+from qkv.data.records.profile import plain
+from qkv.data.records.table import Table
+from qkv.spec.data import Data
+from qkv.spec.errors import UserError
+from qkv.spec.tasks import Task
+from qkv.tasks.registry import build_task
+
+_CLASSES = 20
+"""Maximum number of distinct integers that count as labels; more are values."""
+
+
+def guess_task(data: Mapping[str, Any]) -> str:
+    """Infer the kind of task from a table's format, column names and values.
+
+    Questions with answers, words with tags, translations or summaries (by column name), numbers, labels. Raises
+    ``UserError`` if ambiguous.
+    """
+    given = Data.parse(dict(data))
+    for kind in ("question_answering", "token_classification"):
+        if _opened(given, kind) is not None:
+            return kind
+    for kind in ("translation", "summarization"):
+        if _named(given, _roles(kind)):
+            return kind
+    labels, numbers = _opened(given, "classification"), _opened(given, "regression")
+    if numbers is not None and (labels is None or _are_values(labels)):
+        return "regression"
+    if labels is not None:
+        return "classification"
+    raise UserError(
+        f"the columns of {given.source!r} do not determine the task; name it, as in: "
+        f"qkv train classify --data {given.source} --text … --label …"
+    )
+
+
+def _roles(kind: str) -> tuple[Role, ...]:
+    return build_task(Task.kinds()[kind]()).roles  # type: ignore[attr-defined]
+
+
+def _opened(data: Data, kind: str) -> Records | None:
+    """Read the data with the columns of a task of that kind; None if they do not fit."""
+    task = Task.kinds()[kind]()
+    data = with_processor(data, task)
+    roles = build_task(task, data.processor).roles  # type: ignore[attr-defined]
+    try:
+        return open_records(
+            data.changed(
+                columns={role: data.columns[role] for role in data.columns if role in {r.name for r in roles}}
+            ),
+            roles,
+        )
+    except UserError:
+        return None
+
+
+def _named(data: Data, roles: tuple[Role, ...]) -> bool:
+    """True if the table has a column named after each role, such as "source" and "target"."""
+    table = (
+        named_tables(data.source)["train"]
+        if data.source in TABLES
+        else table_of(data.source, data, roles, "data.source")
+    )
+    columns = {plain(column) for column in table.columns}
+    return all(columns & {plain(name) for name in (role.name, *role.names)} for role in roles)
+
+
+def _are_values(records: Records) -> bool:
+    """True if the labels are numbers on a scale, for regression: fractions, or many distinct values."""
+    try:
+        values = {float(row["label"]) for row in records.splits["train"]}
+    except ValueError:
+        return False
+    return len(values) > _CLASSES or any(value != int(value) for value in values)
+
+
+def with_processor(data: Data, task: Task) -> Data:
+    """Copy of ``data`` with the processor of the values that its source holds, if the task reads others than text."""
+    if data.processor is not None or not task.reads_signals or "text" in data.columns:
+        return data
+
+    def table() -> Table | None:
+        if data.source in TABLES:
+            return named_tables(data.source)["train"]
+        try:
+            return table_of(data.source, data, build_task(task).roles, "data.source")  # type: ignore[attr-defined]
+        except UserError:  # reported when the table is read for the task
+            return None
+
+    found = recognised(data.source, table, data.columns)
+    return data if found is None else data.changed(processor=found)
