@@ -127,7 +127,8 @@ def write_data(folder: Path) -> dict[str, str]:
     write_tables(folder)
     write(folder)
     pictures(folder / "pictures", 40)
-    clips(folder / "clips")
+    if not (folder / "clips").exists():
+        clips(folder / "clips")
     hours = (datetime(2024, 1, 1) + timedelta(hours=i) for i in range(1500))
     rows = [f"{hour.isoformat(' ')},{hour.hour + draw.random():.6f},{hour.weekday()}" for hour in hours]
     (folder / SERIES).write_text("\n".join(["date,first,second", *rows]), encoding="utf-8")

@@ -85,6 +85,15 @@ def test_a_published_encoder_is_tuned_with_its_own_processor(place: Path, name: 
     assert not recipe.candidates
 
 
+@pytest.mark.parametrize("adapt", ["head", "lora(2)"])
+def test_the_stack_can_be_frozen(place: Path, adapt: str) -> None:
+    source = {"source": str(place / "photos")}
+    whole, part = (automatic_task("classification", source, start=str(place / "vit"), adapt=a) for a in (None, adapt))
+    assert part.training.adapt.kind == adapt.partition("(")[0]
+    assert part.training.optimizer.lr > whole.training.optimizer.lr
+    assert part.model == whole.model
+
+
 def test_a_folder_of_images_is_classified_unless_said_otherwise(place: Path) -> None:
     assert guess_task({"source": str(place / "photos")}) == "classification"
 

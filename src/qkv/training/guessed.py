@@ -34,6 +34,7 @@ def guess_task(data: Mapping[str, Any]) -> str:
     for kind in ("translation", "summarization"):
         if _named(given, _roles(kind)):
             return kind
+    given = with_processor(given, Task.kinds()["classification"]())
     labels, numbers = _opened(given, "classification"), _opened(given, "regression")
     if numbers is not None and (labels is None or _are_values(labels)):
         return "regression"
@@ -51,9 +52,7 @@ def _roles(kind: str) -> tuple[Role, ...]:
 
 def _opened(data: Data, kind: str) -> Records | None:
     """Read the data with the columns of a task of that kind; None if they do not fit."""
-    task = Task.kinds()[kind]()
-    data = with_processor(data, task)
-    roles = build_task(task, data.processor).roles  # type: ignore[attr-defined]
+    roles = build_task(Task.kinds()[kind](), data.processor).roles  # type: ignore[attr-defined]
     try:
         return open_records(
             data.changed(

@@ -31,7 +31,7 @@ class ContourProcessor(Processor):
 
     role = Role("image", "image", ("image", "file", "filename", "path", "picture", "mask", "shape"))
     example = "shape.png"
-    simple = "filled contours"
+    simple = "silhouettes"
     spec: Contours
 
     def fitted(self, values: Sequence[Any]) -> Contours:

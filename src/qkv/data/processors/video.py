@@ -36,7 +36,7 @@ class VideoProcessor(Processor):
 
     role = Role("image", "image", ("image", "clip", "video", "file", "filename", "path", "animation"))
     example = "clip.gif"
-    simple = "mean frames"
+    simple = "pixels"
     spec: Video
 
     @property
@@ -62,7 +62,7 @@ class VideoProcessor(Processor):
         return Signal(frames.unflatten(0, (len(encoded), -1)))
 
     def features(self, encoded: np.ndarray) -> np.ndarray:
-        return np.mean([self._frame.features(frame) for frame in encoded], 0)
+        return self._frame.features(encoded.mean(0))
 
     def picture(self, value: Any) -> str | None:
         try:
