@@ -87,7 +87,7 @@ SIZES: dict[str, dict[str, int]] = {
     "patches": {"height": 28, "width": 28, "channels": 1},
     "image_codes": {"vocab_size": 266},
     "image_patches": {"features": 16, "starts": 10},
-    "tubelets": {"frames": 8, "height": 32, "width": 32},
+    "tubelets": {"frames": 8, "height": 32, "width": 32, "channels": 1},
     "series_patches": {"features": 7, "covariates": 0, "steps": 336},
 }
 """Sizes of each kind of front end that its data would determine."""
