@@ -30,6 +30,7 @@ qkv train multilabel --data mine.csv --text summary --labels genres
 qkv train regress --data mine.csv --text review --value price
 qkv train translate --source a.txt --target b.txt
 qkv train forecast --data sales.csv --time date --value amount --horizon 14
+qkv train edges --data edges.csv
 qkv train summarize --data mine.jsonl --text article --summary abstract
 qkv train tag --data mine.conll
 qkv train answer --data squad.json
@@ -38,7 +39,7 @@ qkv train classify --from runs/pretrained --data mine.csv --adapt "lora(16)"
 """
 _FIRST = (
     "A recipe (file or name), run folder, text file or data set name; or classify, multilabel, regress, tag, answer, "
-    "translate, forecast, summarize, finetune."
+    "translate, forecast, edges, summarize, finetune."
 )
 
 _Text = Annotated[
@@ -124,7 +125,8 @@ def train_command(
 
     For a text file, the tokenizer, model size and length of training are chosen to fit the text and this machine. The
     same holds for a table of examples after a verb: classify, multilabel, regress, tag, answer, translate, forecast,
-    summarize, or finetune, which infers the task from the data. 'qkv train classify --help' lists options of a verb.
+    edges, summarize, or finetune, which infers the task from the data. 'qkv train classify --help' lists options of a
+    verb.
     """
     began = clock.seconds()
     given = {name: found for name, found in locals().items() if name in OF_TABLES}

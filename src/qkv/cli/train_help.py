@@ -20,6 +20,8 @@ _SUMMARIES = {
     "answer": "Train a model that finds answers in a text, on SQuAD files or a table of questions and answers.",
     "translate": "Train a translator on two texts, line by line, or on a table with both languages.",
     "forecast": "Train a model that forecasts time series, on a table with columns of time stamps and numbers.",
+    "edges": "Train a model that predicts missing edges of a graph, on a table of edges, 'nodes.csv | edges.csv' or an "
+    ".npz file.",
     "summarize": "Train a model that summarizes texts, on a table with a column of summaries.",
     FINETUNE: "Finetune an existing model on a table; the task is inferred from the data, or set by --task.",
 }

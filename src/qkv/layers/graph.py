@@ -15,13 +15,15 @@ class Graph:
 
     edges (2, E): source and target of each edge, as indices b · N + n into the flattened rows; without self-loops and
     repetitions. distances (B, N, N): number of edges on a shortest path from the node of the third axis to that of the
-    second, or a bound that longer paths share; -1 without a path. None unless a part of the model reads them.
+    second, or a bound that longer paths share; -1 without a path. pairs (2, P): pairs of positions, as indices like
+    those of edges, for which a head predicts an edge. None unless a part of the model reads them.
     """
 
     edges: Tensor
     distances: Tensor | None = None
+    pairs: Tensor | None = None
 
     def to(self, device: torch.device | str) -> Self:
         """Copy of the graph on ``device``."""
-        distances = None if self.distances is None else self.distances.to(device)
-        return type(self)(self.edges.to(device), distances)
+        others = (None if each is None else each.to(device) for each in (self.distances, self.pairs))
+        return type(self)(self.edges.to(device), *others)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from qkv.layers.activations import ACTIVATIONS
 from qkv.layers.context import Context
+from qkv.layers.graph import Graph
 from qkv.layers.layout import ROWS, WHOLE, Declared, Layouts
 from qkv.layers.linear import Linear
 from qkv.layers.norms import build_norm
@@ -55,6 +56,10 @@ class Head(Declared):
     def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         """Loss summed over the targets: by default ``cross_entropy`` over the last axis of the outputs."""
         return cross_entropy(outputs.flatten(0, -2), targets.flatten(), smoothing)
+
+    def of_graph(self, x: Tensor, lengths: Tensor | None, graph: Graph | None) -> Tensor:
+        """Outputs for vectors x (B, N, D) of the nodes of a graph; by default those of ``forward``."""
+        return self(x, lengths)
 
     def shaped(self, outputs: Tensor) -> Tensor:
         """Outputs of rows (B, C) in the shape of those of ``forward``; by default unchanged."""
@@ -290,6 +295,46 @@ class Regressor(PredictionHead):
     def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         """Squared error Σ (y - target)²; ``smoothing`` is ignored, as targets are numbers."""
         return (at_least_single(outputs[:, 0]) - targets).square().sum()
+
+
+@implements(spec.EdgesHead)
+class EdgeScorer(Head):
+    """Head for edges: logits (P, 1) of pairs of nodes; (B, N, 1) of each node with itself if no pairs are given."""
+
+    num_outputs = 1
+
+    def __init__(self, part: spec.EdgesHead, width: int, table: object):
+        super().__init__()
+        size = part.hidden or width
+        self.map, self.dropout = Linear(width, size), part.dropout
+        self.weight, self.bias = nn.Parameter(torch.full((size,), size**-0.5)), nn.Parameter(torch.zeros(1))
+
+    def layouts(self) -> Layouts:
+        return {"weight": WHOLE, "bias": WHOLE}
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        h = self._mapped(x)
+        return self._scores(h, h)
+
+    def of_graph(self, x: Tensor, lengths: Tensor | None, graph: Graph | None) -> Tensor:
+        if graph is None or graph.pairs is None:
+            return self(x, lengths)
+        h = self._mapped(x).flatten(0, 1)
+        return self._scores(*(h.index_select(0, end) for end in graph.pairs))
+
+    def _mapped(self, x: Tensor) -> Tensor:
+        return self.map(dropout(x, self.dropout, self.training))
+
+    def _scores(self, h: Tensor, other: Tensor) -> Tensor:
+        return (h * other * self.weight).sum(-1, keepdim=True) + self.bias
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(2, (rows, length), generator=generator).float()
+
+    def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        """Binary cross-entropy of targets 1 (an edge) and 0, summed over pairs; no smoothing."""
+        logits = at_least_single(outputs[..., 0])
+        return F.binary_cross_entropy_with_logits(logits, targets.to(logits), reduction="sum")
 
 
 @implements(spec.VectorsHead)

@@ -349,7 +349,7 @@ class Transformer(Stack):
         if self.wide is not None and not self.training and not self.wide.reads(DEEP):
             return tapped(tap, "head", "head", self.head.shaped(self.wide.joined(None, signal))), None
         x, context, state = self._read(signal, state, tap, memory)
-        out = self.head(x, context.lengths if self.spec.num_outputs is None else None)
+        out = self.head.of_graph(x, context.lengths if self.spec.num_outputs is None else None, context.graph)
         if self.wide is not None and not self.training:
             out = self.head.shaped(self.wide.joined(out, signal))
         return tapped(tap, "head", "head", out), state

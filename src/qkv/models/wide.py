@@ -164,6 +164,17 @@ class Columns(Features):
         return signal
 
 
+@implements(spec.Pairs)
+class Pairs(Features):
+    """Linear map of the features of pairs of nodes: (P, F) -> ((x - mean) / deviation) W + c, (P, C)."""
+
+    per_position = True
+
+    def random(self, signal: Signal, generator: torch.Generator) -> Signal:
+        rows, length = signal.values.shape[:2]
+        return replace(signal, counts=torch.randn(rows, length, len(self.table), generator=generator))
+
+
 @implements(spec.LinearWindow)
 class LinearWindow(WidePath):
     """Linear map of the standardised window of one channel, (B, T, 1 + K) -> W^T z + c, (B, C); K covariates unused.

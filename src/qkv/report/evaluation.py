@@ -19,6 +19,7 @@ _KNOWN_AS = {
     "rouge2": "ROUGE-2",
     "rougeL": "ROUGE-L",
     "ngrams": "n-grams",
+    "auc": "AUC",
 }
 
 ERRORS = frozenset({"loss", "perplexity", "rmse", "mae", "bits_per_token", "bits_per_character", "bits_per_byte"}) | {

@@ -72,7 +72,8 @@ def _check_of(recipe: Recipe) -> Callable[[Mapping[str, Any]], object]:
     if recipe.data.processor is None:
         return lambda row: None
     processor = build_processor(recipe.data.processor)
-    return lambda row: processor.checked(row[processor.role.name])
+    name = processor.role.name  # absent where rows name parts of the run's own data, such as nodes
+    return lambda row: processor.checked(row[name]) if name in row else None
 
 
 def _read(

@@ -227,6 +227,17 @@ class SpanHead(Hidden, kind="spans"):
     per_position = True
 
 
+class EdgesHead(Head, kind="edges"):
+    """Edge prediction: logit Σ_k w_k h_ik h_jk + b of a pair of nodes (DistMult, Yang et al. 2015), h_i = W x_i.
+
+    It is symmetric: h_i and h_j can be exchanged. Without pairs, each position is paired with itself.
+    """
+
+    per_position = True
+    hidden: int | None = Field(default=None, gt=0, description="width of h; default: that of x")
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+
+
 class VectorsHead(Head, kind="vectors"):
     """Final hidden states themselves, without an output layer: a published model without a head."""
 

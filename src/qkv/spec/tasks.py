@@ -167,11 +167,37 @@ class NodeClassification(Task, kind="node_classification"):
     head: ClassVar[str] = "tokens"
 
     def model_problems(self, model: Model) -> list[Problem]:
-        processor = model.frontend.processor
-        if processor is not None and processor.of_graphs:
-            return []
-        sentence = f"the task {self.kind!r} reads the nodes of a graph, and the front end {model.frontend.kind!r} none"
-        return [Problem(("frontend",), f"{sentence}; use 'nodes'")]
+        return _of_graphs(self, model)
+
+
+class EdgePrediction(Task, kind="edge_prediction"):
+    """Prediction of the missing edges of one graph: -Σ log p(edge or not | pair of nodes, other edges), undirected.
+
+    Metrics: AUC, average precision, hits at 20. Held-out edges are removed from the graph that the model reads; as many
+    pairs without an edge are drawn. Data: a known graph, an ``.npz`` file, ``nodes.csv | edges.csv``, or ``edges.csv``.
+    """
+
+    test_fraction: float = Field(default=0.1, ge=0, lt=1, description="share of the edges in the test part")
+    hidden: float = Field(
+        default=0.5, gt=0, lt=1, description="share of the training edges that each step hides, and predicts"
+    )
+    negatives: int = Field(default=1, gt=0, le=100, description="pairs without an edge for each hidden edge")
+
+    reads: ClassVar[Reads] = "examples"
+    reads_signals: ClassVar[bool] = True
+    head: ClassVar[str] = "edges"
+
+    def model_problems(self, model: Model) -> list[Problem]:
+        return _of_graphs(self, model)
+
+
+def _of_graphs(task: Task, model: Model) -> list[Problem]:
+    """Problem of a model whose front end reads no graph; empty if it does."""
+    processor = model.frontend.processor
+    if processor is not None and processor.of_graphs:
+        return []
+    sentence = f"the task {task.kind!r} reads the nodes of a graph, and the front end {model.frontend.kind!r} none"
+    return [Problem(("frontend",), f"{sentence}; use 'nodes'")]
 
 
 class QuestionAnswering(Task, kind="question_answering"):

@@ -12,6 +12,8 @@ from qkv.spec.frontends import Frontend
 from qkv.spec.heads import Head
 from qkv.spec.processors import Processor
 
+PAIR_FEATURES = ("common neighbours", "Adamic-Adar", "degrees", "similarity")
+"""Names of the features of a pair of nodes."""
 LARGEST = 1 << 24
 """Upper bound of the number of buckets, far beyond any published model."""
 
@@ -86,6 +88,21 @@ class Columns(Features, kind="columns"):
         if frontend.processor is not None and frontend.processor.of_graphs and head.per_position and head.weighs:
             return ""
         return "'columns' adds to the logits of each node of a graph; use the front end 'nodes' and the head 'tokens'"
+
+
+class Pairs(Features, kind="pairs"):
+    """Linear map of the features of a pair of nodes: common neighbours, Adamic–Adar, degrees, similarity of columns.
+
+    Degrees and neighbours are those without the edge between the two nodes.
+    """
+
+    count: int | None = Field(default=len(PAIR_FEATURES), gt=0, le=LARGEST, description="features of a pair")
+
+    def of_processor(self, processor: Processor) -> Self:
+        return self
+
+    def misfit(self, frontend: Frontend, head: Head) -> str:
+        return "" if head.kind == "edges" else "'pairs' adds to the logits of edges; use the head 'edges'"
 
 
 class LinearWindow(WidePath, kind="dlinear"):

@@ -40,6 +40,11 @@ class JoinedTask(Task):
     def simple(self, vocabulary: Vocabulary) -> str:
         """Name of the features that the wide path reads, as in the names of ``baselines``, such as "pixels"."""
 
+    @property
+    def singles(self) -> dict[str, int]:
+        """Dense features that are predictors by themselves, and contestants: column by name; by default none."""
+        return {}
+
     @abstractmethod
     def simple_features(self, dataset: Any, split: str) -> FeatureTable | None:
         """Dense features of the wide path; None if there are none."""

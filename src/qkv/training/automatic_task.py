@@ -27,7 +27,7 @@ from qkv.spec.overrides import assignments, override
 from qkv.spec.parts import Learned, NoPositions, NoRelative, Relative, Rope
 from qkv.spec.processors import WordFeatures
 from qkv.spec.recipe import Recipe
-from qkv.spec.tasks import Forecasting
+from qkv.spec.tasks import EdgePrediction, Forecasting
 from qkv.spec.tasks import Task as TaskSpec
 from qkv.spec.tokenizers import Characters, Tokenizer
 from qkv.spec.training import AdamW, Checkpoints, Cosine, Training, Validation
@@ -36,6 +36,7 @@ from qkv.tasks.baselines import NGRAMS_PER_WORD, too_large
 from qkv.tasks.registry import build_task, tasks
 from qkv.tasks.task import Defaults
 from qkv.training.automatic import MINUTES, this_machine
+from qkv.training.automatic_edges import automatic_edges
 from qkv.training.automatic_forecast import automatic_forecast
 from qkv.training.automatic_signal import choice_for
 from qkv.training.describe import as_asked
@@ -105,9 +106,9 @@ def automatic_task(
 
     Raises ``UserError`` for an unusable table.
     """
-    if kind == Forecasting.kind:
+    if kind in _WHOLE:
         tunes = start is not None or adapt is not None
-        return automatic_forecast(data, name_of(str(data["source"])), overrides, quick, tunes)
+        return _WHOLE[kind](data, name_of(str(data["source"])), overrides, quick, tunes)
     task = task_of(kind)
     changes = list(overrides)
     given = with_processor(Data.parse(dict(data)), task)
@@ -141,6 +142,13 @@ def _with_processor_of(start: str, data: Data, changes: Sequence[str]) -> Data:
         return data
     own = [change.below("data") for change in assignments(changes) if change.path[:2] == ("data", "processor")]
     return with_processor_of(found, override(data, own), start)
+
+
+_WHOLE: dict[str, Callable[..., Recipe]] = {
+    Forecasting.kind: automatic_forecast,
+    EdgePrediction.kind: automatic_edges,
+}
+"""Functions that choose a recipe for a task on a table, or a graph, as a whole."""
 
 
 def _of_texts(

@@ -37,6 +37,7 @@ VERBS = {
         MappingProxyType({"horizon": "task.horizon"}),
         tunes=False,
     ),
+    "edges": Verb("edge_prediction", {"source": "source", "target": "target"}, tunes=False),
     "summarize": Verb("summarization", {"text": "source", "summary": "target"}),
 }
 

@@ -22,7 +22,7 @@ from qkv.models.transformer import Transformer
 from qkv.models.wide import DEEP, WIDE, Features, Ngrams
 from qkv.ops.at_least_single import at_least_single
 from qkv.ops.linear.precision import autocast
-from qkv.report.evaluation import words
+from qkv.report.evaluation import ERRORS, words
 from qkv.tasks.dataset import Dataset, ExampleDataset
 from qkv.tasks.forecasting import ForecastingTask
 from qkv.tasks.joined import JoinedTask
@@ -75,13 +75,31 @@ def _fit_features(model: Transformer, task: JoinedTask, dataset: Dataset) -> lis
     assert table is not None
     truth, targets = task.targets(dataset, VALIDATION), task.targets(dataset, TRAIN)[table.kept]
     found = task.fit_linear(table.x, targets, table.unseen, truth, wide.num_outputs, dense=True)
-    with torch.no_grad():
-        for place, value in zip(
-            (wide.table, wide.bias, wide.mean, wide.deviation), (*found, table.mean, table.deviation), strict=True
-        ):
-            place.copy_(torch.from_numpy(np.asarray(value)))
+    _copy((wide.table, wide.bias, wide.mean, wide.deviation), (*found, table.mean, table.deviation))
     size, name = table.x.shape[1], words(table.name)
     return [f"the wide path is fitted: {size:,} features ({name}) of {len(table.kept):,} rows"]
+
+
+@torch.no_grad()
+def _copy(places: Sequence[Tensor], values: Sequence[Any]) -> None:
+    for place, value in zip(places, values, strict=True):
+        place.copy_(torch.as_tensor(value))
+
+
+def _of_singles(model: Transformer, task: JoinedTask, dataset: Dataset) -> dict[str, tuple[Tensor, Tensor]]:
+    """(table, bias) of a wide path that reads one feature, fitted to the training split, by name of the feature."""
+    wide, found = model.wide, dict[str, tuple[Tensor, Tensor]]()
+    table = task.simple_features(dataset, VALIDATION) if task.singles else None
+    if wide is None or table is None:
+        return found
+    truth, targets = task.targets(dataset, VALIDATION), task.targets(dataset, TRAIN)[table.kept]
+    for name, column in task.singles.items():
+        own = slice(column, column + 1)
+        fitted = task.fit_linear(table.x[:, own], targets, table.unseen[:, own], truth, wide.num_outputs, dense=True)
+        weights = torch.zeros_like(wide.table)
+        weights[own] = torch.from_numpy(fitted.weights).to(weights)
+        found[name] = weights, torch.from_numpy(fitted.intercept).to(wide.bias)
+    return found
 
 
 def _counts(dataset: ExampleDataset, split: str, columns: int) -> Any:
@@ -113,9 +131,8 @@ def join(
     """Fit the factors of the paths to the validation split, and set those of the winner; return all contestants, the
     winner first. None if ``stop`` returned True. ``name``: name of the deep path; default: what mixes its tokens.
 
-    The winner has the least loss of the contestants whose ``task.metric`` is not worse than that of the baseline over
-    the same features, or of the best contestant if all are worse. Of equal ones it is the cheaper: wide, then deep,
-    then joined.
+    The winner has the least loss of the contestants whose ``task.metric`` is not worse than that of every baseline, or
+    of the best contestant if all are worse. Of equal ones it is the cheaper: wide, then deep, then joined.
     """
     assert model.wide is not None
     if isinstance(dataset, SeriesDataset):
@@ -126,22 +143,48 @@ def join(
     found = _outputs(model, task, batches, precision, stop)
     if found is None:
         return None
-    *sides, targets = [torch.cat(side) for side in found]
-    contestants = []
     kinds = dict.fromkeys(each.kind for block in model.spec.layers for each in block.branches if each.mixes)
     own = name or " and ".join(kinds) or "deep path"
-    simple = task.simple(dataset.vocabulary)
-    linear = words(simple)
-    for name, reads in ((linear, (WIDE,)), (own, (DEEP,)), (f"{own}, {linear}", (DEEP, WIDE))):
-        a, b = factors = _factors(model, sides[DEEP], sides[WIDE], targets, reads)
+    simple = words(task.simple(dataset.vocabulary))
+    deep, wide, targets = found
+
+    def contestant(name: str, reads: Sequence[int], linear: Sequence[Tensor]) -> Contestant:
+        a, b = factors = _factors(model, torch.cat(deep), torch.cat(linear), torch.cat(targets), reads)
         totals = Totals()
-        for deep, wide, batch in zip(*found[:2], batches, strict=True):
-            totals.add(task.observed(model, a * deep + b * wide, batch))
-        contestants.append(Contestant(name, *factors, task.figures(totals, dataset.scale())))
-    baseline = task.baselines(dataset, VALIDATION).get(f"{task.metric}_of_{simple}")
-    contestants = ranked(contestants, task.metric, baseline)
-    model.wide.set_share(contestants[0].deep, contestants[0].wide)
-    return contestants
+        for one, other, batch in zip(deep, linear, batches, strict=True):
+            totals.add(task.observed(model, a * one + b * other, batch))
+        return Contestant(name, *factors, task.figures(totals, dataset.scale()))
+
+    contestants = [
+        contestant(name, reads, wide)
+        for name, reads in ((simple, (WIDE,)), (own, (DEEP,)), (f"{own}, {simple}", (DEEP, WIDE)))
+    ]
+    tables = _of_singles(model, task, dataset)
+    contestants += [contestant(name, (WIDE,), _linear(model, table, batches)) for name, table in tables.items()]
+    order = ranked(contestants, task.metric, _best_baseline(task, dataset))
+    if order[0].name in tables:
+        _copy((model.wide.table, model.wide.bias), tables[order[0].name])
+    model.wide.set_share(order[0].deep, order[0].wide)
+    return order
+
+
+def _best_baseline(task: JoinedTask, dataset: Dataset) -> float | None:
+    """Best value of the task's metric among its baselines on the validation split; None without any."""
+    found = task.baselines(dataset, VALIDATION)
+    values = [value for name, value in found.items() if name.startswith(f"{task.metric}_of_")]
+    return (min if task.metric in ERRORS else max)(values, default=None)
+
+
+@torch.no_grad()
+def _linear(model: Transformer, table: tuple[Tensor, Tensor], batches: Sequence[Batch]) -> list[Tensor]:
+    """Outputs of the wide path with another table and bias, in fp64 on the CPU."""
+    wide = model.wide
+    assert wide is not None
+    own = wide.table.clone(), wide.bias.clone()
+    _copy((wide.table, wide.bias), table)
+    found = [at_least_single(wide(batch.to(model.device).input)).double().cpu() for batch in batches]
+    _copy((wide.table, wide.bias), own)
+    return found
 
 
 @torch.no_grad()

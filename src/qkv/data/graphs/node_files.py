@@ -38,18 +38,35 @@ class NodeFiles(NamedTuple):
     notes: tuple[str, ...]
 
 
+def read_edge_file(
+    edges: TextSource, columns: Mapping[str, str], bad_rows: str = "skip"
+) -> tuple[tuple[str, ...], np.ndarray, list[str]]:
+    """Read a table of edges alone: (names of the nodes in order, edges (E, 2), sentences for the user)."""
+    table = _table(edges)
+    source, target = _ends(table, columns)
+    rows = [row.values for row in table.rows if isinstance(row, Row)]
+    names = dict.fromkeys(_cell(row, column) for row in rows for column in (source, target))
+    found = tuple(name for name in names if name)
+    if not found:
+        raise UserError(f"{table.name} has no edge")
+    pairs, notes = _pairs(table, {name: i for i, name in enumerate(found)}, columns, bad_rows)
+    return found, pairs, notes
+
+
 def read_node_files(
-    nodes: TextSource, edges: TextSource, columns: Mapping[str, str], bad_rows: str = "skip"
+    nodes: TextSource, edges: TextSource, columns: Mapping[str, str], bad_rows: str = "skip", labelled: bool = True
 ) -> NodeFiles:
     """Read a table of nodes and one of edges, in CSV or TSV.
 
     Columns of nodes: name, label, optionally split; the others are features: numbers, or categories of at most 100
     texts. Edges: names of source and target. ``columns``: column by role (node, label, split, source, target); default:
-    guessed. An edge to no node is skipped and told, or with ``bad_rows`` "refuse" refused.
+    guessed. An edge to no node is skipped and told, or with ``bad_rows`` "refuse" refused. ``labelled``: False if there
+    may be no column of labels.
     """
     table = _table(nodes)
     rows = [row.values for row in table.rows if isinstance(row, Row)]
-    node, label = _column(table, "node", columns, table.columns[0]), _column(table, "label", columns, None)
+    node = _column(table, "node", columns, table.columns[0])
+    label = _column(table, "label", columns, None if labelled else "")
     split = _column(table, "split", columns, "")
     names = tuple(_cell(row, node) for row in rows)
     _check_names(names, table, node)
@@ -59,7 +76,7 @@ def read_node_files(
     graph: dict[str, Any] = {"num_nodes": len(names), "edges": pairs}
     if features is not None:
         graph["features"] = features
-    labels = tuple(_cell(row, label) or None for row in rows)
+    labels = tuple((_cell(row, label) if label else None) or None for row in rows)
     parts = tuple(_cell(row, split) if split else "" for row in rows)
     return NodeFiles(graph, names, labels, parts, (*notes, *told, *more))
 
@@ -137,14 +154,19 @@ def _number(text: str) -> float:
         return math.nan
 
 
+def _ends(table: Table, columns: Mapping[str, str]) -> tuple[str, str]:
+    """Columns of the source and the target of an edge."""
+    if len(table.columns) < 2:
+        raise UserError(f"{table.name} has {len(table.columns)} column; edges have a source and a target")
+    source = _column(table, "source", columns, table.columns[0])
+    return source, _column(table, "target", columns, next(name for name in table.columns if name != source))
+
+
 def _pairs(
     table: Table, place: Mapping[str, int], columns: Mapping[str, str], bad_rows: str
 ) -> tuple[np.ndarray, list[str]]:
     """(edges (E, 2), sentences on the skipped ones)."""
-    if len(table.columns) < 2:
-        raise UserError(f"{table.name} has {len(table.columns)} column; edges have a source and a target")
-    source = _column(table, "source", columns, table.columns[0])
-    target = _column(table, "target", columns, next(name for name in table.columns if name != source))
+    source, target = _ends(table, columns)
     found, bad = list[tuple[int, int]](), list[str]()
     for row in table.rows:
         ends = [_cell(row.values, column) for column in (source, target)] if isinstance(row, Row) else []

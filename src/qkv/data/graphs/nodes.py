@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from qkv.data.corpus import TEST, TRAIN, VALIDATION
-from qkv.data.graphs.node_files import read_node_files
+from qkv.data.graphs.node_files import read_edge_file, read_node_files
+from qkv.data.graphs.raw import read_graph
 from qkv.data.named import PublishedFile
 from qkv.data.records.graph_arrays import arrays_of, feature_mapping, needed
 from qkv.data.sources import published
@@ -55,22 +56,39 @@ def open_nodes(data: spec.Data, fold: int = 0) -> NodeTable:
     return replace(found, splits=_completed(found, data.validation_fraction))
 
 
-def _read(source: str, data: spec.Data, fold: int) -> NodeTable:
+def open_graph(data: spec.Data) -> NodeTable:
+    """Read the graph ``data.source`` for its edges, without labels and splits: see ``open_nodes``, or one table of
+    edges. Raises ``UserError``.
+    """
+    return replace(_read(data.source, data, 0, labelled=False), splits={})
+
+
+def _read(source: str, data: spec.Data, fold: int, labelled: bool = True) -> NodeTable:
     if source in KNOWN:
-        return read_npz(published(source, KNOWN[source]), source, fold)
+        return read_npz(published(source, KNOWN[source]), source, fold, labelled)
     if SEPARATOR in source and not Path(source).expanduser().exists():
         names = [name.strip() for name in source.split(SEPARATOR)]
         if len(names) != 2 or not all(names):
             raise UserError(f"data.source: {source!r} should name two files, such as 'nodes.csv | edges.csv'")
         nodes, edges = (_file(name) for name in names)
-        return _of_files(source, nodes, edges, data)
+        return _of_files(source, nodes, edges, data, labelled)
     text = _file(source)
+    if not source.lower().endswith(".npz") and not labelled:
+        return _of_edges(source, text, data)
     if not source.lower().endswith(".npz"):
         raise UserError(
             f"data.source: {source!r} is no graph with labelled nodes; name an .npz file, or two tables, "
             "'nodes.csv | edges.csv'"
         )
-    return read_npz(text, source, fold)
+    return read_npz(text, source, fold, labelled)
+
+
+def _of_edges(source: str, text: TextSource, data: spec.Data) -> NodeTable:
+    names, pairs, notes = read_edge_file(text, data.columns, data.bad_rows)
+    digest = hashlib.sha256(f"{text.digest()} {sorted(data.columns.items())}".encode()).hexdigest()
+    return NodeTable(
+        source, {"num_nodes": len(names), "edges": pairs}, names, (None,) * len(names), {}, digest, tuple(notes)
+    )
 
 
 def _file(source: str) -> TextSource:
@@ -81,8 +99,8 @@ def _file(source: str) -> TextSource:
     return TextSource.of_file(path, source)
 
 
-def _of_files(source: str, nodes: TextSource, edges: TextSource, data: spec.Data) -> NodeTable:
-    found = read_node_files(nodes, edges, data.columns, data.bad_rows)
+def _of_files(source: str, nodes: TextSource, edges: TextSource, data: spec.Data, labelled: bool) -> NodeTable:
+    found = read_node_files(nodes, edges, data.columns, data.bad_rows, labelled)
     digest = hashlib.sha256(f"{nodes.digest()} {edges.digest()} {sorted(data.columns.items())}".encode()).hexdigest()
     splits: dict[str, list[int]] = {}
     for node, name in enumerate(found.parts):
@@ -98,14 +116,20 @@ def _of_files(source: str, nodes: TextSource, edges: TextSource, data: spec.Data
     return NodeTable(source, found.graph, found.names, found.labels, arrays, digest, found.notes)
 
 
-def read_npz(text: TextSource, name: str, fold: int = 0) -> NodeTable:
+def read_npz(text: TextSource, name: str, fold: int = 0, labelled: bool = True) -> NodeTable:
     """Read a graph with labelled nodes from an ``.npz`` file.
 
     Arrays: ``edges`` (E, 2); ``labels`` (n), below 0: unknown; optionally ``label_names``; ``features`` (n, F), or
     packed bits with ``num_features``, or ``feature_indptr``, ``feature_indices``, ``feature_values`` and
-    ``num_features``; ``train_index`` … or ``train_masks`` (folds, n) …, with ``val`` and ``test``.
+    ``num_features``; ``train_index`` … or ``train_masks`` (folds, n) …, with ``val`` and ``test``. ``labelled``: False
+    if labels may be missing.
     """
     arrays = arrays_of(text)
+    if not labelled and "labels" not in arrays:
+        graph = {"edges": needed(arrays, "edges", text.name), **feature_mapping(arrays, text.name)}
+        graph = {"num_nodes": read_graph(graph).num_nodes, **graph}
+        names = tuple(map(str, range(graph["num_nodes"])))
+        return NodeTable(name, graph, names, (None,) * len(names), {}, text.digest())
     labels = needed(arrays, "labels", text.name)
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise UserError(f"{text.name}: labels are not one whole number per node; name the classes in label_names")

@@ -1,0 +1,74 @@
+"""Pairs of nodes of an undirected graph, with and without an edge: parts of a split, samples, and features.
+
+Pairs (P, 2) have the smaller node first. A code of a pair (u, v) is u · n + v, n nodes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+_ROUNDS = 50
+"""Rounds of drawing pairs, each of which drops those with an edge."""
+_ALL = 2_000
+"""Most nodes of which all pairs are listed, where too few are found by drawing."""
+
+
+def undirected(edges: np.ndarray) -> np.ndarray:
+    """Different pairs (P, 2) of the edges (E, 2) without self-loops, sorted."""
+    kept = edges[edges[:, 0] != edges[:, 1]]
+    return np.unique(np.sort(kept, 1), axis=0).reshape(-1, 2)
+
+
+def codes(pairs: np.ndarray, nodes: int) -> np.ndarray:
+    """Codes (P) of pairs."""
+    return pairs[:, 0].astype(np.int64) * nodes + pairs[:, 1]
+
+
+def without_edge(known: np.ndarray, nodes: int, count: int, draw: np.random.Generator) -> np.ndarray:
+    """At most ``count`` different random pairs (P, 2) without an edge; ``known``: sorted codes of the edges."""
+    found = np.zeros(0, np.int64)
+    for _ in range(_ROUNDS):
+        ends = np.sort(draw.integers(nodes, size=(2 * count + 8, 2)), 1)
+        drawn = codes(ends[ends[:, 0] != ends[:, 1]], nodes)
+        found = np.concatenate((found, drawn[~np.isin(drawn, known)]))
+        found = found[np.sort(np.unique(found, return_index=True)[1])][:count]
+        if len(found) == count:
+            break
+    if len(found) < count and nodes <= _ALL:
+        every = codes(np.stack(np.triu_indices(nodes, 1), 1), nodes)
+        found = draw.permutation(every[~np.isin(every, known)])[:count]
+    return np.stack((found // nodes, found % nodes), 1)
+
+
+def parts_of(pairs: np.ndarray, shares: dict[str, float], rest: str) -> dict[str, np.ndarray]:
+    """Random parts of pairs with the given shares, at least one pair each, by name; ``rest`` gets all others.
+
+    The same for every run: drawn with a fixed seed.
+    """
+    order, found, begin = np.random.default_rng(0).permutation(len(pairs)), dict[str, np.ndarray](), 0
+    for name, share in shares.items():
+        end = begin + max(1, round(share * len(pairs)))
+        found[name], begin = pairs[np.sort(order[begin:end])], end
+    return {rest: pairs[np.sort(order[begin:])], **found}
+
+
+def pair_features(a: Any, columns: Any, pairs: np.ndarray) -> np.ndarray:
+    """Features (P, 4) of pairs: common neighbours c and the sum of their 1 / ln(degree) (Adamic & Adar 2003), both as
+    ln(1 + x), the sum of both ln(1 + degree) without the edge between the two, and the cosine of their ``columns``.
+
+    a: symmetric adjacency matrix (n, n) of scipy. columns: sparse matrix (n, C).
+    """
+    degrees = np.asarray(a.sum(1)).ravel()
+    first, second = a[pairs[:, 0]], a[pairs[:, 1]]
+    both = first.multiply(second).tocsr()
+    weights = np.divide(1.0, np.log(degrees), out=np.zeros_like(degrees), where=degrees > 1)
+    joined = np.asarray(a[pairs[:, 0], pairs[:, 1]]).ravel()
+    ends = sum(np.log1p(degrees[end] - joined) for end in pairs.T)
+    norms = np.sqrt(np.asarray(columns.multiply(columns).sum(1)).ravel())
+    products = np.asarray(columns[pairs[:, 0]].multiply(columns[pairs[:, 1]]).sum(1)).ravel()
+    sizes = norms[pairs[:, 0]] * norms[pairs[:, 1]]
+    alike = np.divide(products, sizes, out=np.zeros(len(pairs)), where=sizes > 0)
+    shared = np.asarray(both.sum(1)).ravel()
+    return np.stack((np.log1p(shared), np.log1p(both @ weights), ends, alike), 1)

@@ -1,0 +1,68 @@
+"""Recipes chosen for the prediction of edges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from qkv.data.graphs.nodes import open_graph
+from qkv.report.figures import counted
+from qkv.spec.data import Data
+from qkv.spec.errors import UserError
+from qkv.spec.heads import EdgesHead
+from qkv.spec.mixers.graphs import Propagation
+from qkv.spec.model import Block, Model
+from qkv.spec.parts import NoNorm, NoResidual
+from qkv.spec.recipe import Recipe
+from qkv.spec.signals.graphs import Graphs, Nodes
+from qkv.spec.tasks import EdgePrediction
+from qkv.spec.training import AdamW, Checkpoints, Constant, Training, Validation
+from qkv.spec.wide import Pairs
+from qkv.training.automatic import MINUTES
+from qkv.training.describe import as_asked
+from qkv.training.finetune import short_form
+
+_STEPS, _EVERY, _PATIENCE = 300, 10, 10
+_WIDTH = 64
+
+
+def automatic_edges(
+    data: Mapping[str, Any], name: str, overrides: Iterable[str] = (), quick: bool = False, tunes: bool = False
+) -> Recipe:
+    """Choose a recipe that predicts the missing edges of the graph that ``data`` names.
+
+    Two steps of propagation give each node a vector; a logistic regression on common neighbours and similarity, and
+    both indices by themselves, are contestants on the validation edges. ``tunes``: True if a start or an adaptation is
+    asked for, which is refused.
+    """
+    if tunes:
+        raise UserError("models of edges are not fine-tuned by this command; leave --from and --adapt out")
+    given = Data.parse(dict(data))
+    table = open_graph(given)
+    processor = given.processor or Graphs(scaling="rows", walk=8, degree=8)
+    size = f"{table.graph['num_nodes']:,} nodes, {counted(len(table.graph['edges']), 'edge')}"
+    recipe = Recipe(
+        name=name,
+        description=f"{size}: two steps of propagation, beside common neighbours.",
+        data=given.changed(processor=processor),
+        model=Model(
+            width=_WIDTH,
+            frontend=Nodes(input_dropout=0.2),
+            blocks=(Block(branches=(Propagation(steps=2),), norm=NoNorm(), residual=NoResidual()),),
+            head=EdgesHead(dropout=0.2),
+            wide=Pairs(),
+            init_std=0.2,
+        ),
+        task=EdgePrediction(),
+        training=Training(
+            steps=_STEPS,
+            minutes=MINUTES,
+            batch_size=1,
+            optimizer=AdamW(lr=1e-2, weight_decay=0.01),
+            schedule=Constant(),
+            validation=Validation(every=_EVERY, batches=None, patience=_PATIENCE),
+            checkpoints=Checkpoints(every=_EVERY),
+        ),
+        quick=short_form(_STEPS),
+    )
+    return as_asked(recipe, quick, overrides)
