@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from qkv.data.batch import IGNORED
 from qkv.models.build import build
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.overrides import override
+from qkv.tasks import node_classification
 from qkv.tasks.node_classification import NodeDataset
 from qkv.tasks.registry import build_task
 from qkv.tasks.task import Totals
@@ -27,6 +30,11 @@ def opened(given: Any) -> tuple[Any, NodeDataset, Any]:
     dataset = task.open(given)
     assert isinstance(dataset, NodeDataset)
     return task, dataset, build(dataset.recipe.model, 1).double().eval()
+
+
+def wide(signal: Any) -> Any:
+    """Copy of a signal with values in fp64."""
+    return replace(signal, values=signal.values.double())
 
 
 def quiet(event: object) -> None:
@@ -62,6 +70,72 @@ def test_parts_hold_every_node_once_and_the_edges_between_them(tmp_path: Path) -
     assert again.batch(4).extras["nodes"].tolist() == dataset.batch(4).extras["nodes"].tolist()
     assert again.batch(4).extras["nodes"].tolist() != nodes[1].tolist()
     assert sum(batch.num_targets for batch in dataset.rows("validation")) == 8
+
+
+def sampled(source: Path, *fanouts: int, **training: Any) -> Any:
+    blocks = [{"branches": ["propagation(2, restart=0.1)"], "norm": "none"}, {"branches": ["graph_attention(2)"]}]
+    task = {"kind": "node_classification", "fanouts": list(fanouts)}
+    return override(recipe(source, task, **training), [f"model.blocks={json.dumps(blocks)}", "model.num_layers=null"])
+
+
+def test_all_neighbours_of_as_many_hops_give_the_outputs_of_the_whole_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path)
+    _, whole, _ = opened(recipe(path))
+    _, dataset, model = opened(sampled(path, -1, -1, -1, batch_size=3))
+    with torch.no_grad():
+        expected = model(wide(whole.batch(0).input))[0][0]
+        for step in range(4):
+            batch = dataset.batch(step)
+            asked = batch.targets[0] != IGNORED
+            nodes = batch.extras["nodes"][asked.numpy()]
+            assert len(nodes) == (3, 3, 2, 3)[step]
+            assert len(batch.extras["nodes"]) < NODES
+            found = model(wide(batch.input))[0][0, asked]
+            torch.testing.assert_close(found, expected[nodes], atol=1e-10, rtol=0)
+        monkeypatch.setattr(node_classification, "_MOST_NODES", 8)
+        seen = list[int]()
+        for signal, inside, places in dataset.around(np.arange(NODES)[::-1]):
+            assert signal.num_positions <= 8 or len(places) == 1
+            seen += places.tolist()
+            found = model(wide(signal))[0][0, inside]
+            torch.testing.assert_close(found, expected[NODES - 1 - places], atol=1e-10, rtol=0)
+        assert seen == list(range(NODES))
+        fewer = opened(sampled(path, -1, -1, batch_size=3))[1].batch(0)
+        asked = fewer.targets[0] != IGNORED
+        near = model(wide(fewer.input))[0][0, asked]
+        assert (near - expected[fewer.extras["nodes"][asked.numpy()]]).abs().max() > 1e-6
+
+
+def test_sampled_neighbours_are_few_weighted_and_drawn_by_seed_and_step(tmp_path: Path) -> None:
+    path = write(tmp_path, edges=np.array([(0, i) for i in range(1, NODES)]))
+    dataset, again = (opened(sampled(path, 2, 1, batch_size=8))[1] for _ in range(2))
+    for step in range(3):
+        one, other = dataset.batch(step).input, again.batch(step).input
+        assert torch.equal(one.graph.edges, other.graph.edges)  # type: ignore[union-attr]
+        assert torch.equal(one.values, other.values)
+        target = one.graph.edges[1]  # type: ignore[union-attr]
+        facts = one.graph.sampled  # type: ignore[union-attr]
+        counts = torch.bincount(target)
+        assert counts.max() <= 2
+        torch.testing.assert_close(facts.factors, facts.into[target].double() / counts[target])
+    (hub,) = np.flatnonzero(facts.into.numpy() == NODES - 1)
+    assert facts.factors[target == hub].tolist() in ([11.5, 11.5], [23.0])
+    assert not torch.equal(dataset.batch(0).input.values, dataset.batch(1).input.values)
+
+
+def test_a_run_on_sampled_neighbours_resumes_and_answers(tmp_path: Path) -> None:
+    given = sampled(write(tmp_path), 2, 2, 2, batch_size=3)
+    run = qkv.train(given, tmp_path / "whole", on_event=quiet)
+    qkv.train(override(given, ["training.steps=2"]), tmp_path / "halved", on_event=quiet)
+    resumed = qkv.train(given, tmp_path / "halved", on_event=quiet)
+    for name, tensor in run.model.state_dict().items():
+        assert torch.equal(tensor, resumed.model.state_dict()[name]), name
+    one, two, three = qkv.predict(run, [{"node": "3"}, {"node": "20"}, {"node": "3"}])
+    assert one == three != two
+    with pytest.raises(SpecError, match="batches are parts or neighbours of nodes"):
+        override(given, ["task.parts=2"])
 
 
 def test_a_run_learns_answers_and_resumes_bit_for_bit(tmp_path: Path) -> None:

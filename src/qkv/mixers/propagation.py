@@ -43,7 +43,9 @@ class Propagation(Branch):
         if graph is None:
             return _mean(x, context)
         nodes = x.shape[:2].numel()
-        weighted = context.once(("propagation", x.dtype), lambda: normalised(graph.edges, nodes, x.dtype))
+        weighted = context.once(
+            ("propagation", x.dtype), lambda: normalised(graph.edges, nodes, x.dtype, graph.sampled)
+        )
         return propagated(x.flatten(0, 1), weighted).view_as(x)
 
     def ending(self) -> nn.Module | None:

@@ -5,12 +5,28 @@ edges (2, E): source j and target i of each edge, as indices into V flattened no
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from qkv.ops.dropout import dropout
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Edges sampled from a larger graph: into, out (V): numbers of edges into and out of each node there; factors (E):
+    number of edges into the target there, divided by that of the sampled ones.
+    """
+
+    into: Tensor
+    out: Tensor
+    factors: Tensor
+
+    def to(self, device: torch.device | str) -> Self:
+        """Copy on ``device``."""
+        return type(self)(self.into.to(device), self.out.to(device), self.factors.to(device))
 
 
 class Weighted(NamedTuple):
@@ -31,13 +47,21 @@ def summed(values: Tensor, targets: Tensor, nodes: int) -> Tensor:
     return values.new_zeros(nodes, *values.shape[1:]).index_add(0, targets, values)
 
 
-def normalised(edges: Tensor, nodes: int, dtype: torch.dtype) -> Weighted:
-    """Edges with self-loops and the weights of Â = D_in^-½ (A + I) D_out^-½ (Kipf & Welling 2017)."""
+def normalised(edges: Tensor, nodes: int, dtype: torch.dtype, sampled: Sampled | None = None) -> Weighted:
+    """Edges with self-loops and the weights of Â = D_in^-½ (A + I) D_out^-½ (Kipf & Welling 2017).
+
+    ``sampled``: the edges are a sample; the degrees are then those of the whole graph, and the weights of a node's
+    sampled edges are multiplied, so that their expected sum is that over all of its edges.
+    """
     looped = with_loops(edges, nodes)
     source, target = looped
     ones = torch.ones(looped.shape[1], dtype=dtype, device=edges.device)
-    into, out = summed(ones, target, nodes), summed(ones, source, nodes)
-    return Weighted(looped, into.rsqrt()[target] * out.rsqrt()[source])
+    if sampled is None:
+        into, out = summed(ones, target, nodes), summed(ones, source, nodes)
+        return Weighted(looped, into.rsqrt()[target] * out.rsqrt()[source])
+    into, out = (1 + degrees.to(dtype) for degrees in (sampled.into, sampled.out))
+    factors = torch.cat((sampled.factors.to(dtype), ones[:nodes]))
+    return Weighted(looped, into.rsqrt()[target] * out.rsqrt()[source] * factors)
 
 
 def propagated(x: Tensor, graph: Weighted) -> Tensor:

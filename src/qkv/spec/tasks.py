@@ -161,6 +161,16 @@ class NodeClassification(Task, kind="node_classification"):
         default=1, gt=0, description="random parts of the nodes that each epoch reads one by one, for a large graph"
     )
     fold: int = Field(default=0, ge=0, description="index of the split, if the data has several")
+    fanouts: Seq[Annotated[int, Field(ge=-1)]] = Field(
+        default=(),
+        description="most neighbours of a node that a step reads, by hop (Hamilton et al. 2017), -1: all, around "
+        "training.batch_size nodes; default: the whole graph",
+    )
+
+    def problems(self) -> list[Problem]:
+        if self.parts == 1 or not self.fanouts:
+            return []
+        return [Problem(("fanouts",), "batches are parts or neighbours of nodes; leave task.parts or task.fanouts out")]
 
     reads: ClassVar[Reads] = "examples"
     reads_signals: ClassVar[bool] = True

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
+from itertools import islice
 from typing import Any, cast
 
 import numpy as np
@@ -13,15 +15,18 @@ from torch import Tensor
 
 from qkv.data.batch import IGNORED, INPUT, Batch
 from qkv.data.corpus import TRAIN, VALIDATION
+from qkv.data.graphs.neighbours import Neighbourhoods, Sample
 from qkv.data.graphs.nodes import NodeTable, open_nodes
 from qkv.data.processors.graphs import EncodedGraph, GraphsProcessor
 from qkv.data.processors.processor import build_processor
 from qkv.data.records.values import Unusable
 from qkv.data.rows import random
 from qkv.data.vocabulary import Vocabulary
+from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
+from qkv.ops.graphs import Sampled
 from qkv.spec.errors import Problem, SpecError, UserError, nearest
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
@@ -36,6 +41,8 @@ from qkv.tasks.linear import Fitted, fit_labels, plain_labels
 from qkv.tasks.task import Evaluation, Observed, Scale, Totals
 
 _SHOWN = 8
+_CHUNK, _MOST_NODES = 1024, 100_000
+"""Nodes that are predicted at once, and nodes around them, at most, with ``task.fanouts``."""
 _NORM = 10
 """Mean norm of the columns of a node that a linear model reads."""
 
@@ -44,7 +51,9 @@ class NodeDataset(Dataset):
     """Nodes of one graph as batches: the whole graph, or random parts of its nodes with the edges between them.
 
     An epoch has ``task.parts`` batches. Training and other nodes are spread evenly over them (Cluster-GCN, Chiang et
-    al. 2019, with random clusters).
+    al. 2019, with random clusters). With ``task.fanouts``, a batch has ``training.batch_size`` random nodes of the
+    training part and samples of their neighbours; held-out nodes are read in chunks, with all neighbours of as many
+    hops.
     """
 
     def __init__(self, recipe: Recipe, table: NodeTable, vocabulary: Vocabulary, processor: GraphsProcessor):
@@ -54,7 +63,9 @@ class NodeDataset(Dataset):
         self.notes = (*table.notes, *processor.notes())
         place = vocabulary.classes
         self.classes = np.array([IGNORED if label is None else place.get(label, IGNORED) for label in table.labels])
-        self._seed, self._whole = recipe.training.seed, processor.signal([self.graph]) if self.parts == 1 else None
+        self.fanouts, self._batch_size = tuple(recipe.task.fanouts), recipe.training.batch_size  # type: ignore[attr-defined]
+        whole = self.parts == 1 and not self.fanouts
+        self._seed, self._whole = recipe.training.seed, processor.signal([self.graph]) if whole else None
         if TRAIN in table.splits and len(table.splits[TRAIN]) < self.parts:
             count = len(table.splits[TRAIN])
             sentence = f"{self.parts} parts are more than the {count} training nodes of {table.name!r}; give fewer"
@@ -64,11 +75,56 @@ class NodeDataset(Dataset):
     def splits(self) -> tuple[str, ...]:
         return tuple(self.table.splits)
 
+    @cached_property
+    def _neighbourhoods(self) -> Neighbourhoods:
+        return Neighbourhoods(self.graph.edges, len(self.graph))
+
     def batch(self, step: int) -> Batch:
+        if self.fanouts:
+            known = self.table.splits[TRAIN]
+            epoch, part = divmod(step, -(-len(known) // self._batch_size))
+            asked = random(self._seed, epoch).permutation(known)[part * self._batch_size :][: self._batch_size]
+            draw = random(self._seed, HELD_OUT + step)
+            return self._sampled(asked, self._neighbourhoods.around(asked, self.fanouts, draw))
         epoch, part = divmod(step, self.parts)
         return self._batch(TRAIN, self._nodes(TRAIN, epoch)[part])
 
+    def around(self, asked: np.ndarray) -> Iterator[tuple[Signal, np.ndarray, np.ndarray]]:
+        """Signals that are read to predict the nodes ``asked``, each with the places of some of them in it and in
+        ``asked``: the whole graph, or chunks with all neighbours, of bounded size unless one node has more.
+        """
+        if not self.fanouts:
+            yield self._whole or self.processor.signal([self.graph]), asked, np.arange(len(asked))
+            return
+        left = [np.arange(len(asked))[begin : begin + _CHUNK] for begin in range(0, len(asked), _CHUNK)][::-1]
+        while left:
+            places = left.pop()
+            sample = self._neighbourhoods.around(asked[places], self.fanouts)
+            if len(sample.nodes) > _MOST_NODES and len(places) > 1:
+                left += np.array_split(places, 2)[::-1]
+            else:
+                yield self._signal(sample), np.searchsorted(sample.nodes, asked[places]), places
+
+    def _signal(self, sample: Sample) -> Signal:
+        part = replace(self.graph.part(sample.nodes), edges=sample.edges)
+        signal, near = self.processor.signal([part]), self._neighbourhoods
+        assert signal.graph is not None
+        facts = (near.into[sample.nodes], near.out[sample.nodes], sample.factors)
+        return replace(signal, graph=replace(signal.graph, sampled=Sampled(*map(torch.from_numpy, facts))))
+
+    def _sampled(self, asked: np.ndarray, sample: Sample) -> Batch:
+        targets = np.full(len(sample.nodes), IGNORED)
+        targets[np.searchsorted(sample.nodes, asked)] = self.classes[asked]
+        return Batch.of(self._signal(sample), torch.from_numpy(targets)[None], nodes=sample.nodes)
+
     def rows(self, split: str, batches: int | None = None) -> Iterator[Batch]:
+        if self.fanouts:
+            asked = self.table.splits[self.checked(split)]
+            for signal, inside, places in islice(self.around(asked), batches):
+                targets = torch.full((1, signal.num_positions), IGNORED)
+                targets[0, torch.from_numpy(inside)] = torch.from_numpy(self.classes[asked[places]])
+                yield Batch.of(signal, targets)
+            return
         for nodes in self._nodes(self.checked(split), HELD_OUT)[:batches]:
             batch = self._batch(split, nodes)
             if batch.num_targets:
@@ -188,16 +244,15 @@ class NodeClassificationTask(JoinedTask):
         assert isinstance(dataset, NodeDataset)
         labels, figures = dataset.vocabulary.labels, self.figures(seen, dataset.scale(split))
         sections = [confusion(labels, seen.outcomes)]
-        with torch.no_grad(), evaluating(model):
-            vectors, _ = model.features(_whole(dataset).to(model.device))
         nodes = dataset.table.splits[split]
-        sections.append(points_section("Nodes", vectors[0][nodes], dataset.classes[nodes], labels))
+        vectors = _of_nodes(model, dataset, nodes, lambda signal: model.features(signal)[0][0])
+        sections.append(points_section("Nodes", vectors, dataset.classes[nodes], labels))
         return Evaluation({**figures, **self.baselines(dataset, split)}, sections)
 
     def sample(self, model: Any, dataset: Dataset, recipe: Recipe) -> str | None:
         assert isinstance(dataset, NodeDataset)
         nodes = dataset.table.splits[VALIDATION][:_SHOWN]
-        best = _chances(model, dataset)[nodes].argmax(1)
+        best = _chances(model, dataset, nodes).argmax(1)
         table, labels = dataset.table, dataset.vocabulary.labels
         return "\n".join(
             f"{table.names[node]}: {labels[found]} (truth: {table.labels[node]})"
@@ -211,12 +266,11 @@ class NodeClassificationTask(JoinedTask):
         dataset = self.open(recipe, vocabulary)
         assert isinstance(dataset, NodeDataset)
         place = {name: i for i, name in enumerate(dataset.table.names)}
-        chances, found = _chances(model, dataset), []
-        for row in rows:
-            name = str(row["node"]).strip()
-            if name not in place:
-                raise UserError(f"{dataset.name} has no node {name!r}; {nearest(name, list(place)[:10_000])}")
-            each = chances[place[name]].tolist()
+        found, names = [], [str(row["node"]).strip() for row in rows]
+        unknown = next((name for name in names if name not in place), None)
+        if unknown is not None:
+            raise UserError(f"{dataset.name} has no node {unknown!r}; {nearest(unknown, list(place)[:10_000])}")
+        for each in _chances(model, dataset, np.array([place[name] for name in names], np.int64)).tolist():
             best = max(range(len(each)), key=each.__getitem__)
             probabilities = dict(zip(vocabulary.labels, each, strict=True))
             found.append({"answer": vocabulary.labels[best], "probability": each[best], "probabilities": probabilities})
@@ -241,11 +295,16 @@ def _processor(vocabulary: Vocabulary) -> GraphsProcessor:
     return GraphsProcessor(cast("Graphs", vocabulary.processors[INPUT]))
 
 
-def _whole(dataset: NodeDataset) -> Any:
-    return dataset.processor.signal([dataset.graph])
-
-
-def _chances(model: Any, dataset: NodeDataset) -> Tensor:
-    """Probabilities (nodes, C) of the classes of all nodes."""
+def _of_nodes(model: Any, dataset: NodeDataset, nodes: np.ndarray, call: Callable[[Signal], Tensor]) -> Tensor:
+    """Values (nodes, …) of ``nodes``, by a call of the model that gives the values (N, …) of the nodes of a signal."""
+    found: list[tuple[np.ndarray, Tensor]] = []
     with torch.inference_mode(), evaluating(model):
-        return model(_whole(dataset).to(model.device))[0][0].double().softmax(-1).cpu()
+        for signal, inside, places in dataset.around(nodes):
+            found.append((places, call(signal.to(model.device)).cpu()[torch.from_numpy(inside)]))
+    order = np.argsort(np.concatenate([places for places, _ in found]))
+    return torch.cat([values for _, values in found])[torch.from_numpy(order)].clone()
+
+
+def _chances(model: Any, dataset: NodeDataset, nodes: np.ndarray) -> Tensor:
+    """Probabilities (nodes, C) of the classes of ``nodes``."""
+    return _of_nodes(model, dataset, nodes, lambda signal: model(signal)[0][0].double().softmax(-1))

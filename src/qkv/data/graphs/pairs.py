@@ -63,7 +63,7 @@ def pair_features(a: Any, columns: Any, pairs: np.ndarray) -> np.ndarray:
     degrees = np.asarray(a.sum(1)).ravel()
     first, second = a[pairs[:, 0]], a[pairs[:, 1]]
     both = first.multiply(second).tocsr()
-    weights = np.divide(1.0, np.log(degrees), out=np.zeros_like(degrees), where=degrees > 1)
+    weights = np.where(degrees > 1, 1 / np.log(np.maximum(degrees, 2)), 0.0)
     joined = np.asarray(a[pairs[:, 0], pairs[:, 1]]).ravel()
     ends = sum(np.log1p(degrees[end] - joined) for end in pairs.T)
     norms = np.sqrt(np.asarray(columns.multiply(columns).sum(1)).ravel())

@@ -1,0 +1,61 @@
+"""Samples of the neighbours of nodes, hop by hop (GraphSAGE, Hamilton et al. 2017)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+ALL = -1
+"""Number of neighbours that stands for all of them."""
+
+
+class Sample(NamedTuple):
+    """Part of a graph around some nodes.
+
+    nodes (m): their numbers in the whole graph, sorted. edges (2, e): places in nodes. factors (e): number of edges
+    into the target in the whole graph, divided by that of the sampled ones.
+    """
+
+    nodes: np.ndarray
+    edges: np.ndarray
+    factors: np.ndarray
+
+
+class Neighbourhoods:
+    """Edges into each node of a graph; edges (2, E): sources and targets. into, out (n): numbers of edges."""
+
+    def __init__(self, edges: np.ndarray, nodes: int):
+        order = np.argsort(edges[1], kind="stable")
+        self._sources, self.nodes = edges[0][order].astype(np.int64), nodes
+        self.into, self.out = (np.bincount(edges[end], minlength=nodes) for end in (1, 0))
+        self._begins = np.concatenate(([0], np.cumsum(self.into)))
+
+    def around(self, asked: np.ndarray, fanouts: tuple[int, ...], draw: np.random.Generator | None = None) -> Sample:
+        """Nodes ``asked`` and their neighbours in as many hops as ``fanouts``, at most so many of each node; without
+        ``draw``, all neighbours.
+        """
+        expanded, frontier = np.zeros(self.nodes, bool), np.unique(asked)
+        found = [(np.zeros(0, np.int64),) * 2]
+        for most in fanouts:
+            own = self._edges(frontier, ALL if draw is None else most, draw)
+            expanded[frontier] = True
+            found.append(own)
+            reached = np.unique(own[0])
+            frontier = reached[~expanded[reached]]
+        sources, targets = (np.concatenate(side) for side in zip(*found, strict=True))
+        nodes = np.unique(np.concatenate((asked, sources)))
+        factors = self.into[targets] / np.bincount(targets, minlength=self.nodes)[targets]
+        return Sample(nodes, np.stack([np.searchsorted(nodes, side) for side in (sources, targets)]), factors)
+
+    def _edges(self, nodes: np.ndarray, most: int, draw: np.random.Generator | None) -> tuple[np.ndarray, np.ndarray]:
+        """(sources, targets) of at most ``most`` random edges into each of ``nodes``."""
+        counts = self.into[nodes]
+        targets, first = np.repeat(nodes, counts), np.cumsum(counts) - counts
+        rank = np.arange(len(targets)) - np.repeat(first, counts)
+        places = np.repeat(self._begins[nodes], counts) + rank
+        if draw is not None and most != ALL:
+            order = np.lexsort((draw.random(len(targets)), np.repeat(np.arange(len(nodes)), counts)))
+            kept = np.sort(order[rank < most])
+            targets, places = targets[kept], places[kept]
+        return self._sources[places], targets
