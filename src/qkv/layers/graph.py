@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from qkv.ops.graphs import Sampled
+from qkv.ops.graphs import SampledEdges
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,10 @@ class Graph:
     edges: Tensor
     distances: Tensor | None = None
     pairs: Tensor | None = None
-    sampled: Sampled | None = None
+    sampled: SampledEdges | None = None
 
     def to(self, device: torch.device | str) -> Self:
         """Copy of the graph on ``device``."""
-        others = (None if each is None else each.to(device) for each in (self.distances, self.pairs, self.sampled))
-        return type(self)(self.edges.to(device), *others)
+        distances, pairs = (None if each is None else each.to(device) for each in (self.distances, self.pairs))
+        sampled = None if self.sampled is None else self.sampled.to(device)
+        return type(self)(self.edges.to(device), distances, pairs, sampled)

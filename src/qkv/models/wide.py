@@ -164,8 +164,8 @@ class Columns(Features):
         return signal
 
 
-@implements(spec.Pairs)
-class Pairs(Features):
+@implements(spec.PairFeatures)
+class PairFeatures(Features):
     """Linear map of the features of pairs of nodes: (P, F) -> ((x - mean) / deviation) W + c, (P, C)."""
 
     per_position = True

@@ -15,7 +15,7 @@ from qkv.ops.dropout import dropout
 
 
 @dataclass(frozen=True)
-class Sampled:
+class SampledEdges:
     """Edges sampled from a larger graph: into, out (V): numbers of edges into and out of each node there; factors (E):
     number of edges into the target there, divided by that of the sampled ones.
     """
@@ -47,7 +47,7 @@ def summed(values: Tensor, targets: Tensor, nodes: int) -> Tensor:
     return values.new_zeros(nodes, *values.shape[1:]).index_add(0, targets, values)
 
 
-def normalised(edges: Tensor, nodes: int, dtype: torch.dtype, sampled: Sampled | None = None) -> Weighted:
+def normalised(edges: Tensor, nodes: int, dtype: torch.dtype, sampled: SampledEdges | None = None) -> Weighted:
     """Edges with self-loops and the weights of Â = D_in^-½ (A + I) D_out^-½ (Kipf & Welling 2017).
 
     ``sampled``: the edges are a sample; the degrees are then those of the whole graph, and the weights of a node's

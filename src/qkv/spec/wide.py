@@ -90,7 +90,7 @@ class Columns(Features, kind="columns"):
         return "'columns' adds to the logits of each node of a graph; use the front end 'nodes' and the head 'tokens'"
 
 
-class Pairs(Features, kind="pairs"):
+class PairFeatures(Features, kind="pairs"):
     """Linear map of the features of a pair of nodes: common neighbours, Adamic–Adar, degrees, similarity of columns.
 
     Degrees and neighbours are those without the edge between the two nodes.

@@ -164,7 +164,9 @@ class EdgePredictionTask(JoinedTask):
             sentence = "lengths of shortest paths tell the hidden edges; leave them out"
             raise SpecError([Problem(("data", "processor", "distances"), sentence)])
         try:
-            vocabulary = vocabulary or Vocabulary.without_text(**{INPUT: build_processor(given).fitted([table.graph])})
+            vocabulary = vocabulary or Vocabulary.without_text(
+                (), **{INPUT: build_processor(given).fitted([table.graph])}
+            )
         except Unusable as error:
             raise UserError(f"data.source: {table.name}: {error}") from None
         return EdgeDataset(recipe, table, vocabulary, GraphsProcessor(cast("Graphs", vocabulary.processors[INPUT])))

@@ -26,7 +26,7 @@ from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
-from qkv.ops.graphs import Sampled
+from qkv.ops.graphs import SampledEdges
 from qkv.spec.errors import Problem, SpecError, UserError, nearest
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
@@ -110,7 +110,7 @@ class NodeDataset(Dataset):
         signal, near = self.processor.signal([part]), self._neighbourhoods
         assert signal.graph is not None
         facts = (near.into[sample.nodes], near.out[sample.nodes], sample.factors)
-        return replace(signal, graph=replace(signal.graph, sampled=Sampled(*map(torch.from_numpy, facts))))
+        return replace(signal, graph=replace(signal.graph, sampled=SampledEdges(*map(torch.from_numpy, facts))))
 
     def _sampled(self, asked: np.ndarray, sample: Sample) -> Batch:
         targets = np.full(len(sample.nodes), IGNORED)

@@ -17,7 +17,7 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.signals.graphs import Graphs, Nodes
 from qkv.spec.tasks import EdgePrediction
 from qkv.spec.training import AdamW, Checkpoints, Constant, Training, Validation
-from qkv.spec.wide import Pairs
+from qkv.spec.wide import PairFeatures
 from qkv.training.automatic import MINUTES
 from qkv.training.describe import as_asked
 from qkv.training.finetune import short_form
@@ -50,7 +50,7 @@ def automatic_edges(
             frontend=Nodes(input_dropout=0.2),
             blocks=(Block(branches=(Propagation(steps=2),), norm=NoNorm(), residual=NoResidual()),),
             head=EdgesHead(dropout=0.2),
-            wide=Pairs(),
+            wide=PairFeatures(),
             init_std=0.2,
         ),
         task=EdgePrediction(),

@@ -148,7 +148,7 @@ def join(
     simple = words(task.simple(dataset.vocabulary))
     deep, wide, targets = found
 
-    def contestant(name: str, reads: Sequence[int], linear: Sequence[Tensor]) -> Contestant:
+    def contestant(name: str, reads: Sequence[int], linear: list[Tensor]) -> Contestant:
         a, b = factors = _factors(model, torch.cat(deep), torch.cat(linear), torch.cat(targets), reads)
         totals = Totals()
         for one, other, batch in zip(deep, linear, batches, strict=True):
