@@ -329,7 +329,7 @@ class EdgeScorer(Head):
         return (h * other * self.weight).sum(-1, keepdim=True) + self.bias
 
     def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
-        return torch.randint(2, (rows, length), generator=generator).float()
+        return torch.randint(2, (rows, length), generator=generator, dtype=torch.float32)
 
     def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         """Binary cross-entropy of targets 1 (an edge) and 0, summed over pairs; no smoothing."""
