@@ -97,7 +97,7 @@ def test_all_neighbours_of_as_many_hops_give_the_outputs_of_the_whole_graph(
         monkeypatch.setattr(node_classification, "_MOST_NODES", 8)
         seen = list[int]()
         for signal, inside, places in dataset.around(np.arange(NODES)[::-1]):
-            assert signal.num_positions <= 8 or len(places) == 1
+            assert signal.values.shape[1] <= 8 or len(places) == 1
             seen += places.tolist()
             found = model(wide(signal))[0][0, inside]
             torch.testing.assert_close(found, expected[NODES - 1 - places], atol=1e-10, rtol=0)

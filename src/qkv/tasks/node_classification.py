@@ -121,7 +121,7 @@ class NodeDataset(Dataset):
         if self.fanouts:
             asked = self.table.splits[self.checked(split)]
             for signal, inside, places in islice(self.around(asked), batches):
-                targets = torch.full((1, signal.num_positions), IGNORED)
+                targets = torch.full(signal.values.shape[:2], IGNORED)
                 targets[0, torch.from_numpy(inside)] = torch.from_numpy(self.classes[asked[places]])
                 yield Batch.of(signal, targets)
             return
