@@ -57,7 +57,7 @@ MODELS: dict[str, dict[str, Any]] = {
 BLIND = "single nodes, pooled"
 """Model without structure."""
 REGRESSION = "logistic regression on tags, without structure"
-STEPS = 600
+STEPS = 450
 BEGIN, END = "<!-- table graphs: benchmarks/graphs.py -->\n", "<!-- end of table graphs -->\n"
 
 
