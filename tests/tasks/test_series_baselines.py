@@ -130,6 +130,7 @@ def test_the_mixture_has_the_least_error_of_all_convex_ones() -> None:
         others = rng.dirichlet(np.ones(3) / 2, 2000)
         assert share @ products @ share <= np.einsum("ni,ij,nj->n", others, products, others).min() + 1e-9
     assert convex(np.zeros((2, 2))) == [1.0, 0.0]
+    assert convex(np.array([[np.nan, np.nan], [np.nan, 1.0]])) == [0.0, 1.0]
 
 
 def season(folder: Path) -> str:

@@ -142,12 +142,16 @@ class _Race(NamedTuple):
 
 
 def convex(products: np.ndarray) -> list[float]:
-    """Factors w ≥ 0 of sum 1 with the least w^T P w, for positive semi-definite P (n, n) of few rows."""
+    """Factors w ≥ 0 of sum 1 with the least w^T P w, for positive semi-definite P (n, n) of few rows; those of rows
+    that are not finite are 0.
+    """
     count = len(products)
     best, found = np.inf, [0.0] * count
     for size in range(1, count + 1):
         for some in combinations(range(count), size):
             own = products[np.ix_(some, some)]
+            if not np.isfinite(own).all():
+                continue
             raw = np.linalg.lstsq(own, np.ones(size), rcond=None)[0] if size > 1 else np.ones(1)
             if raw.sum() <= 0 or (raw < 0).any():
                 continue
