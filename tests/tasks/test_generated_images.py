@@ -17,6 +17,7 @@ from qkv.cli.main import main
 from qkv.data.processors.image_codes import ImageCodesProcessor, coder_of, order_of
 from qkv.data.processors.image_patches import ImagePatchesProcessor
 from qkv.data.processors.processor import build_processor
+from qkv.data.records.values import Unusable
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.image_sequences import ImageCodes, ImagePatches
@@ -122,7 +123,10 @@ def test_codes_decode_to_the_autoencoder_s_own_reconstruction(autoencoder: Path)
         processor = ImageCodesProcessor(ImageCodesProcessor(ImageCodes(run=str(autoencoder), order=order)).fitted([]))
         codes = np.stack([processor.encode(image) for image in images(3)["image"]])
         np.testing.assert_array_equal(processor.images(codes), expected)
-        assert [each.tolist() for each in processor.encode_all(images(3)["image"])] == codes.tolist()
+        some = [images(3)["image"][0], "missing.png", *images(3)["image"][1:]]
+        first, missing, *others = processor.encode_all(some)
+        np.testing.assert_array_equal([first, *others], codes)
+        assert isinstance(missing, Unusable)
 
 
 def test_the_orders_are_permutations_of_one_another() -> None:
@@ -160,6 +164,8 @@ def test_images_are_generated_by_label_and_written(codes_run: Path, capsys: pyte
         left = 1 + i * (12 * zoom + 1)
         np.testing.assert_array_equal(pixels[1 : 1 + 8 * zoom : zoom, left : left + 12 * zoom : zoom], image)
     capsys.readouterr()
+    with pytest.raises(UserError, match="generate images with 'qkv generate RUN --image FILE'"):
+        qkv.predict(run, found[0])
     refused = {("--label", "up"): "no label 'up'", ("--stop", "x"): "--stop applies to text"}
     for options, named in refused.items():
         assert main(["generate", str(codes_run), "--image", str(file), *options]) == 2

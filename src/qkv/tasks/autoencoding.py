@@ -93,8 +93,8 @@ class AutoencodingTask(ImageTask):
 
     def batch(self, reader: SignalReader, rows: Sequence[Parts]) -> Batch:
         signal, _ = reader.signal(rows)
-        deviation = torch.tensor(reader.processor.spec.deviation)
-        return Batch.of(signal, signal.values, count=signal.values.numel(), **{DEVIATION: deviation})
+        extras: dict[str, Any] = {DEVIATION: torch.tensor(reader.processor.spec.deviation)}
+        return Batch.of(signal, signal.values, count=signal.values.numel(), **extras)
 
     def change(self, recipe: Recipe, vocabulary: Vocabulary) -> Callable[[Batch, np.random.Generator], Batch] | None:
         processor = processor_of(vocabulary)

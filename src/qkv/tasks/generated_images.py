@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from qkv.data.batch import INPUT
@@ -52,6 +52,14 @@ class GeneratedImagesTask(ImageTask):
         if label not in vocabulary.classes:
             raise UserError(f"the model has no label {label!r}; {nearest(label, vocabulary.labels)}")
         return [vocabulary.classes[label]] * count
+
+    def predict(
+        self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        raise UserError(
+            "a model that generates images has no answer to predict; "
+            "generate images with 'qkv generate RUN --image FILE'"
+        )
 
     def samples(self, model: Any, vocabulary: Vocabulary, generation: Generation) -> dict[str, Any]:
         """Section of the report with generated images, with a column for each label if there are not too many."""

@@ -33,6 +33,7 @@ class AbsentTokenizer(Tokenizer):
 
 
 NO_TEXT = AbsentTokenizer(
-    "the run has no tokenizer: its model neither reads nor writes text, or was saved without one; give ids"
+    "the run has no tokenizer: its model neither reads nor writes text, or was saved without one; give ids "
+    "(a model of images: qkv generate RUN --image FILE)"
 )
 """Tokenizer placeholder of a run without text."""
