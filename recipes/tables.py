@@ -61,6 +61,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("cora_nodes", "classification of papers in a citation graph", ("% accuracy",)),
         Row("fashion_mnist_vq", "images as 7 × 7 codes of an autoencoder", ("MSE", "perplexity of the codes")),
         Row("fashion_mnist_codes", "… generation of the codes by label", ("nats per code",)),
+        Row("fashion_mnist_patches", "… generation from patches of pixels by label", ("nats per value",)),
         Row("moving_garments", "direction in which a garment moves, tubelets", ("% accuracy",)),
         Row("wikitext2_mlm", "masked language model", ("pseudo-perplexity",)),
         Row("wikitext2_span_corruption", "T5's objective, a short run", ("nats per token",)),
