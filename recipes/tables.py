@@ -59,6 +59,8 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("etth1_patches", "forecasting ETTh1 by 96 steps, patches and DLinear", ("MSE", "MAE")),
         Row("ettm1_patches", "… ETTm1", ("MSE", "MAE")),
         Row("cora_nodes", "classification of papers in a citation graph", ("% accuracy",)),
+        Row("fashion_mnist_vit", "classification of images of garments, a vision transformer", ("% accuracy",)),
+        Row("fashion_mnist_mixer", "… an MLP-Mixer", ("% accuracy",)),
         Row("fashion_mnist_vq", "images as 7 × 7 codes of an autoencoder", ("MSE", "perplexity of the codes")),
         Row("fashion_mnist_codes", "… generation of the codes by label", ("nats per code",)),
         Row("fashion_mnist_patches", "… generation from patches of pixels by label", ("nats per value",)),
