@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import inspect
 import io
 import os
 from pathlib import Path
@@ -226,3 +227,10 @@ def test_scitldr_keeps_all_summaries_beside_the_first() -> None:
         1_967,
     ]
     assert all(row["target"] == row["targets"][0] for row in records.splits["test"])
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_known_table_is_read_from_its_files_alone(name: str) -> None:
+    known = TABLES[name]
+    for files in known.splits.values():
+        inspect.signature(known.read).bind(*files)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from qkv.data.named import PublishedFile
 from qkv.data.records.conll import conll
 from qkv.data.records.delimited import delimited
+from qkv.data.records.graph_arrays import arrays_of
 from qkv.data.records.graph_tables import graph_table
 from qkv.data.records.idx import idx_images
 from qkv.data.records.jsonl import jsonl
@@ -95,6 +96,10 @@ def _scitldr(text: TextSource) -> Table:
     )
 
 
+def _graphs(text: TextSource) -> Table:
+    return graph_table(text, arrays_of(text))
+
+
 def _fashion(stem: str) -> tuple[PublishedFile, ...]:
     files = (f"{stem}-images-idx3-ubyte", f"{stem}-labels-idx1-ubyte")
     return tuple(PublishedFile(name, f"{FASHION}{name}.gz", *_GARMENTS[name]) for name in files)
@@ -147,8 +152,8 @@ TABLES = {
         },
         _multi30k,
     ),
-    "mutag": KnownTable({"train": (PublishedFile("mutag.npz", "", 13615, _MUTAG),)}, graph_table),
-    "proteins": KnownTable({"train": (PublishedFile("proteins.npz", "", 335032, _PROTEINS),)}, graph_table),
+    "mutag": KnownTable({"train": (PublishedFile("mutag.npz", "", 13615, _MUTAG),)}, _graphs),
+    "proteins": KnownTable({"train": (PublishedFile("proteins.npz", "", 335032, _PROTEINS),)}, _graphs),
     "sst2": KnownTable(
         {
             "train": (
