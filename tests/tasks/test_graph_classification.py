@@ -184,6 +184,33 @@ def test_a_table_in_memory_and_one_line_choose_a_recipe(tmp_path: Path) -> None:
     assert run.recipe.data.processor.kind == "graphs"
 
 
+@pytest.mark.parametrize("mixer", ["propagation", "global_attention", "graph_attention", "attention(2, mask=full)"])
+@pytest.mark.parametrize("directed", [False, True])
+def test_answers_do_not_change_when_nodes_are_renumbered(mixer: str, directed: bool, tmp_path: Path) -> None:
+    """For whole models in fp64, with front end, encodings and head; a set is a graph without edges."""
+    encodings = {"walk": 3, "degree": 3, "directed": directed, "both_ways": not directed}
+    given = recipe(write(tmp_path, graphs()), processor={"kind": "graphs", **encodings})
+    given = override(given, [f"model.blocks=[{{branches: ['{mixer}', feed_forward(8)]}}]"])
+    dataset = opened(given)
+    model = qkv.build(dataset.recipe.model).double().eval()
+    processor = build_processor(dataset.vocabulary.processors["input"])
+    order, answers = np.random.default_rng(1).permutation(7), list[torch.Tensor]()
+    for edges in ([[0, 1], [1, 2], [2, 0], [3, 1], [4, 5]], []):
+        tags = np.array([*"CCOOCOC"])
+        graph = {"num_nodes": 7, "edges": edges, "tags": tags.tolist()}
+        renumbered = {
+            "num_nodes": 7,
+            "edges": [[int(order[a]), int(order[b])] for a, b in edges],
+            "tags": tags[np.argsort(order)].tolist(),
+        }
+        signal = processor.signal([processor.encode(graph), processor.encode(renumbered)])
+        with torch.no_grad():
+            first, second = model(signal)[0]
+        torch.testing.assert_close(first, second, rtol=0, atol=1e-10)
+        answers.append(first)
+    assert not torch.allclose(*answers)
+
+
 def test_known_tables_name_their_files() -> None:
     assert {"mutag", "proteins"} <= TABLES.keys()
     assert [file.name for file in TABLES["mutag"].splits["train"]] == ["mutag.npz"]
