@@ -42,14 +42,12 @@ class MappedFile:
         self.path = path
         with path.open("rb") as file:
             self.handle = os.dup(file.fileno())
+            # A finaliser holds os.close itself; __del__ would look it up while the interpreter is torn down.
+            weakref.finalize(self, os.close, self.handle).atexit = False
             self._as_mapped = self._stamp()
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self._begin = torch.frombuffer(self._map, dtype=torch.uint8, count=1).data_ptr()
         self._joined = list[tuple[weakref.ref[mmap.mmap], int]]()
-
-    def __del__(self) -> None:
-        if hasattr(self, "handle"):
-            os.close(self.handle)
 
     def __reduce__(self) -> Any:
         raise TypeError(f"the mapping of {self.path} cannot be copied or sent to another process")
