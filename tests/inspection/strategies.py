@@ -252,6 +252,7 @@ HEADS: dict[type[heads.Head], st.SearchStrategy[Any]] = {
     heads.CRFHead: answering(heads.CRFHead, num_classes=st.integers(1, 5)),
     heads.SpanHead: st.just(heads.SpanHead()),
     heads.VectorsHead: st.just(heads.VectorsHead()),
+    heads.EdgesHead: st.builds(heads.EdgesHead, hidden=st.none() | st.integers(1, 5)),
     heads.DistilledHead: st.builds(heads.DistilledHead, num_classes=st.integers(1, 5)),
     heads.CodebookHead: st.builds(
         heads.CodebookHead,
