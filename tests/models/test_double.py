@@ -42,6 +42,7 @@ HEADS: tuple[Head, ...] = (
     heads.CRFHead(num_classes=3),
     heads.SpanHead(),
     heads.VectorsHead(),
+    heads.EdgesHead(hidden=3),
     heads.DistilledHead(num_classes=3),
     heads.CodebookHead(codes=4, upsampling=(3,), grid=(1, 3), cell=2, height=2, width=6, channels=1),
     heads.MixtureHead(components=2, features=3),
