@@ -15,7 +15,18 @@ from qkv.spec.base import Part
 from qkv.spec.register import implementations
 
 PACKAGES = tuple(
-    f"qkv.{room}" for room in ("layers", "mixers", "frontends", "models", "tasks", "tokenizers", "data", "training")
+    f"qkv.{room}"
+    for room in (
+        "layers",
+        "mixers",
+        "frontends",
+        "models",
+        "tasks",
+        "tokenizers",
+        "data",
+        "data.processors",
+        "training",
+    )
 )
 
 ALLOWED = {

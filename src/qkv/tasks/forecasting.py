@@ -214,6 +214,7 @@ def in_units(total: Errors, processor: Series) -> dict[str, float]:
 
 def _processor(vocabulary: Vocabulary) -> Series:
     found = vocabulary.processors.get(INPUT)
-    if not isinstance(found, Series):
+    if found is None or found.kind != Series.kind:
         raise UserError("the run has no processor of series; its processors.json belongs to another run")
+    assert isinstance(found, Series)
     return found
