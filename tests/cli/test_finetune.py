@@ -93,7 +93,7 @@ def test_more_steps_tell_good_from_bad_and_go_back_to_the_other_library(qkv: Cal
     )
     exported = qkv("export", "learned", "--out", "back", "--check")
     assert "BERT (BertForSequenceClassification)" in exported.out
-    assert "the n-grams beside the model are left out" in exported.err
+    assert "the linear path beside the model is left out" in exported.err
     sections = json.loads((here / "learned" / "evaluation.json").read_text())["splits"]["validation"]["sections"]
     contestants = next(section for section in sections if section["kind"] == "contestants")
     assert {row[0] for row in contestants["rows"]} == {"n-grams", "attention", "attention, n-grams"}

@@ -40,13 +40,17 @@ def standardised(values: list[float]) -> list[float]:
     return [(v - mean) / deviation for v in values]
 
 
-@pytest.mark.parametrize("pad_end", [True, False])
-def test_a_patch_holds_the_standardised_steps_of_all_channels(pad_end: bool) -> None:
-    frontend, given = built(channels="mixed", pad_end=pad_end), window()
+ENDS = [{"pad_end": True}, {"pad_end": False}, {"pad_end": False, "align": "end"}]
+
+
+@pytest.mark.parametrize("ends", ENDS)
+def test_a_patch_holds_the_standardised_steps_of_all_channels(ends: dict[str, Any]) -> None:
+    frontend, given = built(12, channels="mixed", **ends), window(12)
     x, context = frontend.embed(Signal(given))
+    skipped = 2 if "align" in ends else 0  # 12 = 2 + 4 + 3 + 3
     for row in range(3):
-        columns = [standardised(given[row, :, c].tolist()) for c in range(2)]
-        columns = [column + column[-1:] * 3 * pad_end for column in columns]
+        columns = [standardised(given[row, :, c].tolist())[skipped:] for c in range(2)]
+        columns = [column + column[-1:] * 3 * ends["pad_end"] for column in columns]
         starts = range(0, len(columns[0]) - 3, 3)
         assert x.shape[1] == len(starts) == frontend.part.num_positions
         for n, start in enumerate(starts):
@@ -110,13 +114,13 @@ def test_times_are_read_beside_the_values_they_belong_to() -> None:
 
 
 @pytest.mark.parametrize("how", ["window", "last", "none"])
-@pytest.mark.parametrize("pad_end", [True, False])
-def test_a_padded_row_is_read_as_alone(how: str, pad_end: bool) -> None:
-    frontend, given = built(None, channels="mixed", normalise=how, pad_end=pad_end), window()
-    x, context = frontend.embed(Signal(given, lengths=torch.tensor([10, 7, 2])))
+@pytest.mark.parametrize("ends", ENDS)
+def test_a_padded_row_is_read_as_alone(how: str, ends: dict[str, Any]) -> None:
+    frontend, given = built(None, channels="mixed", normalise=how, **ends), window(12)
+    x, context = frontend.embed(Signal(given, lengths=torch.tensor([12, 8, 2])))
     assert context.lengths is not None
-    assert context.lengths.tolist() == [count + pad_end for count in (3, 2, 1)]
-    for row, length in enumerate((10, 7, 2)):
+    assert context.lengths.tolist() == [count + ends["pad_end"] for count in (3, 2, 1)]
+    for row, length in enumerate((12, 8, 2)):
         alone, _ = frontend.embed(Signal(given[row : row + 1, :length]))
         torch.testing.assert_close(x[row, : alone.shape[1]], alone[0])
         assert alone.shape[1] == context.lengths[row]

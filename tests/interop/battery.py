@@ -64,6 +64,9 @@ def made(case: Case, folder: Path) -> Pair:
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+        for name, buffer in theirs.named_buffers():
+            if "running_" in name:  # statistics of a batch norm
+                buffer += torch.rand(buffer.shape, generator=generator)
     theirs.tie_weights()
     theirs.save_pretrained(folder)
     published = load_published(folder)
@@ -134,14 +137,23 @@ def padded(rows: Sequence[Sequence[int]], left: bool = False) -> tuple[Tensor, T
 
 
 def images(pair: Pair) -> Signal:
-    """Random images, one per row."""
+    """Random images, one per row; of series a window of three channels, each of which is a row."""
     return pair.ours.frontend.random(len(pair.rows), 1, torch.Generator().manual_seed(3))
+
+
+def _series(pair: Pair) -> bool:
+    return pair.theirs.main_input_name == "past_values"
 
 
 def our_answer(pair: Pair) -> Tensor:
     """What qkv's model says of the rows, padded on the right: (B, N, C), or (B, C) of a head that pools."""
     if not pair.published.spec.frontend.reads_tokens:
-        return pair.ours(images(pair))[0]
+        answer = pair.ours(images(pair))[0]
+        if not _series(pair) or answer.shape[1:] != (1, pair.theirs.config.prediction_length, 1):
+            return answer
+        windows = images(pair).values[..., 0]
+        scale = (windows.var(1, correction=0) + 1e-5).sqrt()
+        return (answer[:, 0, :, 0] * scale[:, None] + windows.mean(1)[:, None])[..., None]
     ids, real = padded(pair.rows)
     lengths = real.sum(1)
     if pair.ours.encoder is None:
@@ -153,7 +165,12 @@ def our_answer(pair: Pair) -> Tensor:
 def their_answer(pair: Pair, left: bool = False) -> Tensor:
     """The same of the transformers library; rows padded on the left are moved to where ours are."""
     if not pair.published.spec.frontend.reads_tokens:
-        found = pair.theirs(pixel_values=images(pair).values)
+        values = images(pair).values
+        if _series(pair):
+            found = pair.theirs(past_values=values[..., 0].T[None])
+            forecast = "prediction_outputs" in found
+            return found.prediction_outputs[0].T[..., None] if forecast else found.last_hidden_state[0]
+        found = pair.theirs(pixel_values=values)
         return found.logits if "logits" in found else found.last_hidden_state
     ids, real = padded(pair.rows, left)
     given: dict[str, Tensor] = {"input_ids": ids, "attention_mask": real}

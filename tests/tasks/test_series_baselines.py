@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.tasks.test_forecasting import STEPS, opened, recipe_of
+from tests.tasks.test_forecasting import READER, STEPS, opened, recipe_of
 from torch import nn
 
-from qkv.layers.signal import Signal
 from qkv.models.forecasts import build_forecast
 from qkv.models.wide import LinearWindow
 from qkv.runs.evaluation import evaluate
@@ -69,15 +68,21 @@ def test_errors_of_the_baselines_are_those_of_a_loop(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", [Point(), Quantiles(), Quantiles(levels=(0.3, 0.6, 0.9)), Gaussian(), StudentT()])
-def test_a_baseline_as_wide_path_keeps_its_points_and_gains_intervals(tmp_path: Path, part: Any) -> None:
-    _, dataset, _ = opened(recipe_of(tmp_path, 2, True))
-    form, past, future = build_forecast(part), *dataset_pair(next(dataset.each("train")))
+@pytest.mark.parametrize("dropped", [0.0, 0.5])
+def test_a_baseline_as_wide_path_keeps_its_points_and_gains_intervals(
+    tmp_path: Path, part: Any, dropped: float
+) -> None:
+    """Also where half of the steps have no value, and any of them has the one before it."""
+    reader = {**READER, "frequencies": 2 if dropped else 0}
+    _, dataset, _ = opened(recipe_of(tmp_path, 2, True, task__dropped=dropped, model__frontend=reader))
+    windows = next(dataset.each("train"))
+    form, past, future = build_forecast(part), *dataset_pair(windows)
+    batch, (shift, scale) = dataset.collated(windows), (each.flatten() for each in level(windows))
     path = LinearWindow(Dlinear(steps=12), 3 * part.outputs)
     for points in predictors(dataset).values():
         path.load_state_dict({**path.state_dict(), **with_intervals(dataset, points, form, part.outputs)._asdict()})
         rows = past.flatten(0, 1)
-        shift, scale = level(rows)
-        outputs = path(Signal(rows[..., None])).view(len(rows), 3, part.outputs)
+        outputs = path(batch.input).view(len(rows), 3, part.outputs)
         restored = form.restored(outputs, shift[:, None], scale[:, None])
         torch.testing.assert_close(form.point(restored), points(rows), atol=2e-5, rtol=1e-4)
         if part.kind in ("gaussian", "student_t"):
@@ -163,8 +168,26 @@ def test_no_printed_baseline_is_better_on_the_validation_part(
     assert [row["answer"] for row in rows] == pytest.approx(values[-6:-3].tolist(), abs=1e-3)
 
 
+def test_a_run_that_keeps_patches_shows_all_contestants(tmp_path: Path) -> None:
+    recipe = recipe_of(tmp_path, model__wide={"kind": "dlinear", "keeps": "deep"}, data__columns={})
+    recipe = recipe.changed(data=recipe.data.changed(source=season(tmp_path)))
+    run = train(recipe, tmp_path / "run", on_event=lambda _: None)
+    assert run.evaluation is not None
+    validation = run.evaluation["splits"]["validation"]
+    table = next(section for section in validation["sections"] if section["kind"] == "contestants")
+    errors = {row[0]: float(row[table["columns"].index("mse")]) for row in table["rows"]}
+    names, own = list(errors), ["patches", "patches, normalised DLinear"]
+    kept = [name for name in own if name in errors]
+    assert names[: len(kept)] == sorted(kept, key=errors.__getitem__)
+    assert {"normalised DLinear", "DLinear", "seasonal naive", "repeat last"} <= set(names)
+    assert min(errors, key=errors.__getitem__) == "seasonal naive"
+    assert validation["figures"]["mse"] == pytest.approx(errors[names[0]], rel=1e-3)
+    assert f"that it may keep, the first {len(kept)}," in table["note"]
+    assert evaluate(load(tmp_path / "run")).figures["mse"] == validation["figures"]["mse"]
+
+
 def test_a_linear_path_needs_whole_windows_of_single_channels(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="'dlinear' adds to forecasts of the front end series_patches"):
         recipe_of(tmp_path, model__wide="dlinear", model__frontend={"kind": "series_patches", "normalise": "last"})
-    with pytest.raises(SpecError, match="some steps are left out"):
+    with pytest.raises(SpecError, match="needs the times of the values if some steps are left out"):
         opened(recipe_of(tmp_path, task__dropped=0.5, **WIDE))

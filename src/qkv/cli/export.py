@@ -134,7 +134,7 @@ def _read(source: Path, copy: bool) -> _Source:
     if run.model.wide is not None:
         worse = "" if run.model.wide.reads(DEEP) else "; on the validation part, they were better than the model"
         run.model.drop_wide()
-        typer.echo(f"the n-grams beside the model are left out, since no other library reads them{worse}", err=True)
+        typer.echo(f"the linear path beside the model is left out, since no other library reads them{worse}", err=True)
     begin = marks(run.vocabulary, getattr(run.recipe.task, "begin", ())).begin if run.model.encoder else ()
     tokenizer, processor = run.tokenizer if run.vocabulary.has_text else None, run.vocabulary.processors.get(INPUT)
     return _Source(run.model, tokenizer, run.vocabulary.labels, begin=begin, processor=processor)

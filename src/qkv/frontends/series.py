@@ -49,8 +49,9 @@ class _SeriesFrontend(PlacedFrontend):
 class SeriesPatchFrontend(_SeriesFrontend):
     """Windows of series (B, T, C + K), C channels and K known covariates -> patches (B, N, D).
 
-    Patch n holds the steps n · stride to n · stride + patch - 1. The last value of a row is repeated ``stride`` times
-    if ``pad_end``, and where the row is padded. Inverted: position n holds all steps of feature n.
+    Patch n holds the steps n · stride to n · stride + patch - 1, counted from the first step, or from the one with
+    which the last patch ends at the last step (``align``). The last value of a row is repeated ``stride`` times if
+    ``pad_end``, and where the row is padded. Inverted: position n holds all steps of feature n.
     """
 
     part: SeriesPatches
@@ -154,11 +155,22 @@ class SeriesPatchFrontend(_SeriesFrontend):
             assert signal.times is not None
             time = signal.times[..., None].to(x.dtype)
             x = torch.cat((x, time, (time * self.rates + self.phases).sin()), -1)
+        if part.align == "end":
+            x = self._aligned(x, signal.lengths)
         more = max(0, part.patch - x.shape[1]) + part.stride * part.pad_end
         if more:
             x = torch.cat((x, x[:, -1:].expand(-1, more, -1)), 1)
         patches = x.unfold(1, part.patch, part.stride)  # (B, N, features, patch)
         return self.placed(self.map(patches.flatten(2)), context)
+
+    def _aligned(self, x: Tensor, lengths: Tensor | None) -> Tensor:
+        """Rows (B, T, …), whose padding is their last step, without the first steps that fill no patch."""
+        part, steps = self.part, x.shape[1]
+        if lengths is None:
+            return x[:, max(0, steps - part.patch) % part.stride :]
+        first = (lengths.long() - part.patch).clamp(min=0) % part.stride
+        index = (torch.arange(steps, device=x.device) + first[:, None]).clamp(max=steps - 1)
+        return x.gather(1, index[..., None].expand_as(x))
 
 
 def _real(values: Tensor, lengths: Tensor) -> Tensor:

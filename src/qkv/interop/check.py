@@ -19,6 +19,7 @@ from torch import Tensor
 
 from qkv.interop.folder import read_json
 from qkv.interop.places import CONFIG
+from qkv.interop.series import answer_as_published, as_published, channels_of
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 
@@ -38,7 +39,7 @@ def size_of(model: Transformer) -> int:
 
 def compare(model: Transformer, folder: Path) -> str:
     """Compare the logits of ``model`` with those of its export in ``folder``, opened by transformers, on a few random
-    ids, or on a random image, in fp32.
+    ids, or on a random image or series, in fp32.
 
     Returns a clause for the user: the largest difference, or why nothing was compared. Raises ``UserError`` if the
     logits differ.
@@ -66,7 +67,7 @@ def _difference(ours: Transformer, folder: Path, attention: str) -> float:
     with _quietly():
         theirs = _opened(folder, attention)
         if not ours.spec.frontend.reads_tokens:
-            return _of_images(ours, theirs)
+            return _of_values(ours, theirs)
         ids = _ids(ours, folder)
         given: dict[str, Tensor] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         if ours.encoder is None:
@@ -78,15 +79,16 @@ def _difference(ours: Transformer, folder: Path, attention: str) -> float:
     return _relative(own, answer)
 
 
-def _of_images(ours: Transformer, theirs: Any) -> float:
-    """Difference of the outputs for a random image; positions are resampled if the model was trained with another
-    size.
+def _of_values(ours: Transformer, theirs: Any) -> float:
+    """Difference of the outputs for a random image, or window of a series; positions of an image are resampled if the
+    model was trained with another size.
     """
-    signal = ours.frontend.random(1, 1, torch.Generator().manual_seed(0))
+    signal = ours.frontend.random(channels_of(ours.spec), 1, torch.Generator().manual_seed(0))
     resampled = "interpolate_pos_encoding" in inspect.signature(theirs.forward).parameters
     options = {"interpolate_pos_encoding": True} if resampled else {}
-    found = theirs(pixel_values=signal.values, **options)
-    return _relative(ours(signal)[0], found.logits if "logits" in found else found.last_hidden_state)
+    found = theirs(**{theirs.main_input_name: as_published(ours.spec, signal.values)}, **options)
+    names = ("logits", "prediction_outputs", "last_hidden_state")
+    return _relative(answer_as_published(ours, signal), next(found[name] for name in names if name in found))
 
 
 def _relative(own: Tensor, answer: Tensor) -> float:

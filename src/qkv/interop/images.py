@@ -61,11 +61,15 @@ def read_processor(folder: Path, spec: Model) -> Processor | None:
     """Image processor of the published ``folder`` for a model of ``spec``; None if the model reads no images, or the
     folder has none. Raises ``UserError`` for one that qkv cannot follow exactly.
     """
-    frontend = spec.frontend
-    if not isinstance(frontend, Patches) or not (folder / PREPROCESSOR).is_file():
+    if not has_processor(spec) or not (folder / PREPROCESSOR).is_file():
         return None
     config = Config(read_json(folder / PREPROCESSOR), str(folder / PREPROCESSOR))
-    return _images(config, _kind(config), frontend.channels or 3)
+    return _images(config, _kind(config), getattr(spec.frontend, "channels", None) or 3)
+
+
+def has_processor(spec: Model) -> bool:
+    """True if a published folder of a model of ``spec`` has a file for its processor: a model of images."""
+    return isinstance(spec.frontend, Patches)
 
 
 def _kind(config: Config) -> _Kind:

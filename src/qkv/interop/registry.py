@@ -18,6 +18,7 @@ from qkv.interop.families.modernbert import MODERNBERT
 from qkv.interop.families.mpnet import MPNET
 from qkv.interop.families.mpt import MPT
 from qkv.interop.families.neox import NEOX
+from qkv.interop.families.patchtst import PATCHTST
 from qkv.interop.families.perceiver import PERCEIVER
 from qkv.interop.families.qwen2 import QWEN2
 from qkv.interop.families.qwen3 import QWEN3
@@ -59,4 +60,5 @@ FAMILIES: tuple[Family, ...] = (
     VIT,
     DEIT,
     DINOV2,
+    PATCHTST,
 )

@@ -177,16 +177,18 @@ class PairFeatures(Features):
 
 @implements(spec.LinearWindow)
 class LinearWindow(WidePath):
-    """Linear map of the standardised window of one channel, (B, T, 1 + K) -> W^T z + c, (B, C); K covariates unused.
+    """Linear map of the standardised window of one channel, (B, S, 1 + K) -> W^T z + c, (B, C); K covariates unused.
 
     z = (x, μ/σ, 1/σ): the values minus their mean μ, divided by their deviation σ, as in the front end
     ``series_patches``. With the last two, any affine map of the values themselves is one of z, in units of σ above μ.
+    If only some steps of the window have values, with their times, any other step has the value before it, in x.
     """
 
     def __init__(self, part: spec.LinearWindow, num_outputs: int):
         if part.steps is None:
             raise UserError("model.wide.steps is not known: give it, or build the model together with its data")
         super().__init__(part.steps + 2, num_outputs)
+        self.steps = part.steps
 
     def forward(self, signal: Signal) -> Tensor:
         with torch.autocast(signal.values.device.type, enabled=False):  # μ/σ may be large
@@ -196,7 +198,17 @@ class LinearWindow(WidePath):
         """z (B, T + 2) of each window."""
         values = at_least_single(signal.values[..., 0])
         shift, scale = values.mean(1, keepdim=True), (values.var(1, correction=0, keepdim=True) + WINDOW_EPS).sqrt()
+        if signal.times is not None:
+            values = values.gather(1, self._before(signal.times).expand(len(values), -1))
         return torch.cat(((values - shift) / scale, shift / scale, 1 / scale), 1).to(self.table.dtype)
+
+    def _before(self, times: Tensor) -> Tensor:
+        """Index (B, T) of the last value at or before each step, else of the first; times (B, S) in windows, 0 at the
+        last step.
+        """
+        places = (times * self.steps).round().long() + self.steps - 1
+        steps = torch.arange(self.steps, device=times.device).expand(len(times), -1)
+        return (torch.searchsorted(places.contiguous(), steps.contiguous(), right=True) - 1).clamp(min=0)
 
 
 def build_wide(part: spec.WidePath, num_outputs: int) -> WidePath:

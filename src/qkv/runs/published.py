@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from qkv.interop.images import has_processor
 from qkv.interop.load import PublishedModel
 from qkv.interop.places import PREPROCESSOR
 from qkv.spec.data import Data
@@ -38,9 +39,13 @@ def _data(found: PublishedModel) -> Data:
     if needed is None:
         return Data(source=NOT_SAID, tokenizer=TokenizerFile(path=str(found.folder)))
     if found.processor is None:
+        alone = "use qkv.interop.load.load_published, which loads the model alone"
+        if not has_processor(found.spec):
+            unknown = f"{found.folder} does not say how {needed.kind} are read and standardised"
+            raise UserError(f"{unknown}, as no published folder does; {alone}")
         raise UserError(
             f"{found.folder} holds no {PREPROCESSOR}, so it is not known how {needed.kind} are resized and "
-            "standardised; put that file there, or use qkv.interop.load.load_published, which loads the model alone"
+            f"standardised; put that file there, or {alone}"
         )
     return Data(source=NOT_SAID, processor=found.processor)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field
 
@@ -109,9 +109,13 @@ class LinearWindow(WidePath, kind="dlinear"):
     """Linear map of the standardised window of each channel to the forecast (DLinear, Zeng et al. 2023).
 
     Trend (moving average over 25 steps) and remainder have linear maps of their own while they are trained; stored is
-    their sum, which is one map.
+    their sum, which is one map. After training, patches, linear maps, baselines and mixtures are compared on the
+    validation part; ``keeps`` says which of them the run may keep.
     """
 
+    keeps: Literal["any", "deep"] = Field(
+        default="any", description="any: the best of all; deep: patches, alone or mixed with this path"
+    )
     steps: int | None = Field(default=None, gt=0, description="steps of a window; filled in from the task")
 
     def of_window(self, steps: int) -> Self:

@@ -94,20 +94,20 @@ def fit_linear(dataset: SeriesDataset, form: Forecast, outputs: int, normalised:
     steps = min(_MOST, max(_FEWEST, _EPOCHS * count // batch))
     optimizer = torch.optim.Adam(model.parameters(), lr=_RATE)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
-    held_out = [dataset_pair(windows) for windows in dataset.each(VALIDATION, _HELD_OUT)]
+    held_out = [_triple(windows, normalised) for windows in dataset.each(VALIDATION, _HELD_OUT)]
     best, kept = math.inf, {name: value.clone() for name, value in model.state_dict().items()}
     with torch.enable_grad():
         for step in range(steps):
             rng = random(seed, _KEY + step)
             windows = dataset.windows(TRAIN, rng.integers(count, size=batch), _KEY + step)
-            loss, seen = linear_loss(model, form, *dataset_pair(windows), normalised)
+            loss, seen = linear_loss(model, form, *_triple(windows, normalised))
             optimizer.zero_grad()
             (loss / max(1, seen)).backward()
             optimizer.step()
             schedule.step()
             if (step + 1) % max(1, steps // _LOOKS) == 0 or step + 1 == steps:
                 with torch.no_grad():
-                    found = [linear_loss(model, form, *pair, normalised) for pair in held_out]
+                    found = [linear_loss(model, form, *triple) for triple in held_out]
                 total = sum(float(loss) for loss, _ in found) / max(1, sum(seen for _, seen in found))
                 if total < best:
                     best, kept = total, {name: value.clone() for name, value in model.state_dict().items()}
@@ -121,22 +121,36 @@ _KEY = 1 << 62
 
 def dataset_pair(windows: Windows) -> tuple[Tensor, Tensor]:
     """(windows (B, C, T), in which left-out steps are filled forward, and targets (B, C, H))."""
-    left_out = windows.kept.shape[1] < windows.past.shape[1]
-    past = windows.filled if left_out else windows.past
-    return tuple(torch.from_numpy(np.ascontiguousarray(each.swapaxes(1, 2))) for each in (past, windows.future))  # type: ignore[return-value]
+    past = windows.filled if windows.gaps else windows.past
+    return _channels_first(past), _channels_first(windows.future)
 
 
-def linear_loss(model: DLinear, form: Forecast, past: Tensor, future: Tensor, normalised: bool) -> tuple[Tensor, int]:
+def _channels_first(values: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values.swapaxes(1, 2)))
+
+
+def level(windows: Windows) -> tuple[Tensor, Tensor]:
+    """(mean, deviation) (B, C) of the values of windows that are read, as in the front end ``series_patches``."""
+    read = _channels_first(windows.read if windows.gaps else windows.past)
+    return read.mean(-1), (read.var(-1, correction=0) + WINDOW_EPS).sqrt()
+
+
+Levels = tuple[Tensor, Tensor]
+
+
+def _triple(windows: Windows, normalised: bool) -> tuple[Tensor, Tensor, Levels | None]:
+    """Windows, targets, and the levels by which the windows are standardised, None if they are not."""
+    return *dataset_pair(windows), level(windows) if normalised else None
+
+
+def linear_loss(
+    model: DLinear, form: Forecast, past: Tensor, future: Tensor, levels: Levels | None
+) -> tuple[Tensor, int]:
     """(summed loss, number of targets) of a linear model."""
-    shift, scale = level(past) if normalised else (torch.zeros_like(past[..., 0]), torch.ones_like(past[..., 0]))
+    shift, scale = levels or (torch.zeros_like(past[..., 0]), torch.ones_like(past[..., 0]))
     outputs = model((past - shift[..., None]) / scale[..., None])
     restored, seen = form.restored(outputs, shift[..., None], scale[..., None]), ~future.isnan()
     return torch.where(seen, form.loss(restored, future.nan_to_num()), 0).sum(), int(seen.sum())
-
-
-def level(past: Tensor) -> tuple[Tensor, Tensor]:
-    """(mean, deviation) (…) of windows (…, T), as in the front end ``series_patches``."""
-    return past.mean(-1), (past.var(-1, correction=0) + WINDOW_EPS).sqrt()
 
 
 def predictors(dataset: SeriesDataset) -> dict[str, Affine]:
@@ -168,8 +182,9 @@ def with_intervals(dataset: SeriesDataset, points: Affine, form: Forecast, outpu
     count = len(dataset.cutters[TRAIN])
     most = min(count, max(1, _ERRORS // (horizon * len(dataset.processor.channels))))
     numbers = np.unique(np.linspace(0, count - 1, most).round().astype(np.int64))
-    past, future = dataset_pair(dataset.windows(TRAIN, numbers, _KEY))
-    relative = (future - points(past)) / level(past)[1][..., None]
+    windows = dataset.windows(TRAIN, numbers, _KEY)
+    past, future = dataset_pair(windows)
+    relative = (future - points(past)) / level(windows)[1][..., None]
     return Affine(table.flatten(1), form.around(relative.flatten(0, 1)).flatten())
 
 

@@ -10,7 +10,7 @@ from qkv.report.evaluation import ERRORS, words
 
 class Contestant(NamedTuple):
     """Factors of both paths, and the validation metrics with them; ``tested``: those of the test part, if known, which
-    decide nothing.
+    decide nothing. ``eligible``: False if the run may not keep it, and it is shown for comparison.
     """
 
     name: str
@@ -18,19 +18,22 @@ class Contestant(NamedTuple):
     wide: float
     figures: dict[str, float]
     tested: dict[str, float] = {}
+    eligible: bool = True
 
 
 def ranked(contestants: list[Contestant], metric: str, baseline: float | None) -> list[Contestant]:
     """Contestants in order: by loss, those whose metric is not worse than ``baseline`` first; if all are worse, the one
     of the best metric first. Without a baseline it is the metric of the wide path, the first of ``contestants``. Losses
-    that agree in three digits are equal; of equal contestants, the order is that given.
+    that agree in three digits are equal; of equal contestants, the order is that given. Ineligible ones are the last.
     """
     sign = 1 if metric in ERRORS else -1
     errors = [sign * each.figures[metric] for each in contestants]
     bound = max(min(errors), errors[0] if baseline is None else sign * baseline)
-    return sorted(
-        contestants, key=lambda each: (sign * each.figures[metric] > bound, float(f"{each.figures['loss']:.3g}"))
-    )
+
+    def key(each: Contestant) -> tuple[bool, bool, float]:
+        return not each.eligible, sign * each.figures[metric] > bound, float(f"{each.figures['loss']:.3g}")
+
+    return sorted(contestants, key=key)
 
 
 def section(contestants: Sequence[Contestant], metric: str) -> dict[str, Any]:
@@ -47,10 +50,12 @@ def section(contestants: Sequence[Contestant], metric: str) -> dict[str, Any]:
         for each in contestants
     ]
     columns = ["model", "factor deep", "factor wide", *map(words, names), *(f"test {words(name)}" for name in tested)]
-    note = (
-        "The first row is the model of this run: of those whose validation "
-        f"{words(metric)} is not worse than that of the baseline, it has the least validation loss."
-    )
+    note = "The first row is the model of this run: of those "
+    if all(each.eligible for each in contestants):
+        note += f"whose validation {words(metric)} is not worse than that of the baseline, it has the least validation loss."
+    else:
+        count = sum(each.eligible for each in contestants)
+        note += f"that it may keep, the first {count}, it has the least validation loss; the others are a comparison."
     return {"kind": "contestants", "title": "Contestants", "note": note, "columns": columns, "rows": rows}
 
 

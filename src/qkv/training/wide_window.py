@@ -52,9 +52,10 @@ def join_window(
     True.
 
     Linear maps: the wide path, and all baselines, whose point forecasts are those that the evaluation reports, with
-    intervals fitted to the training part. The mixture is the convex one of deep path, wide path and DLinear whose
-    points have the least squared error on the validation part. Of the contestants whose error is not above that of any
-    baseline, the one of least loss is chosen.
+    intervals fitted to the training part. Mixtures are the convex ones of deep and wide path, and of both and DLinear,
+    whose points have the least squared error on the validation part. Of the contestants whose error is not above that
+    of any baseline, the one of least loss is chosen; with ``keeps: deep``, the one of least loss among the deep path
+    and its mixture with the wide path.
     """
     wide, head = model.wide, model.head
     assert isinstance(wide, LinearWindow)
@@ -65,18 +66,21 @@ def join_window(
     race = _Race(model, task, dataset, precision, stop, maps, name)
     sides: dict[str, Shares] = {label: {label: 1.0} for label in (*maps, name)}
     mixed = [label for label in (name, NORMALISED, _BASELINES[LINEAR]) if label in sides]
+    products = race.products(mixed)
+    for count in range(2, len(mixed) + 1):
+        factors = convex(products[:count, :count])
+        shares = {label: share for label, share in zip(mixed, factors, strict=False) if share}
+        if shares:
+            sides.setdefault(", ".join(shares), shares)
     figures = race.figures(VALIDATION, sides)
-    shares = {label: share for label, share in zip(mixed, convex(race.products(mixed)), strict=True) if share}
-    if len(shares) > 1:
-        sides[", ".join(shares)] = shares
-        figures |= race.figures(VALIDATION, {", ".join(shares): shares})
     tested = race.figures(TEST, sides) if TEST in dataset.splits else {}
     if stop():
         return None
-    contestants = []
+    contestants, any_of = [], model.spec.wide.keeps == "any"  # type: ignore[union-attr]
     for label, own in sides.items():
-        deep = own.get(name, 0.0)
-        contestants.append(Contestant(label, deep, sum(own.values()) - deep, figures[label], tested.get(label, {})))
+        deep, eligible = own.get(name, 0.0), any_of or (name in own and own.keys() <= {name, NORMALISED})
+        wide_share, seen = sum(own.values()) - deep, tested.get(label, {})
+        contestants.append(Contestant(label, deep, wide_share, figures[label], seen, eligible))
     baselines = [figures[_BASELINES[kind]][task.metric] for kind in predictors(dataset)]
     order = ranked(contestants, task.metric, min(baselines))
     race.keep(sides[order[0].name])

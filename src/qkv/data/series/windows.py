@@ -40,6 +40,11 @@ class Windows(NamedTuple):
     times: np.ndarray
 
     @property
+    def gaps(self) -> bool:
+        """True if the model does not read all steps."""
+        return self.kept.shape[1] < self.past.shape[1]
+
+    @property
     def read(self) -> np.ndarray:
         """Values (B, S, C) that the model reads."""
         return np.take_along_axis(self.past, self.kept[..., None], 1)

@@ -162,6 +162,21 @@ class Broadcast(Way):
         return (found,)
 
 
+@dataclass(frozen=True)
+class Counted(Way):
+    """A tensor and beside it the number of batches that it is an average of, which torch uses only without a momentum:
+    it is not read, and written as 0.
+    """
+
+    count: int = 2
+
+    def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
+        return theirs[0]
+
+    def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
+        return ours, torch.zeros((), dtype=torch.int64, device=ours.device)
+
+
 PLAIN = Plain()
 TRANSPOSED = Transposed()
 QKV = Joined(3)
@@ -171,3 +186,4 @@ BY_HEAD = ByHead()
 ONE_BY_HEAD = JoinedByHead(1)
 QKV_BY_HEAD = JoinedByHead(3)
 COPIED = Copied()
+COUNTED = Counted()

@@ -125,10 +125,18 @@ class SeriesPatches(OfSeries, kind="series_patches"):
     patch: int = Field(default=16, gt=0, le=LONGEST, description="steps of a patch")
     stride: int = Field(default=8, gt=0, le=LONGEST, description="steps between the starts of patches")
     pad_end: bool = Field(default=True, description="repeat the last value for one more patch")
+    align: Literal["start", "end"] = Field(
+        default="start", description="end of a window at which patches begin; steps that fill no patch are at the other"
+    )
     channels: Literal["apart", "mixed", "inverted"] = "apart"
     normalise: Literal["window", "last", "none"] = "window"
     affine: bool = Field(default=False, description="learned scale and shift of each channel after the normalisation")
     frequencies: int = Field(default=0, ge=0, le=10_000, description="sine waves of the time of each value; 0: none")
+
+    def canonical(self, width: int) -> Self:
+        found = super().canonical(width)
+        whole = self.steps is not None and max(0, self.steps - self.patch) % self.stride == 0
+        return found.changed(align="start") if whole else found
 
     @property
     def rows_per_channel(self) -> bool:
@@ -164,6 +172,9 @@ class SeriesPatches(OfSeries, kind="series_patches"):
             found.append(Problem(("frequencies",), sentence))
         if self.steps is not None and self.channels != "inverted" and self.steps < self.patch:
             found.append(Problem(("patch",), f"a patch of {self.patch} steps is longer than a window of {self.steps}"))
+        if self.align == "end" and self.pad_end:
+            sentence = "patches that end at the last step need no repeated value behind it; give pad_end=false"
+            found.append(Problem(("align",), sentence))
         if self.affine and self.normalise == "none":
             found.append(Problem(("affine",), "there is no normalisation to scale; give normalise=window"))
         return found
