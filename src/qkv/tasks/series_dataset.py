@@ -170,7 +170,9 @@ def with_windows(recipe: Recipe, processor: Series) -> Recipe:
         model = model.changed(frontend=reader, context_length=positions)
     if model.wide is not None:
         if task.dropped and not getattr(reader, "frequencies", 0):
-            sentence = "the linear map needs the times of the values if some steps are left out; set frontend.frequencies"
+            sentence = (
+                "the linear map needs the times of the values if some steps are left out; set frontend.frequencies"
+            )
             raise SpecError([Problem(("model", "wide"), sentence)])
         model = model.changed(wide=model.wide.of_window(task.context))
     channels = 1 if reader.rows_per_channel else len(processor.channels)

@@ -52,7 +52,8 @@ def section(contestants: Sequence[Contestant], metric: str) -> dict[str, Any]:
     columns = ["model", "factor deep", "factor wide", *map(words, names), *(f"test {words(name)}" for name in tested)]
     note = "The first row is the model of this run: of those "
     if all(each.eligible for each in contestants):
-        note += f"whose validation {words(metric)} is not worse than that of the baseline, it has the least validation loss."
+        note += f"whose validation {words(metric)} is not worse than that of the baseline, it has the least "
+        note += "validation loss."
     else:
         count = sum(each.eligible for each in contestants)
         note += f"that it may keep, the first {count}, it has the least validation loss; the others are a comparison."

@@ -14,7 +14,7 @@ from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Architecture, Family, NameRule, Reasons
-from qkv.interop.mapping.ways import COUNTED, QKV
+from qkv.interop.mapping.ways import QKV, WITH_COUNT
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.errors import UserError, quoted
 from qkv.spec.forecasts import Point
@@ -44,7 +44,7 @@ def _norm(branch: int, theirs: str) -> tuple[NameRule, ...]:
         NameRule(f"{ours}.*", f"{inside}.*", where=_over_batch),
         NameRule(f"{ours}.*", f"{published}.*"),
         NameRule(f"{ours}.running_mean", f"{inside}.running_mean"),
-        NameRule(f"{ours}.running_var", (f"{inside}.running_var", f"{inside}.num_batches_tracked"), COUNTED),
+        NameRule(f"{ours}.running_var", (f"{inside}.running_var", f"{inside}.num_batches_tracked"), WITH_COUNT),
     )
 
 
@@ -126,8 +126,9 @@ def config(spec: Model) -> dict[str, Any] | None:
     """Keys of config.json for ``spec``; None if its structure is not PatchTST's. Callers read them back to verify."""
     match shape_of(spec):
         case (
-            Block(branches=(Attention() as attention, FeedForward() as second), norm=BatchNorm() | LayerNorm() as norm)
-            as block,
+            Block(
+                branches=(Attention() as attention, FeedForward() as second), norm=BatchNorm() | LayerNorm() as norm
+            ) as block,
             SeriesPatches(steps=int(steps), features=int(features)) as embeds,
         ) if steps > embeds.patch and embeds.normalise in _NORMALISE.values():
             pass

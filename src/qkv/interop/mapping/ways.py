@@ -163,7 +163,7 @@ class Broadcast(Way):
 
 
 @dataclass(frozen=True)
-class Counted(Way):
+class WithCount(Way):
     """A tensor and beside it the number of batches that it is an average of, which torch uses only without a momentum:
     it is not read, and written as 0.
     """
@@ -186,4 +186,4 @@ BY_HEAD = ByHead()
 ONE_BY_HEAD = JoinedByHead(1)
 QKV_BY_HEAD = JoinedByHead(3)
 COPIED = Copied()
-COUNTED = Counted()
+WITH_COUNT = WithCount()
