@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from torch import Tensor
 
 from qkv.layers.signal import Signal
-from qkv.models.heads import Forecaster
 from qkv.models.transformer import Transformer
+from qkv.spec.heads import VectorsHead
 from qkv.spec.model import Model
-from qkv.spec.signals.series import SeriesPatches
+from qkv.spec.signals.series import of_series
 
 
 def channels_of(spec: Model) -> int:
     """Rows of a window: its channels if each is a row of its own, else 1."""
-    frontend = spec.frontend
-    return frontend.features or 1 if isinstance(frontend, SeriesPatches) and frontend.rows_per_channel else 1
+    frontend: Any = spec.frontend
+    return frontend.features or 1 if of_series(frontend) and frontend.rows_per_channel else 1
 
 
 def as_published(spec: Model, values: Tensor) -> Tensor:
     """Values (B · C, T, 1) of windows whose channels are rows, as (B, T, C); other values unchanged."""
-    if not isinstance(spec.frontend, SeriesPatches):
+    if not of_series(spec.frontend):
         return values
     return values[..., 0].unflatten(0, (-1, channels_of(spec))).transpose(1, 2)
 
 
 def answer_as_published(model: Transformer, signal: Signal) -> Tensor:
     """Outputs of a model; of series points (B, H, C) in the units of the values, or vectors (B, C, N, D)."""
-    found, channels = model(signal)[0], channels_of(model.spec)
-    if not isinstance(model.spec.frontend, SeriesPatches):
+    found, channels, head = model(signal)[0], channels_of(model.spec), cast("Any", model.head)
+    if not of_series(model.spec.frontend):
         return found
-    if not isinstance(model.head, Forecaster):
+    if model.spec.head.kind == VectorsHead.kind:
         return found.unflatten(0, (-1, channels))
-    restored = model.head.restored(found, *model.frontend.level(signal))  # type: ignore[operator]
-    return model.head.form.point(restored)[:, 0].unflatten(0, (-1, channels)).transpose(1, 2)
+    frontend: Any = model.frontend
+    points = head.form.point(head.restored(found, *frontend.level(signal)))
+    return points[:, 0].unflatten(0, (-1, channels)).transpose(1, 2)
