@@ -10,17 +10,15 @@ import torch
 
 from qkv.data.contours import filled, sampled, trace
 from qkv.data.processors.processor import Processor
-from qkv.data.records.image_files import converted, image_name, opened_image
+from qkv.data.records.image_files import SHOWN, converted, image_name, opened_image, picture_of
 from qkv.data.records.model import Role
-from qkv.data.records.pictures import URI, as_uri
+from qkv.data.records.pictures import as_uri
 from qkv.data.records.values import Unusable
 from qkv.layers.signal import Signal
 from qkv.spec.register import implements
 from qkv.spec.signals.contours import Contours
 from qkv.spec.signals.images import SIMPLE
 
-_SHOWN = 96
-"""Height and width of shapes in reports."""
 _FINE = 4
 """Pixels along each axis that are averaged to a simple feature."""
 
@@ -76,22 +74,17 @@ class ContourProcessor(Processor):
         return fine.mean((1, 3)).ravel().astype(np.float32)
 
     def picture(self, value: Any) -> str | None:
-        try:
-            image = converted(opened_image(value), "RGB", image_name(value))
-        except Unusable:
-            return None
-        image.thumbnail((_SHOWN, _SHOWN))
-        return as_uri(image)
+        return picture_of(value)
 
     def picture_read(self, encoded: np.ndarray) -> str:
-        return as_uri(np.where(_drawn(encoded, _SHOWN), 0, 255).astype(np.uint8))
+        return as_uri(np.where(_drawn(encoded, SHOWN), 0, 255).astype(np.uint8))
 
     def checked(self, value: Any) -> Any:
         self.field(value)
         return value
 
     def shown(self, value: Any) -> str:
-        return value if isinstance(value, str) and not value.startswith(URI) else "shape"
+        return image_name(value, "shape")
 
 
 def _drawn(encoded: np.ndarray, side: int) -> np.ndarray:

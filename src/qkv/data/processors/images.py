@@ -12,14 +12,13 @@ import torch
 
 from qkv.data.processors.augment import Mixed, augmented
 from qkv.data.processors.processor import Processor
-from qkv.data.records.image_files import GREY, converted, image_name, opened_image
+from qkv.data.records.image_files import GREY, SHOWN, converted, image_name, opened_image, picture_of
 from qkv.data.records.model import Role
-from qkv.data.records.pictures import URI, as_uri
+from qkv.data.records.pictures import as_uri
 from qkv.data.records.profile import profiles
 from qkv.data.records.table import Table
-from qkv.data.records.values import Unusable
+from qkv.data.records.values import readable
 from qkv.layers.signal import Signal
-from qkv.spec.errors import UserError
 from qkv.spec.register import implements
 from qkv.spec.signals.images import SIMPLE, Images
 
@@ -27,8 +26,6 @@ _LARGEST = 64
 """Largest height and width that are chosen; larger ones are for the user to name."""
 _SAMPLE = 1000
 """Number of training images by which size, mean and deviation are chosen."""
-_SHOWN = 96
-"""Largest height and width of images in reports."""
 _DECODED = 8
 """Least side of a JPEG file that is decoded at a reduced size, as a multiple of the processor's."""
 
@@ -53,12 +50,12 @@ class ImageProcessor(Processor):
         sample = [values[i] for i in np.unique(np.linspace(0, len(values) - 1, min(len(values), _SAMPLE)).astype(int))]
         found = self.spec
         if None in (found.height, found.width, found.channels):
-            sizes, grey = _sizes(sample)
-            height, width = _chosen(sizes)
-            channels = found.channels or (1 if grey else 3)
+            sizes = np.array(readable(_size, sample, "image"))
+            height, width = _chosen(sizes[:, :2])
+            channels = found.channels or (1 if sizes[:, 2].all() else 3)
             found = found.changed(height=found.height or height, width=found.width or width, channels=channels)
         if found.mean is None:
-            pixels = np.stack([*_readable(ImageProcessor(found), sample)]) / 255
+            pixels = np.stack(readable(ImageProcessor(found).encode, sample, "image")) / 255
             mean, deviation = pixels.mean((0, 2, 3)), pixels.std((0, 2, 3)).clip(min=1e-3)
             found = found.changed(mean=tuple(mean.round(4).tolist()), deviation=tuple(deviation.round(4).tolist()))
         return found
@@ -100,18 +97,13 @@ class ImageProcessor(Processor):
         return torch.nn.functional.adaptive_avg_pool2d(pixels, side).flatten().numpy()
 
     def picture(self, value: Any) -> str | None:
-        try:
-            image = converted(opened_image(value), "RGB", image_name(value))
-        except Unusable:
-            return None
-        image.thumbnail((_SHOWN, _SHOWN))
-        return as_uri(image)
+        return picture_of(value)
 
     def picture_read(self, encoded: np.ndarray) -> str | None:
         from PIL import Image
 
         image = Image.fromarray(encoded[0] if len(encoded) == 1 else encoded.transpose(1, 2, 0))
-        image.thumbnail((_SHOWN, _SHOWN))
+        image.thumbnail((SHOWN, SHOWN))
         return as_uri(image)
 
     def checked(self, value: Any) -> Any:
@@ -119,37 +111,13 @@ class ImageProcessor(Processor):
         return value
 
     def shown(self, value: Any) -> str:
-        if isinstance(value, str) and not value.startswith(URI):
-            return value
-        return "image"
+        return image_name(value, "image")
 
 
-def _readable(processor: ImageProcessor, values: Sequence[Any]) -> list[np.ndarray]:
-    """Encoded values that can be read. Raises ``UserError`` if there is none."""
-    found, reason = list[np.ndarray](), ""
-    for value in values:
-        try:
-            found.append(processor.encode(value))
-        except Unusable as error:
-            reason = reason or str(error)
-    if not found:
-        raise UserError(f"no image can be read: {reason}")
-    return found
-
-
-def _sizes(values: Sequence[Any]) -> tuple[np.ndarray, bool]:
-    """((height, width) of each readable image, True if all are grey). Raises ``UserError`` if none is readable."""
-    sizes, grey, reason = list[tuple[int, int]](), True, ""
-    for value in values:
-        try:
-            image = opened_image(value)
-            sizes.append((image.height, image.width))
-            grey = grey and image.mode in GREY
-        except Unusable as error:
-            reason = reason or str(error)
-    if not sizes:
-        raise UserError(f"no image can be read: {reason}")
-    return np.array(sizes), grey
+def _size(value: Any) -> tuple[int, int, bool]:
+    """(height, width, True if it is grey) of a raw image. Raises ``Unusable``."""
+    image = opened_image(value)
+    return image.height, image.width, image.mode in GREY
 
 
 def _chosen(sizes: np.ndarray) -> tuple[int, int]:

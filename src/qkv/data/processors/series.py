@@ -15,7 +15,7 @@ from qkv.data.records.model import Role
 from qkv.data.records.series_tables import holds_series
 from qkv.data.records.series_values import array_of, channel_names
 from qkv.data.records.table import Table
-from qkv.data.records.values import Unusable
+from qkv.data.records.values import Unusable, readable
 from qkv.data.series.statistics import statistics
 from qkv.data.series.windows import filled
 from qkv.layers.signal import Signal
@@ -56,14 +56,7 @@ class SeriesProcessor(Processor):
 
     def fitted(self, values: Sequence[Any]) -> Series:
         names = self.spec.channels or next(filter(None, map(channel_names, values)), ())
-        found, reason = list[np.ndarray](), ""
-        for value in values:
-            try:
-                found.append(array_of(value, names))
-            except Unusable as error:
-                reason = reason or str(error)
-        if not found:
-            raise UserError(f"no series can be read: {reason}")
+        found = readable(lambda value: array_of(value, names), values, "series")
         counts = [each.shape[1] for each in found]
         channels = max(set(counts), key=counts.count)
         joined = np.concatenate([each for each in found if each.shape[1] == channels])

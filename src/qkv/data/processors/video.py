@@ -12,7 +12,7 @@ import numpy as np
 
 from qkv.data.processors.images import ImageProcessor
 from qkv.data.processors.processor import Processor
-from qkv.data.records.image_files import converted, image_name, opened_image
+from qkv.data.records.image_files import image_name, opened_image, reduced
 from qkv.data.records.model import Role
 from qkv.data.records.pictures import SUFFIXES, URI
 from qkv.data.records.values import Unusable
@@ -24,8 +24,8 @@ _MOST = 100_000
 """Maximum number of frames of a file."""
 _FRAMES, _SAMPLE = 16, 100
 """Largest number of frames that is chosen, and number of training clips by which it is."""
-_SHOWN, _SHOWN_FRAMES = 96, 8
-"""Height and width of clips in reports, and their number of frames."""
+_SHOWN_FRAMES = 8
+"""Number of frames of clips in reports."""
 
 
 @implements(Video)
@@ -66,14 +66,9 @@ class VideoProcessor(Processor):
 
     def picture(self, value: Any) -> str | None:
         try:
-            frames = [
-                converted(opened_image(frame), "RGB", image_name(frame))
-                for frame in _spread(_clip(value), _SHOWN_FRAMES)
-            ]
+            frames = [reduced(frame) for frame in _spread(_clip(value), _SHOWN_FRAMES)]
         except Unusable:
             return None
-        for frame in frames:
-            frame.thumbnail((_SHOWN, _SHOWN))
         held = io.BytesIO()
         frames[0].save(held, "GIF", save_all=True, append_images=frames[1:], duration=150, loop=0)
         return f"{URI}gif;base64,{base64.b64encode(held.getvalue()).decode()}"
@@ -84,7 +79,7 @@ class VideoProcessor(Processor):
         return value
 
     def shown(self, value: Any) -> str:
-        return value if isinstance(value, str) and not value.startswith(URI) else "clip"
+        return image_name(value, "clip")
 
 
 class _Clip(NamedTuple):

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from qkv.data.records.pictures import URI
+from qkv.data.records.pictures import URI, as_uri
 from qkv.data.records.values import Unusable
 
 MOST_PIXELS = 100_000_000
 """Maximum number of pixels of an image file, so that a small file cannot fill the memory."""
+SHOWN = 96
+"""Largest height and width of pictures in reports."""
 _DRAFT = 1024
 """Least side of a JPEG file that is decoded at a reduced size, in pixels."""
 _DEEP = ("I;16", "I;16B", "I;16L", "I", "F")
@@ -45,9 +47,9 @@ def opened_image(value: Any) -> Any:
     return image
 
 
-def image_name(value: Any) -> str:
-    """Name of a file, or "the image", for messages."""
-    return value if isinstance(value, str) and not value.startswith(URI) else "the image"
+def image_name(value: Any, unnamed: str = "the image") -> str:
+    """Name of a file, for messages and tables; ``unnamed`` for an image in memory."""
+    return value if isinstance(value, str) and not value.startswith(URI) else unnamed
 
 
 def _opened(value: Any) -> Any:
@@ -106,3 +108,18 @@ def converted(image: Any, mode: str, name: str, least: int = 0) -> Any:
         return image.convert(mode)
     except (OSError, ValueError, SyntaxError, EOFError, IndexError, MemoryError) as error:
         raise Unusable(f"{name} cannot be decoded: {_reason(error)}") from None
+
+
+def reduced(value: Any, side: int = SHOWN) -> Any:
+    """Raw image in RGB, as a Pillow image of at most ``side`` pixels along each axis. Raises ``Unusable``."""
+    image = converted(opened_image(value), "RGB", image_name(value))
+    image.thumbnail((side, side))
+    return image
+
+
+def picture_of(value: Any) -> str | None:
+    """Small picture of a raw image for reports, as a data URI; None if it cannot be read."""
+    try:
+        return as_uri(reduced(value))
+    except Unusable:
+        return None

@@ -8,12 +8,14 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from qkv.data.records.model import Role
 from qkv.data.records.pictures import URI
 from qkv.data.records.table import Row
+from qkv.spec.errors import UserError
 
+T = TypeVar("T")
 SHOWN = 40
 """Maximum number of characters of a value quoted in a reason."""
 
@@ -28,6 +30,22 @@ class Missing(Unusable):
     def __init__(self, reason: str, role: str):
         super().__init__(reason)
         self.role = role
+
+
+def readable(read: Callable[[Any], T], values: Iterable[Any], noun: str) -> list[T]:
+    """Results of ``read`` for the values that can be read. Raises ``UserError`` with the first reason if there is none.
+
+    ``noun``: word for a value, such as "image".
+    """
+    found, reason = list[T](), ""
+    for value in values:
+        try:
+            found.append(read(value))
+        except Unusable as error:
+            reason = reason or str(error)
+    if not found:
+        raise UserError(f"no {noun} can be read: {reason}")
+    return found
 
 
 class Values:

@@ -6,11 +6,10 @@ from typing import Any, cast
 
 from qkv.data.processors.processor import build_processor
 from qkv.data.records.model import Records
-from qkv.data.records.values import Unusable
+from qkv.data.records.values import readable
 from qkv.inspection.machine import Machine
 from qkv.report.figures import counted
 from qkv.spec.data import Data, TokenBuckets
-from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
@@ -60,14 +59,8 @@ def _processor(data: Data, graphs: list[Any]) -> Graphs:
 
 def _size(processor: Graphs, graphs: list[Any]) -> int:
     """Mean number of nodes of a sample of readable graphs. Raises ``UserError`` if none is readable."""
-    built, sizes, reason = build_processor(processor.changed(num_features=0, tags=())), list[int](), ""
-    for graph in graphs[:: max(1, len(graphs) // _SAMPLE)]:
-        try:
-            sizes.append(built.count(graph))  # type: ignore[attr-defined]
-        except Unusable as error:
-            reason = reason or str(error)
-    if not sizes:
-        raise UserError(f"no graph can be read: {reason}")
+    count = build_processor(processor.changed(num_features=0, tags=())).count  # type: ignore[attr-defined]
+    sizes = readable(count, graphs[:: max(1, len(graphs) // _SAMPLE)], "graph")
     return max(1, round(sum(sizes) / len(sizes)))
 
 
