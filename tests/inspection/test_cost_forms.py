@@ -171,8 +171,7 @@ def test_every_head_is_drawn() -> None:
 
 
 SIZES: dict[str, dict[str, Any]] = {
-    # The distances to the codes have no backward pass, which is counted as twice the forward pass.
-    "codebook": {"codes": 64, "grid": (4, 6), "cell": 2, "height": 8, "width": 12, "channels": 1, "upsampling": (8,)},
+    "codebook": {"codes": 512, "grid": (4, 6), "cell": 2, "height": 8, "width": 12, "channels": 1, "upsampling": (8,)},
     "mixture": {"features": 5},
 }
 """Sizes of heads that data determines, for rows of 24 positions."""
@@ -228,7 +227,7 @@ def test_what_is_predicted_is_what_is_measured(name: str, recompute: bool, preci
     found = {row.quantity: row.error for row in rows}
     assert found["parameters"] == 0
     assert abs(found["FLOPs, forward"]) <= 0.05
-    assert abs(found["FLOPs, training step"]) <= 0.05
+    assert abs(found["FLOPs, training step"]) <= (0.05 if "GRU" in repr(counted.model) else 0)
     assert abs(found["peak memory, training step"]) <= 0.15
     assert found.get("decoding state", 0) == 0
     assert ("decoding state" in found) == counted.writes

@@ -32,7 +32,8 @@ from qkv.spec.base import Part
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.register import implementation, implementations, implements, import_all
-from qkv.spec.signals import images
+from qkv.spec.signals import image_sequences, images, series
+from qkv.tasks.registry import FOLDERS, build_task
 from qkv.training.optimisers import build_optimizer
 
 
@@ -252,7 +253,7 @@ def test_every_kind_of_the_package_is_implemented() -> None:
         tokenizers.Tokenizer: ("qkv.tokenizers",),
         training.Optimizer: ("qkv.training",),
         training.Schedule: ("qkv.training",),
-        tasks.Task: ("qkv.tasks",),
+        tasks.Task: FOLDERS,
         tasks.Noise: ("qkv.tasks",),
         images.Augmentation: ("qkv.data.processors",),
     }
@@ -260,6 +261,17 @@ def test_every_kind_of_the_package_is_implemented() -> None:
         own = {part for part in slot.kinds().values() if part.__module__.startswith("qkv.")}
         assert own
         assert own <= implementations(slot, *packages).keys()
+
+
+def test_a_task_has_one_implementation_for_each_kind_of_input() -> None:
+    codes = image_sequences.ImageCodes(run="somewhere")
+    text, of_codes, again = (build_task(tasks.NextToken(), each) for each in (None, codes, None))
+    assert type(text) is type(again)
+    assert type(of_codes) is not type(text)
+    assert of_codes.processor is codes
+    assert of_codes.reading(codes) is of_codes
+    one, other = (build_task(tasks.Regression(), each) for each in (series.Series(), images.Images()))
+    assert type(one) is type(other)
 
 
 PLACES = {

@@ -26,3 +26,14 @@ def clips(folder: Path, each: int = 50) -> Path:
             place = folder / name / f"{number}.gif"
             frames[0].save(place, save_all=True, append_images=frames[1:], duration=40, loop=0, disposal=1)
     return folder
+
+
+def write_frames(folder: Path, each: int = 2, first: int = 0) -> Path:
+    """Write ``each`` clips of both directions as folders of numbered frames."""
+    for name, direction in (("left", -1), ("right", 1)):
+        for number in range(each):
+            place = folder / name / f"clip{number}"
+            place.mkdir(parents=True)
+            for i, frame in enumerate(bars(direction, number)):
+                Image.fromarray(frame).save(place / f"frame{first + i}.png")
+    return folder

@@ -22,7 +22,7 @@ from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.image_sequences import ImageCodes, ImagePatches
 from qkv.spec.signals.images import Images
-from qkv.tasks.next_patch import noisy
+from qkv.tasks.images.next_patch import noisy
 from qkv.tasks.registry import task_of_recipe
 
 SHORT = {

@@ -15,8 +15,11 @@ from qkv.data.processors.contours import ContourProcessor
 from qkv.data.records.values import Unusable
 from qkv.layers.signal import Signal
 from qkv.spec.errors import SpecError, UserError
+from qkv.spec.overrides import Assignment
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.contours import Contours
+from qkv.tasks.registry import task_of_recipe
+from qkv.training.automatic_task import automatic_task
 
 
 def shapes(folder: Path, each: int = 14) -> Path:
@@ -53,6 +56,24 @@ def test_shapes_are_classified_by_their_contours(tmp_path: Path) -> None:
     answers = qkv.predict(qkv.load(run.folder), str(photos / "square/1.png"), str(photos / "circle/2.png"))
     assert [found["answer"] for found in answers] == ["square", "circle"]
     assert run.model.spec.frontend.num_positions == 16
+
+
+def test_contours_are_chosen_where_they_are_named(tmp_path: Path) -> None:
+    source = {"source": str(shapes(tmp_path / "shapes"))}
+    given = ["data.processor=contours", "data.processor.points=12"]
+    recipe = automatic_task("classification", source, given)
+    assert recipe.data.processor == Contours(points=12)
+    assert recipe.candidates.keys() == {"transformer", "convolution"}
+    named = automatic_task("classification", {**source, "processor": "contours(12)"})
+    assert (named.data, named.model) == (recipe.data, recipe.model)
+    for changes in recipe.candidates.values():
+        changed = qkv.override(recipe, [Assignment.of(*change) for change in changes.items()])
+        built = qkv.build(task_of_recipe(changed).sized(changed).model)
+        assert built(torch.zeros(1, 12, 3))[0].shape == (1, 2)
+    short = automatic_task("classification", source, [*given, "training.steps=2", "training.minutes=null"], quick=True)
+    run = qkv.train(short, tmp_path / "run", on_event=quiet)
+    assert run.evaluation is not None
+    assert "accuracy_of_silhouettes" in run.evaluation["splits"]["validation"]["figures"]
 
 
 def test_position_and_size_of_a_shape_do_not_matter() -> None:

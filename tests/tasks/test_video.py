@@ -10,18 +10,24 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.tasks.clips import bars, clips
+from tests.tasks.clips import bars, clips, write_frames
 from tests.tasks.test_images import quiet
 from torch.nn import functional as F
 
 import qkv
 from qkv.data.processors.video import VideoProcessor
 from qkv.data.records.moving import DIRECTIONS, SIDE, moved
+from qkv.data.records.open import open_records
 from qkv.data.records.values import Unusable
 from qkv.layers.signal import Signal
+from qkv.spec.data import Data
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.video import Video
+from qkv.spec.tasks import Classification
+from qkv.tasks.registry import build_task, task_of_recipe
+from qkv.training.automatic_task import automatic_task
+from qkv.training.guessed import with_processor
 
 RNG = np.random.default_rng(0)
 SPEC = Video(frames=4, height=6, width=8, channels=1, mean=(0.5,), deviation=(0.25,), resample="nearest")
@@ -155,6 +161,68 @@ def test_ordered_frames_tell_the_direction_and_unordered_ones_do_not(tmp_path: P
     forward = processor.signal([processor.encode(bars(1, 3))])
     backward = Signal(forward.values.flip(1))
     torch.testing.assert_close(blind(forward)[0], blind(backward)[0])
+
+
+def kind_of(source: Path, **fields: Any) -> str | None:
+    found = with_processor(Data(source=str(source), **fields), Classification()).processor
+    return found and found.kind
+
+
+def test_data_of_clips_are_told_from_pictures(tmp_path: Path) -> None:
+    frames, images = write_frames(tmp_path / "frames", first=1), tmp_path / "images"
+    for name in ("left", "right"):
+        (images / name).mkdir(parents=True)
+        for number in range(3):
+            Image.fromarray(RNG.integers(0, 256, (5, 5), np.uint8)).save(images / name / f"{number}.png")
+    arrays = tmp_path / "arrays" / "left"
+    arrays.mkdir(parents=True)
+    np.save(arrays / "0.npy", bars(1, 0))
+    many = np.stack([bars(1, place) for place in range(4)])
+    np.savez(tmp_path / "clips.npz", clips=many, label=["a", "b", "a", "b"])
+    np.savez(tmp_path / "images.npz", images=many[..., None][:, 0], label=["a", "b", "a", "b"])
+    assert kind_of(clips(tmp_path / "animations", 2)) == kind_of(frames) == kind_of(arrays.parent) == "video"
+    assert kind_of(tmp_path / "clips.npz") == "video"
+    assert kind_of(images) == kind_of(tmp_path / "images.npz") == "images"
+    assert kind_of(images, columns={"image": "image"}) == "images"
+    (tmp_path / "split").mkdir()
+    images.rename(tmp_path / "split" / "train")
+    assert kind_of(tmp_path / "split") == "images", "numbered pictures of a class are no frames"
+    (frames / "left" / "clip0" / "frame2.png").unlink()
+    assert kind_of(frames) == "images", "frames without gaps are a clip"
+
+
+def test_folders_of_frames_are_values_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    source = write_frames(tmp_path / "frames", each=3)
+    for i in range(4, 12):  # frame10 follows frame9
+        Image.fromarray(np.full((8, 8), i, np.uint8)).save(source / "left" / "clip0" / f"frame{i}.png")
+    records = open_records(Data(source=str(source)), build_task(Classification(), Video()).roles)  # type: ignore[attr-defined]
+    rows = [row for part in records.splits.values() for row in part]
+    assert sorted(row["image"] for row in rows) == sorted(map(str, source.glob("*/clip*")))
+    assert {row["label"] for row in rows} == {"left", "right"}
+    encoded = VideoProcessor(SPEC.changed(frames=12, height=8)).encode(str(source / "left" / "clip0"))
+    assert encoded[4:, 0, 0, 0].tolist() == list(range(4, 12))
+
+
+def test_a_folder_of_clips_is_enough(tmp_path: Path) -> None:
+    source = {"source": str(clips(tmp_path / "clips", 12))}
+    recipe = automatic_task("classification", source)
+    assert isinstance(recipe.data.processor, Video)
+    assert (recipe.data.processor.frames, recipe.data.processor.height) == (4, 8)
+    assert recipe.candidates.keys() == {"tubelets", "long_tubelets", "frames_without_order"}
+    for changes in recipe.candidates.values():
+        given = [f"{path}={value}" for path, value in changes.items()]
+        built = qkv.build(task_of_recipe(recipe).sized(qkv.override(recipe, given)).model)
+        assert built(torch.zeros(1, 4, 3, 8, 8))[0].shape == (1, 2)
+    short = automatic_task("classification", source, ["training.steps=2", "training.minutes=null"], quick=True)
+    run = qkv.train(short, tmp_path / "run", on_event=quiet)
+    assert run.evaluation is not None
+    evaluation = run.evaluation["splits"]["validation"]
+    assert "accuracy_of_pixels" in evaluation["figures"]
+    heats = [section for section in evaluation["sections"] if section["title"].startswith("Attention")]
+    assert len(heats[0]["pictures"]) % 2 == 0, "two positions in time"
+    first = heats[0]["pictures"][0]
+    assert (np.shape(first["heat"]), first["covered"]) == ((4, 4), [1, 1])
+    assert first["caption"].endswith(", 1 of 2")
 
 
 def test_wrong_shapes_and_sizes_are_refused() -> None:

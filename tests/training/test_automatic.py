@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from qkv.data.batches import Batches
 from qkv.data.corpus import open_corpus
 from qkv.data.vocabulary import Vocabulary
+from qkv.inspection import probe as probes
 from qkv.inspection.cost import cost
 from qkv.inspection.machine import Machine
 from qkv.spec.errors import UserError
@@ -19,7 +20,8 @@ from qkv.spec.tokenizers import BPE, Characters
 from qkv.system.processor import processor_name
 from qkv.tasks.dataset import with_vocabulary
 from qkv.training import automatic as module
-from qkv.training.automatic import EPOCHS, MINUTES, automatic, expected_loss
+from qkv.training.automatic import EPOCHS, automatic, expected_loss
+from qkv.training.signals.settings import MINUTES
 
 SMALL = Machine("a processor", {"fp32": 4e11, "bf16": 8e11}, 4.8e10, 6e-6)
 LARGE = Machine("ten of them", {"fp32": 4e12, "bf16": 8e12}, 4.8e11, 1e-6)
@@ -115,7 +117,7 @@ def test_the_machine_is_measured_once(tmp_path: Path, monkeypatch: pytest.Monkey
         measured.append(Machine(processor_name(), SMALL.flops, SMALL.bandwidth, SMALL.call))
         return measured[-1]
 
-    monkeypatch.setattr(module, "probe", probe)
+    monkeypatch.setattr(probes, "probe", probe)
     assert automatic(str(tmp_path / "my.txt")) == automatic(str(tmp_path / "my.txt"))
     assert len(measured) == 1
 

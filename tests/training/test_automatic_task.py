@@ -17,8 +17,9 @@ from qkv.spec.wide import Ngrams
 from qkv.tasks.registry import tasks
 from qkv.tasks.task import Defaults
 from qkv.training import automatic_task as module
-from qkv.training.automatic import MINUTES
 from qkv.training.automatic_task import automatic_task, name_of, wide_path
+from qkv.training.signals import register
+from qkv.training.signals.settings import MINUTES
 
 SLOW = Machine("a processor", {"fp32": 4e10}, 4.8e9, 6e-5)
 FAST = Machine("ten of them", {"fp32": 4e12, "bf16": 8e12}, 4.8e11, 1e-6)
@@ -40,7 +41,7 @@ def recipe_for(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recipe]:
     def make(kind: str, rows: int, words: int = 20, machine: Machine = FAST) -> Recipe:
         row = COLUMNS[kind]("great " * words)
         found = Records("mine", {"train": [row] * rows}, {}, (), "", ())
-        monkeypatch.setattr(module, "open_records", lambda *_: found)
+        monkeypatch.setattr(register, "open_records", lambda *_: found)
         return automatic_task(kind, {"source": "folder/mine.csv"}, machine=machine)
 
     return make

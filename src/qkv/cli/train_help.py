@@ -12,7 +12,7 @@ from qkv.training.verbs import VERBS
 
 _SUMMARIES = {
     "classify": "Train a classifier of texts, pairs of texts, images, series of numbers or graphs, on a table with a "
-    "column of classes, or on a folder of images.",
+    "column of classes, or on a folder of images or clips.",
     "multilabel": "Train a model that gives texts any number of labels, on a table with a column of lists of labels.",
     "regress": "Train a model that predicts a number from a text, an image, a series of numbers or a graph, on a table "
     "with a column of numbers.",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.frontends.placed import PlacedFrontend
+from qkv.frontends.placed import PlacedFrontend, check_pixels
 from qkv.layers.context import Context, PositionGrid
 from qkv.layers.layout import WHOLE, Layouts
 from qkv.layers.signal import Signal
@@ -74,15 +74,8 @@ class PatchFrontend(PlacedFrontend):
                 nn.init.normal_(token, std=std)
 
     def check(self, signal: Signal) -> None:
-        part, pixels = self.part, signal.values
-        needed = (part.channels, part.height, part.width)
-        if pixels.dim() != 4 or tuple(pixels.shape[1:]) != needed:
-            raise UserError(
-                f"images have the shape {tuple(pixels.shape)}, and the model reads (B, channels, height, width) = "
-                f"(B, {', '.join(map(str, needed))})"
-            )
-        if not pixels.is_floating_point():
-            raise UserError(f"images are {pixels.dtype}, and the model reads standardised pixels; give floats")
+        part = self.part
+        check_pixels(signal.values, "images", channels=part.channels, height=part.height, width=part.width)
 
     def count(self, signal: Signal) -> int:
         assert self.part.num_positions is not None

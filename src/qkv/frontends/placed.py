@@ -13,8 +13,21 @@ from qkv.layers.layout import Layouts
 from qkv.layers.norms import build_norm
 from qkv.layers.positions import build_positions
 from qkv.ops.dropout import dropout
+from qkv.spec.errors import UserError
 from qkv.spec.frontends import Placed
 from qkv.spec.model import Stack
+
+
+def check_pixels(pixels: Tensor, noun: str, **sizes: int | None) -> None:
+    """Raise ``UserError`` unless pixels are floats (B, …) of these ``sizes``. ``noun``: plural, such as "images"."""
+    needed = tuple(sizes.values())
+    if pixels.dim() != 1 + len(needed) or tuple(pixels.shape[1:]) != needed:
+        raise UserError(
+            f"{noun} have the shape {tuple(pixels.shape)}, and the model reads (B, {', '.join(sizes)}) = "
+            f"(B, {', '.join(map(str, needed))})"
+        )
+    if not pixels.is_floating_point():
+        raise UserError(f"{noun} are {pixels.dtype}, and the model reads standardised pixels; give floats")
 
 
 class PlacedFrontend(Frontend):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from qkv.frontends.placed import PlacedFrontend
+from qkv.frontends.placed import PlacedFrontend, check_pixels
 from qkv.layers.context import Context, PositionGrid
 from qkv.layers.layout import Layouts
 from qkv.layers.linear import Linear
@@ -45,15 +45,8 @@ class TubeletFrontend(PlacedFrontend):
         nn.init.zeros_(self.map.bias)  # type: ignore[arg-type]
 
     def check(self, signal: Signal) -> None:
-        part, pixels = self.part, signal.values
-        needed = (part.frames, part.channels, part.height, part.width)
-        if pixels.dim() != 5 or tuple(pixels.shape[1:]) != needed:
-            raise UserError(
-                f"clips have the shape {tuple(pixels.shape)}, and the model reads (B, frames, channels, height, width) "
-                f"= (B, {', '.join(map(str, needed))})"
-            )
-        if not pixels.is_floating_point():
-            raise UserError(f"clips are {pixels.dtype}, and the model reads standardised pixels; give floats")
+        part, sizes = self.part, {"frames": self.part.frames, "channels": self.part.channels}
+        check_pixels(signal.values, "clips", **sizes, height=part.height, width=part.width)
 
     def count(self, signal: Signal) -> int:
         assert self.part.num_positions is not None

@@ -115,7 +115,7 @@ class Cost:
 
     @property
     def train_flops(self) -> int:
-        """FLOPs of an update: forward, backward (twice that), recomputation (checkpointing or reversible blocks)."""
+        """FLOPs of an update: forward, backward, recomputation (checkpointing or reversible blocks)."""
         repeated = (
             (*self.encoder, *self.latents, *self.blocks)
             if self.training.recompute
@@ -124,7 +124,7 @@ class Cost:
             else ()
         )
         again = sum(branch.flops - branch.ending for block in repeated for branch in block)
-        return self.training.accumulate * (3 * self.total.flops + again)
+        return self.training.accumulate * (self.total.flops + self.total.backward + again)
 
     def state_bytes(self, length: int | None = None) -> int:
         """Bytes of the batch's decoding state with a capacity of ``length`` positions."""

@@ -13,16 +13,17 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from qkv.inspection import blank
-from qkv.inspection.flops import flops
+from qkv.inspection.flops import flops, gradients
 from qkv.inspection.memory import LiveBytes
 from qkv.ops.counting import Unseen, observed
 
 
 @dataclass
 class Tally:
-    """Operations and bytes of one part in a forward pass; see ``Share``."""
+    """Operations and bytes of one part; see ``Share``."""
 
     flops: int = 0
+    backward: int = 0
     attended: int = 0
     masked: int = 0
     skipped: int = 0
@@ -51,11 +52,11 @@ class Counter(LiveBytes):
         super().__init__()
         self.tallies: defaultdict[Any, Tally] = defaultdict(Tally)
         self.segments: list[Segment] = []
-        self.declared: list[tuple[Tally, int, Unseen]] = []
+        self.declared: list[tuple[Tally, int, int, Unseen]] = []
         self._scopes: list[Hashable] = []
         self._kept: dict[int, Tally | None] = {}
         self._since: defaultdict[Hashable, int] = defaultdict(int)
-        self._inside = self._executed = 0
+        self._inside = self._executed = self._returned = 0
         self._began = 0
         self.backward = False
         self._entered = ExitStack()
@@ -82,8 +83,18 @@ class Counter(LiveBytes):
             tally.calls += 1
             tally.flops += done
             self._executed += done
+            if done:
+                back = done * self._gradients(func, args)
+                tally.backward += back
+                self._returned += back
             self._since[self._scopes[-1]] += done
         return self._met(out)
+
+    def _gradients(self, func: Any, args: Any) -> int:
+        """Number of gradients of a product. Without autograd there is none, but for the products inside of a declared
+        operation, which has a backward pass of its own.
+        """
+        return gradients(func, args) if torch.is_grad_enabled() else 2 * self._inside
 
     def _storage(self, tensor: Tensor) -> torch.UntypedStorage:
         return _storage(tensor)
@@ -148,19 +159,21 @@ class Counter(LiveBytes):
     def _declare(self, operation: Callable[[], Any], scores: Unseen) -> Any:
         if self.backward or self._inside or not self._scopes:
             return operation()
-        before, self._inside = self._executed, 1
+        before, self._inside = (self._executed, self._returned), 1
         try:
             return operation()
         finally:
             self._inside = 0
-            self.declared.append((self.tallies[self._scopes[-1]], self._executed - before, scores))
+            done, back = self._executed - before[0], self._returned - before[1]
+            self.declared.append((self.tallies[self._scopes[-1]], done, back, scores))
 
     def _evaluate(self) -> None:
         """Add declared scores to their parts. Outside of the mode, since masks are evaluated with values."""
-        for tally, executed, found in self.declared:
+        for tally, executed, returned, found in self.declared:
             full = executed if found.full is None else max(found.full, executed)
             tally.calls += found.calls
             tally.flops += full - executed
+            tally.backward += round((full - executed) * (returned / executed if executed else 2))
             tally.skipped += full - executed
             tally.attended += full if found.stored else 0
             tally.masked += found.hidden(executed)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
 _aten = torch.ops.aten
@@ -18,6 +20,17 @@ def flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
         return _MORE[packet](args)
     known = flop_registry.get(packet)
     return 0 if known is None else int(known(*args, **kwargs, out_val=out))
+
+
+def gradients(func: Any, args: Any) -> int:
+    """Number of factors of a product that have a gradient; each gradient takes the FLOPs of the product.
+
+    Operators other than products of two factors, such as fused attention, count 2 if any input has a gradient.
+    """
+    factors = _FACTORS.get(func.overloadpacket)
+    if factors is None:
+        return 2 * any(tensor.requires_grad for tensor in tree_iter(args) if isinstance(tensor, Tensor))
+    return sum(bool(args[i].requires_grad) for i in factors)
 
 
 def _vector(args: Any) -> int:
@@ -35,3 +48,9 @@ _MORE: dict[Any, Callable[[Any], int]] = {
     _aten.dot: _vector,
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
 }
+
+_FACTORS: dict[Any, tuple[int, int]] = {
+    **dict.fromkeys((_aten.mm, _aten.bmm, _aten.mv, _aten.dot, _aten.convolution), (0, 1)),
+    **dict.fromkeys((_aten.addmm, _aten.baddbmm, _aten.addmv), (1, 2)),
+}
+"""Indices of the factors among the arguments of a product."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from qkv.inspection.machine import Machine
+from qkv.inspection.machine import Machine, store_machine, stored_machine
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.linear.choose import linear
@@ -36,6 +37,16 @@ def probe(budget: float = 0.1) -> Machine:
         bandwidth=4 * _SIDE * _SIDE * _MATRICES / _best(_rows(), budget),
         call=_best(_small_calls(), budget) / _CALLS,
     )
+
+
+def this_machine() -> Machine:
+    """Measured speed and memory of this computer; measured once and cached."""
+    known = stored_machine()
+    if known is None:
+        known = probe()
+        with contextlib.suppress(OSError):  # without a writable cache, measure again each time
+            store_machine(known)
+    return known
 
 
 def _rate(rounded: bool, budget: float) -> float:

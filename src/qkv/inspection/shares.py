@@ -18,6 +18,7 @@ class Share:
 
     parameters: number of parameters.   matrices: those in matrices of blocks.
     flops: forward pass over the batch; a product of (m, k) and (k, n) counts 2 m k n, other operations 0.
+    backward: FLOPs of the backward pass, that of each factor of a product that has a gradient.
     attended: part of ``flops`` in attention scores and their products with values.
     masked: part of ``flops`` for masked pairs.   skipped: part of ``masked`` that is not computed.
     ending: part of ``flops`` in the last product, if the backward pass does not need its result.
@@ -31,6 +32,7 @@ class Share:
     parameters: int = 0
     matrices: int = 0
     flops: int = 0
+    backward: int = 0
     attended: int = 0
     masked: int = 0
     skipped: int = 0

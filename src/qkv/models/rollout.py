@@ -26,13 +26,14 @@ def rollout(weights: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def heat(model: Transformer, signal: Signal) -> Tensor | None:
-    """Share of each position on the grid of ``signal`` in the vectors that the head reads: (B, rows, columns).
+    """Share of each position on the grid of ``signal`` in the vectors that the head reads: (B, rows, columns), or
+    (B, times, rows, columns) on a grid of three axes.
 
     By attention rollout; layers without attention weights among all positions count as the identity. None if no layer
-    has any, or if the positions lie on no grid of two axes.
+    has any, or if the positions lie on no grid of two or three axes.
     """
     grid = model.frontend.grid(signal)
-    if grid is None or len(grid.sizes) != 2 or model.spec.latents:
+    if grid is None or len(grid.sizes) not in (2, 3) or model.spec.latents:
         return None
     tap, count = Recorder("weights"), model.frontend.count(signal)
     with evaluating(model):

@@ -63,12 +63,12 @@ def rotations(hashing: Hashing, num_heads: int, head_dim: int) -> Tensor:
     return torch.randn(shape, generator=generator, device="cpu")
 
 
-@torch.no_grad()
 def buckets(x: Tensor, hashing: Hashing) -> Tensor:
-    """LSH bucket of each vector of x in each hash round: (B, H, N, Dk) -> (B, H, rounds, N).
+    """LSH bucket of each vector of x in each hash round, without a gradient: (B, H, N, Dk) -> (B, H, rounds, N).
 
     With several factors, the bucket number has one digit per factor, the first the least significant.
     """
+    x = x.detach()
     turned = torch.einsum("bhnd,hdrf->bhrnf", x, rotations(hashing, x.shape[1], x.shape[3]).to(x))
     found, unit = torch.zeros((), dtype=torch.long, device=x.device), 1
     for part, factor in zip(

@@ -13,33 +13,44 @@ from qkv.spec.errors import UserError
 C = TypeVar("C", bound=Callable[..., Any])
 P = TypeVar("P", bound=Part)
 _REGISTER: dict[type[Part], Any] = {}
+_SPECIAL: dict[tuple[type[Part], type[Part]], Any] = {}
+"""Implementations of parts where they are used with another part, such as a task on the values of a processor."""
 _imported: set[str] = set()
 _importing: set[str] = set()
 """Packages whose import is under way, since a module may look up a part while it is imported."""
 
 
-def implements(*parts: type[Part]) -> Callable[[C], C]:
+def implements(*parts: type[Part], of: type[Part] | None = None) -> Callable[[C], C]:
     """Register the decorated class or function as the implementation of the spec classes ``parts``.
 
     Used as ``@implements(spec.GRU)``. Its call signature is that of the slot: see ``build_branch``, ``build_norm``,
-    ``build_task``.
+    ``build_task``. ``of``: class of another part, if the implementation is that of ``parts`` where they are used with
+    it, as ``@implements(spec.NextToken, of=spec.ImageCodes)``: a task on the values of a processor.
     """
 
     def register(found: C) -> C:
         for part in parts:
-            _REGISTER[part] = found
+            if of is None:
+                _REGISTER[part] = found
+            else:
+                _SPECIAL[part, of] = found
         return found
 
     return register
 
 
-def implementation(part: Part, *packages: str) -> Any:
+def implementation(part: Part, *packages: str, of: Part | None = None) -> Any:
     """Implementation registered for the class of ``part``. Raises ``UserError`` if there is none.
 
-    ``packages``: imported with all their modules if no implementation is registered yet.
+    ``packages``: imported with all their modules if no implementation is registered yet. ``of``: other part with which
+    it is used, see ``implements``.
     """
-    if type(part) not in _REGISTER:
+    if type(part) not in _REGISTER or of is not None:
         import_all(*packages)
+    pairs = ((type(part), kind) for kind in type(of).__mro__)
+    special = next((_SPECIAL[pair] for pair in pairs if pair in _SPECIAL), None)
+    if special is not None:
+        return special
     if type(part) not in _REGISTER:
         raise UserError(
             f"no module implements {part.kind!r}; import the file that does, "

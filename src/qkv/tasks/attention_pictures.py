@@ -13,7 +13,8 @@ from qkv.tasks.inputs import InputReader
 
 _NOTE = (
     "Attention rollout (Abnar & Zuidema 2020): share of each patch in what the head reads, from dark (none) to bright "
-    "(the largest share of the picture). Each picture is shown as the model reads it."
+    "(the largest share of the input). Each picture is shown as the model reads it; of a clip, the middle frame of "
+    "each position in time."
 )
 
 
@@ -23,21 +24,27 @@ def attention_section(
     """Report section with the attention over the picture of each of ``rows``, pairs (row, caption); empty if the model
     has no attention over positions on a grid, or the rows have no pictures.
     """
-    found = [_heated(model, reader, *row) for row in rows]
-    drawn = [picture for picture in found if picture is not None]
+    drawn = [picture for row, caption in rows for picture in _heated(model, reader, row, caption)]
     title = "Attention over the picture"
     return [{"kind": "pictures", "title": title, "note": _NOTE, "pictures": drawn}] if drawn else []
 
 
-def _heated(model: Transformer, reader: InputReader, row: Mapping[str, Any], caption: str) -> dict[str, Any] | None:
+def _heated(model: Transformer, reader: InputReader, row: Mapping[str, Any], caption: str) -> list[dict[str, Any]]:
+    """Pictures of a row with their shares: one for each position in time."""
     parts, _ = reader.noted(row, 0.0)
-    source = reader.picture_read(parts)
-    if source is None:
-        return None
+    grid = model.spec.frontend.grid or ()
+    sources = reader.frames_read(parts, grid[0] if len(grid) == 3 else 1)
+    if not sources:
+        return []
     signal, _ = reader.signal([parts])
     shares = heat(model, signal.to(model.device))
     if shares is None:
-        return None
+        return []
     values = (shares[0] / shares[0].max().clamp(min=torch.finfo(shares.dtype).tiny)).cpu()
-    covered = list(model.spec.frontend.covered)
-    return {"source": source, "caption": caption, "heat": values.tolist(), "covered": covered}
+    times = values if values.dim() == 3 else values[None]
+    covered = list(model.spec.frontend.covered[-2:])
+    captions = [caption] if len(times) == 1 else [f"{caption}, {i + 1} of {len(times)}" for i in range(len(times))]
+    return [
+        {"source": source, "caption": told, "heat": each.tolist(), "covered": covered}
+        for source, told, each in zip(sources, captions, times, strict=True)
+    ]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from qkv.data.batch import Batch
 from qkv.data.records.model import Records, Role
+from qkv.data.records.values import natural
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.tap import Tap
 from qkv.models.transformer import Transformer
@@ -165,11 +166,3 @@ class ClassificationTask(PooledTask):
             each = dict(zip(vocabulary.labels, chances, strict=True))
             found.append({"answer": vocabulary.labels[best], "probability": chances[best], "probabilities": each})
         return found
-
-
-def natural(label: str) -> tuple[int, float, str]:
-    """Sort key of class names: numbers by value, then words alphabetically."""
-    try:
-        return 0, float(label), label
-    except ValueError:
-        return 1, 0.0, label

@@ -73,9 +73,11 @@ class InputReader(ABC):
         """Input of a row as a small picture (data URI); None if it has none."""
         return None
 
-    def picture_read(self, parts: tuple[Any, ...]) -> str | None:
-        """Input of an example's parts as a small picture of what the model reads (data URI); None if it has none."""
-        return None
+    def frames_read(self, parts: tuple[Any, ...], count: int) -> list[str]:
+        """Input of an example's parts as small pictures (data URIs) of what the model reads, one for each of ``count``
+        parts in time; empty if it has none.
+        """
+        return []
 
     def change(self, batch: Batch, rng: np.random.Generator) -> Batch:
         """Training batch changed at random (augmentation); by default unchanged."""
@@ -119,8 +121,8 @@ class SignalReader(InputReader):
             signal = replace(signal, counts=torch.from_numpy(features.astype(np.float32, copy=False)))
         return signal, None
 
-    def picture_read(self, parts: tuple[Any, ...]) -> str | None:
-        return self.processor.picture_read(parts[0])
+    def frames_read(self, parts: tuple[Any, ...], count: int) -> list[str]:
+        return self.processor.frames_read(parts[0], count)
 
     def change(self, batch: Batch, rng: np.random.Generator) -> Batch:
         signal, mixed = self.processor.augmented(batch.input, rng)

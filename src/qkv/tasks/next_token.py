@@ -12,13 +12,11 @@ from qkv.generation.text import generate_text
 from qkv.layers.tap import Tap
 from qkv.models.language_loss import language_loss
 from qkv.models.transformer import Transformer
-from qkv.spec.processors import Processor
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import NextToken
 from qkv.tasks.dataset import Dataset
-from qkv.tasks.image_tokens import ImageTokensTask
-from qkv.tasks.task import Scale, Task, Totals
+from qkv.tasks.task import Scale, Totals
 from qkv.tasks.text_task import TextTask
 
 
@@ -35,10 +33,6 @@ def at_targets(vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 @implements(NextToken)
 class NextTokenTask(TextTask):
     """Causal language modelling: -Σ log p(x_i | x_<i) over targets other than -100."""
-
-    def reading(self, processor: Processor | None) -> Task:
-        """Return the task itself for text; for the tokens that ``processor`` makes of images, the task on these."""
-        return super().reading(None) if processor is None else ImageTokensTask(self.spec).reading(processor)
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
         """-Σ log p(next token) over the batch, in nats."""

@@ -10,10 +10,13 @@ from qkv.spec.register import implementation, implementations
 from qkv.spec.tasks import Task as TaskSpec
 from qkv.tasks.task import Task
 
+FOLDERS = ("qkv.tasks", "qkv.tasks.images")
+"""Packages of the implementations of tasks."""
+
 
 def build_task(spec: TaskSpec, processor: Processor | None = None) -> Task:
     """Build the task that implements a task spec, for text, or for the signals of ``processor``."""
-    return implementation(spec, "qkv.tasks")(spec).reading(processor)
+    return implementation(spec, *FOLDERS, of=processor)(spec).reading(processor)
 
 
 def task_of_recipe(recipe: Recipe) -> Task:
@@ -23,4 +26,4 @@ def task_of_recipe(recipe: Recipe) -> Task:
 
 def tasks() -> dict[type[TaskSpec], Any]:
     """Implementation of every task that a recipe can name, by spec class."""
-    return implementations(TaskSpec, "qkv.tasks")
+    return implementations(TaskSpec, *FOLDERS)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from torch import Tensor
@@ -141,8 +141,8 @@ class Task(ABC):
     def __init__(self, spec: Any):
         self.spec = spec
 
-    def reading(self, processor: Processor | None) -> Task:
-        """Return the task for inputs that ``processor`` converts, by default itself; None for text."""
+    def reading(self, processor: Processor | None) -> Self:
+        """Return the task itself, for inputs that ``processor`` converts; None for text."""
         self.processor = processor
         return self
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import NamedTuple
 
 from qkv.data.sources import resolve
 from qkv.inspection.cost import cost
-from qkv.inspection.machine import Machine, fits_memory, store_machine, stored_machine
-from qkv.inspection.probe import probe
+from qkv.inspection.machine import Machine, fits_memory
+from qkv.inspection.probe import this_machine
 from qkv.report.figures import counted
 from qkv.spec.branches import Attention, GatedFeedForward
 from qkv.spec.data import Data
@@ -21,9 +20,8 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.tokenizers import BPE, Characters, Tokenizer
 from qkv.spec.training import Checkpoints, Muon, Training, Validation, WarmupStableDecay
 from qkv.training.describe import as_asked
+from qkv.training.signals.settings import MINUTES
 
-MINUTES = 5.0
-"""Default time budget of automatic recipes (``training.minutes``)."""
 EPOCHS = 16
 """Maximum number of epochs: beyond it, models of these sizes overfit."""
 
@@ -178,13 +176,3 @@ def _training(steps: int, minutes: float, machine: Machine) -> Training:
         validation=Validation(every=max(1, steps // 10)),
         checkpoints=Checkpoints(every=max(1, steps // 10)),
     )
-
-
-def this_machine() -> Machine:
-    """Measured speed and memory of this computer; measured once and cached."""
-    known = stored_machine()
-    if known is None:
-        known = probe()
-        with contextlib.suppress(OSError):  # without a writable cache, measure again each time
-            store_machine(known)
-    return known

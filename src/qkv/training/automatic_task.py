@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from qkv.data.ngrams import words_of
-from qkv.data.records.model import Records, Role
-from qkv.data.records.open import open_records
+from qkv.data.records.model import Records
 from qkv.inspection.cost import cost
 from qkv.inspection.machine import Machine, fits_memory
 from qkv.spec.branches import Attention, FeedForward
@@ -27,22 +26,20 @@ from qkv.spec.overrides import assignments, override
 from qkv.spec.parts import Learned, NoPositions, NoRelative, Relative, Rope
 from qkv.spec.processors import WordFeatures
 from qkv.spec.recipe import Recipe
-from qkv.spec.tasks import EdgePrediction, Forecasting
 from qkv.spec.tasks import Task as TaskSpec
 from qkv.spec.tokenizers import Characters, Tokenizer
 from qkv.spec.training import AdamW, Checkpoints, Cosine, Training, Validation
 from qkv.spec.wide import Ngrams
 from qkv.tasks.baselines import NGRAMS_PER_WORD, too_large
-from qkv.tasks.registry import build_task, tasks
+from qkv.tasks.registry import tasks
 from qkv.tasks.task import Defaults
-from qkv.training.automatic import MINUTES, this_machine
-from qkv.training.automatic_edges import automatic_edges
-from qkv.training.automatic_forecast import automatic_forecast
-from qkv.training.automatic_signal import choice_for
 from qkv.training.describe import as_asked
-from qkv.training.finetune import finetuned, short_form
+from qkv.training.finetune import finetuned
 from qkv.training.guessed import with_processor
+from qkv.training.signals.register import Request, choice_for, has_choice
+from qkv.training.signals.settings import MINUTES, short_form
 from qkv.training.start import find_start, with_processor_of
+from qkv.training.verbs import tunes
 
 _FEWEST = 200
 _PATIENCE = 6
@@ -54,6 +51,8 @@ _VOCABULARIES = (512, 1024, 2048, 4096, 8192)
 _BUCKETS = tuple(1 << bits for bits in range(14, 19))
 _HEAD = 32
 _INDEPENDENT = NoRelative()
+_PROCESSOR = ("data", "processor")
+"""Path of the processor in a recipe."""
 
 
 class _Sizes(NamedTuple):
@@ -71,10 +70,11 @@ def task_of(kind: str) -> TaskSpec:
     """Spec of a task of that kind, with its default settings. Raises ``UserError`` if the kind is not trained on a
     table of examples.
     """
-    known = {part.kind: part for part, made in tasks().items() if made.automatic is not None}
+    known = {part.kind: part for part, made in tasks().items() if made.automatic is not None or has_choice(part)}
     if kind not in known:
         raise UserError(f"the task {kind!r} cannot be trained on a table of examples; {nearest(kind, known)}")
-    return known[kind].parse(dict(_defaults(known[kind]).fields))
+    defaults = tasks()[known[kind]].automatic
+    return known[kind].parse(dict(defaults.fields) if defaults else {})
 
 
 def _defaults(part: type[TaskSpec]) -> Defaults:
@@ -106,28 +106,58 @@ def automatic_task(
 
     Raises ``UserError`` for an unusable table.
     """
-    if kind in _WHOLE:
-        tunes = start is not None or adapt is not None
-        return _WHOLE[kind](data, name_of(str(data["source"])), overrides, quick, tunes)
-    task = task_of(kind)
-    changes = list(overrides)
-    given = with_processor(Data.parse(dict(data)), task)
+    asked = _asked(task_of(kind), data, overrides, machine, start, adapt)
+    processor = asked.data.processor
+    choice = choice_for(asked.task) or choice_for(processor)
+    if choice is None:
+        if processor is not None:
+            raise UserError(f"no recipe is chosen for data of the kind {processor.kind!r} yet; train a recipe with it")
+        return _for_texts(asked, quick, start, adapt)
+    chosen = choice(asked).changed(name=name_of(asked.data.source))
     if start is not None:
-        given = _with_processor_of(start, given, changes)
-    records, machine = open_records(given, _roles(task, given)), machine or this_machine()
-    if given.processor is None:
-        recipe = _of_texts(task, given, records, machine, start, adapt)
-        if start is None and adapt is None and not quick:
-            recipe = _racing(recipe, records, changes)
-        return as_asked(_within_memory(recipe), quick, changes)
-    chosen = choice_for(given.processor)(task, given, records, machine).changed(name=name_of(given.source))
-    if start is not None:
-        chosen = finetuned(chosen.changed(candidates={}), start, adapt, len(records.splits["train"]))
+        chosen = finetuned(chosen.changed(candidates={}), start, adapt, len(asked.records.splits["train"]))
     elif adapt is not None:
         chosen = override(chosen, [f"training.adapt={adapt}"])
     recipe = _within_memory(chosen)
-    raced = not quick and not any(change.path[0] == "model" for change in assignments(changes))
-    return as_asked(recipe if raced else recipe.changed(candidates={}), quick, changes)
+    raced = not quick and not any(change.path[0] == "model" for change in assignments(asked.changes))
+    return as_asked(recipe if raced else recipe.changed(candidates={}), quick, asked.changes)
+
+
+def _for_texts(asked: Request, quick: bool, start: str | None, adapt: str | None) -> Recipe:
+    """Recipe for texts, with candidates unless it is quick, or starts from a model."""
+    recipe = _of_texts(asked, start, adapt)
+    if start is None and adapt is None and not quick:
+        recipe = _racing(recipe, asked.records, asked.changes)
+    return as_asked(_within_memory(recipe), quick, asked.changes)
+
+
+def _asked(
+    task: TaskSpec,
+    data: Mapping[str, Any],
+    overrides: Iterable[str],
+    machine: Machine | None,
+    start: str | None,
+    adapt: str | None,
+) -> Request:
+    """Request with the processor of the data, and of ``start``. Raises ``UserError`` for a task that is not tuned."""
+    changes = list(overrides)
+    given = _with_processor_named(Data.parse(dict(data)), changes)
+    if choice_for(task) is None:
+        given = with_processor(given, task)
+        if start is not None:
+            given = _with_processor_of(start, given, changes)
+    elif (start is not None or adapt is not None) and not tunes(task.kind):
+        sentence = f"models of the task {task.kind!r} are not fine-tuned by this command"
+        raise UserError(f"{sentence}; leave --from and --adapt out")
+    return Request(task, given, changes, machine)
+
+
+def _with_processor_named(data: Data, changes: Sequence[str]) -> Data:
+    """Copy of ``data`` with the processor that an override names as a whole, with its overridden settings."""
+    found = list(assignments(changes))
+    if not any(change.path == _PROCESSOR for change in found):
+        return data
+    return override(data, [change.below("data") for change in found if change.path[:2] == _PROCESSOR])
 
 
 def _with_processor_of(start: str, data: Data, changes: Sequence[str]) -> Data:
@@ -140,21 +170,13 @@ def _with_processor_of(start: str, data: Data, changes: Sequence[str]) -> Data:
         raise UserError(f"data.source: {read}; name data of that kind, or another start")
     if data.processor is None:
         return data
-    own = [change.below("data") for change in assignments(changes) if change.path[:2] == ("data", "processor")]
+    own = [change.below("data") for change in assignments(changes) if change.path[:2] == _PROCESSOR]
     return with_processor_of(found, override(data, own), start)
 
 
-_WHOLE: dict[str, Callable[..., Recipe]] = {
-    Forecasting.kind: automatic_forecast,
-    EdgePrediction.kind: automatic_edges,
-}
-"""Functions that choose a recipe for a task on a table, or a graph, as a whole."""
-
-
-def _of_texts(
-    task: TaskSpec, given: Data, records: Records, machine: Machine, start: str | None, adapt: str | None
-) -> Recipe:
+def _of_texts(asked: Request, start: str | None, adapt: str | None) -> Recipe:
     """Recipe for texts, from scratch or from a ``start``, without candidates."""
+    task, given, records = asked.task, asked.data, asked.records
     plan, unsegmented = _defaults(type(task)), _are_unsegmented(records, task)
     sizes = _sizes(records, plan, 1.0 if unsegmented else _CHARACTERS)
     tokenizer = _tokenizer(plan, sizes, unsegmented)
@@ -163,7 +185,7 @@ def _of_texts(
     if plan.target:
         model = model.changed(wide=wide_path(records, plan))
     best = "loss" if model.wide and start is None else plan.best
-    training, batching = _training(sizes, width, machine, plan, best)
+    training, batching = _training(sizes, width, asked.machine, plan, best)
     recipe = Recipe(
         name=name_of(given.source),
         description=_described(sizes.examples, f"{_read(model, tokenizer)}, {_stack(model)}"),
@@ -259,7 +281,7 @@ def _within_memory(recipe: Recipe) -> Recipe:
 
 
 def _bytes(recipe: Recipe) -> int:
-    """Memory of a training step in bytes, without head and token embeddings; 0 if a part's cost is unknown."""
+    """Memory of a training step in bytes, without head and token embeddings; 0 if a part's cost or size is unknown."""
 
     def counted(stack: Any) -> Any:
         processor = recipe.data.processor
@@ -267,10 +289,10 @@ def _bytes(recipe: Recipe) -> int:
         return stack.changed(frontend=sized)
 
     model, training = recipe.model, recipe.training
-    encoder = model.encoder and counted(model.encoder)
-    head = LanguageModelHead(tied=False) if model.head.predicts_tokens else model.head.unsized().sized(2)
-    bare = counted(model.changed(encoder=encoder, head=head, wide=None))
     try:
+        encoder = model.encoder and counted(model.encoder)
+        head = LanguageModelHead(tied=False) if model.head.predicts_tokens else model.head.unsized().sized(2)
+        bare = counted(model.changed(encoder=encoder, head=head, wide=None))
         rows = training.batch_size * getattr(recipe.task, "windows", 1)
         return cost(bare, rows, precision=training.precision, training=training).memory.peak
     except UserError:
@@ -281,10 +303,6 @@ def name_of(source: str) -> str:
     """Name for a run on the file ``source``, or on the first of two files "a | b": its base name without extensions."""
     name = Path(source.partition("|")[0].strip()).name
     return name.removesuffix(".gz").rpartition(".")[0] or name
-
-
-def _roles(task: TaskSpec, data: Data) -> tuple[Role, ...]:
-    return build_task(task, data.processor).roles  # type: ignore[attr-defined]
 
 
 def _described(examples: int, models: str) -> str:

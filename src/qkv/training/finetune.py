@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from qkv.spec.adapt import Adapt
 from qkv.spec.data import Data
 from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
 from qkv.spec.training import AdamW, LinearDecay, Training
+from qkv.training.signals.settings import short_form
 from qkv.training.start import with_start
 
 _RATE = (5e-5, 768)
@@ -17,8 +16,6 @@ _MOST = 5e-3
 _EPOCHS = 10
 """Maximum number of epochs; fine-tuning needs fewer than training from scratch."""
 _FEWEST = 100
-_SHORT = 500
-"""Maximum number of steps of the quick form."""
 
 
 def finetuned(recipe: Recipe, start: str, adapt: str | None, examples: int) -> Recipe:
@@ -53,12 +50,6 @@ def finetuned(recipe: Recipe, start: str, adapt: str | None, examples: int) -> R
         sample=recipe.sample.changed(max_new_tokens=max(1, recipe.model.context_length - 1)),
         quick=short_form(training.steps),
     )
-
-
-def short_form(steps: int) -> dict[str, Any]:
-    """Overrides that make the quick form, a short try, of a recipe whose full form has ``steps`` steps."""
-    short = max(1, min(steps // 10, _SHORT))
-    return {"training.steps": short, "training.validation.every": max(1, short // 4)}
 
 
 def _rate(part: Adapt, width: int) -> float:

@@ -47,6 +47,11 @@ def task_named(task: str) -> str:
     return VERBS[task].task if task in VERBS else task
 
 
+def tunes(kind: str) -> bool:
+    """True if published models can be fine-tuned for a task of that kind by its verb; False without a verb."""
+    return any(verb.tunes for verb in VERBS.values() if verb.task == kind)
+
+
 def split_settings(task: str, given: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
     """(overrides of the recipe, all other arguments), of arguments such as ``horizon=14``; ``task``: verb or kind."""
     kind = task_named(task)

@@ -30,6 +30,7 @@ class ContourProcessor(Processor):
     role = Role("image", "image", ("image", "file", "filename", "path", "picture", "mask", "shape"))
     example = "shape.png"
     simple = "silhouettes"
+    automatic = False
     spec: Contours
 
     def fitted(self, values: Sequence[Any]) -> Contours:

@@ -16,7 +16,7 @@ from qkv.data.processors.processor import Processor
 from qkv.data.records.graph_tables import GRAPH
 from qkv.data.records.model import BadRow, Role
 from qkv.data.records.table import Row, Table
-from qkv.data.records.values import Unusable
+from qkv.data.records.values import Unusable, natural
 from qkv.layers.graph import Graph
 from qkv.layers.signal import Signal
 from qkv.spec.errors import UserError
@@ -95,7 +95,7 @@ class GraphsProcessor(Processor):
         if len(sizes) > 1:
             few, many = min(sizes), max(sizes)
             raise UserError(f"data: nodes have {few} features in one graph and {many} in another; give all the same")
-        known = sorted({tag for graph in found for tag in graph.tags or ()}, key=_natural)
+        known = sorted({tag for graph in found for tag in graph.tags or ()}, key=natural)
         spec = self.spec.changed(num_features=sizes.pop() if sizes else 0, tags=tuple(known))
         return spec if spec.scaling != "standard" or not spec.num_features else spec.changed(**_moments(found))
 
@@ -254,11 +254,3 @@ def _distances(encoded: Sequence[EncodedGraph], longest: int) -> torch.Tensor | 
         assert graph.distances is not None
         found[row, : len(graph), : len(graph)] = graph.distances
     return torch.from_numpy(found)
-
-
-def _natural(tag: str) -> tuple[int, float, str]:
-    """Sort key of tags: numbers by value, then words."""
-    try:
-        return 0, float(tag), tag
-    except ValueError:
-        return 1, 0.0, tag

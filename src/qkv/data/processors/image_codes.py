@@ -86,6 +86,7 @@ class ImageCodesProcessor(Processor):
 
     role = ImageProcessor.role
     example = ImageProcessor.example
+    automatic = False
     spec: ImageCodes
 
     @cached_property

@@ -29,6 +29,7 @@ class ImagePatchesProcessor(Processor):
 
     role = ImageProcessor.role
     example = ImageProcessor.example
+    automatic = False
     spec: ImagePatches
 
     def __init__(self, spec: ImagePatches):

@@ -12,6 +12,7 @@ import torch
 
 from qkv.data.processors.augment import Mixed, augmented
 from qkv.data.processors.processor import Processor
+from qkv.data.records.clips import holds_clips
 from qkv.data.records.image_files import GREY, SHOWN, converted, image_name, opened_image, picture_of
 from qkv.data.records.model import Role
 from qkv.data.records.pictures import as_uri
@@ -42,9 +43,10 @@ class ImageProcessor(Processor):
     @classmethod
     def recognises(cls, source: str, table: Callable[[], Table | None]) -> bool:
         if Path(source).expanduser().is_dir():
-            return True
+            return not holds_clips(Path(source).expanduser())
         found = table()
-        return found is not None and any(profile.fits("image") for profile in profiles(found).values())
+        columns = [] if found is None else profiles(found).values()
+        return any(profile.fits("image") and not profile.is_clips for profile in columns)
 
     def fitted(self, values: Sequence[Any]) -> Images:
         sample = [values[i] for i in np.unique(np.linspace(0, len(values) - 1, min(len(values), _SAMPLE)).astype(int))]

@@ -31,6 +31,9 @@ class Processor(ABC):
     simple: ClassVar[str] = "features"
     """Name of ``features`` in the metrics of the baseline, such as "pixels"."""
 
+    automatic: ClassVar[bool] = True
+    """False if it is never chosen for data, but named in a recipe or by an override."""
+
     def __init__(self, spec: Any):
         self.spec = spec
 
@@ -82,6 +85,13 @@ class Processor(ABC):
         """Small picture of an encoded value, as the model reads it, as a data URI; None if it has none."""
         return None
 
+    def frames_read(self, encoded: np.ndarray, count: int) -> list[str]:
+        """Small pictures (data URIs) of ``count`` parts of an encoded value in order of time, from the middle of each;
+        empty if it has none. By default, the whole is the only part.
+        """
+        whole = self.picture_read(encoded) if count == 1 else None
+        return [] if whole is None else [whole]
+
     def checked(self, value: Any) -> Any:
         """Return a raw value. Raises ``Unusable`` if it cannot be read; by default, only ``encode`` checks that."""
         return value
@@ -106,7 +116,7 @@ def recognised(source: str, table: Callable[[], Table | None], columns: Collecti
     ``table``: see ``Processor.recognises``; ``columns``: names of the roles whose column is given.
     """
     made: dict[Any, type[Processor]] = implementations(ProcessorSpec, "qkv.data.processors")
-    named = next((part() for part, found in made.items() if found.role.name in columns), None)
-    if named is not None:
-        return named
-    return next((part() for part, found in made.items() if found.recognises(source, table)), None)
+    known = {part: found for part, found in made.items() if found.automatic}
+    named = {part: found for part, found in known.items() if found.role.name in columns}
+    fitting = (part() for part, found in (named or known).items() if found.recognises(source, table))
+    return next(fitting, next((part() for part in named), None))

@@ -12,9 +12,12 @@ import numpy as np
 
 from qkv.data.processors.images import ImageProcessor
 from qkv.data.processors.processor import Processor
+from qkv.data.records.clips import ARRAYS, are_frames, holds_clips, in_order
 from qkv.data.records.image_files import image_name, opened_image, reduced
 from qkv.data.records.model import Role
 from qkv.data.records.pictures import SUFFIXES, URI
+from qkv.data.records.profile import profiles
+from qkv.data.records.table import Table
 from qkv.data.records.values import Unusable
 from qkv.layers.signal import Signal
 from qkv.spec.register import implements
@@ -34,10 +37,17 @@ class VideoProcessor(Processor):
     images -> pixels (T, C, H, W).
     """
 
-    role = Role("image", "image", ("image", "clip", "video", "file", "filename", "path", "animation"))
+    role = Role("image", "image", ("image", "clip", "video", "file", "filename", "path", "animation"), clips=True)
     example = "clip.gif"
     simple = "pixels"
     spec: Video
+
+    @classmethod
+    def recognises(cls, source: str, table: Callable[[], Table | None]) -> bool:
+        if Path(source).expanduser().is_dir():
+            return holds_clips(Path(source).expanduser())
+        found = table()
+        return found is not None and any(profile.is_clips for profile in profiles(found).values())
 
     @property
     def _frame(self) -> ImageProcessor:
@@ -73,6 +83,14 @@ class VideoProcessor(Processor):
         frames[0].save(held, "GIF", save_all=True, append_images=frames[1:], duration=150, loop=0)
         return f"{URI}gif;base64,{base64.b64encode(held.getvalue()).decode()}"
 
+    def picture_read(self, encoded: np.ndarray) -> str | None:
+        return self._frame.picture_read(encoded[len(encoded) // 2])
+
+    def frames_read(self, encoded: np.ndarray, count: int) -> list[str]:
+        each = len(encoded) // count
+        found = [self._frame.picture_read(encoded[i * each + each // 2]) for i in range(count)]
+        return [picture for picture in found if picture is not None]
+
     def checked(self, value: Any) -> Any:
         for frame in _spread(_clip(value), 1):
             self._frame.checked(frame)
@@ -107,9 +125,9 @@ def _clip(value: Any) -> _Clip:
     if isinstance(value, (str, Path)) and not str(value).startswith(URI):
         path = Path(value).expanduser()
         if path.is_dir():
-            files = sorted(str(each) for each in path.iterdir() if each.suffix.lower() in SUFFIXES)
-            return _listed(files, str(value))
-        if path.suffix.lower() == ".npy":
+            files = [each for each in path.iterdir() if each.suffix.lower() in SUFFIXES]
+            return _listed([str(each) for each in in_order(files)], str(value))
+        if path.suffix.lower() == ARRAYS:
             return _listed(_array(_loaded(path), str(value)), str(value))
     elif isinstance(value, np.ndarray):
         return _listed(_array(value, "the clip"), "the clip")
@@ -135,7 +153,7 @@ def _loaded(path: Path) -> np.ndarray:
 
 
 def _array(frames: np.ndarray, name: str) -> np.ndarray:
-    if frames.ndim not in (3, 4) or frames.dtype.kind not in "buif" or (frames.ndim == 4 and frames.shape[3] > 4):
+    if not are_frames(frames.shape, frames.dtype):
         raise Unusable(f"{name} has the shape {frames.shape}, not (frames, height, width) or (…, 1, 3 or 4 channels)")
     if frames.dtype.kind == "f" and frames.size and np.isfinite(frames).all() and frames.min() >= 0:
         return (255 * frames).round().astype(np.uint8) if frames.max() <= 1 else frames

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
+import numpy as np
+
+from qkv.data.records.clips import are_pixels, clips_in, pixel_table
 from qkv.data.records.conll import conll
 from qkv.data.records.delimited import delimited, first_fields
 from qkv.data.records.fasta import fasta
@@ -17,8 +20,8 @@ from qkv.data.records.jsonl import jsonl
 from qkv.data.records.kept import kept
 from qkv.data.records.model import Role
 from qkv.data.records.parallel import language_pair, parallel
-from qkv.data.records.pictures import folder_table, folder_tables
-from qkv.data.records.series_tables import array_table, npy_table, with_series
+from qkv.data.records.pictures import Values, folder_table, folder_tables
+from qkv.data.records.series_tables import SERIES, array_table, npy_array, with_series
 from qkv.data.records.squad import squad
 from qkv.data.records.table import Table, head
 from qkv.data.text import TextSource
@@ -66,15 +69,15 @@ def _table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, 
     if SEPARATOR in source and not Path(source).expanduser().exists():
         return _joined(source, data, option)
     if Path(source).expanduser().is_dir():
-        return folder_table(source, option)
+        return folder_table(source, option, _values(roles))
     text = _text(source, option, known)
     if kept_name(source):
         text.name = IN_MEMORY
         return kept((_identity(source), "jsonl"), lambda: replace(with_graphs(jsonl(text)), given=True))
     if source.lower().endswith(".npz"):
-        return kept((_identity(source), "npz"), lambda: _arrays(text))
+        return kept((_identity(source), "npz"), lambda: _arrays(text, arrays_of(text)))
     if source.lower().endswith(".npy"):
-        return kept((_identity(source), "npy"), lambda: npy_table(text))
+        return kept((_identity(source), "npy"), lambda: _arrays(text, {SERIES: npy_array(text)}))
     if not head(text).strip():
         raise UserError(f"{option}: {source!r} is empty")
     kind = data.format or told(text, roles)
@@ -97,7 +100,7 @@ def split_tables(
 ) -> dict[str, Table]:
     """Tables of a source by split: of a folder of images, perhaps several, else "train" alone; see ``table_of``."""
     if Path(source).expanduser().is_dir():
-        return folder_tables(source, option)
+        return folder_tables(source, option, _values(roles))
     return {"train": table_of(source, data, roles, option, known)}
 
 
@@ -142,10 +145,17 @@ def _by_lines(beginning: str, roles: Sequence[Role]) -> Format | None:
     return None
 
 
-def _arrays(text: TextSource) -> Table:
-    """Table of an ``.npz`` file of graphs or of series."""
-    arrays = arrays_of(text)
-    return graph_table(text, arrays) if "graph_ptr" in arrays else array_table(text, arrays)
+def _arrays(text: TextSource, arrays: Mapping[str, np.ndarray]) -> Table:
+    """Table of a file of arrays: graphs, images, clips, or series."""
+    if "graph_ptr" in arrays:
+        return graph_table(text, dict(arrays))
+    pixels = any(are_pixels(each) for each in arrays.values())
+    return pixel_table(text, arrays) if pixels else array_table(text, arrays)
+
+
+def _values(roles: Sequence[Role]) -> Values | None:
+    """Function that reads the values in a folder of clips, if a role is one of clips; None for images."""
+    return clips_in if any(role.clips for role in roles) else None
 
 
 def _read(text: TextSource, kind: Format, given: tuple[str, ...], roles: Sequence[Role]) -> Table:

@@ -13,7 +13,8 @@ class Role(NamedTuple):
     values.
 
     ``names``: common lower-case names of such a column, most usual first. An ``optional`` role is used only if its
-    column is given; it is never guessed. ``written``: True for a text that the model generates, a target.
+    column is given; it is never guessed. ``written``: True for a text that the model generates, a target. ``clips``:
+    True if folders of frames and arrays of them are values.
     """
 
     name: str
@@ -21,6 +22,7 @@ class Role(NamedTuple):
     names: tuple[str, ...]
     optional: bool = False
     written: bool = False
+    clips: bool = False
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ _SPLITS = {
     "testing": "test",
 }
 _SHOWN = 3
+Values = Callable[[Path], tuple[list[Path], list[Path]]]
+"""Function of a folder that returns (values in it and below, such as images, other files)."""
 
 
 def is_image(value: object) -> bool:
@@ -58,31 +60,45 @@ def as_uri(value: Any) -> str:
     return f"{URI}png;base64,{base64.b64encode(held.getvalue()).decode()}"
 
 
-def folder_tables(source: str, option: str) -> dict[str, Table]:
-    """Tables of a folder of images, by split: of its subfolders ``train``, ``test`` and so on, else "train" alone.
-
-    The label of an image is the name of the subfolder that it is in, at any depth below. Raises ``UserError`` for a
-    folder without images.
+def rooms(folder: Path) -> dict[str, Path]:
+    """Folders of the splits, by split: subfolders ``train``, ``test`` and so on if there are no others, else the folder
+    itself as "train".
     """
-    folder = Path(source).expanduser()
     inside = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     splits = {_SPLITS[path.name.lower()]: path for path in inside if path.name.lower() in _SPLITS}
-    if "train" in splits and len(inside) == len(splits):
-        return {split: _table(path, f"{source.rstrip('/')}/{path.name}", option) for split, path in splits.items()}
-    return {"train": _table(folder, source, option)}
+    return splits if "train" in splits and len(inside) == len(splits) else {"train": folder}
 
 
-def folder_table(source: str, option: str) -> Table:
-    """Table of all images in a folder. Raises ``UserError`` for a folder without images."""
-    return _table(Path(source).expanduser(), source, option)
-
-
-def _table(folder: Path, name: str, option: str) -> Table:
-    images, others = list[Path](), list[str]()
+def visible(folder: Path, also: Sequence[str] = ()) -> tuple[list[Path], list[Path]]:
+    """(files of images, other files) in a folder and below, sorted, without hidden ones. ``also``: more extensions."""
+    images, others = list[Path](), list[Path]()
     for path in sorted(folder.rglob("*")):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
         if not hidden and path.is_file():
-            images.append(path) if path.suffix.lower() in SUFFIXES else others.append(path.name)
+            (images if path.suffix.lower() in (*SUFFIXES, *also) else others).append(path)
+    return images, others
+
+
+def folder_tables(source: str, option: str, values: Values | None = None) -> dict[str, Table]:
+    """Tables of a folder of images, by split: of its subfolders ``train``, ``test`` and so on, else "train" alone.
+
+    The label of an image is the name of the subfolder that it is in, at any depth below. ``values``: reads the values
+    in a folder; default: one for each image. Raises ``UserError`` for a folder without images.
+    """
+    folder = Path(source).expanduser()
+    found = rooms(folder)
+    if list(found.values()) == [folder]:
+        return {"train": _table(folder, source, option, values)}
+    return {split: _table(path, f"{source.rstrip('/')}/{path.name}", option, values) for split, path in found.items()}
+
+
+def folder_table(source: str, option: str, values: Values | None = None) -> Table:
+    """Table of all images in a folder; see ``folder_tables``."""
+    return _table(Path(source).expanduser(), source, option, values)
+
+
+def _table(folder: Path, name: str, option: str, values: Values | None) -> Table:
+    images, others = visible(folder) if values is None else values(folder)
     if not images:
         raise UserError(
             f"{option}: the folder {name!r} holds no image; name a file, or a folder with one subfolder of images for "
@@ -97,14 +113,15 @@ def _table(folder: Path, name: str, option: str) -> Table:
 
     columns = ("image", "label") if labelled else ("image",)
     defaults = {"image": ("image",), "label": columns[1:]}
-    return Table(name, columns, parse, _digest(folder, images), defaults, notes=_notes(name, others))
+    return Table(name, columns, parse, _digest(folder, images), defaults, notes=_notes(name, [p.name for p in others]))
 
 
 def _digest(folder: Path, images: Sequence[Path]) -> str:
     """Hash of the names and sizes of the files."""
     total = hashlib.sha256()
     for path in images:
-        total.update(f"{path.relative_to(folder).as_posix()} {path.stat().st_size}\n".encode())
+        for file in sorted(path.iterdir()) if path.is_dir() else (path,):
+            total.update(f"{file.relative_to(folder).as_posix()} {file.stat().st_size}\n".encode())
     return total.hexdigest()
 
 

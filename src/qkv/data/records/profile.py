@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from qkv.data.records.clips import is_clip
 from qkv.data.records.model import Kind
-from qkv.data.records.pictures import is_image
+from qkv.data.records.pictures import is_image, is_pixels
 from qkv.data.records.series_values import is_series
 from qkv.data.records.table import Row, Table
 
@@ -23,7 +24,7 @@ IDS = frozenset(("id", "ids", "idx", "index", "row", "nr", "no", "number", "uid"
 @dataclass
 class Profile:
     """Statistics of one column: numbers of non-empty values, of characters, of values that are numbers, lists,
-    objects, images or series of numbers, and the distinct values.
+    objects, images, clips or series of numbers, and the distinct values.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Profile:
     lists: int = 0
     objects: int = 0
     images: int = 0
+    clips: int = 0
     series: int = 0
     counts_up: bool = True
     distinct: set[str] = field(default_factory=set)
@@ -40,6 +42,11 @@ class Profile:
 
     def add(self, value: Any) -> None:
         """Count one value of the column; empty values are skipped."""
+        if is_pixels(value) or is_clip(value):
+            self.filled += 1
+            self.images += is_pixels(value)
+            self.clips += not is_pixels(value)
+            return
         if isinstance(value, np.ndarray):
             value = value.tolist()
         if value is None or value == "" or value == []:
@@ -81,6 +88,11 @@ class Profile:
         return plain(self.name) in IDS or (
             self.filled > 2 and self.counts_up and len(self.distinct) == min(self.filled, MOST_LABELS + 1)
         )
+
+    @property
+    def is_clips(self) -> bool:
+        """True if the values are clips in memory."""
+        return self.filled > 0 and self.clips == self.filled
 
     @property
     def is_series(self) -> bool:
@@ -134,7 +146,7 @@ FITS: dict[Kind, Callable[[Profile], bool]] = {
     "words": lambda p: p.lists > 0,
     "tags": lambda p: p.lists > 0,
     "answers": lambda p: p.objects > 0,
-    "image": lambda p: p.images == p.filled,
+    "image": lambda p: p.images == p.filled or p.is_clips,
     "signal": lambda p: p.objects > 0,
     "series": lambda p: p.series >= 0.9 * p.filled,
 }

@@ -30,7 +30,7 @@ def holds_series(table: Table) -> bool:
     """True if the rows of a table are series: a column holds lists of numbers, or nearly all columns numbers."""
     found = profiles(table)
     others = [each for each in found.values() if not each.is_number and not each.is_series and each.filled]
-    if any(each.objects or each.images or (each.length > _TEXT and not each.is_label) for each in others):
+    if any(each.objects or each.images or each.clips or (each.length > _TEXT and not each.is_label) for each in others):
         return False
     if any(each.is_series for each in found.values()):
         return True
@@ -172,10 +172,9 @@ def array_table(text: TextSource, arrays: Mapping[str, np.ndarray]) -> Table:
     return Table(text.name, (SERIES, *others), lambda: iter(rows), text.digest(), {SERIES: (SERIES,)})
 
 
-def npy_table(text: TextSource) -> Table:
-    """Table of an ``.npy`` file of series. Raises ``UserError`` for a damaged file, or one that holds objects."""
+def npy_array(text: TextSource) -> np.ndarray:
+    """Array in an ``.npy`` file. Raises ``UserError`` for a damaged file, or one that holds objects."""
     try:
-        found = np.load(io.BytesIO(b"".join(text.raw())), allow_pickle=False)
+        return np.load(io.BytesIO(b"".join(text.raw())), allow_pickle=False)
     except (OSError, ValueError, EOFError, MemoryError) as error:
         raise UserError(f"{text.name} is not an .npy file of numbers: {error}") from None
-    return array_table(text, {SERIES: found})

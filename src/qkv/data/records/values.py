@@ -227,6 +227,14 @@ def _signal(value: Any, name: str) -> Any:
     return value
 
 
+def natural(label: str) -> tuple[int, float, str]:
+    """Sort key of labels: numbers by value, then words alphabetically."""
+    try:
+        return 0, float(label), label
+    except ValueError:
+        return 1, 0.0, label
+
+
 SEPARATORS = ("|", ";", ",")
 """Separators of several labels in one cell that are detected, in the order of preference: commas occur in labels."""
 

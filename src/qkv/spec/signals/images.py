@@ -104,6 +104,13 @@ class Pixels(Processor):
         """True if all fields that the training set determines are known."""
         return None not in (self.height, self.width, self.channels, self.mean, self.deviation)
 
+    @property
+    def num_pixels(self) -> int | None:
+        """Numbers of an encoded value; None until fitted."""
+        if self.height is None or self.width is None or self.channels is None:
+            return None
+        return self.height * self.width * self.channels
+
     def following(self, start: Processor) -> Self:
         """Copy in which settings left at their defaults are those of ``start``; for images of another size, the size
         before a centre crop in proportion to it.

@@ -27,6 +27,11 @@ class Video(Pixels, kind="video"):
     def is_fitted(self) -> bool:
         return super().is_fitted and self.frames is not None
 
+    @property
+    def num_pixels(self) -> int | None:
+        frame = super().num_pixels
+        return None if frame is None or self.frames is None else self.frames * frame
+
 
 class Tubelets(Placed, kind="tubelets"):
     """Tubelets of a clip: one position per block of ``depth`` frames × ``patch`` × ``patch`` pixels, x = W block + b
@@ -52,6 +57,13 @@ class Tubelets(Placed, kind="tubelets"):
         if self.frames is None or self.height is None or self.width is None:
             return None
         return self.frames // self.depth, self.height // self.patch, self.width // self.patch
+
+    @property
+    def covered(self) -> tuple[float, ...]:
+        if self.grid is None or self.frames is None or self.height is None or self.width is None:
+            return super().covered
+        blocks, sizes = (self.depth, self.patch, self.patch), (self.frames, self.height, self.width)
+        return tuple(count * block / size for count, block, size in zip(self.grid, blocks, sizes, strict=True))
 
     @property
     def num_positions(self) -> int | None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from qkv.data.processors.processor import build_processor
-from qkv.data.records.model import Records
 from qkv.data.records.values import readable
-from qkv.inspection.machine import Machine
 from qkv.report.figures import counted
 from qkv.spec.data import Data, TokenBuckets
 from qkv.spec.heads import Head
@@ -15,8 +13,8 @@ from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.graphs import Graphs
 from qkv.spec.tasks import Task as TaskSpec
-from qkv.training.automatic_signal import chooses, training_of
-from qkv.training.finetune import short_form
+from qkv.training.signals.register import Request, chooses
+from qkv.training.signals.settings import short_form, training_of
 
 _EPOCHS = 60
 _FEW = 2_000
@@ -27,29 +25,29 @@ _WALK, _DEGREE = 8, 8
 
 
 @chooses(Graphs)
-def choose_graphs(task: TaskSpec, data: Data, records: Records, machine: Machine) -> Recipe:
+def choose_graphs(asked: Request) -> Recipe:
     """Choose a recipe for a task with one output per graph.
 
     Three models compete in heats (``qkv.training.heats``): attention among all nodes in parallel with propagation over
     the edges, propagation alone, and a network of single nodes that reads neither edges nor their encodings. The winner
     runs beside a linear model of simple features (``qkv.training.wide``).
     """
-    graphs = [row["graph"] for row in records.splits["train"]]
-    processor = _processor(data, graphs)
-    training = training_of(len(graphs), _ROWS, machine, _EPOCHS)
+    graphs = asked.values
+    processor = _processor(asked.data)
+    training = training_of(len(graphs), _ROWS, _EPOCHS, asked.machine.precision)
     tokens = max(512, _ROWS * _size(processor, graphs))
     return Recipe(
         description=f"{counted(len(graphs), 'graph')}: chosen for this data and this machine.",
-        data=data.changed(processor=processor, batching=TokenBuckets(tokens=tokens)),
-        model=_model(len(graphs), task),
-        task=task,
+        data=asked.data.changed(processor=processor, batching=TokenBuckets(tokens=tokens)),
+        model=_model(len(graphs), asked.task),
+        task=asked.task,
         training=training,
         quick=short_form(training.steps),
         candidates=_candidates(processor),
     )
 
 
-def _processor(data: Data, graphs: list[Any]) -> Graphs:
+def _processor(data: Data) -> Graphs:
     """Processor with standardised features and encodings of walks and degrees, unless it has encodings of its own."""
     given = cast("Graphs", data.processor)
     if not given.encoding_columns and not given.distances:

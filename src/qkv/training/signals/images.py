@@ -5,22 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from qkv.data.processors.processor import build_processor
-from qkv.data.records.model import Records
-from qkv.inspection.machine import Machine, usable_memory
+from qkv.inspection.machine import usable_memory
 from qkv.report.figures import counted
 from qkv.spec.branches import Attention, FeedForward
-from qkv.spec.data import Data, RandomCrops
+from qkv.spec.data import RandomCrops
 from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Model
 from qkv.spec.parts import LayerNorm
 from qkv.spec.recipe import Recipe
-from qkv.spec.signals.images import Crop, Flip, Images, Patches
+from qkv.spec.signals.images import Crop, Flip, Images, Patches, Pixels
 from qkv.spec.tasks import Task as TaskSpec
 from qkv.spec.wide import Features
-from qkv.training.automatic_signal import chooses, training_of
-from qkv.training.finetune import short_form
+from qkv.training.signals.register import Request, chooses
+from qkv.training.signals.settings import short_form, training_of
 
 _GRID = 8
 """Rows and columns of positions of a transformer, about."""
@@ -31,47 +30,53 @@ _FEW_ROWS, _ROWS = 32, 64
 
 
 @chooses(Images)
-def choose_images(task: TaskSpec, data: Data, records: Records, machine: Machine) -> Recipe:
+def choose_images(asked: Request) -> Recipe:
     """Choose a recipe for a task with one output per image.
 
     A transformer over patches behind a small convolutional stem, one over plain patches, and a convolutional network
     compete in heats (``qkv.training.heats``). Images are flipped and shifted at random in training.
     """
-    count = len(records.splits["train"])
-    processor, (height, width) = _processor(data, records)
+    count = len(asked.values)
+    processor, (height, width) = _processor(asked)
     side = max(height, width)
-    model = _model(count, side, task)
+    model = _model(count, side, asked.task)
     rows = _FEW_ROWS if count < _FEW else _ROWS
-    training = training_of(count, rows, machine, _EPOCHS, warmup=200, validated=40)
+    training = training_of(count, rows, _EPOCHS, asked.machine.precision, warmup=200, validated=40)
     return Recipe(
         description=f"{counted(count, 'image')} of {height} × {width} pixels: chosen for this data and this machine.",
-        data=data.changed(processor=processor, batching=RandomCrops()),
+        data=asked.data.changed(processor=processor, batching=RandomCrops()),
         model=model,
-        task=task,
+        task=asked.task,
         training=training,
         quick=short_form(training.steps),
         candidates=_candidates(side, model.width),
     )
 
 
-def _processor(data: Data, records: Records) -> tuple[Images, tuple[int, int]]:
+def _processor(asked: Request) -> tuple[Images, tuple[int, int]]:
     """(processor fitted to the training images, with augmentation unless it has its own; height and width)."""
-    assert data.processor is not None
-    processor = build_processor(data.processor).fitted([row["image"] for row in records.splits["train"]])
+    processor = fitted_pixels(asked)
     assert isinstance(processor, Images)
     height, width = processor.height, processor.width
     assert height
     assert width
     if not processor.augment:
         processor = processor.changed(augment=(Crop(padding=max(1, max(height, width) // 10)), Flip()))
-    size = len(records.splits["train"]) * height * width * (processor.channels or 3)
-    memory = usable_memory()
+    return processor, (height, width)
+
+
+def fitted_pixels(asked: Request) -> Pixels:
+    """Processor of pixels, fitted to the training values. Raises ``UserError`` if these do not fit into memory."""
+    assert asked.data.processor is not None
+    processor = build_processor(asked.data.processor).fitted(asked.values)
+    assert isinstance(processor, Pixels)
+    size, memory = len(asked.values) * (processor.num_pixels or 0), usable_memory()
     if memory is not None and size > memory / 2:
         raise UserError(
-            f"data.source: the training images take {size / 1e9:.1f} GB at {height} × {width} pixels, more than half "
-            "of the memory; name a processor of a smaller size in a recipe"
+            f"data.source: the training data take {size / 1e9:.1f} GB at {processor.height} × {processor.width} "
+            "pixels, more than half of the memory; name a processor of a smaller size in a recipe"
         )
-    return processor, (height, width)
+    return processor
 
 
 def _model(count: int, side: int, task: TaskSpec) -> Model:

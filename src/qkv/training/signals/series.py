@@ -7,13 +7,11 @@ from typing import Any
 import numpy as np
 
 from qkv.data.processors.processor import build_processor
-from qkv.data.records.model import Records
 from qkv.data.records.series_values import array_of
 from qkv.data.records.values import Unusable
-from qkv.inspection.machine import Machine
 from qkv.report.figures import counted
 from qkv.spec.branches import Attention, FeedForward
-from qkv.spec.data import Data, LengthBuckets, RandomCrops
+from qkv.spec.data import LengthBuckets, RandomCrops
 from qkv.spec.heads import Head
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Model
@@ -22,8 +20,8 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.signals.series import Series, SeriesPatches
 from qkv.spec.tasks import Task as TaskSpec
 from qkv.spec.wide import Features
-from qkv.training.automatic_signal import chooses, training_of
-from qkv.training.finetune import short_form
+from qkv.training.signals.register import Request, chooses
+from qkv.training.signals.settings import short_form, training_of
 
 _PATCHES = 32
 """Patches of a row of usual length, about, without overlap; they overlap by a half."""
@@ -35,31 +33,31 @@ _SAMPLE = 2_000
 
 
 @chooses(Series)
-def choose_series(task: TaskSpec, data: Data, records: Records, machine: Machine) -> Recipe:
+def choose_series(asked: Request) -> Recipe:
     """Choose a recipe for a task with one output per series.
 
     Three models compete in heats (``qkv.training.heats``): a transformer over patches, one over patches of standardised
     series, and convolutions over the patches.
     """
-    values = [row["series"] for row in records.splits["train"]]
+    data, values = asked.data, asked.values
     assert data.processor is not None
     processor = build_processor(data.processor).fitted(values)
     assert isinstance(processor, Series)
     lengths = _lengths(values[:: max(1, len(values) // _SAMPLE)], processor)
     usual, longest = int(np.quantile(lengths, 0.9)), int(lengths.max())
     equal = bool((lengths == longest).all())
-    training = training_of(len(values), _ROWS, machine, _EPOCHS, validated=100)
+    training = training_of(len(values), _ROWS, _EPOCHS, asked.machine.precision, validated=100)
     channels = counted(len(processor.channels), "channel")
     steps = f"{longest:,} steps" if equal else f"up to {longest:,} steps"
     return Recipe(
         description=f"{len(values):,} series of {steps} and {channels}: chosen for this data and this machine.",
         data=data.changed(
-            columns={**data.columns, "series": records.columns["series"]},
+            columns={**data.columns, "series": asked.records.columns["series"]},
             processor=processor,
             batching=RandomCrops() if equal else LengthBuckets(buckets=4),
         ),
-        model=_model(len(values), usual, longest, task),
-        task=task,
+        model=_model(len(values), usual, longest, asked.task),
+        task=asked.task,
         training=training,
         quick=short_form(training.steps),
         candidates=_candidates(),

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
-
 from qkv.data.graphs.nodes import open_graph
 from qkv.report.figures import counted
-from qkv.spec.data import Data
-from qkv.spec.errors import UserError
 from qkv.spec.heads import EdgesHead
 from qkv.spec.mixers.graphs import Propagation
 from qkv.spec.model import Block, Model
@@ -18,31 +13,25 @@ from qkv.spec.signals.graphs import Graphs, Nodes
 from qkv.spec.tasks import EdgePrediction
 from qkv.spec.training import AdamW, Checkpoints, Constant, Training, Validation
 from qkv.spec.wide import PairFeatures
-from qkv.training.automatic import MINUTES
-from qkv.training.describe import as_asked
-from qkv.training.finetune import short_form
+from qkv.training.signals.register import Request, chooses
+from qkv.training.signals.settings import MINUTES, short_form
 
 _STEPS, _EVERY, _PATIENCE = 300, 10, 10
 _WIDTH = 64
 
 
-def automatic_edges(
-    data: Mapping[str, Any], name: str, overrides: Iterable[str] = (), quick: bool = False, tunes: bool = False
-) -> Recipe:
-    """Choose a recipe that predicts the missing edges of the graph that ``data`` names.
+@chooses(EdgePrediction)
+def choose_edges(asked: Request) -> Recipe:
+    """Choose a recipe that predicts the missing edges of a graph.
 
     Two steps of propagation give each node a vector; a logistic regression on common neighbours and similarity, and
-    both indices by themselves, are contestants on the validation edges. ``tunes``: True if a start or an adaptation is
-    asked for, which is refused.
+    both indices by themselves, are contestants on the validation edges.
     """
-    if tunes:
-        raise UserError("models of edges are not fine-tuned by this command; leave --from and --adapt out")
-    given = Data.parse(dict(data))
+    given = asked.data
     table = open_graph(given)
     processor = given.processor or Graphs(scaling="rows", walk=8, degree=8)
     size = f"{table.graph['num_nodes']:,} nodes, {counted(len(table.graph['edges']), 'edge')}"
-    recipe = Recipe(
-        name=name,
+    return Recipe(
         description=f"{size}: two steps of propagation, beside common neighbours.",
         data=given.changed(processor=processor),
         model=Model(
@@ -65,4 +54,3 @@ def automatic_edges(
         ),
         quick=short_form(_STEPS),
     )
-    return as_asked(recipe, quick, overrides)

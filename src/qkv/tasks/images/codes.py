@@ -20,14 +20,19 @@ from qkv.models.language_loss import language_loss
 from qkv.models.transformer import Transformer
 from qkv.spec.generation import Generation
 from qkv.spec.recipe import Recipe
+from qkv.spec.register import implements
+from qkv.spec.signals.image_sequences import ImageCodes
+from qkv.spec.tasks import NextToken
 from qkv.tasks.dataset import Dataset, ExampleDataset
 from qkv.tasks.example_task import Collate
-from qkv.tasks.generated_images import GeneratedImagesTask, places_of
-from qkv.tasks.image_task import Parts, processor_of
+from qkv.tasks.images.generated import GeneratedImagesTask, places_of
+from qkv.tasks.images.task import Parts, processor_of
 from qkv.tasks.inputs import SignalReader
+from qkv.tasks.next_token import exponential
 from qkv.tasks.task import Evaluation, Scale, Totals
 
 
+@implements(NextToken, of=ImageCodes)
 class ImageTokensTask(GeneratedImagesTask):
     """Causal modelling of the codes of images: -Σ log p(c_i | start, c_<i), in the order of the processor.
 
@@ -51,7 +56,7 @@ class ImageTokensTask(GeneratedImagesTask):
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         loss = seen.loss / seen.count if seen.count else math.nan
-        return {"loss": loss, "perplexity": math.exp(loss), "bits_per_code": loss / math.log(2)}
+        return {"loss": loss, "perplexity": exponential(loss), "bits_per_code": loss / math.log(2)}
 
     def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
         assert isinstance(dataset, ExampleDataset)

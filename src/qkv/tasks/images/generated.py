@@ -8,15 +8,16 @@ from typing import Any, ClassVar
 from qkv.data.batch import INPUT
 from qkv.data.processors.processor import build_processor
 from qkv.data.records.model import Records, Role
+from qkv.data.records.values import natural
 from qkv.data.vocabulary import Vocabulary
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.generation import Generation
 from qkv.spec.processors import Processor as ProcessorSpec
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.image_sequences import ImageSequence
-from qkv.tasks.classification import LABEL, natural
+from qkv.tasks.classification import LABEL
 from qkv.tasks.example_task import column
-from qkv.tasks.image_task import ImageTask, picture_section
+from qkv.tasks.images.task import ImageTask, picture_section
 
 SAMPLES = 64
 """Least number of generated images in the report."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from qkv.data.series.read import Panel, read_panel
@@ -10,7 +9,7 @@ from qkv.data.series.seasons import guess_period
 from qkv.data.series.windows import filled
 from qkv.report.figures import counted
 from qkv.spec.branches import Attention, FeedForward
-from qkv.spec.data import Data, RandomCrops
+from qkv.spec.data import RandomCrops
 from qkv.spec.errors import UserError
 from qkv.spec.forecasts import Quantiles
 from qkv.spec.heads import ForecastHead
@@ -20,20 +19,17 @@ from qkv.spec.overrides import assignments
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.series import Series, SeriesPatches
 from qkv.spec.tasks import Forecasting
-from qkv.spec.training import AdamW, Checkpoints, Cosine, Training, Validation
 from qkv.spec.wide import LinearWindow
-from qkv.training.automatic import MINUTES
-from qkv.training.describe import as_asked
-from qkv.training.finetune import short_form
+from qkv.training.signals.register import Request, chooses
+from qkv.training.signals.settings import short_form, training_of
 
 _LONGEST, _SHORTEST = 512, 4
 """Bounds of the context."""
 _PERIODS, _HORIZONS = 4, 3
 """Periods and horizons of the context, at least."""
-_EPOCHS, _FEWEST, _MOST = 30, 300, 4000
+_EPOCHS, _MOST = 30, 4000
 _ROWS = 256
 """Rows of a batch, about: windows times channels."""
-_PATIENCE = 8
 
 
 class _Lengths(NamedTuple):
@@ -46,34 +42,30 @@ class _Lengths(NamedTuple):
     windows: int
 
 
-def automatic_forecast(
-    data: Mapping[str, Any], name: str, overrides: Iterable[str] = (), quick: bool = False, tunes: bool = False
-) -> Recipe:
-    """Choose a recipe that forecasts the series in the table that ``data`` names, with a budget of ``MINUTES``.
+@chooses(Forecasting)
+def choose_forecast(asked: Request) -> Recipe:
+    """Choose a recipe that forecasts the series of a table.
 
     The model is a Transformer over patches of each channel (PatchTST, Nie et al. 2023) that predicts quantiles, beside
     a linear map of the window (DLinear); of these, their mean and naive forecasts, the run keeps the best on the
-    validation part. Context: four seasons and three horizons, as far as the series are long enough. Horizon, if
-    ``overrides`` name none: a season, else 24 steps. ``tunes``: True if a start or an adaptation is asked for, which
-    is refused.
+    validation part. Context: four seasons and three horizons, as far as the series are long enough. Horizon, if no
+    override names one: a season, else 24 steps.
 
     Raises ``UserError`` for an unusable table, or series too short for the horizon.
     """
-    if tunes:
-        raise UserError("models of series are not fine-tuned by this command; leave --from and --adapt out")
-    given, changes = Data.parse(dict(data)), list(overrides)
+    given = asked.data
     panel = read_panel(given)
     training_share = [each.values[: round(0.7 * len(each.values))] for each in panel.series]
     period = guess_period([filled(values) for values in training_share], panel.step)
-    asked = {change.path: change.value for change in assignments(changes)}
-    lengths = _lengths(panel, period, asked.get(("task", "horizon")), asked.get(("task", "context")))
+    named = {change.path: change.value for change in assignments(asked.changes)}
+    lengths = _lengths(panel, period, named.get(("task", "horizon")), named.get(("task", "context")))
     channels = len(panel.columns.channels)
     model = _model(lengths, channels)
-    training = _training(lengths, channels)
+    rows = max(4, min(64, _ROWS // channels))
+    training = training_of(lengths.windows, rows, _EPOCHS, most=_MOST, final=0.02, validated=40, validations=15)
     size = f"{len(panel.series):,} series of up to {lengths.series:,} steps"
     width = f"patches of {lengths.context} steps, {counted(model.num_layers or 1, 'layer')} of width {model.width}"
-    recipe = Recipe(
-        name=name,
+    return Recipe(
         description=f"{size}, {width}, beside DLinear: chosen for this data and this machine.",
         data=given.changed(processor=given.processor or Series(), batching=RandomCrops()),
         model=model,
@@ -81,7 +73,6 @@ def automatic_forecast(
         training=training,
         quick=short_form(training.steps),
     )
-    return as_asked(recipe, quick, changes)
 
 
 def _lengths(panel: Panel, period: int | None, horizon: Any, context: Any) -> _Lengths:
@@ -118,20 +109,4 @@ def _model(lengths: _Lengths, channels: int) -> Model:
         blocks=(Block(branches=(attention, FeedForward(hidden=2 * width)), dropout=dropout),),
         head=ForecastHead(over="flatten", form=Quantiles(), dropout=dropout),
         wide=LinearWindow(),
-    )
-
-
-def _training(lengths: _Lengths, channels: int) -> Training:
-    batch = max(4, min(64, _ROWS // channels))
-    epoch = max(1, lengths.windows // batch)
-    steps = min(_MOST, max(_FEWEST, _EPOCHS * epoch))
-    every = max(10, min(steps // 15, epoch))
-    return Training(
-        steps=steps,
-        minutes=MINUTES,
-        batch_size=batch,
-        optimizer=AdamW(lr=1e-3, weight_decay=0.05),
-        schedule=Cosine(warmup=min(100, steps // 10), final=0.02),
-        validation=Validation(every=every, batches=40, patience=_PATIENCE),
-        checkpoints=Checkpoints(every=every),
     )

@@ -23,7 +23,7 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import Autoencoding
 from qkv.tasks.dataset import Dataset, ExampleDataset
-from qkv.tasks.image_task import ImageTask, Parts, picture_section, processor_of
+from qkv.tasks.images.task import ImageTask, Parts, picture_section, processor_of
 from qkv.tasks.inputs import SignalReader
 from qkv.tasks.task import Evaluation, Observed, Scale, Totals
 

@@ -26,8 +26,8 @@ from qkv.spec.register import implements
 from qkv.spec.tasks import NextPatch
 from qkv.tasks.dataset import Dataset, ExampleDataset
 from qkv.tasks.example_task import Collate
-from qkv.tasks.generated_images import GeneratedImagesTask, places_of
-from qkv.tasks.image_task import Parts, processor_of
+from qkv.tasks.images.generated import GeneratedImagesTask, places_of
+from qkv.tasks.images.task import Parts, processor_of
 from qkv.tasks.inputs import SignalReader
 from qkv.tasks.task import Evaluation, Scale, Totals
 

@@ -1,0 +1,136 @@
+"""Clips in files: animations, arrays, and folders of numbered frames."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qkv.data.records.image_files import opened_image
+from qkv.data.records.pictures import is_pixels, rooms, visible
+from qkv.data.records.table import Row, Table
+from qkv.data.records.values import Unusable
+from qkv.data.text import TextSource
+from qkv.spec.errors import UserError
+
+ARRAYS = ".npy"
+"""Extension of a file that holds an array of frames."""
+_IMAGE = "image"
+_SAMPLE = 8
+"""Files of a folder by which it is recognised."""
+_NUMBER = re.compile(r"(.*?)(\d+)")
+
+
+def is_clip(value: object) -> bool:
+    """True for a clip in memory: an array (T, H, W) or (T, H, W, C) of 1, 3 or 4 channels, or such a list."""
+    if isinstance(value, np.ndarray):
+        return are_frames(value.shape, value.dtype) and not is_pixels(value)
+    depth = 0
+    while isinstance(value, (list, tuple)) and value:
+        value, depth = value[0], depth + 1
+    return depth in (3, 4) and isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def are_frames(shape: Sequence[int], dtype: np.dtype[Any]) -> bool:
+    """True if an array of that shape and type can be the frames of a clip."""
+    return dtype.kind in "buif" and (len(shape) == 3 or (len(shape) == 4 and shape[3] in (1, 3, 4)))
+
+
+def in_order(files: Sequence[Path]) -> list[Path]:
+    """Files sorted by name, numbers in the names by their value, so that frame 2 precedes frame 10."""
+    return sorted(files, key=lambda path: [int(part) if part.isdecimal() else part for part in _split(path.name)])
+
+
+def _split(name: str) -> list[str]:
+    return re.split(r"(\d+)", name)  # texts and numbers by turns
+
+
+def holds_clips(folder: Path) -> bool:
+    """True if a folder holds clips and no other pictures: animations, arrays of frames, or, in folders of classes,
+    folders of frames that are numbered from 0 or 1 without gaps.
+    """
+    found = {room: visible(room, also=(ARRAYS,))[0] for room in rooms(folder).values()}
+    files = [path for each in found.values() for path in each]
+    some = files[:: max(1, len(files) // _SAMPLE)]
+    arrays = sum(path.suffix.lower() == ARRAYS for path in files)
+    if arrays or not files:
+        return bool(files) and arrays == len(files) and all(map(_is_array_of_frames, some))
+    if all(map(_is_animation, some)):
+        return True
+    return all(_are_numbered_frames(room, each) for room, each in found.items())
+
+
+def _is_array_of_frames(path: Path) -> bool:
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return False
+    return are_frames(found.shape, found.dtype)
+
+
+def _is_animation(path: Path) -> bool:
+    try:
+        return int(getattr(opened_image(str(path)), "n_frames", 1)) > 1
+    except (Unusable, OSError, ValueError, SyntaxError, EOFError):
+        return False
+
+
+def _are_numbered_frames(room: Path, files: Sequence[Path]) -> bool:
+    folders = frame_folders(room, files)
+    if set(folders) != {path.parent for path in files}:
+        return False
+    numbers = [[int(_numbered(path)[1]) for path in each] for each in folders.values()]
+    return all(each == list(range(each[0], each[0] + len(each))) and each[0] in (0, 1) for each in numbers)
+
+
+def frame_folders(room: Path, files: Sequence[Path]) -> dict[Path, list[Path]]:
+    """Frames in order by folder, of the folders of clips among those of ``files``: they lie below the folder of a class
+    in ``room``, and hold at least two files with names that differ only by a number.
+    """
+    found = dict[Path, list[Path]]()
+    for path in files:
+        if len(path.relative_to(room).parts) > 2:
+            found.setdefault(path.parent, []).append(path)
+    return {
+        folder: in_order(each)
+        for folder, each in found.items()
+        if len(each) > 1 and len({(_numbered(path)[0], path.suffix) for path in each}) == 1 and _numbered(each[0])[1]
+    }
+
+
+def clips_in(folder: Path) -> tuple[list[Path], list[Path]]:
+    """(clips in a folder and below, other files): files of animations and arrays, and folders of frames."""
+    files, others = visible(folder, also=(ARRAYS,))
+    folders = frame_folders(folder, files)
+    return sorted({path.parent if path.parent in folders else path for path in files}), others
+
+
+def _numbered(path: Path) -> tuple[str, str]:
+    """(text before the number at the end of a file's name, the number); the whole name and "" without one."""
+    found = _NUMBER.fullmatch(path.stem)
+    return (found[1], found[2]) if found else (path.stem, "")
+
+
+def pixel_table(text: TextSource, arrays: Mapping[str, np.ndarray]) -> Table:
+    """Table of an ``.npz`` or ``.npy`` file: an array of images (N, H, W, C), or of clips (N, T, H, W) or
+    (N, T, H, W, C), and arrays (N,) that are other columns. Raises ``UserError`` for several such arrays.
+    """
+    large = [name for name, each in arrays.items() if are_pixels(each)]
+    if len(large) != 1:
+        raise UserError(f"{text.name} has the arrays {', '.join(large)} of pixels; leave one of them")
+    values = arrays[large[0]]
+    others = {name: each for name, each in arrays.items() if each.ndim == 1 and len(each) == len(values)}
+    rows = [
+        Row(i + 1, {_IMAGE: values[i], **{name: each[i].item() for name, each in others.items()}})
+        for i in range(len(values))
+    ]
+    return Table(text.name, (_IMAGE, *others), lambda: iter(rows), text.digest(), {_IMAGE: (_IMAGE,)})
+
+
+def are_pixels(array: np.ndarray) -> bool:
+    """True for an array of several images with channels, or of several clips."""
+    frames = array.ndim == 5 and are_frames(array.shape[1:], array.dtype)
+    return frames or (array.ndim == 4 and array.dtype.kind in "buif")

@@ -1,0 +1,52 @@
+"""Settings that recipes chosen for data share: time budget, quick form, and length of training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qkv.spec.training import AdamW, Checkpoints, Cosine, Training, Validation
+
+MINUTES = 5.0
+"""Default time budget of automatic recipes (``training.minutes``)."""
+_SHORT = 500
+"""Maximum number of steps of the quick form."""
+_FEWEST = 300
+_PATIENCE = 8
+
+
+def short_form(steps: int) -> dict[str, Any]:
+    """Overrides that make the quick form, a short try, of a recipe whose full form has ``steps`` steps."""
+    short = max(1, min(steps // 10, _SHORT))
+    return {"training.steps": short, "training.validation.every": max(1, short // 4)}
+
+
+def training_of(
+    examples: int,
+    rows: int,
+    epochs: int,
+    precision: str = "fp32",
+    most: int | None = None,
+    warmup: int = 100,
+    final: float = 0.01,
+    validated: int | None = None,
+    validations: int = 10,
+) -> Training:
+    """Training settings for ``epochs`` of ``examples`` in batches of ``rows``, within the budget of ``MINUTES``.
+
+    It takes at most ``most`` steps. It is validated every epoch on ``validated`` batches (None: all), at least
+    ``validations`` times, and stops when that no longer improves. ``final``: share of the learning rate at the end.
+    """
+    epoch = max(1, examples // rows)
+    wanted = max(_FEWEST, epochs * epoch)
+    steps = wanted if most is None else min(most, wanted)
+    every = max(10, min(steps // validations, epoch))
+    return Training(
+        steps=steps,
+        minutes=MINUTES,
+        batch_size=rows,
+        optimizer=AdamW(lr=1e-3, weight_decay=0.05),
+        precision=precision,
+        schedule=Cosine(warmup=min(warmup, steps // 10), final=final),
+        validation=Validation(every=every, batches=validated, patience=_PATIENCE),
+        checkpoints=Checkpoints(every=every),
+    )
