@@ -80,6 +80,8 @@ def test_the_graph_that_is_read_has_no_edge_that_is_asked_for(tmp_path: Path) ->
         hidden, others = sets(asked[:9]), sets(asked[9:])
         assert hidden < parts["train"]
         assert read == parts["train"] - hidden
+        ends = np.array(sorted(read)).ravel()
+        assert batch.input.values[0].argmax(-1).tolist() == np.minimum(np.bincount(ends, minlength=30), 4).tolist()
         assert len(others) == 18
         assert not others & parts["train"]
         assert batch.targets.tolist() == [1.0] * 9 + [0.0] * 18
@@ -144,13 +146,28 @@ def test_a_run_is_not_worse_than_common_neighbours_predicts_and_resumes(tmp_path
     assert found["figures"]["auc"] >= best - 1e-6 > 50
     table = next(section for section in found["sections"] if section["title"] == "Contestants")
     assert {row[0] for row in table["rows"]} >= {"common neighbours", "Adamic-Adar", "propagation"}
-    near, far = qkv.predict(run, [{"source": "n0", "target": "n2"}, {"source": "n3", "target": "n18"}])
+    near, far = qkv.predict(run, [{"source": "n1", "target": "n3"}, {"source": "n3", "target": "n18"}])
     assert near["probability"] > far["probability"]
     assert {near["answer"], far["answer"]} <= {"edge", "no edge"}
     with pytest.raises(UserError, match="has no node 'x'"):
         qkv.predict(run, [{"source": "x", "target": "n1"}])
-    with pytest.raises(UserError, match="edges are predicted in the graph that the run was trained on"):
-        qkv.evaluate(run, data=str(tmp_path / "edges.csv"))
+
+
+def test_edges_of_another_graph_are_hidden_and_predicted(tmp_path: Path) -> None:
+    given = recipe(edge_file(tmp_path))
+    run = qkv.train(given, tmp_path / "run", on_event=quiet)
+    own, task = opened(given), build_task(given.task)
+    again = task.open_other(run.recipe, run.vocabulary, str(tmp_path / "edges.csv"), own)
+    assert isinstance(again, EdgeDataset)
+    assert sets(again.pairs["data"]) == sets(own.pairs["validation"]) | sets(own.pairs["test"])
+    (batch,) = again.rows("data")
+    assert sets(batch.input.graph.edges.T) == sets(own.pairs["train"])  # type: ignore[union-attr]
+    (tmp_path / "ring.csv").write_text("a,b\n" + "".join(f"{i},{(i + 1) % 20}\n" for i in range(20)))
+    figures = qkv.evaluate(run, data=str(tmp_path / "ring.csv"))
+    assert figures["targets"] == 16  # a fifth of the edges each for validation and test, and as many pairs without one
+    assert "auc_of_common_neighbours" in figures
+    with pytest.raises(UserError, match="nodes have 4 features, and the model reads 0"):
+        qkv.evaluate(run, data=str(write(tmp_path)))
 
 
 def test_other_graphs_are_read_and_a_recipe_is_chosen(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from qkv.spec.errors import UserError
 from qkv.spec.overrides import override
 from qkv.spec.recipe import Recipe
 from qkv.tasks.dataset import ExampleDataset
+from qkv.tasks.feature_baselines import feature_accuracy
 from qkv.tasks.registry import task_of_recipe
 
 
@@ -95,12 +98,31 @@ def test_a_run_learns_the_structure_answers_and_resumes(tmp_path: Path) -> None:
     assert [answer["answer"] for answer in answers] == ["ring", "star"]
 
 
+def bucket(own: int, others: tuple[int, ...]) -> int:
+    """Hash of a neighbourhood by SplitMix64 in whole numbers of Python."""
+    most = (1 << 64) - 1
+
+    def mixed(z: int) -> int:
+        z = (z + 0x9E3779B97F4A7C15) & most
+        z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & most
+        z = ((z ^ z >> 27) * 0x94D049BB133111EB) & most
+        return z ^ z >> 31
+
+    assert mixed(0) == 0xE220A8397B1DCDAF  # as published
+    around = sum(mixed(mixed(other & most) ^ 0xABCDEF) for other in others)
+    return mixed((mixed(mixed(own & most)) + around) & most) % 32
+
+
 def test_the_features_of_a_graph_are_its_sizes_and_sums_and_means_over_its_nodes(tmp_path: Path) -> None:
-    dataset = opened(recipe(write(tmp_path, graphs())))
+    dataset = opened(recipe(write(tmp_path, graphs()), processor="graphs(laplacian=1, walk=2)"))
     processor = build_processor(dataset.vocabulary.processors["input"])
     star = {"num_nodes": 4, "edges": [[0, 1], [0, 2], [0, 3]], "tags": ["C", "O", "O", "N"]}
     degrees = [0, 3, 0, 1, 0, 0, 0, 0, 0]
-    expected = [4, 6, 1, 2, *degrees, 1 / 4, 2 / 4, *(count / 4 for count in degrees)]
+    tags, near, walks = [1, 2], [0.0] * 32, [0, 2]  # an even walk is back from the hub surely, else by chance 1 / 3
+    for tag, others, count in ((0, (1, 1, -1), 1), (1, (0,), 2), (-1, (0,), 1)):  # C, O and N, which is unknown
+        near[bucket(tag, others)] += count
+    sums = [*tags, *degrees, *near, *walks]
+    expected = [4, 6, *sums, *(total / 4 for total in sums)]
     found = processor.features(processor.encode(star))
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert processor.spec.num_simple == len(expected)
@@ -209,6 +231,40 @@ def test_answers_do_not_change_when_nodes_are_renumbered(mixer: str, directed: b
         torch.testing.assert_close(first, second, rtol=0, atol=1e-10)
         answers.append(first)
     assert not torch.allclose(*answers)
+
+
+def test_a_data_set_is_freed_after_its_baselines(tmp_path: Path) -> None:
+    dataset = opened(recipe(write(tmp_path, graphs())))
+    labels, held_out = (dataset.records[split] for split in ("train", "validation"))
+    truth = [row["label"] for row in held_out]
+    figures = feature_accuracy(dataset, "validation", [row["label"] for row in labels], truth)
+    assert figures.keys() == {"accuracy_of_bag_of_nodes"}
+    kept = weakref.ref(dataset)
+    del dataset
+    gc.collect()
+    assert kept() is None
+
+
+@pytest.mark.parametrize("changes", [[], ["data.processor.walk=0", "data.processor.degree=0"]])
+def test_a_model_of_graphs_is_tuned_on_graphs_with_other_tags(changes: list[str], tmp_path: Path) -> None:
+    first, other = tmp_path / "first", tmp_path / "other"
+    for place in (first, other):
+        place.mkdir()
+    short = ["training.steps=2", "training.minutes=null", "candidates={}", "training.precision=fp32"]
+    given = {"task": "classify", "on_event": quiet}
+    run = qkv.train(str(write(first, graphs())), tmp_path / "run", [*short, *changes], **given)
+    rows = [{**row, "tags": ["N" if tag == "C" else tag for tag in row["tags"]]} for row in graphs()]
+    still = ["training.steps=1", "training.minutes=null", "training.optimizer.lr=1e-30", "training.precision=fp32"]
+    tuned = qkv.train(str(write(other, rows)), tmp_path / "tuned", still, start=str(tmp_path / "run"), **given)
+    assert tuned.vocabulary.processors == run.vocabulary.processors
+    before, after = run.model.state_dict(), tuned.model.state_dict()
+    stack = [name for name in after if not name.startswith("wide.")]
+    assert stack
+    for name in stack:
+        torch.testing.assert_close(after[name], before[name], atol=1e-6, rtol=1e-4)
+    dataset = task_of_recipe(tuned.recipe).open(tuned.recipe, tuned.vocabulary)
+    nodes = sum(tag == "N" for row in rows for tag in row["tags"])
+    assert f"{nodes} nodes have a tag that the model does not know" in " ".join(dataset.notes)
 
 
 def test_known_tables_name_their_files() -> None:

@@ -16,7 +16,7 @@ from qkv.data.corpus import TEST, TRAIN, VALIDATION
 from qkv.data.graphs.encodings import adjacency
 from qkv.data.graphs.nodes import NodeTable, open_graph
 from qkv.data.graphs.pairs import codes, pair_features, parts_of, undirected, without_edge
-from qkv.data.processors.graphs import EncodedGraph, GraphsProcessor
+from qkv.data.processors.graphs import GraphsProcessor
 from qkv.data.processors.processor import build_processor
 from qkv.data.records.values import Unusable
 from qkv.data.rows import random
@@ -32,7 +32,7 @@ from qkv.spec.register import implements
 from qkv.spec.signals.graphs import Graphs
 from qkv.spec.tasks import EdgePrediction
 from qkv.spec.wide import PAIR_FEATURES
-from qkv.tasks.dataset import HELD_OUT, Dataset, with_vocabulary
+from qkv.tasks.dataset import HELD_OUT, OTHER, Dataset, with_vocabulary
 from qkv.tasks.feature_baselines import FeatureTable
 from qkv.tasks.joined import JoinedTask
 from qkv.tasks.linear import Fitted, fit_label_sets
@@ -49,10 +49,19 @@ class EdgeDataset(Dataset):
 
     Edges of the held-out parts are in no graph that the model reads. A training step hides ``task.hidden`` of the
     training edges, and predicts them and as many pairs times ``task.negatives`` without a training edge; both are
-    functions of (seed, step). Pairs of a held-out part without an edge have none in the whole graph.
+    functions of (seed, step). Encodings of structure are those of the edges that are left, so that they do not tell the
+    hidden ones. Pairs of a held-out part without an edge have none in the whole graph. ``other``: True if the graph is
+    not that of the run; its held-out edges are then one part, ``OTHER``.
     """
 
-    def __init__(self, recipe: Recipe, table: NodeTable, vocabulary: Vocabulary, processor: GraphsProcessor):
+    def __init__(
+        self,
+        recipe: Recipe,
+        table: NodeTable,
+        vocabulary: Vocabulary,
+        processor: GraphsProcessor,
+        other: bool = False,
+    ):
         self.recipe, self.table, self.vocabulary = with_vocabulary(recipe, vocabulary), table, vocabulary
         self.name, self.processor, self.wide = table.name, processor, recipe.model.wide is not None
         task = cast("EdgePrediction", recipe.task)
@@ -60,10 +69,13 @@ class EdgeDataset(Dataset):
         self.nodes = int(table.graph["num_nodes"])
         edges = np.asarray(table.graph["edges"]).reshape(-1, 2).astype(np.int64)
         shares = {VALIDATION: recipe.data.validation_fraction, TEST: task.test_fraction}
-        self.pairs = _parts(undirected(edges), {name: share for name, share in shares.items() if share}, table.name)
+        pairs = _parts(undirected(edges), {name: share for name, share in shares.items() if share}, table.name)
+        held_out = [some for name, some in pairs.items() if name != TRAIN]
+        self.pairs = {TRAIN: pairs[TRAIN], OTHER: np.concatenate(held_out)} if other else pairs
         self._known = {name: np.sort(codes(some, self.nodes)) for name, some in self.pairs.items()}
         self._every = np.sort(np.concatenate(list(self._known.values())))
-        self.graph = _encoded(processor, table, edges[np.isin(_codes(edges, self.nodes), self._known[TRAIN])])
+        self._edges = edges[np.isin(_codes(edges, self.nodes), self._known[TRAIN])]
+        self.graph = processor.encoded({**table.graph, "edges": self._edges}, table.name)
         self.notes = (*table.notes, *processor.notes())
         self._whole = processor.signal([self.graph])
 
@@ -98,12 +110,14 @@ class EdgeDataset(Dataset):
 
     def without(self, pairs: np.ndarray) -> Signal:
         """Signal of the graph of the training edges without those of ``pairs``."""
-        left = ~np.isin(_codes(self.graph.edges.T.astype(np.int64), self.nodes), codes(pairs, self.nodes))
-        if not self.processor.spec.neighbours:
-            assert self._whole.graph is not None
-            kept = replace(self._whole.graph, edges=self._whole.graph.edges[:, torch.from_numpy(left)])
-            return replace(self._whole, graph=kept)
-        return self.processor.signal([replace(self.graph, edges=self.graph.edges[:, left])])
+        hidden, spec = codes(pairs, self.nodes), self.processor.spec
+        if spec.neighbours or spec.encoding_columns:
+            left = self._edges[~np.isin(_codes(self._edges, self.nodes), hidden)]
+            return self.processor.signal([self.processor.rewired(self.graph, left)])
+        assert self._whole.graph is not None
+        left = ~np.isin(_codes(self.graph.edges.T.astype(np.int64), self.nodes), hidden)
+        kept = replace(self._whole.graph, edges=self._whole.graph.edges[:, torch.from_numpy(left)])
+        return replace(self._whole, graph=kept)
 
     def signal_of(self, signal: Signal, pairs: np.ndarray) -> Signal:
         """Copy of a signal of the graph that asks for ``pairs``."""
@@ -139,13 +153,6 @@ def _parts(pairs: np.ndarray, shares: dict[str, float], name: str) -> dict[str, 
     return found
 
 
-def _encoded(processor: GraphsProcessor, table: NodeTable, edges: np.ndarray) -> EncodedGraph:
-    try:
-        return processor.encode({**table.graph, "edges": edges})
-    except Unusable as error:
-        raise UserError(f"data.source: {table.name}: {error}") from None
-
-
 @implements(EdgePrediction)
 class EdgePredictionTask(JoinedTask):
     """Prediction of edges: -Σ log p(edge or not | pair, other edges) over hidden edges and pairs without an edge."""
@@ -169,10 +176,12 @@ class EdgePredictionTask(JoinedTask):
             )
         except Unusable as error:
             raise UserError(f"data.source: {table.name}: {error}") from None
-        return EdgeDataset(recipe, table, vocabulary, GraphsProcessor(cast("Graphs", vocabulary.processors[INPUT])))
+        return EdgeDataset(recipe, table, vocabulary, _processor(vocabulary))
 
     def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, own: Dataset | None) -> Dataset:
-        raise UserError("edges are predicted in the graph that the run was trained on; leave --data out")
+        """Another graph: the edges that a run on it would hold out are hidden, and predicted."""
+        table = open_graph(recipe.data.changed(source=source))
+        return EdgeDataset(recipe, table, vocabulary, _processor(vocabulary), other=True)
 
     def asked(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, Tensor]:
         return model(batch.input, tap=tap)[0], batch.targets
@@ -255,6 +264,10 @@ class EdgePredictionTask(JoinedTask):
             for name, column in self.singles.items()
             for metric, value in ranking(truth, features[:, column]).items()
         }
+
+
+def _processor(vocabulary: Vocabulary) -> GraphsProcessor:
+    return GraphsProcessor(cast("Graphs", vocabulary.processors[INPUT]))
 
 
 def _place(place: dict[str, int], name: str, graph: str) -> int:

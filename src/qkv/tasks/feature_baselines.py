@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -34,11 +34,24 @@ class FeatureTable(NamedTuple):
     deviation: np.ndarray
 
 
+_T = TypeVar("_T")
+_MADE: WeakKeyDictionary[ExampleDataset, dict[Hashable, Any]] = WeakKeyDictionary()
+"""What was computed from each data set that is still in use, by key."""
+
+
+def _once(dataset: ExampleDataset, key: Hashable, make: Callable[[], _T]) -> _T:
+    """Value that ``make`` returned in the first call for this data set and key; freed together with the data set."""
+    found = _MADE.setdefault(dataset, {})
+    if key not in found:
+        found[key] = make()
+    return found[key]
+
+
 def features_of(dataset: ExampleDataset, split: str) -> FeatureTable | None:
     """Simple features of the run's training rows and of ``split``, standardised over the former; None if its processor
     has none.
     """
-    known = _known(dataset)
+    known = _once(dataset, "features", lambda: _known(dataset))  # all splits are compared with the same rows
     if known is None:
         return None
     processor = build_processor(dataset.vocabulary.processors[INPUT])
@@ -46,7 +59,6 @@ def features_of(dataset: ExampleDataset, split: str) -> FeatureTable | None:
     return known._replace(unseen=(unseen - known.mean) / known.deviation)
 
 
-@lru_cache(maxsize=1)  # all splits are compared with the same rows
 def _known(dataset: ExampleDataset) -> FeatureTable | None:
     """Simple features of the run's training rows, none unseen; None without such rows or features."""
     processor = build_processor(dataset.vocabulary.processors[INPUT])
@@ -77,7 +89,8 @@ def feature_accuracy(
     if found is None or len(names) < 2:
         return {}
     try:
-        answers = _of_labels(dataset, tuple(labels))(found.unseen).argmax(1)
+        fitted = _once(dataset, tuple(labels), lambda: _of_labels(found, labels))  # one fit for all splits
+        answers = fitted(found.unseen).argmax(1)
     except (UserError, ValueError):  # scikit-learn is missing, or the kept rows have one label
         return {}
     right = sum(names[i] == label for i, label in zip(answers.tolist(), truth, strict=True))
@@ -92,23 +105,18 @@ def feature_rmse(
     if found is None:
         return {}
     try:
-        answers = _of_values(dataset, tuple(values))(found.unseen)[:, 0]
+        answers = _once(dataset, tuple(values), lambda: _of_values(found, values))(found.unseen)[:, 0]
     except (UserError, ValueError):  # scikit-learn is missing, or a value is not finite
         return {}
     return {f"rmse_of_{found.name}": float(np.sqrt(np.mean(np.square(answers - np.array(truth, np.float64)))))}
 
 
-@lru_cache(maxsize=1)  # all splits are predicted by one fit
-def _of_labels(dataset: ExampleDataset, labels: tuple[str, ...]) -> Fitted:
+def _of_labels(found: FeatureTable, labels: Sequence[str]) -> Fitted:
     """Logistic regression of the labels of the training rows, as indices of the sorted labels."""
-    found, place = _known(dataset), {name: i for i, name in enumerate(sorted(set(labels)))}
-    assert found is not None
+    place = {name: i for i, name in enumerate(sorted(set(labels)))}
     return plain_labels(found.x, np.array([place[labels[i]] for i in found.kept]), len(place))
 
 
-@lru_cache(maxsize=1)
-def _of_values(dataset: ExampleDataset, values: tuple[float, ...]) -> Fitted:
+def _of_values(found: FeatureTable, values: Sequence[float]) -> Fitted:
     """Ridge regression of the values of the training rows."""
-    found = _known(dataset)
-    assert found is not None
     return plain_values(found.x, np.array([values[i] for i in found.kept], np.float64))

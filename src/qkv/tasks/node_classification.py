@@ -59,7 +59,7 @@ class NodeDataset(Dataset):
     def __init__(self, recipe: Recipe, table: NodeTable, vocabulary: Vocabulary, processor: GraphsProcessor):
         self.recipe, self.table, self.vocabulary = with_vocabulary(recipe, vocabulary), table, vocabulary
         self.name, self.processor, self.parts = table.name, processor, recipe.task.parts  # type: ignore[attr-defined]
-        self.graph: EncodedGraph = _encoded(processor, table)
+        self.graph: EncodedGraph = processor.encoded(table.graph, table.name)
         self.notes = (*table.notes, *processor.notes())
         place = vocabulary.classes
         self.classes = np.array([IGNORED if label is None else place.get(label, IGNORED) for label in table.labels])
@@ -152,13 +152,6 @@ class NodeDataset(Dataset):
     @property
     def epoch_targets(self) -> int:
         return len(self.table.splits[TRAIN])
-
-
-def _encoded(processor: GraphsProcessor, table: NodeTable) -> EncodedGraph:
-    try:
-        return processor.encode(table.graph)
-    except Unusable as error:
-        raise UserError(f"data.source: {table.name}: {error}") from None
 
 
 @implements(NodeClassification)

@@ -1,4 +1,4 @@
-"""Encodings of the structure of a graph: Laplacian eigenvectors, random walks, degrees and shortest paths.
+"""Encodings of the structure of a graph: eigenvectors, random walks, degrees, neighbourhoods and shortest paths.
 
 A: adjacency matrix (n, n) of scipy, sparse, A_ij = 1 for an edge i -> j; symmetric for undirected graphs.
 """
@@ -116,6 +116,28 @@ def degrees(a: Any, most: int) -> np.ndarray:
     """One column (n, most + 1) per degree, the number of edges that a node has; larger ones count as ``most``."""
     counts = np.minimum(np.asarray(a.sum(1)).ravel().astype(np.int64), most)
     return np.eye(most + 1)[counts]
+
+
+def neighbourhoods(labels: np.ndarray, edges: np.ndarray, buckets: int) -> np.ndarray:
+    """One column (n, buckets) per hash of a node's label and those of its neighbours: one round of Weisfeiler & Leman
+    1968. labels (n): whole numbers; edges (2, E): sources and targets. The order of nodes and edges does not matter.
+    """
+    own = mixed(labels)
+    around = np.zeros(len(own), np.uint64)
+    np.add.at(around, edges[1], mixed(own[edges[0]] ^ _OTHER))
+    return np.eye(buckets)[(mixed(mixed(own) + around) % np.uint64(buckets)).astype(np.int64)]
+
+
+_OTHER = np.uint64(0xABCDEF)
+"""Number that tells hashes of neighbours from those of the node itself."""
+
+
+def mixed(numbers: np.ndarray) -> np.ndarray:
+    """Hashes (uint64) of whole numbers, by the function of SplitMix64 (Steele et al. 2014)."""
+    z = np.asarray(numbers).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
 
 
 def distances(a: Any, most: int) -> np.ndarray:

@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from qkv.data.graphs.encodings import adjacency, degrees, distances, laplacian, magnetic, returns, visits
+from qkv.data.graphs.encodings import (
+    adjacency,
+    degrees,
+    distances,
+    laplacian,
+    magnetic,
+    neighbourhoods,
+    returns,
+    visits,
+)
 from qkv.data.graphs.raw import RawGraph, read_graph
 from qkv.data.processors.processor import Processor
 from qkv.data.records.graph_tables import GRAPH
@@ -21,7 +30,7 @@ from qkv.layers.graph import Graph
 from qkv.layers.signal import Signal
 from qkv.spec.errors import UserError
 from qkv.spec.register import implements
-from qkv.spec.signals.graphs import DEGREES, Graphs
+from qkv.spec.signals.graphs import DEGREES, NEIGHBOURHOODS, Graphs
 
 _SAMPLE = 100
 """Rows by which a table of graphs is recognised."""
@@ -73,7 +82,8 @@ class EncodedGraph:
 class GraphsProcessor(Processor):
     """Graphs (a mapping, a networkx or torch_geometric graph) -> columns (B, N, C) of the nodes, and their edges.
 
-    ``dropped``: numbers of self-loops and of repeated edges left out so far.
+    ``dropped``: numbers of self-loops and of repeated edges left out so far; ``untold``: number of nodes whose tag is
+    not a known one.
     """
 
     role = Role("graph", "signal", ("graph", "molecule"))
@@ -87,7 +97,7 @@ class GraphsProcessor(Processor):
 
     def __init__(self, spec: Graphs):
         super().__init__(spec)
-        self.dropped = [0, 0]
+        self.dropped, self.untold = [0, 0], 0
 
     def fitted(self, values: Sequence[Any]) -> Graphs:
         found = _readable(values)
@@ -95,9 +105,13 @@ class GraphsProcessor(Processor):
         if len(sizes) > 1:
             few, many = min(sizes), max(sizes)
             raise UserError(f"data: nodes have {few} features in one graph and {many} in another; give all the same")
+        spec, (size,) = self.spec, sizes
+        if spec.num_features not in (None, size):
+            raise UserError(f"data: nodes have {size} features, and the model reads {spec.num_features}")
         known = sorted({tag for graph in found for tag in graph.tags or ()}, key=natural)
-        spec = self.spec.changed(num_features=sizes.pop() if sizes else 0, tags=tuple(known))
-        return spec if spec.scaling != "standard" or not spec.num_features else spec.changed(**_moments(found))
+        spec = spec.changed(num_features=size, tags=tuple(known) if spec.tags is None else spec.tags)
+        fits = spec.scaling == "standard" and size and not spec.mean
+        return spec.changed(**_moments(found)) if fits else spec
 
     def encode(self, value: Any) -> EncodedGraph:  # type: ignore[override]
         graph, spec = read_graph(value), self.spec
@@ -106,14 +120,22 @@ class GraphsProcessor(Processor):
         if found != spec.num_features:
             raise Unusable(f"nodes have {found} features, and the model reads {spec.num_features}")
         self._count(graph.edges)
-        one_way = adjacency(graph.edges, graph.num_nodes, directed=True)
-        both = adjacency(graph.edges, graph.num_nodes, directed=False)
-        read = one_way if spec.directed and not spec.both_ways else both
         place = {tag: i for i, tag in enumerate(spec.tags or ())}
         tags = np.array([place.get(tag, -1) for tag in graph.tags or [""] * graph.num_nodes], np.int32)
-        apart = distances(read, spec.distances) if spec.distances else None
-        edges = np.stack(read.nonzero()).astype(np.int32)
-        return EncodedGraph(edges, _scaled(graph, spec), tags, _encodings(one_way, both, spec), apart)
+        self.untold += int((tags < 0).sum()) if graph.tags else 0
+        structure = _structure(graph.edges, graph.num_nodes, spec)
+        return EncodedGraph(features=_scaled(graph, spec), tags=tags, **structure)
+
+    def encoded(self, value: Any, name: str) -> EncodedGraph:
+        """Encode the graph of the source ``name``. Raises ``UserError`` if it cannot be read."""
+        try:
+            return self.encode(value)
+        except Unusable as error:
+            raise UserError(f"data.source: {name}: {error}") from None
+
+    def rewired(self, encoded: EncodedGraph, edges: np.ndarray) -> EncodedGraph:
+        """Copy of an encoded graph with the edges (E, 2) in place of its own, and encodings of them."""
+        return replace(encoded, **_structure(edges, len(encoded), self.spec))
 
     def checked(self, value: Any) -> Any:
         read_graph(value)
@@ -152,10 +174,16 @@ class GraphsProcessor(Processor):
         return found if found.shape[1] else np.ones((len(graph), 1), np.float32)
 
     def features(self, encoded: Any) -> np.ndarray:
-        """Bag of nodes: numbers of nodes and edges, and sum and mean of the features, tags and degrees of the nodes."""
+        """Bag of nodes: numbers of nodes and edges, and sum and mean of the nodes' features, tags, degrees, hashed
+        neighbourhoods (tags of a node and its neighbours, or degrees if there are no tags), and encodings of walks.
+        """
+        spec = self.spec
         each = np.minimum(np.bincount(encoded.edges[0], minlength=len(encoded)), DEGREES)
-        given = self.columns(encoded)[:, : self.spec.given_columns]
-        nodes = np.concatenate((given, np.eye(DEGREES + 1)[each]), 1)
+        near = neighbourhoods(encoded.tags if spec.tags else each, encoded.edges, NEIGHBOURHOODS)
+        begin = spec.sides * spec.laplacian
+        walks = encoded.encodings[:, begin : begin + spec.sides * spec.walk]
+        given = self.columns(encoded)[:, : spec.given_columns]
+        nodes = np.concatenate((given, np.eye(DEGREES + 1)[each], near, walks), 1)
         sizes = len(nodes), encoded.edges.shape[1]
         return np.concatenate((sizes, nodes.sum(0), nodes.mean(0))).astype(np.float32)
 
@@ -164,10 +192,11 @@ class GraphsProcessor(Processor):
         return f"{graph.num_nodes:,} nodes, {len(graph.edges):,} edges"
 
     def notes(self) -> list[str]:
-        """Sentences for the user: how many edges were left out."""
+        """Sentences for the user: how many edges were left out, and how many tags are not known."""
         names = ("from a node to itself", "repeated")
         found = [f"{count:,} {name}" for count, name in zip(self.dropped, names, strict=True) if count]
-        return [f"edges left out: {', '.join(found)}"] if found else []
+        said = [f"edges left out: {', '.join(found)}"] if found else []
+        return [*said, *([f"{self.untold:,} nodes have a tag that the model does not know"] if self.untold else [])]
 
     def _count(self, edges: np.ndarray) -> None:
         """Count self-loops and repetitions; of undirected edges, both directions are usual and no repetition."""
@@ -214,6 +243,17 @@ def _scaled(graph: RawGraph, spec: Graphs) -> Any:
         return graph.features
     sums = np.asarray(abs(graph.features).sum(1)).ravel()
     return (diags(1 / np.where(sums > 0, sums, 1.0)) @ graph.features).tocsr().astype(np.float32)
+
+
+def _structure(edges: np.ndarray, nodes: int, spec: Graphs) -> dict[str, Any]:
+    """Fields of an encoded graph that depend on its edges (E, 2): edges, encodings, distances."""
+    one_way, both = (adjacency(edges, nodes, directed) for directed in (True, False))
+    read = one_way if spec.directed and not spec.both_ways else both
+    return {
+        "edges": np.stack(read.nonzero()).astype(np.int32),
+        "encodings": _encodings(one_way, both, spec),
+        "distances": distances(read, spec.distances) if spec.distances else None,
+    }
 
 
 def _encodings(one_way: Any, both: Any, spec: Graphs) -> np.ndarray:

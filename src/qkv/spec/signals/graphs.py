@@ -15,6 +15,8 @@ from qkv.spec.processors import Processor
 _MOST = 1024
 DEGREES = 8
 """Largest degree that the simple features of a graph tell apart."""
+NEIGHBOURHOODS = 32
+"""Number of hashes of neighbourhoods that they count."""
 
 
 class Graphs(Processor, kind="graphs"):
@@ -57,6 +59,13 @@ class Graphs(Processor, kind="graphs"):
     mean: Seq[float] = ()
     deviation: Seq[float] = ()
 
+    def following(self, start: Processor) -> Self:
+        """Copy in which settings left at their defaults are those of ``start``, with its tags and scaling."""
+        fields = type(self).model_fields
+        return self.changed(
+            **{name: getattr(start, name) for name in fields if getattr(self, name) == fields[name].default}
+        )
+
     @property
     def sides(self) -> int:
         """Number of sets of each encoding: one for each direction of the edges that is told apart."""
@@ -79,8 +88,10 @@ class Graphs(Processor, kind="graphs"):
 
     @property
     def num_simple(self) -> int | None:
-        """Numbers of nodes and edges, and sum and mean of each feature, tag and degree."""
-        return None if self.given_columns is None else 2 + 2 * (self.given_columns + DEGREES + 1)
+        """Numbers of nodes and edges, and sum and mean of each feature, tag, degree, neighbourhood and walk."""
+        if self.given_columns is None:
+            return None
+        return 2 + 2 * (self.given_columns + DEGREES + 1 + NEIGHBOURHOODS + self.sides * self.walk)
 
     def problems(self) -> list[Problem]:
         if len(self.mean) == len(self.deviation):

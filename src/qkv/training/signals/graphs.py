@@ -48,8 +48,12 @@ def choose_graphs(asked: Request) -> Recipe:
 
 
 def _processor(data: Data) -> Graphs:
-    """Processor with standardised features and encodings of walks and degrees, unless it has encodings of its own."""
+    """Processor with standardised features and encodings of walks and degrees, unless it has encodings of its own or
+    is the fitted one of a model that is fine-tuned.
+    """
     given = cast("Graphs", data.processor)
+    if given.given_columns is not None:
+        return given
     if not given.encoding_columns and not given.distances:
         given = given.changed(walk=_WALK, degree=_DEGREE)
     return given.changed(scaling="standard") if given.scaling == "none" else given
