@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.contracts.graph_samples import GRAPH_TWO_WAY
+from tests.contracts.matrix_samples import MATRIX_SAMPLES
 from tests.contracts.mixing_samples import MIXING_SAMPLES, MIXING_TWO_WAY
 from tests.contracts.relative_samples import RELATIVE_SAMPLES, RELATIVE_TWO_WAY
 from tests.contracts.sparse_samples import SPARSE_SAMPLES, SPARSE_TWO_WAY
@@ -61,6 +62,7 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
     **RELATIVE_SAMPLES,
     **SPARSE_SAMPLES,
     **MIXING_SAMPLES,
+    **MATRIX_SAMPLES,
     "attention": (
         Attention(),
         Attention(num_heads=1, bias=False, output_bias=True, temperature=0.5),

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from tests.contracts import graph_references as _registers_loops_of_graphs  # noqa: F401
+from tests.contracts import matrix_references as _registers_loops_of_matrices  # noqa: F401
 from tests.contracts import mixing_references as _registers_its_loops  # noqa: F401
 from tests.contracts import relative_references as _registers_its_loops_too  # noqa: F401
 from tests.contracts import sparse_references as _registers_its_loops_as_well  # noqa: F401

@@ -1,0 +1,98 @@
+"""Mamba-2: a state-space model as a matrix state with a decay that depends on the input."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qkv.layers.branch import Branch, State
+from qkv.layers.context import Context
+from qkv.layers.layout import Layouts, from_heads, matrix
+from qkv.layers.linear import Linear
+from qkv.mixers.short_convolution import ShortConvolution
+from qkv.ops.matrix_state.decayed import decayed
+from qkv.spec.mixers import matrix_state as spec
+from qkv.spec.register import implements
+
+_EPS = 1e-5
+"""Epsilon of the norm of the outputs, as in the published models."""
+_RATES = 1.0, 16.0
+"""Range of the initial rates of decay λ, as in the published models."""
+_STEPS = 1e-3, 1e-1
+"""Range of the initial steps δ, as in the published models; drawn evenly in their logarithm."""
+
+
+@implements(spec.Mamba2)
+class Mamba2(Branch):
+    """Mamba-2 (Dao & Gu 2024); see the spec for the equations.
+
+        u (B, N, D) ── input ─┬─ z (B, N, E) ── silu ──────────────────────────────────────── ⊙ ─ norm ─ output ─ (B, N, D)
+                              ├─ x (B, N, E), b, c (B, N, G, state_size) ── convolution ── S ─┘
+                              └─ δ (B, N, H) ── softplus ──────────────────────────────────┘
+
+    State: the last K - 1 inputs of the convolution, and S (B, H, state_size, E / H).
+    """
+
+    rewindable = False
+
+    def __init__(self, part: spec.Mamba2, width: int):
+        super().__init__(part, width)
+        self.part, self.inner = part, part.inner(width)
+        self.head_dim, shared = self.inner // part.num_heads, part.num_groups * part.state_size
+        self.sizes = self.inner, shared, shared
+        self.input = Linear(width, self.inner + sum(self.sizes) + part.num_heads, bias=False)
+        self.convolution = ShortConvolution(sum(self.sizes), part.kernel_size)
+        low, high = (math.log(step) for step in _STEPS)
+        steps = (torch.rand(part.num_heads) * (high - low) + low).exp()
+        self.step_bias = nn.Parameter(steps + torch.log(-torch.expm1(-steps)))  # softplus of it is the step
+        self.log_rate = nn.Parameter(torch.empty(part.num_heads).uniform_(*_RATES).log())
+        self.skip = nn.Parameter(torch.ones(part.num_heads))
+        self.scale = nn.Parameter(torch.ones(self.inner))
+        self.output = Linear(self.inner, width, bias=False)
+
+    def layouts(self) -> Layouts:
+        part, values = self.part, (self.inner, self.head_dim)
+        shared = self.sizes[1], part.state_size
+        return {
+            "input": matrix(gate=values, value=values, key=shared, query=shared, step=part.num_heads),
+            "output": from_heads(*values),
+        }
+
+    def init_state(self, batch: int, capacity: int | None = None) -> State:
+        return self.convolution.init_state(batch), self._empty(batch)
+
+    def _empty(self, batch: int) -> Tensor:
+        part = self.part
+        return self.input.weight.detach().new_zeros(batch, part.num_heads, part.state_size, self.head_dim)
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
+        tail, before = (None, self._empty(len(x))) if state is None else state
+        gate, inputs, steps = self.input(x).split((self.inner, sum(self.sizes), self.part.num_heads), -1)
+        inputs, tail = self.convolution(inputs, context, tail)
+        values, keys, queries = inputs.split(self.sizes, -1)
+        v = values.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        q, k = (self._groups(each) for each in (queries, keys))
+        step = F.softplus(steps + self.step_bias).transpose(1, 2)  # (B, H, N)
+        log_decay = -self.log_rate.exp()[:, None] * step
+        out, last = decayed(
+            q, k, v * step[..., None], log_decay, before.to(v.dtype), context.valid, context.segments, self.part.chunk
+        )
+        out = (out + self.skip[:, None, None] * v).transpose(1, 2).flatten(2) * F.silu(gate)
+        out = F.rms_norm(out, (self.inner,), self.scale.to(out.dtype), _EPS)
+        return self.output(out), None if state is None else (tail, last)
+
+    def _groups(self, x: Tensor) -> Tensor:
+        """Features (B, N, G · state_size) of the groups, (B, 1, N, state_size) or of each head, (B, H, N, …)."""
+        part = self.part
+        groups = x.unflatten(-1, (part.num_groups, part.state_size)).transpose(1, 2)
+        return groups if part.num_groups == 1 else groups.repeat_interleave(part.num_heads // part.num_groups, 1)
+
+    def state_bytes(self, length: int, batch: int = 1) -> int:
+        tail = (self.part.kernel_size - 1) * sum(self.sizes)
+        return batch * (tail + self.part.state_size * self.inner) * self.input.weight.element_size()
+
+    def ending(self) -> nn.Module:
+        return self.output

@@ -1,0 +1,45 @@
+"""Causal convolution of each feature by itself, before the state of a mixer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qkv.layers.context import Context
+from qkv.layers.layout import WHOLE, Declared, Layouts
+from qkv.ops.convolution import same_document
+from qkv.state.tail import extended
+
+
+class ShortConvolution(Declared):
+    """silu(Σ_t w_t ⊙ x_{i-t} + b), t < K: (B, N, F) -> (B, N, F). weight (F, K), the latest tap first.
+
+    State: the last K - 1 inputs, (B, K - 1, F).
+    """
+
+    def __init__(self, features: int, kernel_size: int):
+        super().__init__()
+        self.kernel_size = kernel_size
+        self.weight = nn.Parameter(torch.empty(features, kernel_size))
+        self.bias = nn.Parameter(torch.zeros(features))
+        nn.init.uniform_(self.weight, -(kernel_size**-0.5), kernel_size**-0.5)
+
+    def layouts(self) -> Layouts:
+        return {"weight": WHOLE}
+
+    def init_state(self, batch: int) -> Tensor:
+        """Tail of ``batch`` rows before their first position: zeros."""
+        return self.weight.detach().new_zeros(batch, self.kernel_size - 1, len(self.weight))
+
+    def forward(self, x: Tensor, context: Context, tail: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return (output, tail after the last unpadded position). ``tail``: of earlier positions, None at the start."""
+        count, before = x.shape[1], self.kernel_size - 1
+        window, tail = extended(self.init_state(len(x)).to(x.dtype) if tail is None else tail, x, context.lengths)
+        y = self.bias.expand_as(x)
+        for t, weight in enumerate(self.weight.unbind(1)):
+            tap = window[:, before - t : before - t + count]
+            if t and context.segments is not None:
+                tap = tap * same_document(context.segments, t)[..., None]
+            y = torch.addcmul(y, tap, weight)
+        return F.silu(y), tail

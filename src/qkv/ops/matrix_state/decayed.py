@@ -1,0 +1,68 @@
+"""State that decays and takes up outer products, by chunks: time and memory linear in the length.
+
+    S_i = a_i S_{i-1} + k_i^T v_i,  o_i = q_i S_i
+
+Within a chunk o = ((q k^T) ⊙ L) v with L_ij = Π_{j<m<=i} a_m, for all chunks at once. Only the states at the chunks'
+entries follow each other (Sun et al. 2023, RetNet; Dao & Gu 2024, state-space duality).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from qkv.ops.counting import Unseen, declares
+from qkv.ops.matrix_state.chunks import cut, decays, hidden_pairs
+
+
+def _scores(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: object,
+    state: object,
+    valid: object = None,
+    segments: object = None,
+    chunk: int = 64,
+) -> Unseen:
+    """Half of each chunk's scores is hidden; a matrix of all scores is never computed."""
+    rows, count = v.shape[:2].numel(), v.shape[2]
+    size = max(1, min(chunk, count))
+    shared = q.shape[1] * v.shape[0]
+    flops = 2 * (shared * q.shape[3] + rows * v.shape[3]) * hidden_pairs(count, size)
+    return Unseen(rows * count * count * q.element_size(), hidden=lambda computed: flops)
+
+
+@declares(_scores)
+def decayed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    state: Tensor,
+    valid: Tensor | None = None,
+    segments: Tensor | None = None,
+    chunk: int = 64,
+) -> tuple[Tensor, Tensor]:
+    """Return (o (B, H, N, Dv), state after the last unpadded position); see ``reference`` for the shapes.
+
+    q and k may have one head for all heads of v.   valid (B, N): True at unpadded positions.   segments (B, N):
+    document numbers; the state is reset at each document.   chunk: positions per chunk.
+    """
+    count = v.shape[2]
+    if count == 0:
+        return v, state
+    if valid is not None:
+        k = k * valid[:, None, :, None]
+        log_decay = None if log_decay is None else log_decay * valid[:, None]
+    size = min(chunk, count)
+    found = decays(log_decay, segments, v, size)
+    q, k, v = (cut(each, size) for each in (q, k, v))
+    inside = ((q @ k.mT) * found.within) @ v
+    added = (k * found.out[..., None]).mT @ v  # (B, H, n, Dk, Dv)
+    entries, kept = [], state.to(added.dtype)
+    for gained, through in zip(added.unbind(2), found.through.unbind(2), strict=True):
+        entries.append(kept)
+        kept = through[..., None, None] * kept + gained
+    out = inside + (q * found.into[..., None]) @ torch.stack(entries, 2)
+    return out.flatten(2, 3)[:, :, :count], kept.to(state.dtype)

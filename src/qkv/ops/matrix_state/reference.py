@@ -1,0 +1,36 @@
+"""Reference implementations of states that are matrices, one position after the other. The fast twins are tested by them.
+
+    decayed:   S_i = a_i S_{i-1} + k_i^T v_i                             o_i = q_i S_i
+    delta:     S_i = a_i S_{i-1} + b_i k_i^T (v_i - k_i a_i S_{i-1})     o_i = q_i S_i
+
+    q, k (B, H, N, Dk)   v (B, H, N, Dv)   log_decay = log a (B or 1, H, N)   strength b (B, H, N)   S (B, H, Dk, Dv)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def decayed(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (o (B, H, N, Dv), the last S)."""
+    outs = []
+    for i in range(q.shape[2]):
+        kept = state if log_decay is None else log_decay[:, :, i, None, None].exp() * state
+        state = kept + k[:, :, i, :, None] * v[:, :, i, None, :]
+        outs.append((q[:, :, i, None, :] @ state)[:, :, 0])
+    return torch.stack(outs, 2) if outs else v, state
+
+
+def delta(
+    q: Tensor, k: Tensor, v: Tensor, strength: Tensor, log_decay: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return (o (B, H, N, Dv), the last S): the value that S holds for k_i moves towards v_i by the part b_i."""
+    outs = []
+    for i in range(q.shape[2]):
+        kept = state if log_decay is None else log_decay[:, :, i, None, None].exp() * state
+        key = k[:, :, i, None, :]
+        error = v[:, :, i, None, :] - key @ kept
+        state = kept + strength[:, :, i, None, None] * key.mT @ error
+        outs.append((q[:, :, i, None, :] @ state)[:, :, 0])
+    return torch.stack(outs, 2) if outs else v, state

@@ -1,0 +1,112 @@
+"""Specs of mixers whose decoding state is a matrix per head: retention, Mamba-2 and the gated delta rule."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field
+
+from qkv.spec.branches import Branch, heads_divide
+from qkv.spec.errors import Problem
+
+_CHUNK = "positions per chunk of the parallel form"
+_KERNEL = "positions of the causal convolution of each feature before the state; 1: the position itself"
+
+
+class Retention(Branch, kind="retention"):
+    """Retention: S_i = γ S_{i-1} + k_i^T v_i, o_i = q_i S_i, γ = 1 - 2^(-5-h) of head h (RetNet, Sun et al. 2023).
+
+    q and k are rotated as in RoPE, k is scaled by 1 / √Dk. y = (norm(o) ⊙ silu(x W_g)) W_o, the norm without weights,
+    over the features of a head. Causal; the state has a fixed size.
+    """
+
+    num_heads: int = Field(default=4, gt=0)
+    head_dim: int | None = Field(default=None, gt=0, description="features per query and key; default: width / num_heads")
+    value_dim: int | None = Field(default=None, gt=0, description="features per value; default: 2 head_dim")
+    base: float | None = Field(default=10000.0, gt=1, description="base of the rotation; none: no rotation")
+    chunk: int = Field(default=64, gt=0, description=_CHUNK)
+    bias: bool = False
+
+    def dims(self, width: int) -> tuple[int, int]:
+        """Features of a key and of a value per head, (Dk, Dv), in a model of ``width`` features."""
+        head_dim = self.head_dim or width // self.num_heads
+        return head_dim, self.value_dim or 2 * head_dim
+
+    def extrapolates(self, length: int) -> bool:
+        return self.base is None
+
+    def width_problems(self, width: int) -> list[Problem]:
+        found = [] if self.head_dim else heads_divide(width, self.num_heads)
+        key = self.dims(width)[0]
+        if not found and self.base is not None and key % 2:
+            sentence = f"pairs of features are rotated, and a head has {key}; make that even, or give base none"
+            found = [Problem(("head_dim",), sentence)]
+        return found
+
+    def canonical(self, width: int) -> Self:
+        head_dim, value_dim = self.dims(width)
+        return self.changed(head_dim=head_dim, value_dim=value_dim)
+
+
+class Mamba2(Branch, kind="mamba2"):
+    """Mamba-2: S_i = a_i S_{i-1} + δ_i b_i^T x_i, o_i = c_i S_i + d x_i (state-space duality, Dao & Gu 2024).
+
+    δ_i = softplus(u W_δ + β) per head, a_i = e^(-δ_i λ), λ > 0 learned per head. x (E features), b and c (``state_size``
+    features, of ``num_groups`` for all heads) are linear in the input u, then pass a causal convolution of each feature
+    and silu. y = RMSNorm(o ⊙ silu(u W_z)) W_o. Causal; the state has a fixed size.
+    """
+
+    num_heads: int = Field(default=4, gt=0)
+    expansion: float = Field(default=2.0, gt=0, description="E / width; E is divided among the heads")
+    state_size: int = Field(default=64, gt=0, description="features of b and of c")
+    num_groups: int = Field(default=1, gt=0, description="number of different b and c; it divides num_heads")
+    kernel_size: int = Field(default=4, gt=0, description=_KERNEL)
+    chunk: int = Field(default=64, gt=0, description=_CHUNK)
+
+    def inner(self, width: int) -> int:
+        """Number of features E of all heads in a model of ``width`` features."""
+        return round(self.expansion * width)
+
+    def problems(self) -> list[Problem]:
+        if self.num_heads % self.num_groups == 0:
+            return []
+        return [Problem(("num_groups",), f"{self.num_groups} groups do not divide {self.num_heads} heads")]
+
+    def width_problems(self, width: int) -> list[Problem]:
+        inner = self.inner(width)
+        if inner and inner % self.num_heads == 0:
+            return []
+        sentence = f"{self.num_heads} heads do not divide {inner} features, {self.expansion:g} times the width {width}"
+        return [Problem(("num_heads",), sentence)]
+
+    def canonical(self, width: int) -> Self:
+        return self.changed(expansion=self.inner(width) / width)
+
+
+class GatedDelta(Branch, kind="gated_delta"):
+    """Gated delta rule: S_i = a_i S_{i-1} + b_i k_i^T (v_i - k_i a_i S_{i-1}), o_i = q_i S_i (Yang et al. 2025).
+
+    The value that S holds for k_i moves towards v_i by the part b_i = σ(x w_b), per head; a_i = e^(-λ softplus(x w_a +
+    β)) forgets; without ``decay`` a = 1 (DeltaNet, Yang et al. 2024). q, k, v pass a causal convolution of each feature
+    and silu; q and k have length 1, q is scaled by 1 / √Dk. y = (RMSNorm(o) ⊙ silu(x W_g)) W_o. Causal; the state has a
+    fixed size.
+    """
+
+    num_heads: int = Field(default=4, gt=0)
+    head_dim: int | None = Field(default=None, gt=0, description="features per query and key; default: width / num_heads")
+    value_dim: int | None = Field(default=None, gt=0, description="features per value; default: head_dim")
+    decay: bool = True
+    kernel_size: int = Field(default=4, gt=0, description=_KERNEL)
+    chunk: int = Field(default=64, gt=0, description=_CHUNK)
+
+    def dims(self, width: int) -> tuple[int, int]:
+        """Features of a key and of a value per head, (Dk, Dv), in a model of ``width`` features."""
+        head_dim = self.head_dim or width // self.num_heads
+        return head_dim, self.value_dim or head_dim
+
+    def width_problems(self, width: int) -> list[Problem]:
+        return [] if self.head_dim else heads_divide(width, self.num_heads)
+
+    def canonical(self, width: int) -> Self:
+        head_dim, value_dim = self.dims(width)
+        return self.changed(head_dim=head_dim, value_dim=value_dim)

@@ -1,0 +1,99 @@
+"""Mixers whose state is a matrix per head, as loops over single positions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from tests.contracts.references import affine, reference, turned
+from torch import Tensor
+
+from qkv.spec.parts import Rope
+
+
+def silu(x: Tensor) -> Tensor:
+    return x / (1 + torch.exp(-x))
+
+
+def softplus(x: float) -> float:
+    return math.log1p(math.exp(x))
+
+
+def convolved(convolution: Any, rows: list[Tensor], i: int) -> Tensor:
+    """silu(Σ_t w_t ⊙ x_{i-t} + b) of one position."""
+    taps = [convolution.weight[:, t] * rows[i - t] for t in range(convolution.weight.shape[1]) if i >= t]
+    return silu(sum(taps, convolution.bias))
+
+
+def unit(x: Tensor, eps: float) -> Tensor:
+    return x / math.sqrt(float(x @ x) + eps)
+
+
+def root_mean_square(x: Tensor, eps: float) -> Tensor:
+    return x / math.sqrt(float((x * x).mean()) + eps)
+
+
+@reference("retention")
+def retention(m: Any, x: Tensor) -> Tensor:
+    part, (dk, dv) = m.spec, m.spec.dims(x.shape[-1])
+    out = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        states = [torch.zeros(dk, dv, dtype=x.dtype) for _ in range(part.num_heads)]
+        for i in range(x.shape[1]):
+            q, k, v = affine(m.qkv, x[b, i]).split([part.num_heads * each for each in (dk, dk, dv)])
+            heads = []
+            for h in range(part.num_heads):
+                query, key = q[h * dk : (h + 1) * dk], k[h * dk : (h + 1) * dk]
+                if part.base is not None:
+                    query, key = (turned(each, i, Rope(base=part.base)) for each in (query, key))
+                kept = (1 - 2 ** (-5 - h)) * states[h]
+                states[h] = kept + torch.outer(key / math.sqrt(dk), v[h * dv : (h + 1) * dv])
+                heads.append(root_mean_square(query @ states[h], 1e-6))
+            out[b, i] = affine(m.output, torch.cat(heads) * silu(affine(m.gate, x[b, i])))
+    return out
+
+
+@reference("mamba2")
+def mamba2(m: Any, x: Tensor) -> Tensor:
+    part, inner = m.spec, m.spec.inner(x.shape[-1])
+    size, shared, dv = part.state_size, part.state_size * part.num_groups, inner // part.num_heads
+    out = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        maps = [affine(m.input, row).split([inner, inner + 2 * shared, part.num_heads]) for row in x[b]]
+        states = [torch.zeros(size, dv, dtype=x.dtype) for _ in range(part.num_heads)]
+        for i in range(x.shape[1]):
+            value, key, query = convolved(m.convolution, [row[1] for row in maps], i).split([inner, shared, shared])
+            heads = []
+            for h in range(part.num_heads):
+                group = h // (part.num_heads // part.num_groups)
+                k, q = (each[group * size : (group + 1) * size] for each in (key, query))
+                v, step = value[h * dv : (h + 1) * dv], softplus(float(maps[i][2][h] + m.step_bias[h]))
+                states[h] = math.exp(-math.exp(float(m.log_rate[h])) * step) * states[h] + step * torch.outer(k, v)
+                heads.append(q @ states[h] + m.skip[h] * v)
+            normed = root_mean_square(torch.cat(heads) * silu(maps[i][0]), 1e-5) * m.scale
+            out[b, i] = affine(m.output, normed)
+    return out
+
+
+@reference("gated_delta")
+def gated_delta(m: Any, x: Tensor) -> Tensor:
+    part, (dk, dv) = m.spec, m.spec.dims(x.shape[-1])
+    out = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        maps = [affine(m.qkv, row) for row in x[b]]
+        states = [torch.zeros(dk, dv, dtype=x.dtype) for _ in range(part.num_heads)]
+        for i in range(x.shape[1]):
+            sizes = [part.num_heads * each for each in (dk, dk, dv)]
+            q, k, v = convolved(m.convolution, maps, i).split(sizes)
+            heads = []
+            for h in range(part.num_heads):
+                query, key = (unit(each[h * dk : (h + 1) * dk], 1e-6) for each in (q, k))
+                value, strength = v[h * dv : (h + 1) * dv], float(torch.sigmoid(affine(m.strength, x[b, i])[h]))
+                if part.decay:
+                    rate = math.exp(float(m.log_rate[h])) * softplus(float(affine(m.forgetting, x[b, i])[h]))
+                    states[h] = math.exp(-rate) * states[h]
+                states[h] = states[h] + strength * torch.outer(key, value - key @ states[h])
+                heads.append(root_mean_square(query / math.sqrt(dk) @ states[h], 1e-5) * m.scale)
+            out[b, i] = affine(m.output, torch.cat(heads) * silu(affine(m.gate, x[b, i])))
+    return out

@@ -1,0 +1,24 @@
+"""What the battery runs on of mixers whose state is a matrix per head."""
+
+from __future__ import annotations
+
+from qkv.spec.branches import Branch
+from qkv.spec.mixers.matrix_state import GatedDelta, Mamba2, Retention
+
+MATRIX_SAMPLES: dict[str, tuple[Branch, ...]] = {
+    "retention": (
+        Retention(),
+        Retention(num_heads=2, head_dim=2, value_dim=3, base=None, chunk=3, bias=True),
+        Retention(num_heads=8, chunk=1),
+    ),
+    "mamba2": (
+        Mamba2(state_size=4),
+        Mamba2(num_heads=6, expansion=1.5, state_size=3, num_groups=3, kernel_size=1, chunk=4),
+        Mamba2(num_heads=2, state_size=5, num_groups=2, kernel_size=2, chunk=1),
+    ),
+    "gated_delta": (
+        GatedDelta(),
+        GatedDelta(num_heads=2, head_dim=3, value_dim=5, kernel_size=1, chunk=4),
+        GatedDelta(decay=False, chunk=3, kernel_size=3),
+    ),
+}
