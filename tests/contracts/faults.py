@@ -190,14 +190,43 @@ def keys_from_zero(original: Any) -> Any:
 
 
 def last_key_lost(original: Any) -> Any:
-    """The last key of each chunk does not reach the sums."""
+    """The last key does not reach the state."""
 
-    def whole(q: Tensor, k: Tensor, v: Tensor, state: Any, valid: Any) -> Any:
-        out, _ = original(q, k, v, state, valid)
-        part = None if valid is None else valid[:, :-1]
-        return out, original(q[:, :, :-1], k[:, :, :-1], v[:, :, :-1], state, part)[1]
+    def decayed(q: Tensor, k: Tensor, v: Tensor, decay: Any, state: Any, valid: Any, segments: Any, chunk: int) -> Any:
+        out, _ = original(q, k, v, decay, state, valid, segments, chunk)
+        k = torch.cat((k[:, :, :-1], torch.zeros_like(k[:, :, -1:])), 2)
+        return out, original(q, k, v, decay, state, valid, segments, chunk)[1]
 
-    return whole
+    return decayed
+
+
+def not_forgotten(original: Any) -> Any:
+    """What a chunk adds to the state does not decay until the chunk's end."""
+
+    def decays(*args: Any) -> Any:
+        found = original(*args)
+        return found._replace(out=torch.ones_like(found.out))
+
+    return decays
+
+
+def one_head(original: Any) -> Any:
+    """All heads have the random directions of the first."""
+
+    def forward(self: Any, *args: Any) -> Any:
+        given = self.directions
+        self.directions = given[:1].expand_as(given)
+        try:
+            return original(self, *args)
+        finally:
+            self.directions = given
+
+    return forward
+
+
+def same_for_all(original: Any) -> Any:
+    """Every earlier position is in the same document."""
+    return lambda segments, back: torch.ones_like(segments, dtype=torch.bool)
 
 
 def tail_one_early(original: Any) -> Any:

@@ -9,6 +9,7 @@ import torch
 from tests.contracts.references import affine, reference, turned
 from torch import Tensor
 
+from qkv.spec.mixers.linear_attention import Elu
 from qkv.spec.parts import Rope
 
 
@@ -32,6 +33,33 @@ def unit(x: Tensor, eps: float) -> Tensor:
 
 def root_mean_square(x: Tensor, eps: float) -> Tensor:
     return x / math.sqrt(float((x * x).mean()) + eps)
+
+
+def phi(m: Any, h: int, x: Tensor) -> Tensor:
+    """elu(x) + 1, e^x below 0 and x + 1 above; or positive random features of head h."""
+    if isinstance(m.spec.features, Elu):
+        return torch.tensor([math.exp(v) if v < 0 else v + 1 for v in x.tolist()], dtype=x.dtype)
+    small = x / len(x) ** 0.25
+    features = [math.exp(float(w @ small - small @ small / 2)) for w in m.features.directions[h]]
+    return torch.tensor(features, dtype=x.dtype) / math.sqrt(len(features))
+
+
+@reference("linear_attention")
+def linear_attention(m: Any, x: Tensor) -> Tensor:
+    heads, width, count = m.spec.num_heads, x.shape[-1], x.shape[1]
+    d = width // heads
+    out = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        rows = [affine(m.qkv, v) for v in x[b]]
+        for i in range(count):
+            mixed = []
+            for h in range(heads):
+                pick = [slice(part * width + h * d, part * width + (h + 1) * d) for part in range(3)]
+                q, seen = phi(m, h, rows[i][pick[0]]), range(count if m.spec.mask == "full" else i + 1)
+                weights = [float(q @ phi(m, h, rows[j][pick[1]])) for j in seen]
+                mixed.append(sum(w * rows[j][pick[2]] for j, w in enumerate(weights)) / sum(weights))
+            out[b, i] = affine(m.output, torch.cat(mixed))
+    return out
 
 
 @reference("retention")

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from qkv.spec.branches import Branch
+from qkv.spec.mixers.linear_attention import Favor, LinearAttention
 from qkv.spec.mixers.matrix_state import GatedDelta, Mamba2, Retention
 
 MATRIX_SAMPLES: dict[str, tuple[Branch, ...]] = {
+    "linear_attention": (
+        LinearAttention(),
+        LinearAttention(num_heads=1, chunk=1, bias=False),
+        LinearAttention(num_heads=2, chunk=3),
+        LinearAttention(num_heads=2, features=Favor(num_features=11, seed=3), chunk=4),
+        LinearAttention(features=Favor(num_features=2, orthogonal=False)),
+    ),
     "retention": (
         Retention(),
         Retention(num_heads=2, head_dim=2, value_dim=3, base=None, chunk=3, bias=True),
@@ -22,3 +30,9 @@ MATRIX_SAMPLES: dict[str, tuple[Branch, ...]] = {
         GatedDelta(decay=False, chunk=3, kernel_size=3),
     ),
 }
+
+MATRIX_TWO_WAY: tuple[Branch, ...] = (
+    LinearAttention(mask="full"),
+    LinearAttention(mask="full", num_heads=2, features=Favor(num_features=5)),
+)
+"""Not causal: these must fail the battery."""

@@ -33,8 +33,10 @@ from tests.contracts.faults import (
     memory_of,
     narrower,
     not_copied,
+    not_forgotten,
     not_normed,
     nothing,
+    one_head,
     one_later,
     one_leaf_forgotten,
     padding_counted,
@@ -43,6 +45,7 @@ from tests.contracts.faults import (
     problem,
     relative_rotation,
     result,
+    same_for_all,
     saved_exchanged,
     strictly_before,
     tail_one_early,
@@ -65,12 +68,17 @@ from qkv.mixers import (
     attention,
     convolution,
     cross_attention,
+    feature_maps,
     fixed_context,
+    gated_delta,
     linear_attention,
     lsh_attention,
+    mamba2,
     neighbours,
     position_matrices,
     recurrent,
+    retention,
+    short_convolution,
     token_shift,
 )
 from qkv.models import block, transformer
@@ -79,6 +87,7 @@ from qkv.ops import masks, positions
 from qkv.ops import neighbours as neighbour_ops
 from qkv.ops.attention import top_k
 from qkv.ops.linear_attention import chunked
+from qkv.ops.matrix_state import decayed, delta
 from qkv.spec import masks as mask_spec
 from qkv.spec.branches import Exactness
 from qkv.spec.mixers import lsh_attention as lsh_spec
@@ -109,6 +118,7 @@ ATTENTION, LSH, LEARNED, LINEAR, SHIFT, CONVOLUTION, RECURRENT, TWO_WAY, WHOLE, 
     ("form",),
     ("prefix",),
 )
+RETENTION, MAMBA, DELTA = ("retention",), ("mamba2",), ("gated_delta",)
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("mask dropped", ATTENTION, mask_changed(lambda mask: mask_spec.Full())),
@@ -182,14 +192,29 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("positions of keys counted from the window", LEARNED, instead(relative.T5Buckets, "bias", keys_from_zero)),
     Mutant("documents leak in attention", ATTENTION, without_segments(attention.Attention)),
     Mutant("state bytes without the values", ATTENTION, result(attention.Attention, "state_bytes", lambda n: n // 2)),
-    Mutant("chunk border: last key lost", LINEAR, instead(chunked, "whole", last_key_lost)),
+    Mutant("last key lost", LINEAR, instead(chunked, "decayed", last_key_lost)),
+    Mutant("sums not carried over", LINEAR, argument(chunked, "decayed", 4, torch.zeros_like)),
+    Mutant("feature map elu + 2", LINEAR, result(feature_maps, "feature", lambda x: x + 1)),
+    Mutant("random features of one head for all", LINEAR, instead(feature_maps.Favor, "forward", one_head)),
+    Mutant("lengths ignored in the sums", LINEAR, argument(chunked, "decayed", 5, nothing)),
     Mutant(
-        "sums not carried over",
-        LINEAR,
-        argument(chunked, "whole", 3, lambda state: tuple(torch.zeros_like(t) for t in state)),
+        "padding read in the sums of a row", WHOLE, argument(linear_attention.LinearAttention, "_whole", 2, nothing)
     ),
-    Mutant("feature map elu + 2", LINEAR, result(linear_attention, "feature", lambda x: x + 1)),
-    Mutant("lengths ignored in the sums", LINEAR, argument(chunked, "whole", 4, nothing)),
+    Mutant("no decay: retention", RETENTION, argument(retention, "decayed", 3, nothing)),
+    Mutant("no decay: Mamba-2", MAMBA, argument(mamba2, "decayed", 3, nothing)),
+    Mutant("no decay: the delta rule", DELTA, argument(gated_delta, "delta", 4, nothing)),
+    Mutant("no decay to the end of a chunk: retention", RETENTION + MAMBA, instead(decayed, "decays", not_forgotten)),
+    Mutant("no decay to the end of a chunk: the delta rule", DELTA, instead(delta, "decays", not_forgotten)),
+    Mutant("lengths ignored in the state: retention", RETENTION, argument(retention, "decayed", 5, nothing)),
+    Mutant("lengths ignored in the state: Mamba-2", MAMBA, argument(mamba2, "decayed", 5, nothing)),
+    Mutant("lengths ignored in the state: the delta rule", DELTA, argument(gated_delta, "delta", 6, nothing)),
+    Mutant("documents leak: retention", RETENTION, without_segments(retention.Retention)),
+    Mutant("documents leak: Mamba-2", MAMBA, without_segments(mamba2.Mamba2)),
+    Mutant("documents leak: the delta rule", DELTA, without_segments(gated_delta.GatedDelta)),
+    Mutant("full strength", DELTA, argument(gated_delta, "delta", 3, torch.ones_like)),
+    Mutant("tail of the convolution shifted", MAMBA, instead(short_convolution, "extended", tail_one_early)),
+    Mutant("lengths ignored in the convolution", DELTA, argument(short_convolution, "extended", 2, nothing)),
+    Mutant("documents leak in the convolution", MAMBA, instead(short_convolution, "same_document", same_for_all)),
     Mutant("documents leak in linear attention", LINEAR, without_segments(linear_attention.LinearAttention)),
     Mutant("convolution tail shifted", CONVOLUTION, instead(convolution, "extended", tail_one_early)),
     Mutant("lengths ignored in the tail", CONVOLUTION, argument(convolution, "extended", 2, nothing)),

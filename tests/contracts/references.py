@@ -164,29 +164,6 @@ class Learned:
         return float(table[first + min(away, count - 1), self.h])
 
 
-@reference("linear_attention")
-def linear_attention(m: Any, x: Tensor) -> Tensor:
-    heads, width = m.spec.num_heads, x.shape[-1]
-    d = width // heads
-    out = torch.zeros_like(x)
-    for b in range(x.shape[0]):
-        rows = [affine(m.qkv, v) for v in x[b]]
-        for i in range(x.shape[1]):
-            mixed = []
-            for h in range(heads):
-                pick = [slice(part * width + h * d, part * width + (h + 1) * d) for part in range(3)]
-                q = phi(rows[i][pick[0]])
-                weights = [float(q @ phi(rows[j][pick[1]])) for j in range(i + 1)]
-                mixed.append(sum(w * rows[j][pick[2]] for j, w in enumerate(weights)) / sum(weights))
-            out[b, i] = affine(m.output, torch.cat(mixed))
-    return out
-
-
-def phi(x: Tensor) -> Tensor:
-    """elu(x) + 1: e^x below 0, x + 1 above."""
-    return torch.tensor([math.exp(v) if v < 0 else v + 1 for v in x.tolist()], dtype=x.dtype)
-
-
 @reference("token_shift")
 def token_shift(m: Any, x: Tensor) -> Tensor:
     size = x.shape[-1] // m.spec.groups

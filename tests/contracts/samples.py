@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.contracts.graph_samples import GRAPH_TWO_WAY
-from tests.contracts.matrix_samples import MATRIX_SAMPLES
+from tests.contracts.matrix_samples import MATRIX_SAMPLES, MATRIX_TWO_WAY
 from tests.contracts.mixing_samples import MIXING_SAMPLES, MIXING_TWO_WAY
 from tests.contracts.relative_samples import RELATIVE_SAMPLES, RELATIVE_TWO_WAY
 from tests.contracts.sparse_samples import SPARSE_SAMPLES, SPARSE_TWO_WAY
@@ -20,13 +20,13 @@ from qkv.spec.branches import (
     Convolution,
     FeedForward,
     GatedFeedForward,
-    LinearAttention,
     MemoryLayer,
     TokenShift,
 )
 from qkv.spec.cross import AdditiveAttention, CrossAttention, FixedContext
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.masks import Blocks, Causal, Fixed, Full, Mask, Prefix, Strided, Window
+from qkv.spec.mixers.linear_attention import LinearAttention
 from qkv.spec.model import Block, Encoder, Model, Text
 from qkv.spec.parts import (
     Add,
@@ -97,11 +97,6 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
         Attention(relative=T5Buckets(num_buckets=6, max_distance=9)),
         masked(Window(size=6), relative=T5Buckets(num_buckets=5, max_distance=5), top_k=3),
     ),
-    "linear_attention": (
-        LinearAttention(),
-        LinearAttention(num_heads=1, chunk=1, bias=False),
-        LinearAttention(num_heads=2, chunk=3),
-    ),
     "token_shift": (TokenShift(), TokenShift(groups=4)),
     "causal_convolution": (
         CausalConvolution(),
@@ -134,6 +129,7 @@ BIDIRECTIONAL: tuple[Branch, ...] = (
     *SPARSE_TWO_WAY,
     *GRAPH_TWO_WAY,
     *MIXING_TWO_WAY,
+    *MATRIX_TWO_WAY,
     Attention(mask=Full()),
     Attention(mask=Causal() | Prefix(length=6)),
     Attention(mask=Window(size=3), relative=Rope()),
@@ -151,7 +147,7 @@ BIDIRECTIONAL: tuple[Branch, ...] = (
 
 GROUPS: dict[str, tuple[Branch, ...]] = {
     "bidirectional": BIDIRECTIONAL,
-    "whole rows": MIXING_TWO_WAY,
+    "whole rows": (*MIXING_TWO_WAY, *MATRIX_TWO_WAY),
     "learned distances": tuple(
         part
         for part in SAMPLES["attention"]

@@ -10,6 +10,7 @@ from qkv.spec import branches as branch
 from qkv.spec import cross, heads, parts
 from qkv.spec.forecasts import Gaussian, Point, Quantiles, StudentT
 from qkv.spec.masks import Causal, Full, Window
+from qkv.spec.mixers.linear_attention import LinearAttention
 from qkv.spec.mixers.lsh_attention import LSHAttention
 from qkv.spec.mixers.relative_attention import DisentangledAttention, RelativeAttention
 from qkv.spec.mixers.sparse_attention import GlobalLocalAttention, SparseAttention
@@ -96,8 +97,8 @@ BRANCHES: dict[type[branch.Branch], st.SearchStrategy[Any]] = {
         chunks_after=st.sampled_from([0, 1]),
         bias=st.booleans(),
     ),
-    branch.LinearAttention: st.builds(
-        branch.LinearAttention, num_heads=st.sampled_from([1, 4]), chunk=st.sampled_from([3, 64]), bias=st.booleans()
+    LinearAttention: st.builds(
+        LinearAttention, num_heads=st.sampled_from([1, 4]), chunk=st.sampled_from([3, 64]), bias=st.booleans()
     ),
     branch.TokenShift: st.builds(branch.TokenShift, groups=st.sampled_from([2, 4])),
     branch.CausalConvolution: st.builds(

@@ -21,10 +21,11 @@ from qkv.layers.context import Context
 from qkv.layers.linear import Linear
 from qkv.models.build import build
 from qkv.models.families.presets import PRESETS, preset
-from qkv.spec.branches import Attention, Branch, FeedForward, LinearAttention, Recurrent
+from qkv.spec.branches import Attention, Branch, FeedForward, Recurrent
 from qkv.spec.errors import UserError
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.masks import Causal, Full, Window
+from qkv.spec.mixers.linear_attention import LinearAttention
 from qkv.spec.mixers.relative_attention import RelativeAttention
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import RMSNorm, Sinusoidal

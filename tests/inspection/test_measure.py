@@ -19,6 +19,7 @@ from qkv.spec import branches as branch
 from qkv.spec import parts
 from qkv.spec.errors import UserError
 from qkv.spec.masks import Causal, Full, Window
+from qkv.spec.mixers.linear_attention import LinearAttention
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.training import Muon, Training
 from qkv.training.optimisers import build_optimizer
@@ -33,7 +34,7 @@ MIXERS = {
         branch.Attention(num_heads=4, mask=Causal() & Window(size=16, sinks=4)),
         branch.FeedForward(),
     ),
-    "linear attention": (branch.LinearAttention(num_heads=4), branch.FeedForward()),
+    "linear attention": (LinearAttention(num_heads=4), branch.FeedForward()),
     "GRU": (branch.GRU(), branch.FeedForward(activation="relu")),
     "LSTM": (branch.LSTM(), branch.FeedForward(activation="relu")),
     "RNN and a memory": (branch.RNN(), branch.MemoryLayer(num_heads=2)),

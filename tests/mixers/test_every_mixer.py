@@ -20,11 +20,11 @@ from qkv.spec.branches import (
     Convolution,
     FeedForward,
     GatedFeedForward,
-    LinearAttention,
     MemoryLayer,
     TokenShift,
 )
 from qkv.spec.masks import Causal, Window
+from qkv.spec.mixers.linear_attention import LinearAttention
 from qkv.spec.mixers.neighbours import MONet, SpatialShift
 from qkv.spec.mixers.position_matrices import GMLP, TokenMLP
 from qkv.spec.parts import Rope

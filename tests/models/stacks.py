@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.spec.branches import GRU, Attention, Branch, CausalConvolution, GatedFeedForward, LinearAttention, TokenShift
+from qkv.spec.branches import GRU, Attention, Branch, CausalConvolution, GatedFeedForward, TokenShift
 from qkv.spec.masks import Causal, Window
+from qkv.spec.mixers.linear_attention import LinearAttention
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import NoPositions, Rope
 

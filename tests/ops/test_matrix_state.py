@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -69,7 +70,7 @@ def test_documents_of_a_row_do_not_see_each_other(name: str, chunk: int) -> None
     segments = torch.tensor([[4, 4, 4, 4, 4, 1, 1, 4, 4, 4], [0, 1, 1, 1, 2, 2, 2, 2, 2, 3]])
     found, last = chunked(name, given, segments=segments, chunk=chunk)
     for row, ends in enumerate([[0, 5, 7, 10], [0, 1, 4, 9, 10]]):
-        for first, end in zip(ends, ends[1:], strict=False):
+        for first, end in pairwise(ends):
             own = part(given, slice(row, row + 1), slice(first, end))
             if first:
                 own["state"] = torch.zeros_like(own["state"])

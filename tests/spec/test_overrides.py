@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.spec.strategies import recipes
 
-from qkv.spec.branches import GRU, Attention, FeedForward, GatedFeedForward, LinearAttention
+from qkv.spec.branches import GRU, Attention, FeedForward, GatedFeedForward
 from qkv.spec.data import Data
 from qkv.spec.errors import SpecError
 from qkv.spec.masks import Causal, Window
+from qkv.spec.mixers.linear_attention import LinearAttention
 from qkv.spec.model import Block, Model
 from qkv.spec.overrides import Assignment, apply, assignments, measured, override
 from qkv.spec.parts import LinearScaling, RMSNorm, Rope

@@ -29,9 +29,9 @@ _STEPS = 1e-3, 1e-1
 class Mamba2(Branch):
     """Mamba-2 (Dao & Gu 2024); see the spec for the equations.
 
-        u (B, N, D) ── input ─┬─ z (B, N, E) ── silu ──────────────────────────────────────── ⊙ ─ norm ─ output ─ (B, N, D)
-                              ├─ x (B, N, E), b, c (B, N, G, state_size) ── convolution ── S ─┘
-                              └─ δ (B, N, H) ── softplus ──────────────────────────────────┘
+        u (B, N, D) ─ input ─┬─ z (B, N, E) ─ silu ─────────────────────────────── ⊙ ─ norm ─ output ─ (B, N, D)
+                             ├─ x (B, N, E), b, c (B, N, G Ns) ─ convolution ── S ─┘
+                             └─ δ (B, N, H) ─ softplus ─────────────────────────┘
 
     State: the last K - 1 inputs of the convolution, and S (B, H, state_size, E / H).
     """

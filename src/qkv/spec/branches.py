@@ -247,20 +247,6 @@ class Attention(MaskedAttention, kind="attention"):
         return found or [p.under("relative") for p in self.relative.head_problems(self.dims(width)[0])]
 
 
-class LinearAttention(Branch, kind="linear_attention"):
-    """Linear attention: φ(Q) S / (φ(Q) z), S = Σ_{j<=i} φ(k_j) v_j^T, z = Σ_{j<=i} φ(k_j), φ = elu + 1.
-
-    Katharopoulos et al. 2020. Causal; the state has a fixed size.
-    """
-
-    num_heads: int = Field(default=4, gt=0)
-    chunk: int = Field(default=64, gt=0, description="positions per chunk of the parallel form")
-    bias: bool = True
-
-    def width_problems(self, width: int) -> list[Problem]:
-        return heads_divide(width, self.num_heads)
-
-
 class TokenShift(Branch, kind="token_shift"):
     """Shift of feature groups, group g by g positions, then a linear map (causal S²-MLP, Yu et al. 2021)."""
 

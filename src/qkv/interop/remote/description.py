@@ -11,6 +11,7 @@ from qkv.spec import branches, parts
 from qkv.spec.errors import UserError
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.masks import AllOf, AnyOf, Blocks, Causal, Fixed, Full, Mask, Strided, Window
+from qkv.spec.mixers.linear_attention import Elu, LinearAttention
 from qkv.spec.model import Block, Model, Text
 
 _RESIDUALS = (parts.Add, parts.Scaled, parts.Gated, parts.NoResidual)
@@ -138,13 +139,17 @@ def _recurrent(part: branches.Recurrent, width: int, path: str) -> dict[str, Any
     return {"hidden": part.hidden or width}
 
 
-def _linear(part: branches.LinearAttention, width: int, path: str) -> dict[str, Any]:
+def _linear(part: LinearAttention, width: int, path: str) -> dict[str, Any]:
+    if not isinstance(part.features, Elu):
+        raise _refused(f"{path}.features", part.features.kind, [Elu.kind])
+    if not part.causal:
+        raise _refused(f"{path}.mask", part.mask, ["causal"])
     return {"heads": part.num_heads, "bias": part.bias}
 
 
 DESCRIBED: dict[type[branches.Branch], Callable[[Any, int, str], dict[str, Any]]] = {
     branches.Attention: _attention,
-    branches.LinearAttention: _linear,
+    LinearAttention: _linear,
     branches.TokenShift: _fields,
     branches.CausalConvolution: _fields,
     branches.RNN: _recurrent,

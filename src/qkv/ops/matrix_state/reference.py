@@ -1,9 +1,9 @@
-"""Reference implementations of states that are matrices, one position after the other. The fast twins are tested by them.
+"""Reference implementations of states that are matrices, one position after the other; the fast twins must equal them.
 
-    decayed:   S_i = a_i S_{i-1} + k_i^T v_i                             o_i = q_i S_i
-    delta:     S_i = a_i S_{i-1} + b_i k_i^T (v_i - k_i a_i S_{i-1})     o_i = q_i S_i
+decayed:   S_i = a_i S_{i-1} + k_i^T v_i                             o_i = q_i S_i
+delta:     S_i = a_i S_{i-1} + b_i k_i^T (v_i - k_i a_i S_{i-1})     o_i = q_i S_i
 
-    q, k (B, H, N, Dk)   v (B, H, N, Dv)   log_decay = log a (B or 1, H, N)   strength b (B, H, N)   S (B, H, Dk, Dv)
+q, k (B, H, N, Dk)   v (B, H, N, Dv)   log_decay = log a (B or 1, H, N)   strength b (B, H, N)   S (B, H, Dk, Dv)
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from qkv.spec.branches import Branch, heads_divide
 from qkv.spec.errors import Problem
 
 _CHUNK = "positions per chunk of the parallel form"
+_KEYS = "features per query and key; default: width / num_heads"
 _KERNEL = "positions of the causal convolution of each feature before the state; 1: the position itself"
 
 
@@ -21,7 +22,7 @@ class Retention(Branch, kind="retention"):
     """
 
     num_heads: int = Field(default=4, gt=0)
-    head_dim: int | None = Field(default=None, gt=0, description="features per query and key; default: width / num_heads")
+    head_dim: int | None = Field(default=None, gt=0, description=_KEYS)
     value_dim: int | None = Field(default=None, gt=0, description="features per value; default: 2 head_dim")
     base: float | None = Field(default=10000.0, gt=1, description="base of the rotation; none: no rotation")
     chunk: int = Field(default=64, gt=0, description=_CHUNK)
@@ -51,9 +52,9 @@ class Retention(Branch, kind="retention"):
 class Mamba2(Branch, kind="mamba2"):
     """Mamba-2: S_i = a_i S_{i-1} + δ_i b_i^T x_i, o_i = c_i S_i + d x_i (state-space duality, Dao & Gu 2024).
 
-    δ_i = softplus(u W_δ + β) per head, a_i = e^(-δ_i λ), λ > 0 learned per head. x (E features), b and c (``state_size``
-    features, of ``num_groups`` for all heads) are linear in the input u, then pass a causal convolution of each feature
-    and silu. y = RMSNorm(o ⊙ silu(u W_z)) W_o. Causal; the state has a fixed size.
+    δ_i = softplus(u W_δ + β) per head, a_i = e^(-δ_i λ), λ > 0 learned per head. x (E features), b and c
+    (``state_size`` features, of ``num_groups`` for all heads) are linear in the input u, then pass a causal convolution
+    of each feature and silu. y = RMSNorm(o ⊙ silu(u W_z)) W_o. Causal; the state has a fixed size.
     """
 
     num_heads: int = Field(default=4, gt=0)
@@ -93,7 +94,7 @@ class GatedDelta(Branch, kind="gated_delta"):
     """
 
     num_heads: int = Field(default=4, gt=0)
-    head_dim: int | None = Field(default=None, gt=0, description="features per query and key; default: width / num_heads")
+    head_dim: int | None = Field(default=None, gt=0, description=_KEYS)
     value_dim: int | None = Field(default=None, gt=0, description="features per value; default: head_dim")
     decay: bool = True
     kernel_size: int = Field(default=4, gt=0, description=_KERNEL)

@@ -1,0 +1,91 @@
+"""Feature maps of linear attention, (B, H, N, Dk) -> (B, H, N, M), positive."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from qkv.layers.context import Context
+from qkv.ops.at_least_single import at_least_single
+from qkv.ops.linear_attention.reference import feature
+from qkv.spec.mixers import linear_attention as spec
+from qkv.spec.register import implements
+
+
+class FeatureMap(nn.Module):
+    """Base class of feature maps; ``num_features`` M per head of ``head_dim`` features."""
+
+    num_features: int
+
+    def forward(self, x: Tensor, context: Context, of_queries: bool) -> Tensor:
+        """Features of queries or of keys (B, H, N, Dk). Those of a query may be scaled, since weights are a ratio."""
+        raise NotImplementedError
+
+
+@implements(spec.Elu)
+class Elu(FeatureMap):
+    """φ(x) = elu(x) + 1 (Katharopoulos et al. 2020)."""
+
+    def __init__(self, part: spec.Elu, num_heads: int, head_dim: int):
+        super().__init__()
+        self.num_features = head_dim
+
+    def forward(self, x: Tensor, context: Context, of_queries: bool) -> Tensor:
+        return feature(x)
+
+
+@implements(spec.Favor)
+class Favor(FeatureMap):
+    """φ(x) = e^(ω x' - |x'|² / 2) / √M, x' = x / Dk^(1/4) (FAVOR+, Choromanski et al. 2021).
+
+    The directions ω (H, M, Dk) are not learned. With ``redraw``, training draws new ones; their number is a function of
+    the steps taken, which are counted with the weights, so that a resumed run draws the same.
+    """
+
+    directions: Tensor
+    seed: Tensor
+    steps: Tensor
+
+    def __init__(self, part: spec.Favor, num_heads: int, head_dim: int):
+        super().__init__()
+        self.part, self.num_features = part, part.num_features
+        seed = int(torch.randint(2**31, ())) if part.seed is None else part.seed
+        self.register_buffer("seed", torch.tensor(seed))
+        self.register_buffer("steps", torch.tensor(0))
+        self.register_buffer("directions", directions(part, num_heads, head_dim, seed))
+
+    def forward(self, x: Tensor, context: Context, of_queries: bool) -> Tensor:
+        if self.part.redraw is not None and self.training and of_queries:
+            self._count(context)
+        x = at_least_single(x) * x.shape[-1] ** -0.25
+        logits = x @ self.directions.to(x.dtype).mT - x.square().sum(-1, keepdim=True) / 2
+        if of_queries:  # the scale of a query cancels, and exponentials of the largest feature stay near 1
+            logits = logits - logits.detach().amax(-1, keepdim=True)
+        return logits.exp() * self.num_features**-0.5
+
+    @torch.compiler.disable
+    def _count(self, context: Context) -> None:
+        """Count a training step, once if activation checkpointing repeats it, and draw directions when they are due."""
+        if ("counted", id(self)) in context.memo:
+            return
+        context.memo["counted", id(self)] = True
+        self.steps += 1
+        done, redraw = int(self.steps), self.part.redraw
+        assert redraw is not None
+        if done % redraw == 0:
+            heads, _, head_dim = self.directions.shape
+            self.directions.copy_(directions(self.part, heads, head_dim, int(self.seed) + done // redraw))
+
+
+def directions(part: spec.Favor, num_heads: int, head_dim: int, seed: int) -> Tensor:
+    """Random directions (H, M, Dk): Gaussian vectors, made orthogonal in groups of Dk if ``part.orthogonal``."""
+    draw = torch.Generator().manual_seed(seed % 2**63)
+    groups = math.ceil(part.num_features / head_dim)
+    found = torch.randn(num_heads, groups, head_dim, head_dim, generator=draw, dtype=torch.float64)
+    if part.orthogonal:
+        lengths = found.norm(dim=-1, keepdim=True)
+        independent = torch.randn(found.shape, generator=draw, dtype=torch.float64)
+        found = torch.linalg.qr(independent).Q * lengths
+    return found.flatten(1, 2)[:, : part.num_features].to(torch.get_default_dtype())

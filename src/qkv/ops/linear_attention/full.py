@@ -1,0 +1,21 @@
+"""Linear attention of every position to all positions of its row."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from qkv.ops.counting import Unseen, declares
+from qkv.ops.linear_attention.reference import mean
+
+
+def _stored(q: Tensor, k: Tensor, v: Tensor) -> Unseen:
+    return Unseen(q.shape[:2].numel() * q.shape[2] * k.shape[2] * q.element_size())
+
+
+@declares(_stored)
+def full(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """o_i = φ(q_i) Σ_j φ(k_j)^T v_j / (φ(q_i) · Σ_j φ(k_j)), q and k after φ.
+
+    q (B, H, N, Dk), k (B, H, M, Dk), v (B, H, M, Dv) -> (B, H, N, Dv). Keys of 0, as at padding, count nothing.
+    """
+    return mean(q @ (k.mT @ v), (q * k.sum(2, keepdim=True)).sum(-1))
