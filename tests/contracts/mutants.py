@@ -214,7 +214,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("full strength", DELTA, argument(gated_delta, "delta", 3, torch.ones_like)),
     Mutant("tail of the convolution shifted", MAMBA, instead(short_convolution, "extended", tail_one_early)),
     Mutant("lengths ignored in the convolution", DELTA, argument(short_convolution, "extended", 2, nothing)),
-    Mutant("documents leak in the convolution", MAMBA, instead(short_convolution, "same_document", same_for_all)),
+    Mutant("documents leak in the short convolution", MAMBA, instead(short_convolution, "same_document", same_for_all)),
     Mutant("documents leak in linear attention", LINEAR, without_segments(linear_attention.LinearAttention)),
     Mutant("convolution tail shifted", CONVOLUTION, instead(convolution, "extended", tail_one_early)),
     Mutant("lengths ignored in the tail", CONVOLUTION, argument(convolution, "extended", 2, nothing)),
