@@ -18,6 +18,9 @@ ATTENTION = {
     "mask": "causal & window(8)",
 }
 
+KEPT = {"features": {"kind": "elu"}, "mask": "causal"}
+"""Fields of linear attention that no override names."""
+
 
 def recipe(**model: object) -> Recipe:
     described = {
@@ -53,14 +56,14 @@ def test_layers_by_turns_are_listed_as_a_pattern() -> None:
 
 def test_what_is_not_said_stays_as_the_old_part_had_it() -> None:
     new = operated(recipe(), ["blocks.*.mixer=linear_attention(chunk=16)"]).model.layers[0].branches[0]
-    assert new.to_dict() == {"kind": "linear_attention", "num_heads": 6, "chunk": 16, "bias": False}
+    assert new.to_dict() == {"kind": "linear_attention", "num_heads": 6, **KEPT, "chunk": 16, "bias": False}
     other = operated(recipe(), ["blocks.*.mixer=attention(num_kv_heads=2)"]).model.layers[0].branches[0]
     assert other == recipe().model.layers[0].branches[0].changed(num_kv_heads=2)
 
 
 def test_what_is_said_counts_even_where_it_is_the_default() -> None:
     new = operated(recipe(), ["blocks.*.mixer=linear_attention(4, bias=true)"]).model.layers[0].branches[0]
-    assert new.to_dict() == {"kind": "linear_attention", "num_heads": 4, "chunk": 64, "bias": True}
+    assert new.to_dict() == {"kind": "linear_attention", "num_heads": 4, **KEPT, "chunk": 64, "bias": True}
 
 
 def test_heads_are_those_of_the_old_part_before_they_are_checked() -> None:

@@ -65,7 +65,6 @@ class Favor(FeatureMap):
             logits = logits - logits.detach().amax(-1, keepdim=True)
         return logits.exp() * self.num_features**-0.5
 
-    @torch.compiler.disable
     def _count(self, context: Context) -> None:
         """Count a training step, once if activation checkpointing repeats it, and draw directions when they are due."""
         if ("counted", id(self)) in context.memo:
