@@ -102,7 +102,7 @@ def test_a_full_disk_is_said_in_one_sentence(own_cache: Path, tmp_path: Path, mo
     with pytest.raises(UserError) as caught:
         stored("ids", "key", load, full)
     assert str(caught.value) == (
-        f"the ids of the text can be written neither to the cache {own_cache / 'ids'} (No space left on device) "
+        f"the ids of the data can be written neither to the cache {own_cache / 'ids'} (No space left on device) "
         f"nor to {tmp_path} (No space left on device); make room, or name another folder with QKV_CACHE"
     )
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -14,6 +14,7 @@ from torch.distributions import Normal
 
 import qkv
 from qkv.cli.main import main
+from qkv.data.processors import image_codes as codes_module
 from qkv.data.processors.image_codes import ImageCodesProcessor, coder_of, order_of
 from qkv.data.processors.image_patches import ImagePatchesProcessor
 from qkv.data.processors.processor import build_processor
@@ -127,6 +128,28 @@ def test_codes_decode_to_the_autoencoder_s_own_reconstruction(autoencoder: Path)
         first, missing, *others = processor.encode_all(some)
         np.testing.assert_array_equal([first, *others], codes)
         assert isinstance(missing, Unusable)
+
+
+def test_codes_of_many_images_are_stored_under_their_digest(
+    autoencoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QKV_CACHE", str(tmp_path))
+    monkeypatch.setattr(codes_module, "_AT_ONCE", 2)
+    values = [*images(5)["image"], "missing.png"]
+    spec = ImageCodesProcessor(ImageCodes(run=str(autoencoder))).fitted([])
+    first = list(ImageCodesProcessor(spec).encode_all(values))
+    encoded = [ImageCodesProcessor(spec).encode(image) for image in values[:5]]
+    np.testing.assert_array_equal(first[:5], encoded)
+    monkeypatch.setattr(ImageCodesProcessor, "_encoded", lambda *_: pytest.fail("the images are encoded again"))
+    again = list(ImageCodesProcessor(spec).encode_all(values))
+    np.testing.assert_array_equal(again[:5], encoded)
+    assert "missing.png" in str(first[5]) == str(again[5])
+    for other in (spec.changed(order="columns"), spec.changed(digest="0" * 64)):
+        with pytest.raises(pytest.fail.Exception, match="encoded again"):
+            list(ImageCodesProcessor(other).encode_all(values))
+    values[0] = 255 - values[0]
+    with pytest.raises(pytest.fail.Exception, match="encoded again"):
+        list(ImageCodesProcessor(spec).encode_all(values))
 
 
 def test_the_orders_are_permutations_of_one_another() -> None:

@@ -14,6 +14,7 @@ from PIL import Image
 import qkv
 from qkv.models.wide import Features as FeaturesPath
 from qkv.runs.inputs import read_inputs
+from qkv.runs.predict import predict
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.images import Images
@@ -188,12 +189,18 @@ def test_a_model_without_attention_shows_none(tmp_path: Path) -> None:
     assert "Attention over the picture" not in (run.folder / "report.html").read_text()
 
 
-def test_rows_that_cannot_be_read_are_listed_and_others_predicted(tmp_path: Path) -> None:
+def test_rows_that_cannot_be_read_are_listed_and_others_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     photos = folder(tmp_path / "photos")
     run = qkv.train(recipe_on(photos), tmp_path / "run", on_event=quiet)
     (tmp_path / "new.csv").write_text("image\nphotos/dark/0.png\nphotos/none.png\n")
-    found = read_inputs(run.recipe, str(tmp_path / "new.csv"), {})
-    assert [row["image"] for row in found.rows] == [str(photos / "dark" / "0.png")]
+    found = read_inputs(run, str(tmp_path / "new.csv"), {})
+    assert [row["image"] for row in found.kept] == ["photos/dark/0.png"]
+    opened = Image.open
+    monkeypatch.setattr(Image, "open", lambda *_: pytest.fail("the image is decoded twice"))
+    assert [answer["answer"] for answer in predict(run, found.rows)] == ["dark"]
+    monkeypatch.setattr(Image, "open", opened)
     assert "1 of 2 rows" in found.notes[-1]
     assert "there is no file" in found.notes[-1]
 

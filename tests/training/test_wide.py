@@ -14,6 +14,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from tests.training.kill_storm import ignore
 
+from qkv.data.batch import Batch
 from qkv.runs.evaluation import evaluate
 from qkv.runs.load import load
 from qkv.runs.predict import predict, rows_for
@@ -21,6 +22,7 @@ from qkv.spec.recipe import Recipe
 from qkv.tasks.dataset import ExampleDataset
 from qkv.tasks.linear import scales
 from qkv.tasks.registry import build_task
+from qkv.training import wide as wide_module
 from qkv.training.automatic_task import automatic_task
 from qkv.training.contestants import Contestant, ranked
 from qkv.training.events import Event, Stepped
@@ -203,3 +205,17 @@ def test_equal_losses_go_to_the_cheaper_model() -> None:
     losses = {"wide": 1.1824, "deep": 1.7, "joined": 1.1822}
     contestants = [Contestant(name, 1.0, 1.0, {"loss": loss}) for name, loss in losses.items()]
     assert [each.name for each in ranked(contestants, "loss", None)] == ["wide", "joined", "deep"]
+
+
+def test_contestants_are_compared_on_as_many_batches_as_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = [Batch.of(torch.full((2, 5), i), torch.tensor([0, 1])) for i in range(20)]
+
+    def kept(memory: int | None) -> list[int]:
+        monkeypatch.setattr(wide_module, "usable_memory", lambda: memory)
+        return [int(batch.input.values[0, 0]) for batch in wide_module._held(iter(batches), 3)]
+
+    each = 2 * 5 * 8 + 3 * 8 * 3 * 2
+    assert kept(None) == kept(4 * 20 * each) == list(range(20))
+    assert kept(4 * 19 * each) == list(range(0, 20, 2))
+    assert kept(4 * 6 * each) == list(range(0, 20, 4))
+    assert kept(0) == [0]

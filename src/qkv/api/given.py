@@ -186,4 +186,4 @@ def _rows(run: Run, inputs: Any, kinds: Mapping[str, str], columns: Mapping[str,
         if not all(kinds.values()):  # inputs of a task outside the package, which it checks itself
             return rows_for(run, inputs)
     with temporary_file(inputs, running=False) as source:
-        return read_inputs(run.recipe, source, columns, refuse=True).rows
+        return read_inputs(run, source, columns, refuse=True).rows

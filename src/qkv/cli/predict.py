@@ -260,7 +260,7 @@ def _answer_table(run: Run, source: str, columns: Mapping[str, str], out: Path |
         answers = [{name: value for name, value in row.items() if name not in places} for row in rows]
         text = _written(places, rows, answers, ending)
     else:
-        found = read_inputs(run.recipe, source, columns)
+        found = read_inputs(run, source, columns)
         answers, notes = [answer for some in _answers(run, found.rows) for answer in some], found.notes
         text = _written(found.columns, found.kept, answers, ending)
     for note in notes:

@@ -45,7 +45,7 @@ def stored(shelf: str, key: str, load: Callable[[Path], T | None], build: Callab
         return _built(temporary / key, load, build)
     except OSError as error:
         raise UserError(
-            f"the {shelf} of the text can be written neither to the cache {home} ({refused.strerror}) "
+            f"the {shelf} of the data can be written neither to the cache {home} ({refused.strerror}) "
             f"nor to {tempfile.gettempdir()} ({error.strerror}); make room, or name another folder with QKV_CACHE"
         ) from None
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from qkv.data.processors.processor import build_processor
+from qkv.data.batch import INPUT
+from qkv.data.processors.processor import Encoded, build_processor
 from qkv.data.records.formats import folder_of, table_of
 from qkv.data.records.guess import choose
 from qkv.data.records.model import Role
 from qkv.data.records.table import Row, Table
 from qkv.data.records.values import Unusable, Values
+from qkv.data.vocabulary import Vocabulary
+from qkv.runs.run import Run
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.tasks.registry import task_of_recipe
@@ -37,14 +40,14 @@ def input_kinds(recipe: Recipe) -> dict[str, str]:
     return {name: known.get(name) or ("text" if name == "text" else "") for name in task.asks}
 
 
-def read_inputs(recipe: Recipe, source: str, columns: Mapping[str, str], refuse: bool = False) -> Inputs:
-    """Read the table in the file ``source`` as inputs for predictions of a run of ``recipe``.
+def read_inputs(run: Run, source: str, columns: Mapping[str, str], refuse: bool = False) -> Inputs:
+    """Read the table in the file ``source`` as inputs for predictions of ``run``; values of its processor are encoded.
 
     ``columns``: column of each input (default: as in training, or guessed); ``refuse``: refuse bad rows instead of
     leaving them out. Raises ``UserError`` if the task predicts nothing, the file is not a table, a column is missing,
     or no row is usable.
     """
-    task = task_of_recipe(recipe)
+    recipe, task = run.recipe, task_of_recipe(run.recipe)
     if not task.asks:
         raise UserError(
             f"a model of the task {recipe.task.kind!r} has no answer to predict; generate text with 'qkv generate'"
@@ -64,16 +67,18 @@ def read_inputs(recipe: Recipe, source: str, columns: Mapping[str, str], refuse:
     optional = [role.name for role in roles if role.optional and table.given and role.name in table.columns]
     choice = choose(table, roles, {**{name: name for name in optional}, **learned, **columns}, "--data")
     notes = [*table.notes, *([choice.note] if choice.note else [])]
-    return _read(table, roles, choice.columns, notes, refuse, _check_of(recipe))
+    return _read(table, roles, choice.columns, notes, refuse, _encoder_of(run.vocabulary))
 
 
-def _check_of(recipe: Recipe) -> Callable[[Mapping[str, Any]], object]:
-    """Function that raises ``Unusable`` for the inputs of a row that cannot be read, such as a damaged image."""
-    if recipe.data.processor is None:
-        return lambda row: None
-    processor = build_processor(recipe.data.processor)
+def _encoder_of(vocabulary: Vocabulary) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Function that encodes the value of a row for the run's processor, and raises ``Unusable`` for one that cannot be
+    read, such as a damaged image.
+    """
+    if INPUT not in vocabulary.processors:
+        return lambda row: row
+    processor = build_processor(vocabulary.processors[INPUT])
     name = processor.role.name  # absent where rows name parts of the run's own data, such as nodes
-    return lambda row: processor.checked(row[name]) if name in row else None
+    return lambda row: {**row, name: Encoded(processor.encode(row[name]))} if name in row else row
 
 
 def _read(
@@ -82,7 +87,7 @@ def _read(
     columns: Mapping[str, str],
     notes: list[str],
     refuse: bool,
-    check: Callable[[Mapping[str, Any]], object],
+    encode: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> Inputs:
     values = Values(roles, columns, missing=table.missing, folder=folder_of(table))
     found = Inputs([], [], table.columns, notes)
@@ -92,9 +97,7 @@ def _read(
             bad.append(f"{table.place(row.line)}: {row.reason}")
             continue
         try:
-            example = values(row)
-            check(example)
-            found.rows.append(example)
+            found.rows.append(encode(values(row)))
             found.kept.append(row.values)
         except Unusable as error:
             bad.append(f"{table.place(row.line)}: {error}")

@@ -106,7 +106,7 @@ class SignalReader(InputReader):
         self.processor, self.wide = processor, wide
 
     def example(self, row: Mapping[str, Any], truth: Any) -> Example:
-        encoded = self.processor.encode(row[self.processor.role.name])
+        encoded = self.processor.read(row[self.processor.role.name])
         size = self.processor.size(encoded)
         features = (self.processor.features(encoded),) if self.wide else ()
         return Example(size, 1, (encoded, size, truth, *features))

@@ -7,16 +7,19 @@ whose validation metric is not worse than that of the baseline.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_iter
 
 from qkv.data.batch import Batch
 from qkv.data.corpus import TRAIN, VALIDATION
 from qkv.data.ngrams import Bag
+from qkv.inspection.machine import usable_memory
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.models.wide import DEEP, WIDE, Features, Ngrams
@@ -36,6 +39,8 @@ _ROWS = 4096
 _MANY = 300_000
 """Number of weights from which n-grams of a single row are left out: they cost time and gain nothing."""
 _STEPS = 200
+_SHARE = 0.25
+"""Largest share of the usable memory that is taken by the validation part and its outputs."""
 
 
 def fit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
@@ -139,7 +144,7 @@ def join(
         assert isinstance(task, ForecastingTask)
         return join_window(model, task, dataset, precision, stop, name or "patches")
     assert isinstance(task, JoinedTask)
-    batches = list(dataset.rows(VALIDATION))
+    batches = _held(dataset.rows(VALIDATION), model.wide.num_outputs)
     found = _outputs(model, task, batches, precision, stop)
     if found is None:
         return None
@@ -166,6 +171,29 @@ def join(
         _copy((model.wide.table, model.wide.bias), tables[order[0].name])
     model.wide.set_share(order[0].deep, order[0].wide)
     return order
+
+
+def _held(batches: Iterable[Batch], outputs: int) -> list[Batch]:
+    """Batches, as many as fit into a share of the memory together with ``outputs`` of each row by every contestant:
+    all, or every second one, or every fourth …
+    """
+    memory, step, size = usable_memory(), 1, 0
+    most = math.inf if memory is None else _SHARE * memory
+    held = list[Batch]()
+    for i, batch in enumerate(batches):
+        if i % step == 0:
+            held.append(batch)
+            size += _bytes(batch, outputs)
+        while size > most and len(held) > 1:
+            held, step = held[::2], 2 * step
+            size = sum(_bytes(each, outputs) for each in held)
+    return held
+
+
+def _bytes(batch: Batch, outputs: int) -> int:
+    """Bytes of a batch and of the outputs of both paths and of their sum, in fp64."""
+    tensors = (each for each in tree_iter(vars(batch.input)) if isinstance(each, Tensor))
+    return sum(each.nbytes for each in tensors) + 3 * 8 * outputs * batch.num_targets
 
 
 def _best_baseline(task: JoinedTask, dataset: Dataset) -> float | None:

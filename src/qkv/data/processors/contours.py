@@ -80,10 +80,6 @@ class ContourProcessor(Processor):
     def picture_read(self, encoded: np.ndarray) -> str:
         return as_uri(np.where(_drawn(encoded, SHOWN), 0, 255).astype(np.uint8))
 
-    def checked(self, value: Any) -> Any:
-        self.field(value)
-        return value
-
     def shown(self, value: Any) -> str:
         return image_name(value, "shape")
 

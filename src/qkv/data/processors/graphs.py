@@ -137,10 +137,6 @@ class GraphsProcessor(Processor):
         """Copy of an encoded graph with the edges (E, 2) in place of its own, and encodings of them."""
         return replace(encoded, **_structure(edges, len(encoded), self.spec))
 
-    def checked(self, value: Any) -> Any:
-        read_graph(value)
-        return value
-
     def count(self, value: Any) -> int:
         """Number of nodes of a raw graph. Raises ``Unusable``."""
         return read_graph(value).num_nodes

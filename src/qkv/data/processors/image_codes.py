@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -12,9 +14,11 @@ import numpy as np
 import torch
 
 from qkv.data.batch import INPUT
+from qkv.data.cache import stored
 from qkv.data.pretrained import WEIGHTS, read_pretrained
 from qkv.data.processors.images import ImageProcessor
 from qkv.data.processors.processor import Processor, build_processor
+from qkv.data.records.pictures import URI
 from qkv.data.records.values import Unusable
 from qkv.layers.signal import Signal
 from qkv.models.codebook import CodebookDecoder
@@ -25,6 +29,7 @@ from qkv.spec.signals.image_sequences import ImageCodes, ImageSequence
 
 _AT_ONCE = 256
 _KEY = "data.processor.run"
+_CODES, _REASONS = "codes.npy", "unusable.json"
 
 
 class Autoencoder(NamedTuple):
@@ -80,6 +85,44 @@ def order_of(spec: ImageSequence) -> np.ndarray:
     return (places if spec.order == "rows" else places.T).flatten()
 
 
+def identity_of(values: Sequence[Any]) -> str | None:
+    """Digest of raw images: contents of those in memory; names, sizes and times of files. None if one has neither."""
+    total = hashlib.sha256()
+    for value in values:
+        if isinstance(value, np.ndarray):
+            total.update(f"{value.shape} {value.dtype}".encode())
+            total.update(np.ascontiguousarray(value).data)
+        elif isinstance(value, (str, Path)):
+            path = Path(value).expanduser()
+            if str(value).startswith(URI):
+                total.update(str(value).encode())
+            elif path.is_file():
+                found = path.stat()
+                total.update(f"{path.resolve()} {found.st_size} {found.st_mtime_ns}".encode())
+            else:
+                total.update(f"no file {path}".encode())
+        else:
+            return None
+    return total.hexdigest()
+
+
+class _Stored(NamedTuple):
+    """Codes (B, N) of images, and by index of those that cannot be read the reason."""
+
+    codes: np.ndarray
+    reasons: dict[str, str]
+
+
+def _loaded(home: Path, count: int) -> _Stored | None:
+    """Codes stored in a folder of the cache; None if they are missing or damaged."""
+    try:
+        codes = np.load(home / _CODES, allow_pickle=False)
+        reasons = json.loads((home / _REASONS).read_text(encoding="utf-8"))
+    except (OSError, ValueError, EOFError):
+        return None
+    return _Stored(codes, reasons) if codes.ndim == 2 and len(codes) == count and codes.dtype == np.int32 else None
+
+
 @implements(ImageCodes)
 class ImageCodesProcessor(Processor):
     """Codes of images: a file name, an array or a Pillow image -> numbers (N) of codes, in the order of the spec."""
@@ -110,6 +153,30 @@ class ImageCodesProcessor(Processor):
         return self._ordered([self.coder.images.encode(value)])[0]
 
     def encode_all(self, values: Sequence[Any]) -> Iterator[np.ndarray | Unusable]:
+        """Encoded values in order. Those of many images are cached, under the digests of the autoencoder and images."""
+        known = identity_of(values) if len(values) > _AT_ONCE and self.spec.digest is not None else None
+        if known is None:
+            yield from self._encoded(values)
+            return
+        key = hashlib.sha256(f"{self.spec.digest} {self.spec.order} {known}".encode()).hexdigest()
+        found = stored("codes", key, lambda home: _loaded(home, len(values)), lambda home: self._write(home, values))
+        for i, codes in enumerate(found.codes):
+            reason = found.reasons.get(str(i))
+            yield codes if reason is None else Unusable(reason)
+
+    def _write(self, home: Path, values: Sequence[Any]) -> None:
+        """Write the codes of all values, and the reasons why others cannot be read, into the folder ``home``."""
+        assert self.spec.places is not None
+        codes, reasons = np.zeros((len(values), self.spec.places), np.int32), dict[str, str]()
+        for i, found in enumerate(self._encoded(values)):
+            if isinstance(found, Unusable):
+                reasons[str(i)] = str(found)
+            else:
+                codes[i] = found
+        np.save(home / _CODES, codes)
+        (home / _REASONS).write_text(json.dumps(reasons), encoding="utf-8")
+
+    def _encoded(self, values: Sequence[Any]) -> Iterator[np.ndarray | Unusable]:
         each = self.coder.images.encode_all(values)
         while some := list(islice(each, _AT_ONCE)):
             images = [image for image in some if not isinstance(image, Unusable)]

@@ -108,10 +108,6 @@ class ImageProcessor(Processor):
         image.thumbnail((SHOWN, SHOWN))
         return as_uri(image)
 
-    def checked(self, value: Any) -> Any:
-        converted(opened_image(value), "L", image_name(value))
-        return value
-
     def shown(self, value: Any) -> str:
         return image_name(value, "image")
 

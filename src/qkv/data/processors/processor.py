@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,12 @@ from qkv.data.records.values import Unusable
 from qkv.layers.signal import Signal
 from qkv.spec.processors import Processor as ProcessorSpec
 from qkv.spec.register import implementation, implementations
+
+
+class Encoded(NamedTuple):
+    """Raw value that is encoded already, so that it is decoded only once."""
+
+    encoded: Any
 
 
 class Processor(ABC):
@@ -53,11 +59,15 @@ class Processor(ABC):
     def encode(self, value: Any) -> np.ndarray:
         """Convert a raw value to a compact array. Raises ``Unusable`` for one that cannot be read."""
 
+    def read(self, value: Any) -> Any:
+        """Encoded value of a raw one, which may be ``Encoded`` already. Raises ``Unusable``."""
+        return value.encoded if isinstance(value, Encoded) else self.encode(value)
+
     def encode_all(self, values: Sequence[Any]) -> Iterator[np.ndarray | Unusable]:
         """Encoded values in order, by default one by one; in place of one that cannot be read, the error."""
         for value in values:
             try:
-                yield self.encode(value)
+                yield self.read(value)
             except Unusable as error:
                 yield error
 
@@ -91,10 +101,6 @@ class Processor(ABC):
         """
         whole = self.picture_read(encoded) if count == 1 else None
         return [] if whole is None else [whole]
-
-    def checked(self, value: Any) -> Any:
-        """Return a raw value. Raises ``Unusable`` if it cannot be read; by default, only ``encode`` checks that."""
-        return value
 
     def notes(self) -> list[str]:
         """Sentences for the user on the values encoded so far, such as how many were repaired."""

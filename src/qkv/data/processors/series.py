@@ -77,10 +77,6 @@ class SeriesProcessor(Processor):
             self.gaps = [self.gaps[0] + 1, self.gaps[1] + missing]
         return self._scaled(values)
 
-    def checked(self, value: Any) -> Any:
-        self._read(value)
-        return value
-
     def _read(self, value: Any) -> np.ndarray:
         """Values (T, C) of a raw series. Raises ``Unusable``, also for another number of channels."""
         values, channels = array_of(value, self.spec.channels), len(self.spec.channels)

@@ -91,11 +91,6 @@ class VideoProcessor(Processor):
         found = [self._frame.picture_read(encoded[i * each + each // 2]) for i in range(count)]
         return [picture for picture in found if picture is not None]
 
-    def checked(self, value: Any) -> Any:
-        for frame in _spread(_clip(value), 1):
-            self._frame.checked(frame)
-        return value
-
     def shown(self, value: Any) -> str:
         return image_name(value, "clip")
 

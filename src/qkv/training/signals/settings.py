@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from qkv.spec.training import AdamW, Checkpoints, Cosine, Training, Validation
 
@@ -24,7 +24,7 @@ def training_of(
     examples: int,
     rows: int,
     epochs: int,
-    precision: str = "fp32",
+    precision: Literal["fp32", "bf16"] = "fp32",
     most: int | None = None,
     warmup: int = 100,
     final: float = 0.01,
