@@ -10,7 +10,8 @@ from qkv.report.evaluation import ERRORS, words
 
 class Contestant(NamedTuple):
     """Factors of both paths, and the validation metrics with them; ``tested``: those of the test part, if known, which
-    decide nothing. ``eligible``: False if the run may not keep it, and it is shown for comparison.
+    decide nothing. ``eligible``: False if the run may not keep it, and it is shown for comparison. ``expected``: loss
+    of rows that the factors were not fitted to, if it is known.
     """
 
     name: str
@@ -19,6 +20,12 @@ class Contestant(NamedTuple):
     figures: dict[str, float]
     tested: dict[str, float] = {}
     eligible: bool = True
+    expected: float | None = None
+
+    @property
+    def loss(self) -> float:
+        """Loss that decides: the expected one, else that of the validation part."""
+        return self.figures["loss"] if self.expected is None else self.expected
 
 
 def ranked(contestants: list[Contestant], metric: str, baseline: float | None) -> list[Contestant]:
@@ -31,7 +38,7 @@ def ranked(contestants: list[Contestant], metric: str, baseline: float | None) -
     bound = max(min(errors), errors[0] if baseline is None else sign * baseline)
 
     def key(each: Contestant) -> tuple[bool, bool, float]:
-        return not each.eligible, sign * each.figures[metric] > bound, float(f"{each.figures['loss']:.3g}")
+        return not each.eligible, sign * each.figures[metric] > bound, float(f"{each.loss:.3g}")
 
     return sorted(contestants, key=key)
 
@@ -39,6 +46,7 @@ def ranked(contestants: list[Contestant], metric: str, baseline: float | None) -
 def section(contestants: Sequence[Contestant], metric: str) -> dict[str, Any]:
     """Table of the contestants for the report."""
     names, tested = list(contestants[0].figures), [metric] if contestants[0].tested else []
+    expected = contestants[0].expected is not None
     rows = [
         [
             each.name,
@@ -46,14 +54,16 @@ def section(contestants: Sequence[Contestant], metric: str) -> dict[str, Any]:
             f"{each.wide:.2f}",
             *(f"{each.figures[name]:.4g}" for name in names),
             *(f"{each.tested[name]:.4g}" for name in tested),
+            *([f"{each.loss:.4g}"] if expected else []),
         ]
         for each in contestants
     ]
     columns = ["model", "factor deep", "factor wide", *map(words, names), *(f"test {words(name)}" for name in tested)]
+    columns += ["cross-validated loss"] if expected else []
     note = "The first row is the model of this run: of those "
     if all(each.eligible for each in contestants):
         note += f"whose validation {words(metric)} is not worse than that of the baseline, it has the least "
-        note += "validation loss."
+        note += "cross-validated loss within that part." if expected else "validation loss."
     else:
         count = sum(each.eligible for each in contestants)
         note += f"that it may keep, the first {count}, it has the least validation loss; the others are a comparison."

@@ -1,8 +1,9 @@
 """Wide path of a run: fitted to the training split before the deep path is trained, joined with it afterwards.
 
 Both paths are trained apart. The joined outputs a · deep + b · wide have the a and b of least loss on the validation
-split (late fusion). Of the contestants, wide, deep and joined, the run keeps that of least validation loss among those
-whose validation metric is not worse than that of the baseline.
+split (late fusion), or equal shares if that split is small and fitted factors have a higher cross-validated loss. Of
+the contestants, wide, deep and joined, the run keeps that of least validation loss among those whose validation metric
+is not worse than that of the baseline.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ _MANY = 300_000
 _STEPS = 200
 _SHARE = 0.25
 """Largest share of the usable memory that is taken by the validation part and its outputs."""
+_SMALL, _PARTS = 500, 5
+"""Validation rows below which the loss of a contestant is cross-validated, and the parts of that."""
 
 
 def fit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
@@ -154,11 +157,11 @@ def join(
     deep, wide, targets = found
 
     def contestant(name: str, reads: Sequence[int], linear: list[Tensor]) -> Contestant:
-        a, b = factors = _factors(model, torch.cat(deep), torch.cat(linear), torch.cat(targets), reads)
+        (a, b), expected = _shares(model, *map(torch.cat, (deep, linear, targets)), reads)
         totals = Totals()
         for one, other, batch in zip(deep, linear, batches, strict=True):
             totals.add(task.observed(model, a * one + b * other, batch))
-        return Contestant(name, *factors, task.figures(totals, dataset.scale()))
+        return Contestant(name, a, b, task.figures(totals, dataset.scale()), expected=expected)
 
     contestants = [
         contestant(name, reads, wide)
@@ -233,6 +236,27 @@ def _outputs(
                 found[path].append(at_least_single(outputs).double().cpu())
             found[2].append(targets.cpu())
     return found
+
+
+def _shares(
+    model: Transformer, deep: Tensor, wide: Tensor, targets: Tensor, reads: Sequence[int]
+) -> tuple[tuple[float, float], float | None]:
+    """(factors of both paths, cross-validated loss of a row; None if the rows are many).
+
+    Factors fitted to few rows make outputs too large that are correct for these rows. Few rows therefore decide between
+    fitted factors and equal shares by cross-validation.
+    """
+    fitted, count = _factors(model, deep, wide, targets, reads), len(targets)
+    if not _PARTS <= count < _SMALL:
+        return fitted, None
+    part, total = torch.arange(count) % _PARTS, 0.0
+    for i in range(_PARTS):
+        own, rest = part == i, part != i
+        a, b = _factors(model, deep[rest], wide[rest], targets[rest], reads)
+        total += float(model.head.loss(a * deep[own] + b * wide[own], targets[own]))
+    a, b = (float(path in reads) / len(reads) for path in (DEEP, WIDE))
+    plain = float(model.head.loss(a * deep + b * wide, targets))
+    return ((a, b), plain / count) if plain <= total else (fitted, total / count)
 
 
 def _factors(
