@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,20 @@ def test_images_are_generated_by_label_and_written(codes_run: Path, capsys: pyte
     for options, named in refused.items():
         assert main(["generate", str(codes_run), "--image", str(file), *options]) == 2
         assert named in capsys.readouterr().err
+
+
+def test_a_run_of_codes_is_moved_without_its_autoencoder(autoencoder: Path, tmp_path: Path) -> None:
+    coder, first = tmp_path / "coder", tmp_path / "run"
+    shutil.copytree(autoencoder, coder)
+    trained(of_codes(coder), first, steps=3)
+    before = qkv.generate_images(first, 2, seed=1)
+    moved = tmp_path / "elsewhere" / "run"
+    moved.parent.mkdir()
+    first.rename(moved)
+    shutil.rmtree(coder)
+    np.testing.assert_array_equal(qkv.generate_images(moved, 2, seed=1), before)
+    resumed = trained(of_codes(coder), moved, steps=6)
+    assert resumed.metrics[-1]["step"] == 6
 
 
 def test_a_missing_or_other_autoencoder_is_one_sentence(autoencoder: Path, codes_run: Path, tmp_path: Path) -> None:

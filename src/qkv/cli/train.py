@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from qkv.cli.train_help import Command as Command
 from qkv.cli.verbs import FINETUNE, OF_TABLES, refuse_without_verb, table_of
+from qkv.spec.adapt import Adapt
+from qkv.spec.data import Data
 from qkv.spec.errors import UserError
 from qkv.spec.imports import imports_given
 from qkv.training import clock
@@ -37,11 +39,10 @@ qkv train answer --data squad.json
 qkv train finetune --from bert-base-uncased --data mine.csv
 qkv train classify --from runs/pretrained --data mine.csv --adapt "lora(16)"
 """
-_FIRST = (
-    "A recipe (file or name), run folder, text file or data set name; or classify, multilabel, regress, tag, answer, "
-    "translate, forecast, edges, summarize, finetune."
-)
+_FIRST = f"A recipe (file or name), run folder, text file or data set name; or {', '.join((*VERBS, FINETUNE))}."
 
+_PARAMETERS = "|".join(Adapt.kinds())
+_ROWS = "|".join(get_args(Data.model_fields["bad_rows"].annotation))
 _Text = Annotated[
     str | None,
     typer.Option(metavar="COLUMN", help="Input text column; default: guessed."),
@@ -53,7 +54,7 @@ _Start = Annotated[
 ]
 _Adapt = Annotated[
     str | None,
-    typer.Option(metavar="whole|head|last|lora", help="Parameters to train; 'lora(16)' sets the rank. Default: whole."),
+    typer.Option(metavar=_PARAMETERS, help="Parameters to train; 'lora(16)' sets the rank. Default: whole."),
 ]
 _Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as training.steps=500.")
@@ -74,7 +75,10 @@ _SplitGroup = Annotated[
 _SplitTime = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="Hold out the last rows, by this column of times.")
 ]
-_BadRows = Annotated[str | None, typer.Option(metavar="skip|refuse", help="Skip or refuse unusable rows.")]
+_BadRows = Annotated[
+    str | None,
+    typer.Option(metavar=_ROWS, help="Skip or refuse unusable rows."),
+]
 _Source = Annotated[str | None, typer.Option(metavar="FILE|COLUMN", help="Source text file; with --data, a column.")]
 _Target = Annotated[str | None, typer.Option(metavar="FILE|COLUMN", help="Its translation, line by line.")]
 _Context = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the text that contains the answer.")]

@@ -12,6 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from qkv.data.vocabulary import SPEC_FILE as SPEC
+from qkv.data.vocabulary import WEIGHTS_FILE as WEIGHTS
 from qkv.data.vocabulary import Vocabulary
 from qkv.models.placing import place, places_of
 from qkv.models.transformer import Transformer
@@ -19,8 +21,6 @@ from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.shipped import shipped
 from qkv.spec.yaml_io import read_recipe
-
-SPEC, WEIGHTS = "spec.yaml", "model.safetensors"
 
 
 class Pretrained(NamedTuple):

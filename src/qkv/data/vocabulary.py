@@ -21,6 +21,11 @@ LABELS_FILE = "labels.json"
 PROCESSORS_FILE = "processors.json"
 FILES = (FILE_NAME, TARGET_FILE, LABELS_FILE, PROCESSORS_FILE)
 """File names of a vocabulary; a run has those that it needs."""
+PRETRAINED = "pretrained"
+"""Folder with copies of the trained runs that processors read, so that a run can be moved."""
+SPEC_FILE, WEIGHTS_FILE = "spec.yaml", "model.safetensors"
+_LARGEST = 256_000_000
+"""Most bytes of weights that are copied."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +80,15 @@ class Vocabulary:
             write_whole(folder / PROCESSORS_FILE, json.dumps(self._plain(), ensure_ascii=False, indent=1).encode())
         if self.has_text:
             self.tokenizer.save(folder / FILE_NAME)
+        for name, processor in self.processors.items():
+            if processor.pretrained:
+                _copy(Path(getattr(processor, processor.pretrained)).expanduser(), folder / PRETRAINED / name)
 
     @classmethod
     def load(cls, folder: Path) -> Vocabulary:
-        """Load the vocabulary saved in ``folder``. Raises ``UserError`` for a missing or malformed file."""
+        """Load the vocabulary saved in ``folder``, whose processors read copies of trained runs if there are any.
+        Raises ``UserError`` for a missing or malformed file.
+        """
         processors = _processors(folder / PROCESSORS_FILE)
         labels = _labels(folder / LABELS_FILE)
         if processors is not None and not (folder / FILE_NAME).exists():
@@ -117,6 +127,26 @@ def _processors(path: Path) -> dict[str, Processor] | None:
     if not isinstance(found, dict):
         raise UserError(f"{path} is not a table of processors")
     try:
-        return {str(name): Processor.parse(value) for name, value in found.items()}
+        return {
+            str(name): _moved(Processor.parse(value), path.parent / PRETRAINED / name) for name, value in found.items()
+        }
     except SpecError as error:
         raise UserError(f"{path}: {error}") from None
+
+
+def _copy(run: Path, folder: Path) -> None:
+    """Copy what is needed of the trained run in ``run``, its weights last, unless they are missing or large."""
+    weights = run / WEIGHTS_FILE
+    if not weights.is_file() or weights.stat().st_size > _LARGEST:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (SPEC_FILE, *FILES, WEIGHTS_FILE):
+        if (run / name).is_file():
+            write_whole(folder / name, (run / name).read_bytes())
+
+
+def _moved(processor: Processor, copy: Path) -> Processor:
+    """Processor that reads the copy of a trained run instead of the run itself, if there is one."""
+    if not processor.pretrained or not (copy / WEIGHTS_FILE).is_file():
+        return processor
+    return processor.changed(**{processor.pretrained: str(copy)})

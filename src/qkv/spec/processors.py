@@ -23,6 +23,9 @@ class Processor(Part, slot=True):
     makes_codes: ClassVar[bool] = False
     """True if a value becomes codes: ids that a language model reads and generates."""
 
+    pretrained: ClassVar[str] = ""
+    """Name of the field with the folder of a trained run that it reads; empty if it reads none."""
+
     @property
     def reads_label(self) -> bool:
         """True if the label of a value is read with it, so that values of a label can be generated."""

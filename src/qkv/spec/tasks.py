@@ -9,40 +9,12 @@ from pydantic import Field
 from qkv.spec.base import Part, Seq
 from qkv.spec.errors import Problem
 from qkv.spec.model import Model
-
-Reads = Literal["text", "examples", "nothing"]
-Needs = Literal["causal", "decodes", "anything"]
-
-
-class Task(Part, slot=True):
-    """Base class of tasks: the training objective, with the data, model and head that it requires."""
-
-    reads: ClassVar[Reads] = "text"
-    """Required data: a text, a table of examples, or nothing if the task generates its own data."""
-    needs: ClassVar[Needs] = "anything"
-    """Required model: causal; decodes (causal after each row's prefix); anything (the model need not decode)."""
-    takes_encoder: ClassVar[bool] = False
-    """True if encoder–decoders are supported."""
-    head: ClassVar[str] = "language_model"
-    """Required kind of head."""
-    reads_signals: ClassVar[bool] = False
-    """True if the input may be another signal than text, such as images."""
-    reads_words: ClassVar[bool] = False
-    """True if the front end may read words instead of tokens."""
-    sized_by_tokenizer: ClassVar[bool] = False
-    """True if the vocabulary is the tokenizer's, without tokens of the task's own."""
-
-    def writes(self, model: Model) -> bool:
-        """True if predictions of ``model`` are generated token by token."""
-        return self.needs != "anything"
-
-    def model_problems(self, model: Model) -> list[Problem]:
-        """Errors in the combination of this task with ``model``, each with its path in the model; empty if none."""
-        return []
-
-    def published(self) -> Self:
-        """Task for a published model: settings that the training data would determine are set to neutral values."""
-        return self
+from qkv.spec.signal_tasks import Autoencoding as Autoencoding
+from qkv.spec.signal_tasks import EdgePrediction as EdgePrediction
+from qkv.spec.signal_tasks import Forecasting as Forecasting
+from qkv.spec.signal_tasks import NextPatch as NextPatch
+from qkv.spec.signal_tasks import NodeClassification as NodeClassification
+from qkv.spec.task import Needs, Reads, Task
 
 
 class NextToken(Task, kind="next_token"):
@@ -149,67 +121,6 @@ class TokenClassification(Task, kind="token_classification"):
         return [Problem(("head",), f"{sentence}; give task.{name.replace(' ', '_')}={off}, or model.head=tokens")]
 
 
-class NodeClassification(Task, kind="node_classification"):
-    """Classification of the nodes of one graph: -Σ log p(label of node i | graph) over the training nodes.
-
-    Metrics: accuracy and macro F1. The whole graph is read, with the nodes of all splits (transductive). Data: a known
-    graph, an ``.npz`` file, or ``nodes.csv | edges.csv``.
-    """
-
-    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
-    parts: int = Field(
-        default=1, gt=0, description="random parts of the nodes that each epoch reads one by one, for a large graph"
-    )
-    fold: int = Field(default=0, ge=0, description="index of the split, if the data has several")
-    fanouts: Seq[Annotated[int, Field(ge=-1)]] = Field(
-        default=(),
-        description="most neighbours of a node that a step reads, by hop (Hamilton et al. 2017), -1: all, around "
-        "training.batch_size nodes; default: the whole graph",
-    )
-
-    def problems(self) -> list[Problem]:
-        if self.parts == 1 or not self.fanouts:
-            return []
-        return [Problem(("fanouts",), "batches are parts or neighbours of nodes; leave task.parts or task.fanouts out")]
-
-    reads: ClassVar[Reads] = "examples"
-    reads_signals: ClassVar[bool] = True
-    head: ClassVar[str] = "tokens"
-
-    def model_problems(self, model: Model) -> list[Problem]:
-        return _of_graphs(self, model)
-
-
-class EdgePrediction(Task, kind="edge_prediction"):
-    """Prediction of the missing edges of one graph: -Σ log p(edge or not | pair of nodes, other edges), undirected.
-
-    Metrics: AUC, average precision, hits at 20. Held-out edges are removed from the graph that the model reads; as many
-    pairs without an edge are drawn. Data: a known graph, an ``.npz`` file, ``nodes.csv | edges.csv``, or ``edges.csv``.
-    """
-
-    test_fraction: float = Field(default=0.1, ge=0, lt=1, description="share of the edges in the test part")
-    hidden: float = Field(
-        default=0.5, gt=0, lt=1, description="share of the training edges that each step hides, and predicts"
-    )
-    negatives: int = Field(default=1, gt=0, le=100, description="pairs without an edge for each hidden edge")
-
-    reads: ClassVar[Reads] = "examples"
-    reads_signals: ClassVar[bool] = True
-    head: ClassVar[str] = "edges"
-
-    def model_problems(self, model: Model) -> list[Problem]:
-        return _of_graphs(self, model)
-
-
-def _of_graphs(task: Task, model: Model) -> list[Problem]:
-    """Problem of a model whose front end reads no graph; empty if it does."""
-    processor = model.frontend.processor
-    if processor is not None and processor.of_graphs:
-        return []
-    sentence = f"the task {task.kind!r} reads the nodes of a graph, and the front end {model.frontend.kind!r} none"
-    return [Problem(("frontend",), f"{sentence}; use 'nodes'")]
-
-
 class QuestionAnswering(Task, kind="question_answering"):
     """Extractive question answering: -log p(first token) - log p(last token).
 
@@ -252,95 +163,6 @@ class Regression(Task, kind="regression"):
 
     def published(self) -> Self:
         return self.changed(mean=0.0, deviation=1.0)  # the outputs are in the original units
-
-
-class Forecasting(Task, kind="forecasting"):
-    """Forecasting of time series: the next ``horizon`` values from the last ``context``; loss of the head's form.
-
-    Metrics: MSE and MAE of the standardised values, RMSE and MAE in the units of the data. Columns ``value``, and
-    optionally ``time``, ``series`` and ``known``; several names are separated by commas.
-    """
-
-    context: int = Field(default=96, gt=0, le=1_000_000, description="steps that the model reads")
-    horizon: int = Field(default=24, gt=0, le=1_000_000, description="steps that it forecasts")
-    parts: Seq[Annotated[float, Field(gt=0)]] = Field(
-        default=(0.7, 0.1, 0.2),
-        min_length=2,
-        max_length=3,
-        description="training, validation and test part in order of time: fractions, or numbers of steps",
-    )
-    dropped: float = Field(
-        default=0.0, ge=0, lt=1, description="fraction of the steps of each window that are left out at random"
-    )
-
-    reads: ClassVar[Reads] = "examples"
-    head: ClassVar[str] = "forecast"
-    reads_signals: ClassVar[bool] = True
-    takes_encoder: ClassVar[bool] = True
-
-    def problems(self) -> list[Problem]:
-        if max(self.parts) > 1:
-            wrong = next((part for part in self.parts if part != int(part)), None)
-            sentence = f"{wrong} given beside numbers of steps; give whole numbers, or fractions whose sum is at most 1"
-            return [] if wrong is None else [Problem(("parts",), sentence)]
-        total = sum(self.parts)
-        return [] if total <= 1 + 1e-9 else [Problem(("parts",), f"the sum of the fractions is {total:g}, above 1")]
-
-    def model_problems(self, model: Model) -> list[Problem]:
-        stack, path = (model.encoder, ("encoder", "frontend")) if model.encoder else (model, ("frontend",))
-        if stack.frontend.processor is None or stack.frontend.processor.kind != "series":
-            return [Problem(path, f"the task 'forecasting' reads series, not {stack.frontend.kind!r}")]
-        if model.encoder and model.frontend.kind != "series_steps":
-            return [Problem(("frontend",), "a decoder of forecasts reads future steps; use 'series_steps'")]
-        inverted = getattr(stack.frontend, "channels", "") == "inverted"
-        fits = ("steps",) if model.encoder else ("channels",) if inverted else ("flatten", "mean")
-        over = getattr(model.head, "over", fits[0])
-        if over in fits:
-            return []
-        sentence = f"the head reads {over!r}, but a position of this model is no such thing; use {' or '.join(fits)}"
-        return [Problem(("head", "over"), sentence)]
-
-
-class Autoencoding(Task, kind="autoencoding"):
-    """Autoencoding of images through a codebook: (pixel - reconstruction)² + β (z - code)², means per image.
-
-    Metrics: squared error of pixels from 0 to 1, PSNR, and the use of the codes. Column ``image``.
-    """
-
-    reads: ClassVar[Reads] = "examples"
-    reads_signals: ClassVar[bool] = True
-    head: ClassVar[str] = "codebook"
-
-    def model_problems(self, model: Model) -> list[Problem]:
-        frontend = model.frontend
-        if frontend.cell is None:
-            sentence = f"the task {self.kind!r} reads images on a grid, and the front end {frontend.kind!r} makes none"
-            return [Problem(("frontend",), f"{sentence}; use 'patches'")]
-        if getattr(frontend, "leading", 0):
-            sentence = "an autoencoder has one code per patch, so that there are no other positions"
-            return [Problem(("frontend",), f"{sentence}; leave class_token and extra_tokens out")]
-        return []
-
-
-class NextPatch(Task, kind="next_patch"):
-    """Generation of images from patches of pixels: -log p(patch_i | start, patch_<i), in nats per pixel value.
-
-    Pixels have uniform noise of one level of 256, so that the density bounds the probability of the levels (Theis et
-    al. 2016). Columns ``image`` and, if the start is the label, ``label``.
-    """
-
-    reads: ClassVar[Reads] = "examples"
-    reads_signals: ClassVar[bool] = True
-    needs: ClassVar[Needs] = "causal"
-    head: ClassVar[str] = "mixture"
-
-    def model_problems(self, model: Model) -> list[Problem]:
-        processor = model.frontend.processor
-        if processor is not None and processor.kind == "image_patches":
-            return []
-        return [
-            Problem(("frontend",), f"the task {self.kind!r} does not read {model.frontend.kind!r}; use 'image_patches'")
-        ]
 
 
 class MaskedTokens(Task, kind="masked_tokens"):

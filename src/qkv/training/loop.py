@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from qkv.data.batch import Batch
-from qkv.data.corpus import TEST, VALIDATION
+from qkv.data.corpus import VALIDATION
 from qkv.inspection.losses import backward
-from qkv.layers.lora import merged
 from qkv.models.adapt import rate_factors
 from qkv.ops.linear.precision import autocast
 from qkv.report.evaluation import ERRORS
 from qkv.report.training import Status
-from qkv.runs.calibration import calibrate
-from qkv.runs.checkpoint import Checkpoint, load_weights, save_weights, weights
-from qkv.runs.evaluation import evaluate_split, held_out, measure
-from qkv.runs.evaluation_file import read_evaluation, write_evaluation
-from qkv.runs.files import read_metadata, read_tensors
+from qkv.runs.checkpoint import Checkpoint, save_weights, weights
+from qkv.runs.evaluation import measure
+from qkv.runs.evaluation_file import read_evaluation
 from qkv.runs.folder import WEIGHTS, locked
 from qkv.runs.identity import MADE_WITH, made_with, recipe_digest
 from qkv.runs.load import load
@@ -35,8 +31,8 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.training import Training
 from qkv.training import clock, heats, random_state
 from qkv.training.budget import Budget
-from qkv.training.contestants import Contestant, section, tested_section
-from qkv.training.events import Ended, Evaluated, Event, Notice, OnEvent, Sampled, Saved, Started, Stepped, Validated
+from qkv.training.events import Ended, Event, Notice, OnEvent, Sampled, Saved, Started, Stepped, Validated
+from qkv.training.final import best_weights, evaluate_best
 from qkv.training.health import diagnose
 from qkv.training.interrupt import Interrupted, StopNow, StopRequest
 from qkv.training.optimisers import build_optimizer
@@ -47,7 +43,6 @@ from qkv.training.setup import Setup, prepare
 from qkv.training.show import Show
 from qkv.training.standing import Standing
 from qkv.training.usage import counted
-from qkv.training.wide import join
 
 # Checkpoints saved by time, and samples at unset intervals, may take this share of the training time.
 _OVERHEAD = 0.02
@@ -371,7 +366,7 @@ class Trainer:
             self.evaluates
             and self.setup.task.evaluates
             and (folder / WEIGHTS).exists()
-            and read_evaluation(folder, self._best()[1]) is None
+            and read_evaluation(folder, best_weights(folder)[1]) is None
         )
 
     def evaluate(self, stop: StopRequest, record: RunRecorder) -> None:
@@ -385,66 +380,10 @@ class Trainer:
         """Save the best weights, evaluate them, and end the run. A stop leaves the evaluation to the next start."""
         if not (self.setup.folder / WEIGHTS).exists():
             self.save_best()  # no held-out loss was finite
-        if self.owes_evaluation and not self._evaluate(stop):
+        if self.owes_evaluation and not evaluate_best(self.setup, self.tell, stop):
             self._end("stopped", f"stopped by {stop} during the final evaluation; the same command repeats it")
         else:
             self._end("finished", self.why_finished() if self._impatient else "")
-
-    def _evaluate(self, stop: StopRequest) -> bool:
-        """Load the best weights into the model and evaluate them; False if stopped. Errors are reported as notices."""
-        setup, evaluations = self.setup, {}
-        tensors, step = self._best()
-        load_weights(self.model, tensors, setup.folder / WEIGHTS)
-        contestants = self._joined(stop)
-        if contestants is None:
-            return False
-        for split in held_out(setup.dataset):
-            self.tell(Notice(f"evaluating the weights of step {step:,} on the {split} part"))
-            try:
-                with stop.at_once(), merged(self.model):
-                    if not evaluations:
-                        calibrate(self.model, setup.task, setup.dataset, setup.recipe, setup.folder, step)
-                    evaluation = evaluate_split(
-                        self.model, setup.task, setup.dataset, setup.recipe, split, stop=lambda: bool(stop)
-                    )
-            except StopNow:
-                return False
-            except UserError as error:
-                self.tell(Notice(f"the final evaluation failed: {error}; the same command repeats it"))
-                return True
-            if evaluation is None:
-                return False
-            if contestants and split == VALIDATION:
-                table = section(contestants, setup.task.metric)
-                evaluation = replace(evaluation, sections=[table, *evaluation.sections])
-            if split == TEST:
-                evaluation = replace(evaluation, sections=[*tested_section(contestants), *evaluation.sections])
-            if split == VALIDATION:
-                sections = [*heats.section(setup.folder, setup.task.metric), *evaluation.sections]
-                evaluation = replace(evaluation, sections=sections)
-            evaluations[split] = evaluation
-            self.tell(Evaluated(step, split, evaluation.figures))
-        write_evaluation(setup.folder, step, evaluations)
-        return True
-
-    def _joined(self, stop: StopRequest) -> list[Contestant] | None:
-        """Join the paths of a model with a wide path, and save the factors with the best weights; None if stopped."""
-        if self.model.wide is None:
-            return []
-        setup, training, path = self.setup, self.training, self.setup.folder / WEIGHTS
-        name = heats.winner(setup.folder)
-        found = join(self.model, setup.task, setup.dataset, training.precision, lambda: bool(stop), name)
-        if found is not None:
-            metadata = read_metadata(path)
-            metadata.pop("sha256", None)
-            save_weights(path, self.model, metadata)
-            self.tell(Notice(f"chosen on the validation part: {found[0].name}"))
-        return found
-
-    def _best(self) -> tuple[dict[str, Tensor], int]:
-        """(tensors, step) of the run's best weights."""
-        tensors, metadata = read_tensors(self.setup.folder / WEIGHTS)
-        return tensors, int(metadata.get("step", 0))
 
     def _end(self, status: Status, message: str) -> None:
         """Write the final report and send the event ``Ended``."""

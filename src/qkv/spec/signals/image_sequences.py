@@ -47,6 +47,7 @@ class ImageCodes(ImageSequence, kind="image_codes"):
     """Codes of images by a trained autoencoder (task ``autoencoding``), as tokens of the task ``next_token``."""
 
     makes_codes: ClassVar[bool] = True
+    pretrained: ClassVar[str] = "run"
     run: str = Field(min_length=1, description="folder of the autoencoder's run")
     codes: int | None = Field(default=None, gt=0, description="number of codes; default: the autoencoder's")
     digest: str | None = Field(default=None, description="SHA-256 of the autoencoder's weights; default: as found")

@@ -1,0 +1,241 @@
+"""Specs of blocks, and of stacks of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, Self
+
+from pydantic import Field
+
+from qkv.spec.base import Seq, Spec
+from qkv.spec.branches import Attention, Branch, FeedForward
+from qkv.spec.errors import Problem
+from qkv.spec.parts import Add, LayerNorm, Norm, Residual
+from qkv.spec.register import import_all
+
+import_all("qkv.spec.mixers")  # their kinds join the slot of branches
+
+MOST_LAYERS = 10_000
+"""Maximum number of layers of a stack, rounds included; published models have up to a thousand."""
+
+
+class Block(Spec):
+    """Block of residual branches f with a norm (a layer of a stack).
+
+        pre        x + f(norm x)                (GPT-2)
+        post       norm(x + f(x))               (Vaswani et al. 2017)
+        sandwich   x + norm f(norm x)           (CogView, Ding et al. 2021)
+        parallel   x + Σ_k f_k(norm x)          (GPT-J 2021), one norm for all branches
+
+    With ``norms`` branch k has its own norm_k instead of ``norm``; the parallel order becomes x + Σ_k f_k(norm_k x)
+    (GPT-NeoX, Black et al. 2022).
+    """
+
+    branches: Seq[Branch] = Field(default=(Attention(), FeedForward()), min_length=1)
+    order: Literal["pre", "post", "sandwich", "parallel"] = "pre"
+    norm: Norm = LayerNorm()
+    residual: Residual = Add()
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout on the output of each branch")
+    drop_path: float = Field(
+        default=0.0, ge=0, lt=1, description="probability of skipping a branch in training (Huang et al. 2016)"
+    )
+    norms: Seq[Norm] = Field(default=(), description="one norm per branch; default: norm for all")
+
+    def norm_of(self, i: int) -> Norm:
+        """Norm of branch ``i``: its own among ``norms``, or the block's."""
+        return self.norms[i] if self.norms else self.norm
+
+    def sized_for(self, positions: int, grid: tuple[int, ...] | None) -> Self:
+        """Copy with the sizes of branches filled in that depend on the positions of a row; see ``Branch.sized_for``."""
+        branches = tuple(branch.sized_for(positions, grid) for branch in self.branches)
+        return self if branches == self.branches else self.changed(branches=branches)
+
+    @property
+    def reversible(self) -> bool:
+        """True if the block's residuals are reversible: a branch's input can be recomputed from its output."""
+        return self.residual.reversible
+
+    def problems(self) -> list[Problem]:
+        found = self._reversible_problems() if self.reversible else []
+        if len(self.norms) not in (0, len(self.branches)):
+            sentence = (
+                f"{len(self.norms)} norms are given for {len(self.branches)} branches; give one for each, or none"
+            )
+            found.append(Problem(("norms",), sentence))
+        if self.order == "parallel" and not self.residual.keeps_input and len(self.branches) > 1:
+            found.append(
+                Problem(
+                    ("residual",),
+                    "parallel branches are added to x, but 'none' keeps only the last; use another residual",
+                )
+            )
+        return found
+
+    def _reversible_problems(self) -> list[Problem]:
+        if self.order not in ("pre", "sandwich"):
+            return [
+                Problem(
+                    ("order",),
+                    "a reversible residual recomputes x from its sum with y; use 'pre' or 'sandwich', "
+                    f"not {self.order!r}",
+                )
+            ]
+        if not any(norm.over_batch for norm in (self.norm, *self.norms)):
+            return []
+        sentence = (
+            "batch_norm would count each batch twice, as reversible blocks are recomputed; "
+            "use layer_norm, rms_norm or none"
+        )
+        return [Problem(("norm",), sentence)]
+
+    @property
+    def causal(self) -> bool:
+        return all(branch.causal for branch in self.branches)
+
+    @property
+    def decodes(self) -> bool:
+        return all(branch.decodes for branch in self.branches)
+
+
+class Layered(Spec):
+    """Base class of specs with a stack: ``num_layers`` blocks, cyclically repeating those listed, and a final norm."""
+
+    num_layers: int | None = Field(
+        default=None, gt=0, le=MOST_LAYERS, description="default: the number of listed blocks"
+    )
+    blocks: Seq[Block] = Field(
+        default=(Block(),), max_length=MOST_LAYERS, description="an empty list: a bag of vectors"
+    )
+    norm: Norm = LayerNorm()
+
+    @property
+    def layers(self) -> tuple[Block, ...]:
+        """Block of every layer: the listed blocks, repeated cyclically up to ``num_layers``."""
+        return tuple(self.blocks[i % len(self.blocks)] for i in range(self.depth))
+
+    @property
+    def depth(self) -> int:
+        """Number of layers, repeated blocks included."""
+        return self.num_layers or len(self.blocks) if self.blocks else 0
+
+    @property
+    def row_positions(self) -> int:
+        """Maximum number of positions of a row that the blocks read in training."""
+        raise NotImplementedError
+
+    @property
+    def rows_known(self) -> bool:
+        """False if ``row_positions`` is a default, until the sizes of the data are known."""
+        return True
+
+    @property
+    def grid(self) -> tuple[int, ...] | None:
+        """Sizes of the axes on which the positions lie that the blocks read; None for a sequence."""
+        return None
+
+    @property
+    def grid_axes(self) -> int:
+        """Number of axes of the grid on which the positions lie that the blocks read; 1 for a sequence."""
+        return 1
+
+    @property
+    def sized_layers(self) -> tuple[Block, ...]:
+        """Block of every layer, with the sizes filled in that depend on the positions of a row."""
+        sized = tuple(block.sized_for(self.row_positions, self.grid) for block in self.blocks)
+        return tuple(sized[i % len(sized)] for i in range(self.depth))
+
+    @property
+    def limiting_branch(self) -> Branch | None:
+        """Branch that reads the shortest rows, if weights of branches belong to positions; None if there is none."""
+        sized = [branch for block in self.blocks for branch in block.sized_for(self.row_positions, self.grid).branches]
+        limits = [branch for branch in sized if branch.longest_row is not None]
+        return min(limits, key=lambda branch: branch.longest_row or 0, default=None)
+
+    @property
+    def reversible(self) -> bool:
+        """True if the blocks are reversible (Reformer): two residual streams, of which each branch updates one."""
+        return any(block.reversible for block in self.blocks)
+
+    def leaving(self, width: int) -> int:
+        """Features per position after the last block: ``width``, or 2 · ``width`` (two streams) if reversible."""
+        return 2 * width if self.reversible else width
+
+    @property
+    def causal(self) -> bool:
+        """True if no position depends on a later one in any branch."""
+        return all(block.causal for block in self.blocks)
+
+    @property
+    def decodes(self) -> bool:
+        """True if the stack can decode token by token: it is causal except within each row's prefix."""
+        return all(block.decodes for block in self.blocks)
+
+    @property
+    def reads_memory(self) -> bool:
+        """True if a branch reads a memory: an encoder's output or latents."""
+        return any(branch.reads_memory for block in self.blocks for branch in block.branches)
+
+    @property
+    def reads_types(self) -> bool:
+        """True if a branch itself, not only the front end, reads token types (segment ids)."""
+        return any(branch.reads_types for block in self.blocks for branch in block.branches)
+
+    @property
+    def reads_prefix(self) -> bool:
+        """True if the output of a branch depends on the length of each row's prefix (source text before a target)."""
+        return any(branch.reads_prefix for block in self.blocks for branch in block.branches)
+
+    def first_branch(self, wrong: Callable[[Branch], bool]) -> tuple[str | int, ...]:
+        """Path of the first branch for which ``wrong`` is true, such as ("blocks", 0, "branches", 1); else empty."""
+        for i, block in enumerate(self.blocks):
+            for j, branch in enumerate(block.branches):
+                if wrong(branch):
+                    return ("blocks", i, "branches", j)
+        return ()
+
+    def first_not_decoding(self) -> tuple[str | int, ...]:
+        """Path of the first branch that cannot decode; empty if there is none."""
+        return self.first_branch(lambda branch: not branch.decodes)
+
+    def first_inexact(self, length: int) -> tuple[tuple[str | int, ...], Branch | None]:
+        """Path and spec of the first branch that decodes rows of ``length`` positions otherwise than it is trained.
+
+        Branches whose spec accepts that are skipped; ((), None) if there is none.
+        """
+        path = self.first_branch(lambda branch: not (branch.exactness.covers(length) or branch.exactness.accepted))
+        return path, self.blocks[int(path[1])].branches[int(path[3])] if path else None
+
+    def block_problems(self, width: int) -> list[Problem]:
+        """Errors in the blocks' settings for a stack of ``width`` features, each with its path; empty if none."""
+        found: list[Problem] = []
+        for i, block in enumerate(self.blocks):
+            for j, branch in enumerate(block.branches):
+                wrong = branch.width_problems(width)
+                if self.rows_known:
+                    wrong += branch.position_problems(self.row_positions)
+                wrong += branch.grid_problems(self.grid_axes)
+                found += [p.under("blocks", i, "branches", j) for p in wrong]
+        if self.num_layers and not self.blocks:
+            found.append(
+                Problem(
+                    ("num_layers",),
+                    f"{self.num_layers} layers given, but no block is listed; leave the key out, or list a block",
+                )
+            )
+        if self.num_layers and self.num_layers < len(self.blocks):
+            found.append(
+                Problem(
+                    ("num_layers",),
+                    f"{self.num_layers} layers are fewer than the {len(self.blocks)} blocks of the pattern",
+                )
+            )
+        other = (
+            next((i for i, block in enumerate(self.blocks) if not block.reversible), None) if self.reversible else None
+        )
+        if other is not None:
+            sentence = (
+                "other blocks are reversible (two streams) and this one is not (one stream); "
+                "make all of them reversible, or none"
+            )
+            found.append(Problem(("blocks", other, "residual"), sentence))
+        return found

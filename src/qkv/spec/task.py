@@ -1,0 +1,43 @@
+"""Base class of the specs of tasks."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from qkv.spec.base import Part
+from qkv.spec.errors import Problem
+from qkv.spec.model import Model
+
+Reads = Literal["text", "examples", "nothing"]
+Needs = Literal["causal", "decodes", "anything"]
+
+
+class Task(Part, slot=True):
+    """Base class of tasks: the training objective, with the data, model and head that it requires."""
+
+    reads: ClassVar[Reads] = "text"
+    """Required data: a text, a table of examples, or nothing if the task generates its own data."""
+    needs: ClassVar[Needs] = "anything"
+    """Required model: causal; decodes (causal after each row's prefix); anything (the model need not decode)."""
+    takes_encoder: ClassVar[bool] = False
+    """True if encoder–decoders are supported."""
+    head: ClassVar[str] = "language_model"
+    """Required kind of head."""
+    reads_signals: ClassVar[bool] = False
+    """True if the input may be another signal than text, such as images."""
+    reads_words: ClassVar[bool] = False
+    """True if the front end may read words instead of tokens."""
+    sized_by_tokenizer: ClassVar[bool] = False
+    """True if the vocabulary is the tokenizer's, without tokens of the task's own."""
+
+    def writes(self, model: Model) -> bool:
+        """True if predictions of ``model`` are generated token by token."""
+        return self.needs != "anything"
+
+    def model_problems(self, model: Model) -> list[Problem]:
+        """Errors in the combination of this task with ``model``, each with its path in the model; empty if none."""
+        return []
+
+    def published(self) -> Self:
+        """Task for a published model: settings that the training data would determine are set to neutral values."""
+        return self

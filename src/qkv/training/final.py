@@ -1,0 +1,88 @@
+"""Final evaluation of a run: its best weights, joined with a wide path if there is one, on the held-out parts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from torch import Tensor
+
+from qkv.data.corpus import TEST, VALIDATION
+from qkv.layers.lora import merged
+from qkv.runs.calibration import calibrate
+from qkv.runs.checkpoint import load_weights, save_weights
+from qkv.runs.evaluation import evaluate_split, held_out
+from qkv.runs.evaluation_file import write_evaluation
+from qkv.runs.files import read_metadata, read_tensors
+from qkv.runs.folder import WEIGHTS
+from qkv.spec.errors import UserError
+from qkv.tasks.task import Evaluation
+from qkv.training import heats
+from qkv.training.contestants import Contestant, section, tested_section
+from qkv.training.events import Evaluated, Notice, OnEvent
+from qkv.training.interrupt import StopNow, StopRequest
+from qkv.training.setup import Setup
+from qkv.training.wide import join
+
+
+def best_weights(folder: Path) -> tuple[dict[str, Tensor], int]:
+    """(tensors, step) of a run's best weights."""
+    tensors, metadata = read_tensors(folder / WEIGHTS)
+    return tensors, int(metadata.get("step", 0))
+
+
+def evaluate_best(setup: Setup, tell: OnEvent, stop: StopRequest) -> bool:
+    """Load the best weights into the model, evaluate them on each held-out part, and write the result.
+
+    Returns False if stopped. Errors are reported as notices.
+    """
+    model, task, evaluations = setup.model, setup.task, dict[str, Evaluation]()
+    tensors, step = best_weights(setup.folder)
+    load_weights(model, tensors, setup.folder / WEIGHTS)
+    contestants = _joined(setup, tell, stop)
+    if contestants is None:
+        return False
+    for split in held_out(setup.dataset):
+        tell(Notice(f"evaluating the weights of step {step:,} on the {split} part"))
+        try:
+            with stop.at_once(), merged(model):
+                if not evaluations:
+                    calibrate(model, task, setup.dataset, setup.recipe, setup.folder, step)
+                found = evaluate_split(model, task, setup.dataset, setup.recipe, split, stop=lambda: bool(stop))
+        except StopNow:
+            return False
+        except UserError as error:
+            tell(Notice(f"the final evaluation failed: {error}; the same command repeats it"))
+            return True
+        if found is None:
+            return False
+        evaluations[split] = _with_contests(found, setup, split, contestants)
+        tell(Evaluated(step, split, found.figures))
+    write_evaluation(setup.folder, step, evaluations)
+    return True
+
+
+def _with_contests(found: Evaluation, setup: Setup, split: str, contestants: list[Contestant]) -> Evaluation:
+    """Evaluation of a split with the tables of the heats and of the contestants before its own sections."""
+    tables = []
+    if split == VALIDATION:
+        tables = heats.section(setup.folder, setup.task.metric)
+        tables += [section(contestants, setup.task.metric)] if contestants else []
+    if split == TEST:
+        tables = tested_section(contestants)
+    return replace(found, sections=[*tables, *found.sections])
+
+
+def _joined(setup: Setup, tell: OnEvent, stop: StopRequest) -> list[Contestant] | None:
+    """Join the paths of a model with a wide path, and save the factors with the best weights; None if stopped."""
+    if setup.model.wide is None:
+        return []
+    path, precision = setup.folder / WEIGHTS, setup.recipe.training.precision
+    name = heats.winner(setup.folder)
+    found = join(setup.model, setup.task, setup.dataset, precision, lambda: bool(stop), name)
+    if found is not None:
+        metadata = read_metadata(path)
+        metadata.pop("sha256", None)
+        save_weights(path, setup.model, metadata)
+        tell(Notice(f"chosen on the validation part: {found[0].name}"))
+    return found
