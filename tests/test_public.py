@@ -26,6 +26,7 @@ NAMES = {
     "Training",
     "UserError",
     "build",
+    "compare",
     "compare_runs",
     "cost",
     "embed",

@@ -20,6 +20,7 @@ from qkv.former.names import install
 
 if TYPE_CHECKING:
     from qkv import spec as spec
+    from qkv.api.functions import compare as compare
     from qkv.api.functions import cost as cost
     from qkv.api.functions import embed as embed
     from qkv.api.functions import evaluate as evaluate
@@ -66,6 +67,7 @@ _HOMES = {
     "Training": "qkv.spec.training",
     "UserError": "qkv.spec.errors",
     "build": "qkv.models.build",
+    "compare": "qkv.api.functions",
     "compare_runs": "qkv.training.compare",
     "cost": "qkv.api.functions",
     "embed": "qkv.api.functions",
@@ -97,6 +99,7 @@ __all__ = [
     "Training",
     "UserError",
     "build",
+    "compare",
     "compare_runs",
     "cost",
     "embed",

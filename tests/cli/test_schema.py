@@ -11,7 +11,8 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.schema import json_schema
 
 
-def test_it_prints_the_schema_of_recipes_or_models(qkv: Call) -> None:
+def test_it_prints_the_schema_of_recipes_models_or_comparisons(qkv: Call) -> None:
     assert json.loads(qkv("schema").out) == json.loads(json.dumps(json_schema(Recipe)))
     assert json.loads(qkv("schema", "recipe").out)["title"] == "Recipe"
     assert json.loads(qkv("schema", "model").out) == json.loads(json.dumps(json_schema(Model)))
+    assert json.loads(qkv("schema", "comparison").out)["title"] == "Comparison"

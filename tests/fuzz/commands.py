@@ -67,6 +67,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "evaluate data": ("stars", "--data", "reviews.csv", "--report", "out.html"),
     "record": ("lm", "tiny.yaml"),
     "recipes": ("sorting",),
+    "compare": ("tiny.yaml", "plain", "gru: blocks.*.mixer=gru", "--seeds", "2", "--rates", "1", "--out", "out"),
     "compare-runs": ("lm", "stars", "--report", "out.html"),
     "embed": ("lm", "the fox", "--out", "out.npy"),
     "embed published": ("hf", "the fox"),

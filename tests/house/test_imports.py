@@ -38,7 +38,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "distributed": BELOW_TRAINING,
     "comparison": (*BELOW_TRAINING, "training"),
     "serving": (*BELOW_TRAINING, "training"),
-    "api": (*BELOW_TRAINING, "training"),
+    "api": (*BELOW_TRAINING, "training", "comparison"),
     "cli": (*BELOW_TRAINING, "training", "distributed", "comparison", "serving", "api"),
     "": (*BELOW_TRAINING, "training", "api"),
 }

@@ -21,6 +21,7 @@ from qkv.training.verbs import data_fields, split_settings, task_named
 if TYPE_CHECKING:
     import numpy as np
 
+    from qkv.comparison.ranking import Ranking
     from qkv.inspection.cost import Cost
     from qkv.models.transformer import Transformer
     from qkv.runs.run import Run
@@ -110,6 +111,44 @@ def swap(
     return swap_parts(
         run, changes, folder_of(f"{name}-swapped", False) if out is None else out, heal, text, on_event, copy
     )
+
+
+def compare(
+    recipe: Recipe | str | Path,
+    entries: Mapping[str, Iterable[str]] | None = None,
+    out: str | Path | None = None,
+    jobs: int | None = None,
+    **settings: Any,
+) -> Ranking:
+    """Compare models over seeds at an equal budget, such as ``compare("small.yaml", {"attention": [], "gru":
+    ["blocks.*.mixer=gru"]})``; resume the comparison in the folder ``out``.
+
+    ``recipe``: a ``Recipe``, its file or the name of a shipped one, and ``entries``: its dotted overrides by name; or
+    the file of a comparison without ``entries``. ``settings``: fields of ``qkv.spec.comparison.Comparison``: equal
+    ("parameters", "flops", "time"), seeds, rates, metric, baseline, knobs, overrides, quick. ``out`` is by default
+    ``runs/compare-`` and the recipe's name. ``jobs``: runs at once, each in a process of its own; None: all in this
+    one.
+
+    The result holds the table, its conclusions and an HTML page, which are also in the folder. Raises ``UserError``.
+    """
+    from qkv.comparison.compare import compare as compare_models
+    from qkv.spec.comparison import Comparison, read_comparison
+
+    base = None
+    if entries is None:
+        if isinstance(recipe, Recipe):
+            raise UserError("a recipe is given without entries; give their overrides by name")
+        found, name = read_comparison(recipe, settings.items()), Path(recipe).stem
+    else:
+        if isinstance(recipe, Recipe):
+            name = recipe.name or "unnamed"
+            base = override(recipe, [*(quick_form(recipe.quick) if settings.get("quick") else ())])
+            base = override(base, settings.get("overrides", ()))
+        else:
+            name = f"{Path(recipe).stem}"
+        changes = {key: tuple(value) for key, value in entries.items()}
+        found = Comparison.parse({"recipe": name if base else str(recipe), "entries": changes, **settings})
+    return compare_models(found, folder_of(f"compare-{name}", False) if out is None else out, jobs, base)
 
 
 def load(run: str | Path, accept_changes: bool = False, copy: bool = False, **published: Any) -> Run:

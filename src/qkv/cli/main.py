@@ -29,6 +29,7 @@ COMMANDS = {
     "predict": "Predict with a trained model: labels, tags, answers, translations, summaries, numbers.",
     "generate": "Generate text.",
     "evaluate": "Evaluate a trained model on held-out data.",
+    "compare": "Compare models over seeds at an equal budget: which one is better, and by how much.",
     "compare-runs": "Compare runs: what differs in their recipes, and their results.",
     "record": "Record the results of finished runs in their recipe file.",
     "embed": "Compute embedding vectors of texts.",

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from qkv.spec.comparison import Comparison
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
@@ -15,17 +16,18 @@ from qkv.spec.schema import json_schema
 EXAMPLES = """\
 qkv schema > recipe.schema.json
 qkv schema model > model.schema.json
+qkv schema comparison > comparison.schema.json
 
 Then, as the first line of a recipe:
 # yaml-language-server: $schema=recipe.schema.json
 """
 
-_TOPS = {"recipe": Recipe, "model": Model}
+_TOPS = {"recipe": Recipe, "model": Model, "comparison": Comparison}
 
 
 def schema_command(
     of: Annotated[
-        str, typer.Argument(metavar="recipe|model", help="Kind of file that the schema describes.")
+        str, typer.Argument(metavar="recipe|model|comparison", help="Kind of file that the schema describes.")
     ] = "recipe",
 ) -> None:
     """Print a JSON schema that lets editors complete and check YAML files."""

@@ -19,6 +19,14 @@ class Curve(NamedTuple):
     values: tuple[float, ...]
 
 
+class TableOf(NamedTuple):
+    """Table of a page, under its title."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+
 def comparison_report(
     runs: Sequence[str],
     tables: Sequence[tuple[str, Sequence[Sequence[Any]]]],
@@ -31,16 +39,51 @@ def comparison_report(
     page = Page("Comparison of runs")
     page.data["comparison"] = data or {}
     page.header(" · ".join(runs))
-    for title, rows in tables:
+    add_tables(page, [TableOf(title, ["", *runs], rows) for title, rows in tables])
+    add_curves(page, curves)
+    return page.html()
+
+
+def ranking_report(
+    title: str,
+    lead: str,
+    notes: Sequence[str],
+    charts: Sequence[LineChart],
+    tables: Sequence[TableOf],
+    curves: Sequence[Curve],
+    data: dict[str, Any],
+) -> str:
+    """Self-contained HTML page of entries that were compared over seeds: conclusions (``notes``), the first table, the
+    pictures of quality against cost, the other tables, learning curves. ``data``: embedded in the page.
+    """
+    page = Page(title)
+    page.data["comparison"] = data
+    page.header(lead)
+    for note in notes:
+        page.note(note)
+    add_tables(page, tables[:1])
+    with page.section("Quality against cost"):
+        page.charts(charts)
+    add_tables(page, tables[1:])
+    add_curves(page, curves)
+    return page.html()
+
+
+def add_tables(page: Page, tables: Sequence[TableOf]) -> None:
+    """Append the tables that have rows, each in a section of its own."""
+    for title, columns, rows in tables:
         if rows:
             with page.section(title.capitalize()):
-                page.table(["", *runs], rows)
+                page.table(columns, rows)
+
+
+def add_curves(page: Page, curves: Sequence[Curve]) -> None:
+    """Append a chart of validation losses for each unit."""
     charts = [_chart(unit, curves) for unit in dict.fromkeys(curve.unit for curve in curves)]
     if charts:
         with page.section("Learning curves"):
             for chart in charts:
                 page.chart(chart)
-    return page.html()
 
 
 def _chart(unit: str, curves: Sequence[Curve]) -> LineChart:

@@ -19,8 +19,9 @@ class Progress:
     left.
 
     On a terminal this is one line, redrawn at most eight times per second; elsewhere a plain line at every tenth of the
-    work and every ten seconds, less often in long runs. ``unit="bytes"`` counts in kB and MB. Without ``total`` there
-    is no progress bar and no time left. An update that is not drawn costs about a microsecond.
+    work and every ten seconds, less often in long runs. ``unit="bytes"`` counts in kB and MB; ``per_unit``:
+    number of parts of a unit in which ``done`` and ``total`` are given. Without ``total`` there is no progress bar and
+    no time left. An update that is not drawn costs about a microsecond.
 
         with Progress("train", total=2000) as progress:
             for step in range(2000):
@@ -34,6 +35,7 @@ class Progress:
         unit: str = "steps",
         done: int = 0,
         stream: IO[str] | None = None,
+        per_unit: int = 1,
     ) -> None:
         self.description = visible(description)
         self.total = total
@@ -47,6 +49,7 @@ class Progress:
         self.result = ""
         """Text shown in the summary at the end only."""
         self._stream = stream or sys.stderr
+        self._per_unit = per_unit
         self._display: _Live | _Lines | None = None
         self._due = 0.0
         self.speed = _Speed(done)
@@ -74,6 +77,10 @@ class Progress:
         if now >= self._due:
             self._show(now)
 
+    def resume(self, done: int) -> None:
+        """Set the amount of work that was done before, and does not count for the rate."""
+        self.done, self.speed = done, _Speed(done)
+
     def advance(self, by: int) -> None:
         """Increase the amount of work done by ``by`` units."""
         self.update(self.done + by)
@@ -86,7 +93,7 @@ class Progress:
     def parts(self) -> list[str]:
         """Texts of the progress line besides its progress bar: amount done, metrics, rate, time left."""
         told = [self._amount(), *self._figures(self.news)]
-        if not any(map(_is_speed, self.figures)) and self.speed.rate:
+        if not any(map(_is_speed, self.figures)) and self.speed.rate and self._per_unit == 1:
             told.append(
                 f"{self._count(self.speed.rate)}/s"
                 if self.unit == "bytes"
@@ -108,11 +115,12 @@ class Progress:
     def _amount(self) -> str:
         done = self._count(self.done)
         if self.total:
-            return f"{done}/{self._count(self.total)}"
+            whole = f"{done}/{self._count(self.total)}"
+            return whole if self._per_unit == 1 else f"{whole} {self.unit}"
         return done if self.unit == "bytes" else f"{done} {self.unit}"
 
     def _count(self, amount: float) -> str:
-        return size(amount) if self.unit == "bytes" else f"{amount:,.0f}"
+        return size(amount) if self.unit == "bytes" else f"{amount // self._per_unit:,.0f}"
 
     def _summary(self, stopped: bool) -> str:
         told = [self._amount(), f"{'stopped after' if stopped else 'in'} {duration(self.speed.seconds)}"]

@@ -33,7 +33,7 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = (), quick: bool = F
     ``quick``: apply the recipe's own ``quick`` overrides first. Raises ``UserError`` with file, line, path and one
     sentence.
     """
-    data, lines, source = _read(path)
+    data, lines, source = read_content(path)
     if "model" not in data and set(data) & (set(Model.model_fields) - set(Recipe.model_fields)):
         raise SpecError([Problem((), "this file is a model alone; a recipe has the keys 'data' and 'model'")], source)
     chosen = list(assignments(overrides))
@@ -50,7 +50,7 @@ def read_model(path: str | Path, overrides: Iterable[str] = ()) -> Model:
 
 def read_spec(path: str | Path, overrides: Iterable[str] = ()) -> Recipe | Model:
     """Read a recipe or a model from a YAML or JSON file. Override paths may begin with ``model.`` in both cases."""
-    data, lines, source = _read(path)
+    data, lines, source = read_content(path)
     chosen = list(assignments(overrides))
     if "model" in data or "data" in data:
         prefixed = [a if a.path[0] in Recipe.model_fields else a.under("model") for a in chosen]
@@ -101,7 +101,10 @@ def _quick(data: dict[str, Any], source: str, lines: Lines) -> list[Assignment]:
     return quick_form(cast("dict[str, Any]", values))
 
 
-def _read(path: str | Path) -> tuple[dict[str, Any], Lines, str]:
+def read_content(path: str | Path) -> tuple[dict[str, Any], Lines, str]:
+    """Plain data of a YAML or JSON file, of a run folder's spec or of a shipped recipe, the line of every path, and the
+    file's name. Raises ``UserError``.
+    """
     path = located(path)
     if (path / "spec.yaml").is_file():
         path = path / "spec.yaml"

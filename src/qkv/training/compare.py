@@ -64,8 +64,8 @@ class Comparison:
         """(title, rows) of each table; a row has a name and one value per run."""
         counts = [(name, *(_readable(name, value) for value in values)) for name, values in self.counts.items()]
         figures = [(_words_of(path), *values) for path, values in self.figures.items()]
-        settings = [(path, *map(_text, values)) for path, values in self.settings.items()]
-        machine = [(name, *map(_text, values)) for name, values in self.machine.items()]
+        settings = [(path, *map(setting_text, values)) for path, values in self.settings.items()]
+        machine = [(name, *map(setting_text, values)) for name, values in self.machine.items()]
         return [("settings that differ", settings), ("results", [*figures, *counts]), ("machines that differ", machine)]
 
     def plain(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def compare_runs(*runs: Run | str | Path) -> Comparison:
         raise UserError(f"the run {twice} is given twice; name different runs")
     found = [facts_of(folder) for folder in folders]
     names = tuple(str(folder) for folder in folders)
-    curves = [Curve(str(run.folder), task_of_recipe(run.recipe).loss_unit, *_validations(run.rows)) for run in found]
+    curves = [Curve(str(run.folder), task_of_recipe(run.recipe).loss_unit, *validations(run.rows)) for run in found]
     return Comparison(
         names,
         settings_that_differ([run.recipe for run in found]),
@@ -183,7 +183,8 @@ def _parameters(recipe: Recipe) -> int | None:
         return None
 
 
-def _validations(rows: list[dict[str, Any]]) -> tuple[tuple[int, ...], tuple[float, ...]]:
+def validations(rows: list[dict[str, Any]]) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """(steps, losses) of the validations in the ``rows`` of a run's metrics."""
     found = [(row["step"], row["val_loss"]) for row in rows if row.get("val_loss") is not None]
     return tuple(step for step, _ in found), tuple(value for _, value in found)
 
@@ -214,8 +215,8 @@ def _readable(name: str, value: Any) -> Any:
     return duration(value) if "seconds" in name else short(value) if "FLOPs" in name else value
 
 
-def _text(value: Any) -> str | None:
-    """A setting as it is written in YAML: true, false, numbers and words without quotes, lists in brackets."""
+def setting_text(value: Any) -> str | None:
+    """Setting as it is written in YAML: true, false, numbers and words without quotes, lists in brackets."""
     if isinstance(value, list):
-        return f"[{', '.join(str(_text(item)) for item in value)}]"
+        return f"[{', '.join(str(setting_text(item)) for item in value)}]"
     return None if value is None else str(value).lower() if isinstance(value, bool) else str(value)

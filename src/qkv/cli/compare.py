@@ -1,0 +1,117 @@
+"""``qkv compare``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from qkv.cli.runs import Json
+from qkv.spec.comparison import entry_of
+from qkv.spec.errors import UserError
+
+EXAMPLES = """\
+qkv compare small.yaml attention 'gru: blocks.*.mixer=gru'
+qkv compare small.yaml 'pre: blocks.order=pre' 'post: blocks.order=post' --equal flops --seeds 5
+qkv compare fashion_mnist_vit vit 'wide: model.width=256' --equal time training.minutes=10 --jobs 2
+qkv compare mixers.yaml                a file with recipe, entries and the settings of the comparison
+"""
+
+
+def compare_command(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE|FILE", help="A recipe (file or name), or the file of a comparison.")
+    ],
+    entries: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="['NAME: PATH=VALUE, …']... [PATH=VALUE]...",
+            help="Entries; a bare name: the recipe itself. Changes without a name apply to all.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder of the runs; default: runs/compare- and the name.")
+    ] = None,
+    equal: Annotated[
+        str | None, typer.Option(metavar="parameters|flops|time", help="Budget; default: parameters.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(metavar="N", help="Number of seeds, from 1; default: 3.")] = None,
+    rates: Annotated[
+        str | None, typer.Option(metavar="F,F,…", help="Factors of the learning rate to try; default: 0.5,1,2.")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Entry that others are tested against; default: the first.")
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="Metric to compare, such as accuracy; default: the task's.")
+    ] = None,
+    knob: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME:PATH", help="Integer that resizes an entry for equal parameters; repeatable."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Use the recipe's short form.")] = False,
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", help="Runs at once, each in its own process; default: all in this one.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare models over seeds, at equal parameters, training FLOPs or time. The same command resumes.
+
+    The learning rate of each entry is chosen on validation data. The table has means with 95 % intervals, and
+    differences to the baseline with paired tests, corrected for their number. Failed entries are rows with the reason.
+    """
+    from qkv.api.functions import compare
+    from qkv.report.table import print_table
+
+    named = [text for text in entries or [] if "=" not in text.partition(":")[0]]
+    found = _entries(named)
+    common = [text for text in entries or [] if text not in named]
+    settings: dict[str, Any] = {
+        "equal": equal,
+        "seeds": None if seeds is None else _seeds(seeds),
+        "rates": None if rates is None else _rates(rates),
+        "baseline": baseline,
+        "metric": metric,
+        "knobs": dict(map(_knob, knob)) if knob else None,
+        "overrides": common or None,
+        "quick": quick or None,
+    }
+    given = {name: value for name, value in settings.items() if value is not None}
+    ranking = compare(recipe, found or None, out, jobs, **given)
+    if as_json:
+        typer.echo(json.dumps(ranking.plain(), ensure_ascii=False))
+        return
+    print_table("", *ranking.table()[1:])
+    typer.echo("\n" + "\n".join(ranking.conclusions()))
+    typer.echo(f"\nreport: {ranking.plan.folder / 'report.html'}")
+
+
+def _entries(named: list[str]) -> dict[str, tuple[str, ...]]:
+    found = [entry_of(text) for text in named]
+    names = [name for name, _ in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"the entry {twice!r} is given twice; give each a name of its own")
+    return dict(found)
+
+
+def _seeds(count: int) -> list[int]:
+    if count < 1:
+        raise UserError(f"--seeds: {count} given, but a comparison needs at least one seed")
+    return list(range(1, count + 1))
+
+
+def _rates(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--rates: {text!r} given, but it is a list of numbers such as 0.5,1,2") from None
+
+
+def _knob(text: str) -> tuple[str, str]:
+    name, colon, path = text.partition(":")
+    if not colon or not path.strip():
+        raise UserError(f"--knob: {text!r} given, but it is the name of an entry and a path, such as gru:model.width")
+    return name.strip(), path.strip()

@@ -1,0 +1,150 @@
+"""Equal budgets: sizes of models with equally many parameters, and numbers of steps with equally many FLOPs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from qkv.inspection.cost import cost
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import SpecError, UserError
+from qkv.spec.model import Model
+from qkv.spec.overrides import Assignment, override
+from qkv.spec.recipe import Recipe
+from qkv.tasks.registry import task_of_recipe
+from qkv.training.start import with_start
+
+TOLERANCE = 0.01
+"""Largest relative difference of the numbers of parameters."""
+KNOBS = ("model.blocks.feed_forward.hidden", "model.blocks.branches.hidden", "model.width")
+"""Paths that resize a model, tried in this order if an entry states none."""
+_LARGEST, _STRIDE = 1 << 20, 256
+Count = Callable[[int], int | None]
+
+
+@dataclass(frozen=True)
+class Sized:
+    """Recipe of an entry within the budget. parameters: of its model; step_flops: of one update; None if a part's cost
+    is unknown; change: override that resized it, or "".
+    """
+
+    recipe: Recipe
+    parameters: int
+    step_flops: int | None
+    change: str = ""
+
+
+def sized(recipe: Recipe) -> Sized:
+    """Parameters and FLOPs of a recipe as it stands. Reads its data, which may determine sizes of the model."""
+    full = filled(recipe)
+    return Sized(recipe, parameters(full.model), _step_flops(full))
+
+
+def filled(recipe: Recipe) -> Recipe:
+    """Copy of the recipe with all sizes that its start and its data determine."""
+    started = with_start(recipe)
+    return task_of_recipe(started).sized(started)
+
+
+def parameters(model: Model) -> int:
+    """Number of parameters of a model, which is built without memory."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in Transformer(model).parameters())
+
+
+def with_parameters(name: str, recipe: Recipe, wanted: int, knob: str | None = None) -> Sized:
+    """Recipe of the entry ``name``, resized to ``wanted`` parameters within ``TOLERANCE`` by the integer at the dotted
+    path ``knob``; None: by the first of ``KNOBS`` that reaches it.
+
+    Raises ``UserError`` if no value of it does.
+    """
+    full = filled(recipe)
+    if _off(parameters(full.model), wanted) <= TOLERANCE:
+        return Sized(recipe, parameters(full.model), _step_flops(full))
+    tried: list[tuple[str, int, int]] = []
+    for path in (knob,) if knob else KNOBS:
+        value, count = _nearest(_counter(full, path), wanted)
+        if count and _off(count, wanted) <= TOLERANCE:
+            change = Assignment.of(path, value)
+            return Sized(override(recipe, [change]), count, _step_flops(override(full, [change])), change.text)
+        tried += [(path, value, count)] if count else []
+    if knob and not tried:
+        override(full, [Assignment.of(knob, 1)])  # its error names the path
+    raise UserError(_unreachable(name, parameters(full.model), wanted, tried, knob))
+
+
+def _unreachable(name: str, own: int, wanted: int, tried: Iterable[tuple[str, int, int]], knob: str | None) -> str:
+    near = min(tried, key=lambda found: _off(found[2], wanted), default=None)
+    nearest = f"the nearest is {near[2]:,} at {near[0]}={near[1]}" if near else "nothing resizes it"
+    other = "another path" if knob else "a path"
+    return (
+        f"entry {name!r} has {own:,} parameters and cannot be given {wanted:,} within {TOLERANCE:.0%}: {nearest}; "
+        f"state {other} of an integer that resizes it in knobs, or change the entry"
+    )
+
+
+def _counter(full: Recipe, path: str) -> Count:
+    """Function that counts the parameters with a value at ``path``; None for a value that the spec refuses."""
+
+    def count(value: int) -> int | None:
+        try:
+            return parameters(override(full, [Assignment.of(path, value)]).model)
+        except SpecError:
+            return None
+
+    return count
+
+
+def _nearest(count: Count, wanted: int) -> tuple[int, int]:
+    """(value, count) nearest to ``wanted`` of a count that rises with the value; (0, 0) if no value is allowed."""
+    known: dict[int, int] = {}
+
+    def first_from(low: int, high: int) -> int | None:
+        """Smallest allowed value in a range."""
+        for value in range(low, min(high, low + _STRIDE)):
+            found = known.get(value) or count(value)
+            if found:
+                known[value] = found
+                return value
+        return None
+
+    low, high = 0, 64
+    while (value := first_from(high, 2 * high)) and known[value] < wanted and high < _LARGEST:
+        low, high = value, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        value = first_from(middle, high)
+        low, high = (value, high) if value and known[value] < wanted else (low, middle)
+    best = min(known, key=lambda value: _off(known[value], wanted), default=0)
+    return best, known.get(best, 0)
+
+
+def with_flops(name: str, recipe: Recipe, baseline: Sized) -> Sized:
+    """Recipe of the entry ``name`` with as many steps as cost the FLOPs of the ``baseline``'s training. Raises
+    ``UserError`` if a part's cost is unknown.
+    """
+    own = sized(recipe)
+    if not own.step_flops or not baseline.step_flops:
+        missing = baseline.recipe.name if own.step_flops else name
+        raise UserError(f"entry {missing!r} has a part whose FLOPs are unknown; compare at equal parameters or time")
+    steps = round(baseline.recipe.training.steps * baseline.step_flops / own.step_flops)
+    if not steps:
+        raise UserError(f"one step of entry {name!r} costs more FLOPs than the whole training of the baseline")
+    if steps == recipe.training.steps:
+        return own
+    changed = recipe.changed(training=recipe.training.changed(steps=steps))
+    return Sized(changed, own.parameters, own.step_flops, f"training.steps={steps}")
+
+
+def _step_flops(full: Recipe) -> int | None:
+    training = full.training
+    try:
+        return cost(full.model, training.batch_size, training=training).train_flops
+    except UserError:
+        return None
+
+
+def _off(count: int, wanted: int) -> float:
+    return abs(count / wanted - 1)

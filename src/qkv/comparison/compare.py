@@ -1,0 +1,77 @@
+"""Comparison from plan to page: learning rates, all seeds, results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from qkv.comparison.executors import Watcher, execute
+from qkv.comparison.outcome import Outcome
+from qkv.comparison.plan import Plan, PlannedRun, plan_of
+from qkv.comparison.ranking import Ranking, ranked, value_of
+from qkv.comparison.show import ShowRuns
+from qkv.report.evaluation import ERRORS
+from qkv.runs.files import clear_errors, write_file
+from qkv.spec.comparison import Comparison
+from qkv.spec.errors import UserError
+from qkv.spec.recipe import Recipe
+from qkv.spec.yaml_io import write_spec
+
+SPEC, RESULTS, PAGE = "comparison.yaml", "results.json", "report.html"
+
+
+def compare(
+    comparison: Comparison,
+    out: str | Path,
+    jobs: int | None = None,
+    base: Recipe | None = None,
+    watcher: Watcher | None = None,
+) -> Ranking:
+    """Carry out a comparison in the folder ``out``, or go on with it there; return its results, also written there.
+
+    Finished runs are read and begun ones resumed. ``jobs``: runs at once, each in a process of its own with its share
+    of the threads; None: one after the other in this process. ``base``: recipe that the entries change; default: the one that the comparison names. ``watcher``:
+    receives progress; None shows it on standard error.
+
+    Raises ``UserError`` if the comparison is wrong, and ``Interrupted``.
+    """
+    if jobs is not None and jobs < 1:
+        raise UserError(f"jobs: {jobs} given, but at least one run is carried out at once")
+    folder = Path(out)
+    plan = plan_of(comparison, folder, base)
+    write_spec(folder / SPEC, comparison)
+    if watcher is None:
+        with ShowRuns(_total(plan)) as shown:
+            found = _carried_out(plan, jobs, shown)
+    else:
+        found = _carried_out(plan, jobs, watcher)
+    with clear_errors(f"the folder {folder}"):
+        write_file(folder / RESULTS, (json.dumps(found.plain(), ensure_ascii=False, indent=1) + "\n").encode())
+        write_file(folder / PAGE, found.report().encode())
+    return found
+
+
+def _total(plan: Plan) -> int:
+    return len(plan.entries) * (len(plan.comparison.rates) + len(plan.comparison.seeds) - 1)
+
+
+def _carried_out(plan: Plan, jobs: int | None, watcher: Watcher) -> Ranking:
+    trials = plan.trials()
+    tried = list(zip(trials, execute(trials, jobs, watcher), strict=True))
+    rates = _chosen(plan, tried)
+    rest = plan.rest(rates)
+    return ranked(plan, tried, rates, list(zip(rest, execute(rest, jobs, watcher), strict=True)))
+
+
+def _chosen(plan: Plan, tried: Sequence[tuple[PlannedRun, Outcome]]) -> dict[str, float]:
+    """Factor of the learning rate with the best metric on validation data, by entry; of equal ones the first.
+
+    An entry that failed at every rate has none.
+    """
+    sign, best = 1 if plan.metric in ERRORS else -1, dict[str, tuple[float, float]]()
+    for run, outcome in tried:
+        value = value_of(outcome, "validation", plan.metric)
+        if value is not None and (run.entry not in best or sign * value < best[run.entry][0]):
+            best[run.entry] = (sign * value, run.rate)
+    return {name: rate for name, (_, rate) in best.items()}

@@ -1,0 +1,171 @@
+"""Executors of planned runs: one after the other in this process, or several at once, each in its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO, Any, Protocol
+
+from qkv.comparison.outcome import Outcome, Report, carry_out, read_outcome, write_outcome
+from qkv.comparison.plan import PlannedRun
+from qkv.comparison.worker import report_of
+from qkv.spec.errors import UserError
+from qkv.system.allowance import usable_threads
+from qkv.training.interrupt import Interrupted, StopRequest
+
+_LOOK = 0.5
+"""Seconds between looks at a request to stop."""
+
+
+class Watcher(Protocol):
+    """Receiver of the progress of runs."""
+
+    def report(self, run: PlannedRun, report: Report) -> None:
+        """Receive the progress of a run."""
+
+    def ended(self, run: PlannedRun, outcome: Outcome) -> None:
+        """Receive the outcome of a run, also of one that was over before."""
+
+
+def execute(runs: Sequence[PlannedRun], jobs: int | None, watcher: Watcher) -> list[Outcome]:
+    """Carry out ``runs`` and return their outcomes in order: ``jobs`` at once, each in a process of its own, or all in
+    this process if it is None. Raises ``UserError`` and ``Interrupted``.
+    """
+    found: dict[int, Outcome] = {}
+    for i, run in enumerate(runs):
+        known = read_outcome(run.folder)
+        if known is not None:
+            found[i] = known
+            watcher.ended(run, known)
+    waiting = [i for i in range(len(runs)) if i not in found]
+    if jobs is not None:
+        found |= _Pool(runs, jobs, watcher).outcomes(waiting)
+    else:
+        for i in waiting:
+            run = runs[i]
+            found[i] = carry_out(run.recipe, run.folder, lambda report, run=run: watcher.report(run, report))
+            watcher.ended(run, found[i])
+    return [found[i] for i in range(len(runs))]
+
+
+@dataclass
+class _Child:
+    """Process of one run, and the file of its messages."""
+
+    process: subprocess.Popen[str]
+    errors: IO[str]
+    outcome: Outcome | None = None
+    error: str = ""
+
+
+class _Pool:
+    """Processes that carry out runs, each with its share of the threads."""
+
+    def __init__(self, runs: Sequence[PlannedRun], jobs: int, watcher: Watcher):
+        self._runs, self._jobs, self._watcher = runs, jobs, watcher
+        self._threads = max(1, usable_threads() // jobs)
+        self._lines: queue.Queue[tuple[int, str]] = queue.Queue()
+        self._children: dict[int, _Child] = {}
+
+    def outcomes(self, waiting: Sequence[int]) -> dict[int, Outcome]:
+        """Outcomes of the runs with these indices."""
+        left, found = deque(waiting), dict[int, Outcome]()
+        with StopRequest() as stop:
+            try:
+                while (left or self._children) and not stop:
+                    while left and len(self._children) < self._jobs:
+                        self._start(left.popleft())
+                    for i in self._look():
+                        found[i] = self._ended(i)
+                        self._watcher.ended(self._runs[i], found[i])
+            finally:
+                self._stop()
+            if stop.signal:
+                raise Interrupted(stop.signal, f"stopped by {stop}; the same command goes on")
+        return found
+
+    def _start(self, i: int) -> None:
+        run = self._runs[i]
+        errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        process = subprocess.Popen(
+            [sys.executable, "-m", "qkv.comparison.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            encoding="utf-8",
+            env={**os.environ, "OMP_NUM_THREADS": str(self._threads)},
+            start_new_session=True,  # Ctrl-C reaches this process alone, which then asks its children to stop
+        )
+        self._children[i] = _Child(process, errors)
+        assert process.stdin is not None
+        process.stdin.write(json.dumps({"recipe": run.recipe.to_dict(), "folder": str(run.folder)}) + "\n")
+        process.stdin.flush()
+        threading.Thread(target=self._read, args=(i, process.stdout), daemon=True).start()
+
+    def _read(self, i: int, lines: IO[str]) -> None:
+        for line in lines:
+            self._lines.put((i, line))
+        self._lines.put((i, ""))
+
+    def _look(self) -> list[int]:
+        """Take the next line of a process; return the indices of the runs whose process has closed its output."""
+        try:
+            i, line = self._lines.get(timeout=_LOOK)
+        except queue.Empty:
+            return []
+        if not line:
+            return [i]
+        try:
+            said: dict[str, Any] = json.loads(line)
+        except ValueError:  # printed by a part of the user's own
+            return []
+        child = self._children[i]
+        if "report" in said:
+            self._watcher.report(self._runs[i], report_of(said["report"]))
+        elif "outcome" in said:
+            child.outcome = Outcome(**said["outcome"])
+        elif "error" in said:
+            child.error = said["error"]
+        return []
+
+    def _ended(self, i: int) -> Outcome:
+        """Outcome of the run whose process has ended. Raises ``UserError`` for an error that is not the entry's own."""
+        child, run = self._children.pop(i), self._runs[i]
+        code = child.process.wait()
+        message = _last_line(child.errors)
+        _close(child)
+        if child.outcome is None and code == -signal.SIGKILL:
+            child.outcome = Outcome("killed by the system, as when memory runs out")
+            write_outcome(run.folder, child.outcome)
+        if child.outcome is None:
+            raise UserError(f"{run.title}: {child.error or message or f'its process ended with code {code}'}")
+        return child.outcome
+
+    def _stop(self) -> None:
+        """Ask the processes that still run to stop, and wait until they have saved their checkpoints."""
+        for child in self._children.values():
+            child.process.terminate()
+        for child in self._children.values():
+            child.process.wait()
+            _close(child)
+
+
+def _close(child: _Child) -> None:
+    for file in (child.process.stdin, child.errors):
+        if file is not None:
+            file.close()
+
+
+def _last_line(file: IO[str]) -> str:
+    file.seek(0)
+    return next((line.strip() for line in reversed(file.read().splitlines()) if line.strip()), "")

@@ -1,0 +1,168 @@
+"""Plan of a comparison: the recipe and folder of every run, a function of the comparison's file alone.
+
+OUT/plan.json                      recipe, parameters and FLOPs of every entry
+OUT/ENTRY/rate-FACTOR/seed-SEED/   an ordinary run folder, and the outcome of the run
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qkv.comparison.budget import Sized, sized, with_flops, with_parameters
+from qkv.runs.files import clear_errors, write_file
+from qkv.runs.identity import difference
+from qkv.spec.base import Spec
+from qkv.spec.comparison import Comparison, base_recipe, entry_recipe, factor_name
+from qkv.spec.errors import UserError
+from qkv.spec.recipe import Recipe
+from qkv.tasks.registry import task_of_recipe
+
+FILE = "plan.json"
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a comparison."""
+
+    entry: str
+    rate: float
+    seed: int
+    recipe: Recipe
+    folder: Path
+
+    @property
+    def title(self) -> str:
+        """Name of the run, for messages."""
+        return f"{self.entry}, rate × {factor_name(self.rate)}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All entries of a comparison within its budget, and the folder of its runs."""
+
+    comparison: Comparison
+    entries: Mapping[str, Sized]
+    folder: Path
+
+    @property
+    def metric(self) -> str:
+        """Metric that is compared."""
+        return self.comparison.metric or task_of_recipe(self.entries[self.comparison.reference].recipe).metric
+
+    def trials(self) -> list[PlannedRun]:
+        """Runs that choose the learning rates: every entry and rate with the first seed."""
+        compared = self.comparison
+        return [self.run(name, rate, compared.seeds[0]) for name in self.entries for rate in compared.rates]
+
+    def rest(self, rates: Mapping[str, float]) -> list[PlannedRun]:
+        """Runs with the other seeds, seed by seed, at the rates chosen for the entries."""
+        return [self.run(name, rate, seed) for seed in self.comparison.seeds[1:] for name, rate in rates.items()]
+
+    def run(self, name: str, rate: float, seed: int) -> PlannedRun:
+        """One run of the entry ``name``, at a factor of its learning rate."""
+        recipe = self.entries[name].recipe
+        training = recipe.training.changed(optimizer=scaled(recipe.training.optimizer, rate), seed=seed)
+        place = self.folder / name / f"rate-{factor_name(rate)}" / f"seed-{seed}"
+        return PlannedRun(name, rate, seed, recipe.changed(training=training), place)
+
+
+def plan_of(comparison: Comparison, folder: Path, base: Recipe | None = None) -> Plan:
+    """Plan a comparison in ``folder``, or read the plan there if it is of the same recipes.
+
+    ``base``: recipe that the entries change; default: the one that the comparison names. Raises ``UserError`` if an
+    entry is wrong, cannot be given the budget, or has other runs in the folder.
+    """
+    base = base_recipe(comparison) if base is None else base
+    given = {name: entry_recipe(base, name, changes) for name, changes in comparison.entries.items()}
+    _check_budget(comparison, given)
+    asked = {
+        "equal": comparison.equal,
+        "reference": comparison.reference,
+        "knobs": comparison.knobs,
+        "entries": {name: recipe.to_dict() for name, recipe in given.items()},
+    }
+    known = _read(folder)
+    if known and known["asked"] == asked:
+        entries = {name: _parsed(fields) for name, fields in known["entries"].items()}
+    else:
+        entries = _within_budget(comparison, given)
+        _check_same(known, entries, folder)
+        _write(folder, asked, entries)
+    return Plan(comparison, entries, folder)
+
+
+def scaled(optimizer: Any, factor: float) -> Any:
+    """Copy of an optimiser's spec with every learning rate in it multiplied by ``factor``."""
+    return optimizer.changed(**dict(_scaled_fields(optimizer, factor)))
+
+
+def _scaled_fields(optimizer: Spec, factor: float) -> Iterator[tuple[str, Any]]:
+    for name in type(optimizer).model_fields:
+        value = getattr(optimizer, name)
+        if name == "lr":
+            yield name, value * factor
+        elif isinstance(value, Spec) and "lr" in type(value).model_fields:
+            yield name, scaled(value, factor)
+
+
+def _check_budget(comparison: Comparison, given: Mapping[str, Recipe]) -> None:
+    """Raise ``UserError`` where the budget and ``training.minutes`` of the recipes contradict each other."""
+    for name, recipe in given.items():
+        minutes, own = recipe.training.minutes, given[comparison.reference].training.minutes
+        if comparison.equal == "time" and minutes is None:
+            raise UserError(f"entry {name!r}: equal time needs training.minutes; give it in overrides or in the recipe")
+        if comparison.equal == "flops" and minutes is not None:
+            sentence = "training.minutes would end runs before their FLOPs are equal; set it to null in overrides"
+            raise UserError(f"entry {name!r}: {sentence}")
+        if minutes != own:
+            raise UserError(f"entry {name!r} has training.minutes={minutes}, but the baseline {own}; give all the same")
+
+
+def _within_budget(comparison: Comparison, given: Mapping[str, Recipe]) -> dict[str, Sized]:
+    reference = comparison.reference
+    baseline = sized(given[reference])
+
+    def fit(name: str, recipe: Recipe) -> Sized:
+        if name == reference:
+            return baseline
+        if comparison.equal == "parameters":
+            return with_parameters(name, recipe, baseline.parameters, comparison.knobs.get(name))
+        return with_flops(name, recipe, baseline) if comparison.equal == "flops" else sized(recipe)
+
+    return {name: fit(name, recipe) for name, recipe in given.items()}
+
+
+def _check_same(known: Mapping[str, Any] | None, entries: Mapping[str, Sized], folder: Path) -> None:
+    """Raise ``UserError`` if ``folder`` holds runs of another recipe under the name of an entry."""
+    for name, found in entries.items():
+        before = known["entries"].get(name) if known else None
+        if before and (folder / name).exists():
+            change = difference(before["recipe"], found.recipe.to_dict())
+            if change:
+                raise UserError(f"{folder} holds runs of another {name!r}: {change}; name another folder or entry")
+
+
+def _read(folder: Path) -> dict[str, Any] | None:
+    path = folder / FILE
+    try:
+        found = json.loads(path.read_bytes())
+        return found if found["asked"] and found["entries"] else None
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        raise UserError(f"{path} is damaged; remove it, and the comparison is planned again") from None
+
+
+def _write(folder: Path, asked: Mapping[str, Any], entries: Mapping[str, Sized]) -> None:
+    content = {name: {**vars(found), "recipe": found.recipe.to_dict()} for name, found in entries.items()}
+    with clear_errors(f"the folder {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_file(folder / FILE, json.dumps({"asked": asked, "entries": content}, indent=1).encode())
+
+
+def _parsed(fields: Mapping[str, Any]) -> Sized:
+    return Sized(**{**fields, "recipe": Recipe.parse(fields["recipe"], FILE)})

@@ -1,0 +1,50 @@
+"""Progress of a comparison on standard error: one line with the runs done, current speeds and the time left."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from qkv.comparison.outcome import Outcome, Report
+from qkv.comparison.plan import PlannedRun
+from qkv.report.figures import short
+from qkv.report.progress import Progress
+
+_PARTS = 1000
+"""Parts of a run in which its progress is counted."""
+
+
+class ShowRuns:
+    """Watcher of runs that shows their progress: ``with ShowRuns(total) as watcher: ...``."""
+
+    def __init__(self, total: int) -> None:
+        self._progress = Progress("compare", total * _PARTS, "runs", per_unit=_PARTS)
+        self._ended = 0
+        self._current: dict[str, Report] = {}
+
+    def __enter__(self) -> ShowRuns:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.__exit__(kind, error, trace)
+
+    def report(self, run: PlannedRun, report: Report) -> None:
+        """Show the progress of a run."""
+        self._current[run.title] = report
+        self._show()
+
+    def ended(self, run: PlannedRun, outcome: Outcome) -> None:
+        """Count a run that is over, and say why if it failed."""
+        self._ended += 1
+        if self._current.pop(run.title, None) is None:  # over before this start
+            self._progress.resume(self._ended * _PARTS)
+        if outcome.failed:
+            self._progress.note(f"{run.title} failed: {outcome.failed}")
+        self._show()
+
+    def _show(self) -> None:
+        shares = sum(min(1.0, report.step / max(1, report.steps)) for report in self._current.values())
+        speeds = ", ".join(f"{title} {short(report.speed)}/s" for title, report in self._current.items())
+        self._progress.update(self._ended * _PARTS + int(shares * _PARTS), now=speeds or None)

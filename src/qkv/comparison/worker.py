@@ -1,0 +1,58 @@
+"""Process of one run: reads recipe and folder as one JSON line, prints progress and the outcome as JSON lines.
+
+    python -m qkv.comparison.worker
+
+It stops as at a SIGTERM, with a checkpoint, when its standard input is closed, as by the end of its parent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from qkv.comparison.outcome import Report, carry_out
+from qkv.spec.errors import UserError
+from qkv.spec.recipe import Recipe
+from qkv.training.interrupt import Interrupted
+
+
+def main() -> int:
+    """Carry out the run that standard input names; return the exit code."""
+    asked = json.loads(sys.stdin.readline())
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
+    try:
+        recipe = Recipe.parse(asked["recipe"], "the run's recipe")
+        outcome = carry_out(recipe, Path(asked["folder"]), lambda report: _say("report", list(report)))
+    except UserError as error:
+        _say("error", str(error))
+        return 2
+    except Interrupted as stopped:
+        return 128 + stopped.number
+    _say("outcome", asdict(outcome))
+    return 0
+
+
+def report_of(values: Any) -> Report:
+    """Progress in a line of a worker."""
+    return Report(*values)
+
+
+def _say(name: str, value: Any) -> None:
+    sys.stdout.write(json.dumps({name: value}) + "\n")
+    sys.stdout.flush()
+
+
+def _stop_with_parent() -> None:
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
