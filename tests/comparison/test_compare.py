@@ -113,13 +113,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "changes",
     [
         ["blocks.*.mixer=gru(direction=both)"],
-        ["blocks.*.mixer=pooling(3)", "model.num_layers=3"],
+        ["blocks=[{branches: [convolution(3), feed_forward(9)]}]", "num_layers=1"],
         ["blocks=[{branches: [gmlp(hidden=24)]}]"],
     ],
 )
 def test_entries_have_equal_parameters_within_one_percent(changes: list[str], tmp_path: Path) -> None:
-    if "pooling" in changes[0]:
-        changes = ["blocks=[{branches: [convolution(3), feed_forward(9)]}]", "num_layers=1"]
     large = override(BASE, ["model.width=64", "model.blocks.feed_forward.hidden=256"])
     plan = plan_of(comparison(entries={"base": [], "other": changes}), tmp_path, large)
     counts = [parameters(filled(entry.recipe).model) for entry in plan.entries.values()]
@@ -179,7 +177,8 @@ def test_results_are_those_of_the_runs(whole: Path) -> None:
         tried = {rate: values[f"{row.name}/rate-{rate:g}/seed-1"]["validation.loss"] for rate in (1.0, 3.0)}
         assert row.rate == min(tried, key=lambda rate: tried[rate])
         assert ranking.trials[row.name] == tried
-        own = {seed: values[f"{row.name}/rate-{row.rate:g}/seed-{seed}"]["validation.loss"] for seed in (1, 2)}
+        at = f"{row.name}/rate-{row.rate:g}/seed-"
+        own = {seed: values[f"{at}{seed}"][f"{ranking.split}.loss"] for seed in (1, 2)}
         assert dict(row.values) == own
         assert row.flops is not None
         assert row.mean is not None
@@ -207,12 +206,13 @@ def test_the_page_stands_alone_and_holds_the_results(whole: Path) -> None:
     assert "blocks.0.branches.0" in page.text
 
 
-@pytest.mark.parametrize("kill", [Kills(reports=4), Kills(runs=1), Kills(runs=5), Kills(reports=28)])
+@pytest.mark.parametrize("kill", [Kills(reports=4), Kills(runs=1), Kills(reports=14)])
 def test_a_killed_comparison_goes_on_to_equal_results(kill: Kills, whole: Path, tmp_path: Path) -> None:
+    one = comparison(entries={"attention": []})
     with pytest.raises(Killed):
-        compare(comparison(), tmp_path, base=BASE, watcher=kill)
-    compare(comparison(), tmp_path, base=BASE, watcher=Quiet())
-    assert figures(tmp_path) == figures(whole)
+        compare(one, tmp_path, base=BASE, watcher=kill)
+    compare(one, tmp_path, base=BASE, watcher=Quiet())
+    assert figures(tmp_path) == {name: found for name, found in figures(whole).items() if "attention" in name}
     name = "attention/rate-1/seed-1"
     before, after = weights(whole / name), weights(tmp_path / name)
     assert all(torch.equal(before[key], after[key]) for key in before)

@@ -11,7 +11,7 @@ from qkv.inspection.cost import cost
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.model import Model
-from qkv.spec.overrides import Assignment, override
+from qkv.spec.overrides import Assignment, assignments, override
 from qkv.spec.recipe import Recipe
 from qkv.tasks.registry import task_of_recipe
 from qkv.training.start import with_start
@@ -54,9 +54,11 @@ def parameters(model: Model) -> int:
         return sum(parameter.numel() for parameter in Transformer(model).parameters())
 
 
-def with_parameters(name: str, recipe: Recipe, wanted: int, knob: str | None = None) -> Sized:
+def with_parameters(
+    name: str, recipe: Recipe, wanted: int, knob: str | None = None, changes: Iterable[str] = ()
+) -> Sized:
     """Recipe of the entry ``name``, resized to ``wanted`` parameters within ``TOLERANCE`` by the integer at the dotted
-    path ``knob``; None: by the first of ``KNOBS`` that reaches it.
+    path ``knob``; None: by the first of ``KNOBS`` that reaches it and is not set by the entry's own ``changes``.
 
     Raises ``UserError`` if no value of it does.
     """
@@ -64,7 +66,8 @@ def with_parameters(name: str, recipe: Recipe, wanted: int, knob: str | None = N
     if _off(parameters(full.model), wanted) <= TOLERANCE:
         return Sized(recipe, parameters(full.model), _step_flops(full))
     tried: list[tuple[str, int, int]] = []
-    for path in (knob,) if knob else KNOBS:
+    own = {change.path[-1] for change in assignments(changes)}
+    for path in (knob,) if knob else [path for path in KNOBS if path.rpartition(".")[2] not in own]:
         value, count = _nearest(_counter(full, path), wanted)
         if count and _off(count, wanted) <= TOLERANCE:
             change = Assignment.of(path, value)

@@ -31,8 +31,8 @@ def compare(
     """Carry out a comparison in the folder ``out``, or go on with it there; return its results, also written there.
 
     Finished runs are read and begun ones resumed. ``jobs``: runs at once, each in a process of its own with its share
-    of the threads; None: one after the other in this process. ``base``: recipe that the entries change; default: the one that the comparison names. ``watcher``:
-    receives progress; None shows it on standard error.
+    of the threads; None: one after the other in this process. ``base``: recipe that the entries change; default: the
+    one that the comparison names. ``watcher``: receives progress; None shows it on standard error.
 
     Raises ``UserError`` if the comparison is wrong, and ``Interrupted``.
     """

@@ -161,7 +161,7 @@ class _Pool:
 
 
 def _close(child: _Child) -> None:
-    for file in (child.process.stdin, child.errors):
+    for file in (child.process.stdin, child.process.stdout, child.errors):
         if file is not None:
             file.close()
 

@@ -42,9 +42,9 @@ OnReport = Callable[[Report], object]
 def carry_out(recipe: Recipe, folder: Path, tell: OnReport) -> Outcome:
     """Train ``recipe`` in the run folder ``folder``, or resume it there, and return the outcome, which is kept.
 
-    Any executor can call it, with ``Recipe.parse`` of the plain recipe: it reads nothing else. A run that diverges, runs
-    out of memory or raises an unexpected error after training began has failed. Raises ``UserError`` for other errors,
-    such as a full disk, and ``Interrupted``.
+    Any executor can call it, with ``Recipe.parse`` of the plain recipe: it reads nothing else. A run that diverges,
+    runs out of memory or raises an unexpected error after training began has failed. Raises ``UserError`` for other
+    errors, such as a full disk, and ``Interrupted``.
     """
     known = read_outcome(folder)
     if known is None:
@@ -96,7 +96,7 @@ def read_outcome(folder: Path) -> Outcome | None:
     path = folder / FILE
     try:
         return Outcome(**json.loads(path.read_bytes()))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # the second is refused when the run begins
         return None
     except (OSError, ValueError, TypeError, RecursionError):
         raise UserError(f"{path} is damaged; remove it, and the run is read again") from None

@@ -130,7 +130,8 @@ def _within_budget(comparison: Comparison, given: Mapping[str, Recipe]) -> dict[
         if name == reference:
             return baseline
         if comparison.equal == "parameters":
-            return with_parameters(name, recipe, baseline.parameters, comparison.knobs.get(name))
+            knob, changes = comparison.knobs.get(name), comparison.entries[name]
+            return with_parameters(name, recipe, baseline.parameters, knob, changes)
         return with_flops(name, recipe, baseline) if comparison.equal == "flops" else sized(recipe)
 
     return {name: fit(name, recipe) for name, recipe in given.items()}

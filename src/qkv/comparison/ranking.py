@@ -28,6 +28,7 @@ _BUDGETS = {
     "flops": "equal training FLOPs",
     "time": "equal training time",
 }
+_SECONDS = ("seconds in all", "training seconds")
 Runs = Sequence[tuple[PlannedRun, Outcome]]
 
 
@@ -202,9 +203,6 @@ def _row(plan: Plan, name: str, split: str, rate: float | None, runs: Runs) -> R
     flops, seconds = (_mean_count(own.values(), names) for names in (("training FLOPs",), _SECONDS))
     sized = plan.entries[name]
     return Row(name, sized.parameters, sized.change, rate, values, flops, seconds, "; ".join(reasons))
-
-
-_SECONDS = ("seconds in all", "training seconds")
 
 
 def _mean_count(outcomes: Any, names: Sequence[str]) -> float | None:

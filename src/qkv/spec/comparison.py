@@ -54,7 +54,7 @@ class Comparison(Spec):
     knobs: dict[str, str] = Field(
         default={},
         description="dotted path of the integer that resizes an entry for equal parameters, by name; default: the "
-        "hidden size of feed-forward branches, else of all branches, else the width",
+        "hidden size of feed-forward branches, else of all branches, else the width, if the entry does not set it",
     )
     overrides: Seq[str] = Field(default=(), description="dotted overrides of the recipe, for all entries")
     quick: bool = Field(default=False, description="use the recipe's short form")
