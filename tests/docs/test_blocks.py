@@ -22,6 +22,7 @@ from tests.docs.blocks import PAGES, ROOT, Block, blocks
 
 from qkv.cli.main import main
 from qkv.inspection.machine import Machine, store_machine
+from qkv.spec.comparison import read_comparison
 from qkv.spec.overrides import override
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe
@@ -85,7 +86,7 @@ def write_signals(folder: Path) -> None:
 def run_yaml(block: Block, _: dict[str, Any]) -> None:
     assert block.file, f"{block.where}: a YAML block begins with its file's name, such as '# recipe.yaml'"
     Path(block.file).write_text(block.text, encoding="utf-8")
-    read_recipe(block.file)
+    (read_comparison if "\nentries:" in block.text else read_recipe)(block.file)
 
 
 def run_python(block: Block, names: dict[str, Any]) -> None:

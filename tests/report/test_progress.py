@@ -186,3 +186,16 @@ def test_standard_output_stays_free(capsys: pytest.CaptureFixture[str]) -> None:
     captured = capsys.readouterr()
     assert captured.out == "data\n"
     assert "train  1/10" in captured.err
+
+
+def test_units_in_parts_and_work_that_was_done_before(clock: Clock) -> None:
+    stream = io.StringIO()
+    with Progress("compare", 4000, "runs", stream=stream, per_unit=1000) as progress:
+        progress.resume(2000)
+        for done in range(2100, 3100, 100):
+            clock.now += 2.0
+            progress.update(done)
+    lines = drawings(stream.getvalue())
+    assert lines[-2].startswith("compare  75%  3/4 runs  ")
+    assert lines[-2].endswith("  0:20 left")  # 50 parts a second, those done before not counted
+    assert not any("/s" in line for line in lines)
