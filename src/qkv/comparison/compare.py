@@ -8,7 +8,7 @@ from pathlib import Path
 
 from qkv.comparison.executors import Watcher, execute
 from qkv.comparison.outcome import Outcome
-from qkv.comparison.plan import Plan, PlannedRun, plan_of
+from qkv.comparison.plan import PlannedRun, RunPlan, plan_of
 from qkv.comparison.ranking import Ranking, ranked, value_of
 from qkv.comparison.show import ShowRuns
 from qkv.report.evaluation import ERRORS
@@ -52,11 +52,11 @@ def compare(
     return found
 
 
-def _total(plan: Plan) -> int:
+def _total(plan: RunPlan) -> int:
     return len(plan.entries) * (len(plan.comparison.rates) + len(plan.comparison.seeds) - 1)
 
 
-def _carried_out(plan: Plan, jobs: int | None, watcher: Watcher) -> Ranking:
+def _carried_out(plan: RunPlan, jobs: int | None, watcher: Watcher) -> Ranking:
     trials = plan.trials()
     tried = list(zip(trials, execute(trials, jobs, watcher), strict=True))
     rates = _chosen(plan, tried)
@@ -64,7 +64,7 @@ def _carried_out(plan: Plan, jobs: int | None, watcher: Watcher) -> Ranking:
     return ranked(plan, tried, rates, list(zip(rest, execute(rest, jobs, watcher), strict=True)))
 
 
-def _chosen(plan: Plan, tried: Sequence[tuple[PlannedRun, Outcome]]) -> dict[str, float]:
+def _chosen(plan: RunPlan, tried: Sequence[tuple[PlannedRun, Outcome]]) -> dict[str, float]:
     """Factor of the learning rate with the best metric on validation data, by entry; of equal ones the first.
 
     An entry that failed at every rate has none.

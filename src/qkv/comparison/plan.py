@@ -41,7 +41,7 @@ class PlannedRun:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """All entries of a comparison within its budget, and the folder of its runs."""
 
     comparison: Comparison
@@ -70,7 +70,7 @@ class Plan:
         return PlannedRun(name, rate, seed, recipe.changed(training=training), place)
 
 
-def plan_of(comparison: Comparison, folder: Path, base: Recipe | None = None) -> Plan:
+def plan_of(comparison: Comparison, folder: Path, base: Recipe | None = None) -> RunPlan:
     """Plan a comparison in ``folder``, or read the plan there if it is of the same recipes.
 
     ``base``: recipe that the entries change; default: the one that the comparison names. Raises ``UserError`` if an
@@ -92,7 +92,7 @@ def plan_of(comparison: Comparison, folder: Path, base: Recipe | None = None) ->
         entries = _within_budget(comparison, given)
         _check_same(known, entries, folder)
         _write(folder, asked, entries)
-    return Plan(comparison, entries, folder)
+    return RunPlan(comparison, entries, folder)
 
 
 def scaled(optimizer: Any, factor: float) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qkv.comparison.outcome import Outcome
-from qkv.comparison.plan import Plan, PlannedRun
+from qkv.comparison.plan import PlannedRun, RunPlan
 from qkv.comparison.statistics import Estimate, estimate, holm, paired_p
 from qkv.report.chart import LineChart
 from qkv.report.comparison import Curve, TableOf, ranking_report
@@ -33,7 +33,7 @@ Runs = Sequence[tuple[PlannedRun, Outcome]]
 
 
 @dataclass(frozen=True)
-class Row:
+class EntryResult:
     """Result of one entry. values: of the metric, by seed; costs are means over its runs; failed: reason, or "".
 
     difference: to the baseline, over the seeds of both.   p, corrected: of the paired test, None for the baseline.
@@ -63,9 +63,9 @@ class Ranking:
     for a failed run.
     """
 
-    plan: Plan
+    plan: RunPlan
     split: str
-    rows: tuple[Row, ...]
+    rows: tuple[EntryResult, ...]
     trials: Mapping[str, Mapping[float, float | None]]
 
     @property
@@ -163,7 +163,7 @@ class Ranking:
         return [curve for curve in found if curve.steps]
 
 
-def ranked(plan: Plan, trials: Runs, chosen: Mapping[str, float], runs: Runs) -> Ranking:
+def ranked(plan: RunPlan, trials: Runs, chosen: Mapping[str, float], runs: Runs) -> Ranking:
     """Results of the finished ``runs`` at the ``chosen`` rates; ``trials``: those that chose them."""
     finished = [outcome for _, outcome in (*trials, *runs) if not outcome.failed]
     split = "test" if finished and all(f"test.{plan.metric}" in found.figures for found in finished) else "validation"
@@ -176,7 +176,7 @@ def ranked(plan: Plan, trials: Runs, chosen: Mapping[str, float], runs: Runs) ->
     baseline = rows[plan.comparison.reference]
     rows = {name: row if row is baseline else _tested(row, baseline) for name, row in rows.items()}
     corrected = holm({name: row.p for name, row in rows.items() if row.p is not None})
-    done = tuple(Row(**{**vars(row), "corrected": corrected.get(name)}) for name, row in rows.items())
+    done = tuple(EntryResult(**{**vars(row), "corrected": corrected.get(name)}) for name, row in rows.items())
     return Ranking(plan, split, done, tried)
 
 
@@ -192,7 +192,7 @@ def value_of(outcome: Outcome, split: str, metric: str) -> float | None:
     return found
 
 
-def _row(plan: Plan, name: str, split: str, rate: float | None, runs: Runs) -> Row:
+def _row(plan: RunPlan, name: str, split: str, rate: float | None, runs: Runs) -> EntryResult:
     own = {run.seed: outcome for run, outcome in runs if run.entry == name and run.rate == rate}
     found = {seed: value_of(outcome, split, plan.metric) for seed, outcome in own.items()}
     values = {seed: value for seed, value in found.items() if value is not None}
@@ -202,7 +202,7 @@ def _row(plan: Plan, name: str, split: str, rate: float | None, runs: Runs) -> R
         reasons = [f"at every learning rate; {first or 'no finite metric'}"]
     flops, seconds = (_mean_count(own.values(), names) for names in (("training FLOPs",), _SECONDS))
     sized = plan.entries[name]
-    return Row(name, sized.parameters, sized.change, rate, values, flops, seconds, "; ".join(reasons))
+    return EntryResult(name, sized.parameters, sized.change, rate, values, flops, seconds, "; ".join(reasons))
 
 
 def _mean_count(outcomes: Any, names: Sequence[str]) -> float | None:
@@ -215,12 +215,12 @@ def _mean_count(outcomes: Any, names: Sequence[str]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _tested(row: Row, baseline: Row) -> Row:
-    """Row with its difference to the ``baseline`` over the seeds, and the p value of the paired test."""
+def _tested(row: EntryResult, baseline: EntryResult) -> EntryResult:
+    """Result with its difference to the ``baseline`` over the seeds, and the p value of the paired test."""
     if row.failed or baseline.failed:
         return row
     differences = [row.values[seed] - baseline.values[seed] for seed in row.values]
-    return Row(**{**vars(row), "difference": estimate(differences), "p": paired_p(differences)})
+    return EntryResult(**{**vars(row), "difference": estimate(differences), "p": paired_p(differences)})
 
 
 def _marks(cost: float, mean: Estimate) -> tuple[list[float], list[float]]:
@@ -230,7 +230,7 @@ def _marks(cost: float, mean: Estimate) -> tuple[list[float], list[float]]:
     return [cost] * len(values), values
 
 
-def _cells(row: Row) -> list[Any]:
+def _cells(row: EntryResult) -> list[Any]:
     mean = row.mean
     return [
         row.name,
@@ -249,7 +249,7 @@ def _with_interval(found: Estimate, sign: str = "") -> str:
     return f"{plus}{fixed(found.mean)}" + ("" if found.half is None else f" ± {found.half:.2g}")
 
 
-def _plain(row: Row, tried: Mapping[float, float | None], overrides: Sequence[str]) -> dict[str, Any]:
+def _plain(row: EntryResult, tried: Mapping[float, float | None], overrides: Sequence[str]) -> dict[str, Any]:
     def interval(found: Estimate | None) -> list[float] | None:
         return None if found is None or found.half is None else [found.mean - found.half, found.mean + found.half]
 
