@@ -18,10 +18,10 @@ WORKER = """\
 #!/bin/sh
 read line
 case "$line" in
-  *slow*) sleep 0.3 ;;
-  *kill*) kill -9 $$ ;;
-  *error*) echo '{"error": "the disk is full"}'; exit 2 ;;
-  *crash*) echo "Traceback" >&2; echo "ValueError: no" >&2; exit 1 ;;
+  */slow\\"*) sleep 0.3 ;;
+  */kill\\"*) kill -9 $$ ;;
+  */error\\"*) echo '{"error": "the disk is full"}'; exit 2 ;;
+  */crash\\"*) echo "Traceback" >&2; echo "ValueError: no" >&2; exit 1 ;;
 esac
 echo 'a part of the user prints this'
 echo '{"report": [1, 2, 3.5]}'

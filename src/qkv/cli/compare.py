@@ -14,9 +14,9 @@ from qkv.spec.errors import UserError
 
 EXAMPLES = """\
 qkv compare small.yaml attention 'gru: blocks.*.mixer=gru'
-qkv compare small.yaml 'pre: blocks.order=pre' 'post: blocks.order=post' --equal flops --seeds 5
-qkv compare fashion_mnist_vit vit 'wide: model.width=256' --equal time training.minutes=10 --jobs 2
-qkv compare mixers.yaml                a file with recipe, entries and the settings of the comparison
+qkv compare small.yaml pre 'post: blocks.order=post' --equal flops --seeds 5
+qkv compare fashion_mnist_vit vit 'wide: model.width=256' --equal time training.minutes=9
+qkv compare mixers.yaml               a file with recipe, entries and settings
 """
 
 
@@ -27,8 +27,9 @@ def compare_command(
     entries: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="['NAME: PATH=VALUE, …']... [PATH=VALUE]...",
-            help="Entries; a bare name: the recipe itself. Changes without a name apply to all.",
+            metavar="ENTRY|PATH=VALUE",
+            help="Entries such as 'gru: blocks.*.mixer=gru'; a name alone: the recipe itself. "
+            "Changes without a name apply to all entries.",
         ),
     ] = None,
     out: Annotated[
