@@ -251,6 +251,19 @@ def test_entries_that_fail_are_rows_and_the_others_go_on(tmp_path: Path, monkeyp
     assert read_page(ranking.report()).count("svg") >= 2
 
 
+def test_a_failed_baseline_leaves_nothing_to_test(tmp_path: Path) -> None:
+    wild = ["training.optimizer.lr=1e30", "training.clip_norm=null"]
+    compared = comparison(entries={"wild": wild, "base": []}, rates=[1.0], seeds=[1, 2])
+    ranking = compare(compared, tmp_path, base=BASE, watcher=Quiet())
+    assert ranking.rows[1].p is None
+    assert "The baseline failed, so that no differences are tested." in ranking.conclusions()
+
+
+def test_the_folder_of_a_run_is_refused(whole: Path) -> None:
+    with pytest.raises(UserError, match="holds a run; name another folder"):
+        compare(comparison(), whole / "gru" / "rate-1" / "seed-1", base=BASE, watcher=Quiet())
+
+
 def test_errors_of_the_disk_are_no_failed_rows(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file in the way")
     with pytest.raises(UserError, match="a file stands where a folder is needed"):
@@ -266,7 +279,7 @@ def test_a_run_in_a_process_gives_the_same_results(whole: Path, tmp_path: Path) 
     watcher = Quiet()
     one = comparison(entries={"attention": []}, rates=[1.0], seeds=[1])
     compare(one, tmp_path, jobs=1, base=BASE, watcher=watcher)
-    assert [report.step for _, report in watcher.reports] == [0, 1, 2, 3, 4]
+    assert [watcher.reports[i][1].step for i in (0, -1)] == [0, 4]
     found, before = figures(tmp_path), figures(whole)
     assert found.keys() == {"attention/rate-1/seed-1"}
     for name, values in found.items():

@@ -13,6 +13,7 @@ from qkv.comparison.ranking import Ranking, ranked, value_of
 from qkv.comparison.show import ShowRuns
 from qkv.report.evaluation import ERRORS
 from qkv.runs.files import clear_errors, write_file
+from qkv.runs.folder import SPEC as RUN
 from qkv.spec.comparison import Comparison
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
@@ -39,6 +40,8 @@ def compare(
     if jobs is not None and jobs < 1:
         raise UserError(f"jobs: {jobs} given, but at least one run is carried out at once")
     folder = Path(out)
+    if (folder / RUN).exists():
+        raise UserError(f"{folder} holds a run; name another folder for the comparison")
     plan = plan_of(comparison, folder, base)
     write_spec(folder / SPEC, comparison)
     if watcher is None:

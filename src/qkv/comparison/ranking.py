@@ -85,6 +85,8 @@ class Ranking:
         said = [f"Best mean {words(self.plan.metric)} ({self.split}): {best}, {fixed(means[best])}."]
         if count < 2:
             said.append("One seed says nothing about the spread; give more for intervals and tests.")
+        elif reference not in means:
+            said.append("The baseline failed, so that no differences are tested.")
         else:
             shown = [row for row in self.rows if row.corrected is not None and row.corrected < SIGNIFICANT]
             better = [row.name for row in shown if row.difference and (row.difference.mean < 0) == self.lower]

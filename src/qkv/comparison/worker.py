@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,25 @@ from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.training.interrupt import Interrupted
 
+_EVERY = 0.2
+"""Minimum seconds between two lines of progress."""
+
 
 def main() -> int:
     """Carry out the run that standard input names; return the exit code."""
     asked = json.loads(sys.stdin.readline())
     threading.Thread(target=_stop_with_parent, daemon=True).start()
+    told = 0.0
+
+    def tell(report: Report) -> None:
+        nonlocal told
+        if time.monotonic() - told >= _EVERY or report.step in (0, report.steps):
+            told = time.monotonic()
+            _say("report", list(report))
+
     try:
         recipe = Recipe.parse(asked["recipe"], "the run's recipe")
-        outcome = carry_out(recipe, Path(asked["folder"]), lambda report: _say("report", list(report)))
+        outcome = carry_out(recipe, Path(asked["folder"]), tell)
     except UserError as error:
         _say("error", str(error))
         return 2
