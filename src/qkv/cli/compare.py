@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from qkv.cli.runs import Json
 from qkv.spec.comparison import entry_of
 from qkv.spec.errors import UserError
+
+if TYPE_CHECKING:
+    from qkv.comparison.ranking import Ranking
 
 EXAMPLES = """\
 qkv compare small.yaml attention 'gru: blocks.*.mixer=gru'
@@ -20,42 +23,50 @@ qkv compare mixers.yaml               a file with recipe, entries and settings
 """
 
 
+_Recipe = Annotated[
+    str, typer.Argument(metavar="RECIPE|FILE", help="A recipe (file or name), or the file of a comparison.")
+]
+_Entries = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="ENTRY|PATH=VALUE",
+        help="Entries such as 'gru: blocks.*.mixer=gru'; a name alone: the recipe itself. "
+        "Changes without a name apply to all entries.",
+    ),
+]
+_Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="Folder of the runs; default: runs/compare- and the name.")
+]
+_Equal = Annotated[str | None, typer.Option(metavar="parameters|flops|time", help="Budget; default: parameters.")]
+_NumSeeds = Annotated[int | None, typer.Option(metavar="N", help="Number of seeds, from 1; default: 3.")]
+_Rates = Annotated[
+    str | None, typer.Option(metavar="F,F,…", help="Factors of the learning rate to try; default: 0.5,1,2.")
+]
+_Baseline = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Entry that others are tested against; default: the first.")
+]
+_Metric = Annotated[str | None, typer.Option(help="Metric to compare, such as accuracy; default: the task's.")]
+_Knob = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME:PATH", help="Integer that resizes an entry for equal parameters; repeatable."),
+]
+_Jobs = Annotated[
+    int | None, typer.Option(metavar="N", help="Runs at once, each in its own process; default: all in this one.")
+]
+
+
 def compare_command(
-    recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE|FILE", help="A recipe (file or name), or the file of a comparison.")
-    ],
-    entries: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="ENTRY|PATH=VALUE",
-            help="Entries such as 'gru: blocks.*.mixer=gru'; a name alone: the recipe itself. "
-            "Changes without a name apply to all entries.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder of the runs; default: runs/compare- and the name.")
-    ] = None,
-    equal: Annotated[
-        str | None, typer.Option(metavar="parameters|flops|time", help="Budget; default: parameters.")
-    ] = None,
-    seeds: Annotated[int | None, typer.Option(metavar="N", help="Number of seeds, from 1; default: 3.")] = None,
-    rates: Annotated[
-        str | None, typer.Option(metavar="F,F,…", help="Factors of the learning rate to try; default: 0.5,1,2.")
-    ] = None,
-    baseline: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Entry that others are tested against; default: the first.")
-    ] = None,
-    metric: Annotated[
-        str | None, typer.Option(help="Metric to compare, such as accuracy; default: the task's.")
-    ] = None,
-    knob: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME:PATH", help="Integer that resizes an entry for equal parameters; repeatable."),
-    ] = None,
+    recipe: _Recipe,
+    entries: _Entries = None,
+    out: _Out = None,
+    equal: _Equal = None,
+    seeds: _NumSeeds = None,
+    rates: _Rates = None,
+    baseline: _Baseline = None,
+    metric: _Metric = None,
+    knob: _Knob = None,
     quick: Annotated[bool, typer.Option("--quick", help="Use the recipe's short form.")] = False,
-    jobs: Annotated[
-        int | None, typer.Option(metavar="N", help="Runs at once, each in its own process; default: all in this one.")
-    ] = None,
+    jobs: _Jobs = None,
     as_json: Json = False,
 ) -> None:
     """Compare models over seeds, at equal parameters, training FLOPs or time. The same command resumes.
@@ -64,11 +75,8 @@ def compare_command(
     differences to the baseline with paired tests, corrected for their number. Failed entries are rows with the reason.
     """
     from qkv.api.functions import compare
-    from qkv.report.table import print_table
 
     named = [text for text in entries or [] if "=" not in text.partition(":")[0]]
-    found = _entries(named)
-    common = [text for text in entries or [] if text not in named]
     settings: dict[str, Any] = {
         "equal": equal,
         "seeds": None if seeds is None else _seeds(seeds),
@@ -76,11 +84,16 @@ def compare_command(
         "baseline": baseline,
         "metric": metric,
         "knobs": dict(map(_knob, knob)) if knob else None,
-        "overrides": common or None,
+        "overrides": [text for text in entries or [] if text not in named] or None,
         "quick": quick or None,
     }
     given = {name: value for name, value in settings.items() if value is not None}
-    ranking = compare(recipe, found or None, out, jobs, **given)
+    _tell(compare(recipe, _entries(named) or None, out, jobs, **given), as_json)
+
+
+def _tell(ranking: Ranking, as_json: bool) -> None:
+    from qkv.report.table import print_table
+
     if as_json:
         typer.echo(json.dumps(ranking.plain(), ensure_ascii=False))
         return
