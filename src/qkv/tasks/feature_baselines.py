@@ -114,7 +114,7 @@ def feature_rmse(
 def _of_labels(found: FeatureTable, labels: Sequence[str]) -> Fitted:
     """Logistic regression of the labels of the training rows, as indices of the sorted labels."""
     place = {name: i for i, name in enumerate(sorted(set(labels)))}
-    return plain_labels(found.x, np.array([place[labels[i]] for i in found.kept]), len(place))
+    return plain_labels(found.x, np.array([place[labels[int(i)]] for i in found.kept]), len(place))
 
 
 def _of_values(found: FeatureTable, values: Sequence[float]) -> Fitted:

@@ -157,7 +157,7 @@ def join(
     deep, wide, targets = found
 
     def contestant(name: str, reads: Sequence[int], linear: list[Tensor]) -> Contestant:
-        (a, b), expected = _shares(model, *map(torch.cat, (deep, linear, targets)), reads)
+        (a, b), expected = _shares(model, torch.cat(deep), torch.cat(linear), torch.cat(targets), reads)
         totals = Totals()
         for one, other, batch in zip(deep, linear, batches, strict=True):
             totals.add(task.observed(model, a * one + b * other, batch))
