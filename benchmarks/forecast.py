@@ -1,19 +1,20 @@
 """Benchmark of forecasts: every contestant of a run, quantiles, and uneven time stamps.
 
-    QKV_DATA=folder python benchmarks/forecast.py --horizons 96 336 --steps 300 --write docs/forecasts.md
+    QKV_DATA=folder python benchmarks/forecast.py --seeds 1337 1 2 --write docs/forecasts.md
 
-Parts: ``errors``: MSE of patches alone (PatchTST), linear maps, baselines and mixture, for each horizon, beside the
-published figure; ``quantiles``: CRPS and coverage of the same contestants with the head's quantiles, at the first
+Parts: ``published``: the Transformer of the recipe, patches alone or with their linear path, whichever has the least
+validation loss, beside the published figure, DLinear, and the contestant that is the best of all on the validation
+part; ``errors``: MSE of all contestants; ``quantiles``: CRPS and coverage with a head for quantiles, at the shortest
 horizon; ``uneven``: half of the time stamps of each window left out at random, with and without the times of the
-values. The choice is made on the validation part; test figures decide nothing. A finished run is kept, so that an
-interrupted benchmark goes on.
+values. Choices are made on the validation part; test figures decide nothing. A finished run is kept, so that an
+interrupted benchmark goes on. ``--write`` replaces the tables of a page.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,39 +22,47 @@ import qkv
 from qkv.report.table import print_table
 from qkv.spec.overrides import override
 from qkv.spec.recipe import Recipe
-from side_by_side import parser, say_where
+from side_by_side import parser, say_where, write_table
 
 PUBLISHED = {"etth1": {96: 0.375, 192: 0.414, 336: 0.431, 720: 0.449}, "ettm1": {96: 0.290, 720: 0.420}}
 """MSE of PatchTST/42, Nie et al. 2023, table 3."""
-PARTS = ("errors", "quantiles", "uneven")
-_TIMED = ["model.wide=null", "task.dropped=0.5", "model.frontend.patch=8", "model.frontend.stride=4"]
+PARTS = ("published", "errors", "quantiles", "uneven")
+_TIMED = ["task.dropped=0.5", "model.frontend.patch=8", "model.frontend.stride=4"]
+_ANY = "model.wide.keeps=any"
+Table = tuple[list[str], list[list[str]]]
+"""Names of the columns, and rows."""
 
 
 def arguments() -> argparse.Namespace:
     """Parse the command line."""
     options = parser(__doc__ or "")
-    options.add_argument("--data", default="etth1", choices=sorted(PUBLISHED), help="named data set")
+    options.add_argument("--data", nargs="+", default=list(PUBLISHED), choices=list(PUBLISHED), help="named data sets")
     options.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    options.add_argument("--horizons", type=int, nargs="+", default=[96, 192, 336, 720])
-    options.add_argument("--seeds", type=int, nargs="+", default=[1337])
+    options.add_argument("--horizons", type=int, nargs="+", help="default: those of the published figures")
+    options.add_argument(
+        "--seeds", type=int, nargs="+", default=[1337], help="seeds of the first horizon; the first is that of all"
+    )
     options.add_argument("--steps", type=int, help="training steps; default: the recipe's")
     options.add_argument("--out", type=Path, default=Path("forecasts"), help="folder of the runs")
-    options.add_argument("--write", type=Path, help="Markdown file for the results")
+    options.add_argument(
+        "--finished", action="store_true", help="train nothing: tables of finished runs of the recipes"
+    )
+    options.add_argument("--write", type=Path, help="Markdown file whose tables are replaced")
     given = options.parse_args()
     if given.smoke:
-        given.horizons, given.steps = [3], 2
+        given.data, given.horizons, given.steps = ["etth1"], [3], 2
     return given
 
 
-def recipe_of(horizon: int, seed: int, changes: list[str], given: argparse.Namespace) -> Recipe:
+def recipe_of(data: str, horizon: int, seed: int, changes: list[str], given: argparse.Namespace) -> Recipe:
     """Recipe of one run; of the smallest form, on a made-up table."""
-    found = qkv.read_recipe(f"{given.data}_patches")
+    found = qkv.read_recipe(f"{data}_patches")
     steps = [f"training.steps={given.steps}", f"training.schedule.warmup={given.steps // 10}"] if given.steps else []
     chosen = [f"task.horizon={horizon}", f"training.seed={seed}", *steps, *changes]
     if given.smoke:
         small = ["model.frontend.patch=4", "model.frontend.stride=4", "training.batch_size=8", "task.context=16"]
-        data = [f"data.source={_table(given.out)}", "task.parts=[0.6, 0.2, 0.2]", "training.validation.every=2"]
-        chosen += [*data, *small]
+        made = [f"data.source={_table(given.out)}", "task.parts=[0.6, 0.2, 0.2]", "training.validation.every=2"]
+        chosen += [*made, *small]
     return override(found, chosen)
 
 
@@ -67,17 +76,32 @@ def _table(folder: Path) -> Path:
     return path
 
 
-def run_of(name: str, horizon: int, seed: int, changes: list[str], given: argparse.Namespace) -> dict[str, Any]:
+def run_of(
+    name: str, data: str, horizon: int, seed: int, changes: list[str], given: argparse.Namespace
+) -> dict[str, Any]:
     """Evaluation of a run, which is trained unless it is finished."""
-    recipe = recipe_of(horizon, seed, changes, given)
-    run = qkv.train(recipe, given.out / f"{given.data}-{name}-{horizon}-{seed}", on_event=lambda _: None)
+    recipe = recipe_of(data, horizon, seed, changes, given)
+    run = qkv.train(recipe, _folder(name, data, horizon, seed, given), on_event=lambda _: None)
     assert run.evaluation is not None
     found: dict[str, Any] = run.evaluation["splits"]
     return found
 
 
-def contestants(splits: dict[str, Any], names: tuple[str, ...]) -> Iterator[list[str]]:
-    """Rows (contestant, validation figures, test figures) of the metrics ``names``."""
+def cases(given: argparse.Namespace) -> Iterator[tuple[str, int, int]]:
+    """(data, horizon, seed) of each run of the recipes."""
+    for data in given.data:
+        for i, horizon in enumerate(given.horizons or PUBLISHED[data]):
+            for seed in given.seeds if not i and data == given.data[0] else given.seeds[:1]:
+                if not given.finished or (_folder("errors", data, horizon, seed, given) / "evaluation.json").exists():
+                    yield data, horizon, seed
+
+
+def _folder(name: str, data: str, horizon: int, seed: int, given: argparse.Namespace) -> Path:
+    return given.out / f"{data}-{name}-{horizon}-{seed}"
+
+
+def contestants(splits: dict[str, Any], names: Sequence[str]) -> Iterator[list[str]]:
+    """Rows (contestant, validation figures, test figures) of the metrics ``names``; the first one is kept."""
     tables = [next(each for each in splits[split]["sections"] if each["kind"] == "contestants") for split in splits]
     for own in tables[0]["rows"]:
         rows = [next(row for row in table["rows"] if row[0] == own[0]) for table in tables]
@@ -85,52 +109,62 @@ def contestants(splits: dict[str, Any], names: tuple[str, ...]) -> Iterator[list
         yield [own[0], *cells]
 
 
-def errors(given: argparse.Namespace) -> tuple[list[str], list[list[str]]]:
-    """Table of the contestants of each horizon and seed; the first of each is the one that is kept."""
+def published(given: argparse.Namespace) -> Table:
+    """Table of the Transformer, DLinear, and the contestant of least validation error, beside the published figure."""
+    columns = ["data", "horizon", "seed", "Transformer", "test MSE", "MAE", "PatchTST/42, published", "DLinear"]
     rows = []
-    for horizon in given.horizons:
-        for seed in given.seeds:
-            found = list(contestants(run_of("errors", horizon, seed, [], given), ("mse", "mae")))
-            published = PUBLISHED[given.data].get(horizon, "")
-            rows += [[str(horizon), str(seed), *row, str(published) if row[0] == "patches" else ""] for row in found]
-    return ["horizon", "seed", "model", "validation MSE", "MAE", "test MSE", "test MAE", "published"], rows
+    for data, horizon, seed in cases(given):
+        found = {row[0]: row[1:] for row in contestants(run_of("errors", data, horizon, seed, [], given), METRICS)}
+        kept, best = next(iter(found)), min(found, key=lambda name: float(found[name][0]))
+        own = [kept, *found[kept][2:], str(PUBLISHED[data].get(horizon, ""))]
+        rows.append([data, str(horizon), str(seed), *own, found["DLinear"][2], best, found[best][2]])
+    return [*columns, "automatic choice", "its MSE"], rows
 
 
-def quantiles(given: argparse.Namespace) -> tuple[list[str], list[list[str]]]:
+METRICS = ("mse", "mae")
+
+
+def errors(given: argparse.Namespace) -> Table:
+    """Table of the contestants of each run; the first of each is the one that the recipe keeps."""
+    rows = []
+    for data, horizon, seed in cases(given):
+        found = contestants(run_of("errors", data, horizon, seed, [], given), METRICS)
+        rows += [[data, str(horizon), str(seed), *row] for row in found]
+    return ["data", "horizon", "seed", "model", "validation MSE", "MAE", "test MSE", "MAE"], rows
+
+
+def quantiles(given: argparse.Namespace) -> Table:
     """Table of CRPS and coverage of the contestants with quantiles."""
-    splits = run_of("quantiles", given.horizons[0], given.seeds[0], ["model.head.form=quantiles"], given)
-    rows = [[row[0], *row[4:]] for row in contestants(splits, ("crps", "coverage 80", "coverage 90"))]
-    return ["model", "test CRPS", "coverage of 80 %", "coverage of 90 %"], rows
+    data, horizon, seed = next(cases(given))
+    splits = run_of("quantiles", data, horizon, seed, ["model.head.form=quantiles", _ANY], given)
+    rows = [[row[0], row[1], *row[4:]] for row in contestants(splits, ("crps", "coverage 80", "coverage 90"))]
+    return ["model", "validation CRPS", "test CRPS", "coverage of 80 %", "coverage of 90 %"], rows
 
 
-def uneven(given: argparse.Namespace) -> tuple[list[str], list[list[str]]]:
+def uneven(given: argparse.Namespace) -> Table:
     """Table of the MSE where half of the time stamps are left out, with and without the times of the values."""
-    rows: list[list[str]] = []
-    for name, frequencies in (("with times", 16), ("without times", 0)):
-        changes = [*_TIMED, f"model.frontend.frequencies={frequencies}"]
-        splits = run_of(name.replace(" ", "-"), given.horizons[0], given.seeds[0], changes, given)
-        figures = [splits[split]["figures"] for split in ("validation", "test")]
-        rows.append([f"patches {name}", *(f"{each['mse']:.4f}" for each in figures)])
-        baselines = [[f"{each[f'mse_of_{kind}']:.4f}" for each in figures] for kind in ("repeat_last", "dlinear")]
-    rows += [["repeat last", *baselines[0]], ["DLinear, gaps filled", *baselines[1]]]
+    data, horizon, seed = next(cases(given))
+    timed, blind = [*_TIMED, "model.frontend.frequencies=16", _ANY], [*_TIMED, "model.wide=null"]
+    rows = list(contestants(run_of("times", data, horizon, seed, timed, given), ["mse"]))
+    splits = run_of("without-times", data, horizon, seed, blind, given)
+    rows.append(
+        ["patches without times", *(f"{splits[name]['figures']['mse']:.4g}" for name in ("validation", "test"))]
+    )
     return ["model", "validation MSE", "test MSE"], rows
 
 
-TABLES = {"errors": errors, "quantiles": quantiles, "uneven": uneven}
+TABLES = {"published": published, "errors": errors, "quantiles": quantiles, "uneven": uneven}
 
 
 def main() -> int:
-    """Run the parts, print their tables and write the page."""
+    """Run the parts, print their tables and write them into the page."""
     given = arguments()
     say_where()
-    pages = ["# Forecasts", "Written by `benchmarks/forecast.py`."]
     for part in given.parts:
         columns, rows = TABLES[part](given)
-        print_table(f"forecasts of {given.data}: {part}", columns, rows)
-        lines = [columns, ["---"] * len(columns), *rows]
-        pages.append(f"## {part.capitalize()}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines))
-    if given.write is not None:
-        given.write.write_text("\n\n".join(pages) + "\n", encoding="utf-8")
+        print_table(f"forecasts: {part}", columns, rows)
+        if given.write is not None:
+            write_table(given.write, f"{part}: benchmarks/forecast.py", columns, rows)
     return 0
 
 

@@ -32,7 +32,7 @@ from qkv.data.records.named import named_tables
 from qkv.data.records.table import Row
 from qkv.report.table import print_table
 from qkv.spec.recipe import Recipe
-from side_by_side import parser, say_where
+from side_by_side import parser, say_where, write_table
 
 Rows = list[dict[str, Any]]
 Accuracies = dict[str, dict[str, float]]
@@ -59,7 +59,6 @@ BLIND = "single nodes, pooled"
 """Model without structure."""
 REGRESSION = "logistic regression on tags, without structure"
 STEPS = 450
-BEGIN, END = "<!-- table graphs: benchmarks/graphs.py -->\n", "<!-- end of table graphs -->\n"
 
 
 def graph_recipe(model: str, files: Mapping[str, str], steps: int) -> Recipe:
@@ -230,17 +229,6 @@ def lines(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return rows
 
 
-def write_page(page: Path, rows: Sequence[Sequence[str]]) -> None:
-    """Write the table between its comments in a page."""
-    before, _, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise SystemExit(f"{page} has no place for the table: {BEGIN.strip()} … {END.strip()}")
-    table = [COLUMNS, ["---"] * len(COLUMNS), *rows]
-    drawn = "".join(f"| {' | '.join(row)} |\n" for row in table)
-    page.write_text(f"{before}{BEGIN}\n{drawn}\n{END}{after}")
-
-
 def run_fold(name: str, fold: int, given: argparse.Namespace) -> Accuracies:
     """Accuracies of all models on one fold of a data set."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -273,7 +261,7 @@ def main() -> None:
                     file.write(json.dumps(kept[-1]) + "\n")
     print_table("classification of graphs and nodes", COLUMNS, lines(kept))
     if given.page:
-        write_page(given.page, lines(kept))
+        write_table(given.page, "graphs: benchmarks/graphs.py", COLUMNS, lines(kept))
 
 
 if __name__ == "__main__":

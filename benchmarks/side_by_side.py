@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module, metadata
+from pathlib import Path
 
 import qkv  # before torch: enables huge pages for every side
 from qkv.report.table import print_table
@@ -150,3 +151,17 @@ def parser(description: str) -> argparse.ArgumentParser:
     )
     options.add_argument("--repeats", type=int, default=5, help="number of repeats per side")
     return options
+
+
+def write_table(page: Path, name: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Write a table between its comments in a page: ``<!-- table NAME: PROGRAM -->``, ``<!-- end of table NAME -->``.
+
+    ``name``: name and program.
+    """
+    begin, end = f"<!-- table {name} -->\n", f"<!-- end of table {name.partition(':')[0]} -->\n"
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise SystemExit(f"{page} has no place for the table: {begin.strip()} … {end.strip()}")
+    drawn = "".join(f"| {' | '.join(row)} |\n" for row in (columns, ["---"] * len(columns), *rows))
+    page.write_text(f"{before}{begin}\n{drawn}\n{end}{after}", encoding="utf-8")

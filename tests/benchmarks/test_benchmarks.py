@@ -25,7 +25,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
     "finetuning": ("accuracy on the test split", "unmerged", "lora", "whole", "the table and the curves are in"),
     "graphs": ("classification of graphs and nodes", "chosen", "logistic regression on tags"),
     "image_mixers": ("mixers on images", "parameters", "MLP-Mixer"),
-    "forecast": ("errors", "normalised DLinear", "quantiles", "coverage of 80 %", "uneven", "patches with times"),
+    "forecast": ("published", "automatic choice", "normalised DLinear", "coverage of 80 %", "patches without times"),
     "linear": ("GFLOP/s", "chosen", "GB/s of weights"),
     "load_checkpoint": ("Llama, seconds", "peak / weights", "qkv", "GPT-2, seconds"),
     "own_tables": ("defaults on tables", "kept (runs)", "sum of values", "rmse"),

@@ -105,7 +105,8 @@ def test_times_are_read_beside_the_values_they_belong_to() -> None:
     for n in (0, 7):
         time = float(times[2, n])
         waves = [math.sin(w * time + p) for w, p in zip(frontend.rates.tolist(), frontend.phases.tolist(), strict=True)]
-        read = torch.tensor([standardised(given[2, :, 0].tolist())[n], time, *waves], dtype=torch.float64)
+        value = standardised(given[2, :, 0].tolist())[n]
+        read = torch.tensor([value, time, *waves, *(value * wave for wave in waves)], dtype=torch.float64)
         torch.testing.assert_close(x[2, n], frontend.map.weight @ read + frontend.map.bias)
     with pytest.raises(UserError, match="the front end reads the times of the values, and none are given"):
         frontend.embed(Signal(given))

@@ -67,7 +67,7 @@ class SeriesPatchFrontend(_SeriesFrontend):
         self.width_read = self.features + (part.covariates or 0)
         if self.inverted and part.steps is None:
             raise UserError("model.frontend.steps is not known: give it, or build the model together with its data")
-        timed = 1 + part.frequencies if part.frequencies else 0
+        timed = 1 + part.frequencies * (1 + self.features) if part.frequencies else 0
         read = part.steps if self.inverted else part.patch * (self.width_read + timed)
         self.map = Linear(read or 1, part.vector_width(width))
         for name, value in (("gain", 1.0), ("offset", 0.0)):
@@ -83,11 +83,14 @@ class SeriesPatchFrontend(_SeriesFrontend):
         return {name: WHOLE for name in ("gain", "offset", "rates", "phases") if getattr(self, name) is not None}
 
     def initialise(self, std: float) -> None:
-        """Set the angular frequencies to 1 to 256 turns of a window, evenly spaced on a logarithmic scale."""
-        if self.rates is not None:
-            turns = torch.logspace(0, 8, len(self.rates), base=2.0)
+        """Set the angular frequencies to 1 to 256 turns of a window, evenly spaced on a logarithmic scale, each for a
+        sine and a cosine.
+        """
+        if self.rates is not None and self.phases is not None:
+            turns = torch.logspace(0, 8, (len(self.rates) + 1) // 2, base=2.0).repeat_interleave(2)
             with torch.no_grad():
-                self.rates.copy_(2 * math.pi * turns)
+                self.rates.copy_(2 * math.pi * turns[: len(self.rates)])
+                self.phases.copy_(torch.arange(len(self.phases)) % 2 * (math.pi / 2))
 
     def count(self, signal: Signal) -> int:
         return signal.values.shape[2] if self.inverted else self.part.patches(signal.values.shape[1])
@@ -154,7 +157,9 @@ class SeriesPatchFrontend(_SeriesFrontend):
             assert self.phases is not None
             assert signal.times is not None
             time = signal.times[..., None].to(x.dtype)
-            x = torch.cat((x, time, (time * self.rates + self.phases).sin()), -1)
+            waves = (time * self.rates + self.phases).sin()
+            products = (x[..., : self.features, None] * waves[..., None, :]).flatten(-2)
+            x = torch.cat((x, time, waves, products), -1)
         if part.align == "end":
             x = self._aligned(x, signal.lengths)
         more = max(0, part.patch - x.shape[1]) + part.stride * part.pad_end

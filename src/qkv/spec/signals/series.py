@@ -116,8 +116,9 @@ class SeriesPatches(OfSeries, kind="series_patches"):
     (reversible instance normalisation, RevIN, Kim et al. 2022); ``last``: its last value is subtracted (NLinear, Zeng
     et al. 2023).
 
-    ``frequencies`` F > 0: each value comes with its real time t, as [t, sin(ω_k t + φ_k)] with learned ω and φ
-    (Time2Vec, Kazemi et al. 2019), so that values may be unevenly spaced; steps without a value are then left out.
+    ``frequencies`` F > 0: each value x comes with its real time t, as [t, sin(ω_k t + φ_k)] with learned ω and φ
+    (Time2Vec, Kazemi et al. 2019) and the products x · sin(ω_k t + φ_k), so that values may be unevenly spaced; steps
+    without a value are then left out. Without the products, a linear map of a patch cannot weight a value by its time.
 
     ``steps`` None: rows of any length; those shorter than a patch are prolonged by their last value.
     """
