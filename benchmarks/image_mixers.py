@@ -1,6 +1,6 @@
 """Benchmark of mixers on images: the same classifier with another mixer in its slot, at about equal parameters.
 
-    QKV_DATA=folder python benchmarks/image_mixers.py --minutes 25 --seeds 3 --jobs 2 --write docs/mixers.md
+    QKV_DATA=folder python benchmarks/image_mixers.py --minutes 25 --seeds 3 --jobs 2 --page docs/images.md
 
 Fashion-MNIST, patches of 4 × 4 pixels (a stem where said), the same optimiser, augmentation, number of images and time
 budget. Every run is a process of its own on one core; ``--jobs`` run at once. A finished run is kept, so that an
@@ -27,7 +27,7 @@ import qkv
 from qkv.report.table import print_table
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import write_spec
-from side_by_side import parser, say_where
+from side_by_side import parser, say_where, write_table
 
 
 class Contestant(NamedTuple):
@@ -97,7 +97,7 @@ def arguments() -> argparse.Namespace:
     options.add_argument("--minutes", type=float, default=25.0, help="time budget of a run, evaluation included")
     options.add_argument("--jobs", type=int, default=1, help="runs at once, each on one core")
     options.add_argument("--out", type=Path, default=Path("images"), help="folder of the runs")
-    options.add_argument("--write", type=Path, help="Markdown file for the results")
+    options.add_argument("--page", type=Path, help="Markdown page with a place for the table")
     given = options.parse_args()
     if given.smoke:
         given.models, given.seeds, given.source = ["mixer"], 1, str(_smoke_images(given.out))
@@ -142,7 +142,8 @@ def train(name: str, seed: int, given: argparse.Namespace) -> dict[str, Any]:
     return json.loads(result.read_text(encoding="utf-8"))
 
 
-COLUMNS = ["mixer", "parameters", "epochs", "minutes", "accuracy %", "published"]
+TABLE = "image mixers: benchmarks/image_mixers.py"
+COLUMNS = ["mixer", "parameters", "epochs", "minutes", "seeds", "accuracy %", "published"]
 
 
 def summary(name: str, results: list[dict[str, Any]], given: argparse.Namespace) -> list[str]:
@@ -155,19 +156,10 @@ def summary(name: str, results: list[dict[str, Any]], given: argparse.Namespace)
         f"{results[0]['parameters']:,}",
         f"{epochs:.1f}",
         f"{max(found['seconds'] for found in results) / 60:.1f}",
+        str(len(results)),
         f"{statistics.mean(accuracies):.2f}" + (f" ± {spread:.2f}" if len(accuracies) > 1 else ""),
         CONTESTANTS[name].published,
     ]
-
-
-def written(rows: list[list[str]], given: argparse.Namespace) -> str:
-    """Markdown page of the results."""
-    lines = ["| " + " | ".join(row) + " |" for row in (COLUMNS, ["---"] * len(COLUMNS), *rows)]
-    about = (
-        f"Written by `benchmarks/image_mixers.py`. Fashion-MNIST, {given.minutes:g} minutes a run on one core, "
-        f"{given.jobs} runs at once, {given.seeds} seeds; mean and standard deviation of the test accuracy."
-    )
-    return "\n".join(["# Mixers on images", "", about, "", *lines, ""])
 
 
 def main() -> None:
@@ -179,8 +171,8 @@ def main() -> None:
         results = list(pool.map(lambda each: train(*each, given), work))
     rows = [summary(name, [found for found in results if found["model"] == name], given) for name in given.models]
     print_table("mixers on images", COLUMNS, rows)
-    if given.write:
-        given.write.write_text(written(rows, given), encoding="utf-8")
+    if given.page:
+        write_table(given.page, TABLE, COLUMNS, rows)
 
 
 if __name__ == "__main__":

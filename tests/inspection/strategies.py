@@ -10,8 +10,9 @@ from qkv.spec import branches as branch
 from qkv.spec import cross, heads, parts
 from qkv.spec.forecasts import Gaussian, Point, Quantiles, StudentT
 from qkv.spec.masks import Causal, Full, Window
-from qkv.spec.mixers.linear_attention import LinearAttention
+from qkv.spec.mixers.linear_attention import Elu, Favor, LinearAttention
 from qkv.spec.mixers.lsh_attention import LSHAttention
+from qkv.spec.mixers.matrix_state import GatedDelta, Mamba2, Retention
 from qkv.spec.mixers.relative_attention import DisentangledAttention, RelativeAttention
 from qkv.spec.mixers.sparse_attention import GlobalLocalAttention, SparseAttention
 from qkv.spec.model import Block, Encoder, Latents, Model, Queries, Text
@@ -98,7 +99,35 @@ BRANCHES: dict[type[branch.Branch], st.SearchStrategy[Any]] = {
         bias=st.booleans(),
     ),
     LinearAttention: st.builds(
-        LinearAttention, num_heads=st.sampled_from([1, 4]), chunk=st.sampled_from([3, 64]), bias=st.booleans()
+        LinearAttention,
+        num_heads=st.sampled_from([1, 4]),
+        features=st.sampled_from([Elu(), Favor(num_features=5)]),
+        mask=st.sampled_from(["causal", "full"]),
+        chunk=st.sampled_from([3, 64]),
+        bias=st.booleans(),
+    ),
+    Retention: st.builds(
+        Retention,
+        num_heads=st.sampled_from([1, 4]),
+        value_dim=SIZES,
+        base=st.sampled_from([None, 100.0]),
+        chunk=st.sampled_from([3, 64]),
+    ),
+    Mamba2: st.builds(
+        Mamba2,
+        num_heads=st.sampled_from([2, 4]),
+        state_size=st.sampled_from([3, 8]),
+        num_groups=st.sampled_from([1, 2]),
+        kernel_size=st.integers(1, 4),
+        chunk=st.sampled_from([3, 64]),
+    ),
+    GatedDelta: st.builds(
+        GatedDelta,
+        num_heads=st.sampled_from([1, 4]),
+        value_dim=SIZES,
+        decay=st.booleans(),
+        kernel_size=st.integers(1, 4),
+        chunk=st.sampled_from([3, 64]),
     ),
     branch.TokenShift: st.builds(branch.TokenShift, groups=st.sampled_from([2, 4])),
     branch.CausalConvolution: st.builds(

@@ -51,7 +51,7 @@ class Favor(FeatureMap):
     def __init__(self, part: spec.Favor, num_heads: int, head_dim: int):
         super().__init__()
         self.part, self.num_features = part, part.num_features
-        seed = int(torch.randint(2**31, ())) if part.seed is None else part.seed
+        seed = int(torch.randint(2**31, (), device="cpu")) if part.seed is None else part.seed
         self.register_buffer("seed", torch.tensor(seed))
         self.register_buffer("steps", torch.tensor(0))
         self.register_buffer("directions", directions(part, num_heads, head_dim, seed))
@@ -79,7 +79,18 @@ class Favor(FeatureMap):
 
 
 def directions(part: spec.Favor, num_heads: int, head_dim: int, seed: int) -> Tensor:
-    """Random directions (H, M, Dk): Gaussian vectors, made orthogonal in groups of Dk if ``part.orthogonal``."""
+    """Random directions (H, M, Dk): Gaussian vectors, made orthogonal in groups of Dk if ``part.orthogonal``.
+
+    They are drawn on the CPU, so that they are the same on all devices; without values on the meta device.
+    """
+    device = torch.get_default_device()
+    if device.type == "meta":
+        return torch.empty(num_heads, part.num_features, head_dim, device=device)
+    with torch.device("cpu"):
+        return _drawn(part, num_heads, head_dim, seed).to(device)
+
+
+def _drawn(part: spec.Favor, num_heads: int, head_dim: int, seed: int) -> Tensor:
     draw = torch.Generator().manual_seed(seed % 2**63)
     groups = math.ceil(part.num_features / head_dim)
     found = torch.randn(num_heads, groups, head_dim, head_dim, generator=draw, dtype=torch.float64)
