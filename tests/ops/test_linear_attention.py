@@ -15,6 +15,9 @@ from torch import Tensor
 from qkv.ops.linear_attention import chunked, reference
 from qkv.ops.linear_attention.reference import State, feature
 
+EMPTY: State = (torch.zeros(2, 3, 4, 5, dtype=torch.float64), torch.zeros(2, 3, 4, dtype=torch.float64))
+"""Sums before the first position."""
+
 
 def inputs(length: int, dtype: torch.dtype = torch.float64, batch: int = 2) -> list[Tensor]:
     """q, k (B, H, N, Dk) after φ and v (B, H, N, Dv), with Dk ≠ Dv."""
@@ -69,13 +72,14 @@ def test_packed_documents_equal_documents_alone(lengths: list[int], chunk: int) 
 def test_the_state_is_the_sums_over_what_came_before(cut: int, chunk: int) -> None:
     q, k, v = inputs(9)
     parts = [(t[:, :, :cut], t[:, :, cut:]) for t in (q, k, v)]
-    first, state = chunked.linear_attention(*(p[0] for p in parts), chunk=chunk)  # type: ignore[arg-type]
+    first, state = chunked.linear_attention(*(p[0] for p in parts), state=EMPTY, chunk=chunk)  # type: ignore[arg-type]
     second, final = chunked.linear_attention(*(p[1] for p in parts), state=state, chunk=chunk)  # type: ignore[arg-type]
     assert_same(torch.cat((first, second), 2), by_loops(q, k, v))
     assert_sums(final, k, v)
 
 
-def assert_sums(state: State, k: Tensor, v: Tensor) -> None:
+def assert_sums(state: State | None, k: Tensor, v: Tensor) -> None:
+    assert state is not None
     assert_same(state[0], torch.einsum("bhnk,bhnv->bhkv", k, v))
     assert_same(state[1], k.sum(2))
 
@@ -83,8 +87,11 @@ def assert_sums(state: State, k: Tensor, v: Tensor) -> None:
 def test_positions_that_do_not_count_leave_no_trace() -> None:
     q, k, v = inputs(7)
     valid = torch.arange(7) < torch.tensor([7, 3])[:, None]
-    out, state = chunked.linear_attention(q, k, v, valid=valid, chunk=2)
-    alone, expected = chunked.linear_attention(q[1:, :, :3], k[1:, :, :3], v[1:, :, :3], chunk=5)
+    out, state = chunked.linear_attention(q, k, v, EMPTY, valid=valid, chunk=2)
+    own = (t[1:] for t in EMPTY)
+    alone, expected = chunked.linear_attention(q[1:, :, :3], k[1:, :, :3], v[1:, :, :3], tuple(own), chunk=5)  # type: ignore[arg-type]
+    assert state is not None
+    assert expected is not None
     assert_same(out[1:, :, :3], alone)
     assert all(torch.allclose(a[1:], b) for a, b in zip(state, expected, strict=True))
 

@@ -100,6 +100,15 @@ def test_strong_decay_and_long_rows_stay_finite(name: str) -> None:
         assert each.isfinite().all()
 
 
+@pytest.mark.parametrize("name", ["decayed", "delta"])
+@pytest.mark.parametrize("count", [3, 9])
+def test_no_state_is_an_empty_one(name: str, count: int) -> None:
+    given = inputs(count)
+    found, last = chunked(name, given | {"state": None}, chunk=4)  # type: ignore[dict-item]
+    torch.testing.assert_close(found, chunked(name, given | {"state": torch.zeros_like(given["state"])}, chunk=4)[0])
+    assert last is None
+
+
 def test_without_decay_the_state_sums_outer_products() -> None:
     given = inputs(9)
     given["state"] = torch.zeros_like(given["state"])

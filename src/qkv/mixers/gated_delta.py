@@ -55,13 +55,11 @@ class GatedDelta(Branch):
         return {"qkv": matrix(q=keys, k=keys, v=values), "gate": matrix(gate=values), "output": from_heads(*values)}
 
     def init_state(self, batch: int, capacity: int | None = None) -> State:
-        return self.convolution.init_state(batch), self._empty(batch)
-
-    def _empty(self, batch: int) -> Tensor:
-        return self.qkv.weight.detach().new_zeros(batch, self.part.num_heads, self.head_dim, self.value_dim)
+        sizes = batch, self.part.num_heads, self.head_dim, self.value_dim
+        return self.convolution.init_state(batch), self.qkv.weight.detach().new_zeros(sizes)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
-        tail, before = (None, self._empty(len(x))) if state is None else state
+        tail, before = (None, None) if state is None else state
         inputs, tail = self.convolution(self.qkv(x), context, tail)
         heads = (t.unflatten(-1, (self.part.num_heads, -1)).transpose(1, 2) for t in inputs.split(self.sizes, -1))
         q, k, v = heads
@@ -76,7 +74,7 @@ class GatedDelta(Branch):
             v,
             strength,
             log_decay,
-            before.to(v.dtype),
+            before,
             context.valid,
             context.segments,
             self.part.chunk,

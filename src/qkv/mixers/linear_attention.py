@@ -51,7 +51,7 @@ class LinearAttention(Branch):
             return each_row(x, context, lambda rows, real: self._whole(rows, real, context), self.spec.kind), state
         q, k, v = self._heads(x, context)
         out, last = linear_attention(q, k, v, state, context.valid, context.segments, self.chunk)
-        return self.output(out.transpose(1, 2).flatten(2)), None if state is None else last
+        return self.output(out.transpose(1, 2).flatten(2)), last
 
     def _heads(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """Features of queries and keys (B, H, N, M), and values (B, H, N, Dv)."""

@@ -62,14 +62,11 @@ class Mamba2(Branch):
         }
 
     def init_state(self, batch: int, capacity: int | None = None) -> State:
-        return self.convolution.init_state(batch), self._empty(batch)
-
-    def _empty(self, batch: int) -> Tensor:
-        part = self.part
-        return self.input.weight.detach().new_zeros(batch, part.num_heads, part.state_size, self.head_dim)
+        sizes = batch, self.part.num_heads, self.part.state_size, self.head_dim
+        return self.convolution.init_state(batch), self.input.weight.detach().new_zeros(sizes)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
-        tail, before = (None, self._empty(len(x))) if state is None else state
+        tail, before = (None, None) if state is None else state
         gate, inputs, steps = self.input(x).split((self.inner, sum(self.sizes), self.part.num_heads), -1)
         inputs, tail = self.convolution(inputs, context, tail)
         values, keys, queries = inputs.split(self.sizes, -1)
@@ -78,7 +75,7 @@ class Mamba2(Branch):
         step = F.softplus(steps + self.step_bias).transpose(1, 2)  # (B, H, N)
         log_decay = -self.log_rate.exp()[:, None] * step
         out, last = decayed(
-            q, k, v * step[..., None], log_decay, before.to(v.dtype), context.valid, context.segments, self.part.chunk
+            q, k, v * step[..., None], log_decay, before, context.valid, context.segments, self.part.chunk
         )
         out = (out + self.skip[:, None, None] * v).transpose(1, 2).flatten(2) * F.silu(gate)
         out = F.rms_norm(out, (self.inner,), self.scale.to(out.dtype), _EPS)

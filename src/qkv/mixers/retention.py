@@ -55,12 +55,11 @@ class Retention(Branch):
             kind = single_or_wider(q.dtype)
             cos, sin = context.once(("retention", self.part, kind), lambda: self._angles(context, kind))
             q, k = position_ops.rotate(q, cos, sin), position_ops.rotate(k, cos, sin)
-        before = self.init_state(len(x)).to(v.dtype) if state is None else state
         log_decay = self._log_decay(x).expand(1, -1, x.shape[1])
         k = k * self.head_dim**-0.5
-        out, last = decayed(q, k, v, log_decay, before, context.valid, context.segments, self.part.chunk)
+        out, last = decayed(q, k, v, log_decay, state, context.valid, context.segments, self.part.chunk)
         out = F.rms_norm(out, (self.value_dim,), eps=_EPS).transpose(1, 2).flatten(2)
-        return self.output(out * F.silu(self.gate(x))), None if state is None else last
+        return self.output(out * F.silu(self.gate(x))), last
 
     def _log_decay(self, x: Tensor) -> Tensor:
         """log γ of the heads, (1, H, 1)."""

@@ -18,14 +18,13 @@ def linear_attention(
     valid: Tensor | None = None,
     segments: Tensor | None = None,
     chunk: int = 64,
-) -> tuple[Tensor, State]:
-    """Return (O (B, H, N, Dv), state after the last position); see ``reference`` for the shapes.
+) -> tuple[Tensor, State | None]:
+    """Return (O (B, H, N, Dv), state after the last position, None without one); see ``reference`` for the shapes.
 
     A matrix state without decay, whose values have a feature that is 1: its sum is that of the weights.
     segments (B, N): document numbers; the state is reset at each document.   chunk: positions per chunk.
     """
-    if state is None:
-        state = (q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]), q.new_zeros(*q.shape[:2], q.shape[-1]))
-    sums = torch.cat((state[0], state[1][..., None]), -1)
+    sums = None if state is None else torch.cat((state[0], state[1][..., None]), -1)
     out, last = decayed(q, k, F.pad(v, (0, 1), value=1.0), None, sums, valid, segments, chunk)
-    return mean(out[..., :-1], out[..., -1]), (last[..., :-1].contiguous(), last[..., -1].contiguous())
+    left = None if last is None else (last[..., :-1].contiguous(), last[..., -1].contiguous())
+    return mean(out[..., :-1], out[..., -1]), left

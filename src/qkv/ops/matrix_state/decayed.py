@@ -39,15 +39,16 @@ def decayed(
     k: Tensor,
     v: Tensor,
     log_decay: Tensor | None,
-    state: Tensor,
+    state: Tensor | None,
     valid: Tensor | None = None,
     segments: Tensor | None = None,
     chunk: int = 64,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Return (o (B, H, N, Dv), state after the last unpadded position); see ``reference`` for the shapes.
 
-    q and k may have one head for all heads of v.   valid (B, N): True at unpadded positions.   segments (B, N):
-    document numbers; the state is reset at each document.   chunk: positions per chunk.
+    state: of earlier positions; None: there are none, and the last state is not computed. q and k may have one head for
+    all heads of v.   valid (B, N): True at unpadded positions.   segments (B, N): document numbers; the state is reset
+    at each document.   chunk: positions per chunk.
     """
     count = v.shape[2]
     if count == 0:
@@ -59,10 +60,14 @@ def decayed(
     found = decays(log_decay, segments, v, size)
     q, k, v = (cut(each, size) for each in (q, k, v))
     inside = ((q @ k.mT) * found.within) @ v
-    added = (k * found.out[..., None]).mT @ v  # (B, H, n, Dk, Dv)
-    entries, kept = [], state.to(added.dtype)
-    for gained, through in zip(added.unbind(2), found.through.unbind(2), strict=True):
-        entries.append(kept)
-        kept = through[..., None, None] * kept + gained
-    out = inside + (q * found.into[..., None]) @ torch.stack(entries, 2)
-    return out.flatten(2, 3)[:, :, :count], kept.to(state.dtype)
+    starts, ends = q * found.into[..., None], (k * found.out[..., None]).mT
+    outs, kept, chunks = [], state, inside.shape[2]
+    # Unbound, since a slice's gradient is as large as the whole.
+    each = zip(inside.unbind(2), starts.unbind(2), ends.unbind(2), v.unbind(2), found.through.unbind(2), strict=True)
+    for number, (own, start, end, value, through) in enumerate(each, 1):
+        outs.append(own if kept is None else own + start @ kept)
+        if number < chunks or state is not None:
+            gained = end @ value
+            kept = gained if kept is None else through[..., None, None] * kept + gained
+    last = kept.to(state.dtype) if state is not None and kept is not None else None
+    return torch.stack(outs, 2).flatten(2, 3)[:, :, :count], last

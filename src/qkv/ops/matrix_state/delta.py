@@ -41,15 +41,16 @@ def delta(
     v: Tensor,
     strength: Tensor,
     log_decay: Tensor | None,
-    state: Tensor,
+    state: Tensor | None,
     valid: Tensor | None = None,
     segments: Tensor | None = None,
     chunk: int = 64,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Return (o (B, H, N, Dv), state after the last unpadded position); see ``reference`` for the shapes.
 
-    valid (B, N): True at unpadded positions.   segments (B, N): document numbers; the state is reset at each document.
-    chunk: positions per chunk.
+    state: of earlier positions; None: there are none, and the last state is not computed.   valid (B, N): True at
+    unpadded positions.   segments (B, N): document numbers; the state is reset at each document.   chunk: positions per
+    chunk.
     """
     count = v.shape[2]
     if count == 0:
@@ -62,20 +63,22 @@ def delta(
     q, k, v, strength = (cut(each, size) for each in (q, k, v, strength))
     strength = strength[..., None]
     system = (strength * (k @ k.mT) * found.within).tril(-1)
-    wanted = strength * torch.cat((v, k * found.into[..., None]), -1)
+    reads = state is not None or system.shape[2] > 1
+    wanted = strength * (torch.cat((v, k * found.into[..., None]), -1) if reads else v)
     # The system has ones on its diagonal, which need not be written.
     solved = torch.linalg.solve_triangular(
         at_least_single(system), at_least_single(wanted), upper=False, unitriangular=True
     ).to(v.dtype)
-    values, read = solved.split((v.shape[-1], k.shape[-1]), -1)
-    ends = (k * found.out[..., None]).mT
-    entries, corrected, kept = [], [], state.to(values.dtype)
-    for own, seen, end, through in zip(
-        values.unbind(2), read.unbind(2), ends.unbind(2), found.through.unbind(2), strict=True
-    ):
-        entries.append(kept)
-        corrected.append(own - seen @ kept)
-        kept = through[..., None, None] * kept + end @ corrected[-1]
-    inside = ((q @ k.mT) * found.within) @ torch.stack(corrected, 2)
-    out = inside + (q * found.into[..., None]) @ torch.stack(entries, 2)
-    return out.flatten(2, 3)[:, :, :count], kept.to(state.dtype)
+    values, read = solved.split((v.shape[-1], solved.shape[-1] - v.shape[-1]), -1)
+    within, starts, ends = (q @ k.mT) * found.within, q * found.into[..., None], (k * found.out[..., None]).mT
+    outs, kept, chunks = [], state, system.shape[2]
+    # Unbound, since a slice's gradient is as large as the whole.
+    each = zip(*(t.unbind(2) for t in (values, read, within, starts, ends, found.through)), strict=True)
+    for number, (own, seen, scores, start, end, through) in enumerate(each, 1):
+        corrected = own if kept is None else own - seen @ kept
+        outs.append(scores @ corrected if kept is None else scores @ corrected + start @ kept)
+        if number < chunks or state is not None:
+            gained = end @ corrected
+            kept = gained if kept is None else through[..., None, None] * kept + gained
+    last = kept.to(state.dtype) if state is not None and kept is not None else None
+    return torch.stack(outs, 2).flatten(2, 3)[:, :, :count], last
