@@ -193,7 +193,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("documents leak in attention", ATTENTION, without_segments(attention.Attention)),
     Mutant("state bytes without the values", ATTENTION, result(attention.Attention, "state_bytes", lambda n: n // 2)),
     Mutant("last key lost", LINEAR, instead(chunked, "decayed", last_key_lost)),
-    Mutant("sums not carried over", LINEAR, argument(chunked, "decayed", 4, torch.zeros_like)),
+    Mutant("sums not carried over", LINEAR, argument(chunked, "decayed", 4, lambda s: None if s is None else 0 * s)),
     Mutant("feature map elu + 2", LINEAR, result(feature_maps, "feature", lambda x: x + 1)),
     Mutant("random features of one head for all", LINEAR, instead(feature_maps.Favor, "forward", one_head)),
     Mutant("lengths ignored in the sums", LINEAR, argument(chunked, "decayed", 5, nothing)),
