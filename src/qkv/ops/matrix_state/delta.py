@@ -65,10 +65,7 @@ def delta(
     system = (strength * (k @ k.mT) * found.within).tril(-1)
     reads = state is not None or system.shape[2] > 1
     wanted = strength * (torch.cat((v, k * found.into[..., None]), -1) if reads else v)
-    # The system has ones on its diagonal, which need not be written.
-    solved = torch.linalg.solve_triangular(
-        at_least_single(system), at_least_single(wanted), upper=False, unitriangular=True
-    ).to(v.dtype)
+    solved = _solved(system, wanted)
     values, read = solved.split((v.shape[-1], solved.shape[-1] - v.shape[-1]), -1)
     within, starts, ends = (q @ k.mT) * found.within, q * found.into[..., None], (k * found.out[..., None]).mT
     outs, kept, chunks = [], state, system.shape[2]
@@ -82,3 +79,9 @@ def delta(
             kept = gained if kept is None else through[..., None, None] * kept + gained
     last = kept.to(state.dtype) if state is not None and kept is not None else None
     return torch.stack(outs, 2).flatten(2, 3)[:, :, :count], last
+
+
+def _solved(system: Tensor, wanted: Tensor) -> Tensor:
+    """Solution u of (1 + system) u = wanted, ``system`` strictly lower triangular."""
+    system, right = at_least_single(system), at_least_single(wanted)
+    return torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True).to(wanted.dtype)
