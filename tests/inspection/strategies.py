@@ -234,7 +234,9 @@ def _causal(part: branch.Branch) -> branch.Branch:
         return branch.CausalConvolution(kernel_size=part.kernel_size, gated=part.gated)
     if isinstance(part, SparseAttention):
         return branch.Attention()
-    return part.changed(direction="forward") if isinstance(part, branch.Recurrent) else part.changed(mask=Causal())
+    if isinstance(part, branch.Recurrent):
+        return part.changed(direction="forward")
+    return part.changed(mask="causal" if isinstance(part, LinearAttention) else Causal())
 
 
 MEMORY_BRANCHES: dict[type[cross.MemoryBranch], st.SearchStrategy[Any]] = {
