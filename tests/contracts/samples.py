@@ -167,6 +167,7 @@ EVERYTHING: tuple[Branch, ...] = (
     GRU(),
     LSTM(),
     *(parts[0] for parts in (*RELATIVE_SAMPLES.values(), *SPARSE_SAMPLES.values())),
+    *(parts[0] for kind, parts in MATRIX_SAMPLES.items() if kind != "linear_attention"),
     GatedFeedForward(hidden=24),
 )
 """Every way for positions to exchange information, in one stack."""

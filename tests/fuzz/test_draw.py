@@ -28,7 +28,7 @@ def test_a_model_of_each_form_is_drawn_again_by_its_seed(form: str) -> None:
 @pytest.mark.parametrize("slot", [Branch, Norm, Residual, Positions, Relative, Head])
 def test_every_kind_of_a_slot_is_drawn(slot: type[Part]) -> None:
     left = {kind.kind for kind in draw.kinds(slot)}
-    for seed in islice(count(), 600):
+    for seed in islice(count(), 1500):
         left -= {part.kind for part in parts(draw.model(draw.seeded(seed))) if isinstance(part, slot)}
         if not left:
             break

@@ -70,7 +70,9 @@ def task_of_head(model: Model, name: str, advice: str = "name the task") -> Task
     tasks = [task for task in Task.kinds().values() if task.head == model.head.serves and task.reads == "examples"]
     if not tasks:
         raise UserError(f"{name} has a head of the kind {model.head.kind!r}, which no task of qkv asks; {advice}")
-    return tasks[0]().published()
+    # Tags of words and labels of nodes have the same head: a model of text has a task of texts, if there is one.
+    of_text = model.frontend.processor is None
+    return min(tasks, key=lambda task: task.reads_signals == of_text)().published()
 
 
 def pieces(folder: Path, tokenizer: Tokenizer, begin: Sequence[int]) -> tuple[str, ...]:
