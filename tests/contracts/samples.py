@@ -188,7 +188,7 @@ STACKS: dict[str, Model] = {
         (Block(branches=EVERYTHING, order="post", norm=BatchNorm()),),
         positions(Sinusoidal()),
         norm=BatchNorm(),
-        init_std=0.2,
+        init_std=0.1,
     ),
     "sandwich, rms norm, layer scale": stack(
         (Block(branches=EVERYTHING, order="sandwich", norm=RMSNorm(), residual=Scaled()),),
