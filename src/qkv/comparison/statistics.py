@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 LEVEL = 0.95
 """Coverage of intervals."""
-_TERMS, _PRECISION, _TINY = 400, 1e-15, 1e-300
 
 
 class Estimate(NamedTuple):
@@ -52,53 +51,19 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 def t_outside(t: float, freedom: int) -> float:
-    """P(|T| >= |t|) for Student's t distribution with ``freedom`` degrees of freedom: I_x(n/2, 1/2), x = n/(n + t²)."""
-    return _beta_ratio(freedom / (freedom + t * t), freedom / 2, 0.5)
+    """P(|T| >= |t|) for Student's t distribution with ``freedom`` degrees of freedom."""
+    from scipy.special import stdtr  # here, as its import takes time
+
+    return 2 * float(stdtr(freedom, -abs(t)))
 
 
 def t_quantile(probability: float, freedom: int) -> float:
-    """Value that Student's t distribution with ``freedom`` degrees of freedom exceeds with 1 - ``probability``, which
-    is above one half.
-    """
-    outside, low, high = 2 * (1 - probability), 0.0, 1.0
-    while t_outside(high, freedom) > outside:
-        high *= 2
-    return _root(lambda t: t_outside(t, freedom) - outside, low, high)
+    """Value that Student's t distribution with ``freedom`` degrees of freedom exceeds with 1 - ``probability``."""
+    from scipy.special import stdtrit
 
-
-def _root(falling: Callable[[float], float], low: float, high: float) -> float:
-    """Root of a falling function in an interval, by bisection."""
-    while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if falling(middle) > 0 else (low, middle)
-    return high
+    return float(stdtrit(freedom, probability))
 
 
 def _error(values: Sequence[float]) -> float:
     """Standard error of the mean."""
     return statistics.stdev(values) / math.sqrt(len(values))
-
-
-def _beta_ratio(x: float, a: float, b: float) -> float:
-    """Regularised incomplete beta function I_x(a, b), by its continued fraction."""
-    if x <= 0 or x >= 1:
-        return min(1.0, max(0.0, x))
-    if x > (a + 1) / (a + b + 2):  # where the other fraction converges faster
-        return 1 - _beta_ratio(1 - x, b, a)
-    log = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    return math.exp(log) * _fraction(x, a, b) / a
-
-
-def _fraction(x: float, a: float, b: float) -> float:
-    """Continued fraction of the incomplete beta function, by Lentz's method."""
-    c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1))
-    value = d
-    for m in range(1, _TERMS):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        for term in (even, odd):
-            d = 1 / (1 + term * d or _TINY)
-            c = 1 + term / c or _TINY
-            value *= c * d
-        if abs(c * d - 1) < _PRECISION:
-            break
-    return value
