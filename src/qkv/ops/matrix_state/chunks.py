@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.ops.at_least_single import at_least_single
+from qkv.ops.counting import Unseen
 from qkv.ops.documents import starts_of
 
 
@@ -59,8 +60,14 @@ def decays(log_decay: Tensor | None, segments: Tensor | None, like: Tensor, chun
     return Decays(*(each.exp().to(like.dtype) for each in (between, into, out, through)))
 
 
-def hidden_pairs(count: int, chunk: int) -> int:
-    """Pairs of positions of a chunk that are computed although j > i or one of them is padding, in ⌈N / C⌉ chunks."""
-    whole, rest = divmod(count, chunk)
-    seen = whole * (chunk * (chunk + 1) // 2) + rest * (rest + 1) // 2
-    return -(-count // chunk) * chunk**2 - seen
+def unseen_scores(q: Tensor, v: Tensor, pair: int, chunk: int) -> Unseen:
+    """Declaration of scores (B, H, n, C, C) in chunks; ``pair``: FLOPs of a pair of positions in all rows and heads.
+
+    Pairs with j > i or with padding are computed and hidden; a matrix of all scores is never computed.
+    """
+    rows, count = v.shape[:2].numel(), v.shape[2]
+    size = max(1, min(chunk, count))
+    whole, rest = divmod(count, size)
+    seen = whole * (size * (size + 1) // 2) + rest * (rest + 1) // 2
+    hidden = pair * (-(-count // size) * size**2 - seen)
+    return Unseen(rows * count * count * q.element_size(), hidden=lambda computed: hidden)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from qkv.ops.counting import Unseen, declares
-from qkv.ops.matrix_state.chunks import cut, decays, hidden_pairs
+from qkv.ops.matrix_state.chunks import cut, decays, unseen_scores
 
 
 def _scores(
@@ -25,12 +25,8 @@ def _scores(
     segments: object = None,
     chunk: int = 64,
 ) -> Unseen:
-    """Half of each chunk's scores is hidden; a matrix of all scores is never computed."""
-    rows, count = v.shape[:2].numel(), v.shape[2]
-    size = max(1, min(chunk, count))
-    shared = q.shape[1] * v.shape[0]
-    flops = 2 * (shared * q.shape[3] + rows * v.shape[3]) * hidden_pairs(count, size)
-    return Unseen(rows * count * count * q.element_size(), hidden=lambda computed: flops)
+    shared = q.shape[1] * v.shape[0]  # heads of q and k
+    return unseen_scores(q, v, 2 * (shared * q.shape[3] + v.shape[:2].numel() * v.shape[3]), chunk)
 
 
 @declares(_scores)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from qkv.ops.at_least_single import at_least_single
 from qkv.ops.counting import Unseen, declares
-from qkv.ops.matrix_state.chunks import cut, decays, hidden_pairs
+from qkv.ops.matrix_state.chunks import cut, decays, unseen_scores
 
 
 def _scores(
@@ -28,10 +28,7 @@ def _scores(
     segments: object = None,
     chunk: int = 64,
 ) -> Unseen:
-    """Half of each chunk's scores, of queries and of keys, is hidden; a matrix of all scores is never computed."""
-    rows, count = v.shape[:2].numel(), v.shape[2]
-    flops = 2 * rows * (2 * q.shape[3] + v.shape[3]) * hidden_pairs(count, max(1, min(chunk, count)))
-    return Unseen(rows * count * count * q.element_size(), hidden=lambda computed: flops)
+    return unseen_scores(q, v, 2 * v.shape[:2].numel() * (2 * q.shape[3] + v.shape[3]), chunk)
 
 
 @declares(_scores)
