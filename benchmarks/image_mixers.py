@@ -3,30 +3,26 @@
     QKV_DATA=folder python benchmarks/image_mixers.py --minutes 25 --seeds 3 --jobs 2 --page docs/images.md
 
 Fashion-MNIST, patches of 4 × 4 pixels (a stem where said), the same optimiser, augmentation, number of images and time
-budget. Every run is a process of its own on one core; ``--jobs`` run at once. A finished run is kept, so that an
-interrupted benchmark goes on, and a run that was cut off is resumed. The best weights are chosen on 3,000 held-out
-images; figures are those of the test part.
+budget: a comparison of ``qkv compare`` at equal time, each run in a process of its own on one core, ``--jobs`` at once.
+An interrupted benchmark goes on. The best weights are chosen on held-out images; figures are those of the test part.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import qkv
+from qkv.comparison.compare import compare
+from qkv.comparison.outcome import read_outcome
+from qkv.comparison.ranking import EntryResult, Ranking
 from qkv.report.table import print_table
+from qkv.spec.comparison import Comparison
 from qkv.spec.recipe import Recipe
-from qkv.spec.yaml_io import write_spec
 from side_by_side import parser, say_where, write_table
 
 
@@ -61,30 +57,36 @@ CONTESTANTS = {
 }
 
 
-def recipe_of(name: str, seed: int, given: argparse.Namespace) -> Recipe:
-    """Recipe of a contestant."""
+def changes(name: str) -> tuple[str, ...]:
+    """Overrides of the base recipe that make the model of a contestant."""
     found = CONTESTANTS[name]
-    model: dict[str, Any] = {
-        "width": found.width,
-        "frontend": {"kind": "patches", **found.frontend},
-        "blocks": [{"branches": list(branches), "dropout": 0.05} for branches in found.blocks],
-        "head": "classification(pooling=mean)",
-    }
-    model |= {"num_layers": found.layers} if found.layers else {}
+    blocks = [{"branches": list(branches), "dropout": 0.05} for branches in found.blocks]
+    layers = (f"model.num_layers={found.layers}",) if found.layers else ()
+    return (
+        f"model.width={found.width}",
+        f"model.blocks={json.dumps(blocks)}",
+        f"model.frontend={json.dumps({'kind': 'patches', **found.frontend})}",
+        *layers,
+    )
+
+
+def base_recipe(given: argparse.Namespace) -> Recipe:
+    """Recipe that all contestants change."""
+    model = {"width": 128, "frontend": {"kind": "patches", **_PATCHES}, "head": "classification(pooling=mean)"}
+    model |= {"blocks": [{"branches": ["attention(4, mask=full)", "feed_forward(256)"]}]}
     steps = 4 if given.smoke else 40_000
     data = {"source": given.source, "processor": {"kind": "images", "augment": ["crop(2)", "flip"]}}
     training = {
         "steps": steps,
         "minutes": None if given.smoke else given.minutes,
         "batch_size": 64,
-        "seed": seed,
         "precision": "bf16",
         "optimizer": {"kind": "muon", "lr": 0.02, "weight_decay": 0.02, "others": {"lr": 3e-3, "weight_decay": 0.02}},
         "schedule": {"kind": "cosine", "warmup": min(500, steps // 2), "final": 0.01},
         "validation": {"every": min(1000, steps), "batches": None, "best": "accuracy"},
     }
     task = "classification(label_smoothing=0.1)"
-    plain = {"name": name, "data": {**data, "validation_fraction": 0.05}, "task": task}
+    plain = {"name": "image_mixers", "data": {**data, "validation_fraction": 0.05}, "task": task}
     return Recipe.parse({**plain, "model": model, "training": training})
 
 
@@ -117,48 +119,26 @@ def _smoke_images(folder: Path) -> Path:
     return place
 
 
-def train(name: str, seed: int, given: argparse.Namespace) -> dict[str, Any]:
-    """Train a contestant in a process of its own, if it was not done; return its result."""
-    given.out.mkdir(parents=True, exist_ok=True)
-    folder, recipe = given.out / f"{name}-{seed}", given.out / f"{name}-{seed}.yaml"
-    result = folder / "benchmark.json"
-    if not result.exists():
-        write_spec(recipe, recipe_of(name, seed, given))
-        began = time.perf_counter()
-        command = [sys.executable, "-m", "qkv", "train", str(recipe), "--out", str(folder)]
-        done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"{name}, seed {seed}: {done.stderr[-2000:]}")
-        run = qkv.load(folder)
-        splits = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))["splits"]
-        found = {
-            "model": name,
-            "seconds": time.perf_counter() - began,
-            "steps": max(row["step"] for row in run.metrics),
-            "parameters": sum(parameter.numel() for parameter in run.model.parameters()),
-            "figures": (splits.get("test") or splits["validation"])["figures"],
-        }
-        result.write_text(json.dumps(found), encoding="utf-8")
-    return json.loads(result.read_text(encoding="utf-8"))
-
-
 TABLE = "image mixers: benchmarks/image_mixers.py"
 COLUMNS = ["mixer", "parameters", "epochs", "minutes", "seeds", "accuracy %", "published"]
 
 
-def summary(name: str, results: list[dict[str, Any]], given: argparse.Namespace) -> list[str]:
+def summary(found: EntryResult, ranking: Ranking) -> list[str]:
     """Row of the table of results."""
-    accuracies = [found["figures"]["accuracy"] for found in results]
-    spread = statistics.stdev(accuracies) if len(accuracies) > 1 else math.nan
-    epochs = statistics.mean(found["steps"] for found in results) * 64 / 57_000
+    contestant, accuracies = CONTESTANTS[found.name], list(found.values.values())
+    if found.rate is None or not accuracies:
+        return [contestant.about, f"{found.parameters:,}", "", "", "", found.failed, contestant.published]
+    outcomes = [read_outcome(ranking.plan.run(found.name, found.rate, seed).folder) for seed in found.values]
+    epochs = statistics.mean(outcome.counts["steps"] for outcome in outcomes if outcome) * 64 / 57_000
+    spread = f" ± {statistics.stdev(accuracies):.2f}" if len(accuracies) > 1 else ""
     return [
-        CONTESTANTS[name].about,
-        f"{results[0]['parameters']:,}",
+        contestant.about,
+        f"{found.parameters:,}",
         f"{epochs:.1f}",
-        f"{max(found['seconds'] for found in results) / 60:.1f}",
-        str(len(results)),
-        f"{statistics.mean(accuracies):.2f}" + (f" ± {spread:.2f}" if len(accuracies) > 1 else ""),
-        CONTESTANTS[name].published,
+        f"{(found.seconds or 0) / 60:.1f}",
+        str(len(accuracies)),
+        f"{statistics.mean(accuracies):.2f}{spread}",
+        contestant.published,
     ]
 
 
@@ -166,11 +146,21 @@ def main() -> None:
     """Run the benchmark and print its table."""
     given = arguments()
     say_where()
-    work = [(name, seed) for seed in range(1, given.seeds + 1) for name in given.models]
-    with ThreadPoolExecutor(given.jobs) as pool:
-        results = list(pool.map(lambda each: train(*each, given), work))
-    rows = [summary(name, [found for found in results if found["model"] == name], given) for name in given.models]
+    os.environ["OMP_NUM_THREADS"] = str(given.jobs)  # one thread for each run
+    comparison = Comparison.parse(
+        {
+            "recipe": "image_mixers",
+            "entries": {name: changes(name) for name in given.models},
+            "equal": "parameters" if given.smoke else "time",
+            "seeds": list(range(1, given.seeds + 1)),
+            "rates": [1.0],
+            "metric": "accuracy",
+        }
+    )
+    ranking = compare(comparison, given.out, given.jobs, base_recipe(given))
+    rows = [summary(found, ranking) for found in ranking.rows]
     print_table("mixers on images", COLUMNS, rows)
+    print("\n".join(ranking.conclusions()))
     if given.page:
         write_table(given.page, TABLE, COLUMNS, rows)
 
