@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -33,6 +34,26 @@ def gmlp(m: Any, x: Tensor) -> Tensor:
         for i in range(x.shape[1]):
             gate = m.bias[i] + sum(m.weight[i, j] * gates[j] for j in range(x.shape[1]))
             out[b, i] = affine(m.down, hidden[i][:half] * gate)
+    return out
+
+
+@reference("linformer")
+def linformer(m: Any, x: Tensor) -> Tensor:
+    part, dk, count = m.spec, m.spec.head_width(x.shape[2]), x.shape[1]
+    size, out = part.num_heads * dk, torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        rows = [affine(m.qkv, v).split(size) for v in x[b]]
+        for i in range(count):
+            heads = []
+            for h in range(part.num_heads):
+                cut, first = slice(h * dk, (h + 1) * dk), h * part.rank if part.share == "none" else 0
+                e, f = m.key_mixtures, m.key_mixtures if part.share == "keys_values" else m.value_mixtures
+                places = range(first, first + part.rank)
+                keys = [sum(e[t, j] * rows[j][1][cut] for j in range(count)) for t in places]
+                values = [sum(f[t, j] * rows[j][2][cut] for j in range(count)) for t in places]
+                raw = [math.exp(float(rows[i][0][cut] @ key) / math.sqrt(dk)) for key in keys]
+                heads.append(sum(r / sum(raw) * v for r, v in zip(raw, values, strict=True)))
+            out[b, i] = affine(m.output, torch.cat(heads))
     return out
 
 

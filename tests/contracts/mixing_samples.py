@@ -1,8 +1,9 @@
-"""What the battery runs on of mixers without scores: matrices over positions, shifts, means of neighbours."""
+"""What the battery runs on of mixers by place: matrices over positions, shifts, means of neighbours."""
 
 from __future__ import annotations
 
 from qkv.spec.branches import Branch
+from qkv.spec.mixers.linformer import Linformer
 from qkv.spec.mixers.neighbours import MONet, Pooling, SpatialShift
 from qkv.spec.mixers.position_matrices import GMLP, RandomMixing, TokenMLP
 from qkv.spec.parts import NoNorm, RMSNorm
@@ -12,6 +13,9 @@ MIXING_SAMPLES: dict[str, tuple[Branch, ...]] = {
 }
 
 MIXING_TWO_WAY: tuple[Branch, ...] = (
+    Linformer(length=13, rank=5),
+    Linformer(length=11, rank=3, num_heads=2, head_dim=3, share="none", bias=False),
+    Linformer(length=12, rank=4, num_heads=1, share="keys_values"),
     TokenMLP(length=13),
     TokenMLP(length=11, hidden=5, activation="relu2"),
     GMLP(length=13),

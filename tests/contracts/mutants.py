@@ -72,6 +72,7 @@ from qkv.mixers import (
     fixed_context,
     gated_delta,
     linear_attention,
+    linformer,
     lsh_attention,
     mamba2,
     neighbours,
@@ -249,6 +250,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "matrix over positions upside down",
         WHOLE,
         argument(position_matrices, "over_positions", 1, lambda w: w.flip(0)),
+    ),
+    Mutant("Linformer reads the padding", WHOLE, without_lengths(linformer.Linformer)),
+    Mutant("documents leak in Linformer", WHOLE, without_segments(linformer.Linformer)),
+    Mutant(
+        "mixtures of the next position",
+        WHOLE,
+        argument(linformer.Linformer, "_mixtures", 1, lambda weight: weight.roll(1, 1)),
     ),
     Mutant(
         "shift goes around the border",

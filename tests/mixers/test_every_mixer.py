@@ -25,6 +25,7 @@ from qkv.spec.branches import (
 )
 from qkv.spec.masks import Causal, Window
 from qkv.spec.mixers.linear_attention import LinearAttention
+from qkv.spec.mixers.linformer import Linformer
 from qkv.spec.mixers.neighbours import MONet, SpatialShift
 from qkv.spec.mixers.position_matrices import GMLP, TokenMLP
 from qkv.spec.parts import Rope
@@ -40,6 +41,7 @@ ALL: dict[str, Branch] = {
     "convolution": Convolution(kernel_size=4),
     "token MLP": TokenMLP(length=LENGTH),
     "gMLP": GMLP(length=LENGTH),
+    "Linformer": Linformer(length=LENGTH, rank=5, num_heads=2),
     "spatial shift": SpatialShift(),
     "MONet": MONet(),
     "RNN": RNN(),
@@ -78,6 +80,7 @@ REACHES: dict[str, list[int]] = {
     "convolution": [0, 1, 2],
     "token MLP": list(range(10)),
     "gMLP": list(range(10)),
+    "Linformer": list(range(10)),
     "spatial shift": [0, 1],
     "MONet": [0, 1],
     "RNN": list(range(10)),

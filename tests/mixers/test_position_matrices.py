@@ -20,11 +20,12 @@ from qkv.spec.cross import CrossAttention
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.heads import ClassificationHead
 from qkv.spec.masks import Full
+from qkv.spec.mixers.linformer import Linformer
 from qkv.spec.mixers.position_matrices import GMLP, RandomMixing, TokenMLP
 from qkv.spec.model import Block, Encoder, Latents, Model, Queries, Text
 from qkv.spec.parts import Sinusoidal
 
-KINDS = (TokenMLP, GMLP, RandomMixing)
+KINDS = (TokenMLP, GMLP, RandomMixing, Linformer)
 
 
 def model(*branches: Branch, context_length: int = 9, **fields: Any) -> Model:

@@ -46,8 +46,11 @@ def check(model: Transformer, prompts: Sequence[Sequence[int]], generation: Gene
     """Raise ``UserError`` if ``model`` cannot continue these prompts; warn if it decodes otherwise than trained."""
     spec, known = model.spec, model.vocab_size
     if not spec.decodes:
-        path = dotted(("model", *spec.first_not_decoding()))
-        raise UserError(f"{path}: this branch sees later positions, so the model cannot generate; use a causal mask")
+        path = spec.first_not_decoding()
+        advice = spec.decoding_advice(path, "use a causal mask")
+        raise UserError(
+            f"{dotted(('model', *path))}: this branch sees later positions, so the model cannot generate; {advice}"
+        )
     if known is None:
         raise UserError("the model reads no tokens, so it cannot generate text")
     for row, prompt in enumerate(prompts):

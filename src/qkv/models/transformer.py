@@ -406,10 +406,11 @@ class Transformer(Stack):
 
     def _needs_decoding(self) -> None:
         if not self.spec.decodes:
-            path = dotted(("model", *self.spec.first_not_decoding()))
+            path = self.spec.first_not_decoding()
+            advice = self.spec.decoding_advice(path, "use a causal mask, or 'causal | prefix'")
             raise UserError(
-                f"{path}: this branch sees later positions, so the model cannot decode one token at a time; "
-                "use a causal mask, or 'causal | prefix'"
+                f"{dotted(('model', *path))}: this branch sees later positions, so the model cannot decode one token "
+                f"at a time; {advice}"
             )
 
     def _memories(self, memory: Memory | Memories | None) -> Memories:

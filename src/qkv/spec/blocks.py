@@ -197,6 +197,12 @@ class Layered(Spec):
         """Path of the first branch that cannot decode; empty if there is none."""
         return self.first_branch(lambda branch: not branch.decodes)
 
+    def decoding_advice(self, path: tuple[str | int, ...], otherwise: str) -> str:
+        """Advice of the branch at ``path``, see ``first_branch``; ``otherwise`` if it has none of its own."""
+        if path[:1] != ("blocks",):
+            return otherwise
+        return self.blocks[int(path[1])].branches[int(path[3])].decoding_advice or otherwise
+
     def first_inexact(self, length: int) -> tuple[tuple[str | int, ...], Branch | None]:
         """Path and spec of the first branch that decodes rows of ``length`` positions otherwise than it is trained.
 

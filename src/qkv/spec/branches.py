@@ -48,6 +48,11 @@ class Branch(Part, slot=True):
         return self.causal
 
     @property
+    def decoding_advice(self) -> str:
+        """End of the message where a model has to decode and this branch cannot; empty: advice to use a causal mask."""
+        return ""
+
+    @property
     def exactness(self) -> Exactness:
         """Rows for which token-by-token decoding gives the outputs of one forward pass."""
         return Exactness()

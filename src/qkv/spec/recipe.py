@@ -148,14 +148,13 @@ class Recipe(Spec):
             return [Problem(("model", "latents"), sentence)]
         if self.task.needs == "causal" and not self.model.causal:
             path = self.model.first_branch(lambda branch: not branch.causal)
-            sentence = f"this branch sees later positions, but {asks} needs a model that decodes; use a causal mask"
+            advice = self.model.decoding_advice(path, "use a causal mask")
+            sentence = f"this branch sees later positions, but {asks} needs a model that decodes; {advice}"
             return [Problem(("model", *path), sentence)]
         if self.task.needs == "decodes" and not self.model.decodes:
             path = self.model.first_not_decoding()
-            sentence = (
-                f"this branch sees later positions, but {asks} needs a model that decodes; "
-                "use the mask 'causal' or 'causal | prefix'"
-            )
+            advice = self.model.decoding_advice(path, "use the mask 'causal' or 'causal | prefix'")
+            sentence = f"this branch sees later positions, but {asks} needs a model that decodes; {advice}"
             return [Problem(("model", *path), sentence)]
         return self._exactness_problems() if self.task.writes(self.model) else []
 
