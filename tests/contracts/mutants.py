@@ -62,7 +62,7 @@ from tests.contracts.faults import (
 )
 
 from qkv.frontends import frontend, text
-from qkv.layers import memory_layer, relative, residuals
+from qkv.layers import experts, memory_layer, relative, residuals
 from qkv.mixers import (
     additive_attention,
     attention,
@@ -243,6 +243,26 @@ MUTANTS: tuple[Mutant, ...] = (
         "memory's scale dropped",
         ("memory_layer",),
         argument(memory_layer, "memory", 0, lambda q: q * q.shape[-1] ** 0.5),
+    ),
+    Mutant(
+        "experts of the position before",
+        ("mixture_of_experts",),
+        argument(experts, "mixed", 1, lambda chosen: chosen.roll(1, 0)),
+    ),
+    Mutant(
+        "weights of the experts exchanged",
+        ("mixture_of_experts",),
+        argument(experts, "mixed", 2, lambda weights: weights.flip(1)),
+    ),
+    Mutant(
+        "the last expert dropped",
+        ("mixture_of_experts",),
+        argument(experts, "mixed", 3, lambda found: [*found[:-1], lambda v: 0 * found[-1](v)]),
+    ),
+    Mutant(
+        "weights of the experts not normalised",
+        ("mixture_of_experts",),
+        instead(experts.MixtureOfExperts, "_weights", lambda _: lambda self, scores, chosen: scores.gather(-1, chosen)),
     ),
     Mutant("token MLP reads the padding", WHOLE, without_lengths(position_matrices.TokenMLP)),
     Mutant("documents leak in gMLP", WHOLE, without_segments(position_matrices.GMLP)),

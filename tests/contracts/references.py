@@ -286,6 +286,31 @@ def gated_feed_forward(m: Any, x: Tensor) -> Tensor:
     return per_position(x, at)
 
 
+@reference("mixture_of_experts")
+def mixture_of_experts(m: Any, x: Tensor) -> Tensor:
+    part = m.spec
+
+    def network(f: Any, v: Tensor) -> Tensor:
+        if not part.gated:
+            return affine(f.down, activated(part.activation, affine(f.up, v)))
+        both = affine(f.gate_up, v)
+        half = len(both) // 2
+        return affine(f.down, activated(part.activation, both[:half]) * both[half:])
+
+    def at(v: Tensor) -> Tensor:
+        logits = [float(row @ v) for row in m.router.weight]
+        raw = [math.exp(z) for z in logits]
+        scores = [r / sum(raw) if part.router == "softmax" else r / (1 + r) for r in raw]
+        bias = m.balance.bias.tolist() if part.balance.kind == "bias" else [0.0] * len(scores)
+        chosen = sorted(range(len(scores)), key=lambda e: -scores[e] - bias[e])[: part.top_k]
+        normalised = part.top_k > 1 if part.normalised is None else part.normalised
+        total = sum(scores[e] for e in chosen) if normalised else 1.0
+        y = sum((part.scale * scores[e] / total * network(m.experts[e], v) for e in chosen), torch.zeros_like(v))
+        return y if m.shared is None else y + network(m.shared, v)
+
+    return per_position(x, at)
+
+
 def per_position(x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
     return torch.stack([torch.stack([f(v) for v in row]) for row in x])
 

@@ -26,6 +26,7 @@ from qkv.spec.branches import (
 from qkv.spec.cross import AdditiveAttention, CrossAttention, FixedContext
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.masks import Blocks, Causal, Fixed, Full, Mask, Prefix, Strided, Window
+from qkv.spec.mixers.experts import BalanceBias, MixtureOfExperts, NoBalance
 from qkv.spec.mixers.linear_attention import LinearAttention
 from qkv.spec.model import Block, Encoder, Model, Text
 from qkv.spec.parts import (
@@ -112,6 +113,12 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
         MemoryLayer(),
         MemoryLayer(num_slots=5, key_dim=3, num_heads=2),
         MemoryLayer(num_slots=7, activation="gelu"),
+    ),
+    "mixture_of_experts": (
+        MixtureOfExperts(num_experts=5, hidden=6),
+        MixtureOfExperts(num_experts=4, top_k=1, hidden=5, gated=False, activation="gelu", bias=True),
+        MixtureOfExperts(num_experts=6, top_k=3, num_shared=2, hidden=4, router="sigmoid", balance=BalanceBias()),
+        MixtureOfExperts(num_experts=3, hidden=3, normalised=False, scale=2.5, balance=NoBalance()),
     ),
     "cross_attention": (
         CrossAttention(),

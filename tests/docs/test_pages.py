@@ -20,6 +20,7 @@ from qkv.spec.branches import Branch
 from qkv.spec.data import Batching
 from qkv.spec.heads import Head
 from qkv.spec.masks import Mask
+from qkv.spec.mixers.experts import Balance
 from qkv.spec.mixers.linear_attention import FeatureMap
 from qkv.spec.model import Block, Frontend
 from qkv.spec.parts import Activation, Norm, Positions, Relative, Residual, RopeScaling
@@ -39,6 +40,7 @@ KINDS: dict[str, set[str]] = {
     "Mixers": MIXERS,
     "Reading an encoder": MEMORY,
     "Feed-forward": own(Branch) - MIXERS - MEMORY,
+    "Balance of experts": own(Balance),
     "Feature maps": own(FeatureMap),
     "Masks": own(Mask),
     "Positions": own(Positions),

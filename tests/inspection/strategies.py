@@ -10,6 +10,7 @@ from qkv.spec import branches as branch
 from qkv.spec import cross, heads, parts
 from qkv.spec.forecasts import Gaussian, Point, Quantiles, StudentT
 from qkv.spec.masks import Causal, Full, Window
+from qkv.spec.mixers.experts import BalanceBias, BalanceLoss, MixtureOfExperts
 from qkv.spec.mixers.linear_attention import Elu, Favor, LinearAttention
 from qkv.spec.mixers.lsh_attention import LSHAttention
 from qkv.spec.mixers.matrix_state import GatedDelta, Mamba2, Retention
@@ -141,6 +142,17 @@ BRANCHES: dict[type[branch.Branch], st.SearchStrategy[Any]] = {
         key_dim=SIZES,
         num_heads=st.sampled_from([1, 4]),
         activation=ACTIVATIONS | st.just("softmax"),
+    ),
+    MixtureOfExperts: st.builds(
+        MixtureOfExperts,
+        num_experts=st.sampled_from([3, 4]),
+        top_k=st.sampled_from([1, 2, 3]),
+        num_shared=st.sampled_from([0, 2]),
+        hidden=SIZES,
+        gated=st.booleans(),
+        bias=st.booleans(),
+        router=st.sampled_from(["softmax", "sigmoid"]),
+        balance=st.sampled_from([BalanceLoss(), BalanceBias()]),
     ),
     branch.FeedForward: st.builds(branch.FeedForward, hidden=SIZES, activation=ACTIVATIONS, bias=st.booleans()),
     branch.GatedFeedForward: st.builds(

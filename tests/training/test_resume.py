@@ -13,6 +13,7 @@ from tests.training.kill_storm import STEPS, differences, ignore, small_recipe, 
 from qkv.runs.files import read_tensors
 from qkv.runs.folder import locked
 from qkv.spec.errors import UserError
+from qkv.spec.overrides import override
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe
 from qkv.training.events import Event, Notice, Saved, Stepped, Validated
@@ -81,6 +82,20 @@ def test_every_layout_goes_on_bit_for_bit(text: Path, tmp_path: Path, batching: 
         train(recipe, tmp_path / "cut", on_event=crash_at(12))
     train(recipe, tmp_path / "cut", on_event=ignore)
     assert differences(tmp_path / "straight", tmp_path / "cut") == []
+
+
+@pytest.mark.parametrize("balance", ["loss(coefficient=0.1)", "bias(rate=0.1)"])
+def test_a_mixture_of_experts_goes_on_bit_for_bit(text: Path, tmp_path: Path, balance: str) -> None:
+    mixture = f"mixture_of_experts(num_experts=4, hidden=8, balance={balance})"
+    recipe = override(small_recipe(text, STEPS), [f"model.blocks.0.branches.2={mixture}"])
+    straight = train(recipe, tmp_path / "straight", on_event=ignore)
+    with pytest.raises(Crash):
+        train(recipe, tmp_path / "run", on_event=crash_at(9))
+    train(recipe, tmp_path / "run", on_event=ignore)
+    assert differences(tmp_path / "straight", tmp_path / "run") == []
+    biases = [buffer for name, buffer in straight.model.named_buffers() if name.endswith("balance.bias")]
+    assert all(bias.any() for bias in biases)
+    assert bool(biases) == balance.startswith("bias")
 
 
 def test_a_finished_run_says_so_and_does_nothing(text: Path, straight: Path) -> None:

@@ -99,6 +99,11 @@ class Cost:
         return self.total.parameters
 
     @property
+    def active_parameters(self) -> int:
+        """Number of parameters that one position uses: of a mixture of experts, those that are chosen."""
+        return self.parameters - self.total.idle
+
+    @property
     def trained_parameters(self) -> int:
         """Number of trainable parameters, adapters included."""
         return self.learned.parameters if self.learned else self.parameters
@@ -135,11 +140,14 @@ class Cost:
         return self.at(length).total.step
 
     def step_bytes(self, length: int | None = None) -> int:
-        """Bytes read to decode one token per row: weights (without encoder and lookup-only tables) and state."""
+        """Bytes read to decode one token per row: weights (without encoder, lookup-only tables and experts that are
+        not chosen) and state.
+        """
         unread = self.parts["embedding"].parameters - (
             _table(self.model, self.model.width, self.model.vocab_size) if self.model.tied else 0
         )
-        unread += sum(part.parameters for name, part in self.parts.items() if name.startswith(ENCODER))
+        for name, part in self.parts.items():
+            unread += part.parameters if name.startswith(ENCODER) else part.unread
         return PRECISIONS[self.precision] * (self.parameters - unread) + self.state_bytes(length)
 
     def at(self, length: int | None = None, attention: str | None = None, irregular: str | None = None) -> Cost:
@@ -196,6 +204,7 @@ class Cost:
             **({"source_length": self.source_length} if self.encoder else {}),
             "precision": self.precision,
             "trained_parameters": self.trained_parameters,
+            **({"active_parameters": self.active_parameters} if self.total.idle else {}),
             "parameters": {"total": self.parameters, **{name: part.parameters for name, part in self.parts.items()}},
             "flops": flops,
             "memory": asdict(self.memory),

@@ -54,6 +54,7 @@ def quantities(counted: Cost, machine: Machine | None) -> list[tuple[str, str]]:
         ("FLOPs, forward", short(counted.forward_flops)),
         ("… without masked attention scores", short(counted.needed_flops)),
         ("FLOPs, training step", short(counted.train_flops)),
+        *([("parameters that one position uses", f"{counted.active_parameters:,}")] if counted.total.idle else []),
         *([("trainable parameters", f"{counted.trained_parameters:,}")] if counted.learned else []),
         ("memory, training step", size(memory.peak)),
         ("… weights", size(memory.weights)),

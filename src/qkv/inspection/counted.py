@@ -317,7 +317,9 @@ def _sizes(run: _Run) -> dict[Key, Share]:
     def own(module: nn.Module) -> Share:
         new = [p for p in module.parameters() if id(p) in run.before and id(p) not in met]
         met.update(id(p) for p in new)
-        return Share(parameters=sum(p.numel() for p in new), matrices=sum(p.numel() for p in new if id(p) in maps))
+        idle, unread = _idle(module, run.asked.batch_size) if new else (0, 0)
+        maps_alone = sum(p.numel() for p in new if id(p) in maps)
+        return Share(parameters=sum(p.numel() for p in new), matrices=maps_alone, idle=idle, unread=unread)
 
     for key, module in run.modules():
         found[key] = own(module)
@@ -329,6 +331,11 @@ def _sizes(run: _Run) -> dict[Key, Share]:
                 if prefix == OWN and isinstance(module, Branch) and run.asked.model.decodes:
                     found[key] += Share(state=run.state_bytes(module, step))
     return found
+
+
+def _idle(module: nn.Module, rows: int) -> tuple[int, int]:
+    """Numbers of parameters that one position, and ``rows`` positions, leave unused."""
+    return (module.idle_parameters(), module.idle_parameters(rows)) if isinstance(module, Branch) else (0, 0)
 
 
 _ORDER = (

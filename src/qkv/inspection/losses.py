@@ -54,10 +54,12 @@ def backward(
 ) -> Tensor:
     """Add the gradient of the mean loss over the ``count`` targets of all batches; return the summed loss in nats.
 
+    Losses of branches themselves add their gradient, weighted by the targets of each batch, and not their value.
     precision: context of the forward passes.
     """
     total = torch.zeros((), device=model.device)
     for batch in batches:
+        model.share_losses(batch.num_targets / count)
         with precision:
             nats = loss(model, batch)
         (nats / count).backward()

@@ -16,7 +16,8 @@ Blocks = tuple[tuple["Share", ...], ...]
 class Share:
     """Cost of a part. Shares are added.
 
-    parameters: number of parameters.   matrices: those in matrices of blocks.
+    parameters: number of parameters.   matrices: those in matrices of blocks.   idle: those that one position does not
+    use, as of experts that are not chosen.   unread: those that no row certainly reads in a decoding step.
     flops: forward pass over the batch; a product of (m, k) and (k, n) counts 2 m k n, other operations 0.
     backward: FLOPs of the backward pass, that of each factor of a product that has a gradient.
     attended: part of ``flops`` in attention scores and their products with values.
@@ -31,6 +32,8 @@ class Share:
 
     parameters: int = 0
     matrices: int = 0
+    idle: int = 0
+    unread: int = 0
     flops: int = 0
     backward: int = 0
     attended: int = 0
@@ -49,7 +52,7 @@ class Share:
 
     def again(self) -> Share:
         """The share of a repetition with the same weights."""
-        return replace(self, parameters=0, matrices=0)
+        return replace(self, parameters=0, matrices=0, idle=0, unread=0)
 
 
 def added(*shares: Share) -> Share:

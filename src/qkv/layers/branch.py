@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from qkv.layers.context import MEMORY, Context, Memory
 from qkv.layers.layout import Declared, layouts
+from qkv.layers.own_loss import with_loss
 from qkv.layers.tap import receives, tapped
 from qkv.spec.branches import Branch as BranchSpec
 
@@ -32,6 +33,8 @@ class Branch(Declared):
     """Name of the memory that the branch reads, if it reads one."""
     rewindable: bool = True
     """True if the latest positions can be dropped by decreasing the stack's position count alone."""
+    loss_share: float = 1.0
+    """Share of the batch in the targets of a training step, by which a loss of the branch itself is multiplied."""
 
     def __init__(self, spec: BranchSpec, width: int):
         super().__init__()
@@ -56,13 +59,30 @@ class Branch(Declared):
         if context.tap is not None and receives(context.tap, point):
             context.tap(f"{self.name}.{point}", compute())
 
+    def with_loss(self, y: Tensor, loss: Tensor) -> Tensor:
+        """Output ``y`` of a training batch, whose backward pass adds the gradient of ``loss``, the branch's own.
+
+        ``loss`` is a mean over the batch, and is added to the task's mean over its targets.
+        """
+        return with_loss(y, self.loss_share * loss)
+
+    def after_step(self) -> None:
+        """Called after each training step, for what a branch adapts to the batches of a step; most adapt nothing."""
+
     def state_bytes(self, length: int, batch: int = 1) -> int:
         """Bytes of the decoding state of ``batch`` rows after ``length`` positions, without the part from a memory."""
         return 0
 
     def ending(self) -> nn.Module | None:
-        """Output projection into the residual stream, initial weights scaled down with depth; None if there is none."""
+        """Output projection into the residual stream, or a list of several; None if there is none.
+
+        Initial weights are scaled down with depth.
+        """
         return None
+
+    def idle_parameters(self, positions: int = 1) -> int:
+        """Number of parameters that ``positions`` positions certainly leave unused, as a mixture of experts does."""
+        return 0
 
     def like(self) -> Tensor:
         """Tensor whose device and dtype a new state takes."""

@@ -21,6 +21,8 @@ POINTS = {
     "scores": "masked attention scores (B, H, N, M), -inf where hidden; path blocks.0.branches.1.scores; "
     "cannot be replaced",
     "weights": "attention weights (B, H, N, M), before dropout; path blocks.0.branches.1.weights; cannot be replaced",
+    "router": "weights of experts (B, N, E), 0 for those that are not chosen; path blocks.0.branches.1.router; "
+    "cannot be replaced",
     "output": "output of a branch (B, N, D); path blocks.0.branches.1",
     "after": "residual stream after a branch (B, N, D); path blocks.0.branches.1.after",
     "norm": "output of the final norm (B, N, D); path norm",

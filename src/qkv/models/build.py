@@ -44,6 +44,6 @@ def _initialise_stack(stack: Layered, std: float) -> None:
     if isinstance(stack, Stack):
         stack.frontend.initialise(std)
     endings = [branch.ending() for branch in stack.branches]
-    for ending in endings:
-        if isinstance(ending, Linear):
-            nn.init.normal_(ending.weight, std=std / len(endings) ** 0.5)
+    for layer in (layer for ending in endings if ending is not None for layer in ending.modules()):
+        if isinstance(layer, Linear):
+            nn.init.normal_(layer.weight, std=std / len(endings) ** 0.5)

@@ -266,6 +266,16 @@ class Transformer(Stack):
             *self.branches,
         ]
 
+    def share_losses(self, share: float) -> None:
+        """Set the share of the next batch in the targets of a training step, for branches with a loss of their own."""
+        for branch in self.every_branch:
+            branch.loss_share = share
+
+    def after_step(self) -> None:
+        """Let branches adapt to the batches of a training step; to be called after the optimiser's step."""
+        for branch in self.every_branch:
+            branch.after_step()
+
     def recompute_blocks(self, on: bool) -> None:
         """Switch activation checkpointing for all blocks, including encoder and latents."""
         for layered in (self, self.encoder, self.latents):

@@ -215,6 +215,7 @@ class Trainer:
             clip_grads_with_norm_(self._parameters, training.clip_norm, norm)
         rate = multiplier(training.schedule, step, self.budget.stage(step - 1).steps, self.setup.recipe.model.width)
         self.optimizer.step(rate)
+        self.model.after_step()
         self.optimizer.zero_grad()
         return loss, size, rate, batches
 
