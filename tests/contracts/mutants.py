@@ -86,7 +86,7 @@ from qkv.models import block, transformer
 from qkv.ops import lsh_attention as lsh_ops
 from qkv.ops import masks, positions
 from qkv.ops import neighbours as neighbour_ops
-from qkv.ops.attention import top_k
+from qkv.ops.attention import sink, top_k
 from qkv.ops.linear_attention import chunked
 from qkv.ops.matrix_state import decayed, delta
 from qkv.spec import masks as mask_spec
@@ -126,6 +126,13 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a position does not see itself", ATTENTION, instead(masks.Causal, "allowed", strictly_before)),
     Mutant("scale dropped", ATTENTION, problem(lambda p: replace(p, scale=1.0))),
     Mutant("scale by the model's width, not the head's", ATTENTION, problem(lambda p: replace(p, scale=0.25))),
+    Mutant("sink left out", ATTENTION, problem(lambda p: replace(p, sink=None))),
+    Mutant(
+        "sink of another head",
+        ATTENTION,
+        problem(lambda p: p if p.sink is None else replace(p, sink=p.sink.roll(1))),
+    ),
+    Mutant("sink behind the mask", ATTENTION, instead(sink, "WithSink", lambda _: lambda mask: mask)),
     Mutant("window one too wide", ATTENTION, mask_changed(wider)),
     Mutant("window one too wide in mask and state", ATTENTION, window_wider_in_mask_and_ring),
     Mutant("window one too narrow", ATTENTION, mask_changed(narrower)),

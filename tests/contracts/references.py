@@ -112,7 +112,8 @@ def attention(m: Any, x: Tensor) -> Tensor:
                     values.append(value + learned.value(j - i, value))
                 kept = sorted(range(len(scores)), key=lambda place: (-round(scores[place], 9), place))[: part.top_k]
                 raw = [math.exp(s - max(scores)) if place in kept else 0.0 for place, s in enumerate(scores)]
-                mixed.append(sum(r / sum(raw) * v for r, v in zip(raw, values, strict=True)))
+                total = sum(raw) + (0.0 if m.sink is None else math.exp(float(m.sink[h]) - max(scores)))
+                mixed.append(sum(r / total * v for r, v in zip(raw, values, strict=True)))
             out[b, i] = affine(m.output, torch.cat(mixed))
     return out
 

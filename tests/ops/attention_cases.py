@@ -62,6 +62,7 @@ class Case:
     top_k: int | None = None
     values: bool = False
     softcap: float | None = None
+    sink: bool = False
 
     @property
     def keys(self) -> int:
@@ -86,6 +87,7 @@ class Case:
             self.top_k,
             values,
             self.softcap,
+            random(self.heads[0]) if self.sink else None,
         )
 
     def inputs(self, dtype: torch.dtype = torch.float64, batch: int = 2) -> tuple[Tensor, Tensor, Tensor]:
@@ -200,7 +202,8 @@ def one_query(
         scores, seen = [scores[place] for place in best], [seen[place] for place in best]
     largest = max(score.item() for score in scores)
     raw = [(score - largest).exp() for score in scores]
-    return sum((r * value for r, value in zip(raw, seen, strict=True)), torch.zeros_like(values[0])) / sum(raw)
+    total = sum(raw) if problem.sink is None else sum(raw) + (problem.sink[head] - largest).exp()
+    return sum((r * value for r, value in zip(raw, seen, strict=True)), torch.zeros_like(values[0])) / total
 
 
 def other_document(places: Sites, row: int, n: int, m: int) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from qkv.layers.branch import State
 from qkv.layers.context import Context
+from qkv.layers.layout import Layouts, vector
 from qkv.layers.relative import build_relative
 from qkv.mixers.key_value import KeyValueAttention
 from qkv.mixers.observed import observe
@@ -31,6 +33,11 @@ class Attention(KeyValueAttention):
         super().__init__(part, width)
         self.part = part
         self.relative = build_relative(part, width)
+        self.sink = nn.Parameter(torch.zeros(part.num_heads)) if part.learned_sink else None
+
+    def layouts(self) -> Layouts:
+        own = super().layouts()
+        return own if self.sink is None else {**own, "sink": vector("q", self.num_heads, 1)}
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         q, k, v = self.projected(x, context)
@@ -56,4 +63,5 @@ class Attention(KeyValueAttention):
             part.top_k,
             values,
             part.softcap,
+            self.sink,
         )

@@ -210,7 +210,8 @@ class Attention(MaskedAttention, kind="attention"):
     ``top_k`` keeps only the k largest logits of each query, ties broken by position (Gupta et al. 2021); 1 is hard
     attention. ``softcap`` bounds logits to (-c, c) before the relative bias and the mask are applied (Gemma 2, 2024).
     ``num_kv_heads`` < ``num_heads``: grouped-query attention (Ainslie et al. 2023); 1: multi-query attention (Shazeer
-    2019).
+    2019). ``learned_sink`` adds e^logit, with a learned logit per head, to the sum that weights are divided by
+    (gpt-oss, 2025).
     """
 
     relative: Relative = NoRelative()
@@ -219,6 +220,9 @@ class Attention(MaskedAttention, kind="attention"):
     )
     softcap: float | None = Field(
         default=None, gt=0, description="c: logits s become c · tanh(s / c) before bias and mask"
+    )
+    learned_sink: bool = Field(
+        default=False, description="a learned logit per head in the softmax, which takes weight and has no value"
     )
 
     @property
@@ -245,6 +249,10 @@ class Attention(MaskedAttention, kind="attention"):
                     f"{self.relative.kind} is defined for causal attention; use a causal mask or another relative part",
                 )
             )
+        other = "top_k" if self.top_k else "softcap" if self.softcap else ""
+        if self.learned_sink and other:
+            sentence = f"a learned sink is defined for a plain softmax over all scores; leave it or {other} out"
+            found.append(Problem(("learned_sink",), sentence))
         return found
 
     def width_problems(self, width: int) -> list[Problem]:

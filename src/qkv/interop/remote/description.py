@@ -93,6 +93,8 @@ def _attention(part: branches.Attention, width: int, path: str) -> dict[str, Any
         raise UserError(
             f"{path}.relative.rounded: self-contained model files do not support slopes in {relative.rounded}"
         )
+    if part.learned_sink:
+        raise UserError(f"{path}.learned_sink: self-contained model files do not support learned sinks")
     if part.top_k is not None:
         raise UserError(f"{path}.top_k: self-contained model files do not support top-k attention")
     _check_mask(part.mask, f"{path}.mask")

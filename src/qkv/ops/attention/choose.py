@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qkv.ops import onednn
-from qkv.ops.attention import banded, blockwise, boxed, fused_onednn, products, reference, sdpa, tiled, top_k
+from qkv.ops.attention import banded, blockwise, boxed, fused_onednn, products, reference, sdpa, sink, tiled, top_k
 from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.attention.visible import scores
 from qkv.ops.choices import Choice, choose, chosen, fastest
@@ -37,6 +37,12 @@ _MOST_SCORES = 1 << 25
 @declares(scores)
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
     """Attention output O (B, H, N, Dv) by the selected implementation; see ``reference`` for shapes and equation."""
+    if problem.sink is not None:
+        return sink.attention(q, k, v, problem, _selected)
+    return _selected(q, k, v, problem)
+
+
+def _selected(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
     twin = choice(q, k, v, problem).twin
     if torch.compiler.is_compiling() and twin in boxed.TWINS:
         return boxed.attention(twin, q, k, v, problem)

@@ -30,7 +30,7 @@ class AttentionProblem:
     that a weight is set to 0; the others are divided by 1 - dropout. added (B or 1, H or 1, N, M): differentiable
     term added to the scaled scores. top_k: number of largest scores per query that keep a weight. values: relative
     position vectors added to the values. softcap: c; scaled scores s become c · tanh(s / c) before other terms are
-    added.
+    added. sink (H): logit per head that takes weight and has no value.
     """
 
     mask: Mask
@@ -42,6 +42,7 @@ class AttentionProblem:
     top_k: int | None = None
     values: RelativeValues | None = None
     softcap: float | None = None
+    sink: Tensor | None = None
 
     def capped(self, scores: Tensor) -> Tensor:
         """Scores after the soft cap, c · tanh(s / c), between -c and c (Gemma 2, 2024); unchanged without one."""

@@ -4,7 +4,8 @@
 
 ``softcap`` c: scaled products s become c · tanh(s / c) (Gemma 2, 2024). ``top_k``: all but the k largest scores of a
 query are set to -inf, ties broken by position (Gupta et al. 2021). ``values``: relative position vectors are added to
-the values, O_i = Σ_j P_ij (v_j + r_ij) (Shaw et al. 2018).
+the values, O_i = Σ_j P_ij (v_j + r_ij) (Shaw et al. 2018). ``sink``: the softmax runs over one more score, a logit per
+head, whose weight is then dropped (gpt-oss, 2025).
 
     q (B, H, N, Dk)   k (B, G, M, Dk)   v (B, G, M, Dv)   P (B, H, N, M)   O (B, H, N, Dv)
 
@@ -41,6 +42,10 @@ def scores(q: Tensor, k: Tensor, problem: AttentionProblem) -> Tensor:
 
 def weights(q: Tensor, k: Tensor, problem: AttentionProblem) -> Tensor:
     """Attention weights P (B, H, N, M), before dropout."""
+    if problem.sink is not None:
+        found = scores(q, k, problem)
+        sink = problem.sink.to(found.dtype)[None, :, None, None].expand(*found.shape[:3], 1)
+        return torch.cat((found, sink), -1).softmax(-1)[..., :-1].to(q.dtype)
     # A row of -inf only would give NaN; replaced before the softmax, so that its gradient is 0 too.
     blind = ~problem.sites.visible(problem.mask, q.shape[1]).any(-1, keepdim=True)
     return scores(q, k, problem).masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0).to(q.dtype)
