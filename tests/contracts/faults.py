@@ -77,6 +77,16 @@ def window_wider_in_mask_and_ring() -> Iterator[None]:
         yield
 
 
+def one_position_late(original: Any) -> Any:
+    """Every query is one position later than it is."""
+
+    def sites(problem: Any, num_heads: int) -> Any:
+        found = original(problem, num_heads)
+        return replace(found, query=found.query + 1, full=False)
+
+    return sites
+
+
 def strictly_before(_: Any) -> Any:
     return lambda self, grid: grid.key < grid.query
 

@@ -39,6 +39,7 @@ from tests.contracts.faults import (
     one_head,
     one_later,
     one_leaf_forgotten,
+    one_position_late,
     padding_counted,
     position_one_late,
     prefix_seen,
@@ -71,6 +72,7 @@ from qkv.mixers import (
     feature_maps,
     fixed_context,
     gated_delta,
+    latent_attention,
     linear_attention,
     linformer,
     lsh_attention,
@@ -119,6 +121,7 @@ ATTENTION, LSH, LEARNED, LINEAR, SHIFT, CONVOLUTION, RECURRENT, TWO_WAY, WHOLE, 
     ("form",),
     ("prefix",),
 )
+LATENT = ("latent_attention",)
 RETENTION, MAMBA, DELTA = ("retention",), ("mamba2",), ("gated_delta",)
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -270,6 +273,39 @@ MUTANTS: tuple[Mutant, ...] = (
         "weights of the experts not normalised",
         ("mixture_of_experts",),
         instead(experts.MixtureOfExperts, "_weights", lambda _: lambda self, scores, chosen: scores.gather(-1, chosen)),
+    ),
+    Mutant(
+        "latent keys not rotated",
+        LATENT,
+        instead(relative.Rope, "rotate", lambda f: lambda self, q, k, c: (f(self, q, k, c)[0], k)),
+    ),
+    Mutant(
+        "absorbed keys of another head",
+        LATENT,
+        instead(
+            latent_attention.LatentAttention,
+            "_maps",
+            lambda f: lambda self: (f(self)[0].roll(1, 0), f(self)[1]),
+        ),
+    ),
+    Mutant(
+        "absorbed queries of the next position",
+        LATENT,
+        instead(latent_attention, "_of_heads", one_position_late),
+    ),
+    Mutant(
+        "scale without the rotated features",
+        LATENT,
+        result(latent_attention, "AttentionProblem", lambda p: replace(p, scale=1.2 * p.scale)),
+    ),
+    Mutant(
+        "absorbed values upside down",
+        LATENT,
+        instead(
+            latent_attention.LatentAttention,
+            "_maps",
+            lambda f: lambda self: (f(self)[0], f(self)[1].flip(-1)),
+        ),
     ),
     Mutant("token MLP reads the padding", WHOLE, without_lengths(position_matrices.TokenMLP)),
     Mutant("documents leak in gMLP", WHOLE, without_segments(position_matrices.GMLP)),

@@ -118,6 +118,31 @@ def attention(m: Any, x: Tensor) -> Tensor:
     return out
 
 
+@reference("latent_attention")
+def latent_attention(m: Any, x: Tensor) -> Tensor:
+    part, (dk, dr, dv), rank = m.spec, m.spec.dims(x.shape[-1]), m.spec.rank(x.shape[-1])
+    rope = Rope(base=part.base, scaling=part.scaling)
+    out = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        both = [affine(m.down, v) for v in x[b]]
+        latents = [normed(v[:rank], m.down_norm, part.norm) for v in both]
+        shared = [turned(v[rank:], j, rope) for j, v in enumerate(both)]
+        for i in range(x.shape[1]):
+            read = normed(affine(m.query_down, x[b, i]), m.query_norm, part.norm) if part.query_rank else x[b, i]
+            mixed = []
+            for h in range(part.num_heads):
+                q = affine(m.query, read)[h * (dk + dr) : (h + 1) * (dk + dr)]
+                q = torch.cat((q[:dk], turned(q[dk:], i, rope)))
+                seen = [j for j in range(x.shape[1]) if visible(part.mask, i, j)]
+                ups = [affine(m.up, latents[j]) for j in seen]
+                keys = [torch.cat((up[h * dk : (h + 1) * dk], shared[j])) for up, j in zip(ups, seen, strict=True)]
+                first = part.num_heads * dk + h * dv
+                raw = [math.exp(float(q @ k) / (part.temperature * math.sqrt(dk + dr))) for k in keys]
+                mixed.append(sum(r / sum(raw) * up[first : first + dv] for r, up in zip(raw, ups, strict=True)))
+            out[b, i] = affine(m.output, torch.cat(mixed))
+    return out
+
+
 def sloped(part: Any, h: int, heads: int, scale: float, i: int, j: int) -> float:
     """What ALiBi says of a key."""
     if not isinstance(part, Alibi):

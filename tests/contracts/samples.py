@@ -27,6 +27,7 @@ from qkv.spec.cross import AdditiveAttention, CrossAttention, FixedContext
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.masks import Blocks, Causal, Fixed, Full, Mask, Prefix, Strided, Window
 from qkv.spec.mixers.experts import BalanceBias, MixtureOfExperts, NoBalance
+from qkv.spec.mixers.latent_attention import LatentAttention
 from qkv.spec.mixers.linear_attention import LinearAttention
 from qkv.spec.model import Block, Encoder, Model, Text
 from qkv.spec.parts import (
@@ -101,6 +102,13 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
         masked(Fixed(stride=4, summary=2), learned_sink=True, relative=Shaw(max_distance=2, values=True)),
         masked(Window(size=6), relative=T5Buckets(num_buckets=5, max_distance=5), top_k=3),
     ),
+    "latent_attention": (
+        LatentAttention(),
+        LatentAttention(num_heads=2, kv_rank=5, query_rank=7, head_dim=3, rope_dim=4, value_dim=6, temperature=0.7),
+        LatentAttention(kv_rank=3, rope_dim=0, norm=NoNorm(), value_dim=9),
+        LatentAttention(mask=Causal() & Window(size=4, sinks=1), num_heads=8, kv_rank=6, norm=LayerNorm(eps=0.1)),
+        LatentAttention(mask=Causal() & Window(size=3), base=100.0, scaling=LinearScaling(factor=4.0)),
+    ),
     "token_shift": (TokenShift(), TokenShift(groups=4)),
     "causal_convolution": (
         CausalConvolution(),
@@ -147,6 +155,7 @@ BIDIRECTIONAL: tuple[Branch, ...] = (
     Attention(mask=Full(), top_k=3, relative=T5Buckets(num_buckets=8, max_distance=6)),
     Attention(mask=Full(), relative=Shaw(max_distance=2, values=True)),
     Attention(mask=Full(), learned_sink=True, num_kv_heads=2),
+    LatentAttention(mask=Full(), kv_rank=6),
     Convolution(),
     Convolution(kernel_size=4, gated=False),
     RNN(direction="backward"),
@@ -172,6 +181,7 @@ EVERYTHING: tuple[Branch, ...] = (
     Attention(num_kv_heads=2, relative=Rope()),
     masked(Window(size=3, sinks=2)),
     LinearAttention(chunk=4),
+    LatentAttention(kv_rank=6, query_rank=5),
     TokenShift(),
     CausalConvolution(dilation=2),
     RNN(),

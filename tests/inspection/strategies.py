@@ -11,6 +11,7 @@ from qkv.spec import cross, heads, parts
 from qkv.spec.forecasts import Gaussian, Point, Quantiles, StudentT
 from qkv.spec.masks import Causal, Full, Window
 from qkv.spec.mixers.experts import BalanceBias, BalanceLoss, MixtureOfExperts
+from qkv.spec.mixers.latent_attention import LatentAttention
 from qkv.spec.mixers.linear_attention import Elu, Favor, LinearAttention
 from qkv.spec.mixers.lsh_attention import LSHAttention
 from qkv.spec.mixers.matrix_state import GatedDelta, Mamba2, Retention
@@ -129,6 +130,15 @@ BRANCHES: dict[type[branch.Branch], st.SearchStrategy[Any]] = {
         decay=st.booleans(),
         kernel_size=st.integers(1, 4),
         chunk=st.sampled_from([3, 64]),
+    ),
+    LatentAttention: st.builds(
+        LatentAttention,
+        kv_rank=st.sampled_from([None, 5]),
+        query_rank=st.sampled_from([None, 7]),
+        head_dim=SIZES,
+        rope_dim=st.sampled_from([None, 0, 6]),
+        value_dim=SIZES,
+        mask=MASKS,
     ),
     branch.TokenShift: st.builds(branch.TokenShift, groups=st.sampled_from([2, 4])),
     branch.CausalConvolution: st.builds(

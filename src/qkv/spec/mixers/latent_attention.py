@@ -1,0 +1,68 @@
+"""Spec of multi-head latent attention."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field
+
+from qkv.spec.branches import Masked, heads_divide
+from qkv.spec.errors import Problem
+from qkv.spec.parts import RMSNorm, RopeScaling, SwitchedNorm
+
+
+class LatentAttention(Masked, kind="latent_attention"):
+    """Multi-head latent attention: keys and values of all heads from one vector c = norm(x W_c) (DeepSeek-V2, 2024).
+
+    k_h = (c W_kh, RoPE(x W_r)), v_h = c W_vh, with one rotated part for all heads. Decoding stores c and the rotated
+    part only, ``kv_rank`` + ``rope_dim`` values per position. ``query_rank``: queries from a vector of that size, too.
+    """
+
+    num_heads: int = Field(default=4, gt=0)
+    kv_rank: int | None = Field(default=None, gt=0, description="features of c; default: 4 head_dim")
+    query_rank: int | None = Field(
+        default=None, gt=0, description="features from which queries are computed; default: straight from x"
+    )
+    head_dim: int | None = Field(
+        default=None, gt=0, description="features per head of a key without those rotated; default: width / num_heads"
+    )
+    rope_dim: int | None = Field(
+        default=None, ge=0, description="rotated features of a key; default: half of head_dim; 0: no positions"
+    )
+    value_dim: int | None = Field(default=None, gt=0, description="default: head_dim")
+    base: float = Field(default=10000.0, gt=1, description="base of RoPE")
+    scaling: RopeScaling | None = Field(default=None, description="scaling of RoPE")
+    norm: SwitchedNorm = Field(default=RMSNorm(), description="norm of c, and of the vector of queries")
+    temperature: float = Field(default=1.0, gt=0)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+
+    def dims(self, width: int) -> tuple[int, int, int]:
+        """Features per head of a key without those rotated, rotated, and of a value, in a model of ``width``."""
+        head_dim = self.head_dim or width // self.num_heads
+        half = 2 * -(-head_dim // 4)  # even, as RoPE rotates pairs
+        return head_dim, half if self.rope_dim is None else self.rope_dim, self.value_dim or head_dim
+
+    def rank(self, width: int) -> int:
+        """Features of the vector from which keys and values are computed."""
+        return self.kv_rank or 4 * self.dims(width)[0]
+
+    def extrapolates(self, length: int) -> bool:
+        near = self.mask.reach is not None and self.mask.reach <= length and not self.mask.first_visible
+        return self.rope_dim == 0 or near
+
+    def problems(self) -> list[Problem]:
+        found: list[Problem] = []
+        if self.rope_dim and self.rope_dim % 2:
+            found.append(Problem(("rope_dim",), f"RoPE rotates pairs of features, not {self.rope_dim}; make it even"))
+        if self.norm.over_batch:
+            sentence = "batch_norm normalises over positions, also over later ones; use layer_norm, rms_norm or none"
+            found.append(Problem(("norm",), sentence))
+        return found
+
+    def width_problems(self, width: int) -> list[Problem]:
+        return [] if self.head_dim else heads_divide(width, self.num_heads)
+
+    def canonical(self, width: int) -> Self:
+        head_dim, rope_dim, value_dim = self.dims(width)
+        sizes = {"head_dim": head_dim, "rope_dim": rope_dim, "value_dim": value_dim, "kv_rank": self.rank(width)}
+        return self.changed(**sizes, dropout=0.0)
