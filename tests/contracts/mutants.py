@@ -14,6 +14,7 @@ from tests.contracts.faults import (
     Fault,
     all_empty,
     argument,
+    averages_averaged,
     capacity_dropped,
     clipped_early,
     documents_run_on,
@@ -84,7 +85,7 @@ from qkv.mixers import (
     short_convolution,
     token_shift,
 )
-from qkv.models import block, transformer
+from qkv.models import block, depth_average, transformer
 from qkv.ops import lsh_attention as lsh_ops
 from qkv.ops import masks, positions
 from qkv.ops import neighbours as neighbour_ops
@@ -381,6 +382,16 @@ MUTANTS: tuple[Mutant, ...] = (
         "what went in not recomputed",
         ("stack",),
         instead(residuals.Reversible, "separated", lambda _: lambda self, x, y: x),
+    ),
+    Mutant(
+        "average over the outputs in reverse",
+        ("stack",),
+        argument(depth_average.DepthAverage, "forward", 1, lambda outputs: [*outputs[-2::-1], outputs[-1]]),
+    ),
+    Mutant(
+        "averages instead of outputs averaged",
+        ("stack",),
+        instead(depth_average.DepthAverage, "forward", averages_averaged),
     ),
     Mutant("residual dropped", ("stack",), instead(residuals.Residual, "joined", lambda _: lambda self, x, y: y)),
     Mutant("parallel branches in sequence", ("stack",), instead(block.Block, "forward", in_sequence)),

@@ -10,6 +10,7 @@ from tests.contracts.mixing_samples import MIXING_SAMPLES, MIXING_TWO_WAY
 from tests.contracts.relative_samples import RELATIVE_SAMPLES, RELATIVE_TWO_WAY
 from tests.contracts.sparse_samples import SPARSE_SAMPLES, SPARSE_TWO_WAY
 
+from qkv.spec.blocks import DepthAverage
 from qkv.spec.branches import (
     GRU,
     LSTM,
@@ -270,6 +271,20 @@ STACKS: dict[str, Model] = {
         num_layers=3,
         head=LanguageModelHead(scale=0.25),
     ),
+    "depth average": stack(
+        (
+            Block(branches=(Attention(num_kv_heads=2, relative=Rope()), FeedForward())),
+            Block(branches=(GRU(),), order="post"),
+        ),
+        positions(NoPositions()),
+        num_layers=5,
+        depth_average=DepthAverage(dilation=2),
+    ),
+    "depth average, now and then": stack(
+        (Block(branches=(Attention(mask=Causal() & Window(size=4)), FeedForward()), order="sandwich"),),
+        num_layers=6,
+        depth_average=DepthAverage(period=2),
+    ),
     "plain": stack((Block(residual=Add()),), positions(Learned(), scale=True)),
 }
 
@@ -286,7 +301,14 @@ FORMS: dict[str, Model] = {
         (Block(branches=(Attention(), CrossAttention(), FeedForward()), norm=RMSNorm()),),
         positions(Sinusoidal()),
         num_layers=3,
-        encoder=encoder(*SEES_ALL, num_layers=3, memory="layers", share_embedding=True, norm=RMSNorm()),
+        encoder=encoder(
+            *SEES_ALL,
+            num_layers=3,
+            memory="layers",
+            share_embedding=True,
+            norm=RMSNorm(),
+            depth_average=DepthAverage(),
+        ),
     ),
     "cross attention": stack(
         (Block(branches=(Attention(), CrossAttention(num_kv_heads=1), FeedForward()), order="post"),),

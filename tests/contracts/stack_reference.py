@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,8 +21,8 @@ def model(m: Any, ids: Tensor, sources: list[list[int]] | None = None) -> Tensor
     x = embedded(m, m.spec, m.spec.width, ids)
     if m.spec.reversible:
         x = torch.cat((x, x), -1)
-    for block, spec, memory in zip(m.blocks, m.spec.layers, memories, strict=True):
-        x = one_block(block, spec, x, memory)
+    for x in through(m, m.spec, x, memories):  # noqa: B007, B020
+        pass
     x = normed(m.norm, m.spec.norm, x)
     logits = per_position(
         x, lambda v: m.spec.head.scale * m.head.weight @ v + (0.0 if m.head.bias is None else m.head.bias)
@@ -36,12 +37,23 @@ def encoded(m: Any, sources: list[list[int]]) -> list[Memories]:
     rows = []
     for source in sources:
         x, after = embedded(encoder, spec, m.spec.width, torch.tensor([source])), []
-        for block, part in zip(encoder.blocks, spec.layers, strict=True):
-            x = one_block(block, part, x, [])
+        for x in through(encoder, spec, x, [[]] * len(spec.layers)):  # noqa: B020
             after.append(normed(encoder.norm, spec.norm, x)[0])
         rows.append(after)
     read = range(len(spec.layers)) if spec.memory == "layers" else [-1] * len(m.spec.layers)
     return [[after[i] for after in rows] for i in read]
+
+
+def through(m: Any, spec: Any, x: Tensor, memories: list[Any]) -> Iterator[Tensor]:
+    """What each block gives to the next one, after an average of all that came before."""
+    outputs = [x]
+    for i, (block, part, memory) in enumerate(zip(m.blocks, spec.layers, memories, strict=True), 1):
+        outputs.append(one_block(block, part, x, memory))
+        x, average = outputs[i], spec.depth_average
+        if average is not None and i % average.period == 0:
+            terms = [(i - j) // average.dilation for j in range(i + 1) if (i - j) % average.dilation == 0]
+            x = sum(m.depth_average.weights[str(i)][n] * outputs[i - n * average.dilation] for n in terms)
+        yield x
 
 
 def embedded(m: Any, spec: Any, width: int, ids: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from qkv.spec import branches as branch
 from qkv.spec import cross, heads, parts
+from qkv.spec.blocks import DepthAverage
 from qkv.spec.forecasts import Gaussian, Point, Quantiles, StudentT
 from qkv.spec.masks import Causal, Full, Window
 from qkv.spec.mixers.experts import BalanceBias, BalanceLoss, MixtureOfExperts
@@ -229,6 +230,7 @@ def models(draw: st.DrawFn, causal: bool = False) -> Model:
     model = Model(
         width=WIDTH,
         num_layers=draw(st.sampled_from([None, 3, 4])),
+        depth_average=draw(st.sampled_from([None, None, DepthAverage(), DepthAverage(dilation=2)])),
         context_length=12,
         frontend=Text(
             vocab_size=draw(st.integers(2, 40)),

@@ -151,6 +151,9 @@ class _Run:
         if model.latents is not None:
             yield Key(LATENTS, "embedding"), model.latents.vectors
             yield Key(LATENTS, "final norm"), model.latents.norm
+        for prefix, layered in self.stacks():
+            if layered.depth_average is not None:
+                yield Key(prefix, "depth average"), layered.depth_average
         if model.queries is not None:
             yield Key(OWN, "queries"), model.queries
         yield Key(OWN, "final norm"), model.norm
@@ -339,10 +342,10 @@ def _idle(module: nn.Module, rows: int) -> tuple[int, int]:
 
 
 _ORDER = (
-    (ENCODER, ("embedding", None, "final norm")),
+    (ENCODER, ("embedding", None, "depth average", "final norm")),
     (OWN, ("embedding",)),
-    (LATENTS, ("embedding", None, "final norm")),
-    (OWN, ("queries", None, "final norm", "head", "wide")),
+    (LATENTS, ("embedding", None, "depth average", "final norm")),
+    (OWN, ("queries", None, "depth average", "final norm", "head", "wide")),
 )
 """Parts in order of execution; None: the layers of the stack."""
 

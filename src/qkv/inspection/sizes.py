@@ -35,8 +35,9 @@ class Reduced:
 
 
 def reduced(model: Model, whole: bool = False) -> Reduced:
-    """The model with at most three layers of each kind. ``whole``: keep all layers."""
+    """The model with at most three layers of each kind. ``whole``: keep all layers, as where they are averaged."""
     encoder, latents, changes = model.encoder, model.latents, dict[str, Any]()
+    whole = whole or any(stack.depth_average for stack in (model, encoder, latents) if stack is not None)
     if encoder and encoder.memory == "layers":  # layer i of the model reads layer i of the encoder
         plan = beside = _plan(list(zip(model.layers, encoder.layers, strict=True)), whole)
     else:

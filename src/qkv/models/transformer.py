@@ -21,6 +21,7 @@ from qkv.layers.relative import share_tables
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap, tapped
 from qkv.models.block import Block
+from qkv.models.depth_average import DepthAverage
 from qkv.models.heads import build_head
 from qkv.models.queries import Queries
 from qkv.models.reversible import through_reversible
@@ -61,6 +62,7 @@ class Layered(Declared):
 
     blocks: nn.ModuleList
     norm: Norm
+    depth_average: DepthAverage | None
     reversible = False
     recompute = False
     """Activation checkpointing: recompute each block's activations in the backward pass."""
@@ -75,6 +77,7 @@ class Layered(Declared):
             Block(block, width, f"{name}.{i}", memory_width) for i, block in enumerate(spec.sized_layers)
         )
         share_tables(self.blocks.modules())
+        self.depth_average = DepthAverage(spec.depth_average, len(self.walked)) if spec.depth_average else None
         self.reversible = spec.reversible
         self.norm = build_norm(spec.norm, spec.leaving(width))
 
@@ -91,11 +94,15 @@ class Layered(Declared):
     def through(self, x: Tensor, context: Context, state: Sequence[Any] | None = None) -> Iterator[tuple[Tensor, Any]]:
         """Yield (vectors after a block, next state of its branches) for each block; x (B, N, D): input of the first.
 
-        state: state of each block; None: all positions at once.
+        With a depth average, vectors are those after it. state: state of each block; None: all positions at once.
         """
         x, walked = self._entering(x), self.walked
+        outputs = [] if self.depth_average is None else [x]
         for i, (block, known) in enumerate(zip(walked, state or (None,) * len(walked), strict=True)):
             x, after = self._through(block, x, context.of_layer(i), known)
+            if self.depth_average is not None:
+                outputs.append(x)
+                x = self.depth_average(outputs)
             yield x, after
 
     def last(self, x: Tensor, context: Context) -> Tensor:

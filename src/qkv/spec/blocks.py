@@ -97,6 +97,21 @@ class Block(Spec):
         return all(branch.decodes for branch in self.branches)
 
 
+class DepthAverage(Spec):
+    """Weighted average of the outputs of all blocks so far and of their input, read by the next block (DenseFormer).
+
+    After block i: y_i = Σ_j w_ij x_j over j = i, i - k, … >= 0, with the input x_0, outputs x_j and learned weights,
+    initially 1 for j = i and 0 for all others (Pagliardini et al. 2024).
+    """
+
+    dilation: int = Field(default=1, gt=0, le=MOST_LAYERS, description="k: every k-th output is averaged")
+    period: int = Field(default=1, gt=0, le=MOST_LAYERS, description="averages after every so many blocks")
+
+    def averaged(self, i: int) -> range:
+        """Indices j of the outputs that are averaged after block ``i``, the latest first."""
+        return range(i, -1, -self.dilation)
+
+
 class Layered(Spec):
     """Base class of specs with a stack: ``num_layers`` blocks, cyclically repeating those listed, and a final norm."""
 
@@ -107,6 +122,9 @@ class Layered(Spec):
         default=(Block(),), max_length=MOST_LAYERS, description="an empty list: a bag of vectors"
     )
     norm: Norm = LayerNorm()
+    depth_average: DepthAverage | None = Field(
+        default=None, description="weighted average over the blocks so far, read by the next; default: none"
+    )
 
     @property
     def layers(self) -> tuple[Block, ...]:
@@ -244,4 +262,15 @@ class Layered(Spec):
                 "make all of them reversible, or none"
             )
             found.append(Problem(("blocks", other, "residual"), sentence))
-        return found
+        return found + self._average_problems()
+
+    def _average_problems(self) -> list[Problem]:
+        if self.depth_average is None:
+            return []
+        if self.reversible:
+            sentence = "reversible blocks keep no outputs that could be averaged; leave it out, or change the residual"
+            return [Problem(("depth_average",), sentence)]
+        if self.depth_average.period > self.depth:
+            sentence = f"an average after every {self.depth_average.period} blocks has no place in {self.depth}"
+            return [Problem(("depth_average", "period"), f"{sentence}; give at most the number of layers")]
+        return []

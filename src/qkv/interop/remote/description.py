@@ -26,6 +26,8 @@ def description(spec: Model) -> dict[str, Any]:
         raise UserError(
             "self-contained model files are supported only for causal language models, and this model is not one"
         )
+    if spec.depth_average is not None:
+        raise UserError("model.depth_average: self-contained model files do not support averages over depth")
     blocks = [_block(block, spec.width, f"model.blocks.{i}") for i, block in enumerate(spec.layers)]
     return {
         "width": spec.width,
