@@ -267,6 +267,12 @@ def all_empty(state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(torch.zeros_like(t) for t in state)
 
 
+def all_real(bounds: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Every row has read as many new positions as the one with most of them."""
+    most = max((after - before for before, after in bounds), default=0)
+    return [(before, before + most) for before, _ in bounds]
+
+
 def position_one_late(original: Any) -> Any:
     """Where there is a state, every position is counted one too high."""
 

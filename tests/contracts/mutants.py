@@ -13,6 +13,7 @@ import torch
 from tests.contracts.faults import (
     Fault,
     all_empty,
+    all_real,
     argument,
     averages_averaged,
     capacity_dropped,
@@ -72,12 +73,14 @@ from qkv.mixers import (
     cross_attention,
     feature_maps,
     fixed_context,
+    gated_attention,
     gated_delta,
     latent_attention,
     linear_attention,
     linformer,
     lsh_attention,
     mamba2,
+    mixed_chunks,
     neighbours,
     position_matrices,
     recurrent,
@@ -90,6 +93,8 @@ from qkv.ops import lsh_attention as lsh_ops
 from qkv.ops import masks, positions
 from qkv.ops import neighbours as neighbour_ops
 from qkv.ops.attention import sink, top_k
+from qkv.ops.gated_attention import mixed_chunks as mixed_ops
+from qkv.ops.gated_attention import squared_relu
 from qkv.ops.linear_attention import chunked
 from qkv.ops.matrix_state import decayed, delta
 from qkv.spec import masks as mask_spec
@@ -124,6 +129,7 @@ ATTENTION, LSH, LEARNED, LINEAR, SHIFT, CONVOLUTION, RECURRENT, TWO_WAY, WHOLE, 
 )
 LATENT = ("latent_attention",)
 RETENTION, MAMBA, DELTA = ("retention",), ("mamba2",), ("gated_delta",)
+GATED, MIXED = ("gau",), ("mixed_chunk_attention",)
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("mask dropped", ATTENTION, mask_changed(lambda mask: mask_spec.Full())),
@@ -223,6 +229,20 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("documents leak: retention", RETENTION, without_segments(retention.Retention)),
     Mutant("documents leak: Mamba-2", MAMBA, without_segments(mamba2.Mamba2)),
     Mutant("documents leak: the delta rule", DELTA, without_segments(gated_delta.GatedDelta)),
+    Mutant("documents leak in gated attention", GATED, without_segments(gated_attention.GAU)),
+    Mutant("ReLU not squared", GATED, result(squared_relu, "squared_relu", torch.sqrt)),
+    Mutant("ReLU not squared within chunks", MIXED, result(mixed_ops, "squared_relu", torch.sqrt)),
+    Mutant(
+        "no rotation in gated attention", (*GATED, *MIXED), instead(positions, "rotate", lambda _: lambda x, c, s: x)
+    ),
+    Mutant("documents leak in mixed chunks", MIXED, without_segments(mixed_chunks.MixedChunkAttention)),
+    Mutant("sums of chunks not read", MIXED, argument(mixed_ops, "step", 3, torch.zeros_like)),
+    Mutant("chunks begin anew at each call", MIXED, argument(mixed_ops, "step", 4, lambda slots: slots - slots[:, :1])),
+    Mutant("chunk of another size while decoding", MIXED, argument(mixed_ops, "step", 6, lambda chunk: chunk + 1)),
+    Mutant(
+        "padding kept in the current chunk", MIXED, argument(mixed_chunks.MixedChunkAttention, "_step", 3, all_real)
+    ),
+    Mutant("padding counted in chunks", WHOLE, argument(mixed_chunks.MixedChunkAttention, "_whole", 2, nothing)),
     Mutant("full strength", DELTA, argument(gated_delta, "delta", 3, torch.ones_like)),
     Mutant("tail of the convolution shifted", MAMBA, instead(short_convolution, "extended", tail_one_early)),
     Mutant("lengths ignored in the convolution", DELTA, argument(short_convolution, "extended", 2, nothing)),

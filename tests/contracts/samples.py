@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.contracts.gated_samples import GATED_SAMPLES, GATED_TWO_WAY
 from tests.contracts.graph_samples import GRAPH_TWO_WAY
 from tests.contracts.matrix_samples import MATRIX_SAMPLES, MATRIX_TWO_WAY
 from tests.contracts.mixing_samples import MIXING_SAMPLES, MIXING_TWO_WAY
@@ -66,6 +67,7 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
     **SPARSE_SAMPLES,
     **MIXING_SAMPLES,
     **MATRIX_SAMPLES,
+    **GATED_SAMPLES,
     "attention": (
         Attention(),
         Attention(num_heads=1, bias=False, output_bias=True, temperature=0.5),
@@ -149,6 +151,7 @@ BIDIRECTIONAL: tuple[Branch, ...] = (
     *GRAPH_TWO_WAY,
     *MIXING_TWO_WAY,
     *MATRIX_TWO_WAY,
+    *GATED_TWO_WAY,
     Attention(mask=Full()),
     Attention(mask=Causal() | Prefix(length=6)),
     Attention(mask=Window(size=3), relative=Rope()),
@@ -168,7 +171,7 @@ BIDIRECTIONAL: tuple[Branch, ...] = (
 
 GROUPS: dict[str, tuple[Branch, ...]] = {
     "bidirectional": BIDIRECTIONAL,
-    "whole rows": (*MIXING_TWO_WAY, *MATRIX_TWO_WAY),
+    "whole rows": (*MIXING_TWO_WAY, *MATRIX_TWO_WAY, *GATED_TWO_WAY),
     "learned distances": tuple(
         part
         for part in SAMPLES["attention"]
@@ -177,6 +180,9 @@ GROUPS: dict[str, tuple[Branch, ...]] = {
     "top k": tuple(part for part in SAMPLES["attention"] if isinstance(part, Attention) and part.top_k),
 }
 """What a fault may be looked for in, beside the samples of one kind."""
+
+PRODUCTS: tuple[Branch, ...] = tuple(parts[0] for parts in GATED_SAMPLES.values())
+"""Products of several factors of their input, which grow beyond bounds unless each vector is normed."""
 
 EVERYTHING: tuple[Branch, ...] = (
     Attention(num_kv_heads=2, relative=Rope()),
@@ -189,6 +195,7 @@ EVERYTHING: tuple[Branch, ...] = (
     GRU(),
     LSTM(),
     *(parts[0] for parts in (*RELATIVE_SAMPLES.values(), *SPARSE_SAMPLES.values())),
+    *PRODUCTS,
     *(parts[0] for kind, parts in MATRIX_SAMPLES.items() if kind != "linear_attention"),
     GatedFeedForward(hidden=24),
 )
@@ -207,7 +214,7 @@ def positions(part: Any, **fields: Any) -> Text:
 STACKS: dict[str, Model] = {
     "pre": stack((Block(branches=EVERYTHING),)),
     "post, batch norm": stack(
-        (Block(branches=EVERYTHING, order="post", norm=BatchNorm()),),
+        (Block(branches=tuple(b for b in EVERYTHING if b not in PRODUCTS), order="post", norm=BatchNorm()),),
         positions(Sinusoidal()),
         norm=BatchNorm(),
         init_std=0.1,

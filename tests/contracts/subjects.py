@@ -6,6 +6,7 @@ import copy
 from typing import Any, NamedTuple
 
 import torch
+from tests.contracts import gated_references as _registers_loops_of_gates  # noqa: F401
 from tests.contracts import graph_references as _registers_loops_of_graphs  # noqa: F401
 from tests.contracts import matrix_references as _registers_loops_of_matrices  # noqa: F401
 from tests.contracts import mixing_references as _registers_its_loops  # noqa: F401

@@ -12,6 +12,7 @@ from qkv.spec.blocks import DepthAverage
 from qkv.spec.forecasts import Gaussian, Point, Quantiles, StudentT
 from qkv.spec.masks import Causal, Full, Window
 from qkv.spec.mixers.experts import BalanceBias, BalanceLoss, MixtureOfExperts
+from qkv.spec.mixers.gated_attention import GAU, GatedAttention, MixedChunkAttention
 from qkv.spec.mixers.latent_attention import LatentAttention
 from qkv.spec.mixers.linear_attention import Elu, Favor, LinearAttention
 from qkv.spec.mixers.lsh_attention import LSHAttention
@@ -141,6 +142,17 @@ BRANCHES: dict[type[branch.Branch], st.SearchStrategy[Any]] = {
         value_dim=SIZES,
         mask=MASKS,
     ),
+    **{
+        kind: st.builds(
+            kind,
+            hidden=SIZES,
+            key_dim=st.sampled_from([2, 6]),
+            base=st.sampled_from([None, 100.0]),
+            mask=st.sampled_from(["causal", "full"]),
+            bias=st.booleans(),
+        )
+        for kind in (GAU, MixedChunkAttention)
+    },
     branch.TokenShift: st.builds(branch.TokenShift, groups=st.sampled_from([2, 4])),
     branch.CausalConvolution: st.builds(
         branch.CausalConvolution, kernel_size=st.integers(1, 4), dilation=st.integers(1, 3), gated=st.booleans()
@@ -260,7 +272,7 @@ def _causal(part: branch.Branch) -> branch.Branch:
         return branch.Attention()
     if isinstance(part, branch.Recurrent):
         return part.changed(direction="forward")
-    return part.changed(mask="causal" if isinstance(part, LinearAttention) else Causal())
+    return part.changed(mask="causal" if isinstance(part, (LinearAttention, GatedAttention)) else Causal())
 
 
 MEMORY_BRANCHES: dict[type[cross.MemoryBranch], st.SearchStrategy[Any]] = {

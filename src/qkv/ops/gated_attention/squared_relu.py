@@ -1,0 +1,27 @@
+"""Attention with squared ReLU in the place of the softmax (GAU, Hua et al. 2022).
+
+    o_i = 1/n_i Σ_j relu(s q_i · k_j)² v_j        j visible to i, n_i: their number
+
+q (B, H, N, Dk)   k (B, H, M, Dk)   v (B, H, M, Dv)   o (B, H, N, Dv)
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.visible import scores
+from qkv.ops.counting import declares
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    """relu(x)²."""
+    return x.relu().square()
+
+
+@declares(scores)
+def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
+    """Output o for the mask, positions and scale of ``problem``; a query that sees no key gives 0."""
+    visible = problem.sites.visible(problem.mask, q.shape[1])
+    weights = squared_relu((q * problem.scale) @ k.mT).masked_fill(~visible, 0.0)
+    return (weights @ v) / visible.sum(-1, keepdim=True).clamp(min=1)
