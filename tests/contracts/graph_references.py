@@ -16,9 +16,13 @@ def propagation(m: Any, x: Tensor) -> Tensor:
     out = torch.zeros_like(x)
     for b, row in enumerate(x):
         found = row
-        for _ in range(m.part.steps):
+        for t in range(m.part.steps):
             mean = sum(found) / len(row)
             found = [(1 - m.part.restart) * mean + m.part.restart * first for first in row]
+            if m.part.identity is not None:
+                beta = math.log(m.part.identity / (t + 1) + 1)
+                mixture = (1 - beta) * torch.eye(len(row[0]), dtype=x.dtype) + beta * m.maps[t].weight
+                found = [torch.clamp(mixture @ each, min=0.0) for each in found]
         out[b] = torch.stack([v if m.output is None else affine(m.output, v) for v in found])
     return out
 

@@ -11,6 +11,7 @@ GRAPH_TWO_WAY: tuple[Branch, ...] = (
     GraphAttention(num_heads=2, num_kv_heads=1, head_dim=3, value_dim=5, qk_norm=LayerNorm(eps=0.1), temperature=0.5),
     Propagation(),
     Propagation(steps=2, restart=0.25, linear=False),
+    Propagation(steps=3, restart=0.1, identity=0.5, dropout=0.2),
     GlobalAttention(),
     GlobalAttention(num_heads=4, scaled=False, bias=False),
 )

@@ -93,7 +93,8 @@ class PatchFrontend(PlacedFrontend):
     def forward(self, signal: Signal, context: Context) -> Tensor:
         pixels = signal.values.to(self.map.weight.dtype)
         if self.stem:
-            pixels = pixels.contiguous(memory_format=torch.channels_last)  # 20 % faster convolutions on a CPU
+            # Twice as fast on a CPU. A copy: `contiguous` leaves images of one channel as they are, ambiguous in layout.
+            pixels = pixels.clone(memory_format=torch.channels_last)
         for stage in self.stem:
             pixels = stage(pixels)
         x = F.conv2d(pixels, self.map.weight, self.map.bias, self.part.patch).flatten(2).mT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from qkv.layers.branch import Branch, State
@@ -17,7 +18,8 @@ from qkv.spec.register import implements
 
 @implements(spec.Propagation)
 class Propagation(Branch):
-    """Propagation Â^k x W + b, optionally with restarts x_{t+1} = (1 - α) Â x_t + α x_0 (GCN, APPNP).
+    """Propagation Â^k x W + b, with restarts x_{t+1} = (1 - α) Â x_t + α x_0 and maps of single steps as options
+    (GCN, APPNP, GCNII).
 
     Without a graph all nodes of a row are neighbours: Â x is the mean of the row.
     """
@@ -28,15 +30,22 @@ class Propagation(Branch):
 
     def __init__(self, part: spec.Propagation, width: int):
         super().__init__(part, width)
-        self.part = part
+        self.part, self.shares = part, part.shares()
+        self.maps = nn.ModuleList(Linear(width, width, bias=False) for _ in self.shares)
         self.output = Linear(width, width, bias=part.bias) if part.linear else None
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         x = first = dropout(x, self.part.dropout, self.training)
-        for _ in range(self.part.steps):
+        for step in range(self.part.steps):
             x = self._step(x, context)
             x = x if not self.part.restart else (1 - self.part.restart) * x + self.part.restart * first
+            x = self._mapped(x, step) if self.shares else x
         return x if self.output is None else self.output(x), state
+
+    def _mapped(self, x: Tensor, step: int) -> Tensor:
+        """relu(x ((1 - β) I + β W)) of a step, after dropout in training."""
+        mapped = torch.lerp(x, self.maps[step](x), self.shares[step]).relu()
+        return dropout(mapped, self.part.dropout, self.training)
 
     def _step(self, x: Tensor, context: Context) -> Tensor:
         graph = context.graph

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Self
 
 from pydantic import Field
@@ -33,17 +34,26 @@ class Propagation(Branch, kind="propagation"):
 
     A_ij = 1 for an edge j -> i; D: row sums of A + I, for directed edges its column sums on the right. Not causal.
     ``restart`` α: x_{t+1} = (1 - α) Â x_t + α x_0 (APPNP, Gasteiger et al. 2019).
+    ``identity`` λ: each step has a map of its own, x_{t+1} = relu(h ((1 - β) I + β W_t)) with h the step without it
+    and β = ln(λ / t + 1), t = 1 … k (GCNII, Chen et al. 2020).
     """
 
     steps: int = Field(default=1, gt=0, le=1000, description="number of propagation steps, k")
     restart: float = Field(default=0.0, ge=0, lt=1, description="fraction of the input that each step adds, α")
-    dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout of the input")
+    identity: float | None = Field(
+        default=None, gt=0, le=1.7, description="λ of a map and ReLU after each step, nearer to the identity with t; none: no map"
+    )
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout of the input, with identity of each step's")
     linear: bool = Field(default=True, description="linear map after the propagation")
     bias: bool = True
 
     @property
     def causal(self) -> bool:
         return False
+
+    def shares(self) -> list[float]:
+        """β of the map of each step; empty if there are none."""
+        return [] if self.identity is None else [math.log(self.identity / t + 1) for t in range(1, self.steps + 1)]
 
     def canonical(self, width: int) -> Self:
         return self.changed(dropout=0.0)
