@@ -27,12 +27,14 @@ from qkv.spec.training import Training
 from qkv.spec.yaml_io import read_spec
 
 if TYPE_CHECKING:
+    from qkv.inspection.growth import GrowthPoint
     from qkv.inspection.measure import Measurement
 
 EXAMPLES = """\
 qkv cost gpt3
 qkv cost gpt2 --length 512 --batch-size 8 --precision bf16
 qkv cost recipe.yaml model.num_layers=12 --check
+qkv cost exact.yaml linear.yaml --growth --longest 16384
 qkv cost multi30k_transformer --length 20 --source-length 25
 """
 
@@ -49,6 +51,11 @@ _Precision = Annotated[
     ),
 ]
 _Check = Annotated[bool, typer.Option("--check", help="Build the model, measure, and compare with the prediction.")]
+_Growth = Annotated[
+    bool,
+    typer.Option("--growth", help="Measure time and memory of 256, 512 … positions; further specs may be named."),
+]
+_Longest = Annotated[int, typer.Option(metavar="N", min=256, help="Longest row of --growth.")]
 _Probe = Annotated[bool, typer.Option("--probe", help="Measure this machine's speed, to estimate tokens per second.")]
 
 
@@ -65,9 +72,14 @@ def cost_command(
     precision: _Precision = None,
     check: _Check = False,
     probe: _Probe = False,
+    growth: _Growth = False,
+    longest: _Longest = 65536,
     as_json: Json = False,
 ) -> None:
     """Count parameters, FLOPs, memory, decoding state and time of a model, without building it."""
+    if growth:
+        _grow([spec, *(text for text in overrides or [] if "=" not in text)], overrides or [], longest, as_json)
+        return
     model, training = _read(spec, overrides or [])
     rows = training.batch_size if batch_size is None else batch_size
     machine = _probed() if probe else stored_machine()
@@ -87,6 +99,28 @@ def cost_command(
             ["quantity", "predicted", "measured", "error"],
             [_compared(row) for row in checked],
         )
+
+
+def _grow(specs: list[str], overrides: Iterable[str], longest: int, as_json: bool) -> None:
+    """Measure the growth of several models, and print each and the exponents beside the theory."""
+    from qkv.inspection.growth import growth_curve, points_table, summary
+
+    changes = [text for text in overrides if "=" in text]
+    models = [_read(name, changes)[0] for name in specs]
+    curves = []
+    for name, model in zip(specs, models, strict=True):
+        curves.append(growth_curve(name, model, longest, tell=lambda point, name=name: _told(name, point)))
+        if not as_json:
+            print_table(name, *points_table(curves[-1]))
+            typer.echo()
+    if as_json:
+        typer.echo(json.dumps([asdict(curve) for curve in curves]))
+        return
+    print_table("exponents of the number N of positions", *summary(curves))
+
+
+def _told(name: str, point: GrowthPoint) -> None:
+    typer.echo(f"{name}: {point.length:,} positions, {point.seconds:.3g} s", err=True)
 
 
 def _read(name: str, overrides: Iterable[str]) -> tuple[Model, Training]:

@@ -93,7 +93,7 @@ class PatchFrontend(PlacedFrontend):
     def forward(self, signal: Signal, context: Context) -> Tensor:
         pixels = signal.values.to(self.map.weight.dtype)
         if self.stem:
-            # Twice as fast on a CPU. A copy: `contiguous` leaves images of one channel as they are, ambiguous in layout.
+            # Twice as fast on a CPU. `contiguous` would not do: of images with one channel, both layouts are equal.
             pixels = pixels.clone(memory_format=torch.channels_last)
         for stage in self.stem:
             pixels = stage(pixels)

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from qkv.spec.base import Part
 from qkv.spec.errors import Problem
+from qkv.spec.growth import DENSE, NEAR, POSITION_WISE, RECURRENT, Growth
 from qkv.spec.masks import Causal, Mask
 from qkv.spec.parts import Activation, NoNorm, NoRelative, Relative, SwitchedNorm, grid_problems
 
@@ -51,6 +52,11 @@ class Branch(Part, slot=True):
     def decoding_advice(self) -> str:
         """End of the message where a model has to decode and this branch cannot; empty: advice to use a causal mask."""
         return ""
+
+    @property
+    def growth(self) -> Growth | None:
+        """Theory of time, memory, path length and sequential steps over the number of positions; None: not stated."""
+        return None if self.mixes else POSITION_WISE
 
     @property
     def exactness(self) -> Exactness:
@@ -203,6 +209,10 @@ class Masked(Branch):
 class MaskedAttention(Masked, DotProduct):
     """Base class of self-attention with an attention mask."""
 
+    @property
+    def growth(self) -> Growth | None:
+        return DENSE if self.mask.reach is None else NEAR
+
 
 class Attention(MaskedAttention, kind="attention"):
     """Self-attention: concat_h(softmax(Q_h K_g^T / (temperature √Dk) + bias, masked) V_g) W_o (Vaswani et al. 2017).
@@ -265,6 +275,10 @@ class TokenShift(Branch, kind="token_shift"):
 
     groups: int = Field(default=2, gt=1)
 
+    @property
+    def growth(self) -> Growth:
+        return NEAR
+
     def width_problems(self, width: int) -> list[Problem]:
         if width % self.groups == 0:
             return []
@@ -282,6 +296,10 @@ class CausalConvolution(Branch, kind="causal_convolution"):
     gated: bool = True
 
     @property
+    def growth(self) -> Growth:
+        return NEAR
+
+    @property
     def tail(self) -> int:
         """Number of earlier positions that an output depends on, (kernel_size - 1) · dilation."""
         return (self.kernel_size - 1) * self.dilation
@@ -295,6 +313,10 @@ class Convolution(Branch, kind="convolution"):
 
     kernel_size: int = Field(default=3, gt=0)
     gated: bool = True
+
+    @property
+    def growth(self) -> Growth:
+        return NEAR
 
     @property
     def causal(self) -> bool:
@@ -313,6 +335,10 @@ class Recurrent(Branch):
     """Input matrices of a cell, in the order of their rows; it has as many recurrent matrices."""
     leaves: ClassVar[int] = 1
     """Number of state vectors of a cell."""
+
+    @property
+    def growth(self) -> Growth:
+        return RECURRENT
 
     @property
     def gates(self) -> int:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from qkv.spec.branches import Branch, DotProduct, heads_divide
 from qkv.spec.errors import Problem
+from qkv.spec.growth import LINEAR, NEAR, Growth
 from qkv.spec.masks import Full, Mask
 
 
@@ -23,6 +24,10 @@ class GraphAttention(DotProduct, kind="graph_attention"):
     def mask(self) -> Mask:
         """Mask of a call without a graph: all nodes are neighbours."""
         return Full()
+
+    @property
+    def growth(self) -> Growth:
+        return STORED
 
     @property
     def causal(self) -> bool:
@@ -41,11 +46,18 @@ class Propagation(Branch, kind="propagation"):
     steps: int = Field(default=1, gt=0, le=1000, description="number of propagation steps, k")
     restart: float = Field(default=0.0, ge=0, lt=1, description="fraction of the input that each step adds, α")
     identity: float | None = Field(
-        default=None, gt=0, le=1.7, description="λ of a map and ReLU after each step, nearer to the identity with t; none: no map"
+        default=None,
+        gt=0,
+        le=1.7,
+        description="λ of a map and ReLU after each step, nearer to the identity with t; none: no map",
     )
     dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout of the input, with identity of each step's")
     linear: bool = Field(default=True, description="linear map after the propagation")
     bias: bool = True
+
+    @property
+    def growth(self) -> Growth:
+        return NEAR
 
     @property
     def causal(self) -> bool:
@@ -69,6 +81,10 @@ class GlobalAttention(Branch, kind="global_attention"):
     num_heads: int = Field(default=1, gt=0)
     bias: bool = True
     scaled: bool = Field(default=True, description="factor √n of Q̃ and K̃; false: as in the paper")
+
+    @property
+    def growth(self) -> Growth:
+        return LINEAR
 
     @property
     def causal(self) -> bool:

@@ -9,6 +9,7 @@ from pydantic import Field
 from qkv.spec.base import LARGEST_SEED, Part
 from qkv.spec.branches import Branch, heads_divide
 from qkv.spec.errors import Problem
+from qkv.spec.growth import CHUNKED, LINEAR, Growth
 
 
 class FeatureMap(Part, slot=True):
@@ -48,6 +49,10 @@ class LinearAttention(Branch, kind="linear_attention"):
     mask: Literal["causal", "full"] = Field(default="causal", description="full: all positions of a row; not causal")
     chunk: int = Field(default=64, gt=0, description="positions per chunk of the parallel form")
     bias: bool = True
+
+    @property
+    def growth(self) -> Growth:
+        return CHUNKED if self.causal else LINEAR
 
     @property
     def causal(self) -> bool:

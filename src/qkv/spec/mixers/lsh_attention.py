@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field
 from qkv.spec.base import LARGEST, LARGEST_SEED
 from qkv.spec.branches import Exactness, Masked
 from qkv.spec.errors import Problem
+from qkv.spec.growth import LINEAR, Growth
 from qkv.spec.mixers.sparse_attention import SparseAttention
 
 
@@ -68,6 +69,10 @@ class LSHAttention(Masked, SparseAttention, kind="lsh_attention"):
     def met(self) -> int:
         """Chunks that a position attends to per round, its own included."""
         return self.chunks_before + 1 + self.chunks_after
+
+    @property
+    def growth(self) -> Growth:
+        return LINEAR
 
     @property
     def exactness(self) -> Exactness:

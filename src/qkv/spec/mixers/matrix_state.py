@@ -8,6 +8,7 @@ from pydantic import Field
 
 from qkv.spec.branches import Branch, heads_divide
 from qkv.spec.errors import Problem
+from qkv.spec.growth import CHUNKED, RECURRENT, Growth
 
 _CHUNK = "positions per chunk of the parallel form"
 _KEYS = "features per query and key; default: width / num_heads"
@@ -27,6 +28,10 @@ class Retention(Branch, kind="retention"):
     base: float | None = Field(default=10000.0, gt=1, description="base of the rotation; none: no rotation")
     chunk: int = Field(default=64, gt=0, description=_CHUNK)
     bias: bool = False
+
+    @property
+    def growth(self) -> Growth:
+        return CHUNKED
 
     def dims(self, width: int) -> tuple[int, int]:
         """Features of a key and of a value per head, (Dk, Dv), in a model of ``width`` features."""
@@ -64,6 +69,10 @@ class Mamba2(Branch, kind="mamba2"):
     kernel_size: int = Field(default=4, gt=0, description=_KERNEL)
     chunk: int = Field(default=64, gt=0, description=_CHUNK)
 
+    @property
+    def growth(self) -> Growth:
+        return CHUNKED
+
     def inner(self, width: int) -> int:
         """Number of features E of all heads in a model of ``width`` features."""
         return round(self.expansion * width)
@@ -99,6 +108,10 @@ class GatedDelta(Branch, kind="gated_delta"):
     decay: bool = True
     kernel_size: int = Field(default=4, gt=0, description=_KERNEL)
     chunk: int = Field(default=64, gt=0, description=_CHUNK)
+
+    @property
+    def growth(self) -> Growth:
+        return RECURRENT
 
     def dims(self, width: int) -> tuple[int, int]:
         """Features of a key and of a value per head, (Dk, Dv), in a model of ``width`` features."""

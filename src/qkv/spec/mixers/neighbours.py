@@ -7,6 +7,7 @@ from typing import Self
 from pydantic import Field
 
 from qkv.spec.branches import Branch
+from qkv.spec.growth import NEAR, Growth
 from qkv.spec.parts import Activation, LayerNorm, Norm
 
 
@@ -21,6 +22,10 @@ class SpatialShift(Branch, kind="spatial_shift"):
 
     hidden: int | None = Field(default=None, gt=0, description="features that are shifted, F; default: width")
     activation: Activation = "gelu"
+
+    @property
+    def growth(self) -> Growth:
+        return NEAR
 
     @property
     def causal(self) -> bool:
@@ -45,6 +50,10 @@ class Pooling(Branch, kind="pooling"):
     size: int = Field(default=3, gt=0, le=10_000, description="positions of a window along each axis")
 
     @property
+    def growth(self) -> Growth:
+        return NEAR
+
+    @property
     def causal(self) -> bool:
         return False
 
@@ -65,6 +74,10 @@ class MONet(Branch, kind="monet"):
     @property
     def mixes(self) -> bool:
         return self.shift
+
+    @property
+    def growth(self) -> Growth:
+        return NEAR
 
     @property
     def causal(self) -> bool:

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from qkv.spec.branches import Branch
 from qkv.spec.errors import Problem
+from qkv.spec.growth import LINEAR, STORED, Growth
 from qkv.spec.parts import Activation, LayerNorm, Norm
 
 
@@ -23,6 +24,10 @@ class PositionMatrices(Branch):
         description="maximum number of positions, N; default: those of the front end (image patches), else "
         "context_length",
     )
+
+    @property
+    def growth(self) -> Growth:
+        return STORED
 
     @property
     def causal(self) -> bool:
@@ -44,6 +49,10 @@ class TokenMLP(PositionMatrices, kind="token_mlp"):
 
     hidden: int | None = Field(default=None, gt=0, description="hidden units, F; default: width / 2, as published")
     activation: Activation = "gelu"
+
+    @property
+    def growth(self) -> Growth:
+        return LINEAR
 
     def hidden_at(self, width: int) -> int:
         """Number of hidden units in a model of ``width`` features."""

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from qkv.spec.branches import MaskedAttention
 from qkv.spec.errors import Problem
+from qkv.spec.growth import NEAR, STORED, Growth
 from qkv.spec.masks import Full, Mask
 from qkv.spec.parts import NoNorm, Norm
 
@@ -56,6 +57,10 @@ class DisentangledAttention(MaskedAttention, kind="disentangled_attention"):
         """Number of dot products summed to a score, f: 1 to 3."""
         return 1 + self.content_to_position + self.position_to_content
 
+    @property
+    def growth(self) -> Growth:
+        return STORED if self.mask.reach is None else NEAR
+
     def canonical(self, width: int) -> Self:
         return super().canonical(width).changed(table_dropout=0.0)
 
@@ -96,6 +101,10 @@ class RelativeAttention(MaskedAttention, kind="relative_attention"):
         default=None, gt=0, description="larger distances are clipped to it; default: no limit"
     )
     by_type: bool = Field(default=False, description="add a score for equal or different token types")
+
+    @property
+    def growth(self) -> Growth:
+        return STORED if self.mask.reach is None else NEAR
 
     @property
     def reads_types(self) -> bool:

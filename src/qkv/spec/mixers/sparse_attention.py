@@ -8,6 +8,7 @@ from pydantic import Field
 
 from qkv.spec.branches import Branch, heads_divide
 from qkv.spec.errors import Problem
+from qkv.spec.growth import LINEAR, Growth
 
 
 class SparseAttention(Branch):
@@ -42,6 +43,10 @@ class GlobalLocalAttention(SparseAttention, kind="global_local_attention"):
     )
     num_global: int | None = Field(default=1, gt=0, description="number of global positions; null: the row's prefix")
     bias: bool = True
+
+    @property
+    def growth(self) -> Growth:
+        return LINEAR
 
     @property
     def causal(self) -> bool:

@@ -1,0 +1,273 @@
+"""Measurement of how time and memory of a model grow with the number of positions."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from qkv.data.batch import Batch
+from qkv.inspection.losses import random_batch, summed_loss
+from qkv.inspection.machine import usable_memory
+from qkv.inspection.memory import LiveBytes
+from qkv.models.build import build
+from qkv.models.transformer import Transformer
+from qkv.report.figures import size
+from qkv.spec.errors import SpecError, UserError
+from qkv.spec.growth import Growth
+from qkv.spec.model import Model
+
+SHORTEST = 256
+FITTED = 16
+"""Factor between the first and the last length of a fit."""
+LEAST_SECONDS = 0.05
+"""Time below which a pass is not used in a fit."""
+_LARGEST = 1 << 24
+_SHARE = 0.7
+"""Share of the usable memory that a pass may take."""
+
+
+class GrowthPoint(NamedTuple):
+    """Measured quantities of one row of ``length`` positions: seconds and peak bytes of a forward and backward pass,
+    bytes of the decoding state; None if the model does not decode.
+    """
+
+    length: int
+    seconds: float
+    peak_bytes: int
+    state_bytes: int | None
+
+
+class Exponent(NamedTuple):
+    """Exponent b of y = a N^b, fitted by least squares on logarithms, with its 95 % interval, over some lengths."""
+
+    value: float
+    half: float
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class GrowthCurve:
+    """Measurements of one model at rising lengths. ended: reason why there is no longer one."""
+
+    name: str
+    theory: Growth | None
+    points: tuple[GrowthPoint, ...]
+    ended: str
+
+    def exponent(self, quantity: str) -> Exponent | None:
+        """Exponent of ``seconds`` or ``peak_bytes`` over the longest factor of 16; None if there are fewer lengths, or
+        if the shortest of them took less than 50 ms.
+        """
+        if not self.points:
+            return None
+        last = self.points[-1].length
+        used = [point for point in self.points if point.length * FITTED >= last]
+        if used[0].length * FITTED > last or used[0].seconds < LEAST_SECONDS:
+            return None
+        return fitted([point.length for point in used], [getattr(point, quantity) for point in used])
+
+
+def fitted(lengths: Sequence[int], values: Sequence[float]) -> Exponent:
+    """Slope of log y over log N, with its 95 % interval by the t distribution. At least three points."""
+    x, y = np.log(lengths), np.log(values)
+    x = x - x.mean()
+    slope = float(x @ y / (x @ x))
+    rest = y - y.mean() - slope * x
+    free = len(x) - 2
+    from scipy.special import stdtrit  # here, as its import takes time
+
+    error = math.sqrt(float(rest @ rest) / free / float(x @ x))
+    return Exponent(slope, float(stdtrit(free, 0.975)) * error, lengths[0], lengths[-1])
+
+
+def growth_curve(
+    name: str,
+    model: Model,
+    longest: int = 65536,
+    limit: float = 20.0,
+    tell: Callable[[GrowthPoint], None] = lambda point: None,
+) -> GrowthCurve:
+    """Measure training passes of ``model``, one row of 256, 512 … positions.
+
+    Ends at ``longest``, or later until a sixteenth of the length takes 50 ms; before, at a pass that is expected to
+    take more than ``limit`` seconds or most of the memory, and at a length that the model refuses.
+    ``tell``: receiver of each point. Raises ``UserError`` for a model that does not read a row of ids.
+    """
+    if model.encoder is not None or model.frontend.processor is not None:
+        raise UserError(f"{name} does not read one row of tokens; growth is measured on models of text without encoder")
+    points: list[GrowthPoint] = []
+    ended = ""
+    for length in _lengths(longest, points):
+        ended = _unaffordable(points, limit)
+        if not ended:
+            try:
+                point = _measured(model, length)
+            except (SpecError, UserError) as error:
+                ended = f"refused at {length:,}: {str(error).splitlines()[-1].strip()}"
+        if ended:
+            break
+        points.append(point)
+        tell(point)
+    return GrowthCurve(name, theory(model), tuple(points), ended)
+
+
+def theory(model: Model) -> Growth | None:
+    """Growth of a model's blocks; None if a branch does not state its own, or if latents take the place of the row."""
+    if model.latents is not None:
+        return None
+    found = [branch.growth for block in model.layers for branch in block.branches]
+    return None if any(growth is None for growth in found) else Growth.of(growth for growth in found if growth)
+
+
+def crossover(curve: GrowthCurve, exact: GrowthCurve) -> int | None:
+    """Shortest measured length from which on each pass of ``curve`` is faster than that of ``exact``; None if the
+    longest common length is not.
+    """
+    times = {point.length: point.seconds for point in exact.points}
+    found = None
+    for point in reversed(curve.points):
+        if point.length not in times:
+            continue
+        if point.seconds >= times[point.length]:
+            break
+        found = point.length
+    return found
+
+
+def _lengths(longest: int, points: Sequence[GrowthPoint]) -> Iterator[int]:
+    """Powers of two; beyond ``longest`` only while passes are too short to be fitted."""
+    length = SHORTEST
+    while length <= longest or (length <= _LARGEST and _too_short(points)):
+        yield length
+        length *= 2
+
+
+def _too_short(points: Sequence[GrowthPoint]) -> bool:
+    last = points[-1].length
+    return next(point.seconds for point in points if point.length * FITTED >= last) < LEAST_SECONDS
+
+
+def _unaffordable(points: Sequence[GrowthPoint], limit: float) -> str:
+    """Reason why twice the longest length is not measured, expecting the growth of the last two points; or ""."""
+    if len(points) < 2:
+        return ""
+    before, last = points[-2:]
+    seconds = last.seconds * max(2.0, last.seconds / before.seconds)
+    needed = last.peak_bytes * max(2.0, last.peak_bytes / before.peak_bytes)
+    memory = usable_memory()
+    if seconds > limit:
+        return f"{2 * last.length:,} positions would take about {seconds:.0f} s"
+    if memory is not None and needed > _SHARE * memory:
+        return f"{2 * last.length:,} positions would take about {needed / 1e9:.0f} GB"
+    return ""
+
+
+class _Sizes(NamedTuple):
+    batch_size: int
+    length: int
+    source_length: int
+
+
+def _measured(spec: Model, length: int) -> GrowthPoint:
+    model = build(spec.changed(context_length=length))
+    batch = random_batch(model, _Sizes(1, length, 0))
+    _pass(model, batch)  # lets every operation choose its implementation
+    model.zero_grad(set_to_none=True)
+    with LiveBytes([*model.parameters(), *model.buffers(), batch.input.values, batch.targets]) as memory:
+        _pass(model, batch)
+    taken: list[float] = []
+    began = time.perf_counter()
+    while len(taken) < 3 or (len(taken) < 9 and time.perf_counter() - began < 1.0):
+        model.zero_grad(set_to_none=True)
+        start = time.perf_counter()
+        _pass(model, batch)
+        taken.append(time.perf_counter() - start)
+        if taken[0] > 5.0:
+            break
+    state = model.state_bytes(length) if spec.decodes else None
+    return GrowthPoint(length, sorted(taken)[len(taken) // 2], memory.peak, state)
+
+
+def _pass(model: Transformer, batch: Batch) -> None:
+    summed_loss(model, batch).backward()
+
+
+SUMMARY = (
+    "model",
+    "time ∝ N^",
+    "theory",
+    "memory ∝ N^",
+    "theory",
+    "path",
+    "steps",
+    "decoding state ∝ N^",
+    "longest",
+    "faster than {first} from",
+    "ended by",
+)
+
+
+def summary(curves: Sequence[GrowthCurve]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows: measured exponents beside the theory, and the length from which a model is faster than the
+    first one.
+    """
+    first = curves[0]
+    columns = [column.format(first=first.name) for column in SUMMARY]
+    return columns, [_row(curve, first) for curve in curves]
+
+
+def points_table(curve: GrowthCurve) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows: every measured length of one model."""
+    columns = ["positions", "seconds", "µs per position", "peak memory", "decoding state"]
+    return columns, [
+        [
+            f"{point.length:,}",
+            f"{point.seconds:.4g}",
+            f"{1e6 * point.seconds / point.length:.3g}",
+            size(point.peak_bytes),
+            "–" if point.state_bytes is None else size(point.state_bytes),
+        ]
+        for point in curve.points
+    ]
+
+
+def _row(curve: GrowthCurve, first: GrowthCurve) -> list[str]:
+    known, longest = curve.theory, curve.points[-1].length if curve.points else 0
+    path, steps = (_order(known.path), _order(known.steps)) if known else ("?", "?")
+    crossed = None if curve is first else crossover(curve, first)
+    return [
+        curve.name,
+        _told(curve.exponent("seconds")),
+        f"{known.time:g}" if known else "?",
+        _told(curve.exponent("peak_bytes")),
+        f"{known.memory:g}" if known else "?",
+        path,
+        steps,
+        _state(curve.points),
+        f"{longest:,}",
+        "–" if curve is first else f"{crossed:,}" if crossed else "never",
+        curve.ended or "the longest asked for",
+    ]
+
+
+def _told(exponent: Exponent | None) -> str:
+    return "not fitted" if exponent is None else f"{exponent.value:.2f} ± {exponent.half:.2f}"
+
+
+def _order(exponent: float | None) -> str:
+    return "–" if exponent is None else {0.0: "1", 1.0: "N"}.get(exponent, f"N^{exponent:g}")
+
+
+def _state(points: Sequence[GrowthPoint]) -> str:
+    """Exponent of the bytes of the state between the last two lengths."""
+    sizes = [point.state_bytes for point in points[-2:]]
+    if len(sizes) < 2 or None in sizes:
+        return "–"
+    before, last = sizes
+    return "0" if before == last else f"{math.log2((last or 1) / (before or 1)):.2g}"

@@ -1,0 +1,48 @@
+"""Theory of how the cost of a branch grows with the number of positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Growth(NamedTuple):
+    """Exponents of the number N of positions of a row, for N much larger than all sizes of the model; 0: constant.
+
+    time: operations of a forward and a backward pass.   memory: numbers kept at once in training.
+    path: dependent steps between the two positions that are furthest apart; None if positions are not mixed.
+    steps: operations that must wait for each other in training.   (Vaswani et al. 2017, table 1)
+    """
+
+    time: float = 1.0
+    memory: float = 1.0
+    path: float | None = None
+    steps: float = 0.0
+
+    @staticmethod
+    def of(branches: Iterable[Growth]) -> Growth:
+        """Growth of branches that follow each other: the largest exponents, and the shortest path."""
+        found = list(branches)
+        paths = [growth.path for growth in found if growth.path is not None]
+        return Growth(
+            max((growth.time for growth in found), default=1.0),
+            max((growth.memory for growth in found), default=1.0),
+            min(paths, default=None),
+            max((growth.steps for growth in found), default=0.0),
+        )
+
+
+POSITION_WISE = Growth()
+"""Each position by itself."""
+DENSE = Growth(2.0, 1.0, 0.0)
+"""Every position reads every other one; weights are not stored."""
+STORED = Growth(2.0, 2.0, 0.0)
+"""Every position reads every other one by a stored matrix."""
+NEAR = Growth(1.0, 1.0, 1.0)
+"""Each position reads a fixed number of neighbours."""
+LINEAR = Growth(1.0, 1.0, 0.0)
+"""Every position can reach every other one in one step, through sums over the row, buckets or few common positions."""
+CHUNKED = Growth(1.0, 1.0, 0.0, 1.0)
+"""Every position reads a sum over the positions before it, chunk by chunk."""
+RECURRENT = Growth(1.0, 1.0, 1.0, 1.0)
+"""Each state is a function of the one before."""
