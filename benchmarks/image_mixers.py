@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qkv.comparison.compare import compare
+from qkv.comparison.executors import Processes
 from qkv.comparison.outcome import read_outcome
 from qkv.comparison.ranking import EntryResult, Ranking
 from qkv.report.table import print_table
@@ -157,7 +158,7 @@ def main() -> None:
             "metric": "accuracy",
         }
     )
-    ranking = compare(comparison, given.out, given.jobs, base_recipe(given))
+    ranking = compare(comparison, given.out, Processes(given.jobs), base_recipe(given))
     rows = [summary(found, ranking) for found in ranking.rows]
     print_table("mixers on images", COLUMNS, rows)
     print("\n".join(ranking.conclusions()))

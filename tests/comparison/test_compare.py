@@ -14,6 +14,7 @@ from tests.report.checks import read_page
 import qkv
 from qkv.comparison.budget import filled, parameters
 from qkv.comparison.compare import compare
+from qkv.comparison.executors import Processes
 from qkv.comparison.outcome import Outcome, Report, carry_out, read_outcome
 from qkv.comparison.plan import PlannedRun, plan_of, scaled
 from qkv.comparison.statistics import paired_p
@@ -278,7 +279,7 @@ def test_every_learning_rate_is_scaled() -> None:
 def test_a_run_in_a_process_gives_the_same_results(whole: Path, tmp_path: Path) -> None:
     watcher = Quiet()
     one = comparison(entries={"attention": []}, rates=[1.0], seeds=[1])
-    compare(one, tmp_path, jobs=1, base=BASE, watcher=watcher)
+    compare(one, tmp_path, Processes(1), base=BASE, watcher=watcher)
     assert [watcher.reports[i][1].step for i in (0, -1)] == [0, 4]
     found, before = figures(tmp_path), figures(whole)
     assert found.keys() == {"attention/rate-1/seed-1"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qkv.comparison.executors import execute
+from qkv.comparison.executors import Processes, execute
 from qkv.comparison.outcome import Outcome, Report, read_outcome
 from qkv.comparison.plan import PlannedRun
 from qkv.spec.errors import UserError
@@ -60,18 +60,18 @@ def runs(folder: Path, *names: str) -> list[PlannedRun]:
 
 def test_two_at_once_share_the_threads_and_outcomes_are_in_order(folder: Path) -> None:
     kept = Kept()
-    found = execute(runs(folder, "slow", "b", "c"), 2, kept)
+    found = execute(runs(folder, "slow", "b", "c"), Processes(2), kept)
     assert [outcome.figures for outcome in found] == [{"threads": 2}] * 3
     assert kept.names[-1] == "slow"
     assert kept.reports == [Report(1, 2, 3.5)] * 3
 
 
 def test_a_run_that_the_system_kills_has_failed_and_the_others_go_on(folder: Path) -> None:
-    found = execute(runs(folder, "kill", "b"), 1, Kept())
+    found = execute(runs(folder, "kill", "b"), Processes(1), Kept())
     assert [outcome.failed for outcome in found] == ["killed by the system, as when memory runs out", ""]
     assert read_outcome(folder / "kill") == found[0]
     kept = Kept()
-    assert execute(runs(folder, "kill"), 1, kept) == found[:1]  # read, not repeated
+    assert execute(runs(folder, "kill"), Processes(1), kept) == found[:1]  # read, not repeated
     assert kept.names == ["kill"]
 
 
@@ -81,5 +81,5 @@ def test_a_run_that_the_system_kills_has_failed_and_the_others_go_on(folder: Pat
 )
 def test_other_errors_end_the_comparison(name: str, sentence: str, folder: Path) -> None:
     with pytest.raises(UserError, match=sentence):
-        execute(runs(folder, "slow", name), 2, Kept())
+        execute(runs(folder, "slow", name), Processes(2), Kept())
     assert read_outcome(folder / name) is None

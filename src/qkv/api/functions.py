@@ -118,6 +118,8 @@ def compare(
     entries: Mapping[str, Iterable[str]] | None = None,
     out: str | Path | None = None,
     jobs: int | None = None,
+    ray: str | None = None,
+    threads: int = 1,
     **settings: Any,
 ) -> Ranking:
     """Compare models over seeds at an equal budget, such as ``compare("small.yaml", {"attention": [], "gru":
@@ -127,11 +129,12 @@ def compare(
     the file of a comparison without ``entries``. ``settings``: fields of ``qkv.spec.comparison.Comparison``: equal
     ("parameters", "flops", "time"), seeds, rates, metric, baseline, knobs, overrides, quick. ``out`` is by default
     ``runs/compare-`` and the recipe's name. ``jobs``: runs at once, each in a process of its own; None: all in this
-    one.
+    one. ``ray``: address of a Ray cluster that carries out the runs, each with ``threads`` cores, or "local".
 
     The result holds the table, its conclusions and an HTML page, which are also in the folder. Raises ``UserError``.
     """
     from qkv.comparison.compare import compare as compare_models
+    from qkv.comparison.executors import executor_of
     from qkv.spec.comparison import Comparison, read_comparison
 
     base = None
@@ -148,7 +151,8 @@ def compare(
             name = f"{Path(recipe).stem}"
         changes = {key: tuple(value) for key, value in entries.items()}
         found = Comparison.parse({"recipe": name if base else str(recipe), "entries": changes, **settings})
-    return compare_models(found, folder_of(f"compare-{name}", False) if out is None else out, jobs, base)
+    folder = folder_of(f"compare-{name}", False) if out is None else out
+    return compare_models(found, folder, executor_of(jobs, ray, threads), base)
 
 
 def load(run: str | Path, accept_changes: bool = False, copy: bool = False, **published: Any) -> Run:

@@ -53,6 +53,10 @@ _Knob = Annotated[
 _Jobs = Annotated[
     int | None, typer.Option(metavar="N", help="Runs at once, each in its own process; default: all in this one.")
 ]
+_Ray = Annotated[
+    str | None, typer.Option(metavar="ADDRESS", help="Ray cluster that carries out the runs; 'local' starts one here.")
+]
+_Threads = Annotated[int, typer.Option(metavar="N", help="Cores of each run on the Ray cluster.")]
 
 
 def compare_command(
@@ -67,6 +71,8 @@ def compare_command(
     knob: _Knob = None,
     quick: Annotated[bool, typer.Option("--quick", help="Use the recipe's short form.")] = False,
     jobs: _Jobs = None,
+    ray: _Ray = None,
+    threads: _Threads = 1,
     as_json: Json = False,
 ) -> None:
     """Compare models over seeds, at equal parameters, training FLOPs or time. The same command resumes.
@@ -88,7 +94,7 @@ def compare_command(
         "quick": quick or None,
     }
     given = {name: value for name, value in settings.items() if value is not None}
-    _tell(compare(recipe, _entries(named) or None, out, jobs, **given), as_json)
+    _tell(compare(recipe, _entries(named) or None, out, jobs, ray, threads, **given), as_json)
 
 
 def _tell(ranking: Ranking, as_json: bool) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from qkv.comparison.executors import Watcher, execute
+from qkv.comparison.executors import Executor, Here, Watcher, execute
 from qkv.comparison.outcome import Outcome
 from qkv.comparison.plan import PlannedRun, RunPlan, plan_of
 from qkv.comparison.ranking import Ranking, ranked, value_of
@@ -25,30 +25,29 @@ SPEC, RESULTS, PAGE = "comparison.yaml", "results.json", "report.html"
 def compare(
     comparison: Comparison,
     out: str | Path,
-    jobs: int | None = None,
+    executor: Executor | None = None,
     base: Recipe | None = None,
     watcher: Watcher | None = None,
 ) -> Ranking:
     """Carry out a comparison in the folder ``out``, or go on with it there; return its results, also written there.
 
-    Finished runs are read and begun ones resumed. ``jobs``: runs at once, each in a process of its own with its share
-    of the threads; None: one after the other in this process. ``base``: recipe that the entries change; default: the
-    one that the comparison names. ``watcher``: receives progress; None shows it on standard error.
+    Finished runs are read and begun ones resumed. ``executor``: carries out the runs; None: one after the other in this
+    process. ``base``: recipe that the entries change; default: the one that the comparison names. ``watcher``: receives
+    progress; None shows it on standard error.
 
     Raises ``UserError`` if the comparison is wrong, and ``Interrupted``.
     """
-    if jobs is not None and jobs < 1:
-        raise UserError(f"jobs: {jobs} given, but at least one run is carried out at once")
     folder = Path(out)
     if (folder / RUN).exists():
         raise UserError(f"{folder} holds a run; name another folder for the comparison")
     plan = plan_of(comparison, folder, base)
     write_spec(folder / SPEC, comparison)
+    executor = executor or Here()
     if watcher is None:
         with ShowRuns(_total(plan)) as shown:
-            found = _carried_out(plan, jobs, shown)
+            found = _carried_out(plan, executor, shown)
     else:
-        found = _carried_out(plan, jobs, watcher)
+        found = _carried_out(plan, executor, watcher)
     with clear_errors(f"the folder {folder}"):
         write_file(folder / RESULTS, (json.dumps(found.plain(), ensure_ascii=False, indent=1) + "\n").encode())
         write_file(folder / PAGE, found.report().encode())
@@ -59,12 +58,12 @@ def _total(plan: RunPlan) -> int:
     return len(plan.entries) * (len(plan.comparison.rates) + len(plan.comparison.seeds) - 1)
 
 
-def _carried_out(plan: RunPlan, jobs: int | None, watcher: Watcher) -> Ranking:
+def _carried_out(plan: RunPlan, executor: Executor, watcher: Watcher) -> Ranking:
     trials = plan.trials()
-    tried = list(zip(trials, execute(trials, jobs, watcher), strict=True))
+    tried = list(zip(trials, execute(trials, executor, watcher), strict=True))
     rates = _chosen(plan, tried)
     rest = plan.rest(rates)
-    return ranked(plan, tried, rates, list(zip(rest, execute(rest, jobs, watcher), strict=True)))
+    return ranked(plan, tried, rates, list(zip(rest, execute(rest, executor, watcher), strict=True)))
 
 
 def _chosen(plan: RunPlan, tried: Sequence[tuple[PlannedRun, Outcome]]) -> dict[str, float]:

@@ -1,4 +1,7 @@
-"""Executors of planned runs: one after the other in this process, or several at once, each in its own."""
+"""Executors of planned runs: one after the other in this process, or several at once, each in its own.
+
+``qkv.comparison.ray_cluster`` has one more.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
-from qkv.comparison.outcome import Outcome, Report, carry_out, read_outcome, write_outcome
+from qkv.comparison.outcome import KILLED, Outcome, Report, carry_out, read_outcome, write_outcome
 from qkv.comparison.plan import PlannedRun
 from qkv.comparison.worker import report_of
 from qkv.spec.errors import UserError
@@ -36,10 +39,19 @@ class Watcher(Protocol):
         """Receive the outcome of a run, also of one that was over before."""
 
 
-def execute(runs: Sequence[PlannedRun], jobs: int | None, watcher: Watcher) -> list[Outcome]:
-    """Carry out ``runs`` and return their outcomes in order: ``jobs`` at once, each in a process of its own, or all in
-    this process if it is None. Raises ``UserError`` and ``Interrupted``.
-    """
+class Executor(Protocol):
+    """Way to carry out planned runs."""
+
+    def outcomes(self, runs: Sequence[PlannedRun], waiting: Sequence[int], watcher: Watcher) -> dict[int, Outcome]:
+        """Outcomes of the runs with the indices ``waiting``, each told to the watcher when it is over.
+
+        Raises ``UserError`` for an error that is not an entry's own, and ``Interrupted``.
+        """
+        ...
+
+
+def execute(runs: Sequence[PlannedRun], executor: Executor, watcher: Watcher) -> list[Outcome]:
+    """Carry out those of ``runs`` that are not over, and return all outcomes in order."""
     found: dict[int, Outcome] = {}
     for i, run in enumerate(runs):
         known = read_outcome(run.folder)
@@ -47,14 +59,48 @@ def execute(runs: Sequence[PlannedRun], jobs: int | None, watcher: Watcher) -> l
             found[i] = known
             watcher.ended(run, known)
     waiting = [i for i in range(len(runs)) if i not in found]
-    if jobs is not None:
-        found |= _Pool(runs, jobs, watcher).outcomes(waiting)
-    else:
+    if waiting:
+        found |= executor.outcomes(runs, waiting, watcher)
+    return [found[i] for i in range(len(runs))]
+
+
+class Here:
+    """Executor in this process, one run after the other."""
+
+    def outcomes(self, runs: Sequence[PlannedRun], waiting: Sequence[int], watcher: Watcher) -> dict[int, Outcome]:
+        found: dict[int, Outcome] = {}
         for i in waiting:
             run = runs[i]
             found[i] = carry_out(run.recipe, run.folder, lambda report, run=run: watcher.report(run, report))
             watcher.ended(run, found[i])
-    return [found[i] for i in range(len(runs))]
+        return found
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Executor of ``jobs`` runs at once, each in a process of its own with its share of the threads."""
+
+    jobs: int
+
+    def __post_init__(self) -> None:
+        if self.jobs < 1:
+            raise UserError(f"jobs: {self.jobs} given, but at least one run is carried out at once")
+
+    def outcomes(self, runs: Sequence[PlannedRun], waiting: Sequence[int], watcher: Watcher) -> dict[int, Outcome]:
+        return _Pool(runs, self.jobs, watcher).outcomes(waiting)
+
+
+def executor_of(jobs: int | None = None, ray: str | None = None, threads: int = 1) -> Executor:
+    """Executor of ``jobs`` processes, of the Ray cluster at an address, or of this process. Raises ``UserError``."""
+    if ray is None:
+        return Here() if jobs is None else Processes(jobs)
+    if jobs is not None:
+        raise UserError(
+            "jobs and ray are given, but a Ray cluster itself decides how many runs are carried out at once"
+        )
+    from qkv.comparison.ray_cluster import RayCluster
+
+    return RayCluster(ray, threads)
 
 
 @dataclass
@@ -145,7 +191,7 @@ class _Pool:
         message = _last_line(child.errors)
         _close(child)
         if child.outcome is None and code == -signal.SIGKILL:
-            child.outcome = Outcome("killed by the system, as when memory runs out")
+            child.outcome = Outcome(KILLED)
             write_outcome(run.folder, child.outcome)
         if child.outcome is None:
             raise UserError(f"{run.title}: {child.error or message or f'its process ended with code {code}'}")

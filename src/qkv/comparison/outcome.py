@@ -14,6 +14,8 @@ from qkv.spec.recipe import Recipe
 from qkv.training.events import Ended, Event, Started, Stepped
 
 FILE = "outcome.json"
+KILLED = "killed by the system, as when memory runs out"
+"""Failure of a run whose process was ended from outside."""
 _COUNTS = ("steps", "best step", "seconds in all", "training seconds", "training FLOPs")
 
 
