@@ -95,9 +95,7 @@ def executor_of(jobs: int | None = None, ray: str | None = None, threads: int = 
     if ray is None:
         return Here() if jobs is None else Processes(jobs)
     if jobs is not None:
-        raise UserError(
-            "jobs and ray are given, but a Ray cluster itself decides how many runs are carried out at once"
-        )
+        raise UserError("jobs and ray are given, but a cluster decides itself how many runs it carries out at once")
     from qkv.comparison.ray_cluster import RayCluster
 
     return RayCluster(ray, threads)

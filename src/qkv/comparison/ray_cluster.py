@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ LOCAL = "local"
 """Address of a cluster that is started on this machine for the comparison."""
 _LOOK = 0.5
 """Seconds between looks at progress and at a request to stop."""
+_REPORTED = 20
+"""Steps between two reports of a task."""
 _PASSED_ON = ("QKV_DATA", "QKV_CACHE")
 """Environment variables of this process that runs also have."""
 
@@ -126,13 +128,12 @@ class _Tasks:
 
 def _carried_out(i: int, recipe: Mapping[str, Any], folder: str, reports: Any) -> dict[str, Any]:
     """Carry out a run in a Ray task; return the fields of its outcome."""
-    tell: Callable[[Report], object] = lambda report: reports.put_nowait((i, tuple(report)))
-    return vars(carry_out(Recipe.parse(recipe, "the run's recipe"), Path(folder), _sparing(tell)))
 
+    def tell(report: Report) -> None:
+        if report.step % _REPORTED == 0 or report.step == report.steps:
+            reports.put_nowait((i, tuple(report)))
 
-def _sparing(tell: Callable[[Report], object], every: int = 20) -> Callable[[Report], object]:
-    """``tell`` for the first, the last and every n-th step only."""
-    return lambda report: tell(report) if report.step % every == 0 or report.step == report.steps else None
+    return vars(carry_out(Recipe.parse(recipe, "the run's recipe"), Path(folder), tell))
 
 
 def _ray() -> Any:
