@@ -113,6 +113,8 @@ def test_a_vocabulary_that_was_kept_is_used_again(task: str, tmp_path: Path) -> 
 ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "sorting": ("sorting(length=3, high=4)", {**SEES_ALL, "head": "tokens"}),
     "recall": ("recall(distances=[1, 2])", {"head": "classification(pooling=last)"}),
+    "associative_recall": ("associative_recall(sizes=[2])", {"head": "tokens"}),
+    "copying": ("copying(sizes=[2])", {"head": "tokens"}),
     "masked_tokens": ("masked_tokens", SEES_ALL),
     "permutation": ("permutation", SEES_ALL),
     "span_corruption": ("span_corruption", PAIR),
@@ -125,7 +127,9 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
 def test_every_task_asks_for_a_text(name: str, tmp_path: Path) -> None:
     task, model = ASKED[name]
     words = "word_list(60, min_frequency=1)" if name == "skip_gram" else BYTE_PAIRS
-    recipe = recipe_of(task, model, None if name in ("sorting", "recall") else tmp_path, words)
+    recipe = recipe_of(
+        task, model, None if name in ("sorting", "recall", "associative_recall", "copying") else tmp_path, words
+    )
     made, dataset, model_made = opened(recipe)
     with pytest.raises(UserError, match=r"text: \['a'\] is not a text"):
         made.predict(model_made, dataset.vocabulary, dataset.recipe, [{"text": ["a"]}])

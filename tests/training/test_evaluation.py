@@ -176,10 +176,12 @@ def test_a_language_model_has_no_evaluation(straight: Path) -> None:
 def recipe_of_task(task: str, folder: Path) -> Recipe:
     """Two steps of the task on a few rows."""
     few = {"steps": 2, "schedule": "constant"}
-    if task in ("masked_tokens", "span_corruption", "skip_gram", "sorting", "recall"):
+    if task in ("masked_tokens", "span_corruption", "skip_gram", "sorting", "recall", "copying"):
         model = {"masked_tokens": SEES_ALL, "span_corruption": PAIR, "skip_gram": VECTORS}.get(task, SEES_ALL)
         if task == "sorting":
             return recipe_of("sorting(length=3, high=9)", {**SEES_ALL, "head": "tokens"})
+        if task == "copying":
+            return recipe_of("copying(sizes=[2, 3], symbols=4)", {"head": "tokens"})
         if task == "recall":
             drawn = {"kind": "recall", "distances": [1, 2], "symbols": 3, "fillers": 3}
             return recipe_of(drawn, {**SEES_ALL, "head": "classification(pooling=last)"})
@@ -201,6 +203,7 @@ def recipe_of_task(task: str, folder: Path) -> Recipe:
         "skip_gram",
         "sorting",
         "recall",
+        "copying",
     ],
 )
 def test_a_signal_ends_the_evaluation_of_every_task_at_once(

@@ -350,3 +350,65 @@ class Recall(Generated, kind="recall"):
     def problems(self) -> list[Problem]:
         wrong = next((distance for distance in self.distances if distance < 0), None)
         return [] if wrong is None else [Problem(("distances",), f"{wrong} given, but a distance is at least 0")]
+
+
+class BySize(Generated):
+    """Base class of generated tasks whose rows have one of several sizes."""
+
+    sizes: Seq[int] = Field(min_length=1, description="sizes of training rows; one per batch")
+    longer: Seq[int] = Field(default=(), description="further sizes that are evaluated, such as longer ones")
+
+    head: ClassVar[str] = "tokens"
+
+    def row_length(self, size: int) -> int:
+        """Number of positions of a row of this size."""
+        raise NotImplementedError
+
+    def problems(self) -> list[Problem]:
+        found = [(field, size) for field in ("sizes", "longer") for size in getattr(self, field) if size < 1]
+        return [Problem((field,), f"{size} given, but a size is at least 1") for field, size in found[:1]]
+
+    def model_problems(self, model: Model) -> list[Problem]:
+        if model.causal and model.head.kind == self.head:
+            return []
+        if model.head.kind != self.head:
+            return [
+                Problem(
+                    ("head",),
+                    f"answers stand at single positions, so the head is {self.head!r}, not {model.head.kind!r}",
+                )
+            ]
+        return [Problem(("blocks",), "a model that sees later positions reads the answers; use causal branches")]
+
+
+class AssociativeRecall(BySize, kind="associative_recall"):
+    """Associative recall of values by their keys, after all pairs; measures how many pairs a state holds.
+
+    ``sizes``: numbers of pairs. A row has four positions per pair.
+    """
+
+    sizes: Seq[int] = Field(default=(4, 8, 16, 32), min_length=1, description="numbers of pairs; one per batch")
+    keys: int = Field(default=64, ge=1, description="number of different keys")
+    values: int = Field(default=64, ge=2, description="number of different values")
+
+    def row_length(self, size: int) -> int:
+        return 4 * size
+
+    def problems(self) -> list[Problem]:
+        most = max((*self.sizes, *self.longer))
+        if most <= self.keys:
+            return super().problems()
+        return [Problem(("keys",), f"{self.keys} different keys are fewer than {most} pairs of a row; give more")]
+
+
+class Copying(BySize, kind="copying"):
+    """Copying of a row of symbols; measures how long a text a state holds.
+
+    ``sizes``: numbers of symbols.
+    """
+
+    sizes: Seq[int] = Field(default=(8, 16, 32, 64), min_length=1, description="numbers of symbols; one per batch")
+    symbols: int = Field(default=32, ge=2, description="number of different symbols")
+
+    def row_length(self, size: int) -> int:
+        return 2 * size
