@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.tasks.test_example_task import opened
+from tests.tasks.running import opened
 from torch import Tensor
 
 import qkv
@@ -107,6 +107,7 @@ def test_targets_of_the_keys_alone_count() -> None:
     ],
 )
 def test_impossible_settings_are_refused(task: str, model: dict[str, Any], sentence: str) -> None:
+    given = recipe("copying(sizes=[1])").to_dict()
+    changed = {**given, "task": task, "model": {**given["model"], **model}}
     with pytest.raises(SpecError, match=sentence):
-        given = recipe("copying(sizes=[1])").to_dict()
-        opened(Recipe.parse({**given, "task": task, "model": {**given["model"], **model}}))
+        opened(Recipe.parse(changed))
