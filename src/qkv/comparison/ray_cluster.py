@@ -53,6 +53,8 @@ class RayCluster:
             ray.shutdown()
 
     def _connect(self, ray: Any) -> None:
+        if self.address == LOCAL:
+            os.environ.setdefault("RAY_worker_niceness", "0")  # else all other programs of this machine come first
         settings = {"env_vars": {name: os.environ[name] for name in _PASSED_ON if name in os.environ}}
         try:
             ray.init(

@@ -369,15 +369,8 @@ class BySize(Generated):
         return [Problem((field,), f"{size} given, but a size is at least 1") for field, size in found[:1]]
 
     def model_problems(self, model: Model) -> list[Problem]:
-        if model.causal and model.head.kind == self.head:
+        if model.causal:
             return []
-        if model.head.kind != self.head:
-            return [
-                Problem(
-                    ("head",),
-                    f"answers stand at single positions, so the head is {self.head!r}, not {model.head.kind!r}",
-                )
-            ]
         return [Problem(("blocks",), "a model that sees later positions reads the answers; use causal branches")]
 
 

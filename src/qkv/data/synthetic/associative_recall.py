@@ -31,7 +31,9 @@ def associative_recall_batch(
     told = keys + rng.integers(0, values, (batch, pairs))
     order = rng.random((batch, pairs)).argsort(1)
     asked, answers = (np.take_along_axis(each, order, 1) for each in (chosen, told))
-    ids = np.stack((np.concatenate((chosen, asked), 1), np.concatenate((told, answers), 1)), 2).reshape(batch, -1)
+    ids = np.stack((np.concatenate((chosen, asked), 1), np.concatenate((told, answers), 1)), 2).reshape(
+        batch, 4 * pairs
+    )
     targets = np.full_like(ids, IGNORED)
     targets[:, 2 * pairs :: 2] = answers
     return ids, targets
