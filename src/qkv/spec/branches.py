@@ -194,6 +194,10 @@ class Masked(Branch):
     mask: Mask = Causal()
 
     @property
+    def growth(self) -> Growth | None:
+        return DENSE if self.mask.reach is None else NEAR
+
+    @property
     def causal(self) -> bool:
         return self.mask.causal
 
@@ -208,10 +212,6 @@ class Masked(Branch):
 
 class MaskedAttention(Masked, DotProduct):
     """Base class of self-attention with an attention mask."""
-
-    @property
-    def growth(self) -> Growth | None:
-        return DENSE if self.mask.reach is None else NEAR
 
 
 class Attention(MaskedAttention, kind="attention"):

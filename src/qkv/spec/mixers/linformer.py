@@ -8,6 +8,7 @@ from pydantic import Field
 
 from qkv.spec.branches import heads_divide
 from qkv.spec.errors import Problem
+from qkv.spec.growth import LINEAR, Growth
 from qkv.spec.mixers.position_matrices import PositionMatrices
 
 
@@ -28,6 +29,10 @@ class Linformer(PositionMatrices, kind="linformer"):
     )
     bias: bool = True
     dropout: float = Field(default=0.0, ge=0, lt=1)
+
+    @property
+    def growth(self) -> Growth:
+        return LINEAR
 
     @property
     def decoding_advice(self) -> str:
