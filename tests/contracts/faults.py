@@ -199,6 +199,11 @@ def keys_from_zero(original: Any) -> Any:
     return added
 
 
+def mean_of_all(original: Any) -> Any:
+    """The mean of all values that are there, whatever the mask says."""
+    return lambda v, problem: v.mean(2, keepdim=True).expand(-1, -1, problem.sites.query.shape[1], -1)
+
+
 def last_key_lost(original: Any) -> Any:
     """The last key does not reach the state."""
 

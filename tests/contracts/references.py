@@ -84,7 +84,7 @@ def normed(x: Tensor, norm: Any, part: Norm) -> Tensor:
 
 @reference("attention")
 def attention(m: Any, x: Tensor) -> Tensor:
-    part, (dk, dv) = m.spec, m.spec.dims(x.shape[-1])
+    part, (dk, _) = m.spec, m.spec.dims(x.shape[-1])
     heads, groups = part.num_heads, part.kv_heads
     out = torch.zeros_like(x)
     for b in range(x.shape[0]):
@@ -108,14 +108,27 @@ def attention(m: Any, x: Tensor) -> Tensor:
                     )
                     score += scale * float((q * learned.key(j - i)).sum())
                     scores.append(score + sloped(part.relative, h, heads, scale, i, j) + learned.score(j - i))
-                    value = rows[j][(heads + groups) * dk + g * dv : (heads + groups) * dk + (g + 1) * dv]
+                    value = value_of(m, x[b, j], g)
                     values.append(value + learned.value(j - i, value))
                 kept = sorted(range(len(scores)), key=lambda place: (-round(scores[place], 9), place))[: part.top_k]
                 raw = [math.exp(s - max(scores)) if place in kept else 0.0 for place, s in enumerate(scores)]
                 total = sum(raw) + (0.0 if m.sink is None else math.exp(float(m.sink[h]) - max(scores)))
-                mixed.append(sum(r / total * v for r, v in zip(raw, values, strict=True)))
-            out[b, i] = affine(m.output, torch.cat(mixed))
+                weighted = sum(r / total * v for r, v in zip(raw, values, strict=True))
+                if part.shaped:
+                    seen = [value_of(m, x[b, j], g) for j in range(x.shape[1]) if visible(part.mask, i, j)]
+                    weighted = m.shape.attended[h] * weighted + m.shape.itself[h] * value_of(m, x[b, i], g)
+                    weighted = weighted - m.shape.uniform[h] * sum(seen) / len(seen)
+                mixed.append(weighted)
+            out[b, i] = affine(m.output, torch.cat(mixed)) if part.output == "projected" else torch.cat(mixed)
     return out
+
+
+def value_of(m: Any, v: Tensor, g: int) -> Tensor:
+    """The value of K/V head g."""
+    part, (dk, dv) = m.spec, m.spec.dims(len(v))
+    first = (part.num_heads + part.kv_heads) * dk
+    all_heads = v if part.values == "identity" else affine(m.qkv, v)[first:]
+    return all_heads[g * dv : (g + 1) * dv]
 
 
 @reference("latent_attention")

@@ -99,6 +99,10 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
         Attention(relative=Shaw(max_distance=3), num_kv_heads=2, temperature=0.7),
         Attention(relative=Shaw(max_distance=2, values=True), value_dim=3, top_k=4),
         masked(Window(size=4, sinks=1), relative=Shaw(max_distance=5, values=True)),
+        Attention(shaped=True, num_kv_heads=2, relative=Rope()),
+        Attention(shaped=True, values="identity", output="none", bias=False),
+        masked(Window(size=4, sinks=1), shaped=True, values="identity", num_kv_heads=2, value_dim=8),
+        Attention(output="none", num_heads=2),
         Attention(relative=T5Buckets(num_buckets=6, max_distance=9)),
         Attention(learned_sink=True, num_kv_heads=2, relative=Rope()),
         masked(Window(size=4, sinks=1), learned_sink=True, relative=Alibi(), head_dim=5, value_dim=3),
@@ -159,6 +163,7 @@ BIDIRECTIONAL: tuple[Branch, ...] = (
     Attention(mask=Full(), top_k=3, relative=T5Buckets(num_buckets=8, max_distance=6)),
     Attention(mask=Full(), relative=Shaw(max_distance=2, values=True)),
     Attention(mask=Full(), learned_sink=True, num_kv_heads=2),
+    Attention(mask=Full(), shaped=True, values="identity", output="none"),
     LatentAttention(mask=Full(), kv_rank=6),
     Convolution(),
     Convolution(kernel_size=4, gated=False),
@@ -277,6 +282,20 @@ STACKS: dict[str, Model] = {
         positions(NoPositions()),
         num_layers=3,
         head=LanguageModelHead(scale=0.25),
+    ),
+    "simplified blocks": stack(
+        (
+            Block(
+                branches=(
+                    Attention(values="identity", output="none", shaped=True, bias=False, relative=Rope()),
+                    FeedForward(),
+                ),
+                order="parallel",
+                residual=NoResidual(),
+            ),
+        ),
+        positions(NoPositions()),
+        num_layers=3,
     ),
     "depth average": stack(
         (

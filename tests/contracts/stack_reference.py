@@ -106,9 +106,10 @@ def one_block(block: Any, spec: Block, x: Tensor, memory: Memories) -> Tensor:
                 inner = f(normed(slot.norm, own, seen(spec.residual, x)))
                 x = joined(slot.residual, spec.residual, x, normed(slot.norm_after, own, inner))
             case "parallel":
-                x = joined(
-                    slot.residual, spec.residual, x, f(normed(slot.norm if spec.norms else block.norm, own, before))
-                )
+                y = f(normed(slot.norm if spec.norms else block.norm, own, before))
+                # Without residual, the sum of all branches.
+                first = spec.residual != parts.NoResidual() or j == 0
+                x = joined(slot.residual, spec.residual, x, y) if first else x + y
     return x
 
 

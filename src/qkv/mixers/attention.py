@@ -13,9 +13,31 @@ from qkv.mixers.key_value import KeyValueAttention
 from qkv.mixers.observed import observe
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.uniform import uniform
 from qkv.ops.masks import Sites
 from qkv.spec import branches as spec
 from qkv.spec.register import implements
+
+
+class Shape(nn.Module):
+    """Weights α_h I + β_h P_h - γ_h U of shaped attention, U uniform over the visible keys; initially α = β = γ = 1.
+
+    He & Hofmann 2024 (shaped attention, Noci et al. 2023).
+    """
+
+    def __init__(self, num_heads: int):
+        super().__init__()
+        self.itself, self.attended, self.uniform = (nn.Parameter(torch.ones(num_heads)) for _ in range(3))
+
+    def forward(self, out: Tensor, own: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
+        """α own + β out - γ mean, (B, H, N, Dv).
+
+        out (B, H, N, Dv): attention's output; own (B, G, N, Dv): values of the queries; v (B, G, M, Dv): of all keys.
+        """
+        groups = self.itself.shape[0] // v.shape[1]
+        a, b, c = (gain.to(out.dtype)[:, None, None] for gain in (self.itself, self.attended, self.uniform))
+        own, mean = (t.repeat_interleave(groups, 1) if groups > 1 else t for t in (own, uniform(v, problem)))
+        return a * own + b * out - c * mean
 
 
 @implements(spec.Attention)
@@ -34,6 +56,7 @@ class Attention(KeyValueAttention):
         self.part = part
         self.relative = build_relative(part, width)
         self.sink = nn.Parameter(torch.zeros(part.num_heads)) if part.learned_sink else None
+        self.shape = Shape(part.num_heads) if part.shaped else None
 
     def layouts(self) -> Layouts:
         own = super().layouts()
@@ -42,11 +65,14 @@ class Attention(KeyValueAttention):
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         q, k, v = self.projected(x, context)
         q, k = self.relative.rotate(q, k, context)
+        own = v
         k, v, state, sites = self.with_past(k, v, context, state)
         problem = self._problem(q, sites, context)
         if context.tap is not None:
             observe(self, q, k, problem, context)
         out = attention(q, k, v, problem)
+        if self.shape is not None:
+            out = self.shape(out, own, v, problem)
         return self.output(out.transpose(1, 2).flatten(2)), state
 
     def _problem(self, q: Tensor, sites: Sites, context: Context) -> AttentionProblem:

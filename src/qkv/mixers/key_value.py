@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from qkv.layers.branch import Branch, State
@@ -84,24 +85,28 @@ class KeyValueAttention(KeyValueBranch):
         """Create the projections. terms: number of dot products in a score; their sum is divided by √(terms · Dk)."""
         super().__init__(part, width, part.mask, (part.kv_heads, *part.dims(width)))
         self.num_heads = part.num_heads
-        self.sizes = (self.num_heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.value_dim)
+        self.maps_values = part.maps_values
+        values = self.kv_heads * self.value_dim if self.maps_values else 0
+        self.sizes = (self.num_heads * self.head_dim, self.kv_heads * self.head_dim, values)
         self.heads = (self.num_heads, self.kv_heads, self.kv_heads)
         self.qkv = Linear(width, sum(self.sizes), bias=part.bias)
-        self.output = Linear(self.num_heads * self.value_dim, width, bias=part.ends_with_bias)
+        mixed = self.num_heads * self.value_dim
+        self.output = Linear(mixed, width, bias=part.ends_with_bias) if part.maps_output else nn.Identity()
         self.query_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
         self.key_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
         self.scale = 1.0 / (part.temperature * (terms * self.head_dim) ** 0.5)
 
     def layouts(self) -> Layouts:
         q, k, v = self.sizes
+        values = {"v": (v, self.value_dim)} if self.maps_values else {}
         return {
-            "qkv": matrix(q=(q, self.head_dim), k=(k, self.head_dim), v=(v, self.value_dim)),
+            "qkv": matrix(q=(q, self.head_dim), k=(k, self.head_dim), **values),
             "output": from_heads(self.num_heads * self.value_dim, self.value_dim),
         }
 
     def mapped(self, x: Tensor) -> Tensor:
-        """Project x to queries, keys and values of all heads side by side, (B, N, (H + G) Dk + G Dv)."""
-        return self.qkv(x)
+        """Queries, keys and values of all heads side by side, (B, N, (H + G) Dk + G Dv); values can be x itself."""
+        return self.qkv(x) if self.maps_values else torch.cat((self.qkv(x), x), -1)
 
     def projected(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """Project x to q (B, H, N, Dk), k (B, G, N, Dk), v (B, G, N, Dv)."""
@@ -118,9 +123,10 @@ class KeyValueAttention(KeyValueBranch):
         if self.head_dim == self.value_dim:  # all heads at once: fewer operators
             q, k, v = x.view(rows, count, sum(self.heads), self.head_dim).transpose(1, 2).split(self.heads, 1)
             return q, k, v
+        queries, keys, _ = self.sizes
         q, k, v = (
             part.view(rows, count, heads, part.shape[2] // heads).transpose(1, 2)
-            for part, heads in zip(x.split(self.sizes, -1), self.heads, strict=True)
+            for part, heads in zip(x.tensor_split((queries, queries + keys), -1), self.heads, strict=True)
         )
         return q, k, v
 

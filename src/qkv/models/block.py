@@ -33,7 +33,7 @@ class Slot(nn.Module):
         self.name = name
         self.body: Branch = build_branch(block.branches[j], width, memory_width)
         self.body.name = name
-        self.residual = build_residual(block.residual, width, block.dropout, block.drop_path)
+        self.residual = build_residual(block.residual_of(j), width, block.dropout, block.drop_path)
 
     def computed(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
         """Return (f(x), next state); the tap, if any, may replace f(x)."""

@@ -28,7 +28,7 @@ class Block(Spec):
         parallel   x + Σ_k f_k(norm x)          (GPT-J 2021), one norm for all branches
 
     With ``norms`` branch k has its own norm_k instead of ``norm``; the parallel order becomes x + Σ_k f_k(norm_k x)
-    (GPT-NeoX, Black et al. 2022).
+    (GPT-NeoX, Black et al. 2022). Parallel branches without residual are Σ_k f_k(norm x) (He & Hofmann 2024).
     """
 
     branches: Seq[Branch] = Field(default=(Attention(), FeedForward()), min_length=1)
@@ -44,6 +44,11 @@ class Block(Spec):
     def norm_of(self, i: int) -> Norm:
         """Norm of branch ``i``: its own among ``norms``, or the block's."""
         return self.norms[i] if self.norms else self.norm
+
+    def residual_of(self, i: int) -> Residual:
+        """Residual of branch ``i``. Parallel branches without one are added to the first, not to x."""
+        alone = self.order != "parallel" or self.residual.keeps_input or i == 0
+        return self.residual if alone else Add()
 
     def sized_for(self, positions: int, grid: tuple[int, ...] | None) -> Self:
         """Copy with the sizes of branches filled in that depend on the positions of a row; see ``Branch.sized_for``."""
@@ -62,13 +67,6 @@ class Block(Spec):
                 f"{len(self.norms)} norms are given for {len(self.branches)} branches; give one for each, or none"
             )
             found.append(Problem(("norms",), sentence))
-        if self.order == "parallel" and not self.residual.keeps_input and len(self.branches) > 1:
-            found.append(
-                Problem(
-                    ("residual",),
-                    "parallel branches are added to x, but 'none' keeps only the last; use another residual",
-                )
-            )
         return found
 
     def _reversible_problems(self) -> list[Problem]:

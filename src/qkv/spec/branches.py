@@ -147,6 +147,16 @@ class DotProduct(Branch):
         """Number of key/value heads, G; by default that of the query heads."""
         return self.num_kv_heads or self.num_heads
 
+    @property
+    def maps_values(self) -> bool:
+        """True if values are a linear map of x; False if they are x itself."""
+        return True
+
+    @property
+    def maps_output(self) -> bool:
+        """True if a linear map follows the heads; False if their outputs side by side are the output."""
+        return True
+
     def dims(self, width: int) -> tuple[int, int]:
         """Features of a key and of a value per head, (Dk, Dv), in a model of ``width`` features."""
         head_dim = self.head_dim or width // self.num_heads
@@ -221,7 +231,9 @@ class Attention(MaskedAttention, kind="attention"):
     attention. ``softcap`` bounds logits to (-c, c) before the relative bias and the mask are applied (Gemma 2, 2024).
     ``num_kv_heads`` < ``num_heads``: grouped-query attention (Ainslie et al. 2023); 1: multi-query attention (Shazeer
     2019). ``learned_sink`` adds e^logit, with a learned logit per head, to the sum that weights are divided by
-    (gpt-oss, 2025).
+    (gpt-oss, 2025). ``shaped``: weights α_h I + β_h P_h - γ_h U, U uniform over the visible keys; α = β = γ = 1 and
+    equal scores give the value of each position itself. With ``values: identity`` and ``output: none`` this is the
+    attention of simplified blocks (He & Hofmann 2024).
     """
 
     relative: Relative = NoRelative()
@@ -234,6 +246,21 @@ class Attention(MaskedAttention, kind="attention"):
     learned_sink: bool = Field(
         default=False, description="a learned logit per head in the softmax, which takes weight and has no value"
     )
+    values: Literal["projected", "identity"] = Field(
+        default="projected", description="identity: the values are the features of x, split over the heads"
+    )
+    output: Literal["projected", "none"] = Field(
+        default="projected", description="none: the outputs of the heads side by side, without a linear map"
+    )
+    shaped: bool = Field(default=False, description="weights a I + b P - c U instead of P, U uniform over visible keys")
+
+    @property
+    def maps_values(self) -> bool:
+        return self.values == "projected"
+
+    @property
+    def maps_output(self) -> bool:
+        return self.output == "projected"
 
     @property
     def only_visible_keys(self) -> bool:
@@ -266,8 +293,18 @@ class Attention(MaskedAttention, kind="attention"):
         return found
 
     def width_problems(self, width: int) -> list[Problem]:
-        found = super().width_problems(width)
+        found = super().width_problems(width) or self._unmapped_problems(width)
         return found or [p.under("relative") for p in self.relative.head_problems(self.dims(width)[0])]
+
+    def _unmapped_problems(self, width: int) -> list[Problem]:
+        """Errors of heads whose values or outputs, without a linear map, are not as wide as the model."""
+        features, found = self.dims(width)[1], list[Problem]()
+        cases = (("values", self.maps_values, self.kv_heads), ("output", self.maps_output, self.num_heads))
+        for field, mapped, heads in cases:
+            if not mapped and heads * features != width:
+                sentence = f"{heads} heads of {features} features are not the {width} of the model"
+                found.append(Problem((field,), f"{sentence}; leave {field} projected, or change their number or size"))
+        return found
 
 
 class TokenShift(Branch, kind="token_shift"):

@@ -71,6 +71,8 @@ def _frontend(spec: Model) -> dict[str, Any]:
 def _block(block: Block, width: int, path: str) -> dict[str, Any]:
     if not isinstance(block.residual, _RESIDUALS):
         raise _refused(f"{path}.residual", block.residual.kind, [part.kind for part in _RESIDUALS])
+    if block.order == "parallel" and not block.residual.keeps_input and len(block.branches) > 1:
+        raise UserError(f"{path}.residual: self-contained model files do not support parallel branches without one")
     return {
         "order": block.order,
         "residual": _plain(block.residual),
@@ -97,6 +99,8 @@ def _attention(part: branches.Attention, width: int, path: str) -> dict[str, Any
         )
     if part.learned_sink:
         raise UserError(f"{path}.learned_sink: self-contained model files do not support learned sinks")
+    if part.shaped or not part.maps_values or not part.maps_output:
+        raise UserError(f"{path}: self-contained model files support only projected, plain attention")
     if part.top_k is not None:
         raise UserError(f"{path}.top_k: self-contained model files do not support top-k attention")
     _check_mask(part.mask, f"{path}.mask")
