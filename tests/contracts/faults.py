@@ -402,6 +402,30 @@ def prefix_seen(allowed: Callable[[Any, Tensor], Tensor]) -> Fault:
     )
 
 
+def unwritten(original: Any) -> Any:
+    """The memory stays as it was."""
+    return lambda self, memory, *args: memory
+
+
+def one_nearer(original: Any) -> Any:
+    """A mask of older keys that shows the oldest of the window."""
+    return lambda distance: original(distance - 1)
+
+
+def without_top_k(problem: Any) -> Any:
+    return replace(problem, top_k=None)
+
+
+def shifted_only(original: Any) -> Any:
+    """The learned vector at the start of a patch is left out."""
+    return lambda self, later: later
+
+
+def of_the_second_half(original: Any) -> Any:
+    """All rows are taken from the second of two joined states."""
+    return lambda state, index: original(state, [len(index) + row for row in range(len(index))])
+
+
 def nothing(_: Any) -> None:
     return None
 

@@ -39,9 +39,11 @@ from tests.contracts.faults import (
     not_forgotten,
     not_normed,
     nothing,
+    of_the_second_half,
     one_head,
     one_later,
     one_leaf_forgotten,
+    one_nearer,
     one_position_late,
     padding_counted,
     position_one_late,
@@ -51,9 +53,11 @@ from tests.contracts.faults import (
     result,
     same_for_all,
     saved_exchanged,
+    shifted_only,
     strictly_before,
     tail_one_early,
     unpadded,
+    unwritten,
     update_inverted,
     whole_memory,
     wider,
@@ -63,6 +67,7 @@ from tests.contracts.faults import (
     without_scale,
     without_segments,
     without_sinks,
+    without_top_k,
 )
 
 from qkv.frontends import frontend, text
@@ -86,10 +91,11 @@ from qkv.mixers import (
     position_matrices,
     recurrent,
     retention,
+    retrieval_attention,
     short_convolution,
     token_shift,
 )
-from qkv.models import block, depth_average, transformer
+from qkv.models import block, depth_average, megabyte, recurrent_memory, segmentation, transformer
 from qkv.ops import lsh_attention as lsh_ops
 from qkv.ops import masks, positions
 from qkv.ops import neighbours as neighbour_ops
@@ -131,6 +137,7 @@ ATTENTION, LSH, LEARNED, LINEAR, SHIFT, CONVOLUTION, RECURRENT, TWO_WAY, WHOLE, 
 LATENT = ("latent_attention",)
 RETENTION, MAMBA, DELTA = ("retention",), ("mamba2",), ("gated_delta",)
 GATED, MIXED = ("gau",), ("mixed_chunk_attention",)
+MEMORY, PATCHES, RETRIEVED = ("recurrent_memory",), ("megabyte",), ("retrieval_attention",)
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("mask dropped", ATTENTION, mask_changed(lambda mask: mask_spec.Full())),
@@ -477,5 +484,25 @@ MUTANTS: tuple[Mutant, ...] = (
         result(frontend.Frontend, "_following", lambda c: replace(c, prefix=None)),
     ),
     Mutant("decoder sees later positions", (*FORM, *PREFIX), mask_changed(lambda mask: mask_spec.Full())),
+    Mutant("the window is retrieved, too", RETRIEVED, instead(retrieval_attention, "Older", one_nearer)),
+    Mutant("all older keys retrieved", RETRIEVED, argument(retrieval_attention, "attention", 3, without_top_k)),
+    Mutant("gate the other way around", RETRIEVED, instead(torch.Tensor, "sigmoid", lambda f: lambda x: f(-x))),
+    Mutant("memory not carried", MEMORY, instead(recurrent_memory.RecurrentMemory, "_written", unwritten)),
+    Mutant("all rows begin anew with one", MEMORY, instead(recurrent_memory, "rows", of_the_second_half)),
+    Mutant("memory of the next row", MEMORY, argument(recurrent_memory, "Carried", 1, lambda m: m.roll(1, 0))),
+    Mutant("memory written one early", MEMORY, result(recurrent_memory, "picked", lambda x: x.roll(1, 1))),
+    Mutant("memory not read", MEMORY, argument(recurrent_memory.RecurrentMemory, "_inside", 2, torch.zeros_like)),
+    Mutant("memory not counted", MEMORY, result(recurrent_memory.RecurrentMemory, "own_bytes", lambda n: 0)),
+    Mutant(
+        "memory carried over documents",
+        MEMORY,
+        instead(segmentation, "documents", lambda f: lambda segments: f(segments * 0)),
+    ),
+    Mutant("a patch reads itself", PATCHES, argument(megabyte.Megabyte, "_said", 1, lambda h: h.roll(-1, 1))),
+    Mutant("positions of a patch turned around", PATCHES, result(megabyte.Megabyte, "_said", lambda s: s.flip(2))),
+    Mutant("a patch begins with the last value", PATCHES, instead(megabyte.Megabyte, "_begun", shifted_only)),
+    Mutant("values of the patch not kept", PATCHES, argument(megabyte, "PatchState", 3, torch.zeros_like)),
+    Mutant("signal of the patch not kept", PATCHES, argument(megabyte, "PatchState", 2, torch.zeros_like)),
+    Mutant("patches not counted", PATCHES, result(megabyte.Megabyte, "own_bytes", lambda n: n // 2)),
     Mutant("every state may be rewound", ("stack",), lambda: patch.object(transformer.Transformer, "rewindable", True)),
 )

@@ -9,6 +9,7 @@ from tests.contracts.graph_samples import GRAPH_TWO_WAY
 from tests.contracts.matrix_samples import MATRIX_SAMPLES, MATRIX_TWO_WAY
 from tests.contracts.mixing_samples import MIXING_SAMPLES, MIXING_TWO_WAY
 from tests.contracts.relative_samples import RELATIVE_SAMPLES, RELATIVE_TWO_WAY
+from tests.contracts.retrieval_samples import RETRIEVAL_SAMPLES
 from tests.contracts.sparse_samples import SPARSE_SAMPLES, SPARSE_TWO_WAY
 
 from qkv.spec.blocks import DepthAverage
@@ -53,6 +54,7 @@ from qkv.spec.parts import (
     Sinusoidal,
     T5Buckets,
 )
+from qkv.spec.segmentation import Megabyte, PatchStack, RecurrentMemory
 
 WIDTH = 16
 VOCABULARY = 11
@@ -68,6 +70,7 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
     **MIXING_SAMPLES,
     **MATRIX_SAMPLES,
     **GATED_SAMPLES,
+    **RETRIEVAL_SAMPLES,
     "attention": (
         Attention(),
         Attention(num_heads=1, bias=False, output_bias=True, temperature=0.5),
@@ -199,7 +202,7 @@ EVERYTHING: tuple[Branch, ...] = (
     RNN(),
     GRU(),
     LSTM(),
-    *(parts[0] for parts in (*RELATIVE_SAMPLES.values(), *SPARSE_SAMPLES.values())),
+    *(parts[0] for parts in (*RELATIVE_SAMPLES.values(), *SPARSE_SAMPLES.values(), *RETRIEVAL_SAMPLES.values())),
     *PRODUCTS,
     *(parts[0] for kind, parts in MATRIX_SAMPLES.items() if kind != "linear_attention"),
     GatedFeedForward(hidden=24),
@@ -375,6 +378,45 @@ FORMS: dict[str, Model] = {
     ),
 }
 """Encoder–decoders, and a decoder that reads its source as a prefix."""
+
+ANEW: tuple[Branch, ...] = tuple(branch for branch in EVERYTHING if not branch.reads_types)
+"""Mixers that can begin anew in each segment of a row."""
+OVER_PATCHES = tuple(branch for branch in ANEW if branch.exactness.length is None)
+"""Those of them that decode rows of any length as they are trained."""
+
+SEGMENTED: dict[str, Model] = {
+    "recurrent memory": stack(
+        (Block(branches=ANEW, norm=RMSNorm()),),
+        positions(NoPositions()),
+        segmentation=RecurrentMemory(segment=5, num_memory=2),
+    ),
+    "recurrent memory, post": stack(
+        (Block(branches=(Attention(relative=Rope(), num_kv_heads=1), FeedForward()), order="post"),),
+        positions(Sinusoidal()),
+        num_layers=2,
+        segmentation=RecurrentMemory(segment=3, num_memory=1),
+    ),
+    "recurrent memory, segments of one position": stack(
+        (Block(branches=(Attention(), GRU())),), segmentation=RecurrentMemory(segment=1, num_memory=3)
+    ),
+    "recurrent memory, long segments": stack((Block(),), segmentation=RecurrentMemory(segment=40, num_memory=2)),
+    "patches, every mixer": stack(
+        (Block(branches=ANEW, norm=RMSNorm()),),
+        positions(NoPositions()),
+        segmentation=Megabyte(size=3, patches=PatchStack(width=24, blocks=(Block(branches=OVER_PATCHES),))),
+    ),
+    "patches, post": stack(
+        (Block(branches=(Attention(num_kv_heads=1), FeedForward()), order="post"),),
+        positions(Sinusoidal()),
+        num_layers=2,
+        segmentation=Megabyte(
+            size=4, patches=PatchStack(blocks=(Block(branches=(Attention(relative=Rope()),)), Block(branches=(GRU(),))))
+        ),
+    ),
+    "patches of one position": stack((Block(),), segmentation=Megabyte(size=1)),
+    "long patches": stack((Block(),), segmentation=Megabyte(size=40)),
+}
+"""Decoders whose blocks read a row in segments."""
 
 
 def describe(part: Branch) -> str:

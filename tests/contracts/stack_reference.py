@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,22 +13,67 @@ from torch import Tensor
 
 from qkv.spec import parts
 from qkv.spec.model import Block
+from qkv.spec.segmentation import Megabyte, RecurrentMemory
 
 
 def model(m: Any, ids: Tensor, sources: list[list[int]] | None = None) -> Tensor:
     """Logits (B, N, V) in float64; ``sources``: for each row what an encoder reads."""
     memories = [[] for _ in m.spec.layers] if sources is None else encoded(m, sources)
     x = embedded(m, m.spec, m.spec.width, ids)
-    if m.spec.reversible:
-        x = torch.cat((x, x), -1)
-    for x in through(m, m.spec, x, memories):  # noqa: B007, B020
-        pass
-    x = normed(m.norm, m.spec.norm, x)
+    part = m.spec.segmentation
+    x = inside(m, m.spec, x, memories) if part is None else SEGMENTED[part.kind](m, part, x)
     logits = per_position(
         x, lambda v: m.spec.head.scale * m.head.weight @ v + (0.0 if m.head.bias is None else m.head.bias)
     )
     cap = m.spec.head.softcap
     return logits if cap is None else cap * (logits / cap).tanh()
+
+
+def inside(m: Any, spec: Any, x: Tensor, memories: list[Memories]) -> Tensor:
+    """Blocks and final norm."""
+    if spec.reversible:
+        x = torch.cat((x, x), -1)
+    for x in through(m, spec, x, memories):  # noqa: B007, B020
+        pass
+    return normed(m.norm, spec.norm, x)
+
+
+def recurrent_memory(m: Any, part: RecurrentMemory, x: Tensor) -> Tensor:
+    """One row and one segment after the other: memory, positions, memory."""
+    rows = []
+    for row in x:
+        memory, out = list(m.segmentation.vectors.table), list[Tensor]()
+        for first in range(0, len(row), part.segment):
+            segment = list(row[first : first + part.segment])
+            y = inside(m, m.spec, torch.stack([*memory, *segment, *memory])[None], [[] for _ in m.spec.layers])[0]
+            out += y[len(memory) : len(memory) + len(segment)]
+            memory = list(y[-len(memory) :])
+        rows.append(torch.stack(out))
+    return torch.stack(rows)
+
+
+def megabyte(m: Any, part: Megabyte, x: Tensor) -> Tensor:
+    """One row and one patch after the other, each with what the blocks over patches have read before it."""
+    s, size, rows = m.segmentation, part.size, []
+    for row in x:
+        patches, out = [s.start.table[0]], list[Tensor]()
+        for k in range(len(row) // size + 1):
+            if k:
+                patches.append(s.join.weight @ torch.cat(list(row[(k - 1) * size : k * size])))
+            h = inside(s.patches, part.patches, torch.stack(patches)[None], [[] for _ in part.patches.layers])[0][-1]
+            said = (s.split.weight @ h).chunk(size)
+            before = [s.first.table[0], *row[k * size : (k + 1) * size - 1]]
+            local = torch.stack([value + more for value, more in zip(before, said, strict=False)])
+            out += inside(m, m.spec, local[None], [[] for _ in m.spec.layers])[0]
+        rows.append(torch.stack(out[1 : len(row) + 1]))
+    return torch.stack(rows)
+
+
+SEGMENTED: dict[str, Callable[[Any, Any, Tensor], Tensor]] = {
+    "recurrent_memory": recurrent_memory,
+    "megabyte": megabyte,
+}
+"""Ways to read a row in segments, by kind."""
 
 
 def encoded(m: Any, sources: list[list[int]]) -> list[Memories]:

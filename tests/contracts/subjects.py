@@ -179,9 +179,8 @@ class Stack(Subject):
     def __init__(self, spec: Model, dtype: torch.dtype = torch.float64):
         self.module = scrambled(build(spec), dtype)
         self.rewindable = self.module.rewindable
-        self.exact_length = min(
-            (b.exactness.length for layer in spec.layers for b in layer.branches if b.exactness.length), default=None
-        )
+        lengths = (b.exactness.length for layer in spec.layers for b in layer.branches if b.exactness.length)
+        self.exact_length = None if spec.segmentation else min(lengths, default=None)
 
     def exact(self) -> Stack:
         if self.exact_length is None:

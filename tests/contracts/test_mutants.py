@@ -7,16 +7,27 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.contracts.battery import CHECKS, NOT_OF_DECODING, failures
 from tests.contracts.mutants import MUTANTS, Mutant
-from tests.contracts.samples import BIDIRECTIONAL, FORMS, GROUPS, SAMPLES, STACKS, describe
+from tests.contracts.samples import BIDIRECTIONAL, FORMS, GROUPS, SAMPLES, SEGMENTED, STACKS, describe
 from tests.contracts.subjects import OneBranch, Subject, whole_model
+
+from qkv.spec.model import Model
 
 ORDER = {"equation": 0, "cut anywhere": 2, "gradients": 3, "growth by doubling": 4, "long sequences": 5}
 """Which checks run before and after all others: the one that notices most faults first, the slow ones last."""
 
 
+def segmented() -> dict[str, dict[str, Model]]:
+    """Models of each kind of segmentation."""
+    found: dict[str, dict[str, Model]] = {}
+    for name, spec in SEGMENTED.items():
+        assert spec.segmentation is not None
+        found.setdefault(spec.segmentation.kind, {})[name] = spec
+    return found
+
+
 def subjects(kind: str) -> Iterator[tuple[str, Subject]]:
     """Built anew, as a fault may lie in how they are built."""
-    whole = {"stack": STACKS, "form": FORMS, "prefix": {"prefix": FORMS["prefix"]}}
+    whole = {"stack": STACKS, "form": FORMS, "prefix": {"prefix": FORMS["prefix"]}, **segmented()}
     if kind in whole:
         yield from ((name, whole_model(spec)) for name, spec in whole[kind].items())
     else:
@@ -41,8 +52,8 @@ def first_failure(kind: str) -> str:
 
 def test_the_battery_runs_without_a_fault_elsewhere() -> None:
     """The contract tests run the battery on every subject used here: were it to fail, a kill would mean nothing."""
-    assert {**STACKS, **FORMS}.keys() >= {name for kind in ("stack", "form", "prefix") for name, _ in subjects(kind)}
-    whole = {"stack", "form", "prefix"}
+    whole = {"stack", "form", "prefix", *segmented()}
+    assert {**STACKS, **FORMS, **SEGMENTED}.keys() >= {name for kind in whole for name, _ in subjects(kind)}
     used = {
         part
         for mutant in MUTANTS

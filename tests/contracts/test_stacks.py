@@ -7,19 +7,22 @@ from collections.abc import Callable
 import pytest
 import torch
 from tests.contracts.battery import CHECKS, assert_kept
-from tests.contracts.samples import EVERYTHING, FORMS, SAMPLES, STACKS
+from tests.contracts.samples import EVERYTHING, FORMS, SAMPLES, SEGMENTED, STACKS
 from tests.contracts.subjects import EncoderDecoder, PrefixDecoder, Stack, whole_model
 
 from qkv.layers.signal import Signal
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.parts import Norm, Positions, Residual
+from qkv.spec.segmentation import Segmentation
+
+WHOLE = {**STACKS, **FORMS, **SEGMENTED}
 
 
 @pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("name", [*STACKS, *FORMS])
+@pytest.mark.parametrize("name", WHOLE)
 def test_contract(name: str, check: str, record_property: Callable[[str, object], None]) -> None:
-    assert_kept(check, whole_model({**STACKS, **FORMS}[name]))
+    assert_kept(check, whole_model(WHOLE[name]))
     record_property("contract", ("stack", name, check))
 
 
@@ -46,6 +49,12 @@ def test_the_forms_are_encoder_decoders_and_a_prefix_decoder() -> None:
         if branch.reads_memory
     }
     assert read == {kind for kind, parts in SAMPLES.items() if parts[0].reads_memory}
+
+
+def test_every_kind_of_segmentation_is_under_contract() -> None:
+    kinds = [spec.segmentation.kind for spec in SEGMENTED.values() if spec.segmentation]
+    assert {*kinds} == Segmentation.kinds().keys()
+    assert len(kinds) == len(SEGMENTED)
 
 
 def test_a_stack_repeats_its_pattern() -> None:

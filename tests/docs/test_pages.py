@@ -24,6 +24,7 @@ from qkv.spec.mixers.experts import Balance
 from qkv.spec.mixers.linear_attention import FeatureMap
 from qkv.spec.model import Block, Frontend
 from qkv.spec.parts import Activation, Norm, Positions, Relative, Residual, RopeScaling
+from qkv.spec.segmentation import Segmentation
 from qkv.spec.tasks import Noise, Task
 from qkv.spec.tokenizers import Tokenizer
 from qkv.spec.training import Optimizer, Schedule
@@ -49,6 +50,7 @@ KINDS: dict[str, set[str]] = {
     "Norms": own(Norm),
     "Orders": set(get_args(Block.model_fields["order"].annotation)),
     "Residuals": own(Residual),
+    "Segmentation": own(Segmentation),
     "Heads": own(Head),
     "Front ends": own(Frontend),
     "Tokenizers": own(Tokenizer),

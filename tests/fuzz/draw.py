@@ -20,14 +20,15 @@ from qkv.spec.masks import Causal, Mask, Prefix, Window
 from qkv.spec.model import Block, Encoder, Frontend, Latents, Model, Queries, Text
 from qkv.spec.parts import Axial, NoPositions, Norm, Positions
 from qkv.spec.plain import is_slot
+from qkv.spec.segmentation import Segmentation
 
 S = TypeVar("S", bound=Spec)
 
-FORMS = ("decoder", "prefix", "encoder", "encoder_decoder", "latents", "bag")
+FORMS = ("decoder", "prefix", "encoder", "encoder_decoder", "latents", "segmented", "bag")
 """decoder: no position sees a later one.   prefix: none behind a row's own prefix does.
 encoder: positions may see all.   encoder_decoder: a second stack is read.
-latents: these read the input.   bag: no block at all."""
-DECODING = ("decoder", "prefix", "encoder_decoder")
+latents: these read the input.   segmented: a decoder that reads segments.   bag: no block at all."""
+DECODING = ("decoder", "prefix", "encoder_decoder", "segmented")
 """Forms of which each model decodes."""
 
 INTEGERS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 20)
@@ -204,6 +205,11 @@ def _decoder(chance: random.Random, width: int) -> dict[str, Any]:
     return _layers(chance, width, lambda b: b.causal and _alone(b), masks=causal)
 
 
+def _segmented(chance: random.Random, width: int) -> dict[str, Any]:
+    found = _layers(chance, width, lambda b: b.causal and _alone(b) and not b.reads_types, masks=causal)
+    return {**found, "segmentation": part(chance, Segmentation)}
+
+
 def _prefix(chance: random.Random, width: int) -> dict[str, Any]:
     found = _layers(chance, width, _prefixed, causal)
     last = _block(chance, [branch(chance, width, lambda b: b.reads_prefix, prefixed, Masked)])
@@ -242,6 +248,7 @@ _FORMS: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
     "encoder": lambda chance, width: _layers(chance, width, _alone),
     "encoder_decoder": _encoder_decoder,
     "latents": _latents,
+    "segmented": _segmented,
     "bag": lambda chance, width: {"blocks": [], "norm": _layers(chance, width, _alone)["norm"]},
 }
 

@@ -15,6 +15,7 @@ from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.model import Model
 from qkv.spec.parts import Norm, Positions, Relative, Residual
+from qkv.spec.segmentation import Segmentation
 
 
 @pytest.mark.parametrize("form", draw.FORMS)
@@ -25,7 +26,7 @@ def test_a_model_of_each_form_is_drawn_again_by_its_seed(form: str) -> None:
     assert all(spec.decodes for spec in first) or form not in draw.DECODING
 
 
-@pytest.mark.parametrize("slot", [Branch, Norm, Residual, Positions, Relative, Head])
+@pytest.mark.parametrize("slot", [Branch, Norm, Residual, Positions, Relative, Head, Segmentation])
 def test_every_kind_of_a_slot_is_drawn(slot: type[Part]) -> None:
     left = {kind.kind for kind in draw.kinds(slot)}
     for seed in islice(count(), 1500):

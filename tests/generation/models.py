@@ -29,6 +29,14 @@ STACKS: dict[str, dict[str, Any]] = {
     "shift": {"blocks": [{"branches": ["token_shift(groups=4)", "feed_forward"]}]},
     "convolution": {"blocks": [{"branches": ["causal_convolution(dilation=2)"]}]},
     "gru": {"blocks": [{"branches": ["gru"]}]},
+    "memory": {
+        "blocks": [{"branches": ["attention(relative=rope)", "feed_forward"]}],
+        "segmentation": "recurrent_memory(3, num_memory=2)",
+    },
+    "patches": {
+        "blocks": [{"branches": ["attention(relative=rope)", "feed_forward"]}],
+        "segmentation": "megabyte(3)",
+    },
     "all": {
         "context_length": 64,
         "blocks": [

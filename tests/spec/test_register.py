@@ -27,7 +27,7 @@ from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.heads import Head
 from qkv.ops import masks as predicates
-from qkv.spec import adapt, branches, data, frontends, heads, masks, parts, tasks, tokenizers, training
+from qkv.spec import adapt, branches, data, frontends, heads, masks, parts, segmentation, tasks, tokenizers, training
 from qkv.spec.base import Part
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model
@@ -256,6 +256,7 @@ def test_every_kind_of_the_package_is_implemented() -> None:
         tasks.Task: FOLDERS,
         tasks.Noise: ("qkv.tasks",),
         images.Augmentation: ("qkv.data.processors",),
+        segmentation.Segmentation: ("qkv.models",),
     }
     for slot, packages in slots.items():
         own = {part for part in slot.kinds().values() if part.__module__.startswith("qkv.")}
@@ -294,6 +295,8 @@ PLACES = {
     adapt.Last: 2,
     tasks.Permutation: 2,
     tasks.TokenMasking: 2,
+    segmentation.RecurrentMemory: 2,
+    segmentation.Megabyte: 2,
 }
 """Source files that name a part of the package by its spec's class: those that a new part of its slot takes.
 

@@ -36,10 +36,15 @@ def learned_reach(spec: Model) -> int | None:
     """Length in tokens beyond which rotary attention meets distances never seen in training; None for no such limit.
 
     This is the context length of training, unless the mask of every branch with rotary positions is a window within
-    it.
+    it, or positions are counted anew in each segment.
     """
-    known = all(branch.extrapolates(spec.context_length) for block in spec.blocks for branch in block.branches)
-    return None if known else spec.context_length
+    length, branches = spec.context_length, [branch for block in spec.blocks for branch in block.branches]
+    known = (
+        spec.segmentation.extrapolates(length)
+        if spec.segmentation
+        else all(branch.extrapolates(length) for branch in branches)
+    )
+    return None if known else length
 
 
 def check(model: Transformer, prompts: Sequence[Sequence[int]], generation: Generation) -> None:

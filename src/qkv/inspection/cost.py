@@ -53,7 +53,8 @@ class Cost:
 
     parts: by name, in order of execution: embedding, each kind of branch, norm, residual, final norm, head; those of an
     encoder first, prefixed ``encoder``.
-    blocks: branches of each block, including their norms and residuals.   encoder, latents: the same for their blocks.
+    blocks: branches of each block, including their norms and residuals.   encoder, latents: the same for their blocks;
+    inner: for those of a segmentation.
     memory: bytes of a training step.   learned: numbers of trainable parameters; None: all.
     """
 
@@ -71,6 +72,7 @@ class Cost:
     irregular: str = "sdpa"
     learned: Trained | None = None
     latents: Blocks = ()
+    inner: Blocks = ()
 
     def _repr_html_(self) -> str:
         """HTML for notebooks."""
@@ -122,7 +124,7 @@ class Cost:
     def train_flops(self) -> int:
         """FLOPs of an update: forward, backward, recomputation (checkpointing or reversible blocks)."""
         repeated = (
-            (*self.encoder, *self.latents, *self.blocks)
+            (*self.encoder, *self.latents, *self.inner, *self.blocks)
             if self.training.recompute
             else self.blocks
             if self.model.reversible
@@ -243,7 +245,7 @@ def cost(
     found = counted(asked)
     learned = found.trained if asked.partly else None
     again = training.recompute or model.reversible
-    branches = (*found.encoder, *found.latents, *found.blocks)
+    branches = (*found.encoder, *found.latents, *found.inner, *found.blocks)
     most = max((sum(branch.saved for branch in block) for block in branches), default=0) if again else 0
     weights, gradients = (
         FLOAT * (added(*found.parts.values()).parameters + found.trained.added),
@@ -256,6 +258,7 @@ def cost(
     sizes = {
         "encoder": found.encoder,
         "latents": found.latents,
+        "inner": found.inner,
         "source_length": source,
         "irregular": irregular,
         "learned": learned,

@@ -47,7 +47,11 @@ def quantities(counted: Cost, machine: Machine | None) -> list[tuple[str, str]]:
     """Table of FLOPs, memory and estimated speed on ``machine``, as text."""
     memory, training = counted.memory, counted.training
     scores = max(
-        (branch.scores for block in (*counted.encoder, *counted.latents, *counted.blocks) for branch in block),
+        (
+            branch.scores
+            for block in (*counted.encoder, *counted.latents, *counted.inner, *counted.blocks)
+            for branch in block
+        ),
         default=0,
     )
     rows = [

@@ -20,15 +20,16 @@ from qkv.inspection.sizes import Reduced, reduced
 from qkv.layers.branch import Branch, MemoryBranch, matrices
 from qkv.layers.tap import Tap
 from qkv.models.adapt import adapt
-from qkv.models.transformer import Layered, Stack, Transformer
+from qkv.models.layered import Layered
+from qkv.models.transformer import Stack, Transformer
 from qkv.ops.choices import assuming, made
 from qkv.spec.adapt import Whole
 from qkv.spec.model import Model
 from qkv.spec.training import Training
 from qkv.state.tree import nbytes
 
-ENCODER, LATENTS, OWN = "encoder ", "latents' ", ""
-"""Name prefixes of the parts of encoders, of latents, and of the model's own stack."""
+ENCODER, LATENTS, INNER, OWN = "encoder ", "latents' ", "segmentation's ", ""
+"""Name prefixes of the parts of encoders, latents, segmentations, and of the model's own stack."""
 
 
 _AROUND = 1.5
@@ -72,7 +73,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Counted:
-    """Result of counting. parts, blocks, encoder, latents: see ``Cost``.
+    """Result of counting. parts, blocks, encoder, latents, inner: see ``Cost``.
 
     kept: bytes saved at the end of the forward pass.   peak: largest number of bytes beyond weights and optimiser
     state; gradients that exist before, because they are accumulated, are not part of it.
@@ -82,6 +83,7 @@ class Counted:
     blocks: Blocks
     encoder: Blocks
     latents: Blocks
+    inner: Blocks
     trained: Trained
     kept: int
     peak: int
@@ -97,6 +99,7 @@ class Key:
     branch: int = 0
 
 
+_SEGMENTATION = Key(OWN, "segmentation")
 Stage = tuple[str, int | str]
 """Unit of the run over time: (prefix of the stack, layer in order of execution, or "embedding" or "end")."""
 
@@ -118,7 +121,7 @@ class _Run:
             self.counter.watch(module, lambda key=key: key)
         for prefix, layered in self.stacks():
             for i, block in enumerate(layered.blocks):
-                self._watch_block(prefix, i, block)
+                self._watch_block(prefix, i, block, len(layered.walked))
             if isinstance(layered, Stack):
                 layered.frontend.register_forward_hook(self._staged((prefix, "embedding")))
 
@@ -138,7 +141,9 @@ class _Run:
 
     def stacks(self) -> Iterator[tuple[str, Layered]]:
         """Stacks in order of execution, with the prefixes of their parts."""
-        found = ((ENCODER, self.model.encoder), (LATENTS, self.model.latents), (OWN, self.model))
+        model = self.model
+        inner = model.segmentation and model.segmentation.inner
+        found = ((ENCODER, model.encoder), (LATENTS, model.latents), (INNER, inner), (OWN, model))
         return ((prefix, layered) for prefix, layered in found if layered is not None)
 
     def modules(self) -> Iterator[tuple[Key, nn.Module]]:
@@ -158,12 +163,16 @@ class _Run:
             yield Key(OWN, "queries"), model.queries
         yield Key(OWN, "final norm"), model.norm
         yield Key(OWN, "head"), model.head
+        if model.segmentation is not None:
+            yield _SEGMENTATION, model.segmentation
+            if model.segmentation.inner is not None:
+                yield Key(INNER, "final norm"), model.segmentation.inner.norm
         if model.wide is not None:
             yield Key(OWN, "wide"), model.wide
 
-    def _watch_block(self, prefix: str, i: int, block: nn.Module) -> None:
+    def _watch_block(self, prefix: str, i: int, block: nn.Module, blocks: int) -> None:
         def entered(*_: Any) -> None:
-            self.step[prefix] = self.step.get(prefix, -1) + 1
+            self.step[prefix] = (self.step.get(prefix, -1) + 1) % blocks  # segments pass through the blocks again
 
         block.register_forward_pre_hook(entered)
         for name, j, module in parts_of(block):
@@ -193,7 +202,9 @@ class _Run:
     def state_bytes(self, branch: Branch, layer: int) -> int:
         """Bytes of a branch's state after all positions, with its part of a memory, in the precision of the weights."""
         asked, item = self.asked, PRECISIONS[self.asked.precision]
-        own = branch.state_bytes(asked.length, asked.batch_size) * item // FLOAT
+        segmentation = asked.model.segmentation
+        length = segmentation.row_positions if segmentation else asked.length
+        own = branch.state_bytes(length, asked.batch_size) * item // FLOAT
         if not isinstance(branch, MemoryBranch):
             return own
         with self._counting(), torch.no_grad():
@@ -290,7 +301,7 @@ def _counted(asked: Asked) -> Counted:
     for key, found in _sizes(run).items():
         shares[key] = shares.get(key, Share()) + found
     for key, tally in (run.decode() if asked.model.decodes else {}).items():
-        if key.stack == OWN:
+        if key.stack in (OWN, INNER):
             shares[key] = replace(shares.get(key, Share()), step=tally.flops, step_calls=round(_AROUND * tally.calls))
     parts, layers = _laid_out(run, shares)
     total = added(*parts.values())
@@ -305,7 +316,9 @@ def _counted(asked: Asked) -> Counted:
     if asked.partly or asked.training.accumulate > 1:
         missing = 0
     kept, peak = _over_time(small, segments, forward, missing)
-    return Counted(parts, layers[OWN], layers.get(ENCODER, ()), layers.get(LATENTS, ()), trained, kept, peak)
+    return Counted(
+        parts, layers[OWN], layers.get(ENCODER, ()), layers.get(LATENTS, ()), layers.get(INNER, ()), trained, kept, peak
+    )
 
 
 def _share(tally: Tally) -> Share:
@@ -324,7 +337,9 @@ def _sizes(run: _Run) -> dict[Key, Share]:
         maps_alone = sum(p.numel() for p in new if id(p) in maps)
         return Share(parameters=sum(p.numel() for p in new), matrices=maps_alone, idle=idle, unread=unread)
 
-    for key, module in run.modules():
+    modules, segmentation = dict(run.modules()), run.model.segmentation
+    modules.pop(_SEGMENTATION, None)  # it holds a stack of its own, which is counted before
+    for key, module in modules.items():
         found[key] = own(module)
     for prefix, layered in run.stacks():
         for step, block in enumerate(layered.walked):
@@ -333,6 +348,9 @@ def _sizes(run: _Run) -> dict[Key, Share]:
                 found[key] = found.get(key, Share()) + own(module)
                 if prefix == OWN and isinstance(module, Branch) and run.asked.model.decodes:
                     found[key] += Share(state=run.state_bytes(module, step))
+    if segmentation is not None:
+        carried = segmentation.own_bytes(run.asked.length, run.asked.batch_size)
+        found[_SEGMENTATION] = own(segmentation) + Share(state=carried * PRECISIONS[run.asked.precision] // FLOAT)
     return found
 
 
@@ -345,14 +363,15 @@ _ORDER = (
     (ENCODER, ("embedding", None, "depth average", "final norm")),
     (OWN, ("embedding",)),
     (LATENTS, ("embedding", None, "depth average", "final norm")),
-    (OWN, ("queries", None, "depth average", "final norm", "head", "wide")),
+    (INNER, (None, "depth average", "final norm")),
+    (OWN, ("queries", "segmentation", None, "depth average", "final norm", "head", "wide")),
 )
 """Parts in order of execution; None: the layers of the stack."""
 
 
 def _laid_out(run: _Run, shares: dict[Key, Share]) -> tuple[dict[str, Share], dict[str, Blocks]]:
     """(parts by name, branches of each layer by stack), with every layer of the whole model."""
-    plans = {OWN: run.small.blocks, ENCODER: run.small.encoder, LATENTS: run.small.latents}
+    plans = {OWN: run.small.blocks, ENCODER: run.small.encoder, LATENTS: run.small.latents, INNER: run.small.inner}
     layers: dict[str, list[list[dict[str, Share]]]] = {}
     for prefix, layered in run.stacks():
         each = [_branches(shares, prefix, step, block) for step, block in enumerate(layered.walked)]
@@ -385,7 +404,12 @@ def _over_time(small: Reduced, segments: Sequence[Segment], forward: int, missin
 
     missing: gradients of reversible layers that were not run; all of them are one segment.
     """
-    times = {OWN: small.blocks.times, ENCODER: small.encoder.times, LATENTS: small.latents.times}
+    times = {
+        OWN: small.blocks.times,
+        ENCODER: small.encoder.times,
+        LATENTS: small.latents.times,
+        INNER: small.inner.times,
+    }
     now = kept = peak = 0
     for i, segment in enumerate(segments):
         prefix, layer = segment.label  # type: ignore[misc]

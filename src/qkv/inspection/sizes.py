@@ -32,6 +32,7 @@ class Reduced:
     blocks: LayerPlan
     encoder: LayerPlan
     latents: LayerPlan
+    inner: LayerPlan
 
 
 def reduced(model: Model, whole: bool = False) -> Reduced:
@@ -48,7 +49,15 @@ def reduced(model: Model, whole: bool = False) -> Reduced:
     if latents:
         changes["latents"] = latents.changed(rounds=rounds)
     small = model.changed(**_listed(model, plan), **changes)
-    return Reduced(small, LayerPlan(plan), LayerPlan(beside), _rounds(latents, rounds) if latents else LayerPlan(()))
+    segmentation = model.segmentation
+    inner = segmentation.inner.depth if segmentation and segmentation.inner else 0
+    return Reduced(
+        small,
+        LayerPlan(plan),
+        LayerPlan(beside),
+        _rounds(latents, rounds) if latents else LayerPlan(()),
+        LayerPlan(tuple(range(inner))),
+    )
 
 
 def _plan(layers: Sequence[Any], whole: bool) -> tuple[int, ...]:

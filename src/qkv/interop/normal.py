@@ -16,9 +16,12 @@ def normal(spec: Model) -> Model:
     if latents is not None:
         once = latents.once if latents.rounds > 1 else 0
         latents = _layered(latents, spec.latent_width).changed(width=spec.latent_width, once=once)
-    return plain.changed(
-        encoder=_stack(spec.encoder, spec.width) if spec.encoder else None, latents=latents, init_std=0.02
-    )
+    segmentation = spec.segmentation
+    if segmentation is not None:
+        width = segmentation.inner_width(spec.width)
+        segmentation = segmentation.with_inner(lambda inner: _layered(inner, width))
+    encoder = _stack(spec.encoder, spec.width) if spec.encoder else None
+    return plain.changed(encoder=encoder, latents=latents, segmentation=segmentation, init_std=0.02)
 
 
 L = TypeVar("L", bound=Layered)

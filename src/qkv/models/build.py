@@ -7,7 +7,8 @@ from torch import nn
 
 from qkv.layers.linear import Linear
 from qkv.layers.positions import Positions
-from qkv.models.transformer import Layered, Stack, Transformer
+from qkv.models.layered import Layered
+from qkv.models.transformer import Stack, Transformer
 from qkv.spec.model import Model
 from qkv.system.allowance import limit_threads
 
@@ -34,7 +35,7 @@ def _initialise(model: Transformer, spec: Model) -> None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, Positions):
             module.initialise(spec.init_std)
-    for stack in (model.encoder, model.latents, model):
+    for stack in (model.encoder, model.latents, model.segmentation and model.segmentation.inner, model):
         if stack is not None:
             _initialise_stack(stack, spec.init_std)
     model.head.initialise(spec.init_std)

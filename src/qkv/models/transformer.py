@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from qkv.frontends.border import check_counts, check_rows
 from qkv.frontends.frontend import Past, build_frontend
 from qkv.layers.branch import Branch
 from qkv.layers.context import MEMORY, Context, Memories, Memory
-from qkv.layers.layout import WHOLE, Declared, Layouts
-from qkv.layers.norms import Norm, build_norm
+from qkv.layers.layout import WHOLE, Layouts
 from qkv.layers.positions import Learned
-from qkv.layers.relative import share_tables
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap, tapped
-from qkv.models.block import Block
-from qkv.models.depth_average import DepthAverage
 from qkv.models.heads import build_head
+from qkv.models.layered import Layered
 from qkv.models.queries import Queries
-from qkv.models.reversible import through_reversible
+from qkv.models.segmentation import build_segmentation
 from qkv.models.wide import DEEP, build_wide
 from qkv.spec.errors import UserError, dotted
 from qkv.spec.model import Encoder as EncoderSpec
 from qkv.spec.model import Latents as LatentsSpec
-from qkv.spec.model import Layered as LayeredSpec
 from qkv.spec.model import Model
 from qkv.spec.model import Stack as StackSpec
 from qkv.spec.parts import Learned as LearnedSpec
@@ -43,85 +38,15 @@ class State(NamedTuple):
     """Decoding state of a model (for attention the KV cache).
 
     positions (B): number of positions read.   limit (B): fixed capacity, 0 if it grows.   blocks: state of each
-    branch.   prefix (B): length of the prefix, on which masks at later positions may depend.
+    branch, or of the segmentation.   prefix (B): length of the prefix, on which masks at later positions may depend.
 
     Counts are on the host, so that decoding does not wait for the device.
     """
 
     positions: Counts
     limit: Counts
-    blocks: tuple[tuple[Any, ...], ...]
+    blocks: Any
     prefix: Counts
-
-
-class Layered(Declared):
-    """Base class of modules with blocks in sequence and a final norm, x (B, N, D) -> (B, N, D).
-
-    Subclasses call ``lay`` to build the blocks, and compute x.
-    """
-
-    blocks: nn.ModuleList
-    norm: Norm
-    depth_average: DepthAverage | None
-    reversible = False
-    recompute = False
-    """Activation checkpointing: recompute each block's activations in the backward pass."""
-
-    def lay(self, spec: LayeredSpec, width: int, name: str, memory_width: int | None = None) -> None:
-        """Build blocks and norm; ``name``: path of the blocks in the model, such as "encoder.blocks".
-
-        ``memory_width``: features of the vectors that cross-attention reads; default: ``width``. Sizes that depend on
-        the positions of a row are those of ``spec``.
-        """
-        self.blocks = nn.ModuleList(
-            Block(block, width, f"{name}.{i}", memory_width) for i, block in enumerate(spec.sized_layers)
-        )
-        share_tables(self.blocks.modules())
-        self.depth_average = DepthAverage(spec.depth_average, len(self.walked)) if spec.depth_average else None
-        self.reversible = spec.reversible
-        self.norm = build_norm(spec.norm, spec.leaving(width))
-
-    @property
-    def walked(self) -> Sequence[nn.Module]:
-        """Blocks in order of execution; repeated ones appear several times."""
-        return list(self.blocks)
-
-    @property
-    def branches(self) -> list[Branch]:
-        """Branches of all blocks in order, such as attention and feed-forward of each layer."""
-        return [slot.body for block in self.blocks for slot in block.branches]  # type: ignore[union-attr]
-
-    def through(self, x: Tensor, context: Context, state: Sequence[Any] | None = None) -> Iterator[tuple[Tensor, Any]]:
-        """Yield (vectors after a block, next state of its branches) for each block; x (B, N, D): input of the first.
-
-        With a depth average, vectors are those after it. state: state of each block; None: all positions at once.
-        """
-        x, walked = self._entering(x), self.walked
-        outputs = [] if self.depth_average is None else [x]
-        for i, (block, known) in enumerate(zip(walked, state or (None,) * len(walked), strict=True)):
-            x, after = self._through(block, x, context.of_layer(i), known)
-            if self.depth_average is not None:
-                outputs.append(x)
-                x = self.depth_average(outputs)
-            yield x, after
-
-    def last(self, x: Tensor, context: Context) -> Tensor:
-        """Vectors (B, N, D) after the last block. Reversible blocks store no activations, unless there is a tap."""
-        if self.reversible and torch.is_grad_enabled() and context.tap is None:
-            slots = [(slot, context.of_layer(i)) for i, block in enumerate(self.walked) for slot in block.branches]  # type: ignore[union-attr]
-            return through_reversible(slots, self._entering(x))
-        for after, _ in self.through(x, context):
-            x = after
-        return x
-
-    def _entering(self, x: Tensor) -> Tensor:
-        """Input of the first block: x, or for reversible blocks x twice, as both streams (B, N, 2 D)."""
-        return torch.cat((x, x), -1) if self.reversible else x
-
-    def _through(self, block: nn.Module, x: Tensor, context: Context, state: Any) -> tuple[Tensor, Any]:
-        if self.recompute and state is None and torch.is_grad_enabled():
-            return checkpoint(block, x, context, use_reentrant=False)  # type: ignore[no-any-return]
-        return block(x, context, state)  # type: ignore[no-any-return]
 
 
 class Stack(Layered):
@@ -246,6 +171,8 @@ class Transformer(Stack):
     state; the input of the blocks is queries or x:
 
         signal ─ front end ─ x (B, N, Dm) ─ latents ─ z (B, M, Dz) ─ memory of the blocks ─ norm ─ head
+
+    With segmentation the blocks read a row in pieces, see ``qkv.models.segmentation``.
     """
 
     def __init__(self, spec: Model):
@@ -256,6 +183,7 @@ class Transformer(Stack):
         self.latents = (
             Latents(spec.latents, spec.latent_width, spec.frontend_width(spec.width)) if spec.latents else None
         )
+        self.segmentation = build_segmentation(spec.segmentation, spec.width) if spec.segmentation else None
         self.queries = Queries(spec.queries, spec.width, spec.context_length) if spec.queries else None
         self.head = build_head(spec.head, spec.leaving(spec.width), table)
         self.wide = build_wide(spec.wide, self.head.num_outputs) if spec.wide else None
@@ -267,9 +195,9 @@ class Transformer(Stack):
 
     @property
     def every_branch(self) -> list[Branch]:
-        """Branches of all stacks in order: those of the encoder or latents first."""
+        """Branches of all stacks in order: those of the encoder, latents or segmentation first."""
         return [
-            *(branch for before in (self.encoder, self.latents) if before for branch in before.branches),
+            *(branch for layered in self._beside for branch in layered.branches),
             *self.branches,
         ]
 
@@ -283,16 +211,21 @@ class Transformer(Stack):
         for branch in self.every_branch:
             branch.after_step()
 
+    @property
+    def _beside(self) -> list[Layered]:
+        """Stacks beside the model's own: that of the encoder, the latents or the segmentation."""
+        found = (self.encoder, self.latents, self.segmentation and self.segmentation.inner)
+        return [layered for layered in found if layered is not None]
+
     def recompute_blocks(self, on: bool) -> None:
-        """Switch activation checkpointing for all blocks, including encoder and latents."""
-        for layered in (self, self.encoder, self.latents):
-            if layered is not None:
-                layered.recompute = on
+        """Switch activation checkpointing for all blocks, including those of encoder, latents and segmentation."""
+        for layered in (self, *self._beside):
+            layered.recompute = on
 
     @property
     def rewindable(self) -> bool:
         """True if positions at the end of the state can be dropped, see ``rewind``."""
-        return all(branch.rewindable for branch in self.branches)
+        return self.segmentation is None and all(branch.rewindable for branch in self.branches)
 
     def encode(self, signal: Signal | Tensor, tap: Tap | None = None) -> Memory:
         """Run the encoder on a source; the result is the ``memory`` argument of other methods."""
@@ -317,16 +250,18 @@ class Transformer(Stack):
         for known in memories.values():
             check_rows("the memory", known.lengths.shape[0], "the state", batch)
 
-        def begun(branch: Branch, layer: int) -> Any:
-            known = {"memory": memories[branch.memory_name].of_layer(layer)} if branch.spec.reads_memory else {}
-            return branch.init_state(batch, capacity, **known)
-
-        blocks = (tuple(begun(slot.body, i) for slot in block.branches) for i, block in enumerate(self.blocks))  # type: ignore[union-attr]
+        blocks = (
+            self.begin(batch, capacity, memories)
+            if self.segmentation is None
+            else self.segmentation.init_state(self, batch, capacity)
+        )
         none = Counts((0,) * batch)
-        return State(none, Counts((capacity or 0,) * batch), tuple(blocks), none)
+        return State(none, Counts((capacity or 0,) * batch), blocks, none)
 
     def state_bytes(self, length: int, batch: int = 1) -> int:
         """Bytes of the decoding state of ``batch`` rows after ``length`` positions."""
+        if self.segmentation is not None:
+            return self.segmentation.state_bytes(self.branches, length, batch)
         return sum(branch.state_bytes(length, batch) for branch in self.branches)
 
     def rewind(self, state: State, lengths: Tensor) -> State:
@@ -335,9 +270,9 @@ class Transformer(Stack):
         Raises ``UserError`` if a branch cannot drop positions, see ``rewindable``.
         """
         if not self.rewindable:
-            stuck = next(b for b in self.branches if not b.rewindable)
+            stuck = self.spec.segmentation or next(b.spec for b in self.branches if not b.rewindable)
             raise UserError(
-                f"the state of {stuck.spec.kind!r} cannot be cut to a length; keep a copy of it (rows) from before"
+                f"the state of {stuck.kind!r} cannot be cut to a length; keep a copy of it (rows) from before"
             )
         check_counts("lengths", lengths, len(state.positions), None, lengths.device)
         left = Counts.of(lengths)
@@ -397,20 +332,24 @@ class Transformer(Stack):
         x, context = self.embed(
             signal, Past(state.positions, state.limit, state.prefix if self.reads_prefix else None), tap
         )
-        states = []
-        for after, kept in self.through(x, context, state.blocks):
-            x = after
-            states.append(kept)
+        x, states = self._normed(x, context, state.blocks)
         prefix = Counts.of(signal.prefix) if self.reads_prefix and signal.prefix is not None else state.prefix
-        x = tapped(tap, "norm", "norm", self.norm(x, context))
         assert context.arrival is not None
-        return x, context, State(context.arrival.after, state.limit, tuple(states), prefix)
+        return x, context, State(context.arrival.after, state.limit, states, prefix)
 
     def vectors(self, x: Tensor, context: Context) -> Tensor:
         """Input vectors of the head from the front end's x (B, N, D), through latents, blocks and norm."""
         if self.latents is not None:
             x, context = self._asking(x, context, self.latents(x, context))
-        return tapped(context.tap, "norm", "norm", self.norm(self.last(x, context), context))
+        return self._normed(x, context, None)[0]
+
+    def _normed(self, x: Tensor, context: Context, state: Any) -> tuple[Tensor, Any]:
+        """Return (input vectors of the head, next state) of the input x (B, N, D) of the blocks."""
+        if self.segmentation is None:
+            y, state = self.read(x, context, state)
+        else:
+            y, state = self.segmentation(x, context, self, state)
+        return tapped(context.tap, "norm", "norm", y), state
 
     def _asking(self, x: Tensor, context: Context, known: Memory) -> tuple[Tensor, Context]:
         """Return (input of the blocks, its context) once the latents have read x; without blocks, the latents."""

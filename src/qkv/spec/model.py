@@ -18,6 +18,7 @@ from qkv.spec.heads import Head, LanguageModelHead
 from qkv.spec.masks import Full
 from qkv.spec.parts import Learned, Positions, grid_problems
 from qkv.spec.register import import_all
+from qkv.spec.segmentation import Segmentation
 from qkv.spec.wide import WidePath
 
 import_all("qkv.spec.signals")  # their kinds join the slots of front ends and processors
@@ -177,13 +178,17 @@ class Model(Stack, WithWidth):
 
     With ``latents`` (Perceiver): these read the front end's vectors, and the stack's cross branches read the latents.
     The input of the stack's blocks is ``queries``, by default the front end's vectors. Without blocks the head reads
-    the latents.
+    the latents. With ``segmentation`` the blocks read a row in segments, see its kinds.
     """
 
     encoder: Encoder | None = Field(default=None, description="encoder of the source; default: none")
     latents: Latents | None = Field(default=None, description="latents that read the input; default: none")
     queries: Queries | None = Field(
         default=None, description="queries that read the latents; default: the front end's vectors"
+    )
+    segmentation: Segmentation | None = Field(
+        default=None,
+        description="reading of a row in segments, such as with a recurrent memory; default: whole",
     )
     head: Head = LanguageModelHead()
     wide: WidePath | None = Field(
@@ -210,11 +215,13 @@ class Model(Stack, WithWidth):
 
     @property
     def row_positions(self) -> int:
+        if self.segmentation:
+            return self.segmentation.row_positions
         return (self.queries and self.queries.count) or super().row_positions
 
     @property
     def rows_known(self) -> bool:
-        return bool(self.queries and self.queries.count) or super().rows_known
+        return bool(self.segmentation or (self.queries and self.queries.count)) or super().rows_known
 
     @property
     def grid(self) -> tuple[int, ...] | None:
@@ -226,7 +233,7 @@ class Model(Stack, WithWidth):
 
     @property
     def limiting_branch(self) -> Branch | None:
-        return None if self.queries and self.queries.count else super().limiting_branch
+        return None if self.segmentation or (self.queries and self.queries.count) else super().limiting_branch
 
     @property
     def causal(self) -> bool:
@@ -240,6 +247,9 @@ class Model(Stack, WithWidth):
         if self.frontend.on_grid:
             return ("frontend",)
         return ("latents",) if self.latents else super().first_not_decoding()
+
+    def first_inexact(self, length: int) -> tuple[tuple[str | int, ...], Branch | None]:
+        return super().first_inexact(self.segmentation.positions_read(length) if self.segmentation else length)
 
     @property
     def latent_width(self) -> int:
@@ -270,6 +280,7 @@ class Model(Stack, WithWidth):
             *(self._latent_problems() if self.latents else self._memory_problems()),
             *self._stream_problems(),
             *self._wide_problems(),
+            *self._segmentation_problems(),
         ]
 
     def _latent_problems(self) -> list[Problem]:
@@ -304,6 +315,21 @@ class Model(Stack, WithWidth):
             )
             found.append(Problem(("head",), sentence + "list a block, and leave queries.count out"))
         return found
+
+    def _segmentation_problems(self) -> list[Problem]:
+        """Errors where the blocks read segments, and something else reads or replaces the row; empty if none."""
+        if self.segmentation is None:
+            return []
+        if self.frontend.on_grid:
+            sentence = (
+                f"{self.frontend.kind!r} gives positions on a grid, and {self.segmentation.kind!r} reads a sequence"
+            )
+            return [Problem(("frontend",), f"{sentence}; use a front end of sequences, or leave the segmentation out")]
+        for name in ("encoder", "latents", "queries"):
+            if getattr(self, name) is not None:
+                sentence = f"the blocks of {self.segmentation.kind!r} read segments of the row alone; leave it out"
+                return [Problem((name,), sentence)]
+        return self.segmentation.problems_with(self, self.width)
 
     def _tied_problems(self) -> list[Problem]:
         """Errors where token embedding tables are shared with the head or the encoder; empty if none."""

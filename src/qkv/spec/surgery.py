@@ -30,20 +30,24 @@ def operated(recipe: Recipe, changes: Iterable[str | Assignment]) -> Recipe:
     for name in ("encoder", "latents"):
         if before := getattr(model, name):
             _inherit(before, data["model"].get(name))
+    if (within := model.segmentation) and within.inner:
+        _inherit(within.inner, cast("dict[str, Any]", data["model"].get("segmentation") or {}).get(within.inner_name))
     found = Recipe.parse(data, "the changed recipe")
     return found.changed(model=folded(found.model))
 
 
 def unrolled(model: Model) -> Model:
-    """Return ``model`` with every layer listed instead of a repeated pattern, also in its encoder and latents."""
-    encoder = model.encoder and _unrolled(model.encoder)
-    return _unrolled(model).changed(encoder=encoder, latents=model.latents and _listed(model.latents))
+    """Return ``model`` with every layer listed instead of a repeated pattern, also beside the model's own blocks."""
+    encoder, inner = model.encoder and _unrolled(model.encoder), model.segmentation
+    beside = {"latents": model.latents and _listed(model.latents), "segmentation": inner and inner.with_inner(_listed)}
+    return _unrolled(model).changed(encoder=encoder, **beside)
 
 
 def folded(model: Model) -> Model:
     """Inverse of ``unrolled``: return ``model`` with the shortest repeated pattern of blocks that gives its layers."""
     encoder, latents = (before and _folded(before) for before in (model.encoder, model.latents))
-    return _folded(model).changed(encoder=encoder, latents=latents)
+    segmentation = model.segmentation and model.segmentation.with_inner(_folded)
+    return _folded(model).changed(encoder=encoder, latents=latents, segmentation=segmentation)
 
 
 def _unrolled(stack: S) -> S:

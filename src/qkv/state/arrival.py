@@ -65,23 +65,28 @@ class Arrival:
     """
 
     def __init__(
-        self, past: Counts, count: int, lengths: Tensor | None = None, device: torch.device | str | None = None
+        self,
+        past: Counts,
+        count: int,
+        lengths: Tensor | Counts | None = None,
+        device: torch.device | str | None = None,
     ):
         """Describe a call. ``past``: positions read before by each row. ``count``: N. ``device``: of the tensors."""
-        self.past, self.count, self.lengths, self.device = past, count, lengths, device
+        self.past, self.count, self.device = past, count, device
+        self.lengths = lengths.tensor(device) if isinstance(lengths, Counts) else lengths
         first = past[0] if past else 0
         self.start = first if lengths is None and past.count(first) == len(past) else None
-        self.after = self._after()
+        self.after = self._after(lengths)
         """Positions read after the call, (B)."""
         self.end = first + count if self.start is not None else max(self.after, default=count)
         self._memo: dict[Hashable, Any] = {}
 
-    def _after(self) -> Counts:
+    def _after(self, lengths: Tensor | Counts | None) -> Counts:
         if self.start is not None:
             return Counts((self.start + self.count,) * len(self.past))
-        if self.lengths is None:
+        if lengths is None:
             return Counts(p + self.count for p in self.past)
-        return Counts(map(int.__add__, self.past, Counts.of(self.lengths)))
+        return Counts(map(int.__add__, self.past, Counts.of(lengths)))
 
     @cached_property
     def positions(self) -> Tensor:

@@ -28,6 +28,8 @@ def description(spec: Model) -> dict[str, Any]:
         )
     if spec.depth_average is not None:
         raise UserError("model.depth_average: self-contained model files do not support averages over depth")
+    if spec.segmentation is not None:
+        raise _refused("model.segmentation", spec.segmentation.kind, ["none"])
     blocks = [_block(block, spec.width, f"model.blocks.{i}") for i, block in enumerate(spec.layers)]
     return {
         "width": spec.width,

@@ -1,0 +1,221 @@
+"""MEGABYTE: blocks over patches of positions, and blocks inside each patch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from qkv.layers.context import Context
+from qkv.layers.layout import WHOLE, Layouts
+from qkv.layers.linear import Linear
+from qkv.layers.positions import Learned
+from qkv.models.layered import Layered
+from qkv.models.segmentation import Segmentation, column, each_of, picked, places_of
+from qkv.spec import segmentation as spec
+from qkv.spec.parts import Learned as LearnedSpec
+from qkv.spec.register import implements
+from qkv.state.arrival import Arrival, Counts
+from qkv.state.tree import join, rows
+
+
+class PatchStack(Layered):
+    """Blocks over patches; see ``Layered``."""
+
+    def __init__(self, part: spec.PatchStack, width: int):
+        super().__init__()
+        self.lay(part, width, "segmentation.patches.blocks")
+
+
+class PatchState(NamedTuple):
+    """State: ``blocks`` inside the current patch, ``patches``: of the blocks over patches.
+
+    signal (B, P, D): what these say to each position of the current patch. values (B, P, D): the vectors of the current
+    patch that have been read, then 0.
+    """
+
+    blocks: Any
+    patches: Any
+    signal: Tensor
+    values: Tensor
+
+
+@implements(spec.Megabyte)
+class Megabyte(Segmentation):
+    """MEGABYTE (Yu et al. 2023); see the spec for the equations.
+
+        x (B, N, D) ─┬─ patches (B, K, P D) ─ W ─ one patch later ─ global (B, K, G) ─ U ─┐
+                     └─ one position later (B K, P, D) ────────────────────────────────── + ─ local (B K, P, D) ─ y
+
+    All patches pass the local blocks at once, as rows. A call with a state reads the rest of each row's current patch,
+    and all later patches at once.
+    """
+
+    part: spec.Megabyte
+
+    def __init__(self, part: spec.Megabyte, width: int):
+        super().__init__(part)
+        self.width, over = width, part.inner_width(width)
+        self.patches = PatchStack(part.patches, over)
+        self.join = Linear(part.size * width, over, bias=False)
+        self.split = Linear(over, part.size * width, bias=False)
+        self.start = Learned(LearnedSpec(), 1, over)
+        self.first = Learned(LearnedSpec(), 1, width)
+
+    @property
+    def inner(self) -> Layered:
+        return self.patches
+
+    def layouts(self) -> Layouts:
+        return {"start.table": WHOLE, "first.table": WHOLE}
+
+    def init_state(self, stack: Layered, batch: int, capacity: int | None) -> PatchState:
+        room = None if capacity is None else capacity // self.part.size + 1
+        empty = self.first.table.detach().new_zeros(batch, self.part.size, self.width)
+        return PatchState(stack.begin(batch, self.part.size), self.patches.begin(batch, room), empty, empty.clone())
+
+    def own_bytes(self, length: int, batch: int) -> int:
+        patches, numbers = length // self.part.size + 1, 2 * batch * self.part.size * self.width
+        return numbers * self.first.table.element_size() + sum(
+            branch.state_bytes(patches, batch) for branch in self.patches.branches
+        )
+
+    def read(
+        self, x: Tensor, context: Context, stack: Layered, state: PatchState | None
+    ) -> tuple[Tensor, PatchState | None]:
+        if not x.shape[1] or not x.shape[0] or (context.arrival and context.arrival.after == context.arrival.past):
+            return x, state
+        return (self._whole(x, context, stack), None) if state is None else self._following(x, context, stack, state)
+
+    def _whole(self, x: Tensor, context: Context, stack: Layered) -> Tensor:
+        """Outputs (B, N, D) of whole rows: all patches at once."""
+        batch, count, width = x.shape
+        size, patches = self.part.size, count // self.part.size + 1
+        known = context.lengths
+        steps, inner = (
+            torch.arange(max(size, patches), device=x.device)[None],
+            None if known is None else known // size + 1,
+        )
+        over = self._over(x[:, : (patches - 1) * size], Context(steps[:, :patches], inner, tap=context.tap))
+        later = torch.cat((x.new_zeros(batch, 1, width), x, x.new_zeros(batch, patches * size - count - 1, width)), 1)
+        local = self._begun(later.view(batch * patches, size, width)) + over.flatten(0, 1)
+        ends = torch.full((1, 1), count, device=x.device) if known is None else known[:, None]
+        inside = (ends + 1 - size * torch.arange(patches, device=x.device)).clamp(0, size).expand(batch, -1).flatten()
+        full = known is None and count + 1 == patches * size
+        y, _ = stack.read(local, Context(steps[:, :size], None if full else inside, tap=context.tap))
+        return y.view(batch, patches * size, width)[:, 1 : count + 1]
+
+    def _begun(self, later: Tensor) -> Tensor:
+        """Vectors (…, P, D) of patches one position later, with the learned vector in the place of the first."""
+        return torch.cat((self.first.table.to(later.dtype).expand(*later.shape[:-2], 1, -1), later[..., 1:, :]), -2)
+
+    def _over(self, x: Tensor, context: Context) -> Tensor:
+        """Signals (B, K, P, D) from the start and whole patches x (B, (K - 1) P, D)."""
+        joined = self.join(x.reshape(x.shape[0], -1, self.part.size * self.width))
+        start = self.start.table.to(joined.dtype).expand(x.shape[0], 1, -1)
+        return self._said(self.patches.read(torch.cat((start, joined), 1), context)[0])
+
+    def _said(self, h: Tensor) -> Tensor:
+        """What outputs h (B, K, G) over patches say to their positions, (B, K, P, D)."""
+        return self.split(h).unflatten(-1, (self.part.size, self.width))
+
+    def _following(self, x: Tensor, context: Context, stack: Layered, state: PatchState) -> tuple[Tensor, PatchState]:
+        """Outputs (B, N, D) of positions that follow those of a state, and the next state."""
+        batch, size = x.shape[0], self.part.size
+        now = _Call(size, *places_of(context, x.shape[1]), x.device)
+        values = now.values(state.values, x)
+        signals, patches = self._signals(values, now, context, state)
+        later = torch.cat((values.new_zeros(batch, 1, self.width), values.flatten(1, 2)[:, :-1]), 1)
+        local = self._begun(later.unflatten(1, (-1, size))) + signals
+        rest, blocks = _rest(local[:, 0], now, context, stack, state.blocks)
+        after, blocks = _patches(local[:, 1:], now, context, stack, blocks)
+        found = torch.cat((rest, after), 1)
+        places = now.outputs(x.shape[1], rest.shape[1]).clamp(max=found.shape[1] - 1)
+        return picked(found, places), PatchState(blocks, patches, now.current(signals), now.current(values))
+
+    def _signals(self, values: Tensor, now: _Call, context: Context, state: PatchState) -> tuple[Tensor, Any]:
+        """Return (signals (B, M + 1, P, D) to the current and later patches, next state of the blocks over patches)."""
+        batch, known, patches = values.shape[0], state.signal[:, None], state.patches
+        read = [begins + full for begins, full in zip(now.begins, now.full, strict=True)]
+        if count := max(read):
+            joined = self.join(values[:, :-1].flatten(2))
+            joined = torch.cat((self.start.table.to(joined.dtype).expand(batch, 1, -1), joined), 1)
+            lead = column([not begins for begins in now.begins], now.device).long()
+            new = picked(joined, (lead + torch.arange(count, device=now.device)).clamp(max=joined.shape[1] - 1))
+            past = [p // now.size + 1 if p else 0 for p in now.past]
+            h, patches = self.patches.read(new, _inside(past, read, count, batch, context, now.device), patches)
+            known = torch.cat((known, self._said(h).to(known.dtype)), 1)
+        lead = column(now.begins, now.device).long()
+        places = (lead + torch.arange(values.shape[1], device=now.device)).clamp(max=known.shape[1] - 1)
+        return picked(known.flatten(2), places).view_as(values), patches
+
+
+class _Call:
+    """Positions of a call and of patches; lists have a number for each row, or one for all if they are equal.
+
+    past: positions read before.   counts: new ones.   offset: those of the current patch read before.   full: patches
+    that the call completes.   begins: True at the start of a row.   first: vectors of the current patch that the local
+    blocks have read, one more than its positions except at the start.   taken: those that they still read.
+    """
+
+    def __init__(self, size: int, past: list[int], counts: list[int], device: torch.device):
+        self.size, self.past, self.counts, self.device = size, past, counts, device
+        self.offset = [p % size for p in past]
+        self.full = [(j + n) // size for j, n in zip(self.offset, counts, strict=True)]
+        self.begins = [not p and n > 0 for p, n in zip(past, counts, strict=True)]
+        self.first = [j + 1 if p else 0 for p, j in zip(past, self.offset, strict=True)]
+        ends = [min(size, j + n + 1) if n else 0 for j, n in zip(self.offset, counts, strict=True)]
+        self.taken = [max(0, end - first) for end, first in zip(ends, self.first, strict=True)]
+
+    def values(self, current: Tensor, x: Tensor) -> Tensor:
+        """Values (B, M + 1, P, D) of the current patch and of those after it, then 0; ``current`` (B, P, D)."""
+        steps = torch.arange((max(self.full) + 1) * self.size, device=self.device)
+        offset, counts = column(self.offset, self.device), column(self.counts, self.device)
+        places = torch.where(steps < offset, steps, self.size + steps - offset)
+        found = picked(torch.cat((current, x.to(current.dtype)), 1), places.clamp(max=self.size + x.shape[1] - 1))
+        return found.masked_fill((steps >= offset + counts)[..., None], 0).unflatten(1, (-1, self.size))
+
+    def current(self, patches: Tensor) -> Tensor:
+        """The patch of ``patches`` (B, M + 1, P, D) that is current after the call, (B, P, D)."""
+        return picked(patches.flatten(2), column(self.full, self.device)).view_as(patches[:, 0])
+
+    def outputs(self, count: int, rest: int) -> Tensor:
+        """Places of the outputs at ``count`` positions: among ``rest`` in the current patch, or later patches."""
+        steps = column(self.offset, self.device) + 1 + torch.arange(count, device=self.device)
+        inside = (steps - column(self.first, self.device)).clamp(0, max(0, rest - 1))
+        return torch.where(steps < self.size, inside, rest + steps - self.size)
+
+
+def _rest(local: Tensor, now: _Call, context: Context, stack: Layered, blocks: Any) -> tuple[Tensor, Any]:
+    """Return (outputs (B, W, D) of the rest of the current patch, next state of the local blocks)."""
+    count = max(now.taken)
+    if not count:
+        return local[:, :0], blocks
+    places = column(now.first, now.device) + torch.arange(count, device=now.device)
+    new = picked(local, places.clamp(max=now.size - 1))
+    return stack.read(new, _inside(now.first, now.taken, count, len(local), context, now.device), blocks)
+
+
+def _patches(local: Tensor, now: _Call, context: Context, stack: Layered, blocks: Any) -> tuple[Tensor, Any]:
+    """Return (outputs (B, M P, D) of later patches (B, M, P, D), state of the local blocks in the current one)."""
+    batch, count = local.shape[:2]
+    if not count:
+        return local.flatten(1, 2), blocks
+    ends = each_of([j + n + 1 for j, n in zip(now.offset, now.counts, strict=True)], batch)
+    taken = [min(now.size, max(0, end - now.size * (i + 1))) for end in ends for i in range(count)]
+    most = max(taken)  # below P if one patch is begun: nothing is padding then in rows that are alike
+    inside = _inside([0] * len(taken), taken, most, len(taken), context, now.device)
+    y, begun = stack.read(local.flatten(0, 1)[:, :most], inside, stack.begin(len(taken), now.size))
+    last = [batch + b * count + full - 1 if full else b for b, full in enumerate(each_of(now.full, batch))]
+    return y.unflatten(0, (batch, count)).flatten(1, 2), rows(join(blocks, begun), last)
+
+
+def _inside(
+    past: Sequence[int], taken: Sequence[int], count: int, batch: int, context: Context, device: torch.device
+) -> Context:
+    """Context of ``count`` positions after ``past``, of which ``taken`` are not padding, in each of ``batch`` rows."""
+    lengths = None if min(taken) == count else Counts(each_of(taken, batch))
+    arrival = Arrival(Counts(each_of(past, batch)), count, lengths, device)
+    return Context(arrival.positions, arrival.lengths, arrival=arrival, tap=context.tap)

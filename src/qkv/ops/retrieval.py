@@ -1,0 +1,31 @@
+"""Search for the keys with the largest inner products, by the library faiss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def largest_products(q: Tensor, keys: Tensor, counts: Sequence[int], k: int) -> Tensor:
+    """Indices (B, H, N, k) of the k largest q · k_j among the first ``counts`` (B) keys, -1 where there are fewer.
+
+    q (B, H, N, Dk), keys (B, G, M, Dk), H a multiple of G: the heads of a group are consecutive. Exact up to rounding
+    in fp32 (a flat index); scores are not stored. Without gradients. Raises ``ImportError`` without faiss.
+    """
+    import faiss
+
+    rows, heads, count, width = q.shape
+    groups, found = keys.shape[1], torch.full((rows, heads, count, k), -1, dtype=torch.long)
+    shared = heads // groups
+    queries, known = (t.detach().to("cpu", torch.float32).contiguous() for t in (q, keys))
+    for row, most in enumerate(counts):
+        for group in range(groups) if most else ():
+            own = slice(group * shared, (group + 1) * shared)
+            asked = queries[row, own].reshape(-1, width).numpy()
+            metric: Any = faiss.METRIC_INNER_PRODUCT
+            _, places = faiss.knn(asked, known[row, group, :most].numpy(), min(k, most), metric=metric)
+            found[row, own, :, : min(k, most)] = torch.from_numpy(places).view(shared, count, -1)
+    return found.to(q.device)
