@@ -71,7 +71,7 @@ from tests.contracts.faults import (
 )
 
 from qkv.frontends import frontend, text
-from qkv.layers import experts, memory_layer, relative, residuals
+from qkv.layers import experts, memory_layer, product_keys, relative, residuals
 from qkv.mixers import (
     additive_attention,
     attention,
@@ -342,6 +342,12 @@ MUTANTS: tuple[Mutant, ...] = (
             lambda f: lambda self: (f(self)[0], f(self)[1].flip(-1)),
         ),
     ),
+    Mutant(
+        "halves of product keys exchanged",
+        ("product_key_memory",),
+        argument(product_keys, "largest", 1, lambda keys: keys.flip(1)),
+    ),
+    Mutant("value of the next key", ("product_key_memory",), argument(product_keys, "read", 2, lambda v: v.roll(1, 0))),
     Mutant("token MLP reads the padding", WHOLE, without_lengths(position_matrices.TokenMLP)),
     Mutant("documents leak in gMLP", WHOLE, without_segments(position_matrices.GMLP)),
     Mutant(

@@ -325,6 +325,26 @@ def gated_feed_forward(m: Any, x: Tensor) -> Tensor:
     return per_position(x, at)
 
 
+@reference("product_key_memory")
+def product_key_memory(m: Any, x: Tensor) -> Tensor:
+    """Every pair of sub-keys has a score, and the largest are kept."""
+    part, d, n = m.spec, m.spec.size(x.shape[-1]), m.spec.num_keys
+
+    def at(v: Tensor) -> Tensor:
+        q, y = normed(m.query.weight @ v, m.query_norm, part.query_norm), torch.zeros_like(v)
+        for h in range(part.num_heads):
+            own, scores = q[h * d : (h + 1) * d], {}
+            for i in range(n):
+                for j in range(n):
+                    scores[i * n + j] = float(own @ torch.cat((m.keys[h, 0, i], m.keys[h, 1, j])))
+            kept = sorted(scores, key=lambda place: -scores[place])[: part.top_k]
+            total = sum(math.exp(scores[place]) for place in kept)
+            y = y + sum(math.exp(scores[place]) / total * m.values[place] for place in kept)
+        return y
+
+    return per_position(x, at)
+
+
 @reference("mixture_of_experts")
 def mixture_of_experts(m: Any, x: Tensor) -> Tensor:
     part = m.spec

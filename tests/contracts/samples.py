@@ -32,6 +32,7 @@ from qkv.spec.masks import Blocks, Causal, Fixed, Full, Mask, Prefix, Strided, W
 from qkv.spec.mixers.experts import BalanceBias, MixtureOfExperts, NoBalance
 from qkv.spec.mixers.latent_attention import LatentAttention
 from qkv.spec.mixers.linear_attention import LinearAttention
+from qkv.spec.mixers.product_keys import ProductKeyMemory
 from qkv.spec.model import Block, Encoder, Model, Text
 from qkv.spec.parts import (
     Add,
@@ -140,6 +141,10 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
         MixtureOfExperts(num_experts=4, top_k=1, hidden=5, gated=False, activation="gelu", bias=True),
         MixtureOfExperts(num_experts=6, top_k=3, num_shared=2, hidden=4, router="sigmoid", balance=BalanceBias()),
         MixtureOfExperts(num_experts=3, hidden=3, normalised=False, scale=2.5, balance=NoBalance()),
+    ),
+    "product_key_memory": (
+        ProductKeyMemory(num_keys=5, top_k=4),
+        ProductKeyMemory(num_keys=3, top_k=9, num_heads=1, key_dim=6, query_norm=LayerNorm()),
     ),
     "cross_attention": (
         CrossAttention(),

@@ -17,6 +17,7 @@ from qkv.spec.mixers.latent_attention import LatentAttention
 from qkv.spec.mixers.linear_attention import Elu, Favor, LinearAttention
 from qkv.spec.mixers.lsh_attention import LSHAttention
 from qkv.spec.mixers.matrix_state import GatedDelta, Mamba2, Retention
+from qkv.spec.mixers.product_keys import ProductKeyMemory
 from qkv.spec.mixers.relative_attention import DisentangledAttention, RelativeAttention
 from qkv.spec.mixers.sparse_attention import GlobalLocalAttention, SparseAttention
 from qkv.spec.model import Block, Encoder, Latents, Model, Queries, Text
@@ -176,6 +177,13 @@ BRANCHES: dict[type[branch.Branch], st.SearchStrategy[Any]] = {
         bias=st.booleans(),
         router=st.sampled_from(["softmax", "sigmoid"]),
         balance=st.sampled_from([BalanceLoss(), BalanceBias()]),
+    ),
+    ProductKeyMemory: st.builds(
+        ProductKeyMemory,
+        num_keys=st.sampled_from([3, 6]),
+        top_k=st.sampled_from([1, 7]),
+        num_heads=st.sampled_from([1, 4]),
+        key_dim=SIZES,
     ),
     branch.FeedForward: st.builds(branch.FeedForward, hidden=SIZES, activation=ACTIVATIONS, bias=st.booleans()),
     branch.GatedFeedForward: st.builds(

@@ -82,7 +82,7 @@ def test_the_state_of_identity_values_is_what_is_read() -> None:
         ({"values": "identity", "num_kv_heads": 2}, "2 heads of 16 features are not the 64 of the model"),
         (
             {"output": "none", "value_dim": 8},
-            "4 heads of 8 features are not the 64 of the model; leave output projected",
+            "4 heads of 8 features are not the 64 of the model; leave output",
         ),
     ],
 )
