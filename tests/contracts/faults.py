@@ -101,6 +101,11 @@ def one_later(arrival: Arrival) -> Arrival:
     return Arrival(Counts(n + 1 for n in arrival.past), arrival.count, arrival.lengths, arrival.device)
 
 
+def arrived_late(context: Context) -> Context:
+    """One position more before it, where there is a state."""
+    return context if context.arrival is None else replace(context, arrival=one_later(context.arrival))
+
+
 def unpadded(arrival: Arrival) -> Arrival:
     """Padding counts as real."""
     return Arrival(arrival.past, arrival.count, None, arrival.device)

@@ -24,6 +24,10 @@ def token_mlp(m: Any, x: Tensor) -> Tensor:
     return out
 
 
+def seen_by(m: Any, i: int, count: int) -> range:
+    return range(i + 1) if m.spec.mask == "causal" else range(count)
+
+
 @reference("gmlp")
 def gmlp(m: Any, x: Tensor) -> Tensor:
     out = torch.zeros_like(x)
@@ -32,7 +36,7 @@ def gmlp(m: Any, x: Tensor) -> Tensor:
         half = len(hidden[0]) // 2
         gates = [normed(h[half:], m.norm, m.spec.norm) for h in hidden]
         for i in range(x.shape[1]):
-            gate = m.bias[i] + sum(m.weight[i, j] * gates[j] for j in range(x.shape[1]))
+            gate = m.bias[i] + sum(m.weight[i, j] * gates[j] for j in seen_by(m, i, x.shape[1]))
             out[b, i] = affine(m.down, hidden[i][:half] * gate)
     return out
 
@@ -62,7 +66,7 @@ def random_mixing(m: Any, x: Tensor) -> Tensor:
     out = torch.zeros_like(x)
     for b in range(x.shape[0]):
         for i in range(x.shape[1]):
-            for j in range(x.shape[1]):
+            for j in seen_by(m, i, x.shape[1]):
                 out[b, i] += m.matrix[i, j] * x[b, j]
     return out
 
@@ -73,11 +77,21 @@ def from_neighbours(row: list[Tensor]) -> list[Tensor]:
     return [torch.cat((row[max(i - 1, 0)][:first], row[min(i + 1, len(row) - 1)][first:])) for i in range(len(row))]
 
 
+def from_before(row: list[Tensor]) -> list[Tensor]:
+    """The first half of the features from the previous position, of which the first has none; the others stay."""
+    first = (len(row[0]) + 1) // 2 if row else 0
+    return [torch.cat((row[i - 1][:first] if i else 0 * v[:first], v[first:])) for i, v in enumerate(row)]
+
+
+def shifted(m: Any, row: list[Tensor]) -> list[Tensor]:
+    return from_before(row) if m.spec.mask == "causal" else from_neighbours(row)
+
+
 @reference("spatial_shift")
 def spatial_shift(m: Any, x: Tensor) -> Tensor:
     out = torch.zeros_like(x)
     for b in range(x.shape[0]):
-        hidden = from_neighbours([activated(m.spec.activation, affine(m.up, v)) for v in x[b]])
+        hidden = shifted(m, [activated(m.spec.activation, affine(m.up, v)) for v in x[b]])
         for i, h in enumerate(hidden):
             out[b, i] = affine(m.down, h)
     return out
@@ -104,7 +118,7 @@ def monet(m: Any, x: Tensor) -> Tensor:
             for first, last in ((0, hidden), (hidden, hidden + rank), (hidden + rank, None))
         ]
         if m.spec.shift:
-            pieces = [from_neighbours(piece) for piece in pieces]
+            pieces = [shifted(m, piece) for piece in pieces]
         for i, (a, low, d) in enumerate(zip(*pieces, strict=True)):
             product = normed(a, m.norm, m.spec.norm) * normed(affine(m.expand, low), m.expand_norm, m.spec.norm)
             out[b, i] = affine(m.output, product + d)

@@ -9,7 +9,19 @@ from qkv.spec.mixers.position_matrices import GMLP, RandomMixing, TokenMLP
 from qkv.spec.parts import NoNorm, RMSNorm
 
 MIXING_SAMPLES: dict[str, tuple[Branch, ...]] = {
-    "monet": (MONet(shift=False), MONet(shift=False, hidden=9, rank=2, norm=RMSNorm())),
+    "gmlp": (
+        GMLP(mask="causal", length=1110),
+        GMLP(mask="causal", length=1100, hidden=6, activation="silu", norm=NoNorm()),
+        GMLP(mask="causal", length=1120, hidden=2, norm=RMSNorm()),
+    ),
+    "random_mixing": (RandomMixing(mask="causal", length=1110),),
+    "spatial_shift": (SpatialShift(mask="causal"), SpatialShift(mask="causal", hidden=5, activation="relu2")),
+    "monet": (
+        MONet(mask="causal"),
+        MONet(mask="causal", hidden=7, rank=3, norm=NoNorm()),
+        MONet(shift=False),
+        MONet(shift=False, hidden=9, rank=2, norm=RMSNorm()),
+    ),
 }
 
 MIXING_TWO_WAY: tuple[Branch, ...] = (

@@ -15,6 +15,7 @@ from tests.contracts.faults import (
     all_empty,
     all_real,
     argument,
+    arrived_late,
     averages_averaged,
     capacity_dropped,
     clipped_early,
@@ -138,6 +139,7 @@ LATENT = ("latent_attention",)
 RETENTION, MAMBA, DELTA = ("retention",), ("mamba2",), ("gated_delta",)
 GATED, MIXED = ("gau",), ("mixed_chunk_attention",)
 MEMORY, PATCHES, RETRIEVED = ("recurrent_memory",), ("megabyte",), ("retrieval_attention",)
+CAUSAL, SHIFTED = ("gmlp",), ("spatial_shift", "monet")
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("mask dropped", ATTENTION, mask_changed(lambda mask: mask_spec.Full())),
@@ -350,6 +352,17 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("value of the next key", ("product_key_memory",), argument(product_keys, "read", 2, lambda v: v.roll(1, 0))),
     Mutant("token MLP reads the padding", WHOLE, without_lengths(position_matrices.TokenMLP)),
     Mutant("documents leak in gMLP", WHOLE, without_segments(position_matrices.GMLP)),
+    Mutant("later positions read in causal gMLP", CAUSAL, instead(torch.Tensor, "tril", lambda _: lambda x: x)),
+    Mutant("documents leak in causal gMLP", CAUSAL, without_segments(position_matrices.GMLP)),
+    Mutant(
+        "row of the matrix one too late",
+        CAUSAL,
+        argument(position_matrices.TriangularMatrices, "along_rows", 2, arrived_late),
+    ),
+    Mutant("inputs of the matrix not written", CAUSAL, instead(store.Dense, "_fill", forgetful)),
+    Mutant("shift tail shifted in causal forms", SHIFTED, instead(neighbours, "extended", tail_one_early)),
+    Mutant("lengths ignored in causal shifts", SHIFTED, argument(neighbours, "extended", 2, nothing)),
+    Mutant("documents leak in causal shifts", SHIFTED, instead(neighbours, "same_document", same_for_all)),
     Mutant(
         "matrix over positions upside down",
         WHOLE,

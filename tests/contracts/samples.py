@@ -194,7 +194,10 @@ GROUPS: dict[str, tuple[Branch, ...]] = {
 }
 """What a fault may be looked for in, beside the samples of one kind."""
 
-PRODUCTS: tuple[Branch, ...] = tuple(parts[0] for parts in GATED_SAMPLES.values())
+PRODUCTS: tuple[Branch, ...] = (
+    *(parts[0] for parts in GATED_SAMPLES.values()),
+    *(MIXING_SAMPLES[kind][0] for kind in ("gmlp", "monet")),
+)
 """Products of several factors of their input, which grow beyond bounds unless each vector is normed."""
 
 EVERYTHING: tuple[Branch, ...] = (
@@ -208,6 +211,7 @@ EVERYTHING: tuple[Branch, ...] = (
     GRU(),
     LSTM(),
     *(parts[0] for parts in (*RELATIVE_SAMPLES.values(), *SPARSE_SAMPLES.values(), *RETRIEVAL_SAMPLES.values())),
+    *(MIXING_SAMPLES[kind][0] for kind in ("random_mixing", "spatial_shift")),
     *PRODUCTS,
     *(parts[0] for kind, parts in MATRIX_SAMPLES.items() if kind != "linear_attention"),
     GatedFeedForward(hidden=24),

@@ -42,11 +42,14 @@ ALL: dict[str, Branch] = {
     "convolution": Convolution(kernel_size=4),
     "token MLP": TokenMLP(length=LENGTH),
     "gMLP": GMLP(length=LENGTH),
+    "causal gMLP": GMLP(length=LENGTH, mask="causal"),
     "Linformer": Linformer(length=LENGTH, rank=5, num_heads=2),
     "spatial shift": SpatialShift(),
     "GAU": GAU(key_dim=4),
     "mixed chunks": MixedChunkAttention(key_dim=4, chunk=3),
     "MONet": MONet(),
+    "causal spatial shift": SpatialShift(mask="causal"),
+    "causal MONet": MONet(mask="causal"),
     "RNN": RNN(),
     "GRU": GRU(),
     "LSTM": LSTM(),
@@ -84,10 +87,13 @@ REACHES: dict[str, list[int]] = {
     "convolution": [0, 1, 2],
     "token MLP": list(range(10)),
     "gMLP": list(range(10)),
+    "causal gMLP": list(range(10)),
     "Linformer": list(range(10)),
     "spatial shift": [0, 1],
     "mixed chunks": list(range(10)),
     "MONet": [0, 1],
+    "causal spatial shift": [0, 1],
+    "causal MONet": [0, 1],
     "RNN": list(range(10)),
     "GRU": list(range(10)),
     "LSTM": list(range(10)),
@@ -102,7 +108,7 @@ def test_how_far_one_layer_sees(name: str) -> None:
     assert seen_from([built(ALL[name])], 10) == REACHES[name][::-1]
 
 
-UNBOUNDED = ("attention", "GAU")
+UNBOUNDED = ("attention", "GAU", "causal gMLP")
 
 
 @pytest.mark.parametrize("name", ALL)

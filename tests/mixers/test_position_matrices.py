@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.mixers.modules import applied, built, some
+from tests.mixers.modules import applied, built, following, some
 from torch import Tensor
 
+from qkv.generation.sample import generate
 from qkv.inspection.cost import cost
 from qkv.layers.branch import linear_maps
 from qkv.layers.context import Context
@@ -18,12 +19,14 @@ from qkv.models.build import build
 from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.cross import CrossAttention
 from qkv.spec.errors import SpecError, UserError
+from qkv.spec.generation import Generation
 from qkv.spec.heads import ClassificationHead
 from qkv.spec.masks import Full
 from qkv.spec.mixers.linformer import Linformer
 from qkv.spec.mixers.position_matrices import GMLP, RandomMixing, TokenMLP
 from qkv.spec.model import Block, Encoder, Latents, Model, Queries, Text
-from qkv.spec.parts import Sinusoidal
+from qkv.spec.parts import NoPositions, Sinusoidal
+from qkv.spec.recipe import Recipe
 
 KINDS = (TokenMLP, GMLP, RandomMixing, Linformer)
 
@@ -126,6 +129,56 @@ def test_gmlp_begins_near_identity_of_its_gate() -> None:
     gate = branch.mixed(branch.norm(v, Context(torch.arange(64)[None])), None)  # type: ignore[operator]
     assert (gate - 1).abs().max() < 0.01
     assert (gate - 1).abs().max() > 0
+
+
+def test_a_causal_random_matrix_is_lower_triangular_and_its_rows_sum_to_1() -> None:
+    matrix = build_branch(RandomMixing(length=5, mask="causal"), 8).matrix
+    assert torch.equal(matrix, matrix.tril())
+    assert torch.allclose(matrix.sum(1), torch.ones(5))
+    assert matrix[0, 0] == 1
+
+
+@pytest.mark.parametrize("kind", [GMLP, RandomMixing])
+def test_a_causal_form_is_the_full_one_with_a_lower_triangular_matrix(kind: type[GMLP | RandomMixing]) -> None:
+    causal, full, x = built(kind(length=7, mask="causal")), built(kind(length=7)), some(2, 7)
+    assert causal.causal
+    assert not full.causal
+    causal.load_state_dict(full.state_dict())
+    assert (applied(causal, x) - applied(full, x)).abs().max() > 1e-4
+    for name in ("weight", "matrix"):
+        if hasattr(full, name):
+            getattr(full, name).data = getattr(full, name).data.tril()
+    torch.testing.assert_close(applied(causal, x), applied(full, x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [GMLP, RandomMixing])
+def test_a_causal_form_decodes_up_to_its_length_and_no_further(kind: type[GMLP | RandomMixing]) -> None:
+    branch, x = built(kind(length=4, mask="causal")), some(2, 5)
+    _, state = branch(x[:, :3], following(0, 3, 2), branch.init_state(2))
+    last, state = branch(x[:, 3:4], following(3, 1, 2), state)
+    torch.testing.assert_close(last, applied(branch, x[:, :4])[:, 3:], rtol=1e-12, atol=1e-12)
+    with pytest.raises(UserError, match=f"5 positions are more than the 4 for which '{kind.kind}' has weights"):
+        branch(x[:, 4:], following(4, 1, 2), state)
+
+
+@pytest.mark.parametrize("mixer", ["gmlp(mask=causal)", "random_mixing(mask=causal)", "monet(mask=causal)"])
+def test_causal_forms_model_language_and_generate_up_to_the_context_length(mixer: str) -> None:
+    recipe = Recipe.parse({"data": "x", "model": {"context_length": 8, "blocks": [{"branches": [mixer]}]}})
+    assert recipe.model.decodes
+    m = build(recipe.model.changed(width=8, frontend=Text(vocab_size=7, positions=NoPositions())))
+    assert len(generate(m, [[1, 2]], Generation(max_new_tokens=6))[0]) == 6
+    if "monet" not in mixer:
+        with pytest.raises(UserError, match="9 positions are more than the 8"):
+            m(torch.zeros(1, 9, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("mixer", "advice"),
+    [("token_mlp", "hidden units read the whole row; use attention, or gmlp"), ("gmlp", "use a causal mask")],
+)
+def test_what_reads_whole_rows_is_refused_where_a_model_decodes(mixer: str, advice: str) -> None:
+    with pytest.raises(SpecError, match=f"needs a model that decodes; .*{advice}"):
+        Recipe.parse({"data": "x", "model": {"blocks": [{"branches": [mixer]}]}})
 
 
 def test_random_mixing_is_saved_and_not_trained() -> None:

@@ -14,10 +14,12 @@ from qkv.layers.layout import Layouts, matrix
 from qkv.layers.linear import Linear
 from qkv.layers.norms import build_norm
 from qkv.mixers.whole_rows import each_row
+from qkv.ops.convolution import same_document
 from qkv.ops.neighbours import MOST_AXES, shifted, window_mean
 from qkv.spec.errors import UserError
 from qkv.spec.mixers import neighbours as spec
 from qkv.spec.register import implements
+from qkv.state.tail import extended
 
 
 def _grid(context: Context, rows: Tensor) -> PositionGrid:
@@ -25,27 +27,63 @@ def _grid(context: Context, rows: Tensor) -> PositionGrid:
     return PositionGrid((rows.shape[1],)) if context.grid is None else context.grid
 
 
+class Shift(Branch):
+    """Base class of branches that shift features between neighbours, to all sides or from the previous position alone.
+
+    State, if causal: the features of the last position that move, (B, 1, Σ ⌈pieces / 2⌉).
+    """
+
+    rewindable = False
+
+    def __init__(self, part: spec.SpatialShift | spec.MONet, width: int, pieces: tuple[int, ...]):
+        """Create the branch. pieces: sizes of the pieces of features whose groups are shifted, each by itself."""
+        super().__init__(part, width)
+        self.causal, self.pieces = part.causal, pieces
+        self.moving = [size - size // 2 for size in pieces]
+
+    def init_state(self, batch: int, capacity: int | None = None) -> State:
+        return self.like().detach().new_zeros(batch, 1, sum(self.moving)) if self.causal else ()
+
+    def shift(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
+        """Return (shifted features (B, N, Σ pieces), next state)."""
+        if not self.causal:
+            return each_row(x, context, lambda rows, real: self._whole(rows, real, context), self.spec.kind), state
+        halves = [piece.tensor_split(2, -1) for piece in x.split(self.pieces, -1)]
+        moving = torch.cat([first for first, _ in halves], -1)
+        tail = moving.new_zeros(len(x), 1, moving.shape[-1]) if state is None else state
+        window, tail = extended(tail, moving, context.lengths)
+        before = window[:, : x.shape[1]]
+        if context.segments is not None:
+            before = before * same_document(context.segments, 1)[..., None]
+        moved = before.split(self.moving, -1)
+        pairs = ((first, own) for first, (_, own) in zip(moved, halves, strict=True))
+        return torch.cat([part for pair in pairs for part in pair], -1), None if state is None else tail
+
+    def _whole(self, rows: Tensor, real: Tensor | None, context: Context) -> Tensor:
+        """Shift the groups of each piece to all sides."""
+        grid = _grid(context, rows)
+        return torch.cat([shifted(piece, *grid, real) for piece in rows.split(self.pieces, -1)], -1)
+
+    def state_bytes(self, length: int, batch: int = 1) -> int:
+        return batch * sum(self.moving) * self.like().element_size() if self.causal else 0
+
+
 @implements(spec.SpatialShift)
-class SpatialShift(Branch):
-    """Spatial-shift branch W2 shift(φ(W1 x + b1)) + b2 (S²-MLP, Yu et al. 2021). Bidirectional, stateless.
+class SpatialShift(Shift):
+    """Spatial-shift branch W2 shift(φ(W1 x + b1)) + b2 (S²-MLP, Yu et al. 2021).
 
     x (B, N, D) ─ up ─ φ ─ (B, N, F) ─ shift of 2 groups per axis ─ down ─ (B, N, D)
     """
 
-    causal = False
-    rewindable = False
-
     def __init__(self, part: spec.SpatialShift, width: int):
-        super().__init__(part, width)
         hidden = part.hidden_at(width)
+        super().__init__(part, width, (hidden,))
         self.up, self.down = Linear(width, hidden), Linear(hidden, width)
         self.activation = ACTIVATIONS[part.activation]
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
-        def mix(rows: Tensor, real: Tensor | None) -> Tensor:
-            return shifted(rows, *_grid(context, rows), real)
-
-        return self.down(each_row(self.activation(self.up(x)), context, mix, self.spec.kind)), state
+        x, state = self.shift(self.activation(self.up(x)), context, state)
+        return self.down(x), state
 
     def ending(self) -> nn.Module:
         return self.down
@@ -77,21 +115,19 @@ class Pooling(Branch):
 
 
 @implements(spec.MONet)
-class MONet(Branch):
-    """Mu-layer of MONet: E(norm(A x) ⊙ norm(B2 B1 x) + D x) (Cheng et al. 2024). Stateless; bidirectional if shifted.
+class MONet(Shift):
+    """Mu-layer of MONet: E(norm(A x) ⊙ norm(B2 B1 x) + D x) (Cheng et al. 2024). Stateless if it is not shifted.
 
     x (B, N, D) ─ input ─┬ A x (B, N, F) ─ shift ─ norm ──────────┐
                          ├ B1 x (B, N, R) ─ shift ─ B2 ─ norm ─── ⊙ ─ + ─ output ─ (B, N, D)
                          └ D x (B, N, F) ─ shift ─────────────────────┘
     """
 
-    rewindable = True
-
     def __init__(self, part: spec.MONet, width: int):
-        super().__init__(part, width)
         hidden, rank = part.sizes(width)
-        self.causal = self.rewindable = part.causal
-        self.shift, self.pieces = part.shift, (hidden, rank, hidden)
+        super().__init__(part, width, (hidden, rank, hidden))
+        self.shifts, self.rewindable = part.shift, not part.shift
+        self.moving = self.moving if part.shift else []
         self.input, self.expand = Linear(width, sum(self.pieces)), Linear(rank, hidden)
         self.norm, self.expand_norm = build_norm(part.norm, hidden), build_norm(part.norm, hidden)
         self.output = Linear(hidden, width)
@@ -100,17 +136,15 @@ class MONet(Branch):
         hidden, rank, _ = self.pieces
         return {"input": matrix(a=hidden, b=rank, d=hidden)}
 
+    def init_state(self, batch: int, capacity: int | None = None) -> State:
+        return super().init_state(batch, capacity) if self.shifts else ()
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         x = self.input(x)
-        if self.shift:
-            x = each_row(x, context, lambda rows, real: self._shifted(rows, real, context), self.spec.kind)
+        if self.shifts:
+            x, state = self.shift(x, context, state)
         a, b, d = x.split(self.pieces, -1)
         return self.output(self.norm(a, context) * self.expand_norm(self.expand(b), context) + d), state
-
-    def _shifted(self, rows: Tensor, real: Tensor | None, context: Context) -> Tensor:
-        """Shift the groups of features of A x, B1 x and D x, each by itself."""
-        grid = _grid(context, rows)
-        return torch.cat([shifted(piece, *grid, real) for piece in rows.split(self.pieces, -1)], -1)
 
     def ending(self) -> nn.Module:
         return self.output

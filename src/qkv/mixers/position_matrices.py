@@ -17,6 +17,7 @@ from qkv.ops.linear.choose import linear
 from qkv.spec.errors import UserError
 from qkv.spec.mixers import position_matrices as spec
 from qkv.spec.register import implements
+from qkv.state.store import new_store
 
 _NEAR_ZERO = 1e-3
 """Initial deviation of a row's sum of gMLP's matrix, so that its gate is near 1."""
@@ -43,20 +44,68 @@ class PositionMatrices(Branch):
         """Apply ``mixed`` to each row or packed document. Raises ``UserError`` for one of more than N positions."""
 
         def mix(rows: Tensor, real: Tensor | None) -> Tensor:
-            if rows.shape[1] > self.length:
-                raise UserError(
-                    f"{rows.shape[1]} positions are more than the {self.length} for which {self.spec.kind!r} has "
-                    "weights; shorten the input, or train with a larger model.context_length"
-                )
+            self.check_length(rows.shape[1])
             return self.mixed(rows, real)
 
         return each_row(x, context, mix, self.spec.kind)
+
+    def check_length(self, count: int) -> None:
+        """Raise ``UserError`` for a row of ``count`` positions, if these are more than N."""
+        if count > self.length:
+            raise UserError(
+                f"{count} positions are more than the {self.length} for which {self.spec.kind!r} has "
+                "weights; shorten the input, or train with a larger model.context_length"
+            )
+
+
+class TriangularMatrices(PositionMatrices):
+    """Base class of mixers with a matrix W (N, N) over positions, lower triangular if causal.
+
+    State, if causal: the inputs of W, E features per position, halved into what a store calls keys and values.
+    """
+
+    def __init__(self, part: spec.TriangularMatrices, width: int, features: int):
+        """Create the branch. features: E of an input of W."""
+        super().__init__(part, width)
+        self.causal = self.rewindable = part.causal
+        self.halves = features - features // 2, features // 2
+
+    def table(self) -> tuple[Tensor, Tensor | None]:
+        """W (N, N) and the bias of each position (N), or None."""
+        raise NotImplementedError
+
+    def init_state(self, batch: int, capacity: int | None = None) -> State:
+        return new_store(batch, 1, self.halves, self.like().detach(), capacity) if self.causal else ()
+
+    def along_rows(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
+        """Apply W to x (B, N, E) of whole rows, or of positions that follow others; see ``over_rows`` for errors."""
+        if state is None or not self.causal:
+            return self.over_rows(x, context), state
+        arrival = context.arrival
+        assert arrival is not None
+        self.check_length(arrival.end)
+        first, second = (half[:, None] for half in x.split(self.halves, -1))
+        seen = state.append(first, second, arrival)
+        query, key = arrival.positions.clamp(max=self.length - 1)[:, :, None], seen.positions[:, None]
+        weight, bias = self.table()
+        weight = weight[query, key.clamp(min=0)].masked_fill((key > query) | (key < 0), 0.0).to(x.dtype)
+        y = torch.cat([weight @ half[:, 0].to(x.dtype) for half in (seen.keys, seen.values)], -1)
+        return y if bias is None else y + bias[query], state
+
+    def mixed(self, x: Tensor, real: Tensor | None) -> Tensor:
+        n, (weight, bias) = x.shape[1], self.table()
+        if n < self.length:
+            weight, bias = weight[:n, :n], None if bias is None else bias[:n]
+        return over_positions(x, weight.tril() if self.causal else weight, bias)
+
+    def state_bytes(self, length: int, batch: int = 1) -> int:
+        return batch * length * sum(self.halves) * self.like().element_size() if self.causal else 0
 
 
 def over_positions(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y_i = Σ_j W_ij x_j + b_i: x (R, n, E), W (m, N), b (m) -> (R, m, E); the first n columns of W are used."""
     used = weight if weight.shape[1] == x.shape[1] else weight[:, : x.shape[1]]
-    return linear(x.transpose(1, 2), used, bias).transpose(1, 2)
+    return linear(x.transpose(1, 2), used.to(x.dtype), bias).transpose(1, 2)
 
 
 @implements(spec.TokenMLP)
@@ -86,18 +135,18 @@ class TokenMLP(PositionMatrices):
 
 
 @implements(spec.GMLP)
-class GMLP(PositionMatrices):
+class GMLP(TriangularMatrices):
     """gMLP block: y = V [u ⊙ (W norm(v) + b)], [u, v] = φ(U x) (Liu et al. 2021).
 
         x (B, N, D) ─ up ─ φ ─┬ u (B, N, F / 2) ──────────────────────────┐
                               └ v (B, N, F / 2) ─ norm ─ W over positions ─ ⊙ ─ down ─ (B, N, D)
 
-    W (N, N) is initially near 0 and b (N) is 1.
+    W (N, N) is initially near 0 and b (N) is 1. State, if causal: norm(v) of all positions, F / 2 features each.
     """
 
     def __init__(self, part: spec.GMLP, width: int):
-        super().__init__(part, width)
         half = part.hidden_at(width) // 2
+        super().__init__(part, width, half)
         self.up, self.down = Linear(width, 2 * half), Linear(half, width)
         self.norm, self.activation = build_norm(part.norm, half), ACTIVATIONS[part.activation]
         self.weight = nn.Parameter(torch.randn(self.length, self.length) * (_NEAR_ZERO * self.length**-0.5))
@@ -109,33 +158,41 @@ class GMLP(PositionMatrices):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         u, v = self.activation(self.up(x)).chunk(2, -1)
-        gate = self.over_rows(self.norm(v, context), context)
+        gate, state = self.along_rows(self.norm(v, context), context, state)
         return self.down(u * gate), state
 
-    def mixed(self, x: Tensor, real: Tensor | None) -> Tensor:
-        n, whole = x.shape[1], x.shape[1] == self.length
-        return over_positions(x, self.weight if whole else self.weight[:n], self.bias if whole else self.bias[:n])
+    def table(self) -> tuple[Tensor, Tensor | None]:
+        return self.weight, self.bias
 
     def ending(self) -> nn.Module:
         return self.down
 
 
 @implements(spec.RandomMixing)
-class RandomMixing(PositionMatrices):
-    """Random mixing: y_i = Σ_j R_ij x_j, R (N, N) random, its rows sum to 1, not trained (Yu et al. 2022)."""
+class RandomMixing(TriangularMatrices):
+    """Random mixing: y_i = Σ_j R_ij x_j, R (N, N) random, its rows sum to 1, not trained (Yu et al. 2022).
+
+    State, if causal: all inputs, D features each.
+    """
 
     matrix: Tensor
 
     def __init__(self, part: spec.RandomMixing, width: int):
-        super().__init__(part, width)
-        self.register_buffer("matrix", torch.rand(self.length, self.length).softmax(-1))
+        super().__init__(part, width, width)
+        drawn = torch.rand(self.length, self.length)
+        if part.causal:
+            later = torch.ones_like(drawn, dtype=torch.bool).triu(1)
+            drawn = drawn.masked_fill(later, -torch.inf)
+        self.register_buffer("matrix", drawn.softmax(-1))
 
     def layouts(self) -> Layouts:
         return {"matrix": WHOLE}
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
-        return self.over_rows(x, context), state
+        return self.along_rows(x, context, state)
 
-    def mixed(self, x: Tensor, real: Tensor | None) -> Tensor:
-        n, r = x.shape[1], self.matrix.to(x.dtype)
-        return over_positions(x, r if n == self.length else r[:n])
+    def table(self) -> tuple[Tensor, Tensor | None]:
+        return self.matrix, None
+
+    def like(self) -> Tensor:
+        return self.matrix

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field
 
@@ -10,18 +10,22 @@ from qkv.spec.branches import Branch
 from qkv.spec.growth import NEAR, Growth
 from qkv.spec.parts import Activation, LayerNorm, Norm
 
+_MASK = "causal: half of the features from the previous position, 0 at the first; full: from all sides"
+
 
 class SpatialShift(Branch, kind="spatial_shift"):
-    """Spatial-shift branch of S²-MLP: W2 shift(φ(W1 x + b1)) + b2 (Yu et al. 2021). Not causal.
+    """Spatial-shift branch of S²-MLP: W2 shift(φ(W1 x + b1)) + b2 (Yu et al. 2021).
 
     Four groups of the F features, each shifted by one position along the rows or the columns of a grid; two groups in
     a sequence, from the previous and from the next position. At a border a position keeps its own features, and so do
-    positions that are not on the grid, such as a class token. A layer of S²-MLP is this branch and ``feed_forward``;
-    ``token_shift`` is a causal form.
+    positions that are not on the grid, such as a class token. Causal: the first half is that of the previous position
+    in the sequence, 0 at its start, and the others stay. A layer of S²-MLP is this branch and ``feed_forward``;
+    ``token_shift`` is the shift without the first map.
     """
 
     hidden: int | None = Field(default=None, gt=0, description="features that are shifted, F; default: width")
     activation: Activation = "gelu"
+    mask: Literal["full", "causal"] = Field(default="full", description=_MASK)
 
     @property
     def growth(self) -> Growth:
@@ -29,7 +33,7 @@ class SpatialShift(Branch, kind="spatial_shift"):
 
     @property
     def causal(self) -> bool:
-        return False
+        return self.mask == "causal"
 
     def hidden_at(self, width: int) -> int:
         """Number of shifted features in a model of ``width`` features."""
@@ -70,6 +74,7 @@ class MONet(Branch, kind="monet"):
     rank: int | None = Field(default=None, gt=0, description="rank of B = B2 B1; default: hidden / 8, as published")
     shift: bool = Field(default=True, description="shift features between neighbouring positions; else position-wise")
     norm: Norm = Field(default=LayerNorm(), description="norm of both factors")
+    mask: Literal["full", "causal"] = Field(default="full", description=_MASK)
 
     @property
     def mixes(self) -> bool:
@@ -81,7 +86,7 @@ class MONet(Branch, kind="monet"):
 
     @property
     def causal(self) -> bool:
-        return not self.shift
+        return not self.shift or self.mask == "causal"
 
     def sizes(self, width: int) -> tuple[int, int]:
         """(features of the product, rank) in a model of ``width`` features."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field
 
@@ -41,6 +41,18 @@ class PositionMatrices(Branch):
         return self if self.length else self.changed(length=positions)
 
 
+class TriangularMatrices(PositionMatrices):
+    """Base class of mixers with a matrix W over positions that may be lower triangular: y_i = Σ_{j<=i} W_ij x_j."""
+
+    mask: Literal["full", "causal"] = Field(
+        default="full", description="causal: no position reads a later one, so that rows of up to length decode"
+    )
+
+    @property
+    def causal(self) -> bool:
+        return self.mask == "causal"
+
+
 class TokenMLP(PositionMatrices, kind="token_mlp"):
     """Token-mixing MLP of MLP-Mixer: W2 φ(W1 x + b1) + b2 over positions, equal for all features.
 
@@ -54,6 +66,10 @@ class TokenMLP(PositionMatrices, kind="token_mlp"):
     def growth(self) -> Growth:
         return LINEAR
 
+    @property
+    def decoding_advice(self) -> str:
+        return "its hidden units read the whole row; use attention, or gmlp with mask=causal"
+
     def hidden_at(self, width: int) -> int:
         """Number of hidden units in a model of ``width`` features."""
         return self.hidden or max(1, width // 2)
@@ -62,11 +78,11 @@ class TokenMLP(PositionMatrices, kind="token_mlp"):
         return self.changed(hidden=self.hidden_at(width))
 
 
-class GMLP(PositionMatrices, kind="gmlp"):
+class GMLP(TriangularMatrices, kind="gmlp"):
     """gMLP with its spatial gating unit: V [u ⊙ (W norm(v) + b)], [u, v] = φ(U x), W (N, N) over positions.
 
     Liu et al. 2021. W is initially near 0 and b is 1, so that the gate is near identity. One branch is a whole gMLP
-    block; it needs no feed-forward branch.
+    block; it needs no feed-forward branch. Causal with a lower triangular W.
     """
 
     hidden: int | None = Field(
@@ -88,9 +104,9 @@ class GMLP(PositionMatrices, kind="gmlp"):
         return self.changed(hidden=self.hidden_at(width))
 
 
-class RandomMixing(PositionMatrices, kind="random_mixing"):
+class RandomMixing(TriangularMatrices, kind="random_mixing"):
     """Random mixing: y_i = Σ_j R_ij x_j with a random matrix R that is not trained (MetaFormer, Yu et al. 2022).
 
-    Each row of R is a softmax of numbers drawn uniformly from [0, 1). R is drawn with the initial weights and saved
-    with them.
+    Each row of R is a softmax of numbers drawn uniformly from [0, 1); if causal, of those with j <= i. R is drawn with
+    the initial weights and saved with them.
     """
