@@ -8,6 +8,7 @@ from pydantic import Field
 
 from qkv.spec.branches import Branch
 from qkv.spec.errors import Problem
+from qkv.spec.growth import CHUNKED, LINEAR, STORED, Growth
 
 
 class GatedAttention(Branch):
@@ -48,6 +49,10 @@ class GAU(GatedAttention, kind="gau"):
     layer; it needs no feed-forward branch.
     """
 
+    @property
+    def growth(self) -> Growth:
+        return STORED
+
 
 class MixedChunkAttention(GatedAttention, kind="mixed_chunk_attention"):
     """Gated attention unit with mixed chunk attention: quadratic within a chunk, linear across chunks (FLASH).
@@ -59,3 +64,7 @@ class MixedChunkAttention(GatedAttention, kind="mixed_chunk_attention"):
     """
 
     chunk: int = Field(default=256, gt=0, description="positions per chunk")
+
+    @property
+    def growth(self) -> Growth:
+        return CHUNKED if self.causal else LINEAR
