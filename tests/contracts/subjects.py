@@ -27,6 +27,7 @@ from qkv.spec import masks
 from qkv.spec.branches import Attention, Branch, Masked
 from qkv.spec.mixers.lsh_attention import LSHAttention
 from qkv.spec.model import Model
+from qkv.spec.segmentation import Segmentation
 from qkv.state import tree
 from qkv.state.arrival import Arrival, Counts
 
@@ -180,7 +181,9 @@ class Stack(Subject):
         self.module = scrambled(build(spec), dtype)
         self.rewindable = self.module.rewindable
         lengths = (b.exactness.length for layer in spec.layers for b in layer.branches if b.exactness.length)
-        self.exact_length = None if spec.segmentation else min(lengths, default=None)
+        self.exact_length = min(lengths, default=None)
+        if spec.segmentation and self.exact_length is not None:
+            self.exact_length = longest_read(spec.segmentation, self.exact_length)
 
     def exact(self) -> Stack:
         if self.exact_length is None:
@@ -211,6 +214,13 @@ class Stack(Subject):
 
     def equation(self, x: Tensor) -> Tensor:
         return stack_reference.model(self.module, x)
+
+
+def longest_read(part: Segmentation, most: int) -> int | None:
+    """The longest row of whose segments the blocks read at most so many positions; None for any."""
+    if part.positions_read(10**6) <= most:
+        return None
+    return max((n for n in range(most + 1) if part.positions_read(n) <= most), default=0)
 
 
 class EncoderDecoder(Stack):

@@ -100,6 +100,9 @@ def train_one_step(spec: Model, chance: random.Random, sound: bool = True) -> No
 def decode(model: Transformer, given: dict[str, Any], chance: random.Random) -> None:
     """One row read at once, and the same row in pieces."""
     chunks = [part.chunk_length for part in parts(model.spec) if isinstance(part, LSHAttention)]
+    reads = model.spec.segmentation.positions_read if model.spec.segmentation else None
+    if reads and any(reads(LENGTH) > chunk for chunk in chunks):  # hashed in each segment
+        return
     row = {name: value[:1] for name, value in given.items()}
     row["ids"] = row["ids"][:, : min([LENGTH, *chunks])]
     if "prefix" in row:

@@ -127,6 +127,14 @@ def test_costs_are_those_of_the_built_model() -> None:
     assert cost(spec, 2, 37, training=Training(recompute=True)).train_flops > counted.train_flops
 
 
+@pytest.mark.parametrize(("chunk", "path"), [(4, ()), (3, ("blocks", 0, "branches", 0))])
+def test_hashed_attention_is_exact_in_patches_of_one_chunk(chunk: int, path: tuple[str | int, ...]) -> None:
+    """A patch is read with a learned vector in front, so that three positions fill one of four."""
+    spec = patched(4, OVER, LSHAttention(chunk_length=chunk))
+    assert spec.first_inexact(2)[0] == ()
+    assert spec.first_inexact(3)[0] == spec.first_inexact(1000)[0] == path
+
+
 @torch.no_grad()
 def test_the_state_grows_with_the_patches_alone() -> None:
     m, _ = built(patched(4, OVER, TURNED, GRU()))

@@ -130,6 +130,9 @@ class Megabyte(Segmentation, kind="megabyte"):
     def row_positions(self) -> int:
         return self.size
 
+    def positions_read(self, length: int) -> int:
+        return min(length + 1, self.size)
+
     def inner_width(self, width: int) -> int:
         return self.patches.width or width
 
