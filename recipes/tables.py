@@ -79,6 +79,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("recall_gru", "… with a GRU", _RIGHT),
         Row("recall_rnn", "… with Elman's network", _RIGHT),
         Row("recall_causal_convolution", "… with convolutions of 30 tokens receptive field", _RIGHT),
+        Row("recall_recurrent_memory", "… with attention to segments of 16 tokens and a recurrent memory", _RIGHT),
     ),
 }
 _HEAD = "| recipe | description | result | reference | training | seeds | date |\n|---|---|---|---|---|---|---|\n"
