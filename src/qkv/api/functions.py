@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from qkv.comparison.ranking import Ranking
+    from qkv.comparison.scaling import Scaling
     from qkv.inspection.cost import Cost
     from qkv.models.transformer import Transformer
     from qkv.runs.run import Run
@@ -121,15 +122,15 @@ def compare(
     ray: str | None = None,
     threads: int = 1,
     **settings: Any,
-) -> Ranking:
+) -> Ranking | Scaling:
     """Compare models over seeds at an equal budget, such as ``compare("small.yaml", {"attention": [], "gru":
     ["blocks.*.mixer=gru"]})``; resume the comparison in the folder ``out``.
 
     ``recipe``: a ``Recipe``, its file or the name of a shipped one, and ``entries``: its dotted overrides by name; or
     the file of a comparison without ``entries``. ``settings``: fields of ``qkv.spec.comparison.Comparison``: equal
-    ("parameters", "flops", "time"), seeds, rates, metric, baseline, knobs, overrides, quick. ``out`` is by default
-    ``runs/compare-`` and the recipe's name. ``jobs``: runs at once, each in a process of its own; None: all in this
-    one. ``ray``: address of a Ray cluster that carries out the runs, each with ``threads`` cores, or "local".
+    ("parameters", "flops", "time"), seeds, rates, metric, baseline, knobs, overrides, scale, fit, quick. ``out`` is by
+    default ``runs/compare-`` and the recipe's name. ``jobs``: runs at once, each in a process of its own; None: all in
+    this one. ``ray``: address of a Ray cluster that carries out the runs, each with ``threads`` cores, or "local".
 
     The result holds the table, its conclusions and an HTML page, which are also in the folder. Raises ``UserError``.
     """

@@ -14,11 +14,13 @@ from qkv.spec.errors import UserError
 
 if TYPE_CHECKING:
     from qkv.comparison.ranking import Ranking
+    from qkv.comparison.scaling import Scaling
 
 EXAMPLES = """\
 qkv compare small.yaml attention 'gru: blocks.*.mixer=gru'
 qkv compare small.yaml pre 'post: blocks.order=post' --equal flops --seeds 5
 qkv compare fashion_mnist_vit vit 'wide: model.width=256' --equal time training.minutes=9
+qkv compare small.yaml attention --scale 4 --fit
 qkv compare mixers.yaml               a file with recipe, entries and settings
 """
 
@@ -53,6 +55,12 @@ _Knob = Annotated[
 _Jobs = Annotated[
     int | None, typer.Option(metavar="N", help="Runs at once, each in its own process; default: all in this one.")
 ]
+_Scale = Annotated[
+    int | None, typer.Option(metavar="N", help="Train each entry at N sizes, each twice the one before, and 3 lengths.")
+]
+_Fit = Annotated[
+    bool, typer.Option("--fit", help="With --scale: fit a power law, and check its extrapolation by a larger run.")
+]
 _Ray = Annotated[
     str | None, typer.Option(metavar="ADDRESS", help="Ray cluster that carries out the runs; 'local' starts one here.")
 ]
@@ -69,6 +77,8 @@ def compare_command(
     baseline: _Baseline = None,
     metric: _Metric = None,
     knob: _Knob = None,
+    scale: _Scale = None,
+    fit: _Fit = False,
     quick: Annotated[bool, typer.Option("--quick", help="Use the recipe's short form.")] = False,
     jobs: _Jobs = None,
     ray: _Ray = None,
@@ -91,21 +101,26 @@ def compare_command(
         "metric": metric,
         "knobs": dict(map(_knob, knob)) if knob else None,
         "overrides": [text for text in entries or [] if text not in named] or None,
+        "scale": scale,
+        "fit": fit or None,
         "quick": quick or None,
     }
     given = {name: value for name, value in settings.items() if value is not None}
     _tell(compare(recipe, _entries(named) or None, out, jobs, ray, threads, **given), as_json)
 
 
-def _tell(ranking: Ranking, as_json: bool) -> None:
+def _tell(found: Ranking | Scaling, as_json: bool) -> None:
     from qkv.report.table import print_table
 
     if as_json:
-        typer.echo(json.dumps(ranking.plain(), ensure_ascii=False))
+        typer.echo(json.dumps(found.plain(), ensure_ascii=False))
         return
-    print_table("", *ranking.table()[1:])
-    typer.echo("\n" + "\n".join(ranking.conclusions()))
-    typer.echo(f"\nreport: {ranking.plan.folder / 'report.html'}")
+    for title, columns, rows in found.tables():
+        if rows:
+            print_table(title, columns, rows)
+            typer.echo()
+    typer.echo("\n".join(found.conclusions()))
+    typer.echo(f"\nreport: {found.plan.folder / found.page}")
 
 
 def _entries(named: list[str]) -> dict[str, tuple[str, ...]]:

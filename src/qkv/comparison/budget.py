@@ -20,6 +20,8 @@ TOLERANCE = 0.01
 """Largest relative difference of the numbers of parameters."""
 KNOBS = ("model.blocks.feed_forward.hidden", "model.blocks.branches.hidden", "model.width")
 """Paths that resize a model, tried in this order if an entry states none."""
+_NEAR = 0.25
+"""Largest relative difference from a multiple of the number of parameters."""
 _LARGEST, _STRIDE = 1 << 20, 256
 Count = Callable[[int], int | None]
 
@@ -76,6 +78,22 @@ def with_parameters(
     if knob and not tried:
         override(full, [Assignment.of(knob, 1)])  # its error names the path
     raise UserError(_unreachable(name, parameters(full.model), wanted, tried, knob))
+
+
+def resized(name: str, recipe: Recipe, wanted: int, knob: str) -> Sized:
+    """Recipe of the entry ``name`` with the number of parameters nearest to ``wanted`` that the integer at the dotted
+    path ``knob`` gives. Raises ``UserError`` if it is further off than a quarter.
+    """
+    full = filled(recipe)
+    value, count = _nearest(_counter(full, knob), wanted)
+    if not count or _off(count, wanted) > _NEAR:
+        override(full, [Assignment.of(knob, 1)])  # its error names the path
+        raise UserError(
+            f"entry {name!r} cannot be given about {wanted:,} parameters: the nearest is {count:,} at {knob}={value}; "
+            "state another path of an integer that resizes it in knobs"
+        )
+    change = Assignment.of(knob, value)
+    return Sized(override(recipe, [change]), count, _step_flops(override(full, [change])), change.text)
 
 
 def _unreachable(name: str, own: int, wanted: int, tried: Iterable[tuple[str, int, int]], knob: str | None) -> str:

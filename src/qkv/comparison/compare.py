@@ -10,6 +10,7 @@ from qkv.comparison.executors import Executor, Here, Watcher, execute
 from qkv.comparison.outcome import Outcome
 from qkv.comparison.plan import PlannedRun, RunPlan, plan_of
 from qkv.comparison.ranking import Ranking, ranked, value_of
+from qkv.comparison.scaling import Scaling, scale, total
 from qkv.comparison.show import ShowRuns
 from qkv.report.evaluation import ERRORS
 from qkv.runs.files import clear_errors, write_file
@@ -19,7 +20,7 @@ from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import write_spec
 
-SPEC, RESULTS, PAGE = "comparison.yaml", "results.json", "report.html"
+SPEC, RESULTS = "comparison.yaml", "results.json"
 
 
 def compare(
@@ -28,8 +29,10 @@ def compare(
     executor: Executor | None = None,
     base: Recipe | None = None,
     watcher: Watcher | None = None,
-) -> Ranking:
+) -> Ranking | Scaling:
     """Carry out a comparison in the folder ``out``, or go on with it there; return its results, also written there.
+
+    With ``comparison.scale`` the result is that of all sizes; see ``qkv.comparison.scaling``.
 
     Finished runs are read and begun ones resumed. ``executor``: carries out the runs; None: one after the other in this
     process. ``base``: recipe that the entries change; default: the one that the comparison names. ``watcher``: receives
@@ -45,16 +48,23 @@ def compare(
     executor = executor or Here()
     if watcher is None:
         with ShowRuns(_total(plan)) as shown:
-            found = _carried_out(plan, executor, shown)
-    else:
-        found = _carried_out(plan, executor, watcher)
+            return _results(plan, executor, shown)
+    return _results(plan, executor, watcher)
+
+
+def _results(plan: RunPlan, executor: Executor, watcher: Watcher) -> Ranking | Scaling:
+    if plan.comparison.scale is not None:
+        return scale(plan, executor, watcher, plan.comparison.fit)
+    found, folder = _carried_out(plan, executor, watcher), plan.folder
     with clear_errors(f"the folder {folder}"):
         write_file(folder / RESULTS, (json.dumps(found.plain(), ensure_ascii=False, indent=1) + "\n").encode())
-        write_file(folder / PAGE, found.report().encode())
+        write_file(folder / Ranking.page, found.report().encode())
     return found
 
 
 def _total(plan: RunPlan) -> int:
+    if plan.comparison.scale is not None:
+        return total(plan, plan.comparison.fit)
     return len(plan.entries) * (len(plan.comparison.rates) + len(plan.comparison.seeds) - 1)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from qkv.comparison.outcome import Outcome
 from qkv.comparison.plan import PlannedRun, RunPlan
@@ -67,6 +67,7 @@ class Ranking:
     split: str
     rows: tuple[EntryResult, ...]
     trials: Mapping[str, Mapping[float, float | None]]
+    page: ClassVar[str] = "report.html"
 
     @property
     def lower(self) -> bool:
@@ -98,6 +99,10 @@ class Ranking:
     def table(self) -> TableOf:
         """Main table, a row for each entry."""
         return TableOf("results", _COLUMNS, [_cells(row) for row in self.rows])
+
+    def tables(self) -> list[TableOf]:
+        """Tables that the terminal shows."""
+        return [self.table()]
 
     def plain(self) -> dict[str, Any]:
         """Content as plain data, for JSON."""

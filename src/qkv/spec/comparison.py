@@ -57,10 +57,23 @@ class Comparison(Spec):
         "hidden size of feed-forward branches, else of all branches, else the width, if the entry does not set it",
     )
     overrides: Seq[str] = Field(default=(), description="dotted overrides of the recipe, for all entries")
+    scale: int | None = Field(
+        default=None,
+        ge=2,
+        le=10,
+        description="number of sizes, each with twice the parameters of the one before, by the width or the entry's "
+        "knob; each is trained for 1, 2 and 4 times the recipe's steps. null: no scaling",
+    )
+    fit: bool = Field(
+        default=False,
+        description="with scale: fit a law to the losses, and check its extrapolation by a model of twice the size, "
+        "trained for twice as long",
+    )
     quick: bool = Field(default=False, description="use the recipe's short form")
 
     def problems(self) -> list[Problem]:
-        return [*self._entry_problems(), *self._repeated()]
+        alone = Problem(("fit",), "a law is fitted to several sizes; give scale too, such as 4")
+        return [*self._entry_problems(), *self._repeated(), *([alone] if self.fit and self.scale is None else [])]
 
     def _entry_problems(self) -> list[Problem]:
         wrong = next((name for name in self.entries if not _NAME.fullmatch(name)), None)

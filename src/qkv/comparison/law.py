@@ -1,0 +1,135 @@
+"""Scaling law of losses over numbers of parameters and tokens: fit, bootstrap, extrapolation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+COVERAGE = 0.9
+"""Coverage of intervals of extrapolated losses."""
+RESAMPLES = 300
+LEAST = 6
+"""Number of points that a fit needs: one more than the law has parameters."""
+_STARTS = [(share, exponent) for share in (0.05, 0.5, 0.9) for exponent in (0.2, 0.6)]
+
+
+class Point(NamedTuple):
+    """Loss of a model with ``parameters`` after training on ``tokens``."""
+
+    parameters: float
+    tokens: float
+    loss: float
+
+
+class Law(NamedTuple):
+    """L(N, D) = E + A N^-α + B D^-β of N parameters and D tokens (Hoffmann et al. 2022, equation 2)."""
+
+    irreducible: float
+    size_factor: float
+    size_exponent: float
+    data_factor: float
+    data_exponent: float
+
+    def loss(self, parameters: float, tokens: float) -> float:
+        """Predicted loss, in the unit of the fitted ones."""
+        size = self.size_factor * parameters**-self.size_exponent
+        return self.irreducible + size + self.data_factor * tokens**-self.data_exponent
+
+
+class Extrapolation(NamedTuple):
+    """Predicted loss at some size, with its interval of 90 % for a new run."""
+
+    parameters: float
+    tokens: float
+    loss: float
+    low: float
+    high: float
+
+
+class FittedLaw(NamedTuple):
+    """Fitted law; ``ranges``: interval of 90 % of each of its parameters; ``error``: standard deviation of log L."""
+
+    law: Law
+    ranges: tuple[tuple[float, float], ...]
+    error: float
+    resampled: tuple[Law, ...]
+    residuals: tuple[float, ...]
+
+    def extrapolated(self, parameters: float, tokens: float) -> Extrapolation:
+        """Predicted loss of a new run: the bootstrap's laws, each with a residual drawn at random."""
+        rng = np.random.default_rng(0)
+        drawn = rng.choice(self.residuals, len(self.resampled))
+        losses = np.array([law.loss(parameters, tokens) for law in self.resampled]) * np.exp(drawn)
+        low, high = _interval(losses)
+        return Extrapolation(parameters, tokens, self.law.loss(parameters, tokens), low, high)
+
+
+def fitted_law(points: Sequence[Point]) -> FittedLaw:
+    """Fit the law to ``points`` by least squares of log L with Huber's loss, and bootstrap it by its residuals.
+
+    Residuals are enlarged by √(n / (n - 5)) for the five fitted parameters of n points. At least ``LEAST`` points, of
+    at least two sizes and two numbers of tokens. Raises ``ValueError`` for fewer.
+    """
+    if len(points) < LEAST or len({p.parameters for p in points}) < 2 or len({p.tokens for p in points}) < 2:
+        raise ValueError(f"a law of five parameters needs {LEAST} losses or more, of several sizes and lengths")
+    sizes, tokens, losses = (np.array(column, float) for column in zip(*points, strict=True))
+    law, predicted = _best(sizes, tokens, np.log(losses), None)
+    residuals = (np.log(losses) - predicted) * np.sqrt(len(points) / (len(points) - 5))
+    rng = np.random.default_rng(0)
+    resampled = []
+    for _ in range(RESAMPLES):
+        noisy = predicted + rng.choice(residuals, len(points))
+        resampled.append(_best(sizes, tokens, noisy, law)[0])
+    ranges = tuple(_interval(np.array(column)) for column in zip(*resampled, strict=True))
+    return FittedLaw(law, ranges, float(residuals.std()), tuple(resampled), tuple(residuals.tolist()))
+
+
+def _best(sizes: np.ndarray, tokens: np.ndarray, logs: np.ndarray, near: Law | None) -> tuple[Law, np.ndarray]:
+    """Law of the least error from several starts, or from one ``near`` by, and its log L at the points."""
+    from scipy.optimize import least_squares
+
+    n0, d0 = np.exp(np.log(sizes).mean()), np.exp(np.log(tokens).mean())  # so that parameters are of order one
+    x, y = np.log(sizes / n0), np.log(tokens / d0)
+
+    def terms(theta: np.ndarray) -> np.ndarray:
+        e, a, alpha, b, beta = theta
+        return np.stack((np.full_like(x, e), a - alpha * x, b - beta * y))
+
+    def predicted(theta: np.ndarray) -> np.ndarray:
+        return np.logaddexp.reduce(terms(theta))
+
+    def slopes(theta: np.ndarray) -> np.ndarray:
+        e, a, b = np.exp(terms(theta) - predicted(theta))
+        return np.stack((e, a, -x * a, b, -y * b), 1)
+
+    least = logs.min()
+    if near is None:
+        starts = [
+            [least + np.log(share), least + np.log((1 - share) / 2), power, least + np.log((1 - share) / 2), power]
+            for share, power in _STARTS
+        ]
+    else:
+        e, a, alpha, b, beta = near
+        starts = [[*np.log([e, a * n0**-alpha]), alpha, np.log(b * d0**-beta), beta]]
+    bounds = ([-30, -30, 0.01, -30, 0.01], [30, 30, 3, 30, 3])
+    runs = [
+        least_squares(
+            lambda theta: predicted(theta) - logs,
+            np.clip(start, *bounds),
+            slopes,
+            bounds=bounds,
+            loss="huber",
+            f_scale=0.02,
+        )
+        for start in starts
+    ]
+    e, a, alpha, b, beta = best = min(runs, key=lambda run: run.cost).x
+    law = Law(*map(float, (np.exp(e), np.exp(a) * n0**alpha, alpha, np.exp(b) * d0**beta, beta)))
+    return law, predicted(best)
+
+
+def _interval(values: np.ndarray) -> tuple[float, float]:
+    low, high = np.quantile(values, [(1 - COVERAGE) / 2, (1 + COVERAGE) / 2])
+    return float(low), float(high)

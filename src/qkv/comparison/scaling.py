@@ -1,0 +1,292 @@
+"""Scaling of models: every entry at several sizes and lengths of training, a fitted law, and its check by a larger run.
+
+OUT/scaling.json, scaling.html
+OUT/ENTRY/size-FACTOR/steps-FACTOR/rate-FACTOR/seed-SEED/   an ordinary run folder
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from qkv.comparison.budget import Sized, resized
+from qkv.comparison.executors import Executor, Watcher, execute
+from qkv.comparison.law import Extrapolation, FittedLaw, Point, fitted_law
+from qkv.comparison.outcome import Outcome
+from qkv.comparison.plan import PlannedRun, RunPlan, scaled
+from qkv.comparison.ranking import value_of
+from qkv.report.chart import LineChart
+from qkv.report.comparison import TableOf, ranking_report
+from qkv.report.evaluation import ERRORS, words
+from qkv.report.figures import fixed, short
+from qkv.report.series import Line
+from qkv.runs.files import clear_errors, write_file
+from qkv.spec.comparison import factor_name
+from qkv.spec.errors import UserError
+from qkv.spec.recipe import Recipe
+
+RESULTS = "scaling.json"
+LENGTHS = (1, 2, 4)
+"""Factors of the recipe's number of steps."""
+_PARAMETERS = ("E", "A", "α", "B", "β")
+
+
+@dataclass(frozen=True)
+class ScaledRun:
+    """One finished run: its size and length of training as factors, and its loss; None if it failed."""
+
+    size: int
+    length: int
+    seed: int
+    parameters: int
+    tokens: int
+    loss: float | None
+
+
+@dataclass(frozen=True)
+class EntryScaling:
+    """Runs of one entry, the law fitted to them, and the larger run beside its extrapolation; None if not asked for."""
+
+    name: str
+    runs: tuple[ScaledRun, ...]
+    fit: FittedLaw | None
+    larger: ScaledRun | None
+    extrapolated: Extrapolation | None
+
+    @property
+    def holds(self) -> bool | None:
+        """True if the larger run's loss lies in the interval of 90 %; None without it."""
+        if self.extrapolated is None or self.larger is None or self.larger.loss is None:
+            return None
+        return self.extrapolated.low <= self.larger.loss <= self.extrapolated.high
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Results of all entries."""
+
+    plan: RunPlan
+    split: str
+    entries: tuple[EntryScaling, ...]
+    page: ClassVar[str] = "scaling.html"
+
+    def conclusions(self) -> list[str]:
+        """Sentences: the law of each entry, and whether it predicted the larger run."""
+        said = []
+        for entry in self.entries:
+            failed = sum(run.loss is None for run in entry.runs)
+            if failed:
+                said.append(f"{entry.name}: {failed} of {len(entry.runs)} runs failed.")
+            if entry.fit is not None:
+                e, a, alpha, b, beta = map(short, entry.fit.law)
+                said.append(f"{entry.name}: L = {e} + {a} N^-{alpha} + {b} D^-{beta} of N parameters and D tokens.")
+            if entry.extrapolated is not None and entry.larger is not None:
+                said.append(_checked(entry, entry.extrapolated, entry.larger))
+        return said
+
+    def tables(self) -> list[TableOf]:
+        """Losses of all runs, and the laws with their intervals."""
+        columns = ["entry", "parameters", "tokens", "seed", f"{words(self.plan.metric)} ({self.split})", "law"]
+        rows = [row for entry in self.entries for row in _run_rows(entry)]
+        laws = [
+            [entry.name, *(f"{short(v)} ({short(low)}–{short(high)})" for v, (low, high) in _law_values(entry.fit))]
+            for entry in self.entries
+            if entry.fit is not None
+        ]
+        title = "L = E + A N^-α + B D^-β, with intervals of 90 % by the bootstrap"
+        return [TableOf("losses", columns, rows), TableOf(title, ["entry", *_PARAMETERS], laws)]
+
+    def plain(self) -> dict[str, Any]:
+        """Content as plain data, for JSON."""
+        return {
+            "metric": self.plan.metric,
+            "split": self.split,
+            "conclusions": self.conclusions(),
+            "entries": [_plain(entry) for entry in self.entries],
+        }
+
+    def report(self) -> str:
+        """Self-contained HTML page: conclusions, losses, the picture of loss against compute, laws."""
+        lead = f"{self.plan.comparison.recipe}: {self.plan.comparison.scale} sizes, {len(LENGTHS)} lengths of training"
+        charts = [_chart(entry, words(self.plan.metric)) for entry in self.entries]
+        title = "Scaling of " + ", ".join(entry.name for entry in self.entries)
+        return ranking_report(title, lead, self.conclusions(), charts, self.tables(), [], self.plain())
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """Model of one size, trained for one length."""
+
+    entry: str
+    size: int
+    length: int
+    sized: Sized
+    recipe: Recipe
+
+    def planned(self, plan: RunPlan, rate: float, seed: int) -> PlannedRun:
+        training = self.recipe.training.changed(optimizer=scaled(self.recipe.training.optimizer, rate), seed=seed)
+        place = plan.folder / self.entry / f"size-{self.size}" / f"steps-{self.length}"
+        name = f"{self.entry}, size × {self.size}, steps × {self.length}"
+        recipe = self.recipe.changed(training=training)
+        return PlannedRun(name, rate, seed, recipe, place / f"rate-{factor_name(rate)}" / f"seed-{seed}")
+
+    def finished(self, run: PlannedRun, outcome: Outcome, split: str, metric: str) -> ScaledRun:
+        training, model = self.recipe.training, self.recipe.model
+        tokens = training.steps * training.batch_size * training.accumulate * model.context_length
+        loss = value_of(outcome, split, metric)
+        return ScaledRun(self.size, self.length, run.seed, self.sized.parameters, tokens, loss)
+
+
+def scale(plan: RunPlan, executor: Executor, watcher: Watcher, fit: bool) -> Scaling:
+    """Train every entry of ``plan`` at its sizes and lengths; with ``fit`` also fit a law to the losses, extrapolate it
+    to twice the largest size and length, and train that model.
+
+    The rate of each size is the best on validation data with the shortest training and the first seed. Raises
+    ``UserError`` for a metric that does not fall with quality, and for a budget of time.
+    """
+    _check(plan)
+    cells = {name: _cells(plan, name, sized) for name, sized in plan.entries.items()}
+    rates = _rates(plan, cells, executor, watcher)
+    seeds = plan.comparison.seeds
+    asked = [(cell, rates[name, cell.size], seed) for name in cells for cell in cells[name] for seed in seeds]
+    asked = [each for each in asked if each[1] is not None]
+    runs = [cell.planned(plan, rate or 1.0, seed) for cell, rate, seed in asked]
+    outcomes = execute(runs, executor, watcher)
+    split = "validation"
+    found: dict[str, list[ScaledRun]] = {name: [] for name in cells}
+    for (cell, _, _), run, outcome in zip(asked, runs, outcomes, strict=True):
+        found[cell.entry].append(cell.finished(run, outcome, split, plan.metric))
+    entries = [_entry(plan, name, found[name], rates, executor, watcher, fit) for name in cells]
+    done = Scaling(plan, split, tuple(entries))
+    with clear_errors(f"the folder {plan.folder}"):
+        write_file(plan.folder / RESULTS, (json.dumps(done.plain(), ensure_ascii=False, indent=1) + "\n").encode())
+        write_file(plan.folder / Scaling.page, done.report().encode())
+    return done
+
+
+def total(plan: RunPlan, fit: bool) -> int:
+    """Number of runs at most."""
+    compared = plan.comparison
+    sizes = compared.scale or 0
+    tried = sizes * (len(compared.rates) - 1)
+    return len(plan.entries) * (tried + sizes * len(LENGTHS) * len(compared.seeds) + fit)
+
+
+def _check(plan: RunPlan) -> None:
+    if plan.metric not in ERRORS:
+        raise UserError(f"metric: a scaling law needs one that falls, such as loss, and {plan.metric!r} rises")
+    for name, sized in plan.entries.items():
+        if sized.recipe.training.minutes is not None:
+            raise UserError(f"entry {name!r} has training.minutes, but runs are scaled by their steps; set it to null")
+
+
+def _cells(plan: RunPlan, name: str, smallest: Sized) -> list[_Cell]:
+    """Cells of an entry by size, each of all lengths."""
+    sizes = [2**i for i in range(plan.comparison.scale or 0)]
+    return [cell for size in sizes for cell in _of_size(plan, name, smallest, size, LENGTHS)]
+
+
+def _of_size(plan: RunPlan, name: str, smallest: Sized, size: int, lengths: Iterable[int]) -> list[_Cell]:
+    knob = plan.comparison.knobs.get(name, "model.width")
+    own = smallest if size == 1 else resized(name, smallest.recipe, size * smallest.parameters, knob)
+    steps = own.recipe.training.steps
+    trained = {n: own.recipe.changed(training=own.recipe.training.changed(steps=n * steps)) for n in lengths}
+    return [_Cell(name, size, n, own, recipe) for n, recipe in trained.items()]
+
+
+def _rates(
+    plan: RunPlan, cells: Mapping[str, Sequence[_Cell]], executor: Executor, watcher: Watcher
+) -> dict[tuple[str, int], float | None]:
+    """Factor of the learning rate of each entry and size; None if all failed."""
+    compared = plan.comparison
+    shortest = [cell for each in cells.values() for cell in each if cell.length == LENGTHS[0]]
+    if len(compared.rates) == 1:
+        return {(cell.entry, cell.size): compared.rates[0] for cell in shortest}
+    asked = [(cell, rate) for cell in shortest for rate in compared.rates]
+    outcomes = execute([cell.planned(plan, rate, compared.seeds[0]) for cell, rate in asked], executor, watcher)
+    best: dict[tuple[str, int], tuple[float, float]] = {}
+    for (cell, rate), outcome in zip(asked, outcomes, strict=True):
+        loss, key = value_of(outcome, "validation", plan.metric), (cell.entry, cell.size)
+        if loss is not None and (key not in best or loss < best[key][0]):
+            best[key] = loss, rate
+    return {(cell.entry, cell.size): best.get((cell.entry, cell.size), (0.0, None))[1] for cell in shortest}
+
+
+def _entry(
+    plan: RunPlan,
+    name: str,
+    runs: Sequence[ScaledRun],
+    rates: Mapping[tuple[str, int], float | None],
+    executor: Executor,
+    watcher: Watcher,
+    fit: bool,
+) -> EntryScaling:
+    points = [Point(run.parameters, run.tokens, run.loss) for run in runs if run.loss is not None]
+    if not fit:
+        return EntryScaling(name, tuple(runs), None, None, None)
+    try:
+        law = fitted_law(points)
+    except ValueError as error:
+        raise UserError(f"entry {name!r}: {error}; give more sizes by --scale, or find out why runs failed") from None
+    largest = max(run.size for run in runs)
+    (cell,) = _of_size(plan, name, plan.entries[name], 2 * largest, [2 * LENGTHS[-1]])
+    run = cell.planned(plan, rates[name, largest] or 1.0, plan.comparison.seeds[0])
+    larger = cell.finished(run, execute([run], executor, watcher)[0], "validation", plan.metric)
+    return EntryScaling(name, tuple(runs), law, larger, law.extrapolated(larger.parameters, larger.tokens))
+
+
+def _checked(entry: EntryScaling, predicted: Extrapolation, larger: ScaledRun) -> str:
+    about = f"{entry.name}: {larger.parameters:,} parameters and {short(larger.tokens)} tokens"
+    interval = f"{fixed(predicted.loss)} ({fixed(predicted.low)}–{fixed(predicted.high)})"
+    if larger.loss is None:
+        return f"{about}: predicted {interval}, but the run failed."
+    inside = "inside" if entry.holds else "outside of"
+    return f"{about}: predicted {interval}, measured {fixed(larger.loss)}, {inside} the interval of 90 %."
+
+
+def _run_rows(entry: EntryScaling) -> list[list[Any]]:
+    more = [] if entry.larger is None else [entry.larger]
+    rows = []
+    for run in (*entry.runs, *more):
+        expected = "" if entry.fit is None else fixed(entry.fit.law.loss(run.parameters, run.tokens))
+        loss = "failed" if run.loss is None else fixed(run.loss)
+        rows.append([entry.name, run.parameters, short(run.tokens), run.seed, loss, expected])
+    return rows
+
+
+def _law_values(fit: FittedLaw) -> Iterable[tuple[float, tuple[float, float]]]:
+    return zip(fit.law, fit.ranges, strict=True)
+
+
+def _chart(entry: EntryScaling, metric: str) -> LineChart:
+    """Loss against compute, 6 N D, a line for each size and the larger run."""
+    lines = []
+    for size in sorted({run.size for run in entry.runs}):
+        own = [run for run in entry.runs if run.size == size and run.loss is not None]
+        label = f"{short(own[0].parameters)} parameters" if own else ""
+        compute, losses = [6.0 * run.parameters * run.tokens for run in own], [run.loss for run in own]
+        lines += [Line(label, compute, losses, points=True)] if own else []
+    if entry.larger is not None and entry.extrapolated is not None:
+        at = 6.0 * entry.larger.parameters * entry.larger.tokens
+        low, high = entry.extrapolated.low, entry.extrapolated.high
+        lines.append(Line("extrapolated, 90 %", [at, at], [low, high], points=True))
+        lines.append(Line("larger run", [at], [entry.larger.loss], points=True))
+    title = f"{metric[:1].upper()}{metric[1:]} of {entry.name} by compute"
+    about = "Compute is 6 N D FLOPs of N parameters and D tokens."
+    return LineChart(title, lines, "FLOPs", metric, x_log=True, y_log=True, description=about)
+
+
+def _plain(entry: EntryScaling) -> dict[str, Any]:
+    fit, predicted = entry.fit, entry.extrapolated
+    return {
+        "name": entry.name,
+        "runs": [vars(run) for run in entry.runs],
+        "law": None if fit is None else fit.law._asdict(),
+        "ranges": None if fit is None else dict(zip(fit.law._fields, map(list, fit.ranges), strict=True)),
+        "error": None if fit is None else fit.error,
+        "larger": None if entry.larger is None else vars(entry.larger),
+        "extrapolated": None if predicted is None else predicted._asdict(),
+        "holds": entry.holds,
+    }
