@@ -7,7 +7,7 @@ validation loss, beside the published figure, DLinear, and the contestant that i
 part; ``errors``: MSE of all contestants; ``quantiles``: CRPS and coverage with a head for quantiles, at the shortest
 horizon; ``uneven``: half of the time stamps of each window left out at random, with and without the times of the
 values. Choices are made on the validation part; test figures decide nothing. A finished run is kept, so that an
-interrupted benchmark goes on. ``--write`` replaces the tables of a page.
+interrupted benchmark goes on. ``--write`` replaces the tables of a page; of the first two, the rows of these runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import qkv
 from qkv.report.table import print_table
 from qkv.spec.overrides import override
 from qkv.spec.recipe import Recipe
-from side_by_side import parser, say_where, write_table
+from side_by_side import parser, say_where, with_rows_of, write_table
 
 PUBLISHED = {"etth1": {96: 0.375, 192: 0.414, 336: 0.431, 720: 0.449}, "ettm1": {96: 0.290, 720: 0.420}}
 """MSE of PatchTST/42, Nie et al. 2023, table 3."""
@@ -164,7 +164,9 @@ def main() -> int:
         columns, rows = TABLES[part](given)
         print_table(f"forecasts: {part}", columns, rows)
         if given.write is not None:
-            write_table(given.write, f"{part}: benchmarks/forecast.py", columns, rows)
+            name = f"{part}: benchmarks/forecast.py"
+            of_run = columns[:3] == ["data", "horizon", "seed"]
+            write_table(given.write, name, columns, with_rows_of(given.write, name, rows, 3) if of_run else rows)
     return 0
 
 

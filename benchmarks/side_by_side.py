@@ -153,6 +153,22 @@ def parser(description: str) -> argparse.ArgumentParser:
     return options
 
 
+def with_rows_of(page: Path, name: str, rows: Sequence[Sequence[str]], keys: int) -> list[list[str]]:
+    """``rows``, and those of the table in a page whose first ``keys`` cells no new row has, in their order there."""
+    begin, end = f"<!-- table {name} -->\n", f"<!-- end of table {name.partition(':')[0]} -->\n"
+    lines = page.read_text(encoding="utf-8").partition(begin)[2].partition(end)[0].split("\n")
+    known = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")][2:]
+    new = {tuple(row[:keys]): [list(each) for each in rows if each[:keys] == row[:keys]] for row in rows}
+    found: list[list[str]] = []
+    for row in known:
+        key = tuple(row[:keys])
+        if key in new:
+            found += new.pop(key)
+        elif key not in {tuple(each[:keys]) for each in rows}:
+            found.append(row)
+    return [*found, *(row for each in new.values() for row in each)]
+
+
 def write_table(page: Path, name: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Write a table between its comments in a page: ``<!-- table NAME: PROGRAM -->``, ``<!-- end of table NAME -->``.
 

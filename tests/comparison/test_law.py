@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from qkv.comparison import law
-from qkv.comparison.law import Law, Point, fitted_law
+from qkv.comparison.law import Law, LossPoint, fitted_law
 
 KNOWN = Law(1.2, 40.0, 0.4, 300.0, 0.5)
 
 
-def points(error: float, seed: int = 0) -> list[Point]:
+def points(error: float, seed: int = 0) -> list[LossPoint]:
     rng = np.random.default_rng(seed)
     grid = [(5e4 * 2**i, 5e5 * 2**j) for i in range(4) for j in range(3)]
-    return [Point(n, d, KNOWN.loss(n, d) * float(np.exp(error * rng.standard_normal()))) for n, d in grid]
+    return [LossPoint(n, d, KNOWN.loss(n, d) * float(np.exp(error * rng.standard_normal()))) for n, d in grid]
 
 
 def test_losses_of_a_law_give_it_back(monkeypatch: pytest.MonkeyPatch) -> None:

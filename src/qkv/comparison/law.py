@@ -15,7 +15,7 @@ LEAST = 6
 _STARTS = [(share, exponent) for share in (0.05, 0.5, 0.9) for exponent in (0.2, 0.6)]
 
 
-class Point(NamedTuple):
+class LossPoint(NamedTuple):
     """Loss of a model with ``parameters`` after training on ``tokens``."""
 
     parameters: float
@@ -66,7 +66,7 @@ class FittedLaw(NamedTuple):
         return Extrapolation(parameters, tokens, self.law.loss(parameters, tokens), low, high)
 
 
-def fitted_law(points: Sequence[Point]) -> FittedLaw:
+def fitted_law(points: Sequence[LossPoint]) -> FittedLaw:
     """Fit the law to ``points`` by least squares of log L with Huber's loss, and bootstrap it by its residuals.
 
     Residuals are enlarged by √(n / (n - 5)) for the five fitted parameters of n points. At least ``LEAST`` points, of

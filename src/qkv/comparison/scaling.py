@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from qkv.comparison.budget import Sized, resized
 from qkv.comparison.executors import Executor, Watcher, execute
-from qkv.comparison.law import Extrapolation, FittedLaw, Point, fitted_law
+from qkv.comparison.law import Extrapolation, FittedLaw, LossPoint, fitted_law
 from qkv.comparison.outcome import Outcome
 from qkv.comparison.plan import PlannedRun, RunPlan, scaled
 from qkv.comparison.ranking import value_of
@@ -223,7 +223,7 @@ def _entry(
     watcher: Watcher,
     fit: bool,
 ) -> EntryScaling:
-    points = [Point(run.parameters, run.tokens, run.loss) for run in runs if run.loss is not None]
+    points = [LossPoint(run.parameters, run.tokens, run.loss) for run in runs if run.loss is not None]
     if not fit:
         return EntryScaling(name, tuple(runs), None, None, None)
     try:
