@@ -86,48 +86,63 @@ def fitted_law(points: Sequence[LossPoint]) -> FittedLaw:
     return FittedLaw(law, ranges, float(residuals.std()), tuple(resampled), tuple(residuals.tolist()))
 
 
+class _Logarithms(NamedTuple):
+    """Points as logarithms, those of sizes and tokens around their means n0 and d0, so that parameters are of order one.
+
+    A law is theta = (log E, log A', α, log B', β), with A' = A n0^-α and B' = B d0^-β.
+    """
+
+    sizes: np.ndarray
+    tokens: np.ndarray
+    losses: np.ndarray
+    n0: float
+    d0: float
+
+    def terms(self, theta: np.ndarray) -> np.ndarray:
+        e, a, alpha, b, beta = theta
+        return np.stack((np.full_like(self.sizes, e), a - alpha * self.sizes, b - beta * self.tokens))
+
+    def predicted(self, theta: np.ndarray) -> np.ndarray:
+        return np.logaddexp.reduce(self.terms(theta))
+
+    def slopes(self, theta: np.ndarray) -> np.ndarray:
+        e, a, b = np.exp(self.terms(theta) - self.predicted(theta))
+        return np.stack((e, a, -self.sizes * a, b, -self.tokens * b), 1)
+
+    def theta(self, law: Law) -> list[float]:
+        e, a, alpha, b, beta = law
+        return [np.log(e), np.log(a) - alpha * self.n0, alpha, np.log(b) - beta * self.d0, beta]
+
+    def law(self, theta: np.ndarray) -> Law:
+        e, a, alpha, b, beta = map(float, theta)
+        return Law(np.exp(e), np.exp(a + alpha * self.n0), alpha, np.exp(b + beta * self.d0), beta)
+
+    def starts(self) -> list[list[float]]:
+        least = self.losses.min()
+        rest = [(np.log(share), np.log((1 - share) / 2), power) for share, power in _STARTS]
+        return [[least + e, least + half, power, least + half, power] for e, half, power in rest]
+
+
 def _best(sizes: np.ndarray, tokens: np.ndarray, logs: np.ndarray, near: Law | None) -> tuple[Law, np.ndarray]:
     """Law of the least error from several starts, or from one ``near`` by, and its log L at the points."""
     from scipy.optimize import least_squares
 
-    n0, d0 = np.exp(np.log(sizes).mean()), np.exp(np.log(tokens).mean())  # so that parameters are of order one
-    x, y = np.log(sizes / n0), np.log(tokens / d0)
-
-    def terms(theta: np.ndarray) -> np.ndarray:
-        e, a, alpha, b, beta = theta
-        return np.stack((np.full_like(x, e), a - alpha * x, b - beta * y))
-
-    def predicted(theta: np.ndarray) -> np.ndarray:
-        return np.logaddexp.reduce(terms(theta))
-
-    def slopes(theta: np.ndarray) -> np.ndarray:
-        e, a, b = np.exp(terms(theta) - predicted(theta))
-        return np.stack((e, a, -x * a, b, -y * b), 1)
-
-    least = logs.min()
-    if near is None:
-        starts = [
-            [least + np.log(share), least + np.log((1 - share) / 2), power, least + np.log((1 - share) / 2), power]
-            for share, power in _STARTS
-        ]
-    else:
-        e, a, alpha, b, beta = near
-        starts = [[*np.log([e, a * n0**-alpha]), alpha, np.log(b * d0**-beta), beta]]
+    n0, d0 = float(np.log(sizes).mean()), float(np.log(tokens).mean())
+    points = _Logarithms(np.log(sizes) - n0, np.log(tokens) - d0, logs, n0, d0)
     bounds = ([-30, -30, 0.01, -30, 0.01], [30, 30, 3, 30, 3])
     runs = [
         least_squares(
-            lambda theta: predicted(theta) - logs,
+            lambda theta: points.predicted(theta) - logs,
             np.clip(start, *bounds),
-            slopes,
+            points.slopes,
             bounds=bounds,
             loss="huber",
             f_scale=0.02,
         )
-        for start in starts
+        for start in (points.starts() if near is None else [points.theta(near)])
     ]
-    e, a, alpha, b, beta = best = min(runs, key=lambda run: run.cost).x
-    law = Law(*map(float, (np.exp(e), np.exp(a) * n0**alpha, alpha, np.exp(b) * d0**beta, beta)))
-    return law, predicted(best)
+    best = min(runs, key=lambda run: run.cost).x
+    return points.law(best), points.predicted(best)
 
 
 def _interval(values: np.ndarray) -> tuple[float, float]:
