@@ -10,7 +10,7 @@ numbers and shares of their tags. Wisconsin (Pei et al. 2020): the same models w
 links, and with those that do not, on its ten splits.
 
 ``--results`` keeps one line for each finished fold, so that the same command continues after a kill; ``--page`` writes
-the table of all lines of that file into a page.
+the table of all lines of that file into a page, beside its rows of other data.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from qkv.data.records.named import named_tables
 from qkv.data.records.table import Row
 from qkv.report.table import print_table
 from qkv.spec.recipe import Recipe
-from side_by_side import parser, say_where, write_table
+from side_by_side import parser, say_where, with_rows_of, write_table
 
 Rows = list[dict[str, Any]]
 Accuracies = dict[str, dict[str, float]]
@@ -261,7 +261,8 @@ def main() -> None:
                     file.write(json.dumps(kept[-1]) + "\n")
     print_table("classification of graphs and nodes", COLUMNS, lines(kept))
     if given.page:
-        write_table(given.page, "graphs: benchmarks/graphs.py", COLUMNS, lines(kept))
+        name = "graphs: benchmarks/graphs.py"
+        write_table(given.page, name, COLUMNS, with_rows_of(given.page, name, lines(kept), 1))
 
 
 if __name__ == "__main__":

@@ -87,9 +87,9 @@ def fitted_law(points: Sequence[LossPoint]) -> FittedLaw:
 
 
 class _Logarithms(NamedTuple):
-    """Points as logarithms, those of sizes and tokens around their means n0 and d0, so that parameters are of order one.
+    """Logarithms of the points; of sizes and tokens less their means n0 and d0, so that parameters are of order one.
 
-    A law is theta = (log E, log A', α, log B', β), with A' = A n0^-α and B' = B d0^-β.
+    A law is theta = (log E, log A', α, log B', β), with log A' = log A - α n0 and log B' = log B - β d0.
     """
 
     sizes: np.ndarray
