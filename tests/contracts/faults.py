@@ -209,6 +209,16 @@ def mean_of_all(original: Any) -> Any:
     return lambda v, problem: v.mean(2, keepdim=True).expand(-1, -1, problem.sites.query.shape[1], -1)
 
 
+def equal_shares(original: Any) -> Any:
+    """Attention to two sets of keys joined by the mean of the outputs where both have some."""
+
+    def joined(first: Any, second: Any) -> Any:
+        found, there = original(first, second), second.sums.isfinite()[..., None]
+        return found._replace(outs=torch.where(there, (first.outs + second.outs) / 2, first.outs))
+
+    return joined
+
+
 def last_key_lost(original: Any) -> Any:
     """The last key does not reach the state."""
 

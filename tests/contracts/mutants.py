@@ -20,6 +20,7 @@ from tests.contracts.faults import (
     capacity_dropped,
     clipped_early,
     documents_run_on,
+    equal_shares,
     first_stream_alone,
     forgetful,
     gates_swapped,
@@ -97,6 +98,7 @@ from qkv.mixers import (
     token_shift,
 )
 from qkv.models import block, depth_average, megabyte, recurrent_memory, segmentation, transformer
+from qkv.ops import hyper_attention as hyper_ops
 from qkv.ops import lsh_attention as lsh_ops
 from qkv.ops import masks, positions
 from qkv.ops import neighbours as neighbour_ops
@@ -107,6 +109,7 @@ from qkv.ops.linear_attention import chunked
 from qkv.ops.matrix_state import decayed, delta
 from qkv.spec import masks as mask_spec
 from qkv.spec.branches import Exactness
+from qkv.spec.mixers import hyper_attention as hyper_spec
 from qkv.spec.mixers import lsh_attention as lsh_spec
 from qkv.state import store, tree
 
@@ -139,7 +142,7 @@ LATENT = ("latent_attention",)
 RETENTION, MAMBA, DELTA = ("retention",), ("mamba2",), ("gated_delta",)
 GATED, MIXED = ("gau",), ("mixed_chunk_attention",)
 MEMORY, PATCHES, RETRIEVED = ("recurrent_memory",), ("megabyte",), ("retrieval_attention",)
-CAUSAL, SHIFTED = ("gmlp",), ("spatial_shift", "monet")
+CAUSAL, SHIFTED, HYPER = ("gmlp",), ("spatial_shift", "monet"), ("hyper_attention",)
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("mask dropped", ATTENTION, mask_changed(lambda mask: mask_spec.Full())),
@@ -405,6 +408,21 @@ MUTANTS: tuple[Mutant, ...] = (
         TWO_WAY,
         instead(lsh_attention, "documents", lambda f: lambda segments: f(segments * 0)),
     ),
+    Mutant(
+        "estimates call themselves exact",
+        HYPER,
+        lambda: patch.object(hyper_spec.HyperAttention, "exactness", Exactness()),
+    ),
+    Mutant("codes of another head", (*HYPER, *TWO_WAY), result(hyper_ops, "codes", lambda found: found.roll(1, 1))),
+    Mutant(
+        "samples without weights",
+        (*HYPER, *TWO_WAY),
+        result(hyper_ops, "_drawn", lambda found: (found[0], found[1].clamp(max=0))),
+    ),
+    Mutant("sampled keys of another block left out", HYPER, argument(hyper_ops, "_others", 2, lambda o: o.flip(-1))),
+    Mutant("padding sorted with the rest", TWO_WAY, argument(hyper_ops, "_sorted", 1, nothing)),
+    Mutant("padding sampled", TWO_WAY, argument(hyper_ops, "_drawn", 1, nothing)),
+    Mutant("parts joined with equal shares", HYPER, instead(hyper_ops, "_joined", equal_shares)),
     Mutant("rows() forgets one leaf", (*ATTENTION, *LINEAR), instead(tree, "rows", one_leaf_forgotten)),
     Mutant("rows() shares memory", ATTENTION, instead(tree, "rows", not_copied)),
     Mutant("keys and values exchanged in the file", ATTENTION, instead(tree, "save", saved_exchanged)),

@@ -85,3 +85,72 @@ def joined_rounds(part: Any, i: int, rounds: list[list[int]], scores: list[float
     seen = [j for j in seen if j != i] or seen
     raw = [math.exp(scores[j]) for j in seen]
     return sum((r / sum(raw) * v[j] for r, j in zip(raw, seen, strict=True)), torch.zeros_like(v[0]))
+
+
+@reference("hyper_attention")
+def hyper_attention(m: Any, x: Tensor) -> Tensor:
+    part, dk, count = m.spec, m.spec.head_width(x.shape[-1]), x.shape[1]
+    size, out = part.num_heads * dk, torch.zeros_like(x)
+    generator = torch.Generator().manual_seed(part.seed)
+    turns = torch.randn(part.num_heads, dk, part.bits, generator=generator).double()
+    draws = torch.rand(count, part.num_heads, generator=generator).tolist()
+    for b in range(x.shape[0]):
+        rows = [affine(m.qkv, token).split(size) for token in x[b]]
+        for i in range(count):
+            mixed = []
+            for h in range(part.num_heads):
+                q, k, v = ([row[n][h * dk : (h + 1) * dk] for row in rows] for n in range(3))
+                met = keys_met(part, i, q, k, turns[h], [draw[h] for draw in draws])
+                raw = [weight * math.exp(float(q[i] @ k[j]) / math.sqrt(dk)) for j, weight in met]
+                mixed.append(sum(r / sum(raw) * v[j] for r, (j, _) in zip(raw, met, strict=True)))
+            out[b, i] = affine(m.output, torch.cat(mixed))
+    return out
+
+
+def keys_met(
+    part: Any, i: int, q: list[Tensor], k: list[Tensor], turns: Tensor, draws: list[float]
+) -> list[tuple[int, float]]:
+    """Keys that query i reads, with their weights."""
+    count, leaf = len(q), part.exact_up_to
+    if part.mask == "full":
+        everything = range(count)
+        return [(j, 1.0) for j in everything] if count <= leaf else blocked(part, i, q, k, turns, draws, everything)
+    found = [(j, 1.0) for j in range(i // leaf * leaf, i + 1)]
+    size = leaf
+    while size <= i:
+        if i // size % 2:
+            first = i // size * size
+            keys, queries = range(first - size, first), range(first, min(first + size, count))
+            found += blocked(part, i, q, k, turns, draws, keys, queries)
+        size *= 2
+    return found
+
+
+def blocked(
+    part: Any,
+    i: int,
+    q: list[Tensor],
+    k: list[Tensor],
+    turns: Tensor,
+    draws: list[float],
+    keys: range,
+    queries: range | None = None,
+) -> list[tuple[int, float]]:
+    """Keys of the block of query i, and those of the sample that are in no such block."""
+    orders = [
+        sorted(places, key=lambda j: (gray_place(vectors[j] @ turns), j))
+        for vectors, places in ((q, queries or keys), (k, keys))
+    ]
+    number = orders[0].index(i) // part.block
+    own = orders[1][number * part.block : (number + 1) * part.block]
+    most = min(part.samples, len(keys))
+    sample = sorted(keys, key=lambda j: draws[j])[:most]
+    return [(j, 1.0) for j in own] + [(j, len(keys) / most) for j in sample if j not in own]
+
+
+def gray_place(projected: Tensor) -> int:
+    """Place of the signs in the list of all codes in which neighbours differ in one sign."""
+    codes = [""]
+    for _ in projected:
+        codes = ["0" + code for code in codes] + ["1" + code for code in reversed(codes)]
+    return codes.index("".join("1" if value > 0 else "0" for value in projected.tolist()))

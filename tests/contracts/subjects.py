@@ -25,6 +25,7 @@ from qkv.mixers.registry import build_branch
 from qkv.models.build import build
 from qkv.spec import masks
 from qkv.spec.branches import Attention, Branch, Masked
+from qkv.spec.mixers.hyper_attention import HyperAttention
 from qkv.spec.mixers.lsh_attention import LSHAttention
 from qkv.spec.model import Model
 from qkv.spec.segmentation import Segmentation
@@ -102,6 +103,8 @@ def exact_form(part: Branch) -> Branch:
     """The part that decoding computes."""
     if part.exactness.length is None:
         return part
+    if isinstance(part, HyperAttention):
+        return part.changed(exact_up_to=1 << 20)
     assert isinstance(part, LSHAttention), f"say here what decoding of {part.kind!r} computes"
     return part.changed(chunk_length=1 << 20)
 

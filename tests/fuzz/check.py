@@ -14,8 +14,8 @@ from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.base import Part, Spec
+from qkv.spec.branches import Branch
 from qkv.spec.errors import UserError
-from qkv.spec.mixers.lsh_attention import LSHAttention
 from qkv.spec.model import Model, Stack
 from qkv.spec.plain import plain
 from qkv.spec.training import Optimizer
@@ -99,12 +99,13 @@ def train_one_step(spec: Model, chance: random.Random, sound: bool = True) -> No
 @torch.no_grad()
 def decode(model: Transformer, given: dict[str, Any], chance: random.Random) -> None:
     """One row read at once, and the same row in pieces."""
-    chunks = [part.chunk_length for part in parts(model.spec) if isinstance(part, LSHAttention)]
+    branches = (part for part in parts(model.spec) if isinstance(part, Branch))
+    exact = [branch.exactness.length for branch in branches if branch.exactness.length is not None]
     reads = model.spec.segmentation.positions_read if model.spec.segmentation else None
-    if reads and any(reads(LENGTH) > chunk for chunk in chunks):  # hashed in each segment
+    if reads and any(reads(LENGTH) > length for length in exact):  # estimated in each segment
         return
     row = {name: value[:1] for name, value in given.items()}
-    row["ids"] = row["ids"][:, : min([LENGTH, *chunks])]
+    row["ids"] = row["ids"][:, : min([LENGTH, *exact])]
     if "prefix" in row:
         row["prefix"] = row["prefix"].clamp(max=row["ids"].shape[1])
     if "types" in row:

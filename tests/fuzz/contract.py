@@ -26,6 +26,7 @@ from qkv.mixers.attention import Attention as AttentionModule
 from qkv.spec.branches import Attention, Branch
 from qkv.spec.errors import UserError
 from qkv.spec.heads import LanguageModelHead
+from qkv.spec.mixers.hyper_attention import HyperAttention
 from qkv.spec.mixers.lsh_attention import LSHAttention
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import Axial, LayerNorm, NoRelative, Rope
@@ -120,6 +121,9 @@ def _block(chance: random.Random, block: Block) -> Block:
 def _branch(chance: random.Random, branch: Branch) -> Branch:
     if isinstance(branch, LSHAttention):
         return branch.changed(chunk_length=chance.choice([2, 3, 5, 8]))
+    if isinstance(branch, HyperAttention):
+        sizes = {name: chance.choice([1, 2, 3, 5, 20]) for name in ("block", "samples", "exact_up_to")}
+        return branch.changed(**sizes, sampling="uniform")
     if not isinstance(branch, Attention) or chance.random() < 0.5:
         return branch
     branch = branch.changed(top_k=chance.choice([1, 2, 4]))
@@ -132,7 +136,7 @@ def _branch(chance: random.Random, branch: Branch) -> Branch:
 def asked(found: Case, seed: int) -> tuple[str, ...]:
     """The checks of the case with this number."""
     picks = any(
-        isinstance(branch, LSHAttention) or getattr(branch, "top_k", None)
+        isinstance(branch, (LSHAttention, HyperAttention)) or getattr(branch, "top_k", None)
         for b in found.spec.blocks
         for branch in b.branches
     )

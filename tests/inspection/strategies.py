@@ -13,6 +13,7 @@ from qkv.spec.forecasts import Gaussian, Point, Quantiles, StudentT
 from qkv.spec.masks import Causal, Full, Window
 from qkv.spec.mixers.experts import BalanceBias, BalanceLoss, MixtureOfExperts
 from qkv.spec.mixers.gated_attention import GAU, GatedAttention, MixedChunkAttention
+from qkv.spec.mixers.hyper_attention import HyperAttention
 from qkv.spec.mixers.latent_attention import LatentAttention
 from qkv.spec.mixers.linear_attention import Elu, Favor, LinearAttention
 from qkv.spec.mixers.lsh_attention import LSHAttention
@@ -101,6 +102,17 @@ BRANCHES: dict[type[branch.Branch], st.SearchStrategy[Any]] = {
         num_buckets=st.sampled_from([(4,), (2, 6)]),
         chunk_length=st.sampled_from([2, 5, 64]),
         chunks_after=st.sampled_from([0, 1]),
+        bias=st.booleans(),
+    ),
+    HyperAttention: st.builds(
+        HyperAttention,
+        num_heads=st.sampled_from([2, 4]),
+        head_dim=SIZES,
+        mask=st.sampled_from(["causal", "full"]),
+        block=st.sampled_from([2, 5]),
+        samples=st.sampled_from([1, 4]),
+        sampling=st.sampled_from(["uniform", "value_norm"]),
+        exact_up_to=st.sampled_from([1, 3, 64]),
         bias=st.booleans(),
     ),
     LinearAttention: st.builds(

@@ -13,10 +13,16 @@ from qkv.inspection.cost import cost
 from qkv.inspection.growth import GrowthCurve, GrowthPoint, crossover, fitted, growth_curve, summary, theory
 from qkv.spec.branches import Branch
 from qkv.spec.growth import DENSE, LINEAR, NEAR, Growth
+from qkv.spec.mixers.hyper_attention import HyperAttention
 from qkv.spec.mixers.lsh_attention import LSHAttention
 from qkv.spec.model import Model
 
-_ALL = (LSHAttention(chunk_length=16), *EVERYTHING, *(part for parts in SAMPLES.values() for part in parts))
+_ALL = (
+    LSHAttention(chunk_length=16),
+    HyperAttention(block=16, samples=16, exact_up_to=16),
+    *EVERYTHING,
+    *(part for parts in SAMPLES.values() for part in parts),
+)
 EACH = list({part.kind: part for part in reversed(_ALL)}.values())
 """One sample of every kind."""
 NOT_COUNTED = ("propagation", "random_mixing")

@@ -25,6 +25,7 @@ from qkv.spec.branches import (
 )
 from qkv.spec.masks import Causal, Window
 from qkv.spec.mixers.gated_attention import GAU, MixedChunkAttention
+from qkv.spec.mixers.hyper_attention import HyperAttention
 from qkv.spec.mixers.linear_attention import LinearAttention
 from qkv.spec.mixers.linformer import Linformer
 from qkv.spec.mixers.neighbours import MONet, SpatialShift
@@ -37,6 +38,7 @@ ALL: dict[str, Branch] = {
     "attention": Attention(num_heads=2, num_kv_heads=1, relative=Rope()),
     "attention with a window": Attention(num_heads=2, mask=Causal() & Window(size=3, sinks=1)),
     "linear attention": LinearAttention(num_heads=2, chunk=4),
+    "HyperAttention": HyperAttention(num_heads=2, block=2, samples=20, exact_up_to=3),
     "token shift": TokenShift(groups=3),
     "causal convolution": CausalConvolution(kernel_size=3, dilation=2),
     "convolution": Convolution(kernel_size=4),
@@ -82,6 +84,7 @@ REACHES: dict[str, list[int]] = {
     "attention": list(range(10)),
     "attention with a window": [0, 1, 2, 9],
     "linear attention": list(range(10)),
+    "HyperAttention": list(range(10)),
     "token shift": [0, 1, 2],
     "causal convolution": [0, 2, 4],
     "convolution": [0, 1, 2],
@@ -108,7 +111,7 @@ def test_how_far_one_layer_sees(name: str) -> None:
     assert seen_from([built(ALL[name])], 10) == REACHES[name][::-1]
 
 
-UNBOUNDED = ("attention", "GAU", "causal gMLP")
+UNBOUNDED = ("attention", "HyperAttention", "GAU", "causal gMLP")
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -165,7 +165,7 @@ class Recipe(Spec):
             return []
         sentence = (
             f"decoding of {branch.kind!r} is exact for rows of up to {branch.exactness.length} positions, "
-            f"but context_length is {length}; make rows shorter or chunks longer, "
+            f"but context_length is {length}; make rows shorter or that length larger, "
             "or accept the difference with inexact_decoding=true"
         )
         return [Problem(("model", *path), sentence)]

@@ -1,0 +1,61 @@
+"""Spec of HyperAttention: sorted hashing and sampled columns."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from qkv.spec.base import LARGEST_SEED
+from qkv.spec.branches import Exactness
+from qkv.spec.growth import LINEAR, Growth
+from qkv.spec.mixers.sparse_attention import SparseAttention
+
+
+class HyperAttention(SparseAttention, kind="hyper_attention"):
+    """HyperAttention: large scores by sorted hashing, all others estimated from sampled keys (Han et al. 2023).
+
+    Queries and keys are each sorted by the signs of ``bits`` random projections, neighbours differing in one sign, and
+    cut into blocks; a query reads the keys of its block exactly. ``samples`` keys of the row, without those of its
+    block, stand for all others with a weight that makes numerator and normaliser unbiased. If causal, a row is halved
+    again and again: the second half reads the first in this way, and parts of up to ``exact_up_to`` positions are
+    exact. Time grows with N, if causal with N log N.
+
+    Keys are drawn anew in each call of training, and by ``seed`` otherwise. Decoding with a state reads all keys, so
+    for rows longer than ``exact_up_to`` it differs from one forward pass; a task that decodes such rows is refused
+    unless ``inexact_decoding`` is true.
+    """
+
+    mask: Literal["causal", "full"] = Field(default="causal", description="full: all positions of a row; not causal")
+    block: int = Field(default=256, gt=0, description="positions per block; a block as long as the row is exact")
+    samples: int = Field(
+        default=256, gt=0, description="keys drawn for all queries, without replacement; as many as positions: exact"
+    )
+    sampling: Literal["uniform", "value_norm"] = Field(
+        default="uniform", description="value_norm: keys with large values are drawn more often"
+    )
+    bits: int = Field(default=7, gt=0, le=30, description="random projections of the hash")
+    exact_up_to: int = Field(
+        default=512, gt=0, description="rows of up to this length, and if causal parts of it, have exact attention"
+    )
+    seed: int = Field(default=0, ge=0, le=LARGEST_SEED, description="seed of projections, and of samples in evaluation")
+    bias: bool = True
+    inexact_decoding: bool = Field(
+        default=False,
+        description="allow tasks that decode rows longer than exact_up_to, although decoding differs from training",
+    )
+
+    @property
+    def growth(self) -> Growth:
+        return LINEAR
+
+    @property
+    def causal(self) -> bool:
+        return self.mask == "causal"
+
+    @property
+    def exactness(self) -> Exactness:
+        return Exactness(self.exact_up_to, self.inexact_decoding) if self.causal else Exactness()
+
+    def canonical(self, width: int) -> HyperAttention:
+        return super().canonical(width).changed(inexact_decoding=False)
