@@ -61,13 +61,6 @@ def test_a_mask_that_shows_later_positions_beyond_the_prefix_does_not_decode(mas
     assert (decoding(mask).decodes, decoding(mask).reads_prefix) == (False, False)
 
 
-def test_parallel_branches_without_a_residual_are_refused() -> None:
-    block = {"branches": ["rnn", "feed_forward"], "order": "parallel", "residual": "none"}
-    with pytest.raises(UserError, match=r"^blocks\.0\.residual: parallel branches are added to x"):
-        Model.parse({"blocks": [block]})
-    assert Model.parse({"blocks": [{**block, "branches": ["rnn"]}]}).depth == 1
-
-
 def test_positions_end_where_the_shorter_of_two_tables_does() -> None:
     """Beyond the grid of the front end a position would be that of another cell."""
     reads = [{"branches": ["cross_attention"]}]

@@ -119,6 +119,8 @@ def test_the_growth_of_a_stack_has_the_largest_exponents_and_the_shortest_path()
     )
     assert theory(mixed) == DENSE
     assert theory(model("token_shift")) == NEAR
+    assert theory(model("attention(2)", segmentation="recurrent_memory(4)")) == Growth(1.0, 1.0, 1.0, 1.0)
+    assert theory(model("attention(2)", segmentation="megabyte(4)")) == DENSE
     assert theory(model("attention(2, mask=causal & window(4))")) == NEAR
 
 

@@ -121,8 +121,7 @@ def theory(model: Model) -> Growth | None:
     """Growth of a model's blocks; None if a branch does not state its own, or if latents take the place of the row."""
     if model.latents is not None:
         return None
-    found = [branch.growth for block in model.layers for branch in block.branches]
-    return None if any(growth is None for growth in found) else Growth.of(growth for growth in found if growth)
+    return model.growth if model.segmentation is None else model.segmentation.growth
 
 
 def crossover(curve: GrowthCurve, exact: GrowthCurve) -> int | None:

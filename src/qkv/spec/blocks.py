@@ -10,6 +10,7 @@ from pydantic import Field
 from qkv.spec.base import Seq, Spec
 from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.errors import Problem
+from qkv.spec.growth import Growth
 from qkv.spec.parts import Add, LayerNorm, Norm, Residual
 from qkv.spec.register import import_all
 
@@ -128,6 +129,13 @@ class Layered(Spec):
     def layers(self) -> tuple[Block, ...]:
         """Block of every layer: the listed blocks, repeated cyclically up to ``num_layers``."""
         return tuple(self.blocks[i % len(self.blocks)] for i in range(self.depth))
+
+    @property
+    def growth(self) -> Growth | None:
+        """Theory of the growth of all blocks with the number of positions; None if a branch does not state its own."""
+        found = [branch.growth for block in self.layers for branch in block.branches]
+        known = [growth for growth in found if growth is not None]
+        return Growth.of(known) if len(known) == len(found) else None
 
     @property
     def depth(self) -> int:

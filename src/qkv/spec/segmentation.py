@@ -11,6 +11,7 @@ from qkv.spec.base import LARGEST, Part
 from qkv.spec.blocks import Layered
 from qkv.spec.errors import Problem
 from qkv.spec.frontends import WIDEST
+from qkv.spec.growth import RECURRENT, Growth
 
 
 class Segmentation(Part, slot=True):
@@ -26,6 +27,11 @@ class Segmentation(Part, slot=True):
     def row_positions(self) -> int:
         """Number of positions of the longest row that the blocks read."""
         raise NotImplementedError
+
+    @property
+    def growth(self) -> Growth | None:
+        """Theory of the growth with the number of positions; segments have a constant size. None: not stated."""
+        return None if self.inner is None else self.inner.growth
 
     @property
     def inner(self) -> Layered | None:
@@ -84,6 +90,10 @@ class RecurrentMemory(Segmentation, kind="recurrent_memory"):
     bptt: int | None = Field(
         default=None, gt=0, description="segments through which gradients pass at most; default: all"
     )
+
+    @property
+    def growth(self) -> Growth:
+        return RECURRENT
 
     @property
     def row_positions(self) -> int:

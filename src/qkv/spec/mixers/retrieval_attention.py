@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from qkv.spec.branches import DotProduct
+from qkv.spec.growth import STORED, Growth
 from qkv.spec.masks import Causal, Mask
 
 
@@ -27,6 +28,10 @@ class RetrievalAttention(DotProduct, kind="retrieval_attention"):
     search: Literal["exact", "faiss"] = Field(
         default="exact", description="faiss: search of large memories in decoding by the library faiss"
     )
+
+    @property
+    def growth(self) -> Growth:
+        return STORED
 
     @property
     def mask(self) -> Mask:
