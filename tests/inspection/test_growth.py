@@ -6,23 +6,26 @@ import math
 from typing import Any
 
 import pytest
-from tests.contracts.samples import EVERYTHING, SAMPLES
+from tests.contracts.samples import BIDIRECTIONAL, EVERYTHING, SAMPLES
 
 from qkv.inspection import growth
 from qkv.inspection.cost import cost
 from qkv.inspection.growth import GrowthCurve, GrowthPoint, crossover, fitted, growth_curve, summary, theory
 from qkv.spec.branches import Branch
 from qkv.spec.growth import DENSE, LINEAR, NEAR, Growth
+from qkv.spec.mixers.gated_attention import MixedChunkAttention
 from qkv.spec.mixers.hyper_attention import HyperAttention
+from qkv.spec.mixers.linear_attention import LinearAttention
 from qkv.spec.mixers.lsh_attention import LSHAttention
 from qkv.spec.model import Model
 
-_ALL = (
+_QUICK = (
     LSHAttention(chunk_length=16),
     HyperAttention(block=16, samples=16, exact_up_to=16),
-    *EVERYTHING,
-    *(part for parts in SAMPLES.values() for part in parts),
+    LinearAttention(),
+    MixedChunkAttention(chunk=64),
 )
+_ALL = (*_QUICK, *EVERYTHING, *BIDIRECTIONAL, *(part for parts in SAMPLES.values() for part in parts))
 EACH = list({part.kind: part for part in reversed(_ALL)}.values())
 """One sample of every kind."""
 NOT_COUNTED = ("propagation", "random_mixing")
@@ -124,6 +127,11 @@ def test_the_growth_of_a_stack_has_the_largest_exponents_and_the_shortest_path()
     assert theory(model("attention(2, mask=causal & window(4))")) == NEAR
 
 
+def needed_flops(part: Branch, length: int) -> int:
+    own = part.changed(length=length) if part.longest_row else part.sized_for(length, None)
+    return cost(model(own, context_length=length), 1, length).needed_flops
+
+
 @pytest.mark.parametrize("part", EACH, ids=lambda part: part.kind)
 def test_every_branch_declares_its_growth_and_the_counted_work_agrees(part: Branch) -> None:
     """FLOPs without masked scores, of rows so long that all else is small; sums over edges need no product."""
@@ -131,10 +139,7 @@ def test_every_branch_declares_its_growth_and_the_counted_work_agrees(part: Bran
     assert declared is not None, f"{part.kind} does not declare Branch.growth"
     if part.kind in NOT_COUNTED or part.reads_memory:
         return
-    lengths = [1 << 10, 1 << 11]
-    own = part.changed(length=lengths[-1]) if part.longest_row else part.sized_for(lengths[-1], None)
-    spec = model(own, context_length=lengths[-1])
-    flops = [cost(spec, 1, length).needed_flops for length in lengths]
+    flops = [needed_flops(part, length) for length in (1 << 10, 1 << 11)]
     assert abs(math.log2(flops[1] / flops[0]) - declared.time) < 0.25
 
 

@@ -27,7 +27,7 @@ from qkv.spec.training import Training
 from qkv.spec.yaml_io import read_spec
 
 if TYPE_CHECKING:
-    from qkv.inspection.growth import GrowthPoint
+    from qkv.inspection.growth import GrowthCurve, GrowthPoint
     from qkv.inspection.measure import Measurement
 
 EXAMPLES = """\
@@ -107,7 +107,7 @@ def _grow(specs: list[str], overrides: Iterable[str], longest: int, as_json: boo
 
     changes = [text for text in overrides if "=" in text]
     models = [_read(name, changes)[0] for name in specs]
-    curves = []
+    curves: list[GrowthCurve] = []
     for name, model in zip(specs, models, strict=True):
         curves.append(growth_curve(name, model, longest, tell=lambda point, name=name: _told(name, point)))
         if not as_json:

@@ -134,7 +134,7 @@ def _best(sizes: np.ndarray, tokens: np.ndarray, logs: np.ndarray, near: Law | N
         least_squares(
             lambda theta: points.predicted(theta) - logs,
             np.clip(start, *bounds),
-            points.slopes,
+            points.slopes,  # pyright: ignore[reportArgumentType]  # the stubs know names of methods only
             bounds=bounds,
             loss="huber",
             f_scale=0.02,

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from qkv.spec.branches import Branch, DotProduct, heads_divide
 from qkv.spec.errors import Problem
-from qkv.spec.growth import LINEAR, NEAR, Growth
+from qkv.spec.growth import LINEAR, NEAR, STORED, Growth
 from qkv.spec.masks import Full, Mask
 
 
