@@ -17,6 +17,7 @@ from qkv.spec.data import Data
 from qkv.spec.errors import SpecError
 from qkv.spec.masks import Causal, Window
 from qkv.spec.mixers.linear_attention import LinearAttention
+from qkv.spec.mixers.neighbours import MONet
 from qkv.spec.model import Block, Model
 from qkv.spec.overrides import Assignment, apply, assignments, measured, override
 from qkv.spec.parts import LinearScaling, RMSNorm, Rope
@@ -56,6 +57,14 @@ def test_a_star_is_every_element_and_an_integer_is_one() -> None:
     assert changed("model.blocks.0.branches.1=gated_feed_forward(hidden=512)").model.blocks[0].branches[
         1
     ] == GatedFeedForward(hidden=512)
+
+
+def test_a_mixer_that_may_be_position_wise_is_a_mixer() -> None:
+    """``mixes`` of a MONet layer depends on its fields."""
+    blocks = [{"branches": ["monet(hidden=8)", "feed_forward"]}]
+    recipe = Recipe.parse({"task": "sorting", "model": {"blocks": blocks, "head": "tokens"}})
+    assert override(recipe, ["model.blocks.mixer.hidden=16"]).model.blocks[0].branches[0] == MONet(hidden=16)
+    assert override(recipe, ["model.blocks.feed_forward.hidden=16"]).model.blocks[0].branches[0] == MONet(hidden=8)
 
 
 def test_mixer_and_feed_forward_tell_branches_apart() -> None:

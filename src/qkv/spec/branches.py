@@ -198,6 +198,12 @@ class DotProduct(Branch):
         return self.changed(**sizes, output_bias=self.ends_with_bias, dropout=0.0)
 
 
+class Headed(Branch):
+    """Base class of branches with heads."""
+
+    num_heads: int = Field(default=4, gt=0)
+
+
 class Masked(Branch):
     """Base class of branches with an attention mask."""
 

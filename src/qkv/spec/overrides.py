@@ -375,6 +375,6 @@ def _lists_of_parts(spec: type[Spec]) -> list[str]:
 
 def _selects(part: type[Spec], name: str) -> bool:
     if name in ("mixer", "feed_forward") and issubclass(part, Branch):
-        # ``mixes`` depends on the kind alone, so an instance without fields is enough.
-        return part.__new__(part).mixes == (name == "mixer")
+        # Of the kind as such: a MONet layer is a mixer by default, and may be position-wise.
+        return part.model_construct().mixes == (name == "mixer")
     return issubclass(part, Part) and part.kind == name

@@ -6,19 +6,18 @@ from typing import Self
 
 from pydantic import Field
 
-from qkv.spec.branches import Masked, heads_divide
+from qkv.spec.branches import Headed, Masked, heads_divide
 from qkv.spec.errors import Problem
 from qkv.spec.parts import RMSNorm, RopeScaling, SwitchedNorm
 
 
-class LatentAttention(Masked, kind="latent_attention"):
+class LatentAttention(Masked, Headed, kind="latent_attention"):
     """Multi-head latent attention: keys and values of all heads from one vector c = norm(x W_c) (DeepSeek-V2, 2024).
 
     k_h = (c W_kh, RoPE(x W_r)), v_h = c W_vh, with one rotated part for all heads. Decoding stores c and the rotated
     part only, ``kv_rank`` + ``rope_dim`` values per position. ``query_rank``: queries from a vector of that size, too.
     """
 
-    num_heads: int = Field(default=4, gt=0)
     kv_rank: int | None = Field(default=None, gt=0, description="features of c; default: 4 head_dim")
     query_rank: int | None = Field(
         default=None, gt=0, description="features from which queries are computed; default: straight from x"
