@@ -70,7 +70,7 @@ class RetrievalAttention(KeyValueAttention):
         )
         counts = self._searched(context) if state is not None else None
         found = attention(q, k, v, far) if counts is None else self._found(q, k, v, far, counts)
-        share = torch.where(sites.query >= self.part.window, 1.0, 0.0).to(q.dtype)[:, None, :, None]
+        share = (sites.query >= self.part.window).to(q.dtype)[:, None, :, None]
         share = share * self.gate.sigmoid().to(q.dtype)[:, None, None]
         out = local + share * (found - local)
         return self.output(out.transpose(1, 2).flatten(2)), state
