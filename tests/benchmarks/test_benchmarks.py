@@ -24,6 +24,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
     ),
     "finetuning": ("accuracy on the test split", "unmerged", "lora", "whole", "the table and the curves are in"),
     "graphs": ("classification of graphs and nodes", "chosen", "logistic regression on tags"),
+    "growth": ("exponents of the number N of positions", "exact attention", "linear attention"),
     "image_mixers": ("mixers on images", "parameters", "MLP-Mixer"),
     "forecast": ("published", "automatic choice", "normalised DLinear", "coverage of 80 %", "patches without times"),
     "linear": ("GFLOP/s", "chosen", "GB/s of weights"),

@@ -154,7 +154,7 @@ class GMLP(TriangularMatrices):
 
     def layouts(self) -> Layouts:
         half = self.down.in_features
-        return {"up": matrix(value=half, gate=half)}
+        return {"up": matrix(value=half, gate=half), "weight": WHOLE}
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         u, v = self.activation(self.up(x)).chunk(2, -1)
