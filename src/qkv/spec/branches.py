@@ -204,6 +204,23 @@ class Headed(Branch):
     num_heads: int = Field(default=4, gt=0)
 
 
+class HeadedAttention(Headed):
+    """Base class of attention whose H heads have Dk features in queries, keys and values."""
+
+    head_dim: int | None = Field(default=None, gt=0, description="default: width / num_heads")
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+
+    def head_width(self, width: int) -> int:
+        """Features per head, Dk, in a model of ``width`` features."""
+        return self.head_dim or width // self.num_heads
+
+    def width_problems(self, width: int) -> list[Problem]:
+        return [] if self.head_dim else heads_divide(width, self.num_heads)
+
+    def canonical(self, width: int) -> Self:
+        return self.changed(head_dim=self.head_width(width), dropout=0.0)
+
+
 class Masked(Branch):
     """Base class of branches with an attention mask."""
 

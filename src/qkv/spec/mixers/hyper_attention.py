@@ -7,12 +7,11 @@ from typing import Literal
 from pydantic import Field
 
 from qkv.spec.base import LARGEST_SEED
-from qkv.spec.branches import Exactness
+from qkv.spec.branches import Exactness, HeadedAttention
 from qkv.spec.growth import LINEAR, Growth
-from qkv.spec.mixers.sparse_attention import SparseAttention
 
 
-class HyperAttention(SparseAttention, kind="hyper_attention"):
+class HyperAttention(HeadedAttention, kind="hyper_attention"):
     """HyperAttention: large scores by sorted hashing, all others estimated from sampled keys (Han et al. 2023).
 
     Queries and keys are each sorted by the signs of ``bits`` random projections, neighbours differing in one sign, and

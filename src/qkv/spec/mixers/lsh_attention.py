@@ -8,10 +8,9 @@ from typing import Annotated, Any, Self, cast
 from pydantic import BeforeValidator, Field
 
 from qkv.spec.base import LARGEST, LARGEST_SEED
-from qkv.spec.branches import Exactness, Masked
+from qkv.spec.branches import Exactness, HeadedAttention, Masked
 from qkv.spec.errors import Problem
 from qkv.spec.growth import LINEAR, Growth
-from qkv.spec.mixers.sparse_attention import SparseAttention
 
 
 def _as_factors(value: Any) -> Any:
@@ -24,7 +23,7 @@ Factors = Annotated[tuple[int, ...], BeforeValidator(_as_factors, json_schema_in
 """An integer, or a list of its factors."""
 
 
-class LSHAttention(Masked, SparseAttention, kind="lsh_attention"):
+class LSHAttention(Masked, HeadedAttention, kind="lsh_attention"):
     """LSH attention (Reformer): softmax(q_i · k_j, j in a chunk near i's) V, k_j = q_j / |q_j| (Kitaev et al. 2020).
 
     Queries and keys have one projection. In each of ``num_hashes`` rounds a random rotation R per head assigns a

@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Self
-
 from pydantic import Field
 
-from qkv.spec.branches import Branch, heads_divide
-from qkv.spec.errors import Problem
+from qkv.spec.branches import HeadedAttention
 from qkv.spec.growth import LINEAR, Growth
 
 
-class SparseAttention(Branch):
-    """Base class of sparse attention with H heads of Dk features."""
-
-    num_heads: int = Field(default=4, gt=0)
-    head_dim: int | None = Field(default=None, gt=0, description="default: width / num_heads")
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-
-    def head_width(self, width: int) -> int:
-        """Features per head, Dk, in a model of ``width`` features."""
-        return self.head_dim or width // self.num_heads
-
-    def width_problems(self, width: int) -> list[Problem]:
-        return [] if self.head_dim else heads_divide(width, self.num_heads)
-
-    def canonical(self, width: int) -> Self:
-        return self.changed(head_dim=self.head_width(width), dropout=0.0)
-
-
-class GlobalLocalAttention(SparseAttention, kind="global_local_attention"):
+class GlobalLocalAttention(HeadedAttention, kind="global_local_attention"):
     """Symmetric window attention with global positions (Longformer, Beltagy et al. 2020). Not causal.
 
     Local queries attend to keys up to ``window`` away and to global keys; global queries, with separate projections,
