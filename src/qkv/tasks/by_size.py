@@ -10,18 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.batch import IGNORED, Batch
+from qkv.data.batch import Batch
 from qkv.data.rows import random
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.tap import Tap
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import BySize
 from qkv.tasks.dataset import HELD_OUT, Dataset
 from qkv.tasks.example_task import text_in
-from qkv.tasks.generated import Draw, GeneratedTask, ids_of, tokenizer_of
+from qkv.tasks.generated import Draw, GeneratedTask, ids_of, known_ids, observed_answers, tokenizer_of
 from qkv.tasks.task import Evaluation, Observed, Scale, Totals
 
 ROWS = 256
@@ -77,10 +76,7 @@ class BySizeTask(GeneratedTask):
         return model.head.loss(model(batch.input, tap=tap)[0], batch.targets)
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
-        logits, wanted = model(batch.input)[0], batch.targets != IGNORED
-        right = (model.head.decode(logits, wanted) == batch.targets) & wanted
-        rows = list(zip(right.sum(1).tolist(), wanted.sum(1).tolist(), strict=True))
-        return Observed(model.head.loss(logits, batch.targets), batch.num_targets, rows)
+        return observed_answers(model, batch)
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         rows = max(1, len(seen.outcomes))
@@ -126,16 +122,10 @@ class BySizeTask(GeneratedTask):
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]]:
         """Most probable word after each text, with its probability."""
-        found = []
+        found, words = [], self.words()
+        known = f"{words[0]} to {words[-1]}, as in {self.example()!r}"
         for text in [text_in(row, "text") for row in rows]:
-            unknown = vocabulary.tokenizer.unknown(text)
-            if unknown or not text.split():
-                words = self.words()
-                raise UserError(
-                    f"{' '.join(unknown) or text!r} given, but the model reads {words[0]} to {words[-1]}, "
-                    f"as in {self.example()!r}"
-                )
-            ids = torch.tensor([vocabulary.tokenizer.encode(text)], device=model.device)
+            ids = torch.tensor([known_ids(vocabulary.tokenizer, text, known)], device=model.device)
             with torch.inference_mode(), evaluating(model):
                 chances = model(ids)[0][0, -1].softmax(-1)
             best = int(chances.argmax())

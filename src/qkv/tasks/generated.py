@@ -9,16 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from qkv.data.batch import Batch
+from qkv.data.batch import IGNORED, Batch
 from qkv.data.corpus import TEST, TRAIN, VALIDATION
 from qkv.data.rows import random
 from qkv.data.vocabulary import Vocabulary
 from qkv.former.names import renamed
-from qkv.spec.errors import Problem, SpecError
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import Problem, SpecError, UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.tokenizers import WordList
 from qkv.tasks.dataset import HELD_OUT, Dataset, with_vocabulary
-from qkv.tasks.task import Task
+from qkv.tasks.task import Observed, Task
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
 
@@ -82,6 +83,22 @@ class GeneratedTask(Task):
     @abstractmethod
     def drawing(self, recipe: Recipe, vocabulary: Vocabulary) -> Draw:
         """Return the function that generates one batch from a random generator, with the sizes in ``recipe``."""
+
+
+def observed_answers(model: Transformer, batch: Batch) -> Observed:
+    """Loss of a batch, and for each row (right answers, answers asked for) at the positions that have a target."""
+    logits, wanted = model(batch.input)[0], batch.targets != IGNORED
+    right = (model.head.decode(logits, wanted) == batch.targets) & wanted
+    rows = list(zip(right.sum(1).tolist(), wanted.sum(1).tolist(), strict=True))
+    return Observed(model.head.loss(logits, batch.targets), batch.num_targets, rows)
+
+
+def known_ids(tokenizer: Tokenizer, text: str, known: str) -> list[int]:
+    """Token ids of a text. Raises ``UserError`` for an empty text or unknown words; ``known``: what the model reads."""
+    unknown = tokenizer.unknown(text)
+    if unknown or not text.split():
+        raise UserError(f"{' '.join(unknown) or text!r} given, but the model reads {known}")
+    return tokenizer.encode(text)
 
 
 def tokenizer_of(words: Sequence[str]) -> Tokenizer:

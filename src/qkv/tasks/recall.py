@@ -17,13 +17,12 @@ from qkv.layers.tap import Tap
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import Recall
 from qkv.tasks.dataset import HELD_OUT, Dataset
 from qkv.tasks.example_task import text_in
-from qkv.tasks.generated import Draw, GeneratedTask, ids_of, tokenizer_of
+from qkv.tasks.generated import Draw, GeneratedTask, ids_of, known_ids, tokenizer_of
 from qkv.tasks.task import Evaluation, Observed, Scale, Totals
 
 ROWS = 256
@@ -124,15 +123,11 @@ class RecallTask(GeneratedTask):
     def predict(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]]:
+        symbols, fillers = self.spec.symbols, self.spec.fillers
+        known = f"symbols s0 to s{symbols - 1}, fillers f0 to f{fillers - 1} and {QUERY!r}, as in 's3 f1 f0 {QUERY}'"
         found = []
         for text in [text_in(row, "text") for row in rows]:
-            unknown = vocabulary.tokenizer.unknown(text)
-            if unknown or not text.split():
-                known = f"symbols s0 to s{self.spec.symbols - 1}, fillers f0 to f{self.spec.fillers - 1} and {QUERY!r}"
-                raise UserError(
-                    f"{' '.join(unknown) or text!r} given, but the model reads {known}, as in 's3 f1 f0 {QUERY}'"
-                )
-            ids = torch.tensor([vocabulary.tokenizer.encode(text)], device=model.device)
+            ids = torch.tensor([known_ids(vocabulary.tokenizer, text, known)], device=model.device)
             with torch.inference_mode(), evaluating(model):
                 chances = at_least_single(model(ids)[0][0]).softmax(-1)
             best = int(chances.argmax())

@@ -27,7 +27,7 @@ from qkv.spec.register import implements
 from qkv.spec.tasks import Sorting
 from qkv.tasks.dataset import HELD_OUT, Dataset
 from qkv.tasks.example_task import text_in
-from qkv.tasks.generated import Draw, GeneratedTask, ids_of, tokenizer_of
+from qkv.tasks.generated import Draw, GeneratedTask, ids_of, observed_answers, tokenizer_of
 from qkv.tasks.task import Evaluation, Observed, Scale, Totals
 
 ROWS = 512
@@ -72,13 +72,10 @@ class SortingTask(GeneratedTask):
         return Batch.of(Signal(torch.from_numpy(read), prefix=torch.full((count,), length)), torch.from_numpy(targets))
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        return model.head.loss(_logits(model, batch, tap), batch.targets)
+        return model.head.loss(model(batch.input, tap=tap)[0], batch.targets)
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
-        logits, wanted = _logits(model, batch), batch.targets != IGNORED
-        right = (model.head.decode(logits, wanted) == batch.targets) & wanted
-        rows = list(zip(right.sum(1).tolist(), wanted.sum(1).tolist(), strict=True))
-        return Observed(model.head.loss(logits, batch.targets), batch.num_targets, rows)
+        return observed_answers(model, batch)
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         rows = max(1, len(seen.outcomes))
@@ -156,11 +153,6 @@ class SortingTask(GeneratedTask):
 
 def _positions(length: int, writes: bool) -> int:
     return 2 * length - 1 if writes else length
-
-
-def _logits(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-    """Logits (B, N, number of numbers) at each position."""
-    return model(batch.input, tap=tap)[0]
 
 
 def _tags(model: Transformer, read: list[int], given: int) -> list[int]:
