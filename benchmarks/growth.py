@@ -17,7 +17,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from qkv.inspection.growth import GrowthCurve, GrowthPoint, growth_curve, summary
+from qkv.inspection.growth import GrowthCurve, GrowthPoint, growth_curve
+from qkv.inspection.growth_tables import summary
 from qkv.report.chart import LineChart
 from qkv.report.series import Line
 from qkv.report.table import print_table
@@ -34,6 +35,12 @@ MIXERS: dict[str, str] = {
     "LSH": "lsh_attention(4)",
     "linear attention": "linear_attention(4)",
     "Performer": "linear_attention(4, features=favor(64))",
+    "Linformer": "linformer(4)",
+    "HyperAttention": "hyper_attention(4)",
+    "latent attention": "latent_attention(4)",
+    "GAU": "gau",
+    "GAU in chunks": "mixed_chunk_attention",
+    "retrieval": "retrieval_attention(4)",
     "retention": "retention(4)",
     "Mamba-2": "mamba2(4)",
     "gated delta rule": "gated_delta(4)",
@@ -42,6 +49,7 @@ MIXERS: dict[str, str] = {
     "token shift": "token_shift",
     "MONet": "monet",
     "gMLP": "gmlp",
+    "causal gMLP": "gmlp(mask=causal)",
     "MLP-Mixer": "token_mlp",
     "random mixing": "random_mixing",
     "pooling": "pooling(9)",

@@ -10,7 +10,8 @@ from tests.contracts.samples import BIDIRECTIONAL, EVERYTHING, SAMPLES
 
 from qkv.inspection import growth
 from qkv.inspection.cost import cost
-from qkv.inspection.growth import GrowthCurve, GrowthPoint, crossover, fitted, growth_curve, summary, theory
+from qkv.inspection.growth import GrowthCurve, GrowthPoint, crossover, fitted, growth_curve, theory
+from qkv.inspection.growth_tables import summary
 from qkv.spec.branches import Branch
 from qkv.spec.growth import DENSE, LINEAR, NEAR, Growth
 from qkv.spec.mixers.gated_attention import MixedChunkAttention

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.models.segments import through, vectors
 from tests.models.stacks import VOCABULARY, ids, model
-from torch import Tensor
 
 from qkv.generation.sample import generate
 from qkv.inspection.cost import cost
@@ -41,16 +41,6 @@ def built(spec: Model) -> Transformer:
     found = build(spec).double().eval()
     assert found.segmentation is not None
     return found
-
-
-def through(m: Transformer, x: Tensor) -> Tensor:
-    """Vectors after blocks and norm of vectors x (B, N, D)."""
-    assert m.segmentation is not None
-    return m.segmentation(x, Context(torch.arange(x.shape[1])[None]), m)[0]
-
-
-def vectors(batch: int, length: int) -> Tensor:
-    return torch.randn(batch, length, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 
 
 # What it is equal to.

@@ -103,7 +103,8 @@ def cost_command(
 
 def _grow(specs: list[str], overrides: Iterable[str], longest: int, as_json: bool) -> None:
     """Measure the growth of several models, and print each and the exponents beside the theory."""
-    from qkv.inspection.growth import growth_curve, points_table, summary
+    from qkv.inspection.growth import growth_curve
+    from qkv.inspection.growth_tables import points_table, summary
 
     changes = [text for text in overrides if "=" in text]
     models = [_read(name, changes)[0] for name in specs]

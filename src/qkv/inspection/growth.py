@@ -16,7 +16,6 @@ from qkv.inspection.machine import usable_memory
 from qkv.inspection.memory import LiveBytes
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
-from qkv.report.figures import size
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.growth import Growth
 from qkv.spec.model import Model
@@ -195,78 +194,3 @@ def _measured(spec: Model, length: int) -> GrowthPoint:
 
 def _pass(model: Transformer, batch: Batch) -> None:
     summed_loss(model, batch).backward()
-
-
-SUMMARY = (
-    "model",
-    "time ∝ N^",
-    "theory",
-    "memory ∝ N^",
-    "theory",
-    "path",
-    "steps",
-    "decoding state ∝ N^",
-    "longest",
-    "faster than {first} from",
-    "ended by",
-)
-
-
-def summary(curves: Sequence[GrowthCurve]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows: measured exponents beside the theory, and the length from which a model is faster than the
-    first one.
-    """
-    first = curves[0]
-    columns = [column.format(first=first.name) for column in SUMMARY]
-    return columns, [_row(curve, first) for curve in curves]
-
-
-def points_table(curve: GrowthCurve) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows: every measured length of one model."""
-    columns = ["positions", "seconds", "µs per position", "peak memory", "decoding state"]
-    return columns, [
-        [
-            f"{point.length:,}",
-            f"{point.seconds:.4g}",
-            f"{1e6 * point.seconds / point.length:.3g}",
-            size(point.peak_bytes),
-            "–" if point.state_bytes is None else size(point.state_bytes),
-        ]
-        for point in curve.points
-    ]
-
-
-def _row(curve: GrowthCurve, first: GrowthCurve) -> list[str]:
-    known, longest = curve.theory, curve.points[-1].length if curve.points else 0
-    path, steps = (_order(known.path), _order(known.steps)) if known else ("?", "?")
-    crossed = None if curve is first else crossover(curve, first)
-    return [
-        curve.name,
-        _told(curve.exponent("seconds")),
-        f"{known.time:g}" if known else "?",
-        _told(curve.exponent("peak_bytes")),
-        f"{known.memory:g}" if known else "?",
-        path,
-        steps,
-        _state(curve.points),
-        f"{longest:,}",
-        "–" if curve is first else f"{crossed:,}" if crossed else "never",
-        curve.ended or "the longest asked for",
-    ]
-
-
-def _told(exponent: Exponent | None) -> str:
-    return "not fitted" if exponent is None else f"{exponent.value:.2f} ± {exponent.half:.2f}"
-
-
-def _order(exponent: float | None) -> str:
-    return "–" if exponent is None else {0.0: "1", 1.0: "N"}.get(exponent, f"N^{exponent:g}")
-
-
-def _state(points: Sequence[GrowthPoint]) -> str:
-    """Exponent of the bytes of the state between the last two lengths."""
-    sizes = [point.state_bytes for point in points[-2:]]
-    if len(sizes) < 2 or None in sizes:
-        return "–"
-    before, last = sizes
-    return "0" if before == last else f"{math.log2((last or 1) / (before or 1)):.2g}"
