@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from qkv.spec import branches as branch
 from qkv.spec import cross, heads, parts
 from qkv.spec.blocks import DepthAverage
+from qkv.spec.branches import HeadedAttention
 from qkv.spec.forecasts import Gaussian, Point, Quantiles, StudentT
 from qkv.spec.masks import Causal, Full, Window
 from qkv.spec.mixers.experts import BalanceBias, BalanceLoss, MixtureOfExperts
@@ -20,7 +21,7 @@ from qkv.spec.mixers.lsh_attention import LSHAttention
 from qkv.spec.mixers.matrix_state import GatedDelta, Mamba2, Retention
 from qkv.spec.mixers.product_keys import ProductKeyMemory
 from qkv.spec.mixers.relative_attention import DisentangledAttention, RelativeAttention
-from qkv.spec.mixers.sparse_attention import GlobalLocalAttention, SparseAttention
+from qkv.spec.mixers.sparse_attention import GlobalLocalAttention
 from qkv.spec.model import Block, Encoder, Latents, Model, Queries, Text
 
 WIDTH = 16
@@ -288,7 +289,7 @@ def _causal(part: branch.Branch) -> branch.Branch:
         return part
     if isinstance(part, branch.Convolution):
         return branch.CausalConvolution(kernel_size=part.kernel_size, gated=part.gated)
-    if isinstance(part, SparseAttention):
+    if isinstance(part, HeadedAttention):
         return branch.Attention()
     if isinstance(part, branch.Recurrent):
         return part.changed(direction="forward")
