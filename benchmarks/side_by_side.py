@@ -169,10 +169,10 @@ def with_rows_of(page: Path, name: str, rows: Sequence[Sequence[str]], keys: int
     return [*found, *(row for each in new.values() for row in each)]
 
 
-def write_table(page: Path, name: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def write_table(page: Path, name: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
     """Write a table between its comments in a page: ``<!-- table NAME: PROGRAM -->``, ``<!-- end of table NAME -->``.
 
-    ``name``: name and program.
+    ``name``: name and program.   ``note``: paragraph below the table.
     """
     begin, end = f"<!-- table {name} -->\n", f"<!-- end of table {name.partition(':')[0]} -->\n"
     before, _, rest = page.read_text(encoding="utf-8").partition(begin)
@@ -180,4 +180,5 @@ def write_table(page: Path, name: str, columns: Sequence[str], rows: Sequence[Se
     if not found:
         raise SystemExit(f"{page} has no place for the table: {begin.strip()} … {end.strip()}")
     drawn = "".join(f"| {' | '.join(row)} |\n" for row in (columns, ["---"] * len(columns), *rows))
-    page.write_text(f"{before}{begin}\n{drawn}\n{end}{after}", encoding="utf-8")
+    below = f"{note}\n\n" if note else ""
+    page.write_text(f"{before}{begin}\n{drawn}\n{below}{end}{after}", encoding="utf-8")
