@@ -51,12 +51,12 @@ TASKS = {
     "listops": LongTask(
         "ListOps",
         "word_list(vocab_size=32, min_frequency=1, lowercase=false)",
-        lambda given: list_operations(given.rows, given.held_out),
+        lambda given: list_operations(given.rows, given.held_out, given.longest),
     ),
     "text": LongTask(
         "opinion, bytes",
         "bytes",
-        lambda given: opinions(Path(os.environ.get("QKV_DATA", ".")), given.rows, given.held_out),
+        lambda given: opinions(Path(os.environ.get("QKV_DATA", ".")), given.rows, given.held_out, given.longest),
     ),
 }
 _WIDE = "feed_forward(384)"
@@ -123,7 +123,7 @@ def base_recipe(name: str, files: dict[str, Path], given: argparse.Namespace) ->
     model = {
         "width": 64,
         "num_layers": 2,
-        "context_length": 1024,
+        "context_length": given.longest + 1,  # and a special token
         "frontend": {"kind": "text", "positions": "learned"},
         "blocks": [{"branches": list(CONTESTANTS["attention"].branches)}],
         "head": {"kind": "classification", "pooling": ["first", "mean"]},
@@ -163,6 +163,7 @@ def _listed(branches: Sequence[str]) -> str:
     return f"[{', '.join(repr(each) for each in branches)}]"
 
 
+TABLE = "long range: benchmarks/long_range.py"
 COLUMNS = ["task", "model", "parameters", "steps", "minutes", "accuracy %", "Long Range Arena %"]
 BASELINES = {"most_frequent_label": "most frequent label", "ngrams": "logistic regression over n-grams"}
 
@@ -204,7 +205,7 @@ def _summary(name: str, row: EntryResult, outcomes: Sequence[Outcome]) -> list[s
 
 def note(rankings: dict[str, Ranking], given: argparse.Namespace) -> str:
     """Sentences below the table: settings, machine, and the runs that are missing."""
-    sizes = f"{given.rows:,} rows for training, {given.held_out:,} for validation and as many for the test"
+    sizes = f"up to {given.longest:,} positions, {given.rows:,} rows for training, {given.held_out:,} for validation and as many for the test"
     budget = f"{given.minutes:g} minutes a run, evaluation included, {given.jobs} at once"
     missing = [
         f"{CONTESTANTS[row.name].about} ({TASKS[name].about})"
@@ -231,6 +232,7 @@ def arguments(line: Iterable[str] | None = None) -> argparse.Namespace:
     options.add_argument("--rates", type=float, nargs="+", default=[1.0], help="factors of the learning rate")
     options.add_argument("--rows", type=int, default=20_000, help="rows for training")
     options.add_argument("--held-out", type=int, default=2000, help="rows for validation, and for the test")
+    options.add_argument("--longest", type=int, default=1000, help="maximum number of tokens or bytes of a row")
     options.add_argument("--tokens", type=int, default=4096, help="tokens of a batch, padding included")
     options.add_argument("--jobs", type=int, default=1, help="runs at once, each on one core")
     options.add_argument("--out", type=Path, default=Path("long_range"), help="folder of tables and runs")
@@ -238,7 +240,8 @@ def arguments(line: Iterable[str] | None = None) -> argparse.Namespace:
     options.add_argument("--write", type=Path, help="Markdown page with a place for the table")
     given = options.parse_args(line)
     if given.smoke:
-        given.tasks, given.models, given.rows, given.held_out, given.tokens = ["listops"], ["linear"], 60, 10, 2048
+        given.tasks, given.models = ["listops"], ["linear"]
+        given.rows, given.held_out, given.longest, given.tokens = 60, 10, 200, 2048
     return given
 
 
@@ -254,7 +257,7 @@ def main() -> None:
         print(f"{TASKS[name].about}: {' '.join(ranking.conclusions())}")
     print(note(rankings, given))
     if given.write:
-        write_table(given.write, "long range: benchmarks/long_range.py", COLUMNS, rows, note(rankings, given))
+        write_table(given.write, TABLE, COLUMNS, rows, note(rankings, given))
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ OPERATORS: dict[str, Callable[[Sequence[int]], int]] = {
 """Name -> function of digits whose value is a digit; a median between two digits is rounded down."""
 DEPTH, ARGUMENTS, NESTED = 10, (2, 10), 0.25
 """Levels of lists, number of arguments of a list, and probability that an argument is a list."""
-SHORTEST, LONGEST = 100, 1000
-"""Number of tokens of an expression; the second is the maximum number of bytes of a document, too."""
+SHORTEST = 100
+"""Minimum number of tokens of an expression."""
 
 
 class Operation(NamedTuple):
@@ -62,22 +62,22 @@ def operation(draw: random.Random, depth: int = 1) -> Operation:
     return Operation(operator, tuple(argument() for _ in range(draw.randint(*ARGUMENTS))))
 
 
-def list_operations(rows: int, held_out: int, seed: int = 0) -> Parts:
+def list_operations(rows: int, held_out: int, longest: int, seed: int = 0) -> Parts:
     """ListOps (Nangia & Bowman 2018): ``rows`` training expressions with their values, ``held_out`` in the other parts.
 
-    Expressions are drawn until they have ``SHORTEST`` to ``LONGEST`` tokens and are new.
+    Expressions are drawn until they have ``SHORTEST`` to ``longest`` tokens and are new.
     """
     draw, found = random.Random(seed), dict[str, int]()
     while len(found) < rows + 2 * held_out:
         drawn = operation(draw)
-        if SHORTEST <= drawn.length <= LONGEST:
+        if SHORTEST <= drawn.length <= longest:
             found.setdefault(str(drawn), drawn.value)
     every = list(found.items())
     return {"test": every[:held_out], "validation": every[held_out : 2 * held_out], "train": every[2 * held_out :]}
 
 
-def documents(sentences: Sequence[Row], most: int, seed: int = 0) -> list[Row]:
-    """Up to ``most`` documents of at most ``LONGEST`` bytes, each of random sentences of one label.
+def documents(sentences: Sequence[Row], most: int, longest: int, seed: int = 0) -> list[Row]:
+    """Up to ``most`` documents of at most ``longest`` bytes, each of random sentences of one label.
 
     Every sentence is used once before any is used again, if the documents suffice; a document never equals another.
     """
@@ -86,7 +86,7 @@ def documents(sentences: Sequence[Row], most: int, seed: int = 0) -> list[Row]:
         new = [
             (text, label)
             for label in sorted({label for _, label in sentences})
-            for text in _dealt(sentences, label, draw)
+            for text in _dealt([text for text, found in sentences if found == label], longest, draw)
         ]
         draw.shuffle(new)
         found.update(new)
@@ -95,21 +95,19 @@ def documents(sentences: Sequence[Row], most: int, seed: int = 0) -> list[Row]:
     return list(found.items())[:most]
 
 
-def _dealt(sentences: Sequence[Row], label: int, draw: random.Random) -> list[str]:
-    """Documents in which every sentence of ``label`` occurs once, in random order."""
-    own = [text for text, found in sentences if found == label]
-    draw.shuffle(own)
+def _dealt(sentences: Sequence[str], longest: int, draw: random.Random) -> list[str]:
+    """Documents in which every sentence occurs once, in random order."""
     dealt: list[str] = []
-    for text in own:
+    for text in draw.sample(sentences, len(sentences)):
         joined = f"{dealt[-1]} {text}" if dealt else text
-        if dealt and len(joined.encode()) <= LONGEST:
+        if dealt and len(joined.encode()) <= longest:
             dealt[-1] = joined
         else:
             dealt.append(text)
     return dealt
 
 
-def opinions(data: Path, rows: int, held_out: int, seed: int = 0) -> Parts:
+def opinions(data: Path, rows: int, held_out: int, longest: int, seed: int = 0) -> Parts:
     """Documents of sentences of SST-2 in the folder ``data``: ``rows`` for training, ``held_out`` in the other parts.
 
     A part has sentences of the part of SST-2 with its name alone, without those that an earlier part has, too.
@@ -119,7 +117,7 @@ def opinions(data: Path, rows: int, held_out: int, seed: int = 0) -> Parts:
         lines = gzip.decompress((data / f"sst2/{file}.tsv.gz").read_bytes()).decode().splitlines()[1:]
         sentences = {text: int(label) for text, label in (line.split("\t") for line in lines) if text not in known}
         known |= sentences.keys()
-        parts[part] = documents(list(sentences.items()), rows if part == "train" else held_out, seed)
+        parts[part] = documents(list(sentences.items()), rows if part == "train" else held_out, longest, seed)
     return parts
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARED = {"side_by_side", "gpt_models"}
+SHARED = {"side_by_side", "gpt_models", "long_range_data"}
 SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in SHARED)
 
 PRINTS: dict[str, tuple[str, ...]] = {
@@ -29,6 +29,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
     "forecast": ("published", "automatic choice", "normalised DLinear", "coverage of 80 %", "patches without times"),
     "linear": ("GFLOP/s", "chosen", "GB/s of weights"),
     "load_checkpoint": ("Llama, seconds", "peak / weights", "qkv", "GPT-2, seconds"),
+    "long_range": ("mixers on long rows", "most frequent label", "linear attention", "60 rows for training"),
     "own_tables": ("defaults on tables", "kept (runs)", "sum of values", "rmse"),
     "proteins": ("location of proteins", "most frequent location", "composition", "val"),
     "recall_at_distance": (
