@@ -10,6 +10,7 @@ over. The best weights are chosen on the validation part; figures are those of t
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from long_range_data import Parts, list_operations, opinions, write_parts
+from long_range_data import PARTS, Parts, list_operations, opinions, write_parts
 from qkv.comparison.compare import compare
 from qkv.comparison.executors import Executor, Processes, Watcher
 from qkv.comparison.outcome import Outcome, read_outcome
@@ -133,14 +134,24 @@ def base_recipe(name: str, files: dict[str, Path], given: argparse.Namespace) ->
         "minutes": None if given.smoke else given.minutes,
         "optimizer": {"kind": "adamw", "lr": 2e-3},
         "schedule": {"kind": "cosine", "warmup": min(100, steps // 2), "final": 0.05},
-        "validation": {"every": min(500, steps), "batches": 20, "best": "accuracy"},
+        "validation": {"every": min(500, steps), "batches": 8},
     }
     return Recipe.parse({"name": name, "data": data, "task": "classification", "model": model, "training": training})
 
 
+def tables(name: str, given: argparse.Namespace) -> dict[str, Path]:
+    """Files of the parts of a task, built unless files of these sizes are there."""
+    folder = given.out / f"{name}-data"
+    made, sizes = folder / "sizes.json", json.dumps([given.rows, given.held_out, given.longest])
+    if not (made.exists() and made.read_text(encoding="utf-8") == sizes):
+        write_parts(TASKS[name].build(given), folder)
+        made.write_text(sizes, encoding="utf-8")
+    return {part: folder / f"{part}.csv" for part in PARTS}
+
+
 def ranking_of(name: str, given: argparse.Namespace) -> Ranking:
     """Carry out the comparison for a task, or go on with it, or read what is over."""
-    files = write_parts(TASKS[name].build(given), given.out / f"{name}-data")
+    files = tables(name, given)
     comparison = Comparison.parse(
         {
             "recipe": name,
@@ -205,7 +216,7 @@ def _summary(name: str, row: EntryResult, outcomes: Sequence[Outcome]) -> list[s
 
 def note(rankings: dict[str, Ranking], given: argparse.Namespace) -> str:
     """Sentences below the table: settings, machine, and the runs that are missing."""
-    sizes = f"up to {given.longest:,} positions, {given.rows:,} rows for training, {given.held_out:,} for validation and as many for the test"
+    parts = f"{given.rows:,} rows for training, {given.held_out:,} for validation and as many for the test"
     budget = f"{given.minutes:g} minutes a run, evaluation included, {given.jobs} at once"
     missing = [
         f"{CONTESTANTS[row.name].about} ({TASKS[name].about})"
@@ -216,7 +227,7 @@ def note(rankings: dict[str, Ranking], given: argparse.Namespace) -> str:
     lines = [
         f"Seeds 1 to {given.seeds}" if given.seeds > 1 else "Seed 1",
         f"{budget}; learning rate 0.002 times {', '.join(f'{rate:g}' for rate in given.rates)}",
-        f"two layers of width 64, batches of {given.tokens:,} tokens; {sizes}",
+        f"two layers of width 64, batches of {given.tokens:,} tokens; up to {given.longest:,} positions; {parts}",
         f"{processor_name()}; {datetime.now(UTC):%Y-%m-%d}",
     ]
     return "; ".join(lines) + "." + (f" Without a finished run: {', '.join(missing)}." if missing else "")

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 Row = tuple[str, int]
 Parts = dict[str, list[Row]]
-"""Rows by part: train, validation, test."""
+"""Rows by part."""
+PARTS = ("train", "validation", "test")
 
 OPERATORS: dict[str, Callable[[Sequence[int]], int]] = {
     "MIN": min,
@@ -121,11 +122,9 @@ def opinions(data: Path, rows: int, held_out: int, longest: int, seed: int = 0) 
     return parts
 
 
-def write_parts(parts: Parts, folder: Path) -> dict[str, Path]:
-    """Write each part as a table of the columns text and label; return the files by part."""
+def write_parts(parts: Parts, folder: Path) -> None:
+    """Write each part to ``PART.csv``, a table of the columns text and label."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = {part: folder / f"{part}.csv" for part in parts}
     for part, rows in parts.items():
-        with files[part].open("w", newline="", encoding="utf-8") as file:
+        with (folder / f"{part}.csv").open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([("text", "label"), *rows])
-    return files

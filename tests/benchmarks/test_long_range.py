@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import os
 import random
 import re
 from importlib import import_module
@@ -134,8 +136,6 @@ def test_documents_of_a_part_have_its_sentences_alone(tmp_path: Path) -> None:
 
 @pytest.mark.data
 def test_documents_of_reviews() -> None:
-    import os
-
     parts = data.opinions(Path(os.environ["QKV_DATA"]), 900, 150, LONGEST)
     texts = [text for rows in parts.values() for text, _ in rows]
     assert len(texts) == len(set(texts)) == 1200
@@ -143,14 +143,19 @@ def test_documents_of_reviews() -> None:
     assert np.median([len(text.encode()) for text in texts]) > 850
 
 
-def test_tables_of_the_parts_are_read_back(tmp_path: Path) -> None:
-    import csv
-
-    files = data.write_parts(SMALL, tmp_path / "here")
+def test_tables_of_the_parts_are_written_once(program: ModuleType, tmp_path: Path) -> None:
+    given = program.arguments(["--smoke", "--out", str(tmp_path)])
+    files = program.tables("listops", given)
     with files["test"].open(newline="", encoding="utf-8") as file:
         head, *rows = csv.reader(file)
     assert head == ["text", "label"]
-    assert [(text, int(label)) for text, label in rows] == SMALL["test"]
+    assert [(text, int(label)) for text, label in rows] == data.list_operations(60, 10, 200)["test"]
+    files["test"].write_text("kept", encoding="utf-8")
+    assert program.tables("listops", given) == files
+    assert files["test"].read_text(encoding="utf-8") == "kept"
+    given.longest = 220
+    assert program.tables("listops", given) == files
+    assert files["test"].read_text(encoding="utf-8") != "kept"
 
 
 def test_the_page_has_a_place_for_the_table_and_the_note(program: ModuleType, tmp_path: Path) -> None:
