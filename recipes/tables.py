@@ -80,6 +80,8 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("recall_rnn", "… with Elman's network", _RIGHT),
         Row("recall_causal_convolution", "… with convolutions of 30 tokens receptive field", _RIGHT),
         Row("recall_recurrent_memory", "… with attention to segments of 16 tokens and a recurrent memory", _RIGHT),
+        Row("associative_recall", "values of 2 to 32 keys, attention behind a convolution", _RIGHT),
+        Row("copying", "copying of 8 to 64 symbols, attention behind a convolution", _RIGHT),
     ),
 }
 _HEAD = "| recipe | description | result | reference | training | seeds | date |\n|---|---|---|---|---|---|---|\n"

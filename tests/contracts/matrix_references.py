@@ -119,7 +119,9 @@ def gated_delta(m: Any, x: Tensor) -> Tensor:
                 query, key = (unit(each[h * dk : (h + 1) * dk], 1e-6) for each in (q, k))
                 value, strength = v[h * dv : (h + 1) * dv], float(torch.sigmoid(affine(m.strength, x[b, i])[h]))
                 if part.decay:
-                    rate = math.exp(float(m.log_rate[h])) * softplus(float(affine(m.forgetting, x[b, i])[h]))
+                    rate = math.exp(float(m.log_rate[h])) * softplus(
+                        float(affine(m.forgetting, x[b, i])[h] + m.step_bias[h])
+                    )
                     states[h] = math.exp(-rate) * states[h]
                 states[h] = states[h] + strength * torch.outer(key, value - key @ states[h])
                 heads.append(root_mean_square(query / math.sqrt(dk) @ states[h], 1e-5) * m.scale)

@@ -126,11 +126,12 @@ def compare(
     """Compare models over seeds at an equal budget, such as ``compare("small.yaml", {"attention": [], "gru":
     ["blocks.*.mixer=gru"]})``; resume the comparison in the folder ``out``.
 
-    ``recipe``: a ``Recipe``, its file or the name of a shipped one, and ``entries``: its dotted overrides by name; or
-    the file of a comparison without ``entries``. ``settings``: fields of ``qkv.spec.comparison.Comparison``: equal
-    ("parameters", "flops", "time"), seeds, rates, metric, baseline, knobs, overrides, scale, fit, quick. ``out`` is by
-    default ``runs/compare-`` and the recipe's name. ``jobs``: runs at once, each in a process of its own; None: all in
-    this one. ``ray``: address of a Ray cluster that carries out the runs, each with ``threads`` cores, or "local".
+    ``recipe``: a ``Recipe``, its file or the name of a shipped one, and ``entries``: its dotted overrides by name;
+    or the file of a comparison, or the name of a shipped one, without ``entries``. ``settings``: fields of
+    ``qkv.spec.comparison.Comparison``: equal ("parameters", "flops", "time"), seeds, rates, metric, baseline,
+    knobs, overrides, scale, fit, quick. ``out`` is by default ``runs/compare-`` and the recipe's name. ``jobs``:
+    runs at once, each in a process of its own; None: all in this one. ``ray``: address of a Ray cluster that
+    carries out the runs, each with ``threads`` cores, or "local".
 
     The result holds the table, its conclusions and an HTML page, which are also in the folder. Raises ``UserError``.
     """
@@ -152,7 +153,7 @@ def compare(
             name = f"{Path(recipe).stem}"
         changes = {key: tuple(value) for key, value in entries.items()}
         found = Comparison.parse({"recipe": name if base else str(recipe), "entries": changes, **settings})
-    folder = folder_of(f"compare-{name}", False) if out is None else out
+    folder = folder_of(name if name.startswith("compare") else f"compare-{name}", False) if out is None else out
     return compare_models(found, folder, executor_of(jobs, ray, threads), base)
 
 

@@ -26,15 +26,17 @@ def recipes_command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per recipe.")] = False,
 ) -> None:
-    """List the recipes that ship with qkv, with data, recorded result and training time; or print one of them."""
-    from qkv.spec.shipped import shipped
+    """List the recipes that ship with qkv, with data, recorded result and training time, and the comparisons; or print
+    one of them.
+    """
+    from qkv.spec.shipped import shipped, shipped_comparisons
     from qkv.spec.yaml_io import read_recipe
 
-    known = shipped()
-    if name is not None and name not in known:
-        raise UserError(f"no recipe {name!r} ships with qkv; {nearest(name, known)}")
+    known, files = shipped(), {**shipped(), **shipped_comparisons()}
+    if name is not None and name not in (known if as_json else files):
+        raise UserError(f"no recipe {name!r} ships with qkv; {nearest(name, files)}")
     if name is not None and not as_json:
-        typer.echo(known[name].read_text(encoding="utf-8"), nl=False)
+        typer.echo(files[name].read_text(encoding="utf-8"), nl=False)
         return
     found = {key: read_recipe(path) for key, path in known.items() if name in (None, key)}
     if as_json:
@@ -44,7 +46,21 @@ def recipes_command(
     from qkv.report.table import print_table
 
     print_table("", _COLUMNS, [_row(recipe) for recipe in found.values()])
-    typer.echo("\ntrain one: qkv train NAME   (--quick: its short form)\nchange one: qkv recipes NAME > mine.yaml")
+    typer.echo()
+    print_table("comparisons", ("comparison", "recipe", "entries"), list(map(_compared, shipped_comparisons())))
+    typer.echo(
+        "\ntrain a recipe: qkv train NAME   (--quick: its short form)\ncarry out a comparison: qkv compare NAME\n"
+        "change one: qkv recipes NAME > mine.yaml"
+    )
+
+
+def _compared(name: str) -> tuple[str, ...]:
+    """Table row of one comparison."""
+    from qkv.spec.comparison import read_comparison
+    from qkv.spec.shipped import COMPARISONS
+
+    found = read_comparison(COMPARISONS / f"{name}.yaml")
+    return name, found.recipe, ", ".join(found.entries)
 
 
 def _plain(recipe: Recipe) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from qkv.comparison.outcome import Outcome
@@ -36,6 +36,8 @@ Runs = Sequence[tuple[PlannedRun, Outcome]]
 class EntryResult:
     """Result of one entry. values: of the metric, by seed; costs are means over its runs; failed: reason, or "".
 
+    figures: means over the seeds of every metric of the compared part.
+
     difference: to the baseline, over the seeds of both.   p, corrected: of the paired test, None for the baseline.
     """
 
@@ -50,6 +52,7 @@ class EntryResult:
     difference: Estimate | None = None
     p: float | None = None
     corrected: float | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def mean(self) -> Estimate | None:
@@ -209,7 +212,19 @@ def _row(plan: RunPlan, name: str, split: str, rate: float | None, runs: Runs) -
         reasons = [f"at every learning rate; {first or 'no finite metric'}"]
     flops, seconds = (_mean_count(own.values(), names) for names in (("training FLOPs",), _SECONDS))
     sized = plan.entries[name]
-    return EntryResult(name, sized.parameters, sized.change, rate, values, flops, seconds, "; ".join(reasons))
+    figures = _mean_figures([each.figures for each in own.values() if not each.failed], split)
+    failed = "; ".join(reasons)
+    return EntryResult(name, sized.parameters, sized.change, rate, values, flops, seconds, failed, figures=figures)
+
+
+def _mean_figures(found: Sequence[Mapping[str, float]], split: str) -> dict[str, float]:
+    """Mean of every metric of ``split`` that all runs have."""
+    names = [path for path in (found[0] if found else ()) if path.startswith(f"{split}.")]
+    return {
+        path.partition(".")[2]: sum(each[path] for each in found) / len(found)
+        for path in names
+        if all(path in each for each in found)
+    }
 
 
 def _mean_count(outcomes: Any, names: Sequence[str]) -> float | None:
@@ -277,5 +292,6 @@ def _plain(row: EntryResult, tried: Mapping[float, float | None], overrides: Seq
         "difference_interval": interval(row.difference),
         "p": row.p,
         "p_corrected": row.corrected,
+        "figures": dict(row.figures),
         "failed": row.failed or None,
     }

@@ -10,6 +10,7 @@ from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, from_heads, matrix
 from qkv.layers.linear import Linear
+from qkv.mixers.decay import initial_log_rates, initial_step_bias
 from qkv.mixers.short_convolution import ShortConvolution
 from qkv.ops.matrix_state.delta import delta
 from qkv.spec.mixers import matrix_state as spec
@@ -19,8 +20,6 @@ _EPS = 1e-5
 """Epsilon of the norm over a head."""
 _UNIT_EPS = 1e-6
 """Epsilon of the lengths of queries and keys, as in the published models."""
-_RATES = 1.0, 16.0
-"""Range of the initial rates of decay λ, as in the published models."""
 
 
 @implements(spec.GatedDelta)
@@ -44,8 +43,9 @@ class GatedDelta(Branch):
         self.qkv = Linear(width, sum(self.sizes), bias=False)
         self.convolution = ShortConvolution(sum(self.sizes), part.kernel_size)
         self.strength = Linear(width, heads, bias=False)
-        self.forgetting = Linear(width, heads) if part.decay else None
-        self.log_rate = nn.Parameter(torch.empty(heads).uniform_(*_RATES).log()) if part.decay else None
+        self.forgetting = Linear(width, heads, bias=False) if part.decay else None
+        self.step_bias = nn.Parameter(initial_step_bias(heads)) if part.decay else None
+        self.log_rate = nn.Parameter(initial_log_rates(heads)) if part.decay else None
         self.gate = Linear(width, self.sizes[2], bias=False)
         self.scale = nn.Parameter(torch.ones(self.value_dim))
         self.output = Linear(self.sizes[2], width, bias=False)
@@ -66,8 +66,9 @@ class GatedDelta(Branch):
         q, k = (t * (t.square().sum(-1, keepdim=True) + _UNIT_EPS).rsqrt() for t in (q, k))
         strength = self.strength(x).sigmoid().transpose(1, 2)
         log_decay = None
-        if self.forgetting is not None and self.log_rate is not None:
-            log_decay = -self.log_rate.exp()[:, None] * F.softplus(self.forgetting(x)).transpose(1, 2)
+        if self.forgetting is not None and self.step_bias is not None and self.log_rate is not None:
+            steps = F.softplus(self.forgetting(x) + self.step_bias).transpose(1, 2)
+            log_decay = -self.log_rate.exp()[:, None] * steps
         out, last = delta(
             q * self.head_dim**-0.5,
             k,

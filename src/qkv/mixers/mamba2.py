@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -12,6 +10,7 @@ from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, from_heads, matrix
 from qkv.layers.linear import Linear
+from qkv.mixers.decay import initial_log_rates, initial_step_bias
 from qkv.mixers.short_convolution import ShortConvolution
 from qkv.ops.matrix_state.decayed import decayed
 from qkv.spec.mixers import matrix_state as spec
@@ -19,10 +18,6 @@ from qkv.spec.register import implements
 
 _EPS = 1e-5
 """Epsilon of the norm of the outputs, as in the published models."""
-_RATES = 1.0, 16.0
-"""Range of the initial rates of decay λ, as in the published models."""
-_STEPS = 1e-3, 1e-1
-"""Range of the initial steps δ, as in the published models; drawn evenly in their logarithm."""
 
 
 @implements(spec.Mamba2)
@@ -45,10 +40,8 @@ class Mamba2(Branch):
         self.sizes = self.inner, shared, shared
         self.input = Linear(width, self.inner + sum(self.sizes) + part.num_heads, bias=False)
         self.convolution = ShortConvolution(sum(self.sizes), part.kernel_size)
-        low, high = (math.log(step) for step in _STEPS)
-        steps = (torch.rand(part.num_heads) * (high - low) + low).exp()
-        self.step_bias = nn.Parameter(steps + torch.log(-torch.expm1(-steps)))  # softplus of it is the step
-        self.log_rate = nn.Parameter(torch.empty(part.num_heads).uniform_(*_RATES).log())
+        self.step_bias = nn.Parameter(initial_step_bias(part.num_heads))
+        self.log_rate = nn.Parameter(initial_log_rates(part.num_heads))
         self.skip = nn.Parameter(torch.ones(part.num_heads))
         self.scale = nn.Parameter(torch.ones(self.inner))
         self.output = Linear(self.inner, width, bias=False)

@@ -13,6 +13,7 @@ from qkv.spec.base import LARGEST_SEED, Seq, Spec
 from qkv.spec.errors import Problem, SpecError, UserError, nearest
 from qkv.spec.overrides import Assignment, assignments, override
 from qkv.spec.recipe import Recipe
+from qkv.spec.shipped import shipped_comparisons
 from qkv.spec.surgery import operated
 from qkv.spec.yaml_io import read_content, read_recipe
 
@@ -116,11 +117,13 @@ def factor_name(rate: float) -> str:
 
 
 def read_comparison(path: str | Path, changes: Iterable[tuple[str, Any]] = ()) -> Comparison:
-    """Read a comparison from a YAML or JSON file, with some of its fields replaced by ``changes``; its overrides are
-    extended.
+    """Read a comparison from a YAML or JSON file, or the shipped one of that name, with some of its fields replaced by
+    ``changes``; its overrides are extended.
 
     A recipe that is not found in the working directory is looked for beside the file. Raises ``UserError``.
     """
+    if not Path(path).exists():
+        path = shipped_comparisons().get(str(path), path)
     data, lines, source = read_content(path)
     if "entries" not in data:
         sentence = (

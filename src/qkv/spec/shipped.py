@@ -1,15 +1,21 @@
-"""Recipes that ship with the package: their files by name."""
+"""Recipes and comparisons that ship with the package: their files by name."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[1] / "recipes"
+COMPARISONS = FOLDER.with_name("comparisons")
 
 
 def shipped() -> dict[str, Path]:
     """Files of the recipes that ship with the package, by name."""
     return {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
+
+
+def shipped_comparisons() -> dict[str, Path]:
+    """Files of the comparisons that ship with the package, by name."""
+    return {path.stem: path for path in sorted(COMPARISONS.glob("*.yaml"))}
 
 
 def is_shipped(source: str | Path) -> bool:

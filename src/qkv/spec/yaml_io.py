@@ -21,7 +21,7 @@ from qkv.spec.overrides import Assignment, assignments, parsed, quick_form
 from qkv.spec.plain import plain
 from qkv.spec.reader import Lines, read_json, read_yaml, scalar
 from qkv.spec.recipe import Recipe
-from qkv.spec.shipped import located, shipped
+from qkv.spec.shipped import located, shipped, shipped_comparisons
 
 MAX_BYTES = 1_000_000
 
@@ -157,9 +157,10 @@ def _text(path: Path) -> str:
 
 
 def _near(path: Path) -> str:
-    """Clause for an error message: the shipped recipe of that name, or the most similar file name in the folder."""
-    if path.stem in shipped():
-        return f"; a recipe {path.stem!r} ships with qkv: give its name without folder and suffix"
+    """Clause for an error message: what ships under that name, or the most similar file name in the folder."""
+    for what, known in (("recipe", shipped()), ("comparison", shipped_comparisons())):
+        if path.stem in known:
+            return f"; a {what} {path.stem!r} ships with qkv: give its name without folder and suffix"
     try:
         names = [entry.name for entry in os.scandir(path.parent)]
     except OSError:

@@ -1,0 +1,237 @@
+"""Write docs/choosing.md from recorded comparisons: ``python recipes/choosing.py``; ``--check`` only compares.
+
+    python recipes/choosing.py --record runs/compare_char_lm runs/compare_recall
+
+``--record`` copies the results of finished comparisons to recipes/results, with machine, versions and date. Every
+sentence and table of the page between two comments is made from these files and from the table of docs/growth.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from qkv.comparison.ranking import SIGNIFICANT
+from qkv.models.build import build
+from qkv.report.figures import duration, fixed, size
+from qkv.spec.comparison import base_recipe, entry_recipe, factor_name, read_comparison
+from qkv.spec.shipped import shipped_comparisons
+from qkv.tasks.registry import task_of_recipe
+from qkv.training.surroundings import read_surroundings
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PAGE, GROWTH = ROOT / "recipes" / "results", ROOT / "docs" / "choosing.md", ROOT / "docs" / "growth.md"
+RIGHT = 0.9
+"""Share of right answers from which a mixer is said to recall rows of a size."""
+
+
+class Held(NamedTuple):
+    """Decoding state of an entry: bytes for a row of ``length`` positions, and whether they are constant."""
+
+    length: int
+    bytes: int
+    constant: bool
+
+
+def record(folder: Path, into: Path) -> Path:
+    """Copy the results of the comparison in ``folder`` to ``into``, with the machine of its first run."""
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    run = next(folder.glob("*/rate-*/seed-*/resume"))
+    found = read_surroundings(run)
+    if found is None:
+        raise SystemExit(f"{run.parent} does not record machine and date; carry the comparison out again")
+    machine = {"processor": found["processor"], "threads": found["threads"]}
+    versions = {name: found[name] for name in ("qkv", "torch", "python")}
+    content = {"machine": machine, "versions": versions, "date": found["date"], **results}
+    path = into / f"{folder.name}.json"
+    path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def held(name: str) -> dict[str, Held]:
+    """Decoding state of every entry of a shipped comparison, at its recipe's context length."""
+    compared = read_comparison(shipped_comparisons()[name])
+    base, found = base_recipe(compared), dict[str, Held]()
+    vocabulary = task_of_recipe(base).open(base).vocabulary if base.task.reads == "nothing" else None
+    for entry, overrides in compared.entries.items():
+        model = entry_recipe(base, entry, overrides).model
+        frontend = model.frontend.changed(vocab_size=len(vocabulary.labels) if vocabulary else 65)
+        built, length = build(model.changed(frontend=frontend)), model.context_length
+        found[entry] = Held(
+            length, built.state_bytes(length), built.state_bytes(length // 2) == built.state_bytes(length)
+        )
+    return found
+
+
+def characters(results: Mapping[str, Any], states: Mapping[str, Held]) -> str:
+    """Table and sentences of the comparison on characters."""
+    rows = sorted((row for row in results["entries"] if not row["failed"]), key=lambda row: row["mean"])
+    lines = [
+        [
+            row["name"],
+            _interval(row["mean"], row["interval"]),
+            "" if row["difference"] is None else _interval(row["difference"], row["difference_interval"], "+"),
+            "" if row["p_corrected"] is None else f"{row['p_corrected']:.2g}",
+            factor_name(row["rate"]),
+            duration(row["seconds"]),
+            size(states[row["name"]].bytes),
+            "constant" if states[row["name"]].constant else "grows",
+        ]
+        for row in rows
+    ]
+    columns = ["mixer", "loss", "difference", "p (Holm)", "rate", "training", "decoding state", "with length"]
+    said = [*results["conclusions"], *_best_constant(rows, states), *_quickest(rows, results["baseline"])]
+    return f"{_table(columns, lines)}\n{' '.join(said)}\n\n{_origin(results)}\n"
+
+
+def _best_constant(rows: Sequence[Mapping[str, Any]], states: Mapping[str, Held]) -> list[str]:
+    constant = [row for row in rows if states[row["name"]].constant]
+    if not constant:
+        return []
+    best = constant[0]
+    held = states[best["name"]]
+    return [
+        f"Lowest loss with a decoding state of constant size: {best['name']}, {fixed(best['mean'])}, "
+        f"{size(held.bytes)} for a row of any length."
+    ]
+
+
+def _quickest(rows: Sequence[Mapping[str, Any]], baseline: str) -> list[str]:
+    known = {row["name"]: row for row in rows}
+    if baseline not in known:
+        return []
+    own = known[baseline]
+    better = [row for row in rows if row["seconds"] < own["seconds"] and row["mean"] < own["mean"]]
+    if not better:
+        return [f"No mixer trained faster than {baseline} to a lower loss."]
+    return ["Faster than " + baseline + " to a lower mean loss: " + ", ".join(row["name"] for row in better) + "."]
+
+
+def by_size(results: Mapping[str, Any], states: Mapping[str, Held]) -> str:
+    """Table and sentences of a comparison on a generated task: right answers by size of the row."""
+    rows = [row for row in results["entries"] if not row["failed"]]
+    sizes = sorted(int(name.rpartition("_")[2]) for name in rows[0]["figures"] if name.startswith("accuracy_at_"))
+    share = {row["name"]: [row["figures"][f"accuracy_at_{n}"] for n in sizes] for row in rows}
+    lines = [
+        [
+            name,
+            *(f"{100 * value:.1f}" for value in found),
+            size(states[name].bytes),
+            "constant" if states[name].constant else "grows",
+        ]
+        for name, found in sorted(share.items(), key=lambda item: -sum(item[1]))
+    ]
+    reach = {
+        name: max((n for n, value in zip(sizes, found, strict=True) if value >= RIGHT), default=0)
+        for name, found in share.items()
+    }
+    said = [_reaching(reach, states, constant) for constant in (False, True)]
+    columns = ["mixer", *(f"% at {n}" for n in sizes), "decoding state", "with length"]
+    return f"{_table(columns, lines)}\n{' '.join(said)}\n\n{_origin(results)}\n"
+
+
+def _reaching(reach: Mapping[str, int], states: Mapping[str, Held], constant: bool) -> str:
+    """Sentence on the largest rows that mixers with one kind of state answer."""
+    kind = "of constant size" if constant else "that grows"
+    found = {name: n for name, n in reach.items() if states[name].constant is constant}
+    told = "; ".join(
+        f"{', '.join(name for name, m in found.items() if m == n)} up to {n}"
+        for n in sorted({n for n in found.values() if n}, reverse=True)
+    )
+    none = ", ".join(name for name, n in found.items() if not n)
+    told = "; ".join(part for part in (told, f"{none} at no size" if none else "") if part)
+    return f"With a state {kind}, {100 * RIGHT:.0f} % or more of the answers are right: {told or 'no entry'}."
+
+
+def lengths() -> str:
+    """Sentences on time by length, from the table of docs/growth.md."""
+    rows = growth_rows(GROWTH.read_text(encoding="utf-8"))
+    sooner = {row[0]: row[9] for row in rows if re.fullmatch(r"[\d,]+", row[9])}
+    by_length = sorted(sooner.items(), key=lambda item: int(item[1].replace(",", "")))
+    never = [row[0] for row in rows if row[9] == "never"]
+    told = "; ".join(f"{name} from {length}" for name, length in by_length)
+    said = f"A training pass is faster than that of exact attention, in positions: {told}." if told else ""
+    late = f" At no measured length: {', '.join(never)}." if never else ""
+    return f"{said}{late}\n" if rows else "Not measured yet.\n"
+
+
+def growth_rows(page: str) -> list[list[str]]:
+    """Rows of the table of growth."""
+    inside = page.partition("<!-- table growth")[2].partition("<!-- end of table growth")[0]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in inside.split("\n") if line.startswith("|")
+    ]
+    return rows[2:]
+
+
+SECTIONS: dict[str, tuple[str, Callable[[Mapping[str, Any], Mapping[str, Held]], str]]] = {
+    "characters": ("compare_char_lm", characters),
+    "recall": ("compare_recall", by_size),
+    "copying": ("compare_copying", by_size),
+}
+
+
+def written(page: str) -> str:
+    """``page`` with every section made anew. Raises ``SystemExit`` if the comments around one are missing."""
+    for name, (comparison, make) in SECTIONS.items():
+        path = RESULTS / f"{comparison}.json"
+        if path.exists():
+            content = make(json.loads(path.read_text(encoding="utf-8")), held(comparison))
+            page = _placed(page, name, content)
+    return _placed(page, "lengths", lengths())
+
+
+def _placed(page: str, name: str, content: str) -> str:
+    begin, end = f"<!-- section {name}: recipes/choosing.py -->\n", f"<!-- end of section {name} -->\n"
+    before, _, rest = page.partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise SystemExit(f"{PAGE} has no place for the section {name!r}: {begin.strip()} … {end.strip()}")
+    return f"{before}{begin}\n{content}\n{end}{after}"
+
+
+def _interval(mean: float, ends: Sequence[float] | None, sign: str = "") -> str:
+    plus = sign if mean > 0 else ""
+    return f"{plus}{fixed(mean)}" + ("" if ends is None else f" ± {(ends[1] - ends[0]) / 2:.2g}")
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(row)} |\n" for row in (columns, ["---"] * len(columns), *rows))
+
+
+def _origin(results: Mapping[str, Any]) -> str:
+    machine, versions = results["machine"], results["versions"]
+    seeds, threads = len(results["seeds"]), machine["threads"]
+    rates = ", ".join(dict.fromkeys(rate for row in results["entries"] for rate in row["rates_tried"]))
+    return (
+        f"{seeds} seeds, factors of the learning rate {rates}, equal {results['equal']}; {machine['processor']}, "
+        f"{threads} {'thread' if threads == 1 else 'threads'} a run, torch {versions['torch']}, {results['date']}. "
+        f"Corrected p values below {SIGNIFICANT} count as a difference."
+    )
+
+
+def main() -> int:
+    """Record comparisons, then write the page or compare it with ``--check``."""
+    parser = argparse.ArgumentParser(description="Write docs/choosing.md from recorded comparisons.")
+    parser.add_argument("--record", nargs="+", type=Path, default=[], metavar="FOLDER", help="finished comparisons")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if the page differs")
+    given = parser.parse_args()
+    for folder in given.record:
+        print(record(folder, RESULTS))
+    before = PAGE.read_text(encoding="utf-8")
+    after = written(before)
+    if given.check and after != before:
+        sys.stderr.write(f"{PAGE} differs from the results; run make tables\n")
+        return 1
+    if after != before:
+        PAGE.write_text(after, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,27 @@
+"""Initial decays of matrix states whose decay exp(-λ softplus(step)) depends on the input."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_RATES = 1.0, 16.0
+_STEPS = 1e-3, 1e-1
+
+
+def initial_log_rates(num_heads: int) -> Tensor:
+    """Logarithms (H,) of rates λ, uniform between 1 and 16 (Dao & Gu 2024)."""
+    return torch.empty(num_heads).uniform_(*_RATES).log()
+
+
+def initial_step_bias(num_heads: int) -> Tensor:
+    """Numbers (H,) whose softplus, the step, lies between 0.001 and 0.1, evenly in its logarithm (Gu & Dao 2023).
+
+    A head then forgets over 1 / (λ step) positions, from less than one to a thousand. Without this bias, a step is
+    about 0.7 and every head forgets at once.
+    """
+    low, high = (math.log(step) for step in _STEPS)
+    steps = (torch.rand(num_heads) * (high - low) + low).exp()
+    return steps + torch.log(-torch.expm1(-steps))
