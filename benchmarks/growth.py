@@ -41,6 +41,7 @@ MIXERS: dict[str, str] = {
     "GAU": "gau",
     "GAU in chunks": "mixed_chunk_attention",
     "retrieval": "retrieval_attention(4)",
+    "continuous memory": "continuous_memory(4)",
     "retention": "retention(4)",
     "Mamba-2": "mamba2(4)",
     "gated delta rule": "gated_delta(4)",

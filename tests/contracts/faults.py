@@ -293,6 +293,16 @@ def all_real(bounds: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return [(before, before + most) for before, _ in bounds]
 
 
+def all_kept(fit: Any) -> Any:
+    """Coefficients stay as they are."""
+    return fit._replace(kept=torch.eye(len(fit.centres), dtype=fit.kept.dtype))
+
+
+def from_zero(bounds: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Every row has read nothing before."""
+    return [(0, after - before) for before, after in bounds]
+
+
 def position_one_late(original: Any) -> Any:
     """Where there is a state, every position is counted one too high."""
 

@@ -13,6 +13,7 @@ import torch
 from tests.contracts.faults import (
     Fault,
     all_empty,
+    all_kept,
     all_real,
     argument,
     arrived_late,
@@ -23,6 +24,7 @@ from tests.contracts.faults import (
     equal_shares,
     first_stream_alone,
     forgetful,
+    from_zero,
     gates_swapped,
     grown_by_one,
     grown_empty,
@@ -77,6 +79,7 @@ from qkv.layers import experts, memory_layer, product_keys, relative, residuals
 from qkv.mixers import (
     additive_attention,
     attention,
+    continuous_memory,
     convolution,
     cross_attention,
     feature_maps,
@@ -98,6 +101,7 @@ from qkv.mixers import (
     token_shift,
 )
 from qkv.models import block, depth_average, megabyte, recurrent_memory, segmentation, transformer
+from qkv.ops import continuous_memory as continuous_ops
 from qkv.ops import hyper_attention as hyper_ops
 from qkv.ops import lsh_attention as lsh_ops
 from qkv.ops import masks, positions
@@ -142,6 +146,7 @@ LATENT = ("latent_attention",)
 RETENTION, MAMBA, DELTA = ("retention",), ("mamba2",), ("gated_delta",)
 GATED, MIXED = ("gau",), ("mixed_chunk_attention",)
 MEMORY, PATCHES, RETRIEVED = ("recurrent_memory",), ("megabyte",), ("retrieval_attention",)
+CONTINUOUS = ("continuous_memory",)
 CAUSAL, SHIFTED, HYPER = ("gmlp",), ("spatial_shift", "monet"), ("hyper_attention",)
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -524,6 +529,21 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("the window is retrieved, too", RETRIEVED, instead(retrieval_attention, "Older", one_nearer)),
     Mutant("all older keys retrieved", RETRIEVED, argument(retrieval_attention, "attention", 3, without_top_k)),
     Mutant("gate the other way around", RETRIEVED, instead(torch.Tensor, "sigmoid", lambda f: lambda x: f(-x))),
+    Mutant("older signal not contracted", CONTINUOUS, argument(continuous_ops, "contracted", 1, all_kept)),
+    Mutant("deviations read as variances", CONTINUOUS, argument(continuous_ops, "expected", 1, torch.square)),
+    Mutant(
+        "segments begin anew at each call",
+        CONTINUOUS,
+        argument(continuous_memory.ContinuousMemory, "_step", 3, from_zero),
+    ),
+    Mutant(
+        "padding taken into the memory", CONTINUOUS, argument(continuous_memory.ContinuousMemory, "_step", 3, all_real)
+    ),
+    Mutant(
+        "documents share a memory",
+        CONTINUOUS,
+        argument(continuous_memory, "each_row", 1, lambda context: replace(context, segments=None)),
+    ),
     Mutant("memory not carried", MEMORY, instead(recurrent_memory.RecurrentMemory, "_written", unwritten)),
     Mutant("all rows begin anew with one", MEMORY, instead(recurrent_memory, "rows", of_the_second_half)),
     Mutant("memory of the next row", MEMORY, argument(recurrent_memory, "Carried", 1, lambda m: m.roll(1, 0))),

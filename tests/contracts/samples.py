@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.contracts.continuous_samples import CONTINUOUS_SAMPLES
 from tests.contracts.gated_samples import GATED_SAMPLES, GATED_TWO_WAY
 from tests.contracts.graph_samples import GRAPH_TWO_WAY
 from tests.contracts.matrix_samples import MATRIX_SAMPLES, MATRIX_TWO_WAY
@@ -72,6 +73,7 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
     **MATRIX_SAMPLES,
     **GATED_SAMPLES,
     **RETRIEVAL_SAMPLES,
+    **CONTINUOUS_SAMPLES,
     "attention": (
         Attention(),
         Attention(num_heads=1, bias=False, output_bias=True, temperature=0.5),
@@ -211,6 +213,7 @@ EVERYTHING: tuple[Branch, ...] = (
     GRU(),
     LSTM(),
     *(parts[0] for parts in (*RELATIVE_SAMPLES.values(), *SPARSE_SAMPLES.values(), *RETRIEVAL_SAMPLES.values())),
+    *(parts[0] for parts in CONTINUOUS_SAMPLES.values()),
     *(MIXING_SAMPLES[kind][0] for kind in ("random_mixing", "spatial_shift")),
     *PRODUCTS,
     *(parts[0] for kind, parts in MATRIX_SAMPLES.items() if kind != "linear_attention"),

@@ -14,6 +14,7 @@ from qkv.inspection.growth import GrowthCurve, GrowthPoint, crossover, fitted, g
 from qkv.inspection.growth_tables import summary
 from qkv.spec.branches import Branch
 from qkv.spec.growth import DENSE, LINEAR, NEAR, Growth
+from qkv.spec.mixers.continuous_memory import ContinuousMemory
 from qkv.spec.mixers.gated_attention import MixedChunkAttention
 from qkv.spec.mixers.hyper_attention import HyperAttention
 from qkv.spec.mixers.linear_attention import LinearAttention
@@ -25,6 +26,7 @@ _QUICK = (
     HyperAttention(block=16, samples=16, exact_up_to=16),
     LinearAttention(),
     MixedChunkAttention(chunk=64),
+    ContinuousMemory(segment=64),
 )
 _ALL = (*_QUICK, *EVERYTHING, *BIDIRECTIONAL, *(part for parts in SAMPLES.values() for part in parts))
 EACH = list({part.kind: part for part in reversed(_ALL)}.values())

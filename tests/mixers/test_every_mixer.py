@@ -24,6 +24,7 @@ from qkv.spec.branches import (
     TokenShift,
 )
 from qkv.spec.masks import Causal, Window
+from qkv.spec.mixers.continuous_memory import ContinuousMemory
 from qkv.spec.mixers.gated_attention import GAU, MixedChunkAttention
 from qkv.spec.mixers.hyper_attention import HyperAttention
 from qkv.spec.mixers.linear_attention import LinearAttention
@@ -49,6 +50,7 @@ ALL: dict[str, Branch] = {
     "spatial shift": SpatialShift(),
     "GAU": GAU(key_dim=4),
     "mixed chunks": MixedChunkAttention(key_dim=4, chunk=3),
+    "continuous memory": ContinuousMemory(num_heads=2, segment=3, num_basis=4),
     "MONet": MONet(),
     "causal spatial shift": SpatialShift(mask="causal"),
     "causal MONet": MONet(mask="causal"),
@@ -94,6 +96,7 @@ REACHES: dict[str, list[int]] = {
     "Linformer": list(range(10)),
     "spatial shift": [0, 1],
     "mixed chunks": list(range(10)),
+    "continuous memory": list(range(10)),
     "MONet": [0, 1],
     "causal spatial shift": [0, 1],
     "causal MONet": [0, 1],

@@ -15,6 +15,7 @@ from qkv.ops.masks import Sites
 from qkv.spec.branches import Branch as BranchSpec
 from qkv.spec.branches import MaskedAttention
 from qkv.spec.masks import AllOf, Mask
+from qkv.spec.mixers.continuous_memory import ContinuousMemory
 from qkv.spec.mixers.retrieval_attention import RetrievalAttention
 from qkv.state.store import Store, new_store
 
@@ -82,7 +83,7 @@ class KeyValueAttention(KeyValueBranch):
     Subclasses compute scores and output.
     """
 
-    def __init__(self, part: MaskedAttention | RetrievalAttention, width: int, terms: int = 1):
+    def __init__(self, part: MaskedAttention | RetrievalAttention | ContinuousMemory, width: int, terms: int = 1):
         """Create the projections. terms: number of dot products in a score; their sum is divided by √(terms · Dk)."""
         super().__init__(part, width, part.mask, (part.kv_heads, *part.dims(width)))
         self.num_heads = part.num_heads

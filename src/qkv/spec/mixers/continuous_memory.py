@@ -1,0 +1,80 @@
+"""Spec of attention with a long-term memory that is a continuous signal (∞-former)."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field
+
+from qkv.spec.branches import DotProduct
+from qkv.spec.errors import Problem
+from qkv.spec.growth import CHUNKED, Growth
+from qkv.spec.masks import Causal, Mask, Window
+
+
+class ContinuousMemory(DotProduct, kind="continuous_memory"):
+    """Local attention plus a density over a continuous memory of all earlier segments (∞-former, Martins et al. 2022).
+
+        X̄(t) = Bᵀ ψ(t) for t in [0, 1],  ψ_j(t) = exp(-(t - c_j)² / 2 s²),  c_j = (j + ½) / N_b
+        K = B W_K,  V = B W_V,  z = K q_i / (temperature √Dk)
+        p = N(μ, σ²),  μ = σ(w · z + b),  σ² = softplus(w' · z + b')      for each query and head
+        O_i = softmax attention to the last W positions + E_p[ψ]ᵀ V
+
+    B is fitted to samples by ridge regression: (F Fᵀ + λ I)⁻¹ F X, F = [ψ(t_1), ψ(t_2), …]. The first segment of S
+    positions lies on all of [0, 1]. When another is complete, the signal so far is contracted to [0, τ], read at M
+    times, and fitted again together with the new segment on (τ, 1]. A query reads the segments that are complete before
+    its own. Causal; the state has a fixed size. Queries and keys of the window are rotated as in RoPE.
+    """
+
+    segment: int = Field(default=128, gt=0, description="positions that the memory takes in at once, S")
+    window: int | None = Field(
+        default=None, gt=0, description="positions that are attended to locally, W >= S; default: segment"
+    )
+    num_basis: int = Field(default=64, gt=0, description="basis functions of the memory, N_b")
+    basis_width: float = Field(default=0.75, gt=0, description="s · N_b: width in distances of neighbouring centres")
+    contraction: float = Field(default=0.75, gt=0, lt=1, description="part of [0, 1] that the older signal keeps, τ")
+    num_samples: int | None = Field(
+        default=None, gt=0, description="times at which the older signal is read, M; default: 2 num_basis"
+    )
+    ridge: float = Field(default=0.1, gt=0, description="penalty of the squares of coefficients, λ")
+    base: float | None = Field(default=10000.0, gt=1, description="base of the rotation; none: no rotation")
+
+    @property
+    def growth(self) -> Growth:
+        return CHUNKED
+
+    @property
+    def reach(self) -> int:
+        """Number of positions that are attended to locally, W."""
+        return self.window or self.segment
+
+    @property
+    def samples(self) -> int:
+        """Number of times at which the older signal is read, M."""
+        return self.num_samples or 2 * self.num_basis
+
+    @property
+    def mask(self) -> Mask:
+        """Mask of the local attention."""
+        return Causal() & Window(size=self.reach)
+
+    def extrapolates(self, length: int) -> bool:
+        return self.base is None or self.reach <= length
+
+    def problems(self) -> list[Problem]:
+        found = super().problems()
+        if self.reach < self.segment:
+            sentence = f"a window of {self.reach} loses positions of a segment of {self.segment}; give that or more"
+            found.append(Problem(("window",), sentence))
+        return found
+
+    def width_problems(self, width: int) -> list[Problem]:
+        found = super().width_problems(width)
+        key = self.dims(width)[0]
+        if not found and self.base is not None and key % 2:
+            sentence = f"pairs of features are rotated, and a head has {key}; make that even, or give base none"
+            found = [Problem(("head_dim",), sentence)]
+        return found
+
+    def canonical(self, width: int) -> Self:
+        return super().canonical(width).changed(window=self.reach, num_samples=self.samples)
