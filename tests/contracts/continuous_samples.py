@@ -99,7 +99,8 @@ def continuous_memory(m: Any, x: Tensor) -> Tensor:
                 if memory is not None:
                     z = scale * (memory @ maps[g, :dk].T @ q)
                     low, high = (float(w @ z + c) for w, c in zip(m.density[h], m.density_bias[h], strict=True))
-                    read = expectation(part, 1 / (1 + math.exp(-low)), math.log1p(math.exp(high)))
+                    softplus = max(high, 0.0) + math.log1p(math.exp(-abs(high)))
+                    read = expectation(part, (1 + math.tanh(low / 2)) / 2, softplus)
                     context = context + read @ memory @ maps[g, dk:].T
                 mixed.append(context)
             out[b, i] = affine(m.output, torch.cat(mixed))

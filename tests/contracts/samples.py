@@ -213,11 +213,11 @@ EVERYTHING: tuple[Branch, ...] = (
     GRU(),
     LSTM(),
     *(parts[0] for parts in (*RELATIVE_SAMPLES.values(), *SPARSE_SAMPLES.values(), *RETRIEVAL_SAMPLES.values())),
-    *(parts[0] for parts in CONTINUOUS_SAMPLES.values()),
     *(MIXING_SAMPLES[kind][0] for kind in ("random_mixing", "spatial_shift")),
     *PRODUCTS,
     *(parts[0] for kind, parts in MATRIX_SAMPLES.items() if kind != "linear_attention"),
     GatedFeedForward(hidden=24),
+    *(parts[0] for parts in CONTINUOUS_SAMPLES.values()),
 )
 """Every way for positions to exchange information, in one stack."""
 
@@ -417,6 +417,7 @@ SEGMENTED: dict[str, Model] = {
         (Block(branches=ANEW, norm=RMSNorm()),),
         positions(NoPositions()),
         segmentation=Megabyte(size=3, patches=PatchStack(width=24, blocks=(Block(branches=OVER_PATCHES),))),
+        init_std=0.2,
     ),
     "patches, post": stack(
         (Block(branches=(Attention(num_kv_heads=1), FeedForward()), order="post"),),

@@ -161,9 +161,9 @@ def test_the_cost_is_that_of_window_attention_and_of_the_memory() -> None:
 
     own = flops("continuous_memory(2, segment=8, num_basis=5)")
     near = flops("attention(2, mask='causal & window(8)', relative=rope)")
-    projected, positions = 2 * 64 * 16 * 32, 56
-    taken_in = positions * 2 * 2 * 5 * 16 + 6 * 2 * 2 * 5 * 5 * 16
-    reading = 7 * 2 * 2 * 2 * 5 * 8 + positions * 2 * (2 * 2 * 8 + 2 * 5 * 8)
+    projected = 2 * 64 * 16 * 32
+    taken_in = 64 * 2 * 2 * 5 * 16 + 7 * 2 * 2 * 5 * 5 * 16
+    reading = 8 * 2 * 2 * 2 * 5 * 8 + 64 * 2 * (2 * 2 * 8 + 2 * 5 * 8)
     assert own - near == projected + taken_in + reading
 
 

@@ -121,27 +121,26 @@ def contracted(memory: Tensor, fit: Fit) -> Tensor:
     return fit.kept @ at_least_single(memory)
 
 
-def taken_in(segments: Tensor, fit: Fit) -> Tensor:
-    """Memories (B, G, n, N_b, E) after each of n complete segments (B, G, n, S, E), the first ones of their rows."""
-    size, count = segments.shape[3], segments.shape[2]
-    weights = torch.cat((fit.positions[None, :size], fit.positions[None, size:].expand(count - 1, -1, -1)))
-    first, *others = fitted(weights, segments).unbind(2)
-    found = [first]
+def memories(segments: Tensor, fit: Fit) -> Tensor:
+    """Memories (B, G, n, N_b, E) before each of the n first segments (B, G, n, S, E) of rows; 0 before the first.
+
+    Segments may all be cut off after the same number of positions, if there is only one.
+    """
+    count, size = segments.shape[2:4]
+    first, later = (part[None, :size] for part in fit.positions.chunk(2))
+    start, *others = fitted(torch.cat((first, later.expand(count - 1, -1, -1))), segments).unbind(2)
+    after = [start]
     for new in others:
-        found.append(contracted(found[-1], fit) + new)
-    return torch.stack(found, 2)
+        after.append(contracted(after[-1], fit) + new)
+    # The last one is dropped here, so that maps of a row of one segment have a gradient, of 0.
+    return F.pad(torch.stack(after, 2)[:, :, :-1], (0, 0, 0, 0, 1, 0))
 
 
 def whole(q: Tensor, pairs: Tensor, density: Density, fit: Fit, scale: float) -> Tensor:
-    """Contexts (B, H, N, Dv) of whole rows: queries (B, H, N, Dk), keys and values side by side (B, G, N, E).
-
-    They are 0 in the first segment, before which there is no memory.
-    """
-    size, count = fit.positions.shape[0] // 2, q.shape[2]
-    first = q.new_zeros(*q.shape[:2], min(size, count), pairs.shape[-1] - q.shape[-1])
-    if count <= size:
-        return first
-    memories = taken_in(pairs[:, :, : (count - 1) // size * size].unflatten(2, (-1, size)), fit)
-    others = F.pad(q[:, :, size:], (0, 0, 0, -count % size)).unflatten(2, (-1, size))
-    later = read(others, memories, density, fit, scale)
-    return torch.cat((first, later.flatten(2, 3)[:, :, : count - size]), 2)
+    """Contexts (B, H, N, Dv) of whole rows: queries (B, H, N, Dk), keys and values side by side (B, G, N, E)."""
+    count, segment = q.shape[2], fit.positions.shape[0] // 2
+    if count == 0:
+        return q.new_zeros(*q.shape[:3], pairs.shape[-1] - q.shape[-1])
+    size = min(segment, count)
+    q, pairs = (F.pad(t, (0, 0, 0, -count % size)).unflatten(2, (-1, size)) for t in (q, pairs))
+    return read(q, memories(pairs, fit), density, fit, scale).flatten(2, 3)[:, :, :count]
