@@ -37,6 +37,7 @@ class LongTask(NamedTuple):
 
     about: str
     tokenizer: str
+    pooling: str
     build: Callable[[argparse.Namespace], Parts]
 
 
@@ -52,11 +53,13 @@ TASKS = {
     "listops": LongTask(
         "ListOps",
         "word_list(vocab_size=32, min_frequency=1, lowercase=false)",
+        "first",
         lambda given: list_operations(given.rows, given.held_out, given.longest),
     ),
     "text": LongTask(
         "opinion, bytes",
         "bytes",
+        "mean",
         lambda given: opinions(Path(os.environ.get("QKV_DATA", ".")), given.rows, given.held_out, given.longest),
     ),
 }
@@ -94,6 +97,8 @@ CONTESTANTS = {
         ["hyper_attention(2, mask=full, block=64, samples=64, exact_up_to=128)", _WIDE],
     ),
 }
+RATE = 1e-3
+"""Learning rate, at the factor 1."""
 FIRST = ("attention", "window", "linear", "performer", "linformer", "mixed")
 """Contestants unless others are named."""
 
@@ -111,8 +116,8 @@ NOT_RUN = "not run"
 
 
 def base_recipe(name: str, files: dict[str, Path], given: argparse.Namespace) -> Recipe:
-    """Recipe that all contestants change: a bidirectional encoder, whose first position and mean are classified."""
-    task, steps = TASKS[name], 4 if given.smoke else 40_000
+    """Recipe that all contestants change: a bidirectional encoder."""
+    task, steps = TASKS[name], given.steps or 40_000
     data = {
         "source": str(files["train"]),
         "validation": str(files["validation"]),
@@ -127,12 +132,12 @@ def base_recipe(name: str, files: dict[str, Path], given: argparse.Namespace) ->
         "context_length": given.longest + 1,  # and a special token
         "frontend": {"kind": "text", "positions": "learned"},
         "blocks": [{"branches": list(CONTESTANTS["attention"].branches)}],
-        "head": {"kind": "classification", "pooling": ["first", "mean"]},
+        "head": {"kind": "classification", "pooling": task.pooling},
     }
     training = {
         "steps": steps,
-        "minutes": None if given.smoke else given.minutes,
-        "optimizer": {"kind": "adamw", "lr": 2e-3},
+        "minutes": None if given.steps else given.minutes,
+        "optimizer": {"kind": "adamw", "lr": RATE},
         "schedule": {"kind": "cosine", "warmup": min(100, steps // 2), "final": 0.05},
         "validation": {"every": min(500, steps), "batches": 8},
     }
@@ -217,7 +222,7 @@ def _summary(name: str, row: EntryResult, outcomes: Sequence[Outcome]) -> list[s
 def note(rankings: dict[str, Ranking], given: argparse.Namespace) -> str:
     """Sentences below the table: settings, machine, and the runs that are missing."""
     parts = f"{given.rows:,} rows for training, {given.held_out:,} for validation and as many for the test"
-    budget = f"{given.minutes:g} minutes a run, evaluation included, {given.jobs} at once"
+    budget = f"{given.steps:,} steps" if given.steps else f"{given.minutes:g} minutes, evaluation included,"
     missing = [
         f"{CONTESTANTS[row.name].about} ({TASKS[name].about})"
         for name, ranking in rankings.items()
@@ -226,7 +231,7 @@ def note(rankings: dict[str, Ranking], given: argparse.Namespace) -> str:
     ]
     lines = [
         f"Seeds 1 to {given.seeds}" if given.seeds > 1 else "Seed 1",
-        f"{budget}; learning rate 0.002 times {', '.join(f'{rate:g}' for rate in given.rates)}",
+        f"{budget} a run, {given.jobs} at once; learning rate {', '.join(f'{RATE * rate:g}' for rate in given.rates)}",
         f"two layers of width 64, batches of {given.tokens:,} tokens; up to {given.longest:,} positions; {parts}",
         f"{processor_name()}; {datetime.now(UTC):%Y-%m-%d}",
     ]
@@ -239,6 +244,7 @@ def arguments(line: Iterable[str] | None = None) -> argparse.Namespace:
     options.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     options.add_argument("--models", nargs="+", choices=CONTESTANTS, default=list(FIRST))
     options.add_argument("--minutes", type=float, default=20.0, help="time budget of a run, evaluation included")
+    options.add_argument("--steps", type=int, help="number of steps of a run, in place of minutes")
     options.add_argument("--seeds", type=int, default=1, help="number of seeds, from 1")
     options.add_argument("--rates", type=float, nargs="+", default=[1.0], help="factors of the learning rate")
     options.add_argument("--rows", type=int, default=20_000, help="rows for training")
@@ -251,7 +257,7 @@ def arguments(line: Iterable[str] | None = None) -> argparse.Namespace:
     options.add_argument("--write", type=Path, help="Markdown page with a place for the table")
     given = options.parse_args(line)
     if given.smoke:
-        given.tasks, given.models = ["listops"], ["linear"]
+        given.tasks, given.models, given.steps = ["listops"], ["linear"], 4
         given.rows, given.held_out, given.longest, given.tokens = 60, 10, 200, 2048
     return given
 
