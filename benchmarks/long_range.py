@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from long_range_data import PARTS, Parts, list_operations, opinions, write_parts
 from qkv.comparison.compare import compare
@@ -33,11 +33,14 @@ from side_by_side import parser, say_where, write_table
 
 
 class LongTask(NamedTuple):
-    """Task of long rows: ``build`` makes its parts from the arguments."""
+    """Task of long rows: ``build`` makes its parts from the arguments; ``model``: fields of the model for it;
+    ``rate``: learning rate at the factor 1.
+    """
 
     about: str
     tokenizer: str
-    pooling: str
+    model: dict[str, Any]
+    rate: float
     build: Callable[[argparse.Namespace], Parts]
 
 
@@ -53,13 +56,16 @@ TASKS = {
     "listops": LongTask(
         "ListOps",
         "word_list(vocab_size=32, min_frequency=1, lowercase=false)",
-        "first",
+        {"head": {"kind": "classification", "pooling": "first"}},
+        1e-3,
         lambda given: list_operations(given.rows, given.held_out, given.longest),
     ),
     "text": LongTask(
         "opinion, bytes",
         "bytes",
-        "mean",
+        # Means of bytes differ little between documents, and without a batch norm what they share hides it for long.
+        {"head": {"kind": "classification", "pooling": "mean"}, "norm": "batch_norm"},
+        3e-3,
         lambda given: opinions(Path(os.environ.get("QKV_DATA", ".")), given.rows, given.held_out, given.longest),
     ),
 }
@@ -97,8 +103,6 @@ CONTESTANTS = {
         ["hyper_attention(2, mask=full, block=64, samples=64, exact_up_to=128)", _WIDE],
     ),
 }
-RATE = 1e-3
-"""Learning rate, at the factor 1."""
 FIRST = ("attention", "window", "linear", "performer", "linformer", "mixed")
 """Contestants unless others are named."""
 
@@ -115,9 +119,14 @@ class Finished:
 NOT_RUN = "not run"
 
 
+def steps_of(name: str, given: argparse.Namespace) -> int | None:
+    """Number of steps of a run of a task; None if minutes limit it."""
+    return dict(zip(given.tasks, given.steps * len(given.tasks), strict=False))[name] if given.steps else None
+
+
 def base_recipe(name: str, files: dict[str, Path], given: argparse.Namespace) -> Recipe:
     """Recipe that all contestants change: a bidirectional encoder."""
-    task, steps = TASKS[name], given.steps or 40_000
+    task, steps = TASKS[name], steps_of(name, given) or 40_000
     data = {
         "source": str(files["train"]),
         "validation": str(files["validation"]),
@@ -132,13 +141,13 @@ def base_recipe(name: str, files: dict[str, Path], given: argparse.Namespace) ->
         "context_length": given.longest + 1,  # and a special token
         "frontend": {"kind": "text", "positions": "learned"},
         "blocks": [{"branches": list(CONTESTANTS["attention"].branches)}],
-        "head": {"kind": "classification", "pooling": task.pooling},
+        **task.model,
     }
     training = {
         "steps": steps,
         "minutes": None if given.steps else given.minutes,
-        "optimizer": {"kind": "adamw", "lr": RATE},
-        "schedule": {"kind": "cosine", "warmup": min(100, steps // 2), "final": 0.05},
+        "optimizer": {"kind": "adamw", "lr": task.rate},
+        "schedule": {"kind": "cosine", "warmup": min(100, steps // 3), "final": 0.05},
         "validation": {"every": min(500, steps), "batches": 8},
     }
     return Recipe.parse({"name": name, "data": data, "task": "classification", "model": model, "training": training})
@@ -221,8 +230,10 @@ def _summary(name: str, row: EntryResult, outcomes: Sequence[Outcome]) -> list[s
 
 def note(rankings: dict[str, Ranking], given: argparse.Namespace) -> str:
     """Sentences below the table: settings, machine, and the runs that are missing."""
+    budget = "the steps that are given" if given.steps else f"{given.minutes:g} minutes, evaluation included"
     parts = f"{given.rows:,} rows for training, {given.held_out:,} for validation and as many for the test"
-    budget = f"{given.steps:,} steps" if given.steps else f"{given.minutes:g} minutes, evaluation included,"
+    rates = [f"{TASKS[name].rate:g} ({TASKS[name].about})" for name in rankings]
+    factors = f", times {', '.join(f'{rate:g}' for rate in given.rates)}" if given.rates != [1.0] else ""
     missing = [
         f"{CONTESTANTS[row.name].about} ({TASKS[name].about})"
         for name, ranking in rankings.items()
@@ -231,7 +242,8 @@ def note(rankings: dict[str, Ranking], given: argparse.Namespace) -> str:
     ]
     lines = [
         f"Seeds 1 to {given.seeds}" if given.seeds > 1 else "Seed 1",
-        f"{budget} a run, {given.jobs} at once; learning rate {', '.join(f'{RATE * rate:g}' for rate in given.rates)}",
+        f"a run has {budget}; {given.jobs} at once",
+        f"learning rate {' and '.join(rates)}{factors}",
         f"two layers of width 64, batches of {given.tokens:,} tokens; up to {given.longest:,} positions; {parts}",
         f"{processor_name()}; {datetime.now(UTC):%Y-%m-%d}",
     ]
@@ -244,7 +256,9 @@ def arguments(line: Iterable[str] | None = None) -> argparse.Namespace:
     options.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     options.add_argument("--models", nargs="+", choices=CONTESTANTS, default=list(FIRST))
     options.add_argument("--minutes", type=float, default=20.0, help="time budget of a run, evaluation included")
-    options.add_argument("--steps", type=int, help="number of steps of a run, in place of minutes")
+    options.add_argument(
+        "--steps", type=int, nargs="+", help="steps of a run in place of minutes; one each, or for all"
+    )
     options.add_argument("--seeds", type=int, default=1, help="number of seeds, from 1")
     options.add_argument("--rates", type=float, nargs="+", default=[1.0], help="factors of the learning rate")
     options.add_argument("--rows", type=int, default=20_000, help="rows for training")
@@ -257,7 +271,7 @@ def arguments(line: Iterable[str] | None = None) -> argparse.Namespace:
     options.add_argument("--write", type=Path, help="Markdown page with a place for the table")
     given = options.parse_args(line)
     if given.smoke:
-        given.tasks, given.models, given.steps = ["listops"], ["linear"], 4
+        given.tasks, given.models, given.steps = ["listops"], ["linear"], [4]
         given.rows, given.held_out, given.longest, given.tokens = 60, 10, 200, 2048
     return given
 
