@@ -187,3 +187,10 @@ def test_the_table_has_the_runs_that_are_over(program: ModuleType, tmp_path: Pat
         ["ListOps", "linear attention", f"{some.rows[1].parameters:,}", "1,234", "1.5", "31.2", "16.13"],
     ]
     assert "Without a finished run: attention (ListOps)." in program.note({"listops": some}, given)
+
+
+def test_steps_are_of_a_task_or_of_all(program: ModuleType) -> None:
+    tasks = ["--tasks", "text", "listops"]
+    for line, text, listops in (([], None, None), (["--steps", "7"], 7, 7), (["--steps", "7", "9"], 7, 9)):
+        given = program.arguments([*tasks, *line])
+        assert (program.steps_of("text", given), program.steps_of("listops", given)) == (text, listops)
