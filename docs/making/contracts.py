@@ -1,0 +1,62 @@
+"""Write the table of docs/contracts.md from the registered parts and tests: ``python docs/making/contracts.py``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "contracts.md"
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "reference": ("equation",),
+    "gradients": ("gradients",),
+    "causality": ("causality",),
+    "state": (
+        "cut anywhere",
+        "fixed capacity",
+        "growth by doubling",
+        "state bytes",
+        "rows: reorder, drop, fork",
+        "rewind",
+    ),
+    "padding": ("padding",),
+    "packed": ("packed documents",),
+    "saved": ("save, load, convert",),
+}
+"""Columns of the table: checks of the battery."""
+_BEGIN, _END = "<!-- table contracts: docs/making/contracts.py -->\n", "<!-- end of table contracts -->\n"
+
+
+def page() -> str:
+    """docs/contracts.md with its table made anew."""
+    from tests.contracts.battery import CHECKS, NOT_OF_DECODING
+    from tests.contracts.limits import LIMITS
+    from tests.contracts.samples import BIDIRECTIONAL, SAMPLES
+
+    from qkv.mixers.registry import branches
+
+    unknown = [check for checks in COLUMNS.values() for check in checks if check not in CHECKS]
+    assert not unknown, f"the battery has no checks {unknown}"
+    rows = []
+    for kind in sorted(spec.kind for spec in branches()):
+        decoding, other = len(SAMPLES.get(kind, ())), sum(part.kind == kind for part in BIDIRECTIONAL)
+        cells = [_cell(decoding, other, set(checks) <= set(NOT_OF_DECODING)) for checks in COLUMNS.values()]
+        limit = LIMITS[kind]
+        shown = f"[{limit.what}](../tests/{limit.test.partition('::')[0]})" if limit.test else limit.what
+        rows.append(f"| `{kind}` | {' | '.join(cells)} | {shown} |\n")
+    head = f"| part | {' | '.join(COLUMNS)} | limit |\n|{'---|' * (len(COLUMNS) + 2)}\n"
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(_BEGIN)
+    return f"{before}{_BEGIN}\n{head}{''.join(rows)}\n{_END}{rest.partition(_END)[2]}"
+
+
+def _cell(decoding: int, other: int, every: bool) -> str:
+    """Number of specs under a check; ``every``: it is asked of parts that see later positions too."""
+    if every:
+        return str(decoding + other)
+    return str(decoding) if decoding else "two-way"
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    PAGE.write_text(page(), encoding="utf-8")
