@@ -27,6 +27,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
     "growth": ("exponents of the number N of positions", "exact attention", "linear attention"),
     "image_mixers": ("mixers on images", "parameters", "MLP-Mixer"),
     "forecast": ("published", "automatic choice", "normalised DLinear", "coverage of 80 %", "patches without times"),
+    "length": ("nats a character by length of the row", "learned vectors", "refused", "RoPE", "YaRN"),
     "linear": ("GFLOP/s", "chosen", "GB/s of weights"),
     "load_checkpoint": ("Llama, seconds", "peak / weights", "qkv", "GPT-2, seconds"),
     "long_range": ("mixers on long rows", "most frequent label", "linear attention", "60 rows for training"),
@@ -70,6 +71,7 @@ def test_benchmark(script: Path, tmp_path: Path) -> None:
     rated.write_text("sentence,label\n" + "a good film,1\na bad film,0\n" * 40)
     data = {
         "finetuning": ("--data", str(rated), "--only", "lora", "whole"),
+        "length": ("--data", str(text)),
         "recall_at_distance": ("--alone", "--only", "attention", "rnn"),
         "time_to_loss": ("--data", str(text)),
         "translation": ("--data", str(pairs), "--quick", "--only", "gru_fixed"),
