@@ -27,6 +27,10 @@ LIMITS: dict[str, Limit] = {
     "causal_convolution": Limit(
         "torch's convolution", "ops/test_convolution.py::test_the_product_equals_torch_s_convolution"
     ),
+    "continuous_memory": Limit(
+        "a row of one segment: window attention",
+        "mixers/test_continuous_memory.py::test_rows_of_one_segment_are_window_attention",
+    ),
     "convolution": Limit(
         "torch's convolution of each document",
         "ops/test_convolution.py::test_two_sided_taps_equal_torch_s_convolution_of_each_document",
