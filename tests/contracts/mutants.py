@@ -119,7 +119,9 @@ from qkv.state import store, tree
 
 
 class Mutant(NamedTuple):
-    """A fault and the subjects that must notice it: kinds of branches, "stack", "form", "prefix", groups of samples."""
+    """A fault and the subjects that must notice it: kinds of branches, groups of samples, "stack" and "form" (all
+    of them), or the name of one stack.
+    """
 
     name: str
     subjects: tuple[str, ...]
@@ -435,44 +437,54 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("padding counted as positions", ("stack",), instead(transformer.Transformer, "_read", padding_counted)),
     Mutant(
         "positions do not restart in a document",
-        ("stack",),
+        ("plain",),
         instead(frontend, "_restarted", lambda _: documents_run_on),
     ),
-    Mutant("fixed capacity not kept", ("stack",), result(transformer.Transformer, "init_state", capacity_dropped)),
-    Mutant("rewind does nothing", ("stack",), argument(transformer.Transformer, "rewind", 2, torch.zeros_like)),
+    Mutant("fixed capacity not kept", ("plain",), result(transformer.Transformer, "init_state", capacity_dropped)),
+    Mutant(
+        "rewind does nothing",
+        ("what can be rewound",),
+        argument(transformer.Transformer, "rewind", 2, torch.zeros_like),
+    ),
     Mutant(
         "norm after the branch where it belongs before",
         ("stack",),
         instead(block.PreNorm, "forward", lambda _: block.PostNorm.forward),
     ),
     Mutant(
-        "sandwich without its second norm", ("stack",), instead(block.Sandwich, "added", lambda _: block.PreNorm.added)
+        "sandwich without its second norm",
+        ("sandwich, rms norm, layer scale",),
+        instead(block.Sandwich, "added", lambda _: block.PreNorm.added),
     ),
     Mutant(
         "streams not exchanged",
-        ("stack",),
+        ("reversible",),
         result(residuals.Reversible, "joined", lambda x: torch.cat(x.chunk(2, -1)[::-1], -1)),
     ),
-    Mutant("the second stream empty at first", ("stack",), instead(transformer.Stack, "_entering", first_stream_alone)),
+    Mutant(
+        "the second stream empty at first", ("reversible",), instead(transformer.Stack, "_entering", first_stream_alone)
+    ),
     Mutant(
         "what went in not recomputed",
-        ("stack",),
+        ("reversible",),
         instead(residuals.Reversible, "separated", lambda _: lambda self, x, y: x),
     ),
     Mutant(
         "average over the outputs in reverse",
-        ("stack",),
+        ("depth average",),
         argument(depth_average.DepthAverage, "forward", 1, lambda outputs: [*outputs[-2::-1], outputs[-1]]),
     ),
     Mutant(
         "averages instead of outputs averaged",
-        ("stack",),
+        ("depth average",),
         instead(depth_average.DepthAverage, "forward", averages_averaged),
     ),
     Mutant("residual dropped", ("stack",), instead(residuals.Residual, "joined", lambda _: lambda self, x, y: y)),
-    Mutant("parallel branches in sequence", ("stack",), instead(block.Block, "forward", in_sequence)),
-    Mutant("soft cap dropped", ("stack",), result(transformer, "build_head", without_cap)),
-    Mutant("token vectors not scaled", ("stack",), instead(text.TextFrontend, "forward", without_scale)),
+    Mutant(
+        "parallel branches in sequence", ("parallel, gated residual",), instead(block.Block, "forward", in_sequence)
+    ),
+    Mutant("soft cap dropped", ("what can be rewound",), result(transformer, "build_head", without_cap)),
+    Mutant("token vectors not scaled", ("plain",), instead(text.TextFrontend, "forward", without_scale)),
     Mutant(
         "lengths of the memory ignored in cross-attention",
         CROSS,
@@ -561,5 +573,5 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("values of the patch not kept", PATCHES, argument(megabyte, "PatchState", 3, torch.zeros_like)),
     Mutant("signal of the patch not kept", PATCHES, argument(megabyte, "PatchState", 2, torch.zeros_like)),
     Mutant("patches not counted", PATCHES, result(megabyte.Megabyte, "own_bytes", lambda n: n // 2)),
-    Mutant("every state may be rewound", ("stack",), lambda: patch.object(transformer.Transformer, "rewindable", True)),
+    Mutant("every state may be rewound", ("pre",), lambda: patch.object(transformer.Transformer, "rewindable", True)),
 )
