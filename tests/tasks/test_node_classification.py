@@ -271,3 +271,37 @@ def test_a_front_end_of_texts_reads_no_graph(tmp_path: Path) -> None:
         override(given, ["model.frontend=text"])
     with pytest.raises(SpecError, match="reads the nodes of a graph, and the front end 'text' none; use 'nodes'"):
         override(given, ["model.frontend=text", "data.processor=null"])
+
+
+def test_consistency_is_its_formula(tmp_path: Path) -> None:
+    given = {"kind": "node_classification", "consistency": {"samples": 3, "weight": 0.7, "temperature": 0.4}}
+    task, dataset, model = opened(recipe(write(tmp_path), given))
+    model, batch = model.train(), dataset.batch(0)
+    torch.manual_seed(5)
+    loss = task.summed_loss(model, batch)
+    torch.manual_seed(5)
+    passes = [model(batch.input)[0][0].softmax(-1).detach() for _ in range(3)]
+    assert not torch.equal(passes[0], passes[1]), "dropout differs from pass to pass"
+    asked = [i for i, target in enumerate(batch.targets[0].tolist()) if target != IGNORED]
+    expected = sum(-float(p[i, batch.targets[0, i]].log()) for p in passes for i in asked) / 3
+    for i in range(NODES):
+        mean = [sum(float(p[i, c]) for p in passes) / 3 for c in range(2)]
+        sharp = [each ** (1 / 0.4) for each in mean]
+        apart = sum((float(p[i, c]) - sharp[c] / sum(sharp)) ** 2 for p in passes for c in range(2)) / 3
+        expected += 0.7 * len(asked) * apart / NODES
+    assert float(loss.detach()) == pytest.approx(expected, rel=1e-9)
+
+
+def test_consistency_without_dropout_and_sharpening_adds_nothing(tmp_path: Path) -> None:
+    given = {"kind": "node_classification", "consistency": {"temperature": 1.0}}
+    still = override(recipe(write(tmp_path), given), ["model.frontend.dropout=0"])
+    task, dataset, model = opened(still)
+    alone, _, _ = opened(override(still, ["task.consistency=null"]))
+    found = [float(each.summed_loss(model.train(), dataset.batch(0)).detach()) for each in (task, alone)]
+    assert found[0] == pytest.approx(found[1], rel=1e-12)
+
+
+@pytest.mark.parametrize("wrong", ["samples=1", "temperature=0", "weight=0", "temperature=2"])
+def test_wrong_consistency_is_refused(wrong: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"task\.consistency\." + wrong.partition("=")[0]):
+        override(recipe(write(tmp_path)), ["task.consistency={}", f"task.consistency.{wrong}"])

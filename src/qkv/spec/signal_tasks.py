@@ -6,10 +6,23 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from qkv.spec.base import Seq
+from qkv.spec.base import Seq, Spec
 from qkv.spec.errors import Problem
 from qkv.spec.model import Model
 from qkv.spec.task import Needs, Reads, Task
+
+
+class Consistency(Spec):
+    """Consistency of the answers for nodes with and without a label under dropout (GRAND, Feng et al. 2020).
+
+    Each step reads the graph S times, each time with other dropout: p_is of node i, mean p̄_i. The loss is the mean of
+    the S cross-entropies, and weight / (S n) Σ_s Σ_i |p_is - q_i|² over all n nodes of the batch, with q_i ∝
+    p̄_i^(1 / temperature), which has no gradient.
+    """
+
+    samples: int = Field(default=4, ge=2, le=100, description="S, number of times that a step reads the graph")
+    weight: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=0.5, gt=0, le=1, description="below 1: q is sharper than the mean")
 
 
 class NodeClassification(Task, kind="node_classification"):
@@ -20,6 +33,9 @@ class NodeClassification(Task, kind="node_classification"):
     """
 
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    consistency: Consistency | None = Field(
+        default=None, description="further loss for few labels: equal answers under different dropout; null: none"
+    )
     parts: int = Field(
         default=1, gt=0, description="random parts of the nodes that each epoch reads one by one, for a large graph"
     )

@@ -30,6 +30,7 @@ from qkv.ops.graphs import SampledEdges
 from qkv.spec.errors import Problem, SpecError, UserError, nearest
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
+from qkv.spec.signal_tasks import Consistency
 from qkv.spec.signals.graphs import Graphs
 from qkv.spec.tasks import NodeClassification
 from qkv.tasks.dataset import HELD_OUT, OTHER, Dataset, with_vocabulary
@@ -178,8 +179,23 @@ class NodeClassificationTask(JoinedTask):
         return NodeDataset(recipe, table, vocabulary, _processor(vocabulary))
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+        if self.spec.consistency is not None and model.training:
+            return self._consistent(self.spec.consistency, model, batch)
         logits, targets = self.asked(model, batch, tap)
         return model.head.loss(logits[None], targets[None], self.spec.label_smoothing)
+
+    def _consistent(self, consistency: Consistency, model: Transformer, batch: Batch) -> Tensor:
+        """Loss of several passes with different dropout, and of the differences of their answers; see the spec."""
+        asked = batch.targets != IGNORED
+        passes = [model(batch.input)[0] for _ in range(consistency.samples)]
+        targets, smoothing = batch.targets[asked][None], self.spec.label_smoothing
+        losses = [model.head.loss(logits[asked][None], targets, smoothing) for logits in passes]
+        chances = torch.stack([logits.softmax(-1) for logits in passes])
+        with torch.no_grad():
+            sharp = chances.mean(0) ** (1 / consistency.temperature)
+            sharp = sharp / sharp.sum(-1, keepdim=True)
+        apart = (chances - sharp).square().sum(-1).mean()
+        return torch.stack(losses).mean() + consistency.weight * batch.num_targets * apart
 
     def asked(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, Tensor]:
         logits, asked = model(batch.input, tap=tap)[0], batch.targets != IGNORED
