@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qkv.models.build import build
-from qkv.report.figures import duration, fixed, size
+from qkv.report.figures import fixed, short, size
 from qkv.spec.comparison import base_recipe, entry_recipe, factor_name, read_comparison
 from qkv.spec.shipped import shipped_comparisons
 from qkv.training.surroundings import read_surroundings
@@ -75,14 +75,14 @@ def characters(results: Mapping[str, Any], states: Mapping[str, Held]) -> str:
             "" if row["difference"] is None else _interval(row["difference"], row["difference_interval"], "+"),
             "" if row["p_corrected"] is None else f"{row['p_corrected']:.2g}",
             factor_name(row["rate"]),
-            duration(row["seconds"]),
+            short(row["training_flops"]),
             size(states[row["name"]].bytes),
             "constant" if states[row["name"]].constant else "grows",
         ]
         for row in rows
     ]
-    columns = ["mixer", "loss", "difference", "p (Holm)", "rate", "training", "decoding state", "with length"]
-    said = [*results["conclusions"], *_best_constant(rows, states), *_quickest(rows, results["baseline"])]
+    columns = ["mixer", "loss", "difference", "p (Holm)", "rate", "training FLOPs", "decoding state", "with length"]
+    said = [*results["conclusions"], *_best_constant(rows, states), *_at_the_end(rows)]
     return f"{_table(columns, lines)}\n{' '.join(said)}\n\n{_origin(results)}\n"
 
 
@@ -98,15 +98,15 @@ def _best_constant(rows: Sequence[Mapping[str, Any]], states: Mapping[str, Held]
     ]
 
 
-def _quickest(rows: Sequence[Mapping[str, Any]], baseline: str) -> list[str]:
-    known = {row["name"]: row for row in rows}
-    if baseline not in known:
-        return []
-    own = known[baseline]
-    better = [row for row in rows if row["seconds"] < own["seconds"] and row["mean"] < own["mean"]]
-    if not better:
-        return [f"No mixer trained faster than {baseline} to a lower loss."]
-    return ["Faster than " + baseline + " to a lower mean loss: " + ", ".join(row["name"] for row in better) + "."]
+def _at_the_end(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Sentence on entries whose chosen learning rate is the smallest or largest that was tried."""
+    ends = {
+        row["name"]: (min(tried), max(tried)) for row in rows if len(tried := list(map(float, row["rates_tried"]))) > 1
+    }
+    found = [row["name"] for row in rows if row["rate"] in ends.get(row["name"], ())]
+    return (
+        [f"At an end of the rates that were tried, so that others may be better: {', '.join(found)}."] if found else []
+    )
 
 
 def by_size(results: Mapping[str, Any], states: Mapping[str, Held]) -> str:
