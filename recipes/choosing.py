@@ -123,13 +123,15 @@ def by_size(results: Mapping[str, Any], states: Mapping[str, Held]) -> str:
         ]
         for name, found in sorted(share.items(), key=lambda item: -sum(item[1]))
     ]
-    reach = {
-        name: max((n for n, value in zip(sizes, found, strict=True) if value >= RIGHT), default=0)
-        for name, found in share.items()
-    }
+    reach = {name: _reach(sizes, found) for name, found in share.items()}
     said = [_reaching(reach, states, constant) for constant in (False, True)]
     columns = ["mixer", *(f"% at {n}" for n in sizes), "decoding state", "with length"]
     return f"{_table(columns, lines)}\n{' '.join(said)}\n\n{_origin(results)}\n"
+
+
+def _reach(sizes: Sequence[int], shares: Sequence[float]) -> int:
+    """Largest size up to which all shares of right answers are at least ``RIGHT``; 0 if the first is not."""
+    return max((n for i, n in enumerate(sizes) if min(shares[: i + 1]) >= RIGHT), default=0)
 
 
 def _reaching(reach: Mapping[str, int], states: Mapping[str, Held], constant: bool) -> str:

@@ -68,6 +68,11 @@ def test_recall_says_up_to_which_size_each_kind_of_state_answers() -> None:
     assert "| gru | 90.0 | 89.0 | 256 B | constant |" in text
 
 
+def test_a_size_is_reached_with_all_smaller_ones() -> None:
+    assert SCRIPT["_reach"]([8, 16, 32], [0.96, 0.86, 0.97]) == 8
+    assert SCRIPT["_reach"]([8, 16, 32], [0.8, 0.95, 0.97]) == 0
+
+
 def test_lengths_are_read_from_the_table_of_growth() -> None:
     table = "| model | a |\n| --- | --- |\n| exact | 1 |\n| linear | 2 |\n"
     page = f"<!-- table growth: x -->\n\n{table}\n<!-- end of table growth -->\n"
