@@ -39,7 +39,7 @@ def page() -> str:
     unknown = [check for checks in COLUMNS.values() for check in checks if check not in CHECKS]
     assert not unknown, f"the battery has no checks {unknown}"
     rows = []
-    for kind in sorted(spec.kind for spec in branches()):
+    for kind in sorted(spec.kind for spec in branches() if spec.__module__.startswith("qkv.")):
         decoding, other = len(SAMPLES.get(kind, ())), sum(part.kind == kind for part in BIDIRECTIONAL)
         cells = [_cell(decoding, other, set(checks) <= set(NOT_OF_DECODING)) for checks in COLUMNS.values()]
         limit = LIMITS[kind]
