@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pages import placed, settled
 from qkv.models.build import build
 from qkv.report.figures import fixed, short, size
 from qkv.spec.comparison import base_recipe, entry_recipe, factor_name, read_comparison
@@ -176,22 +177,18 @@ SECTIONS: dict[str, tuple[str, Callable[[Mapping[str, Any], Mapping[str, Held]],
 
 
 def written(page: str) -> str:
-    """``page`` with every section made anew. Raises ``SystemExit`` if the comments around one are missing."""
+    """``page`` with every section made anew. Raises ``ValueError`` if the comments around one are missing."""
     for name, (comparison, make) in SECTIONS.items():
         path = RESULTS / f"{comparison}.json"
         if path.exists():
             content = make(json.loads(path.read_text(encoding="utf-8")), held(comparison))
-            page = _placed(page, name, content)
-    return _placed(page, "lengths", lengths())
+            page = _section(page, name, content)
+    return _section(page, "lengths", lengths())
 
 
-def _placed(page: str, name: str, content: str) -> str:
-    begin, end = f"<!-- section {name}: recipes/choosing.py -->\n", f"<!-- end of section {name} -->\n"
-    before, _, rest = page.partition(begin)
-    _, found, after = rest.partition(end)
-    if not found:
-        raise SystemExit(f"{PAGE} has no place for the section {name!r}: {begin.strip()} … {end.strip()}")
-    return f"{before}{begin}\n{content}\n{end}{after}"
+def _section(page: str, name: str, content: str) -> str:
+    begin, end = f"<!-- section {name}: recipes/choosing.py -->", f"<!-- end of section {name} -->"
+    return placed(page, begin, content, end)
 
 
 def _interval(mean: float, ends: Sequence[float] | None, sign: str = "") -> str:
@@ -221,14 +218,7 @@ def main() -> int:
     given = parser.parse_args()
     for folder in given.record:
         print(record(folder, RESULTS))
-    before = PAGE.read_text(encoding="utf-8")
-    after = written(before)
-    if given.check and after != before:
-        sys.stderr.write(f"{PAGE} differs from the results; run make tables\n")
-        return 1
-    if after != before:
-        PAGE.write_text(after, encoding="utf-8")
-    return 0
+    return settled(PAGE, written(PAGE.read_text(encoding="utf-8")), given.check, "the results")
 
 
 if __name__ == "__main__":

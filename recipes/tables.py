@@ -7,12 +7,12 @@ between two comments and is replaced as a whole.
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import qkv
+from pages import placed, settled
 from qkv.report.figures import duration, fixed, short
 from qkv.spec.recipe import Recipe
 from qkv.spec.results import Typed
@@ -126,12 +126,7 @@ def _line(row: Row, recipe: Recipe) -> str:
 def written(page: str) -> str:
     """``page`` with all tables regenerated. Raises ``ValueError`` if the comments around a table are missing."""
     for name, rows in TABLES.items():
-        begin, end = f"<!-- table {name}: make tables -->\n", f"<!-- end of table {name} -->\n"
-        place = re.compile(f"(?<={re.escape(begin)}).*?(?={re.escape(end)})", re.DOTALL)
-        if not place.search(page):
-            raise ValueError(f"{PAGE.name} has no place for the table {name!r}: {begin.strip()} … {end.strip()}")
-        content = f"\n{table(rows)}\n"
-        page = place.sub(lambda _, content=content: content, page)
+        page = placed(page, f"<!-- table {name}: make tables -->", table(rows), f"<!-- end of table {name} -->")
     return page
 
 
@@ -140,14 +135,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Generate the tables of recipes/README.md from the recipes.")
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if the page differs")
     check = parser.parse_args().check
-    before = PAGE.read_text(encoding="utf-8")
-    after = written(before)
-    if check and after != before:
-        sys.stderr.write(f"{PAGE} differs from the recipes; run make tables\n")
-        return 1
-    if after != before:
-        PAGE.write_text(after, encoding="utf-8")
-    return 0
+    return settled(PAGE, written(PAGE.read_text(encoding="utf-8")), check, "the recipes")
 
 
 if __name__ == "__main__":

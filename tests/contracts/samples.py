@@ -24,7 +24,6 @@ from qkv.spec.branches import (
     Convolution,
     FeedForward,
     GatedFeedForward,
-    MemoryLayer,
     TokenShift,
 )
 from qkv.spec.cross import AdditiveAttention, CrossAttention, FixedContext
@@ -33,6 +32,7 @@ from qkv.spec.masks import Blocks, Causal, Fixed, Full, Mask, Prefix, Strided, W
 from qkv.spec.mixers.experts import BalanceBias, MixtureOfExperts, NoBalance
 from qkv.spec.mixers.latent_attention import LatentAttention
 from qkv.spec.mixers.linear_attention import LinearAttention
+from qkv.spec.mixers.memory_layer import MemoryLayer
 from qkv.spec.mixers.product_keys import ProductKeyMemory
 from qkv.spec.model import Block, Encoder, Model, Text
 from qkv.spec.parts import (

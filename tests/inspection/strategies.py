@@ -12,6 +12,7 @@ from qkv.spec.blocks import DepthAverage
 from qkv.spec.branches import HeadedAttention
 from qkv.spec.forecasts import Gaussian, Point, Quantiles, StudentT
 from qkv.spec.masks import Causal, Full, Window
+from qkv.spec.mixers import memory_layer
 from qkv.spec.mixers.experts import BalanceBias, BalanceLoss, MixtureOfExperts
 from qkv.spec.mixers.gated_attention import GAU, GatedAttention, MixedChunkAttention
 from qkv.spec.mixers.hyper_attention import HyperAttention
@@ -173,8 +174,8 @@ BRANCHES: dict[type[branch.Branch], st.SearchStrategy[Any]] = {
     ),
     **{kind: st.builds(kind, hidden=SIZES, direction=DIRECTIONS) for kind in (branch.RNN, branch.GRU, branch.LSTM)},
     branch.Convolution: st.builds(branch.Convolution, kernel_size=st.integers(1, 4), gated=st.booleans()),
-    branch.MemoryLayer: st.builds(
-        branch.MemoryLayer,
+    memory_layer.MemoryLayer: st.builds(
+        memory_layer.MemoryLayer,
         num_slots=SIZES,
         key_dim=SIZES,
         num_heads=st.sampled_from([1, 4]),

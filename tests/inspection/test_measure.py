@@ -19,6 +19,7 @@ from qkv.spec import branches as branch
 from qkv.spec import parts
 from qkv.spec.errors import UserError
 from qkv.spec.masks import Causal, Full, Window
+from qkv.spec.mixers import memory_layer
 from qkv.spec.mixers.linear_attention import LinearAttention
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.training import Muon, Training
@@ -37,8 +38,8 @@ MIXERS = {
     "linear attention": (LinearAttention(num_heads=4), branch.FeedForward()),
     "GRU": (branch.GRU(), branch.FeedForward(activation="relu")),
     "LSTM": (branch.LSTM(), branch.FeedForward(activation="relu")),
-    "RNN and a memory": (branch.RNN(), branch.MemoryLayer(num_heads=2)),
-    "memory of one head": (branch.MemoryLayer(activation="relu"), branch.TokenShift()),
+    "RNN and a memory": (branch.RNN(), memory_layer.MemoryLayer(num_heads=2)),
+    "memory of one head": (memory_layer.MemoryLayer(activation="relu"), branch.TokenShift()),
     "two-sided": (branch.GRU(direction="both"), branch.Convolution()),
     "convolution and shift": (branch.CausalConvolution(), branch.TokenShift(), branch.GatedFeedForward()),
 }

@@ -20,7 +20,6 @@ from qkv.spec.branches import (
     Convolution,
     FeedForward,
     GatedFeedForward,
-    MemoryLayer,
     TokenShift,
 )
 from qkv.spec.masks import Causal, Window
@@ -29,6 +28,7 @@ from qkv.spec.mixers.gated_attention import GAU, MixedChunkAttention
 from qkv.spec.mixers.hyper_attention import HyperAttention
 from qkv.spec.mixers.linear_attention import LinearAttention
 from qkv.spec.mixers.linformer import Linformer
+from qkv.spec.mixers.memory_layer import MemoryLayer
 from qkv.spec.mixers.neighbours import MONet, SpatialShift
 from qkv.spec.mixers.position_matrices import GMLP, TokenMLP
 from qkv.spec.parts import Rope

@@ -17,7 +17,8 @@ from qkv.models.adapt import adapt
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.ops.choices import all_choices
-from qkv.spec.branches import LSTM, Attention, Convolution, GatedFeedForward, MemoryLayer
+from qkv.spec.branches import LSTM, Attention, Convolution, GatedFeedForward
+from qkv.spec.mixers.memory_layer import MemoryLayer
 from qkv.spec.model import Block, Text
 from qkv.spec.parts import BatchNorm, LearnedSinusoidal, Llama3Scaling, Rope, Shaw, T5Buckets
 from qkv.spec.training import Training

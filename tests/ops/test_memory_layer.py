@@ -12,7 +12,8 @@ from torch import Tensor
 
 from qkv.layers.activations import ACTIVATIONS
 from qkv.ops.linear.memory_layer import memory, weights
-from qkv.spec.branches import FeedForward, MemoryLayer
+from qkv.spec.branches import FeedForward
+from qkv.spec.mixers.memory_layer import MemoryLayer
 
 
 def tensors(heads: int, slots: int = 6, size: int = 3, width: int = 5) -> list[Tensor]:

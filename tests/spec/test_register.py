@@ -30,6 +30,7 @@ from qkv.ops import masks as predicates
 from qkv.spec import adapt, branches, data, frontends, heads, masks, parts, segmentation, tasks, tokenizers, training
 from qkv.spec.base import Part
 from qkv.spec.errors import UserError
+from qkv.spec.mixers import memory_layer
 from qkv.spec.model import Model
 from qkv.spec.register import implementation, implementations, implements, import_all
 from qkv.spec.signals import image_sequences, images, series
@@ -277,7 +278,7 @@ def test_a_task_has_one_implementation_for_each_kind_of_input() -> None:
 
 PLACES = {
     branches.TokenShift: 3,
-    branches.MemoryLayer: 3,
+    memory_layer.MemoryLayer: 3,
     frontends.Text: 4,  # the default of a model, too
     images.Images: 3,  # a setting of patches that are generated, too
     images.Patches: 2,

@@ -301,6 +301,15 @@ def test_consistency_without_dropout_and_sharpening_adds_nothing(tmp_path: Path)
     assert found[0] == pytest.approx(found[1], rel=1e-12)
 
 
+def test_a_low_temperature_of_consistency_is_the_most_probable_answer(tmp_path: Path) -> None:
+    given = {"kind": "node_classification", "consistency": {"samples": 2, "temperature": 1e-6}}
+    task, dataset, model = opened(recipe(write(tmp_path), given))
+    loss = task.summed_loss(model.train(), dataset.batch(0))
+    loss.backward()
+    assert bool(loss.isfinite())
+    assert all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
+
+
 @pytest.mark.parametrize("wrong", ["samples=1", "temperature=0", "weight=0", "temperature=2"])
 def test_wrong_consistency_is_refused(wrong: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"task\.consistency\." + wrong.partition("=")[0]):

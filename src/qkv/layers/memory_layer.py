@@ -11,7 +11,7 @@ from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, from_heads, matrix
 from qkv.layers.linear import Linear
 from qkv.ops.linear.memory_layer import memory
-from qkv.spec import branches as spec
+from qkv.spec.mixers import memory_layer as spec
 from qkv.spec.register import implements
 
 

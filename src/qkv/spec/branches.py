@@ -127,6 +127,14 @@ def heads_divide(width: int, num_heads: int) -> list[Problem]:
     ]
 
 
+def rotated_pairs(field: str, owner: str, features: int) -> list[Problem]:
+    """List with one error for ``field`` if RoPE cannot rotate the features of ``owner`` in pairs; else empty."""
+    if features % 2 == 0:
+        return []
+    sentence = f"pairs of features are rotated, and {owner} has {features}; make that even, or give base none"
+    return [Problem((field,), sentence)]
+
+
 class DotProduct(Branch):
     """Base class of dot-product attention: H query heads, G key/value heads, Dk features per key and Dv per value."""
 
@@ -482,27 +490,3 @@ class GatedFeedForward(Branch, kind="gated_feed_forward"):
 
     def canonical(self, width: int) -> Self:
         return self.changed(hidden=self.hidden_at(width), dropout=0.0)
-
-
-class MemoryLayer(Branch, kind="memory_layer"):
-    """Attention to learned keys K_h and values V_h: Σ_h softmax(x W_h K_h^T / √k) V_h (Sukhbaatar et al. 2019).
-
-    With an activation φ instead of softmax: φ(x W_h K_h^T) V_h; for W_h = I a feed-forward network (Geva et al.
-    2021).
-    """
-
-    num_slots: int | None = Field(default=None, gt=0, description="slots per head; default: 4 width")
-    key_dim: int | None = Field(default=None, gt=0, description="features per key, k; default: width / num_heads")
-    num_heads: int = Field(default=1, gt=0)
-    activation: Literal["softmax"] | Activation = "softmax"
-
-    @property
-    def mixes(self) -> bool:
-        return False
-
-    def sizes(self, width: int) -> tuple[int, int]:
-        """(slots per head, features per key) in a model of ``width`` features."""
-        return self.num_slots or 4 * width, self.key_dim or width // self.num_heads
-
-    def width_problems(self, width: int) -> list[Problem]:
-        return [] if self.key_dim else heads_divide(width, self.num_heads)

@@ -192,8 +192,8 @@ class NodeClassificationTask(JoinedTask):
         losses = [model.head.loss(logits[asked][None], targets, smoothing) for logits in passes]
         chances = torch.stack([logits.softmax(-1) for logits in passes])
         with torch.no_grad():
-            sharp = chances.mean(0) ** (1 / consistency.temperature)
-            sharp = sharp / sharp.sum(-1, keepdim=True)
+            # By logarithms, as powers of a low temperature would all be 0.
+            sharp = (chances.mean(0).log() / consistency.temperature).softmax(-1)
         apart = (chances - sharp).square().sum(-1).mean()
         return torch.stack(losses).mean() + consistency.weight * batch.num_targets * apart
 

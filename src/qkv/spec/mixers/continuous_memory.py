@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field
 
-from qkv.spec.branches import DotProduct
+from qkv.spec.branches import DotProduct, rotated_pairs
 from qkv.spec.errors import Problem
 from qkv.spec.growth import CHUNKED, Growth
 from qkv.spec.masks import Causal, Mask, Window
@@ -71,10 +71,7 @@ class ContinuousMemory(DotProduct, kind="continuous_memory"):
     def width_problems(self, width: int) -> list[Problem]:
         found = super().width_problems(width)
         key = self.dims(width)[0]
-        if not found and self.base is not None and key % 2:
-            sentence = f"pairs of features are rotated, and a head has {key}; make that even, or give base none"
-            found = [Problem(("head_dim",), sentence)]
-        return found
+        return found if found or self.base is None else rotated_pairs("head_dim", "a head", key)
 
     def canonical(self, width: int) -> Self:
         return super().canonical(width).changed(window=self.reach, num_samples=self.samples)

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field
 
-from qkv.spec.branches import Branch
+from qkv.spec.branches import Branch, rotated_pairs
 from qkv.spec.errors import Problem
 from qkv.spec.growth import CHUNKED, LINEAR, STORED, Growth
 
@@ -32,10 +32,7 @@ class GatedAttention(Branch):
         return self.base is None
 
     def problems(self) -> list[Problem]:
-        if self.base is None or self.key_dim % 2 == 0:
-            return []
-        sentence = f"pairs of features are rotated, and a key has {self.key_dim}; make that even, or give base none"
-        return [Problem(("key_dim",), sentence)]
+        return [] if self.base is None else rotated_pairs("key_dim", "a key", self.key_dim)
 
     def canonical(self, width: int) -> Self:
         return self.changed(hidden=self.hidden_at(width))

@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field
 
-from qkv.spec.branches import Branch, heads_divide
+from qkv.spec.branches import Branch, heads_divide, rotated_pairs
 from qkv.spec.errors import Problem
 from qkv.spec.growth import CHUNKED, RECURRENT, Growth
 
@@ -44,10 +44,7 @@ class Retention(Branch, kind="retention"):
     def width_problems(self, width: int) -> list[Problem]:
         found = [] if self.head_dim else heads_divide(width, self.num_heads)
         key = self.dims(width)[0]
-        if not found and self.base is not None and key % 2:
-            sentence = f"pairs of features are rotated, and a head has {key}; make that even, or give base none"
-            found = [Problem(("head_dim",), sentence)]
-        return found
+        return found if found or self.base is None else rotated_pairs("head_dim", "a head", key)
 
     def canonical(self, width: int) -> Self:
         head_dim, value_dim = self.dims(width)
