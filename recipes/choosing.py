@@ -106,7 +106,9 @@ def _at_the_end(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     }
     found = [row["name"] for row in rows if row["rate"] in ends.get(row["name"], ())]
     return (
-        [f"At an end of the rates that were tried, so that others may be better: {', '.join(found)}."] if found else []
+        [f"Best at the smallest or largest rate tried, so that others may be better: {', '.join(found)}."]
+        if found
+        else []
     )
 
 
