@@ -128,7 +128,7 @@ def compare(
 
     ``recipe``: a ``Recipe``, its file or the name of a shipped one, and ``entries``: its dotted overrides by name;
     or the file of a comparison, or the name of a shipped one, without ``entries``. ``settings``: fields of
-    ``qkv.spec.comparison.Comparison``: equal ("parameters", "flops", "time"), seeds, rates, metric, baseline,
+    ``qkv.spec.comparison.Comparison``: equal ("parameters", "flops", "steps", "time"), seeds, rates, metric, baseline,
     knobs, overrides, scale, fit, quick. ``out`` is by default ``runs/compare-`` and the recipe's name. ``jobs``:
     runs at once, each in a process of its own; None: all in this one. ``ray``: address of a Ray cluster that
     carries out the runs, each with ``threads`` cores, or "local".

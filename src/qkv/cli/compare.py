@@ -39,7 +39,7 @@ _Entries = Annotated[
 _Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="Folder of the runs; default: runs/compare- and the name.")
 ]
-_Equal = Annotated[str | None, typer.Option(metavar="parameters|flops|time", help="Budget; default: parameters.")]
+_Equal = Annotated[str | None, typer.Option(metavar="parameters|flops|steps|time", help="Budget; default: parameters.")]
 _NumSeeds = Annotated[int | None, typer.Option(metavar="N", help="Number of seeds, from 1; default: 3.")]
 _Rates = Annotated[
     str | None, typer.Option(metavar="F,F,…", help="Factors of the learning rate to try; default: 0.5,1,2.")
@@ -85,7 +85,7 @@ def compare_command(
     threads: _Threads = 1,
     as_json: Json = False,
 ) -> None:
-    """Compare models over seeds, at equal parameters, training FLOPs or time. The same command resumes.
+    """Compare models over seeds, at equal parameters, training FLOPs, steps or time. The same command resumes.
 
     The learning rate of each entry is chosen on validation data. The table has means with 95 % intervals, and
     differences to the baseline with paired tests, corrected for their number. Failed entries are rows with the reason.

@@ -115,9 +115,13 @@ def _check_budget(comparison: Comparison, given: Mapping[str, Recipe]) -> None:
         minutes, own = recipe.training.minutes, given[comparison.reference].training.minutes
         if comparison.equal == "time" and minutes is None:
             raise UserError(f"entry {name!r}: equal time needs training.minutes; give it in overrides or in the recipe")
-        if comparison.equal == "flops" and minutes is not None:
-            sentence = "training.minutes would end runs before their FLOPs are equal; set it to null in overrides"
+        if comparison.equal in ("flops", "steps") and minutes is not None:
+            budget = "FLOPs" if comparison.equal == "flops" else "steps"
+            sentence = f"training.minutes would end runs before their {budget} are equal; set it to null in overrides"
             raise UserError(f"entry {name!r}: {sentence}")
+        steps, those = recipe.training.steps, given[comparison.reference].training.steps
+        if comparison.equal == "steps" and steps != those:
+            raise UserError(f"entry {name!r} has training.steps={steps}, but the baseline {those}; give all the same")
         if minutes != own:
             raise UserError(f"entry {name!r} has training.minutes={minutes}, but the baseline {own}; give all the same")
 

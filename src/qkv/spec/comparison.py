@@ -36,9 +36,9 @@ class Comparison(Spec):
     entries: dict[str, Seq[str]] = Field(
         min_length=1, description="dotted overrides of the recipe by the name of the entry; none: the recipe itself"
     )
-    equal: Literal["parameters", "flops", "time"] = Field(
+    equal: Literal["parameters", "flops", "steps", "time"] = Field(
         default="parameters",
-        description="budget: parameters (within 1 %), FLOPs of training (numbers of steps), or training.minutes",
+        description="budget: parameters (within 1 %), FLOPs of training (numbers of steps), steps of any size, or training.minutes",
     )
     baseline: str | None = Field(
         default=None, description="entry that the others are tested against; default: the first"
