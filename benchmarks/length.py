@@ -27,6 +27,8 @@ from qkv.spec.overrides import override
 from side_by_side import parser, say_where, write_table
 
 TRAINED = 128
+MUCH = 0.1
+"""Difference of losses, in nats a character, above which a scheme is said to fail."""
 _MIXER, _FRONTEND = "model.blocks.0.branches.0", "model.frontend.positions"
 
 
@@ -119,6 +121,21 @@ def rows_of(found: Mapping[str, Sequence[float | None]]) -> list[list[str]]:
     ]
 
 
+def sentences(found: Mapping[str, Sequence[float | None]], lengths: Sequence[int]) -> str:
+    """Schemes by what longer rows do to them."""
+    first, last = f"{lengths[0]:,}", f"{lengths[-1]:,}"
+    ends = {SCHEMES[name].about: (each[0], each[-1]) for name, each in found.items()}
+    known = {name: (a, b) for name, (a, b) in ends.items() if a is not None and b is not None}
+    groups = {
+        f"Lower on {last} characters than on {first}": [name for name, (a, b) in known.items() if b < a],
+        f"Higher by more than {MUCH}": [name for name, (a, b) in known.items() if b > a + MUCH],
+        f"Refused at {last}": [name for name in ends if name not in known],
+    }
+    best = min(known, key=lambda name: known[name][1], default="")
+    told = [f"{group}: {', '.join(names)}." for group, names in groups.items() if names]
+    return " ".join([f"Lowest loss on {last} characters: {best}, {fixed(known[best][1])}.", *told] if best else told)
+
+
 def chart(found: Mapping[str, Sequence[float | None]], lengths: Sequence[int]) -> LineChart:
     """Loss over the length of a row."""
     lines = [
@@ -140,7 +157,9 @@ def main() -> None:
     columns = ["positions", *(f"{length:,}" for length in given.lengths), "longest − shortest"]
     print_table("nats a character by length of the row", columns, rows_of(found))
     if given.write:
-        write_table(given.write, "length: benchmarks/length.py", columns, rows_of(found))
+        write_table(
+            given.write, "length: benchmarks/length.py", columns, rows_of(found), sentences(found, given.lengths)
+        )
         picture = given.write.parent / "pictures" / "length.svg"
         picture.write_text(chart(found, given.lengths).svg() + "\n", encoding="utf-8")
 

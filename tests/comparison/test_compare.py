@@ -148,6 +148,13 @@ def test_equal_flops_are_steps(tmp_path: Path) -> None:
     assert ratio == pytest.approx(1, abs=1e-3)
 
 
+def test_equal_steps_leave_sizes_as_they_are(tmp_path: Path) -> None:
+    compared = comparison(entries={"base": [], "wide": ["model.width=32"]}, equal="steps")
+    base, wide = plan_of(compared, tmp_path, BASE).entries.values()
+    assert wide.parameters > 2 * base.parameters
+    assert (wide.recipe.training.steps, wide.change) == (BASE.training.steps, "")
+
+
 @pytest.mark.parametrize(
     ("changes", "base", "sentence"),
     [
@@ -155,6 +162,12 @@ def test_equal_flops_are_steps(tmp_path: Path) -> None:
         ({"knobs": {"gru": "model.blocks.gru.hiden"}}, [], "there is no 'hiden'"),
         ({"equal": "time"}, [], "entry 'attention': equal time needs training.minutes"),
         ({"equal": "flops"}, ["training.minutes=1"], "training.minutes would end runs"),
+        ({"equal": "steps"}, ["training.minutes=1"], "would end runs before their steps are equal"),
+        (
+            {"equal": "steps", "entries": {"a": [], "b": ["training.steps=9"]}},
+            [],
+            "entry 'b' has training.steps=9, but the baseline 4; give all the same",
+        ),
         ({"entries": {"a": [], "b": ["training.minutes=2"]}}, [], "the baseline None; give all the same"),
         ({"entries": {"a": [], "b": ["blocks.*.mixer=gruu"]}}, [], "entry 'b'.* did you mean 'gru'"),
         ({"metric": "accuracyy", "rates": [1.0]}, [], "'accuracyy' is not measured in this task"),

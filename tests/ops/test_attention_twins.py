@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
@@ -20,7 +20,7 @@ from qkv.ops import choices
 from qkv.ops.attention import banded, blockwise, choose, fused_onednn, products, reference, sdpa, tiled, top_k
 from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.choices import Choice
-from qkv.ops.masks import Causal, Full, Mask, Sites, Window
+from qkv.ops.masks import Causal, Full, Mask, Prefix, Sites, Span, Window
 
 Twin = Callable[[Tensor, Tensor, Tensor, AttentionProblem], Tensor]
 
@@ -327,6 +327,41 @@ def test_the_work_of_a_window_follows_the_window() -> None:
     assert looked_at(window, 640) <= 2 * looked_at(window, 320) + 8
     assert looked_at(Full(), 640) == 4 * looked_at(Full(), 320)
     assert looked_at(Causal(), 640) == 40 * 41 / 2
+
+
+@dataclass(frozen=True)
+class Asked(Mask):
+    """Mask that counts the blocks of keys that are looked at."""
+
+    mask: Mask
+    spans: list[Span]
+
+    def may_see(self, span: Span) -> bool:
+        self.spans.append(span)
+        return self.mask.may_see(span)
+
+
+@pytest.mark.parametrize("mask", [Full(), Causal(), Causal() & Window(20, sinks=2), Window(20) | Prefix(5)])
+@pytest.mark.parametrize(("queries", "keys"), [(64, 64), (50, 83), (1, 64)])
+def test_blocks_are_all_that_may_be_seen_in_order(mask: Mask, queries: int, keys: int) -> None:
+    sites = Sites(torch.arange(keys - queries, keys)[None], torch.arange(keys)[None], aligned=True)
+    found = [(q.start, k.start) for q, k, _ in blockwise.blocks(AttentionProblem(mask, sites, 1.0), queries, keys, 16)]
+    offset = keys - queries
+    assert found == [
+        (i, j)
+        for i in range(0, queries, 16)
+        for j in range(0, keys, 16)
+        if mask.may_see(Span(i + offset, min(i + 16, queries) + offset - 1, j, min(j + 16, keys) - 1))
+    ]
+
+
+def test_a_window_is_found_without_a_look_at_every_block() -> None:
+    def looks(length: int) -> int:
+        mask, steps = Asked(Causal() & Window(20), []), torch.arange(length)[None]
+        list(blockwise.blocks(AttentionProblem(mask, Sites(steps, steps, aligned=True), 1.0), length, length, 16))
+        return len(mask.spans)
+
+    assert looks(2560) < 2.5 * looks(1280)
 
 
 BF16_CASES = [

@@ -15,6 +15,7 @@ from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.linear.choose import linear
 from qkv.ops.masks import Causal, Sites
+from qkv.system.allocator import keep_freed_memory
 from qkv.system.allowance import limit_threads
 from qkv.system.processor import processor_name
 
@@ -28,6 +29,7 @@ _CALLS = 200
 def probe(budget: float = 0.1) -> Machine:
     """Measure the rates of ``Machine``, each the best run within about ``budget`` seconds."""
     limit_threads()
+    keep_freed_memory()
     scores = 12 * _HEADS * _LENGTH * _LENGTH * _HEAD
     return Machine(
         processor=processor_name(),

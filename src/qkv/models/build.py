@@ -10,6 +10,7 @@ from qkv.layers.positions import Positions
 from qkv.models.layered import Layered
 from qkv.models.transformer import Stack, Transformer
 from qkv.spec.model import Model
+from qkv.system.allocator import keep_freed_memory
 from qkv.system.allowance import limit_threads
 
 
@@ -20,6 +21,7 @@ def build(spec: Model, seed: int = 0) -> Transformer:
     2019); biases 0, norms 1. Raises ``UserError`` if the vocabulary size is unknown.
     """
     limit_threads()
+    keep_freed_memory()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Transformer(spec)

@@ -38,7 +38,8 @@ class Comparison(Spec):
     )
     equal: Literal["parameters", "flops", "steps", "time"] = Field(
         default="parameters",
-        description="budget: parameters (within 1 %), FLOPs of training (numbers of steps), steps of any size, or training.minutes",
+        description="budget: parameters (within 1 %), FLOPs of training (numbers of steps), training.steps, or "
+        "training.minutes",
     )
     baseline: str | None = Field(
         default=None, description="entry that the others are tested against; default: the first"

@@ -6,7 +6,9 @@ The fused kernel has no soft cap; scores with one use plain products.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from torch import Tensor
 from qkv.ops.attention import products, sdpa
 from qkv.ops.attention.blockwise import blocks
 from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.slices import slices
 
 BLOCK = 256
 
@@ -24,19 +27,23 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, block:
     seen: dict[int, list[slice]] = {}
     for queries, keys, _ in blocks(problem, q.shape[2], k.shape[2], block):
         seen.setdefault(queries.start, []).append(keys)
+    bands = {first: _joined(seen.get(first, [])) for first in range(0, q.shape[2], block)}
+    each = [band for found in bands.values() for band in found]
+    keys, values = iter(slices(k, each)), iter(slices(v, each))
     outs = []
-    for first in range(0, q.shape[2], block):
-        queries = slice(first, min(first + block, q.shape[2]))
-        bands = _joined(seen.get(first, []))
-        if not bands:
-            outs.append(q.new_zeros(*q.shape[:2], queries.stop - queries.start, v.shape[-1]))
+    for (first, found), queries in zip(bands.items(), q.split(block, 2), strict=True):
+        if not found:
+            outs.append(q.new_zeros(*queries.shape[:3], v.shape[-1]))
             continue
-        part = _beside([problem.part(queries, band) for band in bands])
-        keys, values = (
-            torch.cat([t[:, :, band] for band in bands], 2) if len(bands) > 1 else t[:, :, bands[0]] for t in (k, v)
-        )
-        outs.append(of_band(q[:, :, queries], keys, values, part))
+        part = _beside([problem.part(slice(first, first + queries.shape[2]), band) for band in found])
+        near, near_values = (_side_by_side(islice(parts, len(found))) for parts in (keys, values))
+        outs.append(of_band(queries, near, near_values, part))
     return torch.cat(outs, 2)
+
+
+def _side_by_side(parts: Iterable[Tensor]) -> Tensor:
+    first, *rest = parts
+    return torch.cat([first, *rest], 2) if rest else first
 
 
 def _beside(parts: list[AttentionProblem]) -> AttentionProblem:

@@ -48,14 +48,31 @@ def blocks(
     offset = num_keys - num_queries
     for first in range(0, num_queries, block):
         queries = slice(first, min(first + block, num_queries))
-        for start in range(0, num_keys, block):
-            keys = slice(start, min(start + block, num_keys))
-            if not problem.sites.aligned:
-                yield queries, keys, False
-                continue
-            span = Span(queries.start + offset, queries.stop + offset - 1, keys.start, keys.stop - 1)
-            if problem.mask.may_see(span):
-                yield queries, keys, problem.mask.sees_all(span)
+        rows = queries.start + offset, queries.stop + offset - 1
+        for keys in _seen(problem, rows, num_keys, block):
+            aligned = problem.sites.aligned
+            yield queries, keys, aligned and problem.mask.sees_all(Span(*rows, keys.start, keys.stop - 1))
+
+
+def _seen(problem: AttentionProblem, rows: tuple[int, int], num_keys: int, block: int) -> Iterator[slice]:
+    """Blocks of keys, in ascending order, that a query from ``rows`` may see.
+
+    Halves of the row of keys are looked at, halves of those that may be seen, and so on, so that of a window only a few
+    blocks are looked at, whatever the length.
+    """
+    waiting = [(0, -(-num_keys // block))]
+    while waiting:
+        first, last = waiting.pop()
+        keys = slice(first * block, min(last * block, num_keys))
+        if first == last or (
+            problem.sites.aligned and not problem.mask.may_see(Span(*rows, keys.start, keys.stop - 1))
+        ):
+            continue
+        if last - first == 1:
+            yield keys
+            continue
+        middle = (first + last) // 2
+        waiting += [(middle, last), (first, middle)]
 
 
 def _scores(q: Tensor, k: Tensor, problem: AttentionProblem, where: tuple[slice, slice, bool]) -> Tensor:

@@ -18,6 +18,7 @@ from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.counting import Unseen, declares
 from qkv.ops.masks import Grid, Mask, Sites
+from qkv.ops.slices import slices
 
 
 @dataclass(frozen=True)
@@ -83,15 +84,17 @@ def windowed(
     # Without consecutive positions any key may be in the window.
     reach, block = (window, block) if places.consecutive else (count, max(count, 1))
     far_keys, far_values = taken(k, places.index), taken(v, places.index)
+    blocks = [slice(first, min(first + block, count)) for first in range(0, count, block)]
+    bands = [slice(max(queries.start - reach, 0), min(queries.stop + reach, count)) for queries in blocks]
     outs = []
-    for first in range(0, count, block):
-        queries = slice(first, min(first + block, count))
-        keys = slice(max(first - reach, 0), min(queries.stop + reach, count))
+    for queries, keys, own, near_keys, near_values in zip(
+        blocks, bands, q.split(block, 2), slices(k, bands), slices(v, bands), strict=True
+    ):
         shown = torch.cat((_global(places, queries), _near(places, queries, keys, window)), -1)[:, None]
         at = Sites(places.sites.query[:, queries], shown.new_zeros(1, shown.shape[-1], dtype=torch.long))
         problem = AttentionProblem(_Shown(shown), at, given[0], dropout=given[1])
-        beside, values = (torch.cat((far, near[:, :, keys]), 2) for far, near in ((far_keys, k), (far_values, v)))
-        outs.append(attention(q[:, :, queries], beside, values, problem))
+        beside, values = (torch.cat(pair, 2) for pair in ((far_keys, near_keys), (far_values, near_values)))
+        outs.append(attention(own, beside, values, problem))
     return torch.cat(outs, 2) if outs else torch.zeros_like(v)
 
 
