@@ -61,9 +61,9 @@ record: $(DEV) ## Train recipes and record their results: make record ARGS="--mi
 	$(BIN)/python recipes/record.py $(ARGS)
 	$(BIN)/python recipes/tables.py
 
-tables: $(PACKAGE) ## Update the tables of recipes/README.md and docs/choosing.md
+tables: $(PACKAGE) ## Update the tables of recipes/README.md and docs/choosing.md, docs/claims.md
 	$(BIN)/python recipes/tables.py
-	$(BIN)/python recipes/choosing.py
+	$(BIN)/python recipes/comparisons.py
 
 pictures: $(PACKAGE) ## Draw the pictures of the documentation anew
 	$(BIN)/python docs/making/draw.py docs/pictures

@@ -1,30 +1,21 @@
-"""Write docs/choosing.md from recorded comparisons: ``python recipes/choosing.py``; ``--check`` only compares.
-
-    python recipes/choosing.py --record runs/compare_char_lm runs/compare_recall
-
-``--record`` copies the results of finished comparisons to recipes/results, with machine, versions and date. Every
-sentence and table of the page between two comments is made from these files and from the table of docs/growth.md.
-"""
+"""Sections of docs/choosing.md: which mixer for which length, task and memory, from recorded comparisons."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pages import placed, settled
+from pages import Section, interval, origin, table
 from qkv.models.build import build
 from qkv.report.figures import fixed, short, size
 from qkv.spec.comparison import base_recipe, entry_recipe, factor_name, read_comparison
 from qkv.spec.shipped import shipped_comparisons
-from qkv.training.surroundings import read_surroundings
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS, PAGE, GROWTH = ROOT / "recipes" / "results", ROOT / "docs" / "choosing.md", ROOT / "docs" / "growth.md"
+GROWTH = Path(__file__).resolve().parents[1] / "docs" / "growth.md"
+BUDGETS = (1_000, 10_000, 20_000, 100_000, 1_000_000)
+"""Bytes of decoding state of one row."""
 RIGHT = 0.9
 """Share of right answers from which a mixer is said to recall rows of a size."""
 
@@ -35,21 +26,6 @@ class Held(NamedTuple):
     length: int
     bytes: int
     constant: bool
-
-
-def record(folder: Path, into: Path) -> Path:
-    """Copy the results of the comparison in ``folder`` to ``into``, with the machine of its first run."""
-    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    run = next(folder.glob("*/rate-*/seed-*/resume"))
-    found = read_surroundings(run)
-    if found is None:
-        raise SystemExit(f"{run.parent} does not record machine and date; carry the comparison out again")
-    machine = {"processor": found["processor"], "threads": found["threads"]}
-    versions = {name: found[name] for name in ("qkv", "torch", "python")}
-    content = {"machine": machine, "versions": versions, "date": found["date"], **results}
-    path = into / f"{folder.name}.json"
-    path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    return path
 
 
 def held(name: str) -> dict[str, Held]:
@@ -72,8 +48,8 @@ def characters(results: Mapping[str, Any], states: Mapping[str, Held]) -> str:
     lines = [
         [
             row["name"],
-            _interval(row["mean"], row["interval"]),
-            "" if row["difference"] is None else _interval(row["difference"], row["difference_interval"], "+"),
+            interval(row["mean"], row["interval"]),
+            "" if row["difference"] is None else interval(row["difference"], row["difference_interval"], "+"),
             "" if row["p_corrected"] is None else f"{row['p_corrected']:.2g}",
             factor_name(row["rate"]),
             short(row["training_flops"]),
@@ -84,7 +60,7 @@ def characters(results: Mapping[str, Any], states: Mapping[str, Held]) -> str:
     ]
     columns = ["mixer", "loss", "difference", "p (Holm)", "rate", "training FLOPs", "decoding state", "with length"]
     said = [*results["conclusions"], *_best_constant(rows, states), *_at_the_end(rows)]
-    return f"{_table(columns, lines)}\n{' '.join(said)}\n\n{_origin(results)}\n"
+    return f"{table(columns, lines)}\n{' '.join(said)}\n\n{origin(results)}\n"
 
 
 def _best_constant(rows: Sequence[Mapping[str, Any]], states: Mapping[str, Held]) -> list[str]:
@@ -112,6 +88,19 @@ def _at_the_end(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     )
 
 
+def memory(results: Mapping[str, Any], states: Mapping[str, Held]) -> str:
+    """Table of the entry that answers best, over all sizes, within a number of bytes of decoding state."""
+    rows = sorted((row for row in results["entries"] if not row["failed"]), key=lambda row: -row["mean"])
+    best = [next((row for row in rows if states[row["name"]].bytes <= budget), None) for budget in BUDGETS]
+    lines = [
+        [size(budget), row["name"], f"{100 * row['mean']:.1f}", size(states[row["name"]].bytes)]
+        for budget, row in zip(BUDGETS, best, strict=True)
+        if row is not None
+    ]
+    length = next(iter(states.values())).length
+    return f"{table([f'state of {length} positions, at most', 'best mixer', '% right', 'its state'], lines)}"
+
+
 def by_size(results: Mapping[str, Any], states: Mapping[str, Held]) -> str:
     """Table and sentences of a comparison on a generated task: right answers by size of the row."""
     rows = [row for row in results["entries"] if not row["failed"]]
@@ -129,7 +118,7 @@ def by_size(results: Mapping[str, Any], states: Mapping[str, Held]) -> str:
     reach = {name: _reach(sizes, found) for name, found in share.items()}
     said = [_reaching(reach, states, constant) for constant in (False, True)]
     columns = ["mixer", *(f"% at {n}" for n in sizes), "decoding state", "with length"]
-    return f"{_table(columns, lines)}\n{' '.join(said)}\n\n{_origin(results)}\n"
+    return f"{table(columns, lines)}\n{' '.join(said)}\n\n{origin(results)}\n"
 
 
 def _reach(sizes: Sequence[int], shares: Sequence[float]) -> int:
@@ -171,57 +160,10 @@ def growth_rows(page: str) -> list[list[str]]:
     return rows[2:]
 
 
-SECTIONS: dict[str, tuple[str, Callable[[Mapping[str, Any], Mapping[str, Held]], str]]] = {
-    "characters": ("compare_char_lm", characters),
-    "recall": ("compare_recall", by_size),
-    "copying": ("compare_copying", by_size),
+SECTIONS: dict[str, Section] = {
+    "characters": ("compare_char_lm", lambda results: characters(results, held("compare_char_lm"))),
+    "recall": ("compare_recall", lambda results: by_size(results, held("compare_recall"))),
+    "memory": ("compare_recall", lambda results: memory(results, held("compare_recall"))),
+    "copying": ("compare_copying", lambda results: by_size(results, held("compare_copying"))),
+    "lengths": ("", lambda results: lengths()),
 }
-
-
-def written(page: str) -> str:
-    """``page`` with every section made anew. Raises ``ValueError`` if the comments around one are missing."""
-    for name, (comparison, make) in SECTIONS.items():
-        path = RESULTS / f"{comparison}.json"
-        if path.exists():
-            content = make(json.loads(path.read_text(encoding="utf-8")), held(comparison))
-            page = _section(page, name, content)
-    return _section(page, "lengths", lengths())
-
-
-def _section(page: str, name: str, content: str) -> str:
-    begin, end = f"<!-- section {name}: recipes/choosing.py -->", f"<!-- end of section {name} -->"
-    return placed(page, begin, content, end)
-
-
-def _interval(mean: float, ends: Sequence[float] | None, sign: str = "") -> str:
-    plus = sign if mean > 0 else ""
-    return f"{plus}{fixed(mean)}" + ("" if ends is None else f" ± {(ends[1] - ends[0]) / 2:.2g}")
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "".join(f"| {' | '.join(row)} |\n" for row in (columns, ["---"] * len(columns), *rows))
-
-
-def _origin(results: Mapping[str, Any]) -> str:
-    machine, versions = results["machine"], results["versions"]
-    seeds, threads = len(results["seeds"]), machine["threads"]
-    rates = ", ".join(dict.fromkeys(rate for row in results["entries"] for rate in row["rates_tried"]))
-    return (
-        f"{seeds} seeds, factors of the learning rate {rates}, equal {results['equal']}; {machine['processor']}, "
-        f"{threads} {'thread' if threads == 1 else 'threads'} a run, torch {versions['torch']}, {results['date']}."
-    )
-
-
-def main() -> int:
-    """Record comparisons, then write the page or compare it with ``--check``."""
-    parser = argparse.ArgumentParser(description="Write docs/choosing.md from recorded comparisons.")
-    parser.add_argument("--record", nargs="+", type=Path, default=[], metavar="FOLDER", help="finished comparisons")
-    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if the page differs")
-    given = parser.parse_args()
-    for folder in given.record:
-        print(record(folder, RESULTS))
-    return settled(PAGE, written(PAGE.read_text(encoding="utf-8")), given.check, "the results")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

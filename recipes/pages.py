@@ -1,9 +1,16 @@
-"""Pages with parts that programs write."""
+"""Pages with parts that programs write, and the tables of recorded comparisons."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from qkv.report.figures import fixed
+
+Section = tuple[str, Callable[[Mapping[str, Any]], str]]
+"""Name of a recorded comparison, or "", and the text that is made of its results."""
 
 
 def placed(page: str, begin: str, content: str, end: str) -> str:
@@ -24,3 +31,29 @@ def settled(path: Path, after: str, check: bool, source: str) -> int:
     if changes:
         path.write_text(after, encoding="utf-8")
     return 0
+
+
+def interval(mean: float, ends: Sequence[float] | None, sign: str = "") -> str:
+    """A mean and half of its interval; ``sign``: before a positive mean."""
+    plus = sign if mean > 0 else ""
+    return f"{plus}{fixed(mean)}" + ("" if ends is None else f" ± {(ends[1] - ends[0]) / 2:.2g}")
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Table in Markdown."""
+    return "".join(f"| {' | '.join(row)} |\n" for row in (columns, ["---"] * len(columns), *rows))
+
+
+def origin(results: Mapping[str, Any]) -> str:
+    """Settings of a recorded comparison, with machine, version and date."""
+    seeds = len(results["seeds"])
+    rates = ", ".join(dict.fromkeys(rate for row in results["entries"] for rate in row["rates_tried"]))
+    settings = f"{seeds} seeds, factors of the learning rate {rates}, equal {results['equal']}"
+    return f"{settings}; {made_on(results)}"
+
+
+def made_on(results: Mapping[str, Any]) -> str:
+    """Machine, version and date of recorded results."""
+    machine, threads = results["machine"], results["machine"]["threads"]
+    processor = f"{machine['processor']}, {threads} {'thread' if threads == 1 else 'threads'} a run"
+    return f"{processor}, torch {results['versions']['torch']}, {results['date']}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import TracebackType
 
 from qkv.comparison.outcome import Outcome, Report
@@ -18,7 +19,7 @@ class ShowRuns:
 
     def __init__(self, total: int) -> None:
         self._progress = Progress("compare", total * _PARTS, "runs", per_unit=_PARTS)
-        self._ended = 0
+        self._over: set[Path] = set()
         self._current: dict[str, Report] = {}
 
     def __enter__(self) -> ShowRuns:
@@ -36,10 +37,12 @@ class ShowRuns:
         self._show()
 
     def ended(self, run: PlannedRun, outcome: Outcome) -> None:
-        """Count a run that is over, and say why if it failed."""
-        self._ended += 1
+        """Count a run that is over, once, and say why if it failed."""
+        if run.folder in self._over:
+            return
+        self._over.add(run.folder)
         if self._current.pop(run.title, None) is None:  # over before this start
-            self._progress.resume(self._ended * _PARTS)
+            self._progress.resume(len(self._over) * _PARTS)
         if outcome.failed:
             self._progress.note(f"{run.title} failed: {outcome.failed}")
         self._show()
@@ -47,4 +50,4 @@ class ShowRuns:
     def _show(self) -> None:
         shares = sum(min(1.0, report.step / max(1, report.steps)) for report in self._current.values())
         speeds = ", ".join(f"{title} {short(report.speed)}/s" for title, report in self._current.items())
-        self._progress.update(self._ended * _PARTS + int(shares * _PARTS), now=speeds or None)
+        self._progress.update(len(self._over) * _PARTS + int(shares * _PARTS), now=speeds or None)

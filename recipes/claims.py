@@ -1,0 +1,95 @@
+"""Sections of docs/claims.md: claims of papers, tested by recorded comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pages import Section, interval, made_on, origin, table
+from qkv.comparison.budget import filled
+from qkv.inspection.cost import cost
+from qkv.report.figures import fixed, short
+from qkv.spec.comparison import base_recipe, entry_recipe, factor_name, read_comparison
+from qkv.spec.shipped import shipped_comparisons
+
+LEVEL = 0.05
+"""Level of the paired tests, after their correction."""
+CLAIMS = {
+    "simplified": "Simplified blocks train as well as plain ones, with 15 % fewer parameters (He & Hofmann 2024)",
+    "depth_average": "Weighted averages over depth lower the loss at equal depth (Pagliardini et al. 2024)",
+    "experts": "Experts lower the loss at equal parameters used by a position (Shazeer et al. 2017, Fedus et al. 2021)",
+    "spatial_shift": "Spatial shifts instead of token-mixing networks are as good or better (Yu et al. 2022)",
+    "monet": "A multilinear network without activation functions is as good as a Mixer (Cheng et al. 2024)",
+    "mixer_without_activations": "Control: the same Mixer without activation functions",
+}
+
+
+def used(name: str) -> dict[str, int]:
+    """Number of parameters that one position uses, by entry of the shipped comparison ``name``."""
+    compared = read_comparison(shipped_comparisons()[name])
+    base, found = base_recipe(compared), dict[str, int]()
+    for entry, overrides in compared.entries.items():
+        found[entry] = cost(filled(entry_recipe(base, entry, overrides)).model).active_parameters
+    return found
+
+
+def tested(results: Mapping[str, Any], names: Mapping[str, int] | None) -> str:
+    """Table of a comparison, and a sentence for each claim. names: parameters that one position uses, by entry."""
+    rows = [row for row in results["entries"] if not row["failed"]]
+    percent = 100 if results["metric"] == "accuracy" else 1
+    lines = [
+        [
+            row["name"],
+            f"{row['parameters']:,}",
+            *([] if names is None else [f"{names[row['name']]:,}"]),
+            _scaled(row["mean"], row["interval"], percent),
+            "" if row["difference"] is None else _scaled(row["difference"], row["difference_interval"], percent, "+"),
+            "" if row["p_corrected"] is None else f"{row['p_corrected']:.2g}",
+            factor_name(row["rate"]),
+            short(row["training_flops"]),
+        ]
+        for row in rows
+    ]
+    metric = f"{results['metric']}{' %' if percent == 100 else ''}"
+    more = [] if names is None else ["used by a position"]
+    columns = ["model", "parameters", *more, metric, "difference", "p (Holm)", "rate", "training FLOPs"]
+    said = "\n".join(f"- {_verdict(row, rows[0], results, percent)}" for row in rows if row["difference"] is not None)
+    return f"{table(columns, lines)}\n{said}\n\n{origin(results)}\n"
+
+
+def _verdict(row: Mapping[str, Any], baseline: Mapping[str, Any], results: Mapping[str, Any], percent: int) -> str:
+    claim, difference = CLAIMS.get(row["name"], row["name"]), row["difference"]
+    fewer = row["parameters"] / baseline["parameters"] - 1
+    sizes = "" if abs(fewer) < 0.01 else f"{100 * fewer:+.1f} % parameters, "
+    measured = f"{sizes}{results['metric']} {_scaled(difference, row['difference_interval'], percent, '+')}"
+    if row["p_corrected"] is not None and row["p_corrected"] < LEVEL:
+        better = (difference < 0) == results["lower_is_better"]
+        return f"{claim}: {measured}, {'better' if better else 'worse'} than {results['baseline']} at the 5 % level."
+    return f"{claim}: {measured}; no difference to {results['baseline']} is shown."
+
+
+def _scaled(mean: float, ends: Sequence[float] | None, factor: int, sign: str = "") -> str:
+    return interval(factor * mean, None if ends is None else [factor * end for end in ends], sign)
+
+
+def scaling(results: Mapping[str, Any]) -> str:
+    """Table of a scaling fit, its law and the check by a larger run."""
+    (entry,) = results["entries"]
+    lines = [
+        [f"{run['parameters']:,}", short(run["tokens"]), "failed" if run["loss"] is None else fixed(run["loss"])]
+        for run in [*entry["runs"], *([entry["larger"]] if entry["larger"] else [])]
+    ]
+    law = ", ".join(
+        f"{name} = {short(value)} ({short(entry['ranges'][name][0])}–{short(entry['ranges'][name][1])})"
+        for name, value in (entry["law"] or {}).items()
+    )
+    columns = ["parameters", "characters", results["metric"]]
+    said = f"With intervals of 90 %: {law}. {' '.join(results['conclusions'])}"
+    return f"{table(columns, lines)}\n{said}\n\n{made_on(results)}\n"
+
+
+SECTIONS: dict[str, Section] = {
+    "blocks": ("compare_blocks", lambda results: tested(results, used("compare_blocks"))),
+    "images": ("compare_images", lambda results: tested(results, None)),
+    "scaling": ("compare_scaling", scaling),
+}
