@@ -16,7 +16,7 @@ DEV := $(VENV)/.dev
 DOCS := $(VENV)/.docs
 BENCH := $(VENV)/.bench
 
-.PHONY: help install run test fuzz golden test-older lint types bench record tables pictures outputs docs clean
+.PHONY: help install run test test-slow fuzz golden test-older lint types bench record tables pictures outputs docs clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -28,8 +28,11 @@ install: $(PACKAGE) ## Install qkv and its dependencies into .venv
 run: $(PACKAGE) ## Install, train a small model on Python's documentation and generate text
 	$(BIN)/qkv demo $(ARGS)
 
-test: $(DEV) ## Run all tests; with QKV_DATA=folder also those on real data
+test: $(DEV) ## Run the tests but for the slow ones; with QKV_DATA=folder also those on real data
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+test-slow: $(DEV) ## Run the slow tests: mutants, compiled models, benchmarks, examples and code of the documentation
+	$(BIN)/python -m pytest -n $(WORKERS) -m slow $(ARGS)
 
 # The nearest that a newer x86 processor comes to one with neither AVX-512 nor bf16. Not hidden: instructions that torch's own
 # kernels and the compiler of the machine use without asking these settings. Other processors ignore both.
@@ -38,7 +41,7 @@ OLDER := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 BY_PROCESSOR := tests/ops tests/mixers tests/models tests/inspection tests/runs tests/training
 
 test-older: $(DEV) ## Run processor-dependent tests, emulating a processor with AVX2 only
-	$(OLDER) $(BIN)/python -m pytest -n $(WORKERS) $(BY_PROCESSOR) $(ARGS)
+	$(OLDER) $(BIN)/python -m pytest -n $(WORKERS) -m "" $(BY_PROCESSOR) $(ARGS)
 
 fuzz: $(DEV) ## Test random specs, valid and invalid, with one training step each; ARGS="--count 5000 --seed 0"
 	$(BIN)/python -m tests.fuzz.specs $(ARGS)

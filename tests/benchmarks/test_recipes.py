@@ -22,6 +22,8 @@ from qkv.spec.overrides import override
 from qkv.spec.shipped import shipped
 from qkv.training.results import stale
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = list(shipped().values())
 README = ROOT / "recipes" / "README.md"

@@ -26,6 +26,7 @@ def test_losses_of_a_law_give_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.extrapolated(8e5, 4e6).loss == pytest.approx(KNOWN.loss(8e5, 4e6), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_intervals_hold_new_losses_as_often_as_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 12 experiments with 1 % of noise, 11 are expected; fewer than 7 have a probability of 0.05 %."""
     monkeypatch.setattr(law, "RESAMPLES", 25)

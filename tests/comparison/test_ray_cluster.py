@@ -14,6 +14,8 @@ from qkv.comparison.executors import executor_of
 from qkv.comparison.ray_cluster import RayCluster
 from qkv.spec.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 RECIPE = """\
 name: small
 task: sorting(length=4, high=8, longer=[])

@@ -17,6 +17,8 @@ from qkv.spec.comparison import Comparison
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.overrides import override
 
+pytestmark = pytest.mark.slow
+
 
 def comparison(**changes: Any) -> Comparison:
     given = {"recipe": "small", "entries": {"a": []}, "seeds": [1], "rates": [1.0], "scale": 2, "fit": True}

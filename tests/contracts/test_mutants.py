@@ -12,6 +12,8 @@ from tests.contracts.subjects import OneBranch, Subject, whole_model
 
 from qkv.spec.model import Model
 
+pytestmark = pytest.mark.slow
+
 ORDER = {"equation": 0, "cut anywhere": 2, "gradients": 3, "growth by doubling": 4, "long sequences": 5}
 """Which checks run before and after all others: the one that notices most faults first, the slow ones last."""
 

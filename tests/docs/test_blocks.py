@@ -29,6 +29,8 @@ from qkv.spec.yaml_io import read_recipe
 from qkv.system.processor import processor_name
 from qkv.training import loop, results
 
+pytestmark = pytest.mark.slow
+
 TEXT = (
     "Once upon a time there was a model that read a text, and then it wrote one. "
     "It was not long, and it was not true.\n" * 60

@@ -11,6 +11,8 @@ from making.notebooks import Output, cells, page, run
 from tests.docs.blocks import ROOT
 from tests.docs.test_blocks import reader
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["reader"]
 
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))

@@ -25,6 +25,8 @@ from qkv.spec.training import Training
 from qkv.state.tree import nbytes
 from qkv.training.optimisers import build_optimizer
 
+pytestmark = pytest.mark.slow
+
 TEXT = Text(vocab_size=50, positions=Sinusoidal())
 SEES_ALL = Block(branches=(Attention(mask=Full()), FeedForward()))
 ENCODER = Encoder(num_layers=2, context_length=20, frontend=TEXT, blocks=(SEES_ALL,))

@@ -23,6 +23,8 @@ from qkv.spec.model import Block, Text
 from qkv.spec.parts import BatchNorm, LearnedSinusoidal, Llama3Scaling, Rope, Shaw, T5Buckets
 from qkv.spec.training import Training
 
+pytestmark = pytest.mark.slow
+
 LARGE = Block(
     branches=(
         Attention(num_heads=2, relative=Rope(scaling=Llama3Scaling(factor=4.0, original_length=64))),

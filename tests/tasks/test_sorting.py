@@ -113,7 +113,7 @@ def test_learned_positions_end_and_the_evaluation_says_so() -> None:
     task, dataset, module = opened(recipe_of(TASK, model))
     evaluation = task.evaluate(module, dataset, "validation", Totals(1.0, 1, [(1, 1)]), dataset.recipe)
     assert evaluation.sections[0]["x"] == [5, 10]
-    assert evaluation.notes == ["rows of 20 numbers are not evaluated: the model's learned positions end at 12"]
+    assert evaluation.notes == ["rows of 20 numbers are not evaluated: the model reads at most 12 positions"]
 
 
 @pytest.mark.parametrize(("name", "needed"), [("tagged", 40), ("written", 79)])

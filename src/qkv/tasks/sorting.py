@@ -91,9 +91,7 @@ class SortingTask(GeneratedTask):
         found = []
         for length in lengths:
             if limit is not None and _positions(length, recipe.model.decodes) > limit:
-                notes.append(
-                    f"rows of {length} numbers are not evaluated: the model's learned positions end at {limit}"
-                )
+                notes.append(f"rows of {length} numbers are not evaluated: the model reads at most {limit} positions")
                 continue
             found.append((length, self.at_length(model, dataset, length)))
         figures = self.figures(seen, dataset.scale(split))
