@@ -149,10 +149,13 @@ def test_equal_flops_are_steps(tmp_path: Path) -> None:
 
 
 def test_equal_steps_leave_sizes_as_they_are(tmp_path: Path) -> None:
-    compared = comparison(entries={"base": [], "wide": ["model.width=32"]}, equal="steps")
-    base, wide = plan_of(compared, tmp_path, BASE).entries.values()
+    entries = {"base": [], "wide": ["model.width=32"]}
+    compared = comparison(entries=entries, equal="steps", seeds=[1], rates=[1.0])
+    found = compare(compared, tmp_path, base=BASE, watcher=Quiet())
+    base, wide = found.plan.entries.values()
     assert wide.parameters > 2 * base.parameters
     assert (wide.recipe.training.steps, wide.change) == (BASE.training.steps, "")
+    assert "equal training steps" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

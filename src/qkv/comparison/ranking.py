@@ -26,6 +26,7 @@ _COLUMNS = ("entry", "parameters", "training FLOPs", "time", "rate", "mean ± in
 _BUDGETS = {
     "parameters": "equal parameters (within 1 %)",
     "flops": "equal training FLOPs",
+    "steps": "equal training steps",
     "time": "equal training time",
 }
 _SECONDS = ("seconds in all", "training seconds")
