@@ -25,6 +25,8 @@ from qkv.spec.model import Block, Model, Text
 from qkv.spec.training import Muon, Training
 from qkv.training.optimisers import build_optimizer
 
+pytestmark = pytest.mark.slow
+
 SIZES: dict[str, Any] = {"width": 64, "num_layers": 3, "context_length": 128, "frontend": Text(vocab_size=65)}
 MIXERS = {
     "grouped attention": (

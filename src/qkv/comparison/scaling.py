@@ -68,8 +68,8 @@ class Scaling:
     """Results of all entries."""
 
     plan: RunPlan
-    split: str
     entries: tuple[EntryScaling, ...]
+    split: ClassVar[str] = "validation"
     page: ClassVar[str] = "scaling.html"
 
     def conclusions(self) -> list[str]:
@@ -132,10 +132,10 @@ class _Cell:
         recipe = self.recipe.changed(training=training)
         return PlannedRun(name, rate, seed, recipe, place / f"rate-{factor_name(rate)}" / f"seed-{seed}")
 
-    def finished(self, run: PlannedRun, outcome: Outcome, split: str, metric: str) -> ScaledRun:
+    def finished(self, run: PlannedRun, outcome: Outcome, metric: str) -> ScaledRun:
         training, model = self.recipe.training, self.recipe.model
         tokens = training.steps * training.batch_size * training.accumulate * model.context_length
-        loss = value_of(outcome, split, metric)
+        loss = value_of(outcome, Scaling.split, metric)
         return ScaledRun(self.size, self.length, run.seed, self.sized.parameters, tokens, loss)
 
 
@@ -154,12 +154,11 @@ def scale(plan: RunPlan, executor: Executor, watcher: Watcher, fit: bool) -> Sca
     asked = [each for each in asked if each[1] is not None]
     runs = [cell.planned(plan, rate or 1.0, seed) for cell, rate, seed in asked]
     outcomes = execute(runs, executor, watcher)
-    split = "validation"
     found: dict[str, list[ScaledRun]] = {name: [] for name in cells}
     for (cell, _, _), run, outcome in zip(asked, runs, outcomes, strict=True):
-        found[cell.entry].append(cell.finished(run, outcome, split, plan.metric))
+        found[cell.entry].append(cell.finished(run, outcome, plan.metric))
     entries = [_entry(plan, name, found[name], rates, executor, watcher, fit) for name in cells]
-    done = Scaling(plan, split, tuple(entries))
+    done = Scaling(plan, tuple(entries))
     with clear_errors(f"the folder {plan.folder}"):
         write_file(plan.folder / RESULTS, (json.dumps(done.plain(), ensure_ascii=False, indent=1) + "\n").encode())
         write_file(plan.folder / Scaling.page, done.report().encode())
@@ -208,7 +207,7 @@ def _rates(
     outcomes = execute([cell.planned(plan, rate, compared.seeds[0]) for cell, rate in asked], executor, watcher)
     best: dict[tuple[str, int], tuple[float, float]] = {}
     for (cell, rate), outcome in zip(asked, outcomes, strict=True):
-        loss, key = value_of(outcome, "validation", plan.metric), (cell.entry, cell.size)
+        loss, key = value_of(outcome, Scaling.split, plan.metric), (cell.entry, cell.size)
         if loss is not None and (key not in best or loss < best[key][0]):
             best[key] = loss, rate
     return {(cell.entry, cell.size): best.get((cell.entry, cell.size), (0.0, None))[1] for cell in shortest}
@@ -233,7 +232,7 @@ def _entry(
     largest = max(run.size for run in runs)
     (cell,) = _of_size(plan, name, plan.entries[name], 2 * largest, [2 * LENGTHS[-1]])
     run = cell.planned(plan, rates[name, largest] or 1.0, plan.comparison.seeds[0])
-    larger = cell.finished(run, execute([run], executor, watcher)[0], "validation", plan.metric)
+    larger = cell.finished(run, execute([run], executor, watcher)[0], plan.metric)
     return EntryScaling(name, tuple(runs), law, larger, law.extrapolated(larger.parameters, larger.tokens))
 
 
