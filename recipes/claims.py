@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pages import Section, interval, made_on, origin, table
@@ -36,40 +36,34 @@ def used(name: str) -> dict[str, int]:
 def tested(results: Mapping[str, Any], names: Mapping[str, int] | None) -> str:
     """Table of a comparison, and a sentence for each claim. names: parameters that one position uses, by entry."""
     rows = [row for row in results["entries"] if not row["failed"]]
-    percent = 100 if results["metric"] == "accuracy" else 1
     lines = [
         [
             row["name"],
             f"{row['parameters']:,}",
             *([] if names is None else [f"{names[row['name']]:,}"]),
-            _scaled(row["mean"], row["interval"], percent),
-            "" if row["difference"] is None else _scaled(row["difference"], row["difference_interval"], percent, "+"),
+            interval(row["mean"], row["interval"]),
+            "" if row["difference"] is None else interval(row["difference"], row["difference_interval"], "+"),
             "" if row["p_corrected"] is None else f"{row['p_corrected']:.2g}",
             factor_name(row["rate"]),
             short(row["training_flops"]),
         ]
         for row in rows
     ]
-    metric = f"{results['metric']}{' %' if percent == 100 else ''}"
     more = [] if names is None else ["used by a position"]
-    columns = ["model", "parameters", *more, metric, "difference", "p (Holm)", "rate", "training FLOPs"]
-    said = "\n".join(f"- {_verdict(row, rows[0], results, percent)}" for row in rows if row["difference"] is not None)
+    columns = ["model", "parameters", *more, results["metric"], "difference", "p (Holm)", "rate", "training FLOPs"]
+    said = "\n".join(f"- {_verdict(row, rows[0], results)}" for row in rows if row["difference"] is not None)
     return f"{table(columns, lines)}\n{said}\n\n{origin(results)}\n"
 
 
-def _verdict(row: Mapping[str, Any], baseline: Mapping[str, Any], results: Mapping[str, Any], percent: int) -> str:
+def _verdict(row: Mapping[str, Any], baseline: Mapping[str, Any], results: Mapping[str, Any]) -> str:
     claim, difference = CLAIMS.get(row["name"], row["name"]), row["difference"]
     fewer = row["parameters"] / baseline["parameters"] - 1
     sizes = "" if abs(fewer) < 0.01 else f"{100 * fewer:+.1f} % parameters, "
-    measured = f"{sizes}{results['metric']} {_scaled(difference, row['difference_interval'], percent, '+')}"
+    measured = f"{sizes}{results['metric']} {interval(difference, row['difference_interval'], '+')}"
     if row["p_corrected"] is not None and row["p_corrected"] < LEVEL:
         better = (difference < 0) == results["lower_is_better"]
         return f"{claim}: {measured}, {'better' if better else 'worse'} than {results['baseline']} at the 5 % level."
     return f"{claim}: {measured}; no difference to {results['baseline']} is shown."
-
-
-def _scaled(mean: float, ends: Sequence[float] | None, factor: int, sign: str = "") -> str:
-    return interval(factor * mean, None if ends is None else [factor * end for end in ends], sign)
 
 
 def scaling(results: Mapping[str, Any]) -> str:

@@ -133,7 +133,7 @@ def test_claims_are_judged_by_the_corrected_test_and_the_direction_of_the_metric
     assert "loss -0.1500 ± 0.05; no difference to attention is shown." in text
     assert "| experts | 840 | 250 | 1.400 ± 0.1 |" in text
     text = claims.tested(results(*rows) | {"metric": "accuracy", "lower_is_better": False}, None)
-    assert "accuracy -15.00 ± 5, worse than attention" in text
+    assert "accuracy -0.1500 ± 0.05, worse than attention" in text
 
 
 def test_scaling_tells_the_law_and_the_larger_run() -> None:
