@@ -19,6 +19,8 @@ from tests.docs.blocks import ROOT
 from qkv.report.training import TrainingRun, training_report
 
 FOLDER = ROOT / "docs" / "pictures"
+MEASURED = ("growth", "length")
+"""Pictures that benchmarks draw of their results."""
 
 
 @pytest.mark.parametrize("name", PICTURES)
@@ -36,7 +38,7 @@ def test_every_picture_is_shown_with_a_text_alternative() -> None:
         for page in pages
         for alt, name in re.findall(r"!\[([^\]]*)\]\([./\w]*pictures/(\w+)\.svg\)", page.read_text("utf-8"))
     }
-    assert set(shown) == {*PICTURES, *NAMES, "report"}
+    assert set(shown) == {*PICTURES, *NAMES, *MEASURED, "report"}
     assert all(len(alt) > 30 for alt in shown.values())
     for name in shown:
         assert re.search(r'<svg [^>]*aria-label="[^"]{40,}"', (FOLDER / f"{name}.svg").read_text("utf-8"))
