@@ -88,7 +88,7 @@ def windowed(
     bands = [slice(max(queries.start - reach, 0), min(queries.stop + reach, count)) for queries in blocks]
     outs = []
     for queries, keys, own, near_keys, near_values in zip(
-        blocks, bands, q.split(block, 2), slices(k, bands), slices(v, bands), strict=True
+        blocks, bands, slices(q, blocks), slices(k, bands), slices(v, bands), strict=True
     ):
         shown = torch.cat((_global(places, queries), _near(places, queries, keys, window)), -1)[:, None]
         at = Sites(places.sites.query[:, queries], shown.new_zeros(1, shown.shape[-1], dtype=torch.long))
