@@ -24,6 +24,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
         "first token after a prompt of 512, fp32",
         "first token after a prompt of 512, bf16",
     ),
+    "estimates": ("performer", "exponent", "orthogonal", "hyper", "mean of the values", "speed, 64 samples"),
     "finetuning": ("accuracy on the test split", "unmerged", "lora", "whole", "the table and the curves are in"),
     "graphs": ("classification of graphs and nodes", "chosen", "logistic regression on tags"),
     "growth": ("exponents of the number N of positions", "exact attention", "linear attention"),
