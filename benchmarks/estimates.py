@@ -83,10 +83,10 @@ def performer(given: Given, features: int, orthogonal: bool, seed: int = 0) -> T
     return full(phi(given.q, context, True), phi(given.k, context, False), given.v)
 
 
-def hyper(given: Given, samples: int, by_value: bool = False) -> Tensor:
+def hyper(given: Given, samples: int) -> Tensor:
     """Outputs of HyperAttention."""
     count = given.q.shape[2]
-    how = ops.Estimation(DIM**-0.5, BLOCK, min(samples, count), by_value, LEAF)
+    how = ops.Estimation(DIM**-0.5, BLOCK, min(samples, count), by_value=False, leaf=LEAF)
     return ops.full(*given, None, ops.chance(0, (HEADS, DIM, BITS), count, given.q), how)
 
 

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pages import Section, interval, origin, table
+from pages import Section, entry_models, interval, origin, table
 from qkv.models.build import build
 from qkv.report.figures import fixed, short, size
-from qkv.spec.comparison import base_recipe, entry_recipe, factor_name, read_comparison
-from qkv.spec.shipped import shipped_comparisons
+from qkv.spec.comparison import factor_name
 
 GROWTH = Path(__file__).resolve().parents[1] / "docs" / "growth.md"
 BUDGETS = (1_000, 10_000, 20_000, 100_000, 1_000_000)
@@ -30,13 +29,9 @@ class Held(NamedTuple):
 
 def held(name: str) -> dict[str, Held]:
     """Decoding state of every entry of a shipped comparison, at its recipe's context length."""
-    compared = read_comparison(shipped_comparisons()[name])
-    base, found = base_recipe(compared), dict[str, Held]()
-    for entry, overrides in compared.entries.items():
-        model = entry_recipe(base, entry, overrides).model
-        # The state does not depend on the number of words and classes, which the data would say.
-        head = model.head.changed(num_classes=2) if "num_classes" in type(model.head).model_fields else model.head
-        built = build(model.changed(frontend=model.frontend.changed(vocab_size=2), head=head))
+    found = dict[str, Held]()
+    for entry, model in entry_models(name).items():
+        built = build(model)  # the state does not depend on the number of words and classes
         half, whole = (built.state_bytes(length) for length in (model.context_length // 2, model.context_length))
         found[entry] = Held(model.context_length, whole, half == whole)
     return found

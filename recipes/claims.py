@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pages import Section, interval, made_on, origin, table
-from qkv.comparison.budget import filled
+from pages import Section, entry_models, interval, made_on, origin, table
+from qkv.comparison.ranking import SIGNIFICANT
 from qkv.inspection.cost import cost
 from qkv.report.figures import fixed, short
-from qkv.spec.comparison import base_recipe, entry_recipe, factor_name, read_comparison
-from qkv.spec.shipped import shipped_comparisons
+from qkv.spec.comparison import factor_name
 
-LEVEL = 0.05
-"""Level of the paired tests, after their correction."""
 CLAIMS = {
     "simplified": "Simplified blocks train as well as plain ones, with 15 % fewer parameters (He & Hofmann 2024)",
     "depth_average": "Weighted averages over depth lower the loss at equal depth (Pagliardini et al. 2024)",
@@ -24,23 +21,20 @@ CLAIMS = {
 }
 
 
-def used(name: str) -> dict[str, int]:
-    """Number of parameters that one position uses, by entry of the shipped comparison ``name``."""
-    compared = read_comparison(shipped_comparisons()[name])
-    base, found = base_recipe(compared), dict[str, int]()
-    for entry, overrides in compared.entries.items():
-        found[entry] = cost(filled(entry_recipe(base, entry, overrides)).model).active_parameters
-    return found
+def unused(name: str) -> dict[str, int]:
+    """Number of parameters that one position leaves unused, by entry of the shipped comparison ``name``."""
+    counted = {entry: cost(model) for entry, model in entry_models(name).items()}
+    return {entry: found.parameters - found.active_parameters for entry, found in counted.items()}
 
 
-def tested(results: Mapping[str, Any], names: Mapping[str, int] | None) -> str:
-    """Table of a comparison, and a sentence for each claim. names: parameters that one position uses, by entry."""
+def tested(results: Mapping[str, Any], idle: Mapping[str, int] | None) -> str:
+    """Table of a comparison, and a sentence for each claim. idle: parameters that a position leaves unused."""
     rows = [row for row in results["entries"] if not row["failed"]]
     lines = [
         [
             row["name"],
             f"{row['parameters']:,}",
-            *([] if names is None else [f"{names[row['name']]:,}"]),
+            *([] if idle is None else [f"{row['parameters'] - idle[row['name']]:,}"]),
             interval(row["mean"], row["interval"]),
             "" if row["difference"] is None else interval(row["difference"], row["difference_interval"], "+"),
             "" if row["p_corrected"] is None else f"{row['p_corrected']:.2g}",
@@ -49,7 +43,7 @@ def tested(results: Mapping[str, Any], names: Mapping[str, int] | None) -> str:
         ]
         for row in rows
     ]
-    more = [] if names is None else ["used by a position"]
+    more = [] if idle is None else ["used by a position"]
     columns = ["model", "parameters", *more, results["metric"], "difference", "p (Holm)", "rate", "training FLOPs"]
     said = "\n".join(f"- {_verdict(row, rows[0], results)}" for row in rows if row["difference"] is not None)
     return f"{table(columns, lines)}\n{said}\n\n{origin(results)}\n"
@@ -60,7 +54,7 @@ def _verdict(row: Mapping[str, Any], baseline: Mapping[str, Any], results: Mappi
     fewer = row["parameters"] / baseline["parameters"] - 1
     sizes = "" if abs(fewer) < 0.01 else f"{100 * fewer:+.1f} % parameters, "
     measured = f"{sizes}{results['metric']} {interval(difference, row['difference_interval'], '+')}"
-    if row["p_corrected"] is not None and row["p_corrected"] < LEVEL:
+    if row["p_corrected"] is not None and row["p_corrected"] < SIGNIFICANT:
         better = (difference < 0) == results["lower_is_better"]
         return f"{claim}: {measured}, {'better' if better else 'worse'} than {results['baseline']} at the 5 % level."
     return f"{claim}: {measured}; no difference to {results['baseline']} is shown."
@@ -83,7 +77,7 @@ def scaling(results: Mapping[str, Any]) -> str:
 
 
 SECTIONS: dict[str, Section] = {
-    "blocks": ("compare_blocks", lambda results: tested(results, used("compare_blocks"))),
+    "blocks": ("compare_blocks", lambda results: tested(results, unused("compare_blocks"))),
     "images": ("compare_images", lambda results: tested(results, None)),
     "scaling": ("compare_scaling", scaling),
 }

@@ -8,9 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from qkv.report.figures import fixed
+from qkv.spec.comparison import base_recipe, entry_recipe, read_comparison
+from qkv.spec.model import Model
+from qkv.spec.shipped import shipped_comparisons
 
 Section = tuple[str, Callable[[Mapping[str, Any]], str]]
 """Name of a recorded comparison, or "", and the text that is made of its results."""
+
+
+def entry_models(name: str) -> dict[str, Model]:
+    """Models of a shipped comparison by entry, with two words and two classes, which otherwise its data would say."""
+    compared = read_comparison(shipped_comparisons()[name])
+    base, found = base_recipe(compared), dict[str, Model]()
+    for entry, overrides in compared.entries.items():
+        model = entry_recipe(base, entry, overrides).model
+        head = model.head.changed(num_classes=2) if "num_classes" in type(model.head).model_fields else model.head
+        found[entry] = model.changed(frontend=model.frontend.changed(vocab_size=2), head=head)
+    return found
 
 
 def placed(page: str, begin: str, content: str, end: str) -> str:
