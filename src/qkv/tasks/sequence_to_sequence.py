@@ -43,6 +43,7 @@ class SequenceToSequenceTask(ExampleTask):
 
     evaluates = True
     asks = ("source",)
+    writes_from_source = True
     automatic = Defaults(("source",), "target")
 
     def completed(self, recipe: Recipe, records: Records) -> Recipe:
@@ -93,8 +94,17 @@ class SequenceToSequenceTask(ExampleTask):
         written = np.concatenate((begin, target, [end]))
         return Example(len(source) + len(written) - 1, len(written) - 1, (source, written))
 
+    def source_ids(self, vocabulary: Vocabulary, text: str) -> list[int]:
+        return self._framed(vocabulary, np.asarray(vocabulary.tokenizer.encode(text), np.int64)).tolist()
+
+    def first_ids(self, vocabulary: Vocabulary) -> tuple[int, ...]:
+        return marks(vocabulary, self.spec.begin).begin
+
     def _source(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Truncation) -> np.ndarray:
-        ids = cut(vocabulary.tokenizer.encode(row["source"]), "source")
+        return self._framed(vocabulary, cut(vocabulary.tokenizer.encode(row["source"]), "source"))
+
+    def _framed(self, vocabulary: Vocabulary, ids: np.ndarray) -> np.ndarray:
+        """Source ``ids`` with the special tokens around it that the encoder expects."""
         frame = vocabulary.tokenizer.frame
         if self.spec.framed and frame.size:
             return np.concatenate((frame.before, ids, frame.behind)).astype(np.int64)

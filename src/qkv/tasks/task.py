@@ -125,6 +125,8 @@ class Task(ABC):
     """Input names of ``predict``; a single text is taken as the first."""
     may_ask: tuple[str, ...] = ()
     """Optional input names of ``predict``."""
+    writes_from_source: ClassVar[bool] = False
+    """True if the model writes a text from another one, see ``source_ids``, and does not continue it."""
     predicts_tables: ClassVar[bool] = False
     """True if the predictions are for a table as a whole, such as the future of a series, not for each of its rows."""
     generates_images: ClassVar[bool] = False
@@ -199,6 +201,14 @@ class Task(ABC):
         raise UserError(
             f"a model of the task {self.spec.kind!r} has no answer to predict; generate text with 'qkv generate'"
         )
+
+    def source_ids(self, vocabulary: Vocabulary, text: str) -> list[int]:
+        """Ids that an encoder reads of the source ``text``. For tasks with ``writes_from_source``."""
+        raise NotImplementedError
+
+    def first_ids(self, vocabulary: Vocabulary) -> tuple[int, ...]:
+        """Ids that every text written begins with. For tasks with ``writes_from_source``."""
+        raise NotImplementedError
 
     def images(
         self, model: Any, vocabulary: Vocabulary, generation: Generation, count: int, label: str | None = None

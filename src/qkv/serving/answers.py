@@ -1,0 +1,114 @@
+"""Answers of completions and chats: whole, or as a stream of server-sent events."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from qkv.generation.requests import Piece, Request
+from qkv.serving.bodies import GenerationBody
+from qkv.serving.errors import ApiError
+from qkv.serving.forms import Form, Written
+from qkv.serving.metrics import Metrics
+from qkv.serving.model import ServedModel
+from qkv.serving.reading import unless_dropped
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one HTTP request asks for. read: number of prompt tokens."""
+
+    model: ServedModel
+    body: GenerationBody
+    form: Form
+    requests: Sequence[Request]
+    read: int
+    metrics: Metrics
+
+
+async def answer(http: HttpRequest, asked: Asked) -> Response:
+    """Submit the requests, and answer as the body asks: whole, or streamed. Raises ``UserError`` and ``ApiError``."""
+    begun = time.monotonic()
+    mailbox = await unless_dropped(http, asked.model.worker.submit(asked.requests))
+    watched = asked.metrics.watched(asked.model.name, asked.read, mailbox, begun)
+    if asked.body.stream:
+        return EventStream(_events(asked, watched), lambda: asked.model.worker.cancel(mailbox))
+    try:
+        return JSONResponse(await unless_dropped(http, _whole(asked, watched)))
+    finally:
+        asked.model.worker.cancel(mailbox)
+
+
+async def _whole(asked: Asked, pieces: AsyncIterator[tuple[int, Piece]]) -> dict[str, Any]:
+    texts = [Written() for _ in asked.requests]
+    async for index, piece in pieces:
+        raise_failed(piece)
+        texts[index].add(piece)
+    choices = [asked.form.choice(index, text) for index, text in enumerate(texts)]
+    usage = _usage(asked, sum(len(text.tokens) for text in texts))
+    return {**_head(asked, asked.form.whole), "choices": choices, "usage": usage}
+
+
+async def _events(asked: Asked, pieces: AsyncIterator[tuple[int, Piece]]) -> AsyncIterator[bytes]:
+    """Chunks of a streamed answer; an error after its start is an event of its own."""
+    head, written = _head(asked, asked.form.chunk), 0
+    usual = {"usage": None} if asked.body.wants_usage else {}
+    for index in range(len(asked.requests)):
+        if opening := asked.form.opening(index):
+            yield _event({**head, "choices": [opening], **usual})
+    try:
+        async for index, piece in pieces:
+            raise_failed(piece)
+            written += len(piece.tokens)
+            if piece.text or piece.finished or (asked.form.scored and piece.tokens):
+                yield _event({**head, "choices": [asked.form.delta(index, piece)], **usual})
+    except ApiError as error:
+        yield _event(error.to_dict())
+        return
+    if asked.body.wants_usage:
+        yield _event({**head, "choices": [], "usage": _usage(asked, written)})
+    yield b"data: [DONE]\n\n"
+
+
+def raise_failed(piece: Piece) -> None:
+    """Raise ``ApiError`` if the text was cut off: 504 after its deadline, else 500."""
+    if piece.finished == "deadline":
+        raise ApiError("the request took longer than this server allows", 504, code="timeout")
+    if piece.finished in ("failed", "cancelled"):
+        raise ApiError(piece.error or "the request was cancelled", 500, code=piece.finished)
+
+
+def _event(content: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _head(asked: Asked, name: str) -> dict[str, Any]:
+    identity = f"{asked.form.prefix}-{uuid.uuid4().hex}"
+    return {"id": identity, "object": name, "created": int(time.time()), "model": asked.model.name}
+
+
+def _usage(asked: Asked, written: int) -> dict[str, int]:
+    return {"prompt_tokens": asked.read, "completion_tokens": written, "total_tokens": asked.read + written}
+
+
+class EventStream(StreamingResponse):
+    """Response of server-sent events. ``close`` is called at its end, also when the client has left."""
+
+    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]):
+        super().__init__(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events, as an ASGI application."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._close()

@@ -1,0 +1,232 @@
+"""Bodies of HTTP requests, in the form of OpenAI's interface.
+
+Parameters that cannot be honoured are refused, never ignored; their neutral values, such as ``presence_penalty`` 0, are
+accepted. Parameters without effect on an answer are accepted: ``user``, ``metadata``, ``store``, ``service_tier``,
+``safety_identifier``, ``prompt_cache_key``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BeforeValidator, Field
+
+from qkv.serving.errors import ApiError
+from qkv.serving.limits import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOPS
+from qkv.spec.base import LARGEST_SEED, Seq, Spec
+from qkv.spec.errors import Problem, SpecError, quoted
+
+
+def _only(*allowed: Any) -> Callable[[Any], Any]:
+    """Validator of a parameter that cannot be honoured: accepts null and the neutral values ``allowed``."""
+    named = ", ".join(json.dumps(value) for value in (None, *allowed))
+
+    def check(value: Any) -> Any:
+        if not any(type(value) is type(each) and value == each for each in (None, *allowed)):
+            raise ValueError(f"{quoted(value)} given, and this server cannot honour it; allowed: {named}")
+        return value
+
+    return check
+
+
+def _stops(value: Any) -> Any:
+    """A single stop string as a list; too many are refused before each is read."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list) and len(value) > MAX_STOPS:
+        raise ValueError(f"{len(value):,} stop strings given; allowed: at most {MAX_STOPS}")
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _text_of(value: Any) -> Any:
+    """Content of a message: parts of text are joined; other parts are refused."""
+    if not isinstance(value, list):
+        return value
+    texts = []
+    for part in value:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = quoted(part.get("type") if isinstance(part, dict) else part)
+            raise ValueError(f"a part of the type {kind} given; allowed: text")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _prompts(value: Any) -> Any:
+    """Prompts of a completion as a list of texts and lists of ids."""
+    if value is None or isinstance(value, str):
+        return (value or "",)
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"{quoted(value)} given; allowed: a text, a list of ids, or a list of these")
+    ids = all(isinstance(each, int) and not isinstance(each, bool) for each in value)
+    several = [value] if ids else value
+    if len(several) > MAX_CHOICES:
+        raise ValueError(f"{len(several):,} prompts given; allowed: at most {MAX_CHOICES}")
+    for each in several:
+        whole = isinstance(each, list) and each and all(type(index) is int for index in each)
+        if not isinstance(each, str) and not whole:
+            raise ValueError(f"{quoted(each)} given; allowed: a text or a list of ids")
+    return tuple(tuple(each) if isinstance(each, list) else each for each in several)
+
+
+Neutral = Annotated[Any, BeforeValidator(_only())]
+Zero = Annotated[Any, BeforeValidator(_only(0, 0.0))]
+Unused = Annotated[Any, Field(description="accepted, without effect on an answer")]
+
+
+class StreamOptions(Spec):
+    """Options of a streamed answer. include_usage: end with the numbers of tokens."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Annotated[Any, BeforeValidator(_only(False))] = None
+
+
+class GenerationBody(Spec):
+    """Parameters that completions and chats share; those without a value have that of the run's ``sample``.
+
+    Beyond OpenAI's: ``top_k``, ``min_p``, ``repetition_penalty``, and ``ignore_eos``, with which an end token ends
+    nothing.
+    """
+
+    model: str | None = None
+    max_tokens: int | None = Field(default=None, ge=0)
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, gt=0)
+    min_p: float | None = Field(default=None, ge=0, lt=1)
+    repetition_penalty: float | None = Field(default=None, gt=0)
+    stop: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)], ...] | None, BeforeValidator(_stops)
+    ] = None
+    seed: int | None = Field(default=None, ge=0, le=LARGEST_SEED)
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    presence_penalty: Zero = None
+    frequency_penalty: Zero = None
+    logit_bias: Annotated[Any, BeforeValidator(_only({}))] = None
+    response_format: Annotated[Any, BeforeValidator(_only({"type": "text"}))] = None
+    user: Unused = None
+    metadata: Unused = None
+    store: Unused = None
+    service_tier: Unused = None
+    safety_identifier: Unused = None
+    prompt_cache_key: Unused = None
+
+    def problems(self) -> list[Problem]:
+        if self.stream_options is not None and not self.stream:
+            return [Problem(("stream_options",), "it applies to streamed answers; set stream to true or leave it out")]
+        return []
+
+    @property
+    def alternatives(self) -> int | None:
+        """Number of most probable tokens to return beside each token; None for no log-probabilities."""
+        raise NotImplementedError
+
+    @property
+    def wants_usage(self) -> bool:
+        """True if a streamed answer ends with the numbers of tokens."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+class CompletionBody(GenerationBody):
+    """Body of ``/v1/completions``."""
+
+    prompt: Annotated[tuple[str | tuple[int, ...], ...], BeforeValidator(_prompts)] = ("",)
+    echo: bool | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    best_of: int | None = None
+    suffix: Annotated[Any, BeforeValidator(_only(""))] = None
+
+    def problems(self) -> list[Problem]:
+        found = super().problems()
+        if self.best_of not in (None, self.n or 1):
+            found.append(Problem(("best_of",), f"{self.best_of} given, and all n texts are returned; leave it out"))
+        if len(self.prompt) * (self.n or 1) > MAX_CHOICES:
+            sentence = f"{self.n} texts of {len(self.prompt)} prompts given; allowed: at most {MAX_CHOICES} in all"
+            found.append(Problem(("n",), sentence))
+        return found
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
+
+
+class ChatMessage(Spec):
+    """Message of a chat: ``content`` is a text, or parts of text that are joined."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, BeforeValidator(_text_of)] = None
+    name: str | None = None
+    refusal: Neutral = None
+    tool_calls: Annotated[Any, BeforeValidator(_only([]))] = None
+    function_call: Neutral = None
+    audio: Neutral = None
+    annotations: Annotated[Any, BeforeValidator(_only([]))] = None
+
+    def to_template(self) -> dict[str, Any]:
+        """The message as a chat template reads it; a developer's is a system message."""
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": self.content or "", **({"name": self.name} if self.name else {})}
+
+
+class ChatBody(GenerationBody):
+    """Body of ``/v1/chat/completions``. chat_template_kwargs: further variables of the template."""
+
+    messages: Seq[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(default=None, ge=0)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[Any, BeforeValidator(_only([]))] = None
+    functions: Annotated[Any, BeforeValidator(_only([]))] = None
+    tool_choice: Annotated[Any, BeforeValidator(_only("none", "auto"))] = None
+    function_call: Annotated[Any, BeforeValidator(_only("none", "auto"))] = None
+    parallel_tool_calls: Annotated[Any, BeforeValidator(_only(True, False))] = None
+    modalities: Annotated[Any, BeforeValidator(_only(["text"]))] = None
+    audio: Neutral = None
+    prediction: Neutral = None
+    reasoning_effort: Neutral = None
+    verbosity: Neutral = None
+    web_search_options: Neutral = None
+
+    def problems(self) -> list[Problem]:
+        found = super().problems()
+        if self.top_logprobs is not None and not self.logprobs:
+            found.append(Problem(("top_logprobs",), "it applies with log-probabilities; set logprobs to true"))
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            sentence = f"{self.max_tokens} given, and max_completion_tokens {self.max_completion_tokens}; give one"
+            found.append(Problem(("max_tokens",), sentence))
+        return found
+
+    @property
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+Body = TypeVar("Body", bound=Spec)
+
+
+def parsed(data: bytes, kind: type[Body]) -> Body:
+    """Parse the bytes of a body. Raises ``ApiError`` (400) that names the parameter."""
+    try:
+        tree = json.loads(data.decode("utf-8"), parse_constant=_no_constant)
+        if not isinstance(tree, dict):
+            raise ApiError(f'the body is {quoted(tree)}, and an object such as {{"prompt": "a"}} is needed')
+        return kind.parse(tree)
+    except UnicodeDecodeError as error:
+        said = f"the body is not UTF-8: byte {data[error.start]:#04x} at position {error.start}"
+        raise ApiError(said, code="invalid_json") from None
+    except RecursionError:
+        raise ApiError("the body is nested too deeply", code="invalid_json") from None
+    except SpecError as error:
+        path = error.problems[0].path
+        raise ApiError(str(error), param=str(path[0]) if path else None, code="invalid_value") from None
+    except ValueError as error:
+        raise ApiError(f"the body is not JSON: {error}", code="invalid_json") from None
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number of JSON")

@@ -1,0 +1,140 @@
+"""Forms of an answer: choices of completions and of chats, whole and as chunks of a stream."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from qkv.generation.requests import Piece
+from qkv.generation.sample import TokenScore
+from qkv.tokenizers.tokenizer import Tokenizer
+
+
+@dataclass
+class Written:
+    """Text of one choice as far as it is written."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    scores: list[TokenScore] = field(default_factory=list)
+    finished: str | None = None
+
+    def add(self, piece: Piece) -> None:
+        """Append what a piece holds."""
+        self.text += piece.text
+        self.tokens += piece.tokens
+        self.scores += piece.scores
+        self.finished = piece.finished or self.finished
+
+
+class Form(ABC):
+    """Form of the answers of an endpoint. whole, chunk: names of its objects; prefix: start of their ids."""
+
+    whole: str
+    chunk: str
+    prefix: str
+
+    def __init__(self, tokenizer: Tokenizer, scored: bool):
+        """``scored``: log-probabilities are part of the answer."""
+        self.tokenizer, self.scored = tokenizer, scored
+
+    @abstractmethod
+    def choice(self, index: int, written: Written) -> dict[str, Any]:
+        """Choice of a whole answer."""
+
+    @abstractmethod
+    def delta(self, index: int, piece: Piece) -> dict[str, Any]:
+        """Choice of a chunk."""
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """Choice of the first chunk of a text, before it is written; None for none."""
+        return None
+
+    def token(self, index: int) -> str:
+        """Text of one token; bytes that are no whole character as ``bytes:\\xe2\\x82``."""
+        text = self.tokenizer.decode([index])
+        if "\ufffd" in text and self.tokenizer.token_bytes is not None:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.tokenizer.token_bytes[index])
+        return text
+
+
+class CompletionForm(Form):
+    """Form of ``/v1/completions``."""
+
+    whole = chunk = "text_completion"
+    prefix = "cmpl"
+
+    def __init__(self, tokenizer: Tokenizer, scored: bool, echoes: Sequence[str]):
+        """``echoes``: text to put before each choice."""
+        super().__init__(tokenizer, scored)
+        self._echoes = echoes
+        self._offsets = [len(echo) for echo in echoes]
+        """Characters of each choice before its next token."""
+
+    def choice(self, index: int, written: Written) -> dict[str, Any]:
+        scores = self._logprobs(index, written.tokens, written.scores) if self.scored else None
+        text = self._echoes[index] + written.text
+        return {"text": text, "index": index, "logprobs": scores, "finish_reason": written.finished}
+
+    def delta(self, index: int, piece: Piece) -> dict[str, Any]:
+        scores = self._logprobs(index, piece.tokens, piece.scores) if self.scored else None
+        return {"text": piece.text, "index": index, "logprobs": scores, "finish_reason": piece.finished}
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        if not self._echoes[index]:
+            return None
+        return {"text": self._echoes[index], "index": index, "logprobs": None, "finish_reason": None}
+
+    def _logprobs(self, index: int, tokens: Sequence[int], scores: Sequence[TokenScore]) -> dict[str, Any]:
+        texts, offsets = [self.token(token) for token in tokens], list[int]()
+        for text in texts:
+            offsets.append(self._offsets[index])
+            self._offsets[index] += len(text)
+        return {
+            "tokens": texts,
+            "token_logprobs": [score.log_probability for score in scores],
+            "top_logprobs": [{self.token(i): value for i, value in score.alternatives} for score in scores],
+            "text_offset": offsets,
+        }
+
+
+class ChatForm(Form):
+    """Form of ``/v1/chat/completions``."""
+
+    whole, chunk, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+
+    def choice(self, index: int, written: Written) -> dict[str, Any]:
+        message = {"role": "assistant", "content": written.text, "refusal": None}
+        scores = self._logprobs(written.tokens, written.scores) if self.scored else None
+        return {"index": index, "message": message, "logprobs": scores, "finish_reason": written.finished}
+
+    def delta(self, index: int, piece: Piece) -> dict[str, Any]:
+        scores = self._logprobs(piece.tokens, piece.scores) if self.scored else None
+        content = {"content": piece.text} if piece.text else {}
+        return {"index": index, "delta": content, "logprobs": scores, "finish_reason": piece.finished}
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        return {
+            "index": index,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+
+    def _logprobs(self, tokens: Sequence[int], scores: Sequence[TokenScore]) -> dict[str, Any]:
+        content = [
+            {
+                **self._scored(token, score.log_probability),
+                "top_logprobs": [self._scored(*each) for each in score.alternatives],
+            }
+            for token, score in zip(tokens, scores, strict=True)
+        ]
+        return {"content": content, "refusal": None}
+
+    def _scored(self, token: int, log_probability: float) -> dict[str, Any]:
+        table = self.tokenizer.token_bytes
+        text = self.tokenizer.decode([token])
+        known = list(text.encode() if table is None else table[token])
+        return {"token": self.token(token), "logprob": log_probability, "bytes": known}

@@ -1,0 +1,33 @@
+"""Limits of a server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_CHOICES = 128
+"""Maximum number of texts of one HTTP request: prompts times ``n``."""
+MAX_STOPS, MAX_STOP_LENGTH = 16, 256
+"""Maximum number of stop strings of a request, and of characters of one."""
+MAX_LOGPROBS = 20
+"""Maximum number of alternatives per token."""
+UNREAD = 64
+"""Pieces kept for a reader who does not read; further ones are joined to the last, so that nothing is lost."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of each model and request.
+
+    body: bytes of a request's body. tokens: prompt and new tokens of one text together; None: the model's context
+    length, but at least 2,048. batch: texts that are written at once. queue: texts, embeddings or predictions that
+    wait. memory: bytes of decoding states per model; None for no bound. seconds: time for one request from its
+    arrival; None for no limit. read_seconds: time in which a body has to arrive.
+    """
+
+    body: int = 8 * 2**20
+    tokens: int | None = None
+    batch: int = 32
+    queue: int = 1000
+    memory: int | None = None
+    seconds: float | None = None
+    read_seconds: float = 60.0

@@ -1,0 +1,90 @@
+"""Metrics in the format of Prometheus."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from qkv.generation.requests import Piece
+from qkv.serving.worker import Mailbox, Worker
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+GAUGES: Mapping[str, tuple[str, Callable[[Worker], int]]] = {
+    "qkv_requests_running": ("Texts that are being written.", lambda worker: worker.requests.running),
+    "qkv_requests_waiting": ("Texts that wait.", lambda worker: worker.requests.waiting),
+    "qkv_calls_waiting": ("Embeddings and predictions that wait.", lambda worker: worker.waiting_calls),
+    "qkv_state_bytes": ("Bytes of decoding states.", lambda worker: worker.requests.nbytes),
+}
+"""Gauges read from a worker at each scrape."""
+
+
+class Metrics:
+    """Metrics of a server, in a registry of its own."""
+
+    def __init__(self, workers: Mapping[str, Worker]):
+        """``workers`` by the name of their model."""
+        self.registry = CollectorRegistry()
+        self.registry.register(_Gauges(workers))
+        self._http = Counter(
+            "qkv_http_requests", "HTTP requests by path and status.", ["path", "status"], registry=self.registry
+        )
+        self._read = Counter("qkv_prompt_tokens", "Tokens of prompts.", ["model"], registry=self.registry)
+        self._written = Counter("qkv_generated_tokens", "Tokens written.", ["model"], registry=self.registry)
+        self._finished = Counter(
+            "qkv_texts", "Texts by the reason of their end.", ["model", "reason"], registry=self.registry
+        )
+        self._first = Histogram(
+            "qkv_first_token_seconds",
+            "Time from a request to its first token.",
+            ["model"],
+            registry=self.registry,
+            buckets=_SECONDS,
+        )
+        self._whole = Histogram(
+            "qkv_request_seconds",
+            "Time from a request to its last token.",
+            ["model"],
+            registry=self.registry,
+            buckets=_SECONDS,
+        )
+
+    def count_http(self, path: str, status: int) -> None:
+        """Count an HTTP request."""
+        self._http.labels(path, str(status)).inc()
+
+    async def watched(self, model: str, read: int, mailbox: Mailbox, begun: float) -> AsyncIterator[tuple[int, Piece]]:
+        """The pieces of ``mailbox``, counted. read: number of prompt tokens. begun: time of the request's arrival."""
+        self._read.labels(model).inc(read)
+        first = True
+        async for index, piece in mailbox:
+            if first and piece.tokens:
+                self._first.labels(model).observe(time.monotonic() - begun)
+                first = False
+            self._written.labels(model).inc(len(piece.tokens))
+            if piece.finished:
+                self._finished.labels(model, piece.finished).inc()
+            yield index, piece
+        self._whole.labels(model).observe(time.monotonic() - begun)
+
+    def text(self) -> bytes:
+        """All metrics in the text format of Prometheus."""
+        return generate_latest(self.registry)
+
+
+class _Gauges(Collector):
+    def __init__(self, workers: Mapping[str, Worker]):
+        self._workers = workers
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        return self._families()
+
+    def _families(self) -> Iterator[GaugeMetricFamily]:
+        for name, (description, value) in GAUGES.items():
+            family = GaugeMetricFamily(name, description, labels=["model"])
+            for model, worker in self._workers.items():
+                family.add_metric([model], value(worker))
+            yield family

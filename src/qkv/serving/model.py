@@ -1,0 +1,136 @@
+"""Model of a server: a run with its name, its worker thread and what it can be asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from qkv.generation.requests import Request, RequestQueue
+from qkv.generation.text import prompt_ids
+from qkv.runs.embed import opened
+from qkv.runs.run import Run, task_of
+from qkv.serving.bodies import GenerationBody
+from qkv.serving.ends import end_ids
+from qkv.serving.errors import ApiError
+from qkv.serving.limits import Limits
+from qkv.serving.templates import ChatTemplate, find_template
+from qkv.serving.worker import Worker
+from qkv.spec.errors import UserError
+from qkv.spec.generation import Generation
+
+_SHORTEST_LIMIT = 2048
+"""Tokens of a text that a server allows by default, also for models of a shorter context."""
+_SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+
+
+class ServedModel:
+    """Run that a server answers from.
+
+    writes: it continues texts or, with an encoder, writes from them. embeds, predicts: it has embeddings, a task with
+    predictions.
+    """
+
+    def __init__(self, name: str, source: Run | str | Path, limits: Limits):
+        """Load ``source``, a run or a folder. Raises ``UserError`` if it can be asked for nothing."""
+        run, self.embedding = opened(source)
+        self.name, self.run, self.limits, self.created = name, run, limits, int(time.time())
+        self.task, self.tokenizer = task_of(run), run.tokenizer
+        model, text = run.model, run.vocabulary.has_text
+        written = model.spec.decodes and model.vocab_size is not None and run.recipe.model.head.predicts_tokens
+        # A model that writes from a source without an encoder reads it as a prefix, which a request does not have.
+        self.writes = text and written and (model.encoder is not None) == self.task.writes_from_source
+        self.embeds = text
+        self.predicts = bool(self.task.asks)
+        if not (self.writes or self.embeds or self.predicts):
+            raise UserError(f"{run.folder}: a server cannot ask this model for text, embeddings or predictions")
+        queue = RequestQueue(model, self.tokenizer, limits.memory, limits.batch, limits.queue)
+        self.worker = Worker(queue, name, limits.queue)
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """Ids of tokens that end a text."""
+        return end_ids(self.run)
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """Template of chats."""
+        return find_template(self.run.folder, self.tokenizer)
+
+    @property
+    def most_tokens(self) -> int:
+        """Limit of prompt and new tokens of one text together."""
+        return self.limits.tokens or max(_SHORTEST_LIMIT, self.run.model.spec.context_length)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Entry of ``/v1/models``."""
+        can = {"completions": self.writes, "embeddings": self.embeds, "predict": self.predicts}
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "qkv",
+            "max_model_len": self.most_tokens,
+            "task": self.run.recipe.task.kind,
+            "capabilities": [name for name, possible in can.items() if possible],
+        }
+
+    def prompt(self, given: str | Sequence[int]) -> list[int]:
+        """Ids of a prompt. With an encoder it is the source."""
+        if not isinstance(given, str):
+            return list(given)
+        if self.run.model.encoder is not None:
+            return self.task.source_ids(self.run.vocabulary, given)
+        return prompt_ids(self.tokenizer, given)
+
+    def chat_prompt(self, messages: Sequence[dict[str, Any]], variables: dict[str, Any]) -> list[int]:
+        """Ids of the prompt of a chat. ``variables``: further ones of the template. Raises ``UserError``."""
+        if self.run.model.encoder is not None:
+            raise UserError("messages: a model with an encoder has no chat template; use /v1/completions")
+        unknown = self.tokenizer.unknown(self.template.text(messages, **variables))
+        if unknown:
+            raise UserError(f"messages: the tokenizer's vocabulary lacks {', '.join(map(repr, unknown[:5]))}")
+        return self.template.ids(messages, **variables)
+
+    def requests(self, prompt: Sequence[int], body: GenerationBody, asked: int | None) -> list[Request]:
+        """Requests of the ``n`` texts after a prompt. asked: maximum number of new tokens; None for the run's.
+
+        Text i has the seed of the body + i. Raises ``ApiError`` for a text that may be longer than the limit.
+        """
+        generation = self._generation(body)
+        most = self._most_new(len(prompt), asked, generation.max_new_tokens)
+        settings = generation.changed(max_new_tokens=most)
+        source, begin = None, list(prompt)
+        if self.run.model.encoder is not None:
+            source, begin = begin, list(self.task.first_ids(self.run.vocabulary))
+        ends = frozenset[int]() if body.ignore_eos else self.ends
+        several = range(body.n or 1)
+        seeds = [None if settings.seed is None else settings.seed + i for i in several]
+        return [
+            Request(begin, settings.changed(seed=seed), ends, source, body.alternatives, self.limits.seconds)
+            for seed in seeds
+        ]
+
+    def _generation(self, body: GenerationBody) -> Generation:
+        """The run's settings without beams, changed by those of the body."""
+        own = self.run.recipe.sample
+        plain = Generation(
+            **{name: getattr(own, name) for name in (*_SAMPLED, "max_new_tokens", "overflow")},
+            stop=tuple(text for text in own.stop if not self._is_end(text)),
+        )
+        asked = {name: getattr(body, name) for name in (*_SAMPLED, "stop") if getattr(body, name) is not None}
+        return plain.changed(**asked)
+
+    def _is_end(self, text: str) -> bool:
+        """True if ``text`` is an end token as text; the token itself ends a text, whatever its stop strings."""
+        return self.tokenizer.core.token_to_id(text) in self.ends
+
+    def _most_new(self, prompt: int, asked: int | None, usual: int) -> int:
+        room = self.most_tokens - prompt
+        if room < (asked or 0):
+            said = f"the prompt has {prompt} tokens, and with {asked or 0} new ones the limit of {self.most_tokens}"
+            code = "context_length_exceeded"
+            raise ApiError(f"{said} tokens is passed; ask for less", param="max_tokens", code=code)
+        return min(usual, room) if asked is None else asked

@@ -1,0 +1,30 @@
+"""What a server holds: its models by name, limits and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from qkv.serving.errors import ApiError
+from qkv.serving.limits import Limits
+from qkv.serving.metrics import Metrics
+from qkv.serving.model import ServedModel
+from qkv.spec.errors import nearest
+
+
+class Service:
+    """Models by name, with limits and metrics."""
+
+    def __init__(self, models: Mapping[str, ServedModel], limits: Limits):
+        self.models, self.limits = dict(models), limits
+        self.metrics = Metrics({name: model.worker for name, model in models.items()})
+
+    def model(self, name: str | None) -> ServedModel:
+        """Model of that name; without a name the only one. Raises ``ApiError`` (404, or 400 if a name is needed)."""
+        if name is None:
+            if len(self.models) > 1:
+                raise ApiError(f"model: this server has {len(self.models)}; {nearest('', self.models)}", param="model")
+            return next(iter(self.models.values()))
+        if name not in self.models:
+            sentence = f"there is no model {name!r}; {nearest(name, self.models)}"
+            raise ApiError(sentence, 404, param="model", code="model_not_found")
+        return self.models[name]

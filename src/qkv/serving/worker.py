@@ -1,0 +1,219 @@
+"""Worker thread of one model: it alone uses the model and owns its queue of requests.
+
+    event loop                                    worker thread
+    submit, cancel, call  ── commands ──────────→  before each step
+    mailbox of a request  ←── pieces of a step ──  after each step
+
+A reader who does not read holds up nobody: what it has not read is kept in the mailbox of its request, at most
+``UNREAD`` pieces; further ones are joined to the last. The size of a mailbox is bounded by the tokens of its request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from qkv.generation.requests import Piece, QueueFull, Request, RequestQueue
+from qkv.serving.errors import as_api_error
+from qkv.serving.limits import UNREAD
+
+
+class Mailbox:
+    """Pieces of the texts of one HTTP request, with the index of their text. Used in the event loop only."""
+
+    def __init__(self, numbers: Sequence[int]):
+        self.open = {number: index for index, number in enumerate(numbers)}
+        """Requests of the queue that have not ended -> index of their text."""
+        self._unread: deque[tuple[int, Piece]] = deque()
+        self._arrived = asyncio.Event()
+
+    def put(self, piece: Piece) -> None:
+        """Add a piece; nothing happens for a text that has ended."""
+        index = self.open.get(piece.number)
+        if index is None:
+            return
+        if piece.finished:
+            del self.open[piece.number]
+        if len(self._unread) >= UNREAD:
+            piece = self._joined(index, piece)
+        self._unread.append((index, piece))
+        self._arrived.set()
+
+    def _joined(self, index: int, piece: Piece) -> Piece:
+        """``piece`` joined to the last unread one of the same text, which is removed."""
+        for place in reversed(range(len(self._unread))):
+            if self._unread[place][0] == index:
+                last = self._unread[place][1]
+                del self._unread[place]
+                return piece._replace(
+                    text=last.text + piece.text, tokens=last.tokens + piece.tokens, scores=last.scores + piece.scores
+                )
+        return piece
+
+    def __aiter__(self) -> Mailbox:
+        return self
+
+    async def __anext__(self) -> tuple[int, Piece]:
+        while not self._unread:
+            if not self.open:
+                raise StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._unread.popleft()
+
+
+class _Call(NamedTuple):
+    function: Callable[[], Any]
+    future: asyncio.Future[Any]
+
+
+class Worker:
+    """Thread that owns a ``RequestQueue``. All methods but ``start`` and ``stop`` are called in the event loop."""
+
+    def __init__(self, requests: RequestQueue, name: str, max_calls: int):
+        """``max_calls``: maximum number of waiting calls."""
+        self.requests, self._max_calls = requests, max_calls
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._calls: deque[_Call] = deque()
+        self._open: dict[int, Mailbox] = {}
+        self._stopping = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name=f"model {name}", daemon=True)
+
+    @property
+    def waiting_calls(self) -> int:
+        """Number of calls that wait."""
+        return len(self._calls)
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start the thread, which answers in ``loop``."""
+        self._loop = loop
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread when all requests have ended, and wait for that."""
+        self._commands.put(self._stop)
+        self._thread.join()
+
+    async def submit(self, requests: Sequence[Request]) -> Mailbox:
+        """Submit requests that are answered together; either all are accepted, or none and the error is raised."""
+        future: asyncio.Future[Mailbox] = asyncio.get_running_loop().create_future()
+        self._commands.put(lambda: self._submit(requests, future))
+        return await future
+
+    def cancel(self, mailbox: Mailbox) -> None:
+        """Cancel what has not ended of the requests of ``mailbox``."""
+        numbers = list(mailbox.open)
+        mailbox.open.clear()
+        for number in numbers:
+            self._open.pop(number, None)
+            self._commands.put(lambda number=number: self.requests.cancel(number))
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """Result of ``function``, called in the thread between two steps. Raises ``QueueFull`` and what it raises."""
+        if len(self._calls) >= self._max_calls:
+            raise QueueFull(f"{len(self._calls)} calls wait, and the queue holds {self._max_calls}; try again later")
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls.append(_Call(function, future))
+        self._commands.put(lambda: None)  # wakes the thread
+        return await future
+
+    def _run(self) -> None:
+        while not (self._stopping and self.requests.idle and not self._calls):
+            self._obey()
+            self._next_call()
+            if not self.requests.idle:
+                self._step()
+
+    def _obey(self) -> None:
+        """Carry out all commands; wait for one if there is nothing else to do."""
+        command = self._commands.get() if self.requests.idle and not self._calls else None
+        while True:
+            if command is not None:
+                command()
+            try:
+                command = self._commands.get_nowait()
+            except queue.Empty:
+                return
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _submit(self, requests: Sequence[Request], future: asyncio.Future[Mailbox]) -> None:
+        if future.cancelled():
+            return
+        numbers: list[int] = []
+        try:
+            for request in requests:
+                numbers.append(self.requests.submit(request))
+        except Exception as error:
+            for number in numbers:
+                self.requests.cancel(number)
+            self._tell(_fail, future, error)
+            return
+        self._tell(self._accepted, numbers, future)
+
+    def _accepted(self, numbers: Sequence[int], future: asyncio.Future[Mailbox]) -> None:
+        mailbox = Mailbox(numbers)
+        self._open.update(dict.fromkeys(numbers, mailbox))
+        if future.cancelled():  # the client left meanwhile
+            self.cancel(mailbox)
+        else:
+            future.set_result(mailbox)
+
+    def _next_call(self) -> None:
+        """Carry out one call, so that a step follows each."""
+        if not self._calls:
+            return
+        call = self._calls.popleft()
+        if call.future.cancelled():
+            return
+        try:
+            result = call.function()
+        except Exception as error:
+            self._tell(_fail, call.future, error)
+        else:
+            self._tell(_succeed, call.future, result)
+
+    def _step(self) -> None:
+        try:
+            pieces = self.requests.step()
+        except Exception as error:  # a fault of the program ends the requests, not the server
+            old = self.requests
+            self.requests = RequestQueue(old.model, old.tokenizer, old.budget, old.max_batch, old.max_queue, old.clock)
+            self._tell(self._broken, as_api_error(error).sentence)
+            return
+        if pieces:
+            self._tell(self._deliver, pieces)
+
+    def _deliver(self, pieces: Sequence[Piece]) -> None:
+        for piece in pieces:
+            mailbox = self._open.get(piece.number)
+            if mailbox is not None:
+                mailbox.put(piece)
+                if piece.finished:
+                    del self._open[piece.number]
+
+    def _broken(self, sentence: str) -> None:
+        self._deliver([Piece(number, finished="failed", error=sentence) for number in list(self._open)])
+
+    def _tell(self, function: Callable[..., None], *args: Any) -> None:
+        """Call ``function`` in the event loop; nothing happens if that has ended."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, *args)
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def _succeed(future: asyncio.Future[Any], result: Any) -> None:
+    if not future.done():
+        future.set_result(result)

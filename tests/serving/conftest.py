@@ -1,0 +1,73 @@
+"""Servers on free ports of this machine, in threads."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from openai import OpenAI
+from tests.serving import models
+
+from qkv.runs.run import Run
+from qkv.serving.app import Access
+from qkv.serving.limits import Limits
+from qkv.serving.listen import HttpServer, http_server, open_socket, url_of
+from qkv.serving.model import ServedModel
+from qkv.serving.service import Service
+
+
+class Running(NamedTuple):
+    """Server that runs, and its address."""
+
+    url: str
+    service: Service
+    server: HttpServer
+
+    def client(self, key: str = "none") -> OpenAI:
+        """The official client, without repeats after errors."""
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
+
+
+@contextlib.contextmanager
+def serving(runs: Mapping[str, Run], limits: Limits | None = None, access: Access | None = None) -> Iterator[Running]:
+    """Serve ``runs`` in a thread until the end of the block, which stops the server gracefully."""
+    limits = limits or Limits()
+    service = Service({name: ServedModel(name, run, limits) for name, run in runs.items()}, limits)
+    server = http_server(service, access or Access())
+    with open_socket("127.0.0.1", 0) as listener:
+        url = url_of(listener)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        while not server.started and thread.is_alive():
+            time.sleep(0.01)
+        try:
+            yield Running(url, service, server)
+        finally:
+            server.should_exit = True
+            thread.join(30)
+    assert not thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """Runs of several kinds, by name."""
+    folder: Path = tmp_path_factory.mktemp("runs")
+    return {
+        "rope": models.text_run(folder),
+        "bytes": models.text_run(folder, "window", models.byte_pairs()),
+        "linear": models.text_run(folder, "linear"),
+        "gru": models.text_run(folder, "gru"),
+        "translation": models.translation_run(folder),
+    }
+
+
+@pytest.fixture(scope="session")
+def server(runs: dict[str, Run]) -> Iterator[Running]:
+    """One server with all ``runs``."""
+    with serving(runs) as running:
+        yield running
