@@ -12,7 +12,7 @@ from tests.report.checks import page_data
 
 from qkv.comparison.compare import compare
 from qkv.comparison.plan import plan_of
-from qkv.comparison.scaling import Scaling, total
+from qkv.comparison.scaling import Scaling, extrapolated_rate, total
 from qkv.spec.comparison import Comparison
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.overrides import override
@@ -67,6 +67,22 @@ def test_finished_runs_are_not_repeated(whole: tuple[Path, Scaling]) -> None:
     assert isinstance(again, Scaling)
     assert again.plain() == whole[1].plain()
     assert len(watcher.outcomes) == 7 == total(plan_of(comparison(), whole[0], BASE), True)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "size", "expected"),
+    [
+        ({1: 0.5}, 2, 0.5),
+        ({1: 1.0, 2: 1.0}, 4, 1.0),
+        ({1: 2.0, 2: 1.0, 4: 0.5}, 16, 0.125),
+        ({1: 2.0, 2: 1.0, 4: 0.5, 8: 0.5}, 16, 0.25),  # slope -0.7 through the mean point (1.5, -0.25)
+        ({1: 0.5, 4: 1.0}, 16, 2.0),
+    ],
+)
+def test_rate_of_the_larger_model_follows_the_power_law_of_the_chosen_rates(
+    chosen: dict[int, float], size: int, expected: float
+) -> None:
+    assert extrapolated_rate(chosen, size) == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_a_row_admitted_while_others_decode_gets_the_tokens_that_it_gets_alone(n
     sampling.admit(PROMPTS[2:])
     while sampling.running:
         sampling.step()
-    assert [text[len(prompt) :] for text, prompt in zip(sampling.texts, PROMPTS, strict=True)] == alone
+    assert [text[len(prompt) :] for text, prompt in zip(sampling.texts.values(), PROMPTS, strict=True)] == alone
 
 
 def test_rows_come_and_go_without_a_second_reading(monkeypatch: pytest.MonkeyPatch) -> None:

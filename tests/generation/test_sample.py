@@ -62,7 +62,7 @@ def test_rows_that_are_dropped_do_not_change_the_others() -> None:
     for step in range(24):
         sampling.step()
         sampling.drop({0} if step == 3 else {2} if step == 10 else set())
-    got = [text[len(prompt) :] for text, prompt in zip(sampling.texts, PROMPTS, strict=True)]
+    got = [text[len(prompt) :] for text, prompt in zip(sampling.texts.values(), PROMPTS, strict=True)]
     assert got == [expected[0][:4], expected[1], expected[2][:11]]
     assert sampling.running == []
 

@@ -7,9 +7,12 @@ OUT/ENTRY/size-FACTOR/steps-FACTOR/rate-FACTOR/seed-SEED/   an ordinary run fold
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+import numpy as np
 
 from qkv.comparison.budget import Sized, resized
 from qkv.comparison.executors import Executor, Watcher, execute
@@ -143,8 +146,9 @@ def scale(plan: RunPlan, executor: Executor, watcher: Watcher, fit: bool) -> Sca
     """Train every entry of ``plan`` at its sizes and lengths; with ``fit`` also fit a law to the losses, extrapolate it
     to twice the largest size and length, and train that model.
 
-    The rate of each size is the best on validation data with the shortest training and the first seed. Raises
-    ``UserError`` for a metric that does not fall with quality, and for a budget of time.
+    The rate of each size is the best on validation data with the shortest training and the first seed; that of the
+    larger model follows from them by ``extrapolated_rate``. Raises ``UserError`` for a metric that does not fall with
+    quality, and for a budget of time.
     """
     _check(plan)
     cells = {name: _cells(plan, name, sized) for name, sized in plan.entries.items()}
@@ -231,9 +235,23 @@ def _entry(
         raise UserError(f"entry {name!r}: {error}; give more sizes by --scale, or find out why runs failed") from None
     largest = max(run.size for run in runs)
     (cell,) = _of_size(plan, name, plan.entries[name], 2 * largest, [2 * LENGTHS[-1]])
-    run = cell.planned(plan, rates[name, largest] or 1.0, plan.comparison.seeds[0])
+    chosen = {size: rate for (entry, size), rate in rates.items() if entry == name and rate is not None}
+    run = cell.planned(plan, extrapolated_rate(chosen, cell.size), plan.comparison.seeds[0])
     larger = cell.finished(run, execute([run], executor, watcher)[0], plan.metric)
     return EntryScaling(name, tuple(runs), law, larger, law.extrapolated(larger.parameters, larger.tokens))
+
+
+def extrapolated_rate(chosen: Mapping[int, float], size: int) -> float:
+    """Factor of the learning rate for a model ``size`` times the smallest, from the factors ``chosen`` by size.
+
+        log rate = a + b log size, by least squares
+
+    The best rate falls with size as a power law (Kaplan et al. 2020, Bi et al. 2024). Of a single size, its rate.
+    """
+    if len(chosen) < 2:
+        return next(iter(chosen.values()), 1.0)
+    slope, start = np.polyfit(np.log2(list(chosen)), np.log2(list(chosen.values())), 1)
+    return round(float(2 ** (start + slope * math.log2(size))), 4)
 
 
 def _checked(entry: EntryScaling, predicted: Extrapolation, larger: ScaledRun) -> str:

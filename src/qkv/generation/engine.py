@@ -23,7 +23,7 @@ from qkv.generation.context import first_seen
 from qkv.layers.context import Memory
 from qkv.layers.signal import Signal
 from qkv.models.transformer import State, Transformer
-from qkv.state.tree import join, overwrite, rows
+from qkv.state.tree import join, nbytes, overwrite, rows
 
 
 @dataclass
@@ -112,6 +112,11 @@ class Engine:
         self._state: State | None = None
         self._held = 0
         """Number of first rows that the state contains; rows after them have not been read."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the decoding state of all rows."""
+        return 0 if self._state is None else nbytes(self._state)
 
     def admit(self, texts: Sequence[Sequence[int]], keys: Sequence[int], memory: Memory | None = None) -> None:
         """Add texts (token ids) with their keys at the end of the batch; the next step reads them.

@@ -1,4 +1,4 @@
-"""Batched sampling from prompts of different lengths: a policy of the engine."""
+"""Batched sampling from prompts of different lengths, each with settings of its own: a policy of the engine."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 import random
 import secrets
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,15 +15,43 @@ from torch import Tensor
 from qkv.generation import context
 from qkv.generation.engine import DecodedRow, Engine, Next, Reading
 from qkv.generation.filters import filtered, pick
+from qkv.layers.context import Memory
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
-from qkv.spec.generation import Generation
+from qkv.spec.generation import DRAWING, Generation
+
+
+class TokenScore(NamedTuple):
+    """Natural logarithm of a drawn token's probability, and (id, log probability) of the most probable tokens, best
+    first. Both are those of the model, before temperature and filters.
+    """
+
+    log_probability: float
+    alternatives: tuple[tuple[int, float], ...]
+
+
+class Drawn(NamedTuple):
+    """Token that a step has sampled for a row; ``score``: None unless the row asks for it."""
+
+    row: int
+    token: int
+    score: TokenScore | None = None
+
+
+@dataclass
+class _Row:
+    """Settings of a row. most: number of tokens at its end. alternatives: see ``Sampling.admit``."""
+
+    generation: Generation
+    random: random.Random
+    most: int
+    alternatives: int | None
 
 
 class Sampling:
-    """Batched sampler that appends one token per row and step; a row ends after ``generation.max_new_tokens``.
+    """Batched sampler that appends one token per row and step; a row ends after its ``max_new_tokens``.
 
     Prompts of different lengths are read in one pass; after that each row has its own position and there is no padding.
     Row i has its own random generator, seeded with ``generation.seed + i``, so its text does not depend on the other
@@ -43,67 +73,106 @@ class Sampling:
 
         Raises ``UserError`` for invalid prompts, a model that cannot generate, and num_beams > 1.
         """
-        if generation.num_beams > 1:
-            raise UserError(
-                f"num_beams is {generation.num_beams}, but sampling has no beams; call qkv.generation.beam.beam_search"
-            )
         self.model, self.generation, self._allowed = model, generation, drawn
-        self.texts: list[list[int]] = []
+        self.texts: dict[int, list[int]] = {}
         """Tokens of each row, prompt included."""
-        self._engine = Engine(model, self._chosen, capacity)
-        self._ends: list[int] = []
-        self._first = secrets.randbits(32) if generation.seed is None else generation.seed
-        self._random: list[random.Random] = []
-        self._drawn: list[tuple[int, int]] = []
+        self.engine = Engine(model, self._chosen, capacity)
+        self._rows: dict[int, _Row] = {}
+        self._first = _seed(generation)
+        self._count = 0
+        self._drawn: list[Drawn] = []
         self._history: tuple[list[int], Tensor] | None = None
         self.admit(prompts)
 
     @property
     def running(self) -> list[int]:
         """Indices of the rows that have not ended."""
-        return [row.key for row in self._engine.rows]
+        return [row.key for row in self.engine.rows]
 
-    def admit(self, prompts: Sequence[Sequence[int]]) -> list[int]:
-        """Add prompts, also while other rows decode; return their row indices. The next step reads them."""
-        context.check(self.model, prompts, self.generation)
-        added = list(range(len(self.texts), len(self.texts) + len(prompts)))
-        self.texts += map(list, prompts)
-        self._ends += [len(prompt) + self.generation.max_new_tokens for prompt in prompts]
-        self._random += [random.Random(self._first + row) for row in added]
-        if self.generation.max_new_tokens:
-            self._engine.admit(prompts, added)
+    def admit(
+        self,
+        prompts: Sequence[Sequence[int]],
+        generation: Generation | None = None,
+        memory: Memory | None = None,
+        alternatives: int | None = None,
+    ) -> list[int]:
+        """Add prompts, also while other rows decode; return their row indices. The next step reads them.
+
+        generation: settings of these rows, whose seeds begin with its own; None: those of the sampler, whose seeds go
+        on. memory: encoder output, one row per prompt. alternatives: None, or the number of most probable tokens to
+        return beside the score of each drawn token.
+        """
+        settings = generation or self.generation
+        if settings.num_beams > 1:
+            raise UserError(
+                f"num_beams is {settings.num_beams}, but sampling has no beams; call qkv.generation.beam.beam_search"
+            )
+        context.check(self.model, prompts, settings)
+        added = list(range(self._count, self._count + len(prompts)))
+        self._count += len(prompts)
+        first = self._first + added[0] if generation is None and added else _seed(settings)
+        for i, (row, prompt) in enumerate(zip(added, prompts, strict=True)):
+            self.texts[row] = list(prompt)
+            most = len(prompt) + settings.max_new_tokens
+            self._rows[row] = _Row(settings, random.Random(first + i), most, alternatives)
+        if settings.max_new_tokens:
+            self.engine.admit(prompts, added, memory)
         return added
 
-    def step(self) -> list[tuple[int, int]]:
-        """Sample one token for each running row, append it to its text, and return (row, token) pairs."""
+    def step(self) -> list[Drawn]:
+        """Sample one token for each running row, append it to its text, and return the tokens."""
         self._drawn = []
-        self._engine.step()
+        self.engine.step()
         return self._drawn
 
     def drop(self, finished: Collection[int]) -> None:
         """End the rows with indices ``finished`` and free their state."""
-        self._engine.evict([place for place, row in enumerate(self._engine.rows) if row.key in finished])
+        self.engine.evict([place for place, row in enumerate(self.engine.rows) if row.key in finished])
+
+    def forget(self, row: int) -> None:
+        """Remove the text and settings of a row that has ended."""
+        del self.texts[row], self._rows[row]
 
     def _chosen(self, rows: Sequence[DecodedRow], reading: Reading) -> list[Next]:
         """Successors of all rows, as a policy of the engine: each row with one sampled token."""
-        tokens = self._tokens(rows, at_least_single(reading.logits()[:, : self._allowed]))
-        self._drawn = list(zip((row.key for row in rows), tokens, strict=True))
-        for key, token in self._drawn:
+        logits = at_least_single(reading.logits()[:, : self._allowed])
+        tokens = self._tokens(rows, logits)
+        scores = self._scores(rows, logits, tokens)
+        self._drawn = [Drawn(row.key, tokens[i], scores.get(i)) for i, row in enumerate(rows)]
+        for key, token, _ in self._drawn:
             self.texts[key].append(token)
-        going = (place for place, (key, _) in enumerate(self._drawn) if len(self.texts[key]) < self._ends[key])
+        going = (place for place, drawn in enumerate(self._drawn) if not self._is_full(drawn.row))
         return [Next(place, tokens[place : place + 1]) for place in going]
 
+    def _is_full(self, row: int) -> bool:
+        return len(self.texts[row]) >= self._rows[row].most
+
     def _tokens(self, rows: Sequence[DecodedRow], logits: Tensor) -> list[int]:
-        """Sample one token id per row; the only values that a step reads from the device."""
-        history = self._seen(rows, logits.device) if self.generation.repetition_penalty != 1.0 else None
-        if self.generation.temperature == 0.0:
-            best, tokens = filtered(logits, self.generation, history).max(-1)
+        """Sample one token id per row, with one pass for all rows of equal settings."""
+        groups: dict[tuple[object, ...], list[int]] = {}
+        for place, row in enumerate(rows):
+            groups.setdefault(_filters(self._rows[row.key].generation), []).append(place)
+        if len(groups) == 1:
+            return self._sampled(rows, logits)
+        found = [0] * len(rows)
+        for places in groups.values():
+            sampled = self._sampled([rows[place] for place in places], logits[places])
+            for place, token in zip(places, sampled, strict=True):
+                found[place] = token
+        return found
+
+    def _sampled(self, rows: Sequence[DecodedRow], logits: Tensor) -> list[int]:
+        """Sample one token id per row of equal settings; the only values that a step reads from the device."""
+        generation = self._rows[rows[0].key].generation
+        history = self._seen(rows, logits.device) if generation.repetition_penalty != 1.0 else None
+        if generation.temperature == 0.0:
+            best, tokens = filtered(logits, generation, history).max(-1)
             sound = all(map(math.isfinite, best.tolist()))
         else:
             uniforms = torch.tensor(
-                [self._random[row.key].random() for row in rows], dtype=torch.float64, device=logits.device
+                [self._rows[row.key].random.random() for row in rows], dtype=torch.float64, device=logits.device
             )
-            tokens = pick(logits, self.generation, history, uniforms)
+            tokens = pick(logits, generation, history, uniforms)
             sound = True
         found: list[int] = tokens.tolist()
         if not sound or max(found) >= logits.shape[-1]:
@@ -111,6 +180,19 @@ class Sampling:
                 "the model's logits are not finite, so no token can be sampled; "
                 "its weights are damaged or its training diverged"
             )
+        return found
+
+    def _scores(self, rows: Sequence[DecodedRow], logits: Tensor, tokens: Sequence[int]) -> dict[int, TokenScore]:
+        """Scores of the drawn tokens, by place in the batch, for the rows that ask for them."""
+        asked = {place: self._rows[row.key].alternatives for place, row in enumerate(rows)}
+        found = {}
+        for place, count in asked.items():
+            if count is None:
+                continue
+            chances = logits[place].log_softmax(-1)
+            best, ids = chances.topk(min(count, len(chances)))
+            alternatives = tuple(zip(ids.tolist(), best.tolist(), strict=True))
+            found[place] = TokenScore(float(chances[tokens[place]]), alternatives)
         return found
 
     def _seen(self, rows: Sequence[DecodedRow], device: torch.device) -> Tensor:
@@ -131,6 +213,15 @@ class Sampling:
         return seen
 
 
+def _seed(generation: Generation) -> int:
+    return secrets.randbits(32) if generation.seed is None else generation.seed
+
+
+def _filters(generation: Generation) -> tuple[object, ...]:
+    """Settings by which the sampling of rows differs."""
+    return tuple(getattr(generation, name) for name in DRAWING)
+
+
 def stream(
     model: Transformer, prompts: Sequence[Sequence[int]], generation: Generation, capacity: int | None = None
 ) -> Iterator[list[int]]:
@@ -143,7 +234,7 @@ def stream(
     sampling = Sampling(model, prompts, generation, capacity)
     with evaluating(model):
         while sampling.running:
-            yield [token for _, token in sampling.step()]
+            yield [drawn.token for drawn in sampling.step()]
 
 
 def generate(

@@ -7,16 +7,12 @@ from typing import NamedTuple
 
 from qkv.generation.beam import Hypothesis, beam_search
 from qkv.generation.sample import Sampling
-from qkv.generation.stop import StopStrings
+from qkv.generation.writer import PROMPT_END, TextWriter
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
-from qkv.tokenizers.stream import StreamDecoder
 from qkv.tokenizers.tokenizer import Tokenizer
-
-PROMPT_END = 16
-"""Prompt tokens given to the stream decoder as context: at least one, and more than the bytes of one character."""
 
 
 def generate_text(
@@ -86,7 +82,7 @@ def best_texts(
     ids = [prompt_ids(tokenizer, prompt) for prompt in prompts]
 
     def written(row: int, tokens: list[int]) -> tuple[str, bool]:
-        writer = _Writer(tokenizer, ids[row][-PROMPT_END:], generation.stop)
+        writer = TextWriter(tokenizer, ids[row][-PROMPT_END:], generation.stop)
         text, ended = "".join(writer.feed(token) for token in tokens), writer.stop.ended
         return text + writer.flush(), ended
 
@@ -99,21 +95,6 @@ def best_texts(
     return [[best(row, found) for found in several] for row, several in enumerate(hypotheses)]
 
 
-class _Writer:
-    """Decoder of one row's token stream to text, up to a stop string."""
-
-    def __init__(self, tokenizer: Tokenizer, prompt: list[int], stop: Sequence[str]):
-        self.decoder, self.stop = StreamDecoder(tokenizer), StopStrings(stop)
-        # Some decoders treat the first token of a text differently, and the first new one is not the first.
-        self.decoder.feed(prompt)
-
-    def feed(self, token: int) -> str:
-        return self.stop.feed(self.decoder.feed([token]))
-
-    def flush(self) -> str:
-        return self.stop.feed(self.decoder.flush()) + self.stop.flush()
-
-
 def _pieces(
     model: Transformer, tokenizer: Tokenizer, prompts: Sequence[str], generation: Generation, capacity: int | None
 ) -> Iterator[tuple[int, str]]:
@@ -123,10 +104,10 @@ def _pieces(
         return
     ids = [prompt_ids(tokenizer, prompt) for prompt in prompts]
     sampling = Sampling(model, ids, generation, capacity)
-    writers = [_Writer(tokenizer, prompt, generation.stop) for prompt in ids]
+    writers = [TextWriter(tokenizer, prompt, generation.stop) for prompt in ids]
     with evaluating(model):
         while sampling.running:
-            for row, token in sampling.step():
+            for row, token, _ in sampling.step():
                 piece = writers[row].feed(token)
                 if piece:
                     yield row, piece

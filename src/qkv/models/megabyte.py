@@ -18,6 +18,7 @@ from qkv.spec import segmentation as spec
 from qkv.spec.parts import Learned as LearnedSpec
 from qkv.spec.register import implements
 from qkv.state.arrival import Arrival, Counts
+from qkv.state.store import slots_for
 from qkv.state.tree import join, rows
 
 
@@ -81,6 +82,9 @@ class Megabyte(Segmentation):
         return numbers * self.first.table.element_size() + sum(
             branch.state_bytes(patches, batch) for branch in self.patches.branches
         )
+
+    def room(self, length: int) -> int:
+        return self.part.size * slots_for(length // self.part.size + 1)
 
     def read(
         self, x: Tensor, context: Context, stack: Layered, state: PatchState | None

@@ -17,6 +17,7 @@ from qkv.spec.errors import UserError
 from qkv.spec.register import implementation
 from qkv.spec.segmentation import Segmentation as SegmentationSpec
 from qkv.state.arrival import Counts
+from qkv.state.store import slots_for
 
 
 class Segmentation(Declared):
@@ -45,6 +46,10 @@ class Segmentation(Declared):
     def own_bytes(self, length: int, batch: int) -> int:
         """Bytes of the state of ``batch`` rows after ``length`` positions, without that of the model's branches."""
         raise NotImplementedError
+
+    def room(self, length: int) -> int:
+        """Number of positions whose state is as large as that of ``length`` positions with its growing buffers."""
+        return slots_for(length)
 
     def read(self, x: Tensor, context: Context, stack: Layered, state: Any) -> tuple[Tensor, Any]:
         """Return (vectors (B, N, D) after ``stack`` and its norm, next state) for rows x (B, N, D) of one document."""

@@ -29,6 +29,7 @@ from qkv.spec.model import Model
 from qkv.spec.model import Stack as StackSpec
 from qkv.spec.parts import Learned as LearnedSpec
 from qkv.state.arrival import Counts
+from qkv.state.store import slots_for
 from qkv.state.tree import cut
 
 Embedded = tuple[Tensor, Context]
@@ -263,6 +264,12 @@ class Transformer(Stack):
         if self.segmentation is not None:
             return self.segmentation.state_bytes(self.branches, length, batch)
         return sum(branch.state_bytes(length, batch) for branch in self.branches)
+
+    def room_bytes(self, length: int, batch: int = 1) -> int:
+        """Bytes of the decoding state of ``batch`` rows of up to ``length`` positions, with the room that growing
+        buffers hold.
+        """
+        return self.state_bytes((slots_for if self.segmentation is None else self.segmentation.room)(length), batch)
 
     def rewind(self, state: State, lengths: Tensor) -> State:
         """State reduced to the first ``lengths`` (B) positions of each row; its buffers are those of ``state``.

@@ -98,11 +98,10 @@ class Dense(Store):
 
     def _grow(self, needed: int) -> None:
         """Make room for ``needed`` slots by doubling, up to ``most``."""
-        capacity = held = self.keys.shape[2]
+        held = self.keys.shape[2]
         if needed <= held:
             return
-        while capacity < needed:
-            capacity *= 2
+        capacity = slots_for(needed, held)
         capacity = capacity if self.most is None else min(capacity, self.most)
         self.keys, self.values = (padded(t, 2, capacity) for t in (self.keys, self.values))
 
@@ -229,6 +228,14 @@ def new_store(
     slots = slots if ring is None else min(slots, sum(ring))
     keys, values = (like.new_zeros(batch, heads, slots, width) for width in widths)
     return Dense(keys, values) if ring is None else Ring(keys, values, *ring)
+
+
+def slots_for(length: int, held: int = _FIRST_CAPACITY) -> int:
+    """Number of slots of a growing store of ``held`` slots once it holds ``length`` positions: doubled as needed."""
+    slots = max(held, 1)
+    while slots < length:
+        slots *= 2
+    return slots
 
 
 def padded(t: Tensor, axis: int, size: int) -> Tensor:

@@ -36,7 +36,7 @@ from qkv.tasks.task import Defaults
 from qkv.training.describe import as_asked
 from qkv.training.finetune import finetuned
 from qkv.training.guessed import with_processor
-from qkv.training.signals.register import Request, choice_for, has_choice
+from qkv.training.signals.register import RecipeRequest, choice_for, has_choice
 from qkv.training.signals.settings import MINUTES, short_form
 from qkv.training.start import find_start, with_processor_of
 from qkv.training.verbs import tunes
@@ -123,7 +123,7 @@ def automatic_task(
     return as_asked(recipe if raced else recipe.changed(candidates={}), quick, asked.changes)
 
 
-def _for_texts(asked: Request, quick: bool, start: str | None, adapt: str | None) -> Recipe:
+def _for_texts(asked: RecipeRequest, quick: bool, start: str | None, adapt: str | None) -> Recipe:
     """Recipe for texts, with candidates unless it is quick, or starts from a model."""
     recipe = _of_texts(asked, start, adapt)
     if start is None and adapt is None and not quick:
@@ -138,7 +138,7 @@ def _asked(
     machine: Machine | None,
     start: str | None,
     adapt: str | None,
-) -> Request:
+) -> RecipeRequest:
     """Request with the processor of the data, and of ``start``. Raises ``UserError`` for a task that is not tuned."""
     changes = list(overrides)
     given = _with_processor_named(Data.parse(dict(data)), changes)
@@ -149,7 +149,7 @@ def _asked(
     elif (start is not None or adapt is not None) and not tunes(task.kind):
         sentence = f"models of the task {task.kind!r} are not fine-tuned by this command"
         raise UserError(f"{sentence}; leave --from and --adapt out")
-    return Request(task, given, changes, machine)
+    return RecipeRequest(task, given, changes, machine)
 
 
 def _with_processor_named(data: Data, changes: Sequence[str]) -> Data:
@@ -174,7 +174,7 @@ def _with_processor_of(start: str, data: Data, changes: Sequence[str]) -> Data:
     return with_processor_of(found, override(data, own), start)
 
 
-def _of_texts(asked: Request, start: str | None, adapt: str | None) -> Recipe:
+def _of_texts(asked: RecipeRequest, start: str | None, adapt: str | None) -> Recipe:
     """Recipe for texts, from scratch or from a ``start``, without candidates."""
     task, given, records = asked.task, asked.data, asked.records
     plan, unsegmented = _defaults(type(task)), _are_unsegmented(records, task)

@@ -74,7 +74,7 @@ class ImageTokensTask(GeneratedImagesTask):
         with evaluating(model):
             while sampling.running:
                 sampling.step()
-        return processor.images(np.array([text[1:] for text in sampling.texts], np.int32))
+        return processor.images(np.array([text[1:] for text in sampling.texts.values()], np.int32))
 
 
 def codes_of(vocabulary: Vocabulary) -> ImageCodesProcessor:

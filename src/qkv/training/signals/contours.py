@@ -14,7 +14,7 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.signals.contours import ContourPoints, Contours
 from qkv.spec.tasks import Task as TaskSpec
 from qkv.spec.wide import Features
-from qkv.training.signals.register import Request, chooses
+from qkv.training.signals.register import RecipeRequest, chooses
 from qkv.training.signals.settings import short_form, training_of
 
 _EPOCHS = 40
@@ -24,7 +24,7 @@ _ROWS = 32
 
 
 @chooses(Contours)
-def choose_contours(asked: Request) -> Recipe:
+def choose_contours(asked: RecipeRequest) -> Recipe:
     """Choose a recipe for a task with one output per shape.
 
     A transformer over the points of the contours and convolutions along them compete in heats

@@ -13,7 +13,7 @@ from qkv.spec.signals.graphs import Graphs, Nodes
 from qkv.spec.tasks import EdgePrediction
 from qkv.spec.training import AdamW, Checkpoints, Constant, Training, Validation
 from qkv.spec.wide import PairFeatures
-from qkv.training.signals.register import Request, chooses
+from qkv.training.signals.register import RecipeRequest, chooses
 from qkv.training.signals.settings import MINUTES, short_form
 
 _STEPS, _EVERY, _PATIENCE = 300, 10, 10
@@ -21,7 +21,7 @@ _WIDTH = 64
 
 
 @chooses(EdgePrediction)
-def choose_edges(asked: Request) -> Recipe:
+def choose_edges(asked: RecipeRequest) -> Recipe:
     """Choose a recipe that predicts the missing edges of a graph.
 
     Two steps of propagation give each node a vector; a logistic regression on common neighbours and similarity, and

@@ -20,7 +20,7 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.signals.series import Series, SeriesPatches
 from qkv.spec.tasks import Forecasting
 from qkv.spec.wide import LinearWindow
-from qkv.training.signals.register import Request, chooses
+from qkv.training.signals.register import RecipeRequest, chooses
 from qkv.training.signals.settings import short_form, training_of
 
 _LONGEST, _SHORTEST = 512, 4
@@ -43,7 +43,7 @@ class _Lengths(NamedTuple):
 
 
 @chooses(Forecasting)
-def choose_forecast(asked: Request) -> Recipe:
+def choose_forecast(asked: RecipeRequest) -> Recipe:
     """Choose a recipe that forecasts the series of a table.
 
     The model is a Transformer over patches of each channel (PatchTST, Nie et al. 2023) that predicts quantiles, beside

@@ -13,7 +13,7 @@ from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.graphs import Graphs
 from qkv.spec.tasks import Task as TaskSpec
-from qkv.training.signals.register import Request, chooses
+from qkv.training.signals.register import RecipeRequest, chooses
 from qkv.training.signals.settings import short_form, training_of
 
 _EPOCHS = 60
@@ -25,7 +25,7 @@ _WALK, _DEGREE = 8, 8
 
 
 @chooses(Graphs)
-def choose_graphs(asked: Request) -> Recipe:
+def choose_graphs(asked: RecipeRequest) -> Recipe:
     """Choose a recipe for a task with one output per graph.
 
     Three models compete in heats (``qkv.training.heats``): attention among all nodes in parallel with propagation over

@@ -18,7 +18,7 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.signals.images import Crop, Flip, Images, Patches, Pixels
 from qkv.spec.tasks import Task as TaskSpec
 from qkv.spec.wide import Features
-from qkv.training.signals.register import Request, chooses
+from qkv.training.signals.register import RecipeRequest, chooses
 from qkv.training.signals.settings import short_form, training_of
 
 _GRID = 8
@@ -30,7 +30,7 @@ _FEW_ROWS, _ROWS = 32, 64
 
 
 @chooses(Images)
-def choose_images(asked: Request) -> Recipe:
+def choose_images(asked: RecipeRequest) -> Recipe:
     """Choose a recipe for a task with one output per image.
 
     A transformer over patches behind a small convolutional stem, one over plain patches, and a convolutional network
@@ -53,7 +53,7 @@ def choose_images(asked: Request) -> Recipe:
     )
 
 
-def _processor(asked: Request) -> tuple[Images, tuple[int, int]]:
+def _processor(asked: RecipeRequest) -> tuple[Images, tuple[int, int]]:
     """(processor fitted to the training images, with augmentation unless it has its own; height and width)."""
     processor = fitted_pixels(asked)
     assert isinstance(processor, Images)
@@ -65,7 +65,7 @@ def _processor(asked: Request) -> tuple[Images, tuple[int, int]]:
     return processor, (height, width)
 
 
-def fitted_pixels(asked: Request) -> Pixels:
+def fitted_pixels(asked: RecipeRequest) -> Pixels:
     """Processor of pixels, fitted to the training values. Raises ``UserError`` if these do not fit into memory."""
     assert asked.data.processor is not None
     processor = build_processor(asked.data.processor).fitted(asked.values)

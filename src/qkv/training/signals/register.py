@@ -20,8 +20,8 @@ from qkv.spec.tasks import Task
 from qkv.tasks.registry import build_task
 
 
-class Request:
-    """Request for a recipe: task, data with the processor of its kind (None for text), overrides, and machine."""
+class RecipeRequest:
+    """RecipeRequest for a recipe: task, data with the processor of its kind (None for text), overrides, and machine."""
 
     def __init__(self, task: Task, data: Data, changes: Sequence[str], machine: Machine | None = None):
         self.task, self.data, self.changes, self._machine = task, data, changes, machine
@@ -44,7 +44,7 @@ class Request:
         return self._machine or this_machine()
 
 
-Choice = Callable[[Request], Recipe]
+Choice = Callable[[RecipeRequest], Recipe]
 """Function that chooses a recipe, without a name."""
 
 _CHOICES: dict[type[Part], Choice] = {}

@@ -20,7 +20,7 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.signals.series import Series, SeriesPatches
 from qkv.spec.tasks import Task as TaskSpec
 from qkv.spec.wide import Features
-from qkv.training.signals.register import Request, chooses
+from qkv.training.signals.register import RecipeRequest, chooses
 from qkv.training.signals.settings import short_form, training_of
 
 _PATCHES = 32
@@ -33,7 +33,7 @@ _SAMPLE = 2_000
 
 
 @chooses(Series)
-def choose_series(asked: Request) -> Recipe:
+def choose_series(asked: RecipeRequest) -> Recipe:
     """Choose a recipe for a task with one output per series.
 
     Three models compete in heats (``qkv.training.heats``): a transformer over patches, one over patches of standardised

@@ -16,7 +16,7 @@ from qkv.spec.signals.video import Tubelets, Video
 from qkv.spec.tasks import Task as TaskSpec
 from qkv.spec.wide import Features
 from qkv.training.signals.images import fitted_pixels
-from qkv.training.signals.register import Request, chooses
+from qkv.training.signals.register import RecipeRequest, chooses
 from qkv.training.signals.settings import short_form, training_of
 
 _GRID = 4
@@ -28,7 +28,7 @@ _FEW_ROWS, _ROWS = 16, 32
 
 
 @chooses(Video)
-def choose_video(asked: Request) -> Recipe:
+def choose_video(asked: RecipeRequest) -> Recipe:
     """Choose a recipe for a task with one output per clip.
 
     Transformers over tubelets of two frames, over tubelets of all frames, and over single frames whose order is not

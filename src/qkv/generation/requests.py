@@ -1,0 +1,300 @@
+"""Queue of requests: texts of any length that join and leave the running batch at each step, within a memory budget.
+
+    submit ── waiting, in order ── admitted while the budget allows ── a token per step ── finished
+                    └─ cancelled or past the deadline ─┴──────────────────────────────────────┘
+
+Each request has its own settings, seed, stop strings and deadline. Its tokens are those that it gets alone, up to the
+rounding of matrix products, which may vary with the batch size.
+
+The budget bounds the bytes of the decoding states, copies included: rows that join, leave or grow are copied, so that
+two states exist for a moment. For R rows that may reach n positions this is at most
+
+    2 R (s(n) + m c)        s: state of one row with room for n positions    m: longest source    c: bytes per position
+
+A request waits while this, with all running ones, exceeds the budget.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import torch
+
+from qkv.generation import context
+from qkv.generation.sample import Drawn, Sampling, TokenScore
+from qkv.generation.writer import PROMPT_END, TextWriter
+from qkv.layers.context import Memory
+from qkv.layers.signal import Signal
+from qkv.models.evaluating import evaluating
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import UserError
+from qkv.spec.generation import Generation
+from qkv.state.tree import nbytes
+from qkv.tokenizers.tokenizer import Tokenizer
+
+Finish = Literal["stop", "length", "cancelled", "deadline", "failed"]
+"""Why a text ended: an end token or stop string, ``max_new_tokens``, or one of the three that cut it off."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Text to continue.
+
+    prompt: token ids. ends: ids of tokens that end the text and are not part of it. source: ids for the encoder of an
+    encoder–decoder. alternatives: see ``Sampling.admit``. deadline: seconds after submission.
+    """
+
+    prompt: Sequence[int]
+    generation: Generation = field(default_factory=Generation)
+    ends: frozenset[int] = frozenset()
+    source: Sequence[int] | None = None
+    alternatives: int | None = None
+    deadline: float | None = None
+
+
+class TextDelta(NamedTuple):
+    """New part of the text of a request, after one step.
+
+    number: of the request. text: new text that is certain; what may begin a stop string or lies within a character is
+    held back. tokens: ids drawn, without an end token. scores: one per token, if asked for. finished: why it ended;
+    None while it runs. error: sentence for a failed request.
+    """
+
+    number: int
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+    scores: tuple[TokenScore, ...] = ()
+    finished: Finish | None = None
+    error: str = ""
+
+
+class QueueFull(UserError):
+    """Raised by ``RequestQueue.submit`` if as many requests wait as the queue holds."""
+
+
+@dataclass
+class _Waiting:
+    """Submitted request. until: time of its deadline. row: its row of the sampler; None while it waits."""
+
+    number: int
+    request: Request
+    until: float | None
+    writer: TextWriter
+    row: int | None = None
+
+    def length(self, limit: int | None) -> int:
+        """Maximum number of positions in its state."""
+        needed = len(self.request.prompt) + max(0, self.request.generation.max_new_tokens - 1)
+        return needed if limit is None else min(needed, limit)
+
+
+class RequestQueue:
+    """Continuous batching of requests to one model. Not thread-safe: one thread owns it."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        tokenizer: Tokenizer,
+        budget: int | None = None,
+        max_batch: int = 32,
+        max_queue: int = 1000,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """Create an empty queue. budget: bytes of decoding states, see above; None for no bound. max_batch: maximum
+        number of running requests. max_queue: maximum number of waiting ones. clock: seconds, for deadlines.
+        """
+        self.model, self.tokenizer, self.clock = model, tokenizer, clock
+        self.budget, self.max_batch, self.max_queue = budget, max_batch, max_queue
+        self._sampling = Sampling(model, [], Generation())
+        self._waiting: deque[_Waiting] = deque()
+        self._running: dict[int, _Waiting] = {}
+        """Running requests by their row of the sampler."""
+        self._ended: list[TextDelta] = []
+        """Pieces of requests that ended outside of a step."""
+        self._numbers = itertools.count()
+        self._source_bytes = _bytes_per_source_position(model)
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that wait."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Number of requests in the batch."""
+        return len(self._running)
+
+    @property
+    def idle(self) -> bool:
+        """True if a step would do nothing."""
+        return not (self._waiting or self._running or self._ended)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the decoding states now."""
+        return self._sampling.engine.nbytes
+
+    def submit(self, request: Request) -> int:
+        """Add a request at the end of the queue; return its number.
+
+        Raises ``QueueFull``, and ``UserError`` for a prompt or settings that the model cannot use, and for a request
+        that exceeds the budget alone.
+        """
+        if len(self._waiting) >= self.max_queue:
+            raise QueueFull(
+                f"{len(self._waiting)} requests wait, and the queue holds {self.max_queue}; try again later"
+            )
+        self._check(request)
+        until = None if request.deadline is None else self.clock() + request.deadline
+        writer = TextWriter(self.tokenizer, list(request.prompt[-PROMPT_END:]), request.generation.stop)
+        new = _Waiting(next(self._numbers), request, until, writer)
+        needed = self._needed([new])
+        if self.budget is not None and needed > self.budget:
+            raise UserError(
+                f"the request needs {needed:,} bytes of state for {new.length(self.model.limit)} positions, "
+                f"and the budget is {self.budget:,}; ask for fewer tokens or give a shorter prompt"
+            )
+        self._waiting.append(new)
+        return new.number
+
+    def cancel(self, number: int) -> None:
+        """End a request and free its state; nothing happens if it has ended."""
+        self._end([each for each in self._all() if each.number == number], "cancelled")
+
+    def step(self) -> list[TextDelta]:
+        """End what is past its deadline, admit what fits, sample one token for each running request."""
+        now = self.clock()
+        self._end([each for each in self._all() if each.until is not None and each.until <= now], "deadline")
+        with evaluating(self.model):
+            self._admit()
+            try:
+                drawn = self._sampling.step() if self._running else []
+            except (UserError, RuntimeError, MemoryError) as error:
+                self._fail(error)
+                drawn = []
+        pieces = [self._piece(each) for each in drawn]
+        ended, self._ended = self._ended, []
+        return ended + [piece for piece in pieces if piece.tokens or piece.text or piece.finished]
+
+    def _check(self, request: Request) -> None:
+        """Raise ``UserError`` for a request that the model cannot answer."""
+        if request.generation.num_beams > 1:
+            raise UserError(f"num_beams is {request.generation.num_beams}, but requests are sampled; leave it at 1")
+        context.check(self.model, [request.prompt], request.generation)
+        if (request.source is None) == (self.model.encoder is not None):
+            wanted = "needs a source for its encoder" if request.source is None else "has no encoder to read a source"
+            raise UserError(f"source: the model {wanted}")
+        if request.source is not None:
+            self._check_source(request.source)
+
+    def _check_source(self, source: Sequence[int]) -> None:
+        assert self.model.encoder is not None
+        known, limit = self.model.encoder.vocab_size or 0, self.model.encoder.limit
+        if not source or (limit is not None and len(source) > limit):
+            allowed = "at least 1" if limit is None else f"1 to {limit}"
+            raise UserError(f"source: it has {len(source)} tokens; allowed: {allowed}")
+        wrong = next((index for index in source if not 0 <= index < known), None)
+        if wrong is not None:
+            raise UserError(f"source: it has the token {wrong}, which is outside the vocabulary (0 to {known - 1})")
+
+    def _all(self) -> list[_Waiting]:
+        return [*self._waiting, *self._running.values()]
+
+    def _needed(self, requests: Iterable[_Waiting]) -> int:
+        """Bytes that the states of these requests may take in one batch, see the module's formula."""
+        several = list(requests)
+        longest = max(each.length(self.model.limit) for each in several)
+        source = max(len(each.request.source or ()) for each in several)
+        own = self.model.room_bytes(longest, len(several)) + _COUNTS * len(several)
+        return 2 * (own + len(several) * source * self._source_bytes)
+
+    def _admit(self) -> None:
+        """Admit waiting requests in order, as far as budget and batch size allow."""
+        while self._waiting and len(self._running) < self.max_batch:
+            first = self._waiting[0]
+            if self.budget is not None and self._needed([first, *self._running.values()]) > self.budget:
+                return
+            self._waiting.popleft()
+            try:
+                self._start(first)
+            except (UserError, RuntimeError, MemoryError) as error:
+                self._ended.append(TextDelta(first.number, finished="failed", error=_sentence(error)))
+
+    def _start(self, own: _Waiting) -> None:
+        """Add a request to the batch."""
+        asked = own.request
+        if not asked.generation.max_new_tokens:
+            self._ended.append(TextDelta(own.number, finished="length"))
+            return
+        memory = None if asked.source is None else self._encoded(asked.source)
+        (own.row,) = self._sampling.admit([asked.prompt], asked.generation, memory, asked.alternatives)
+        self._running[own.row] = own
+
+    @torch.inference_mode()
+    def _encoded(self, source: Sequence[int]) -> Memory:
+        return self.model.encode(Signal(torch.tensor([list(source)], device=self.model.device)))
+
+    def _piece(self, drawn: Drawn) -> TextDelta:
+        """New part of the text of the request whose row has drawn a token."""
+        own = self._running[drawn.row]
+        scores = () if drawn.score is None else (drawn.score,)
+        if drawn.token in own.request.ends:
+            self._leave(own)
+            return TextDelta(own.number, own.writer.flush(), finished="stop")
+        text, finished = own.writer.feed(drawn.token), None
+        if own.writer.stop.ended:
+            finished = "stop"
+        elif drawn.row not in self._sampling.running:
+            text, finished = text + own.writer.flush(), "length"
+        if finished:
+            self._leave(own)
+        return TextDelta(own.number, text, (drawn.token,), scores, finished)
+
+    def _leave(self, own: _Waiting) -> None:
+        """Remove a running request and its state."""
+        assert own.row is not None
+        self._sampling.drop({own.row})
+        self._sampling.forget(own.row)
+        del self._running[own.row]
+
+    def _end(self, requests: Sequence[_Waiting], finished: Finish) -> None:
+        """End requests, with the text that was held back."""
+        for own in requests:
+            if own.row is None:
+                self._waiting.remove(own)
+            else:
+                self._leave(own)
+            self._ended.append(TextDelta(own.number, own.writer.flush(), finished=finished))
+
+    def _fail(self, error: Exception) -> None:
+        """End all running requests with the error; the queue goes on with an empty batch."""
+        said = _sentence(error)
+        self._ended += [TextDelta(own.number, finished="failed", error=said) for own in self._running.values()]
+        self._running, self._sampling = {}, Sampling(self.model, [], Generation())
+
+
+def _sentence(error: Exception) -> str:
+    return str(error) if isinstance(error, UserError) else f"the model failed: {error}"
+
+
+_COUNTS = 64
+"""Bytes of a row's counts at most."""
+
+
+@torch.inference_mode()
+def _bytes_per_source_position(model: Transformer) -> int:
+    """Bytes of encoder output and decoding state per position of the encoder's input; 0 without an encoder."""
+    if model.encoder is None:
+        return 0
+
+    def held(length: int) -> int:
+        memory = model.encode(torch.zeros(1, length, dtype=torch.long, device=model.device))
+        return nbytes(memory) + nbytes(model.init_state(1, 1, memory))
+
+    with evaluating(model):
+        return held(2) - held(1)

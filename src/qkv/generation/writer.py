@@ -1,0 +1,30 @@
+"""Decoding of one text's tokens to pieces of text while they are sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qkv.generation.stop import StopStrings
+from qkv.tokenizers.stream import StreamDecoder
+from qkv.tokenizers.tokenizer import Tokenizer
+
+PROMPT_END = 16
+"""Prompt tokens given to the stream decoder as context: at least one, and more than the bytes of one character."""
+
+
+class TextWriter:
+    """Decoder of one row's token stream to text, up to a stop string."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str]):
+        """``prompt``: ids before the text, of which at least the last ``PROMPT_END`` must be given."""
+        self.decoder, self.stop = StreamDecoder(tokenizer), StopStrings(stop)
+        # Some decoders treat the first token of a text differently, and the first new one is not the first.
+        self.decoder.feed(prompt)
+
+    def feed(self, token: int) -> str:
+        """Add a token; return the text that is certain now."""
+        return self.stop.feed(self.decoder.feed([token]))
+
+    def flush(self) -> str:
+        """Text that is still held back when the tokens end."""
+        return self.stop.feed(self.decoder.flush()) + self.stop.flush()

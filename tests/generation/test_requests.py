@@ -1,0 +1,368 @@
+"""Requests that join and leave a batch: the tokens of each alone, under a budget, whatever happens to the others."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.generation.models import STACKS, VOCABULARY, model
+from tests.generation.test_beam import translator
+from tests.generation.test_text import system
+
+from qkv.generation import requests
+from qkv.generation.beam import beam_search
+from qkv.generation.requests import QueueFull, Request, RequestQueue, TextDelta
+from qkv.generation.sample import generate
+from qkv.generation.text import generate_text, prompt_ids
+from qkv.models.build import build
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import UserError
+from qkv.spec.generation import Generation
+from qkv.spec.tokenizers import Characters
+from qkv.tokenizers.tokenizer import Tokenizer
+from qkv.tokenizers.train import train
+
+SETTINGS = [
+    Generation(max_new_tokens=7, temperature=0),
+    Generation(max_new_tokens=12, temperature=0.9, top_p=0.9, seed=4),
+    Generation(max_new_tokens=5, temperature=1.3, top_k=6, seed=9),
+    Generation(max_new_tokens=9, temperature=0.8, repetition_penalty=1.3, seed=2),
+    Generation(max_new_tokens=9, temperature=0, repetition_penalty=1.3),
+]
+
+
+@cache
+def letters() -> Tokenizer:
+    """One character per id of the models' vocabulary, and one for unknown characters."""
+    tokenizer = train(Characters(), ["abcdefghijklmnopqrstuv"])
+    assert tokenizer.vocab_size == VOCABULARY
+    return tokenizer
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def queue_of(m: Transformer, **options: Any) -> RequestQueue:
+    return RequestQueue(m, letters(), **options)
+
+
+def until_idle(queue: RequestQueue, each: Callable[[], None] = lambda: None) -> Iterator[TextDelta]:
+    while not queue.idle:
+        yield from queue.step()
+        each()
+
+
+def tokens_by_number(pieces: list[TextDelta]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for piece in pieces:
+        found.setdefault(piece.number, []).extend(piece.tokens)
+    return found
+
+
+_ALONE: dict[tuple[int, tuple[int, ...], Generation], list[int]] = {}
+
+
+def alone(m: Transformer, request: Request) -> list[int]:
+    """Tokens of a request by itself; models of ``model`` live as long as the tests."""
+    key = id(m), tuple(request.prompt), request.generation
+    if key not in _ALONE:
+        _ALONE[key] = generate(m, [request.prompt], request.generation)[0]
+    return _ALONE[key]
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_requests_of_other_settings_get_the_tokens_that_each_gets_alone(name: str) -> None:
+    m, rng = model(name), random.Random(3)
+    asked = [Request([rng.randrange(VOCABULARY) for _ in range(1 + 3 * i % 8)], s) for i, s in enumerate(SETTINGS)]
+    queue, pieces = queue_of(m, max_batch=3), []
+    for request in asked:
+        assert queue.submit(request) == asked.index(request)
+        pieces += queue.step()
+    pieces += until_idle(queue)
+    assert tokens_by_number(pieces) == {i: alone(m, request) for i, request in enumerate(asked)}
+    assert [piece.finished for piece in pieces if piece.finished] == ["length"] * 5
+    assert queue.nbytes == 0
+
+
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from(["submit", "step", "step", "cancel", "wait"]), st.integers(0, 30)), max_size=24
+)
+
+
+def schedule_is_kept(name: str, actions: list[tuple[str, int]], budget_rows: int) -> None:
+    """Carry out actions and finish; check tokens, reasons and bytes of every request."""
+    m, clock = model(name), Clock()
+    budget = RequestQueue(m, letters())._needed([_longest(m)] * budget_rows)
+    queue = queue_of(m, budget=budget, max_batch=4, clock=clock)
+    asked, pieces, cancelled = dict[int, Request](), list[TextDelta](), set[int]()
+
+    def steps() -> None:
+        pieces.extend(queue.step())
+        assert 2 * queue.nbytes <= budget
+        assert queue.running <= 4
+
+    for action, value in actions:
+        if action == "submit":
+            prompt = [(value * k + k) % VOCABULARY for k in range(1, 2 + value % 9)]
+            request = Request(prompt, SETTINGS[value % 5], deadline=float(value) if value % 4 == 0 else None)
+            asked[queue.submit(request)] = request
+        elif action == "cancel" and asked:
+            number = value % len(asked)
+            cancelled.add(number)
+            queue.cancel(number)
+        elif action == "wait":
+            clock.now += value
+        else:
+            steps()
+    while not queue.idle:
+        steps()
+    _check_all(m, asked, pieces, cancelled)
+    assert (queue.running, queue.waiting, queue.nbytes) == (0, 0, 0)
+
+
+def _longest(m: Transformer) -> Any:
+    request = Request([1] * 9, SETTINGS[1])
+    queue = queue_of(m)
+    queue.submit(request)
+    return queue._waiting[0]
+
+
+def _check_all(m: Transformer, asked: dict[int, Request], pieces: list[TextDelta], cancelled: set[int]) -> None:
+    tokens = tokens_by_number(pieces)
+    ends = {piece.number: piece.finished for piece in pieces if piece.finished}
+    assert ends.keys() == asked.keys()
+    assert sum(piece.finished is not None for piece in pieces) == len(asked)
+    for number, request in asked.items():
+        expected, got = alone(m, request), tokens.get(number, [])
+        assert got == expected[: len(got)]
+        if ends[number] == "length":
+            assert got == expected
+        elif ends[number] == "cancelled":
+            assert number in cancelled
+        else:
+            assert (ends[number], request.deadline is not None) == ("deadline", True)
+        text = "".join(piece.text for piece in pieces if piece.number == number)
+        assert text == letters().decode(got)
+
+
+@pytest.mark.parametrize("name", ["rope", "gru", "window", "learned"])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(actions=ACTIONS, rows=st.integers(1, 3))
+def test_any_schedule_keeps_tokens_and_budget(name: str, actions: list[tuple[str, int]], rows: int) -> None:
+    schedule_is_kept(name, actions, rows)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, deadline=None)
+@given(name=st.sampled_from(sorted(STACKS)), actions=ACTIONS, rows=st.integers(1, 3))
+def test_a_thousand_schedules_keep_tokens_and_budget(name: str, actions: list[tuple[str, int]], rows: int) -> None:
+    schedule_is_kept(name, actions, rows)
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_the_budget_counts_at_least_the_bytes_of_every_state(name: str) -> None:
+    """Whatever the mixer stores, also while the state grows: half of what is reserved holds it."""
+    m = model(name)
+    queue = queue_of(m)
+    for length in (1, 9, 30):
+        queue.submit(Request([3] * length, Generation(max_new_tokens=90, temperature=0)))
+    reserved = queue._needed(list(queue._waiting))
+    held = []
+    list(until_idle(queue, lambda: held.append(queue.nbytes)))
+    assert 0 < max(held) <= reserved // 2
+    assert reserved <= 6 * max(held), "the bound is far too large"
+
+
+def test_requests_wait_for_the_budget_and_go_in_order() -> None:
+    m = model("rope")
+    one = queue_of(m)._needed([_longest(m)])
+    queue, order = queue_of(m, budget=one), list[int]()
+    for _ in range(3):
+        queue.submit(Request([1, 2, 3], SETTINGS[0]))
+    for piece in until_idle(queue, lambda: order.append(queue.running)):
+        assert piece.finished in (None, "length")
+    assert max(order) == 1, "the budget holds one"
+
+
+def test_what_exceeds_the_budget_alone_is_refused() -> None:
+    m = model("rope")
+    queue = queue_of(m, budget=queue_of(m)._needed([_longest(m)]))
+    with pytest.raises(
+        UserError, match=r"needs [\d,]+ bytes of state for 100 positions, and the budget is [\d,]+; ask"
+    ):
+        queue.submit(Request([1] * 51, Generation(max_new_tokens=50)))
+    assert queue.idle
+
+
+def test_a_full_queue_refuses() -> None:
+    queue = queue_of(model("gru"), max_queue=2)
+    for _ in range(2):
+        queue.submit(Request([1]))
+    with pytest.raises(QueueFull, match="2 requests wait, and the queue holds 2; try again later"):
+        queue.submit(Request([1]))
+
+
+def test_cancelled_and_expired_requests_free_their_state_at_once() -> None:
+    m, clock = model("rope"), Clock()
+    queue = queue_of(m, clock=clock)
+    long = Generation(max_new_tokens=50, temperature=0)
+    first, second = queue.submit(Request([1, 2], long)), queue.submit(Request([3] * 40, long, deadline=2.0))
+    queue.step()
+    both = queue.nbytes
+    clock.now = 2.0
+    (expired, *_) = queue.step()
+    assert (expired.number, expired.finished) == (second, "deadline")
+    assert queue.nbytes <= both // 2
+    queue.cancel(first)
+    assert (queue.running, queue.nbytes) == (0, 0)
+    assert [(piece.number, piece.finished) for piece in queue.step()] == [(first, "cancelled")]
+    assert queue.idle
+    queue.cancel(first)  # it has ended
+    assert queue.idle
+
+
+@pytest.mark.parametrize("scheme", ["characters", "bytes", "words", "bpe"])
+def test_pieces_join_to_the_generated_text(scheme: str) -> None:
+    m, tokenizer = system(scheme)
+    drawn = Generation(max_new_tokens=60, temperature=1.0, seed=5)
+    whole = generate_text(m, tokenizer, "the cat", drawn)
+    stop = whole[len(whole) // 2 :][:2]
+    queue = RequestQueue(m, tokenizer)
+    for options in ((), (stop,)):
+        queue.submit(Request(prompt_ids(tokenizer, "the cat"), drawn.changed(stop=options)))
+    pieces = list(until_idle(queue))
+    texts = ["".join(piece.text for piece in pieces if piece.number == n) for n in (0, 1)]
+    assert texts == [whole, whole[: whole.index(stop)]]
+    assert {piece.number: piece.finished for piece in pieces if piece.finished} == {0: "length", 1: "stop"}
+
+
+def test_an_end_token_ends_the_text_and_is_not_part_of_it() -> None:
+    m = model("rope")
+    tokens = alone(m, Request([5, 1], SETTINGS[0]))
+    end = tokens[3]
+    queue = queue_of(m)
+    queue.submit(Request([5, 1], SETTINGS[0], ends=frozenset({end})))
+    pieces = list(until_idle(queue))
+    assert tokens_by_number(pieces)[0] == tokens[: tokens.index(end)]
+    assert pieces[-1].finished == "stop"
+
+
+def test_sources_of_an_encoder_are_read() -> None:
+    m, sources = translator("last", "none"), [[3, 8, 1, 6], [2]]
+    expected = [
+        beam_search(m, [[1]], Generation(max_new_tokens=8), memory=m.encode(torch.tensor([source])))[0][0].tokens
+        for source in sources
+    ]
+    queue = queue_of(m, budget=10**6)
+    for source in sources:
+        queue.submit(Request([1], Generation(max_new_tokens=8, temperature=0), source=source))
+    held = []
+    pieces = list(until_idle(queue, lambda: held.append(2 * queue.nbytes)))
+    assert [tokens_by_number(pieces)[i] for i in (0, 1)] == expected
+    reserved = _reserved(m, Request([1], Generation(max_new_tokens=8), source=sources[0]), 2)
+    assert max(held) <= reserved
+
+
+def _reserved(m: Transformer, request: Request, rows: int) -> int:
+    queue = queue_of(m)
+    for _ in range(rows):
+        queue.submit(request)
+    return queue._needed(list(queue._waiting))
+
+
+@torch.no_grad()
+def test_scores_are_log_probabilities_of_the_whole_text() -> None:
+    m = model("rope")
+    queue = queue_of(m)
+    queue.submit(Request([5, 1, 7], SETTINGS[1], alternatives=3))
+    queue.submit(Request([4], SETTINGS[2]))
+    pieces = list(until_idle(queue))
+    tokens = tokens_by_number(pieces)[0]
+    scores = [score for piece in pieces if piece.number == 0 for score in piece.scores]
+    assert len(scores) == len(tokens)
+    assert not any(piece.scores for piece in pieces if piece.number == 1)
+    logits = m(torch.tensor([[5, 1, 7, *tokens]]))[0][0, 2:-1].double()
+    for token, score, row in zip(tokens, scores, logits, strict=True):
+        chances = (row.exp() / row.exp().sum()).log()
+        assert score.log_probability == pytest.approx(float(chances[token]), abs=1e-5)
+        best = sorted(range(VOCABULARY), key=lambda i: -float(chances[i]))[:3]
+        assert [index for index, _ in score.alternatives] == best
+        assert [value for _, value in score.alternatives] == pytest.approx([float(chances[i]) for i in best], abs=1e-5)
+
+
+def test_a_failing_model_ends_its_requests_and_the_queue_goes_on() -> None:
+    m = build(model("gru").spec, seed=1).eval()
+    queue = queue_of(m, max_batch=1)
+    queue.submit(Request([1, 2], SETTINGS[0]))
+    queue.submit(Request([1, 2], SETTINGS[0]))
+    queue.step()
+    weight = next(m.parameters())
+    kept = weight.detach().clone()
+    with torch.no_grad():
+        weight.fill_(math.nan)
+    failed = queue.step()
+    assert [(piece.number, piece.finished) for piece in failed] == [(0, "failed")]
+    assert "logits are not finite" in failed[0].error
+    with torch.no_grad():
+        weight.copy_(kept)
+    pieces = list(until_idle(queue))
+    assert tokens_by_number(pieces) == {1: generate(m, [[1, 2]], SETTINGS[0])[0]}
+
+
+def test_an_error_of_torch_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(self: object) -> None:
+        raise RuntimeError("can't allocate memory")
+
+    queue = queue_of(model("gru"))
+    queue.submit(Request([1]))
+    monkeypatch.setattr(requests.Sampling, "step", out_of_memory)
+    (piece,) = [piece for piece in queue.step() if piece.finished] or queue.step()
+    assert (piece.finished, piece.error) == ("failed", "the model failed: can't allocate memory")
+
+
+@pytest.mark.parametrize(
+    ("request_", "sentence"),
+    [
+        (Request([]), "the prompt has no tokens; give at least one"),
+        (Request([VOCABULARY]), "has the token 23, which is outside the vocabulary"),
+        (Request([1], Generation(num_beams=2)), "num_beams is 2, but requests are sampled"),
+        (Request([1], source=[2]), "source: the model has no encoder to read a source"),
+    ],
+)
+def test_what_a_decoder_cannot_answer_is_refused(request_: Request, sentence: str) -> None:
+    queue = queue_of(model("rope"))
+    with pytest.raises(UserError, match=sentence):
+        queue.submit(request_)
+    assert queue.idle
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        (None, "source: the model needs a source for its encoder"),
+        ([], "source: it has 0 tokens; allowed: 1 to 8"),
+        ([1] * 9, "source: it has 9 tokens; allowed: 1 to 8"),
+        ([99], "source: it has the token 99, which is outside the vocabulary"),
+    ],
+)
+def test_sources_that_cannot_be_read_are_refused(source: list[int] | None, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        queue_of(translator("last", "learned")).submit(Request([1], source=source))
+
+
+def test_no_new_tokens_end_at_once() -> None:
+    queue = queue_of(model("rope"))
+    queue.submit(Request([1], Generation(max_new_tokens=0)))
+    assert [(piece.text, piece.finished) for piece in until_idle(queue)] == [("", "length")]
