@@ -22,15 +22,16 @@ from qkv.serving.service import Service
 
 
 class Running(NamedTuple):
-    """Server that runs, and its address."""
+    """Server that runs, and its address. open: what is closed at its end."""
 
     url: str
     service: Service
     server: HttpServer
+    open: contextlib.ExitStack
 
     def client(self, key: str = "none") -> OpenAI:
         """The official client, without repeats after errors."""
-        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
+        return self.open.enter_context(OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60))
 
 
 @contextlib.contextmanager
@@ -46,7 +47,8 @@ def serving(runs: Mapping[str, Run], limits: Limits | None = None, access: Acces
         while not server.started and thread.is_alive():
             time.sleep(0.01)
         try:
-            yield Running(url, service, server)
+            with contextlib.ExitStack() as stack:
+                yield Running(url, service, server, stack)
         finally:
             server.should_exit = True
             thread.join(30)

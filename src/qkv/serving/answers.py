@@ -13,7 +13,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from qkv.generation.requests import Piece, Request
+from qkv.generation.requests import Request, TextDelta
 from qkv.serving.bodies import GenerationBody
 from qkv.serving.errors import ApiError
 from qkv.serving.forms import Form, Written
@@ -47,7 +47,7 @@ async def answer(http: HttpRequest, asked: Asked) -> Response:
         asked.model.worker.cancel(mailbox)
 
 
-async def _whole(asked: Asked, pieces: AsyncIterator[tuple[int, Piece]]) -> dict[str, Any]:
+async def _whole(asked: Asked, pieces: AsyncIterator[tuple[int, TextDelta]]) -> dict[str, Any]:
     texts = [Written() for _ in asked.requests]
     async for index, piece in pieces:
         raise_failed(piece)
@@ -57,7 +57,7 @@ async def _whole(asked: Asked, pieces: AsyncIterator[tuple[int, Piece]]) -> dict
     return {**_head(asked, asked.form.whole), "choices": choices, "usage": usage}
 
 
-async def _events(asked: Asked, pieces: AsyncIterator[tuple[int, Piece]]) -> AsyncIterator[bytes]:
+async def _events(asked: Asked, pieces: AsyncIterator[tuple[int, TextDelta]]) -> AsyncIterator[bytes]:
     """Chunks of a streamed answer; an error after its start is an event of its own."""
     head, written = _head(asked, asked.form.chunk), 0
     usual = {"usage": None} if asked.body.wants_usage else {}
@@ -78,7 +78,7 @@ async def _events(asked: Asked, pieces: AsyncIterator[tuple[int, Piece]]) -> Asy
     yield b"data: [DONE]\n\n"
 
 
-def raise_failed(piece: Piece) -> None:
+def raise_failed(piece: TextDelta) -> None:
     """Raise ``ApiError`` if the text was cut off: 504 after its deadline, else 500."""
     if piece.finished == "deadline":
         raise ApiError("the request took longer than this server allows", 504, code="timeout")

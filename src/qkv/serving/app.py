@@ -22,7 +22,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qkv.serving.completions import chat, completions
+from qkv.serving.embeddings import embeddings
 from qkv.serving.errors import ApiError, as_api_error
+from qkv.serving.predictions import predictions
 from qkv.serving.service import Service
 
 Endpoint = Callable[[HttpRequest, Service], Awaitable[Response]]
@@ -55,7 +57,12 @@ def app_of(service: Service, access: Access) -> Starlette:
         for worker in workers:
             await asyncio.to_thread(worker.stop)
 
-    posts: dict[str, Endpoint] = {"/v1/completions": completions, "/v1/chat/completions": chat}
+    posts: dict[str, Endpoint] = {
+        "/v1/completions": completions,
+        "/v1/chat/completions": chat,
+        "/v1/embeddings": embeddings,
+        "/predict": predictions,
+    }
     gets: dict[str, Endpoint] = {"/health": health, "/metrics": metrics, "/v1/models": models}
     gets["/v1/models/{name:path}"] = one_model
     routes = [Route(path, _responding(each, service), methods=["POST"]) for path, each in posts.items()]

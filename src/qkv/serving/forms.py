@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from qkv.generation.requests import Piece
+from qkv.generation.requests import TextDelta
 from qkv.generation.sample import TokenScore
 from qkv.tokenizers.tokenizer import Tokenizer
 
@@ -21,7 +21,7 @@ class Written:
     scores: list[TokenScore] = field(default_factory=list)
     finished: str | None = None
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: TextDelta) -> None:
         """Append what a piece holds."""
         self.text += piece.text
         self.tokens += piece.tokens
@@ -45,7 +45,7 @@ class Form(ABC):
         """Choice of a whole answer."""
 
     @abstractmethod
-    def delta(self, index: int, piece: Piece) -> dict[str, Any]:
+    def delta(self, index: int, piece: TextDelta) -> dict[str, Any]:
         """Choice of a chunk."""
 
     def opening(self, index: int) -> dict[str, Any] | None:
@@ -78,7 +78,7 @@ class CompletionForm(Form):
         text = self._echoes[index] + written.text
         return {"text": text, "index": index, "logprobs": scores, "finish_reason": written.finished}
 
-    def delta(self, index: int, piece: Piece) -> dict[str, Any]:
+    def delta(self, index: int, piece: TextDelta) -> dict[str, Any]:
         scores = self._logprobs(index, piece.tokens, piece.scores) if self.scored else None
         return {"text": piece.text, "index": index, "logprobs": scores, "finish_reason": piece.finished}
 
@@ -110,7 +110,7 @@ class ChatForm(Form):
         scores = self._logprobs(written.tokens, written.scores) if self.scored else None
         return {"index": index, "message": message, "logprobs": scores, "finish_reason": written.finished}
 
-    def delta(self, index: int, piece: Piece) -> dict[str, Any]:
+    def delta(self, index: int, piece: TextDelta) -> dict[str, Any]:
         scores = self._logprobs(piece.tokens, piece.scores) if self.scored else None
         content = {"content": piece.text} if piece.text else {}
         return {"index": index, "delta": content, "logprobs": scores, "finish_reason": piece.finished}

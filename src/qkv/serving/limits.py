@@ -10,6 +10,8 @@ MAX_STOPS, MAX_STOP_LENGTH = 16, 256
 """Maximum number of stop strings of a request, and of characters of one."""
 MAX_LOGPROBS = 20
 """Maximum number of alternatives per token."""
+MAX_INPUTS, AT_ONCE = 2048, 16
+"""Maximum number of inputs of embeddings and predictions, and how many of them hold up the other requests at once."""
 UNREAD = 64
 """Pieces kept for a reader who does not read; further ones are joined to the last, so that nothing is lost."""
 

@@ -9,15 +9,14 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from qkv.generation.requests import Piece
-from qkv.serving.worker import Mailbox, Worker
+from qkv.generation.requests import TextDelta
+from qkv.serving.worker import Counts, Mailbox, Worker
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-GAUGES: Mapping[str, tuple[str, Callable[[Worker], int]]] = {
-    "qkv_requests_running": ("Texts that are being written.", lambda worker: worker.requests.running),
-    "qkv_requests_waiting": ("Texts that wait.", lambda worker: worker.requests.waiting),
-    "qkv_calls_waiting": ("Embeddings and predictions that wait.", lambda worker: worker.waiting_calls),
-    "qkv_state_bytes": ("Bytes of decoding states.", lambda worker: worker.requests.nbytes),
+GAUGES: Mapping[str, tuple[str, Callable[[Counts], int]]] = {
+    "qkv_requests_running": ("Texts that are being written.", lambda counts: counts.running),
+    "qkv_requests_waiting": ("Texts, embeddings and predictions that wait.", lambda counts: counts.waiting),
+    "qkv_state_bytes": ("Bytes of decoding states.", lambda counts: counts.nbytes),
 }
 """Gauges read from a worker at each scrape."""
 
@@ -56,7 +55,13 @@ class Metrics:
         """Count an HTTP request."""
         self._http.labels(path, str(status)).inc()
 
-    async def watched(self, model: str, read: int, mailbox: Mailbox, begun: float) -> AsyncIterator[tuple[int, Piece]]:
+    def count_read(self, model: str, tokens: int) -> None:
+        """Count tokens of texts to embed."""
+        self._read.labels(model).inc(tokens)
+
+    async def watched(
+        self, model: str, read: int, mailbox: Mailbox, begun: float
+    ) -> AsyncIterator[tuple[int, TextDelta]]:
         """The pieces of ``mailbox``, counted. read: number of prompt tokens. begun: time of the request's arrival."""
         self._read.labels(model).inc(read)
         first = True
@@ -86,5 +91,5 @@ class _Gauges(Collector):
         for name, (description, value) in GAUGES.items():
             family = GaugeMetricFamily(name, description, labels=["model"])
             for model, worker in self._workers.items():
-                family.add_metric([model], value(worker))
+                family.add_metric([model], value(worker.counts))
             yield family

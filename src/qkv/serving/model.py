@@ -43,11 +43,11 @@ class ServedModel:
         # A model that writes from a source without an encoder reads it as a prefix, which a request does not have.
         self.writes = text and written and (model.encoder is not None) == self.task.writes_from_source
         self.embeds = text
-        self.predicts = bool(self.task.asks)
+        self.predicts = bool(self.task.asks) or self.task.predicts_tables
         if not (self.writes or self.embeds or self.predicts):
             raise UserError(f"{run.folder}: a server cannot ask this model for text, embeddings or predictions")
-        queue = RequestQueue(model, self.tokenizer, limits.memory, limits.batch, limits.queue)
-        self.worker = Worker(queue, name, limits.queue)
+        queued = (model, self.tokenizer, limits.memory, limits.batch, limits.queue)
+        self.worker = Worker(RequestQueue(*queued) if self.writes else None, name, limits.queue)
 
     @cached_property
     def ends(self) -> frozenset[int]:

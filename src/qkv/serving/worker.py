@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from qkv.generation.requests import Piece, QueueFull, Request, RequestQueue
+from qkv.generation.requests import QueueFull, Request, RequestQueue, TextDelta
 from qkv.serving.errors import as_api_error
 from qkv.serving.limits import UNREAD
 
@@ -29,10 +29,10 @@ class Mailbox:
     def __init__(self, numbers: Sequence[int]):
         self.open = {number: index for index, number in enumerate(numbers)}
         """Requests of the queue that have not ended -> index of their text."""
-        self._unread: deque[tuple[int, Piece]] = deque()
+        self._unread: deque[tuple[int, TextDelta]] = deque()
         self._arrived = asyncio.Event()
 
-    def put(self, piece: Piece) -> None:
+    def put(self, piece: TextDelta) -> None:
         """Add a piece; nothing happens for a text that has ended."""
         index = self.open.get(piece.number)
         if index is None:
@@ -44,7 +44,7 @@ class Mailbox:
         self._unread.append((index, piece))
         self._arrived.set()
 
-    def _joined(self, index: int, piece: Piece) -> Piece:
+    def _joined(self, index: int, piece: TextDelta) -> TextDelta:
         """``piece`` joined to the last unread one of the same text, which is removed."""
         for place in reversed(range(len(self._unread))):
             if self._unread[place][0] == index:
@@ -58,7 +58,7 @@ class Mailbox:
     def __aiter__(self) -> Mailbox:
         return self
 
-    async def __anext__(self) -> tuple[int, Piece]:
+    async def __anext__(self) -> tuple[int, TextDelta]:
         while not self._unread:
             if not self.open:
                 raise StopAsyncIteration
@@ -72,11 +72,19 @@ class _Call(NamedTuple):
     future: asyncio.Future[Any]
 
 
+class Counts(NamedTuple):
+    """Texts that are written, texts and calls that wait, and bytes of decoding states."""
+
+    running: int
+    waiting: int
+    nbytes: int
+
+
 class Worker:
     """Thread that owns a ``RequestQueue``. All methods but ``start`` and ``stop`` are called in the event loop."""
 
-    def __init__(self, requests: RequestQueue, name: str, max_calls: int):
-        """``max_calls``: maximum number of waiting calls."""
+    def __init__(self, requests: RequestQueue | None, name: str, max_calls: int):
+        """requests: None for a model that writes no text. max_calls: maximum number of waiting calls."""
         self.requests, self._max_calls = requests, max_calls
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._calls: deque[_Call] = deque()
@@ -86,9 +94,16 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name=f"model {name}", daemon=True)
 
     @property
-    def waiting_calls(self) -> int:
-        """Number of calls that wait."""
-        return len(self._calls)
+    def counts(self) -> Counts:
+        """Counts at this moment."""
+        queued = self.requests
+        if queued is None:
+            return Counts(0, len(self._calls), 0)
+        return Counts(queued.running, queued.waiting + len(self._calls), queued.nbytes)
+
+    @property
+    def _idle(self) -> bool:
+        return (self.requests is None or self.requests.idle) and not self._calls
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start the thread, which answers in ``loop``."""
@@ -112,7 +127,7 @@ class Worker:
         mailbox.open.clear()
         for number in numbers:
             self._open.pop(number, None)
-            self._commands.put(lambda number=number: self.requests.cancel(number))
+            self._commands.put(lambda number=number: self._queue.cancel(number))
 
     async def call(self, function: Callable[[], Any]) -> Any:
         """Result of ``function``, called in the thread between two steps. Raises ``QueueFull`` and what it raises."""
@@ -124,15 +139,15 @@ class Worker:
         return await future
 
     def _run(self) -> None:
-        while not (self._stopping and self.requests.idle and not self._calls):
+        while not (self._stopping and self._idle):
             self._obey()
             self._next_call()
-            if not self.requests.idle:
-                self._step()
+            if self.requests is not None and not self.requests.idle:
+                self._step(self.requests)
 
     def _obey(self) -> None:
         """Carry out all commands; wait for one if there is nothing else to do."""
-        command = self._commands.get() if self.requests.idle and not self._calls else None
+        command = self._commands.get() if self._idle else None
         while True:
             if command is not None:
                 command()
@@ -150,10 +165,10 @@ class Worker:
         numbers: list[int] = []
         try:
             for request in requests:
-                numbers.append(self.requests.submit(request))
+                numbers.append(self._queue.submit(request))
         except Exception as error:
             for number in numbers:
-                self.requests.cancel(number)
+                self._queue.cancel(number)
             self._tell(_fail, future, error)
             return
         self._tell(self._accepted, numbers, future)
@@ -180,18 +195,22 @@ class Worker:
         else:
             self._tell(_succeed, call.future, result)
 
-    def _step(self) -> None:
+    @property
+    def _queue(self) -> RequestQueue:
+        assert self.requests is not None
+        return self.requests
+
+    def _step(self, old: RequestQueue) -> None:
         try:
-            pieces = self.requests.step()
+            pieces = old.step()
         except Exception as error:  # a fault of the program ends the requests, not the server
-            old = self.requests
             self.requests = RequestQueue(old.model, old.tokenizer, old.budget, old.max_batch, old.max_queue, old.clock)
             self._tell(self._broken, as_api_error(error).sentence)
             return
         if pieces:
             self._tell(self._deliver, pieces)
 
-    def _deliver(self, pieces: Sequence[Piece]) -> None:
+    def _deliver(self, pieces: Sequence[TextDelta]) -> None:
         for piece in pieces:
             mailbox = self._open.get(piece.number)
             if mailbox is not None:
@@ -200,7 +219,7 @@ class Worker:
                     del self._open[piece.number]
 
     def _broken(self, sentence: str) -> None:
-        self._deliver([Piece(number, finished="failed", error=sentence) for number in list(self._open)])
+        self._deliver([TextDelta(number, finished="failed", error=sentence) for number in list(self._open)])
 
     def _tell(self, function: Callable[..., None], *args: Any) -> None:
         """Call ``function`` in the event loop; nothing happens if that has ended."""
