@@ -154,7 +154,7 @@ class Guard:
         if self._access.key is None or path in OPEN:
             return None
         kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._access.key.encode()):
+        if kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1"), self._access.key.encode()):
             return None
         said = "the key is wrong" if given else "a key is needed: send the header 'Authorization: Bearer KEY'"
         return ApiError(said, 401, code="invalid_api_key")

@@ -8,6 +8,7 @@ accepted. Parameters without effect on an answer are accepted: ``user``, ``metad
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -17,6 +18,7 @@ from qkv.serving.errors import ApiError
 from qkv.serving.limits import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOPS
 from qkv.spec.base import LARGEST_SEED, Seq, Spec
 from qkv.spec.errors import Problem, SpecError, quoted
+from qkv.tokenizers.tokenizer import well_formed
 
 
 def _only(*allowed: Any) -> Callable[[Any], Any]:
@@ -57,6 +59,8 @@ def _prompts(value: Any) -> Any:
     """Prompts of a completion as a list of texts and lists of ids."""
     if value is None or isinstance(value, str):
         return (value or "",)
+    if isinstance(value, tuple):  # read before
+        return value
     if not isinstance(value, list) or not value:
         raise ValueError(f"{quoted(value)} given; allowed: a text, a list of ids, or a list of these")
     ids = all(isinstance(each, int) and not isinstance(each, bool) for each in value)
@@ -206,6 +210,8 @@ class ChatBody(GenerationBody):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""Escaped half of a character, which may stand alone and is then read as U+FFFD."""
 Body = TypeVar("Body", bound=Spec)
 
 
@@ -213,6 +219,8 @@ def parsed(data: bytes, kind: type[Body]) -> Body:
     """Parse the bytes of a body. Raises ``ApiError`` (400) that names the parameter."""
     try:
         tree = json.loads(data.decode("utf-8"), parse_constant=_no_constant)
+        if _SURROGATE.search(data):
+            tree = json.loads(well_formed(json.dumps(tree, ensure_ascii=False)))
         if not isinstance(tree, dict):
             raise ApiError(f'the body is {quoted(tree)}, and an object such as {{"prompt": "a"}} is needed')
         return kind.parse(tree)

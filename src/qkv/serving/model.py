@@ -23,7 +23,7 @@ from qkv.spec.generation import Generation
 
 _SHORTEST_LIMIT = 2048
 """Tokens of a text that a server allows by default, also for models of a shorter context."""
-_SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+_SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 class ServedModel:
@@ -89,10 +89,11 @@ class ServedModel:
         """Ids of the prompt of a chat. ``variables``: further ones of the template. Raises ``UserError``."""
         if self.run.model.encoder is not None:
             raise UserError("messages: a model with an encoder has no chat template; use /v1/completions")
-        unknown = self.tokenizer.unknown(self.template.text(messages, **variables))
-        if unknown:
+        ids = self.template.ids(messages, **variables)
+        if self.tokenizer.unknown_id is not None and self.tokenizer.unknown_id in ids:
+            unknown = self.tokenizer.unknown(self.template.text(messages, **variables))
             raise UserError(f"messages: the tokenizer's vocabulary lacks {', '.join(map(repr, unknown[:5]))}")
-        return self.template.ids(messages, **variables)
+        return ids
 
     def requests(self, prompt: Sequence[int], body: GenerationBody, asked: int | None) -> list[Request]:
         """Requests of the ``n`` texts after a prompt. asked: maximum number of new tokens; None for the run's.
@@ -118,9 +119,10 @@ class ServedModel:
         own = self.run.recipe.sample
         plain = Generation(
             **{name: getattr(own, name) for name in (*_SAMPLED, "max_new_tokens", "overflow")},
+            seed=None,  # a recipe's is for its samples in training
             stop=tuple(text for text in own.stop if not self._is_end(text)),
         )
-        asked = {name: getattr(body, name) for name in (*_SAMPLED, "stop") if getattr(body, name) is not None}
+        asked = {name: getattr(body, name) for name in (*_SAMPLED, "stop", "seed") if getattr(body, name) is not None}
         return plain.changed(**asked)
 
     def _is_end(self, text: str) -> bool:
