@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -35,12 +36,19 @@ class Running(NamedTuple):
 
 
 @contextlib.contextmanager
-def serving(runs: Mapping[str, Run], limits: Limits | None = None, access: Access | None = None) -> Iterator[Running]:
-    """Serve ``runs`` in a thread until the end of the block, which stops the server gracefully."""
+def serving(
+    runs: Mapping[str, Run], limits: Limits | None = None, access: Access | None = None, sent: int | None = None
+) -> Iterator[Running]:
+    """Serve ``runs`` in a thread until the end of the block, which stops the server gracefully.
+
+    sent: bytes that the system keeps for a client who does not read.
+    """
     limits = limits or Limits()
     service = Service({name: ServedModel(name, run, limits) for name, run in runs.items()}, limits)
     server = http_server(service, access or Access())
     with open_socket("127.0.0.1", 0) as listener:
+        if sent:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sent)
         url = url_of(listener)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

@@ -20,6 +20,7 @@ from qkv.serving.forms import Form, Written
 from qkv.serving.metrics import Metrics
 from qkv.serving.model import ServedModel
 from qkv.serving.reading import unless_dropped
+from qkv.serving.worker import Mailbox
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,23 @@ class Asked:
 
 async def answer(http: HttpRequest, asked: Asked) -> Response:
     """Submit the requests, and answer as the body asks: whole, or streamed. Raises ``UserError`` and ``ApiError``."""
-    begun = time.monotonic()
+    begun, most = time.monotonic(), asked.model.limits.queue
+    if len(asked.requests) > most:
+        raise ApiError(f"{len(asked.requests)} texts are asked for, and the queue holds {most}", code="invalid_value")
     mailbox = await unless_dropped(http, asked.model.worker.submit(asked.requests))
     watched = asked.metrics.watched(asked.model.name, asked.read, mailbox, begun)
     if asked.body.stream:
-        return EventStream(_events(asked, watched), lambda: asked.model.worker.cancel(mailbox))
+        return EventStream(_events(asked, watched), lambda: _close(asked, mailbox))
     try:
         return JSONResponse(await unless_dropped(http, _whole(asked, watched)))
     finally:
-        asked.model.worker.cancel(mailbox)
+        _close(asked, mailbox)
+
+
+def _close(asked: Asked, mailbox: Mailbox) -> None:
+    """Cancel what the client has left unfinished."""
+    asked.metrics.count_texts(asked.model.name, "cancelled", len(mailbox.open))
+    asked.model.worker.cancel(mailbox)
 
 
 async def _whole(asked: Asked, pieces: AsyncIterator[tuple[int, TextDelta]]) -> dict[str, Any]:

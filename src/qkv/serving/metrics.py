@@ -59,6 +59,11 @@ class Metrics:
         """Count tokens of texts to embed."""
         self._read.labels(model).inc(tokens)
 
+    def count_texts(self, model: str, reason: str, number: int = 1) -> None:
+        """Count texts that ended for a reason."""
+        if number:
+            self._finished.labels(model, reason).inc(number)
+
     async def watched(
         self, model: str, read: int, mailbox: Mailbox, begun: float
     ) -> AsyncIterator[tuple[int, TextDelta]]:
@@ -71,7 +76,7 @@ class Metrics:
                 first = False
             self._written.labels(model).inc(len(piece.tokens))
             if piece.finished:
-                self._finished.labels(model, piece.finished).inc()
+                self.count_texts(model, piece.finished)
             yield index, piece
         self._whole.labels(model).observe(time.monotonic() - begun)
 
