@@ -8,6 +8,7 @@ import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -17,7 +18,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -31,6 +32,13 @@ Endpoint = Callable[[HttpRequest, Service], Awaitable[Response]]
 OPEN = ("/", "/health")
 """Paths that need no key."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_PAGE_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+}
 _LOG = logging.getLogger("qkv.serving")
 
 
@@ -63,7 +71,7 @@ def app_of(service: Service, access: Access) -> Starlette:
         "/v1/embeddings": embeddings,
         "/predict": predictions,
     }
-    gets: dict[str, Endpoint] = {"/health": health, "/metrics": metrics, "/v1/models": models}
+    gets: dict[str, Endpoint] = {"/": page, "/health": health, "/metrics": metrics, "/v1/models": models}
     gets["/v1/models/{name:path}"] = one_model
     routes = [Route(path, _responding(each, service), methods=["POST"]) for path, each in posts.items()]
     routes += [Route(path, _responding(each, service), methods=["GET"]) for path, each in gets.items()]
@@ -73,6 +81,11 @@ def app_of(service: Service, access: Access) -> Starlette:
         guards.insert(0, cors)
     handlers: dict[Any, Any] = {HTTPException: _not_found}
     return Starlette(routes=routes, middleware=guards, lifespan=lifespan, exception_handlers=handlers)
+
+
+async def page(_: HttpRequest, service: Service) -> Response:
+    """Answer ``GET /``: a page to chat with the models, complete texts and watch the server. It loads nothing else."""
+    return HTMLResponse((Path(__file__).parent / "page.html").read_text(encoding="utf-8"), headers=_PAGE_HEADERS)
 
 
 async def health(_: HttpRequest, service: Service) -> Response:

@@ -1,0 +1,73 @@
+"""``qkv serve``: what it refuses before it serves, and a process that ends at a signal after what it began."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.cli.conftest import Call
+
+
+def test_one_sentence_before_it_serves(qkv: Call, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = qkv("serve", run, "--port", port)
+    assert (said.code, said.out) == (2, "")
+    assert f"the server cannot listen at 127.0.0.1, port {port}: " in said.err
+    assert "give another --port" in said.err
+    for given, sentence in (
+        ([run, run], "the name 'run' is given twice; write NAME=RUN with another name for each"),
+        ([f"={run}"], "has no name before '='"),
+        ([tmp_path / "none"], "there is no run folder"),
+        ([run, "--port", "70000"], "--port"),
+        ([run, "--host", "203.0.113.1"], "the server cannot listen at 203.0.113.1"),  # of no machine
+    ):
+        said = qkv("serve", *given)
+        assert said.code == 2
+        assert sentence in said.err
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    said = qkv("serve", run)
+    assert said.code == 2
+    assert "serving needs uvicorn, which is not installed; pip install 'qkv[serve]'" in said.err
+
+
+def test_the_libraries_of_the_server_are_imported_by_it_alone() -> None:
+    names = "{'starlette', 'uvicorn', 'jinja2'}"
+    code = f"import sys, qkv, qkv.cli.main, qkv.cli.serve; sys.exit(bool({names} & {{*sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr or "they were imported"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_process_after_what_it_began(run: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "qkv", "serve", f"small={run}", "--port", "0"]
+    environment = {**os.environ, "QKV_API_KEY": "secret"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as served:
+        assert served.stdout is not None
+        assert served.stdout.readline() == "small: completions, embeddings\n"
+        url = served.stdout.readline().split()[2]
+        body = {"prompt": "the", "max_tokens": 400, "stream": True, "stream_options": {"include_usage": True}}
+        headers = {"authorization": "Bearer secret"}
+        events = []
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=60) as answer:
+            for line in answer.iter_lines():
+                if not events:
+                    served.send_signal(number)
+                events += [line] if line else []
+        assert events[-1] == "data: [DONE]"
+        assert json.loads(events[-2].removeprefix("data: "))["usage"]["completion_tokens"] == 400
+        assert served.wait(30) == 0
+        assert served.stderr is not None
+        assert served.stderr.read() == ""
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health")
