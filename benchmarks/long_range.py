@@ -121,12 +121,20 @@ NOT_RUN = "not run"
 
 def steps_of(name: str, given: argparse.Namespace) -> int | None:
     """Number of steps of a run of a task; None if minutes limit it."""
-    return dict(zip(given.tasks, given.steps * len(given.tasks), strict=False))[name] if given.steps else None
+    found = dict(zip(given.tasks, (given.steps or [0]) * len(given.tasks), strict=False))
+    return found[name] or None
+
+
+def budget_of(name: str, given: argparse.Namespace) -> str:
+    """Budget of a run of a task, in words."""
+    steps = steps_of(name, given)
+    return f"{given.minutes:g} minutes, evaluation included" if steps is None else f"{steps:,} steps"
 
 
 def base_recipe(name: str, files: dict[str, Path], given: argparse.Namespace) -> Recipe:
     """Recipe that all contestants change: a bidirectional encoder."""
-    task, steps = TASKS[name], steps_of(name, given) or 40_000
+    task, asked = TASKS[name], steps_of(name, given)
+    steps = asked or 40_000
     data = {
         "source": str(files["train"]),
         "validation": str(files["validation"]),
@@ -145,7 +153,7 @@ def base_recipe(name: str, files: dict[str, Path], given: argparse.Namespace) ->
     }
     training = {
         "steps": steps,
-        "minutes": None if given.steps else given.minutes,
+        "minutes": None if asked else given.minutes,
         "optimizer": {"kind": "adamw", "lr": task.rate},
         "schedule": {"kind": "cosine", "warmup": min(100, steps // 3), "final": 0.05},
         "validation": {"every": min(500, steps), "batches": 8},
@@ -230,7 +238,7 @@ def _summary(name: str, row: EntryResult, outcomes: Sequence[Outcome]) -> list[s
 
 def note(rankings: dict[str, Ranking], given: argparse.Namespace) -> str:
     """Sentences below the table: settings, machine, and the runs that are missing."""
-    budget = "the steps that are given" if given.steps else f"{given.minutes:g} minutes, evaluation included"
+    budgets = [f"{budget_of(name, given)} ({TASKS[name].about})" for name in rankings]
     parts = f"{given.rows:,} rows for training, {given.held_out:,} for validation and as many for the test"
     rates = [f"{TASKS[name].rate:g} ({TASKS[name].about})" for name in rankings]
     factors = f", times {', '.join(f'{rate:g}' for rate in given.rates)}" if given.rates != [1.0] else ""
@@ -242,7 +250,7 @@ def note(rankings: dict[str, Ranking], given: argparse.Namespace) -> str:
     ]
     lines = [
         f"Seeds 1 to {given.seeds}" if given.seeds > 1 else "Seed 1",
-        f"a run has {budget}; {given.jobs} at once",
+        f"a run has {' and '.join(budgets)}; {given.jobs} at once",
         f"learning rate {' and '.join(rates)}{factors}",
         f"two layers of width 64, batches of {given.tokens:,} tokens; up to {given.longest:,} positions; {parts}",
         f"{processor_name()}; {datetime.now(UTC):%Y-%m-%d}",
@@ -257,7 +265,7 @@ def arguments(line: Iterable[str] | None = None) -> argparse.Namespace:
     options.add_argument("--models", nargs="+", choices=CONTESTANTS, default=list(FIRST))
     options.add_argument("--minutes", type=float, default=20.0, help="time budget of a run, evaluation included")
     options.add_argument(
-        "--steps", type=int, nargs="+", help="steps of a run in place of minutes; one each, or for all"
+        "--steps", type=int, nargs="+", help="steps of a run in place of minutes; one each, or for all; 0: minutes"
     )
     options.add_argument("--seeds", type=int, default=1, help="number of seeds, from 1")
     options.add_argument("--rates", type=float, nargs="+", default=[1.0], help="factors of the learning rate")

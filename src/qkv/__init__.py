@@ -20,6 +20,7 @@ from qkv.former.names import install
 
 if TYPE_CHECKING:
     from qkv import spec as spec
+    from qkv.api.functions import ask as ask
     from qkv.api.functions import compare as compare
     from qkv.api.functions import cost as cost
     from qkv.api.functions import embed as embed
@@ -66,6 +67,7 @@ _HOMES = {
     "SpecError": "qkv.spec.errors",
     "Training": "qkv.spec.training",
     "UserError": "qkv.spec.errors",
+    "ask": "qkv.api.functions",
     "build": "qkv.models.build",
     "compare": "qkv.api.functions",
     "compare_runs": "qkv.training.compare",
@@ -98,6 +100,7 @@ __all__ = [
     "SpecError",
     "Training",
     "UserError",
+    "ask",
     "build",
     "compare",
     "compare_runs",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from qkv.inspection.cost import Cost
     from qkv.models.transformer import Transformer
     from qkv.runs.run import Run
+    from qkv.spec.generation import Measure
     from qkv.training.events import OnEvent
     from qkv.training.swap import Swapped
 
@@ -288,6 +289,37 @@ def predict(run: Run | str | Path, *inputs: Any, columns: Mapping[str, str] | No
     if predicts_tables(loaded):
         return rows_of_table(loaded, inputs, columns)
     return predict_run(loaded, rows_of_inputs(loaded, inputs, columns))
+
+
+def ask(
+    run: Run | str | Path,
+    inputs: Iterable[str | Mapping[str, str]],
+    examples: Iterable[Mapping[str, str]] = (),
+    options: Sequence[str] | None = None,
+    template: str | None = None,
+    by: Measure = "sum",
+    calibrate: bool = False,
+) -> list[dict[str, Any]]:
+    """Answer each input by few-shot prompting: ``answer``, and ``probabilities`` of the options.
+
+    inputs: texts, or mappings with the fields of the template. examples: mappings with these fields and ``label``; all
+    are shown, as far as they fit the model's positions. options: possible answers; None: the labels of the examples;
+    without examples the answer is generated. template: text of an example, such as "{text} is {label}.". by, calibrate:
+    see ``qkv.generation.few_shot.FewShot.choose``. Raises ``UserError``.
+    """
+    from qkv.generation.few_shot import LABEL, TEMPLATE, FewShot, Template
+    from qkv.runs.ask import answers, options_of
+
+    loaded = load(run) if isinstance(run, (str, Path)) else run
+    form, shown = Template(template or TEMPLATE), list(examples)
+    unlabelled = next((i for i, row in enumerate(shown) if LABEL not in row), None)
+    if unlabelled is not None:
+        raise UserError(f"example {unlabelled} has no {LABEL!r}; give each example one")
+    rows = [{form.fields[0]: given} if isinstance(given, str) else given for given in inputs]
+    common = tuple(options or ()) or options_of(shown)
+    prompt = FewShot(loaded.model, loaded.tokenizer, shown, form)
+    found = answers(prompt, rows, [common] * len(rows) if common else None, by, calibrate)
+    return [{"answer": answer.text, "probabilities": answer.probabilities} for answer in found]
 
 
 def explain(run: Run | str | Path, *inputs: Any, columns: Mapping[str, str] | None = None) -> list[dict[str, Any]]:

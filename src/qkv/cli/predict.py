@@ -80,7 +80,7 @@ def predict_command(
     _check(inputs, data, out, column, context, part)
     _check_why(why, report, data)
     folder = run_or_published(run)
-    parts = {name: _value(value) for name, value in _named("--set", part)}
+    parts = {name: _value(value) for name, value in named_values("--set", part)}
     if context is not None:
         parts["context"] = _value(context)
     texts = _texts(inputs or [])
@@ -88,7 +88,7 @@ def predict_command(
 
     loaded = load(folder, copy=copy)
     if data is not None:
-        _answer_table(loaded, data, dict(_named("--column", column)), out, "jsonl" if as_json else "csv")
+        _answer_table(loaded, data, dict(named_values("--column", column)), out, "jsonl" if as_json else "csv")
         return
     rows = _rows(loaded, texts, parts)
     if why:
@@ -134,7 +134,8 @@ def _check(
         output_file("--out", out, data)
 
 
-def _named(option: str, given: list[str] | None) -> Iterator[tuple[str, str]]:
+def named_values(option: str, given: list[str] | None) -> Iterator[tuple[str, str]]:
+    """Pairs of an option that is written NAME=VALUE, as often as given."""
     for text in given or []:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():

@@ -2,8 +2,8 @@
 
     log p(option | prompt) = Σ_i log p(option_i | prompt, option_1 … option_{i-1})
 
-The prompt is read once; its state is forked for the options, which are read in one padded batch: a policy of the
-engine.
+What all prompts begin with is read once; its state is forked for the prompts, and theirs for the options, which are
+read in one padded batch: a policy of the engine.
 """
 
 from __future__ import annotations
@@ -66,23 +66,33 @@ def score_texts(
     are part of the score. Raises ``UserError`` for an unknown measure, repeated or empty options, and unknown
     characters.
     """
+    check_options(options, by)
+    before, after = joined_ids(tokenizer, prompt, options)
+    scores = score_options(model, before, after, memory)
+    judged = [score_by(by, option, both) for option, both in zip(options, scores, strict=True)]
+    columns = zip(options, softmax(judged), judged, scores, after, strict=True)
+    return [ScoredOption(text, chance, both.sum, len(ids), score) for text, chance, score, both, ids in columns]
+
+
+def score_by(by: Measure, option: str, score: OptionScore) -> float:
+    """Log probability of an option, in all, per token or per character."""
+    return {"sum": score.sum, "token": score.mean, "character": score.sum / len(option)}[by]
+
+
+def softmax(scores: Sequence[float]) -> list[float]:
+    """exp(s_i) / Σ_j exp(s_j) for a few numbers."""
+    largest = max(scores)
+    weights = [math.exp(score - largest) for score in scores]
+    return [weight / sum(weights) for weight in weights]
+
+
+def check_options(options: Sequence[str], by: str) -> None:
+    """Raise ``UserError`` for repeated options and an unknown measure."""
     if by not in get_args(Measure):
         raise UserError(f"options cannot be scored by {by!r}; {nearest(str(by), get_args(Measure))}")
     for place, option in enumerate(options):
         if option in options[:place]:
             raise UserError(f"the option {option!r} is given twice, which would split its probability; give it once")
-    before, after = joined_ids(tokenizer, prompt, options)
-    scores = score_options(model, before, after, memory)
-    judged = [
-        {"sum": s.sum, "token": s.mean, "character": s.sum / len(o)}[by] for o, s in zip(options, scores, strict=True)
-    ]
-    largest = max(judged)
-    mass = sum(math.exp(score - largest) for score in judged)
-    columns = zip(options, judged, scores, after, strict=True)
-    return [
-        ScoredOption(text, math.exp(score - largest) / mass, both.sum, len(ids), score)
-        for text, score, both, ids in columns
-    ]
 
 
 def joined_ids(tokenizer: Tokenizer, prompt: str, options: Sequence[str]) -> tuple[list[int], list[list[int]]]:
@@ -114,37 +124,78 @@ def score_options(
     alike, with a ``UserWarning``. Raises ``UserError`` for empty options, ids outside the vocabulary and options that
     do not fit.
     """
-    _check(model, prompt, options)
-    prompt = prompt[_first_read(len(prompt), max(map(len, options)), model.limit) :]
-    scoring = Scoring(options)
+    return score_prompts(model, [prompt], [options], memory)[0]
+
+
+def score_prompts(
+    model: Transformer,
+    prompts: Sequence[Sequence[int]],
+    options: Sequence[Sequence[Sequence[int]]],
+    memory: Memory | None = None,
+) -> list[list[OptionScore]]:
+    """Log probabilities of the options of each prompt, as ``score_options`` gives them for one. Examples at the
+    beginning of all prompts cost one pass for all of them.
+    """
+    read = []
+    for prompt, own in zip(prompts, options, strict=True):
+        _check(model, prompt, own)
+        read.append(list(prompt[_first_read(len(prompt), max(map(len, own)), model.limit) :]))
+    shared = _shared(read)
+    scoring = Scoring([prompt[shared:] for prompt in read], options)
     engine = Engine(model, scoring)
-    engine.admit([prompt], [0], memory)
+    if shared:
+        engine.admit([read[0][:shared]], [0], memory)
+    else:
+        engine.admit(read, range(len(read)), memory)
     with evaluating(model):
         while engine.rows:
             engine.step()
-    return [OptionScore(math.fsum(found), math.fsum(found) / len(found)) for found in scoring.found]
+    return [[OptionScore(math.fsum(f), math.fsum(f) / len(f)) for f in found] for found in scoring.found]
+
+
+def _shared(prompts: Sequence[Sequence[int]]) -> int:
+    """Number of first tokens that all prompts share; each of several keeps at least one of its own."""
+    if len(prompts) == 1:
+        return len(prompts[0])
+    common = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False)))
+    return min(common, min(map(len, prompts)) - 1)
 
 
 class Scoring:
-    """Engine policy for multiple choice: one row per option after the prompt, read up to its last token but one."""
+    """Engine policy for multiple choice: one row per option after its prompt, read up to its last token but one."""
 
-    def __init__(self, options: Sequence[Sequence[int]]):
-        self.options = options
-        self.found: list[list[float]] = [[] for _ in options]
-        """log p of the tokens of each option."""
+    def __init__(self, rests: Sequence[Sequence[int]], options: Sequence[Sequence[Sequence[int]]]):
+        """``rests``: tokens of each prompt after those that all share; empty if a single prompt is shared whole."""
+        self.rests, self.options = rests, options
+        self.found: list[list[list[float]]] = [[[] for _ in own] for own in options]
+        """log p of the tokens of each option, by prompt."""
+        self._places = [(i, k) for i, own in enumerate(options) for k in range(len(own))]
+        self._forked = self._begun = False
 
     def __call__(self, rows: Sequence[DecodedRow], reading: Reading) -> list[Next]:
-        if not self.found[0]:
-            logits = reading.logits().expand(len(self.options), -1)
-            firsts = _picked(logits, [option[0] for option in self.options])
-            for found, first in zip(self.found, firsts, strict=True):
-                found.append(first)
-            return [Next(0, option[:-1], key) for key, option in enumerate(self.options) if len(option) > 1]
-        for place, row in enumerate(
-            rows
-        ):  # one by one: all logits together would take options · tokens · vocabulary floats
-            self.found[row.key] += _picked(reading.all_logits(place), self.options[row.key][1:])
+        if len(rows) < len(self.rests) and not self._forked:
+            self._forked = True
+            return [Next(0, rest, key) for key, rest in enumerate(self.rests)]
+        if not self._begun:
+            self._begun = True
+            return self._begin(rows, reading.logits())
+        for place, row in enumerate(rows):  # one by one: all logits together would be options · tokens · vocabulary
+            i, k = self._places[row.key]
+            self.found[i][k] += _picked(reading.all_logits(place), self.options[i][k][1:])
         return []
+
+    def _begin(self, rows: Sequence[DecodedRow], logits: Tensor) -> list[Next]:
+        """Score the first token of each option; continue with those that have more."""
+        parents = {row.key: place for place, row in enumerate(rows)}
+        of_prompt = logits[[parents[i] for i, _ in self._places]]
+        firsts = _picked(of_prompt, [self.options[i][k][0] for i, k in self._places])
+        for (i, k), first in zip(self._places, firsts, strict=True):
+            self.found[i][k].append(first)
+        return [
+            Next(parents[i], self.options[i][k][:-1], key)
+            for key, (i, k) in enumerate(self._places)
+            if len(self.options[i][k]) > 1
+        ]
 
 
 def _picked(logits: Tensor, tokens: Sequence[int]) -> list[float]:

@@ -1,0 +1,131 @@
+"""``qkv ask``."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, get_args
+
+import typer
+
+from qkv.cli.predict import named_values
+from qkv.cli.runs import Copy, RunFolder, run_or_published
+from qkv.spec.errors import UserError, nearest
+from qkv.spec.generation import Measure
+
+if TYPE_CHECKING:
+    from qkv.generation.few_shot import FewShotAnswer, Template
+    from qkv.runs.ask import FewShotRows
+
+EXAMPLES = """\
+qkv ask gpt2 "a waste of time" --examples reviews.csv
+qkv ask gpt2 --examples reviews.csv --data more.csv --num-examples 16
+qkv ask runs/my "The sky is" --template "{text} {label}" --option blue --option green
+qkv ask gpt2 --data questions.jsonl --template "Question: {question}\\nAnswer: {label}" --by character
+"""
+
+_Inputs = Annotated[list[str] | None, typer.Argument(metavar="[INPUT]...", help="Texts to answer.")]
+_Examples = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Table of examples with labels (CSV, TSV, JSONL, …).")
+]
+_Data = Annotated[str | None, typer.Option(metavar="FILE", help="Answer every row of a table; with labels: accuracy.")]
+_Template = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="Text of an example, fields in braces; default: {text}, {label}.")
+]
+_Option = Annotated[
+    list[str] | None, typer.Option(metavar="TEXT", help="Possible answer; repeatable; default: labels of the examples.")
+]
+_NumExamples = Annotated[int, typer.Option(metavar="K", min=0, help="Maximum number of examples in the prompt.")]
+_Seed = Annotated[int, typer.Option(metavar="N", help="Random seed of the choice of examples.")]
+_By = Annotated[str, typer.Option(metavar="sum|token|character", help="Score of an option: log p, in all or mean.")]
+_Calibrate = Annotated[bool, typer.Option("--calibrate", help="Subtract the scores after an empty input.")]
+_Column = Annotated[
+    list[str] | None, typer.Option(metavar="NAME=COLUMN", help="Column of a field, of label or of options.")
+]
+
+
+def ask_command(
+    run: RunFolder,
+    inputs: _Inputs = None,
+    examples: _Examples = None,
+    data: _Data = None,
+    template: _Template = None,
+    option: _Option = None,
+    num_examples: _NumExamples = 8,
+    seed: _Seed = 0,
+    by: _By = "sum",
+    calibrate: _Calibrate = False,
+    column: _Column = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per answer.")] = False,
+    copy: Copy = False,
+) -> None:
+    """Answer by few-shot prompting: examples before the input, and the most probable option after it.
+
+    Without options, the answer is generated.
+    """
+    if bool(inputs) == (data is not None):
+        raise UserError("give texts to answer, or a table with --data, and not both")
+    if by not in get_args(Measure):
+        raise UserError(f"--by: {by!r} given; {nearest(by, get_args(Measure))}")
+    folder = run_or_published(run)
+    from qkv.generation.few_shot import TEMPLATE, Template
+    from qkv.runs.ask import FewShotRows, answers, few_shot, options_of, read_rows
+    from qkv.runs.load import load
+
+    form = Template(TEMPLATE if template is None else template.replace("\\n", "\n"))
+    columns = dict(named_values("--column", column))
+    shown = read_rows(examples, form, "--examples", columns, True) if examples else FewShotRows([], None, [])
+    asked = _given(inputs or [], form) if data is None else read_rows(data, form, "--data", columns, False)
+    loaded = load(folder, copy=copy)
+    common = tuple(option or ()) or options_of(shown.rows)
+    options = asked.options or ([common] * len(asked.rows) if common else None)
+    prompt = few_shot(loaded, shown.rows, form, num_examples, seed)
+    found = answers(prompt, asked.rows, options, by, calibrate)  # type: ignore[arg-type]
+    for note in (*shown.notes, *asked.notes):
+        typer.echo(note, err=True)
+    _tell(asked, found, as_json)
+    _tell_accuracy(asked, found, options)
+
+
+def _given(inputs: list[str], form: Template) -> FewShotRows:
+    """Rows of texts on the command line. Raises ``UserError`` if the template has several fields."""
+    from qkv.runs.ask import FewShotRows
+
+    first, *others = form.fields
+    if others:
+        raise UserError(f"the template has the fields {', '.join(form.fields)}; give a table of them with --data")
+    return FewShotRows([{first: text} for text in inputs], None, [])
+
+
+def _tell(asked: FewShotRows, found: list[FewShotAnswer], as_json: bool) -> None:
+    """Print the answers: as JSON lines, or as a table."""
+    from qkv.report.table import print_table
+
+    if as_json:
+        for row, answer in zip(asked.rows, found, strict=True):
+            line = {**row, "answer": answer.text, "probabilities": answer.probabilities}
+            typer.echo(json.dumps(line, ensure_ascii=False))
+        return
+    field = next(iter(asked.rows[0]))
+    rows = [
+        (row[field], answer.text, max(answer.probabilities.values()) if answer.probabilities else None)
+        for row, answer in zip(asked.rows, found, strict=True)
+    ]
+    print_table("", [field, "answer", "probability"], rows)
+
+
+def _tell_accuracy(asked: FewShotRows, found: list[FewShotAnswer], options: list[tuple[str, ...]] | None) -> None:
+    """Print the accuracy if all rows are labelled."""
+    if not all("label" in row for row in asked.rows):
+        return
+    from qkv.runs.ask import accuracy
+
+    measured = accuracy(asked.rows, found, options)
+    typer.echo(
+        f"accuracy {measured.accuracy:.1%} ({measured.low:.1%} to {measured.high:.1%}) of {len(found):,} rows; "
+        f"{measured.baseline_name}: {measured.baseline:.1%}",
+        err=True,
+    )
+    if measured.accuracy <= measured.baseline:
+        typer.echo(
+            "note: this is not above the baseline; with labels, 'qkv train classify' trains a classifier", err=True
+        )

@@ -1,0 +1,173 @@
+"""Few-shot prompting: examples before an input, and its label by score or by generation.
+
+    prompt(x) = t(x_1, y_1) … t(x_k, y_k) t(x, )        t: template, cut before the label of the last one
+
+The label is the option with the largest log p(option | prompt) (Brown et al. 2020), or with calibration the largest
+log p(option | prompt(x)) - log p(option | prompt(N/A)), which removes the preference of model and examples for a label
+(Zhao et al. 2021).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import NamedTuple
+
+from qkv.generation.score import check_options, joined_ids, score_by, score_prompts, softmax
+from qkv.generation.text import generate_texts
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import UserError
+from qkv.spec.generation import Generation, Measure
+from qkv.tokenizers.tokenizer import Tokenizer
+
+LABEL = "label"
+TEMPLATE = "{text}\nLabel: {label}\n\n"
+NEUTRAL = "N/A"
+"""Input without content, for calibration."""
+AT_ONCE = 16
+"""Number of prompts that are read in one batch."""
+_FIELD = re.compile(r"\{(\w+)\}")
+
+
+@dataclass(frozen=True)
+class Template:
+    """Text of an example with its fields in braces, among them ``{label}``, once and after all others."""
+
+    text: str = TEMPLATE
+
+    def __post_init__(self) -> None:
+        names = _FIELD.findall(self.text)
+        if names.count(LABEL) != 1 or names[-1] != LABEL or len(names) < 2:
+            raise UserError(
+                f"template: {self.text!r} given; it should have a field such as {{text}}, and then {{label}} once"
+            )
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the fields, without the label, in order."""
+        return tuple(dict.fromkeys(name for name in _FIELD.findall(self.text) if name != LABEL))
+
+    @property
+    def before(self) -> str:
+        """Template up to the label, without white space at its end, with which a label begins."""
+        return self.text[: self.text.index("{label}")].rstrip()
+
+    @property
+    def gap(self) -> str:
+        """White space before the label."""
+        return self.text[len(self.before) : self.text.index("{label}")]
+
+    @property
+    def after(self) -> str:
+        """Text after the label, which ends a generated one."""
+        return self.text[self.text.index("{label}") + len("{label}") :]
+
+    def example(self, row: Mapping[str, str]) -> str:
+        """Text of an example with its label."""
+        return f"{self.question(row)}{self.gap}{row[LABEL]}{self.after}"
+
+    def question(self, row: Mapping[str, str]) -> str:
+        """Text of an input, up to its label. Raises ``UserError`` for a missing field."""
+        missing = next((name for name in self.fields if name not in row), None)
+        if missing is not None:
+            raise UserError(f"the template has the field {missing!r}, and an input has {', '.join(row) or 'none'}")
+        return _FIELD.sub(lambda found: str(row[found[1]]), self.before)
+
+
+class FewShotAnswer(NamedTuple):
+    """Answer to an input; ``probabilities`` of all options, or None for a generated answer."""
+
+    text: str
+    probabilities: dict[str, float] | None
+
+
+@dataclass(frozen=True)
+class FewShot:
+    """Prompt of a language model: a template, and examples with their labels."""
+
+    model: Transformer
+    tokenizer: Tokenizer
+    examples: Sequence[Mapping[str, str]]
+    template: Template = Template()
+
+    @property
+    def beginning(self) -> str:
+        """Text of all examples."""
+        return "".join(map(self.template.example, self.examples))
+
+    def fitted(self, inputs: Sequence[Mapping[str, str]], room: int = 0) -> FewShot:
+        """Copy with as many examples, the first ones dropped, as fit the model's positions before each input, ``room``
+        tokens and the answer of the longest label.
+        """
+        limit = self.model.limit
+        if limit is None or not inputs:
+            return self
+        lengths = [len(self.tokenizer.encode(self.template.example(row))) for row in self.examples]
+        blank = {LABEL: max((row[LABEL] for row in self.examples), key=len, default="")}
+        left = limit - room - max(len(self.tokenizer.encode(self.template.example({**row, **blank}))) for row in inputs)
+        first = len(lengths)
+        while first and lengths[first - 1] <= left:
+            first -= 1
+            left -= lengths[first]
+        return replace(self, examples=self.examples[first:])
+
+    def choose(
+        self,
+        inputs: Sequence[Mapping[str, str]],
+        options: Sequence[Sequence[str]],
+        by: Measure = "sum",
+        calibrate: bool = False,
+    ) -> list[FewShotAnswer]:
+        """Choose among the options of each input the one with the largest score.
+
+        by: log probability of the option, in all ("sum") or per "token" or "character". calibrate: subtract the score
+        after an input without content. Raises ``UserError`` for missing fields, repeated or empty options.
+        """
+        neutral: dict[tuple[str, ...], list[float]] = {}
+        if calibrate:
+            kinds = list(dict.fromkeys(map(tuple, options)))
+            blank = dict.fromkeys(self.template.fields, NEUTRAL)
+            neutral = dict(zip(kinds, self._scores([blank] * len(kinds), kinds, by), strict=True))
+        scores = self._scores(inputs, options, by)
+        found = []
+        for own, judged in zip(options, scores, strict=True):
+            base = neutral.get(tuple(own), [0.0] * len(own))
+            chances = softmax([score - less for score, less in zip(judged, base, strict=True)])
+            best = max(range(len(own)), key=chances.__getitem__)
+            found.append(FewShotAnswer(own[best], dict(zip(own, chances, strict=True))))
+        return found
+
+    def write(self, inputs: Sequence[Mapping[str, str]], generation: Generation) -> list[FewShotAnswer]:
+        """Generate the label of each input, up to the text that follows a label in the template."""
+        ends = self.template.after.strip("\r ") or "\n"
+        generation = generation.changed(stop=(*generation.stop, ends))
+        prompts = [self.beginning + self.template.question(row) for row in inputs]
+        texts = [
+            text
+            for i in range(0, len(prompts), AT_ONCE)
+            for text in generate_texts(self.model, self.tokenizer, prompts[i : i + AT_ONCE], generation)
+        ]
+        return [FewShotAnswer(text.strip(), None) for text in texts]
+
+    def _scores(
+        self, inputs: Sequence[Mapping[str, str]], options: Sequence[Sequence[str]], by: Measure
+    ) -> list[list[float]]:
+        """Scores of the options of each input."""
+        found: list[list[float]] = []
+        rows = zip(inputs, options, strict=True)
+        while some := list(islice(rows, AT_ONCE)):
+            prompts, ids = [], []
+            for row, own in some:
+                check_options(own, by)
+                before, after = joined_ids(
+                    self.tokenizer,
+                    self.beginning + self.template.question(row),
+                    [self.template.gap + option for option in own],
+                )
+                prompts.append(before)
+                ids.append(after)
+            for (_, own), scores in zip(some, score_prompts(self.model, prompts, ids), strict=True):
+                found.append([score_by(by, option, both) for option, both in zip(own, scores, strict=True)])
+        return found

@@ -1,0 +1,151 @@
+"""Few-shot prompting of a run: examples and inputs from tables, accuracy beside a baseline."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from qkv.data.records.formats import table_of
+from qkv.data.records.guess import choose
+from qkv.data.records.model import Role
+from qkv.data.records.table import Row, Table
+from qkv.data.records.values import Unusable, Values
+from qkv.generation.few_shot import LABEL, FewShot, FewShotAnswer, Template
+from qkv.runs.run import Run
+from qkv.spec.data import Data
+from qkv.spec.errors import UserError
+from qkv.spec.generation import Generation, Measure
+
+OPTIONS = "options"
+NUM_EXAMPLES = 8
+MAX_OPTIONS = 50
+"""Maximum number of labels of the examples that are options by themselves; of more, answers are generated."""
+_NAMES = {
+    "text": ("text", "sentence", "question", "review", "input", "prompt", "premise"),
+}
+_LABEL = Role(LABEL, "label", ("label", "answer", "class", "category", "target", "gold", "sentiment"))
+_OPTIONS = Role(OPTIONS, "labels", ("options", "choices", "endings"))
+
+
+class FewShotRows(NamedTuple):
+    """Rows of a table by field of the template; ``options`` of each row, if the table has such a column."""
+
+    rows: list[dict[str, str]]
+    options: list[tuple[str, ...]] | None
+    notes: list[str]
+
+
+class FewShotAccuracy(NamedTuple):
+    """Accuracy of answers, its interval of 95 % (Wilson 1927), and that of the best answer without reading."""
+
+    accuracy: float
+    low: float
+    high: float
+    baseline: float
+    baseline_name: str
+
+
+def read_rows(source: str, template: Template, option: str, columns: Mapping[str, str], labelled: bool) -> FewShotRows:
+    """Read the fields of ``template`` from the table in the file ``source``.
+
+    option: name of the command line's option, for messages. columns: column of a field; default: guessed. labelled:
+    True if labels are needed; else they are read if the table has a column of that name, as options are. A label may
+    be the text, the index from 0 or the letter of one of its row's options. Raises ``UserError`` for a file that is not
+    a table, and rows that cannot be used.
+    """
+    fields = [Role(name, "text", _NAMES.get(name, (name,))) for name in template.fields]
+    table = table_of(source, Data(source=source), (*fields, _LABEL), option)
+    wanted, given = _wanted(table, columns, labelled)
+    choice = choose(table, [*fields, *wanted], given, option)
+    values = Values([*fields, *wanted], choice.columns, missing=table.missing, separator=choice.separator)
+    several = [] if _OPTIONS in wanted else None
+    found = FewShotRows([], several, [*table.notes, *([choice.note] if choice.note else [])])
+    for row in table.rows:
+        if not isinstance(row, Row):
+            raise UserError(f"{option}: {table.place(row.line)} cannot be read: {row.reason}")
+        try:
+            own = values(row)
+        except Unusable as error:
+            raise UserError(f"{option}: {table.place(row.line)}: {error}") from None
+        if several is not None:
+            several.append(tuple(own.pop(OPTIONS)))
+            if LABEL in own:
+                own[LABEL] = _named(own[LABEL], several[-1])
+        found.rows.append(own)
+    if not found.rows:
+        raise UserError(f"{option}: {table.name} has no rows")
+    return found
+
+
+def _wanted(table: Table, columns: Mapping[str, str], labelled: bool) -> tuple[list[Role], dict[str, str]]:
+    """Which of label and options to read: those asked for, and those that the table has by name; and their columns."""
+    known = {name.lower(): name for name in table.columns}
+    wanted, given = [], dict(columns)
+    for role, needed in ((_LABEL, labelled), (_OPTIONS, False)):
+        column = next((known[name] for name in role.names if name in known), None)
+        if needed or role.name in columns or column is not None:
+            wanted.append(role)
+        if column is not None:
+            given.setdefault(role.name, column)
+    return wanted, given
+
+
+def _named(label: str, options: Sequence[str]) -> str:
+    """Option that a label names: by its text, its index from 0, or its letter."""
+    if label in options:
+        return label
+    place = int(label) if label.isdecimal() else ord(label) - ord("A") if len(label) == 1 else -1
+    if not 0 <= place < len(options):
+        raise UserError(f"the label {label!r} is none of the options {', '.join(map(repr, options))}")
+    return options[place]
+
+
+def few_shot(run: Run, examples: Sequence[Mapping[str, str]], template: Template, count: int, seed: int) -> FewShot:
+    """Prompt of ``run`` with ``count`` of the examples, drawn with ``seed`` if there are more."""
+    chosen = list(examples)
+    if len(chosen) > count:
+        chosen = random.Random(seed).sample(chosen, count)
+    return FewShot(run.model, run.tokenizer, chosen, template)
+
+
+def options_of(examples: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
+    """Distinct labels of the examples in alphabetical order; none if there are more than ``MAX_OPTIONS``."""
+    labels = sorted({row[LABEL] for row in examples})
+    return tuple(labels) if len(labels) <= MAX_OPTIONS else ()
+
+
+def answers(
+    prompt: FewShot,
+    inputs: Sequence[Mapping[str, str]],
+    options: Sequence[Sequence[str]] | None,
+    by: Measure = "sum",
+    calibrate: bool = False,
+    generation: Generation | None = None,
+) -> list[FewShotAnswer]:
+    """Answer each input: the best of its options, or without options a generated text, by default greedy.
+
+    Examples that do not fit the model's positions are dropped.
+    """
+    generation = generation or Generation(temperature=0.0, max_new_tokens=32)
+    prompt = prompt.fitted(inputs, 0 if options else generation.max_new_tokens)
+    return prompt.choose(inputs, options, by, calibrate) if options else prompt.write(inputs, generation)
+
+
+def accuracy(
+    rows: Sequence[Mapping[str, str]], found: Sequence[FewShotAnswer], options: Sequence[Sequence[str]] | None
+) -> FewShotAccuracy:
+    """Accuracy of answers to labelled rows. The baseline is the most frequent label of these rows, or chance if each
+    row has options of its own.
+    """
+    from scipy.stats import binomtest
+
+    right = sum(answer.text == row[LABEL] for row, answer in zip(rows, found, strict=True))
+    interval: Any = binomtest(right, len(rows)).proportion_ci(0.95, "wilson")
+    if options and len(set(map(tuple, options))) > 1:
+        name, baseline = "chance", sum(1 / len(own) for own in options) / len(options)
+    else:
+        ((label, times),) = Counter(row[LABEL] for row in rows).most_common(1)
+        name, baseline = f"most frequent label ({label})", times / len(rows)
+    return FewShotAccuracy(right / len(rows), interval.low, interval.high, baseline, name)
