@@ -1,14 +1,20 @@
 """Execution of every code block of every page, in order, in a folder with a sample text and tables.
 
 ``yaml`` is written to the file named in its first line and read. ``python`` blocks of a page share a namespace. In
-``bash``, lines with ``qkv`` are executed and lines with ``make`` must name targets. Training is shortened to two steps
+``bash``, lines with ``qkv`` are executed and lines with ``make`` must name targets; a server, ``qkv serve … &``, runs
+until the end of the page, and ``curl`` asks it. Training is shortened to two steps
 of two rows. Blocks of output name every metric that the same verb prints in such a run.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
@@ -47,6 +53,20 @@ SHORT = (
 SHOWN = ("text", "{toctree}", "{include}", "{eval-rst}", "{raw}")
 ELSEWHERE = ("pip install", ".ci/run")
 WITH_CODE = [page for page in PAGES if any(block.language not in SHOWN for block in blocks(page))]
+
+
+SERVERS: list[subprocess.Popen[str]] = []
+"""Servers that the page has started."""
+
+
+@pytest.fixture
+def servers() -> Iterator[None]:
+    """Servers of a page end with it."""
+    yield
+    while SERVERS:
+        with SERVERS.pop() as served:
+            served.terminate()
+            assert served.wait(60) == 0
 
 
 @pytest.fixture
@@ -95,10 +115,26 @@ def run_python(block: Block, names: dict[str, Any]) -> None:
     exec(compile(block.text, block.where, "exec"), names)
 
 
+def start_server(words: list[str]) -> None:
+    """Start a server in a process, and wait until it serves."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", *words]
+    SERVERS.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
+    said = SERVERS[-1].stdout
+    assert said is not None
+    assert any(line.startswith("serving at") for line in said), shlex.join(words)
+
+
 def run_bash(block: Block, _: dict[str, Any]) -> None:
     for line in block.text.splitlines():
         words = shlex.split(line, comments=True)
-        if words[0] == "qkv":
+        if words[-1] == "&":
+            start_server(words[:-1])
+        elif words[0] == "curl":
+            if shutil.which("curl"):
+                done = subprocess.run([*words, "--silent", "--fail"], check=False, capture_output=True, text=True)
+                assert done.returncode == 0, f"{block.where}: {line}"
+        elif words[0] == "qkv":
             assert main(words[1:]) == 0, f"{block.where}: {line}"
         elif words[0] == "make":
             assert words[1] in make_targets(), f"{block.where}: there is no target {words[1]!r}"
@@ -114,7 +150,7 @@ def make_targets() -> list[str]:
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.relative_to(ROOT).as_posix())
-@pytest.mark.usefixtures("reader")
+@pytest.mark.usefixtures("reader", "servers")
 def test_page(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
     printed: list[tuple[str, str]] = []
