@@ -69,7 +69,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     folder: Path = tmp_path_factory.mktemp("runs")
     return {
         "rope": models.text_run(folder),
-        "bytes": models.text_run(folder, "window", models.byte_pairs()),
+        "bytes": models.text_run(folder, "window", models.byte_pairs("bos", "eos")),
         "linear": models.text_run(folder, "linear"),
         "gru": models.text_run(folder, "gru"),
         "translation": models.translation_run(folder),

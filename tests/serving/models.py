@@ -23,9 +23,9 @@ def characters() -> Tokenizer:
     return train(spec.Characters(), [TEXT]).with_specials(("eos",))
 
 
-def byte_pairs() -> Tokenizer:
-    """Byte-level BPE: a character can have several tokens."""
-    return train(spec.BPE(vocab_size=270), [TEXT]).with_specials(("bos", "eos"))
+def byte_pairs(*specials: str) -> Tokenizer:
+    """Byte-level BPE, in which a character can have several tokens; without special tokens no text ends early."""
+    return train(spec.BPE(vocab_size=270), [TEXT]).with_specials(specials)
 
 
 def run_of(folder: Path, tokenizer: Tokenizer, model: dict[str, Any], **recipe: Any) -> Run:
@@ -53,4 +53,6 @@ def translation_run(folder: Path) -> Run:
         "blocks": [{"branches": ["attention", "cross_attention", "feed_forward"]}],
         "encoder": {"blocks": [{"branches": ["attention(mask=full)", "feed_forward"]}], "context_length": 64},
     }
-    return run_of(folder, byte_pairs(), model, task="translation", sample={"max_new_tokens": 12, "temperature": 0.0})
+    return run_of(
+        folder, byte_pairs("bos", "eos"), model, task="translation", sample={"max_new_tokens": 12, "temperature": 0.0}
+    )
