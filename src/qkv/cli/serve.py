@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from qkv.cli.runs import run_or_published
 from qkv.interop.places import is_sentence_folder
 from qkv.spec.errors import UserError
 
+_NEEDED = ("starlette", "uvicorn", "prometheus_client", "jinja2")
 KEY = "QKV_API_KEY"
 """Environment variable with the key."""
 EXAMPLES = """\
@@ -21,37 +23,47 @@ QKV_API_KEY=secret qkv serve my-checkpoint --host 0.0.0.0
 """
 
 
+_Runs = Annotated[
+    list[str],
+    typer.Argument(metavar="RUN [NAME=RUN2 ...]", help="Run folders or published models, with a name if wanted."),
+]
+_Host = Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen at.")]
+_Port = Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 for a free one.")]
+_ApiKey = Annotated[str | None, typer.Option(metavar="KEY", help=f"Key that clients have to send; also from {KEY}.")]
+_Cors = Annotated[
+    list[str] | None, typer.Option(metavar="ORIGIN", help="Let pages of this origin ask; '*' for all; repeatable.")
+]
+_MaxBody = Annotated[int, typer.Option(metavar="BYTES", min=1, help="Maximum size of a request.")]
+_MaxTokens = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="Maximum tokens of a prompt and its answer; default: the context length."),
+]
+_MaxBatch = Annotated[int, typer.Option(metavar="N", min=1, help="Texts written at once, per model.")]
+_MaxQueue = Annotated[int, typer.Option(metavar="N", min=1, help="Texts that wait, per model.")]
+_Memory = Annotated[
+    int | None, typer.Option(metavar="BYTES", min=1, help="Budget of decoding states, per model; more waits.")
+]
+_Timeout = Annotated[
+    float | None, typer.Option(metavar="SECONDS", min=0, help="Maximum time of a request; default: none.")
+]
+_Patience = Annotated[
+    float | None, typer.Option(metavar="SECONDS", min=0, help="Time to finish at the end; default: as it needs.")
+]
+
+
 def serve_command(
-    runs: Annotated[
-        list[str],
-        typer.Argument(metavar="RUN [NAME=RUN2 ...]", help="Run folders or published models, with a name if wanted."),
-    ],
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 for a free one.")] = 8000,
-    api_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help=f"Key that clients have to send; also from {KEY}.")
-    ] = None,
-    cors: Annotated[
-        list[str] | None, typer.Option(metavar="ORIGIN", help="Let pages of this origin ask; '*' for all; repeatable.")
-    ] = None,
-    max_body: Annotated[int, typer.Option(metavar="BYTES", min=1, help="Maximum size of a request.")] = 8 * 2**20,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, help="Maximum tokens of a prompt and its answer; default: the context length."
-        ),
-    ] = None,
-    max_batch: Annotated[int, typer.Option(metavar="N", min=1, help="Texts written at once, per model.")] = 32,
-    max_queue: Annotated[int, typer.Option(metavar="N", min=1, help="Texts that wait, per model.")] = 1000,
-    memory: Annotated[
-        int | None, typer.Option(metavar="BYTES", min=1, help="Budget of decoding states, per model; more waits.")
-    ] = None,
-    timeout: Annotated[
-        float | None, typer.Option(metavar="SECONDS", min=0, help="Maximum time of a request; default: none.")
-    ] = None,
-    patience: Annotated[
-        float | None, typer.Option(metavar="SECONDS", min=0, help="Time to finish at the end; default: as it needs.")
-    ] = None,
+    runs: _Runs,
+    host: _Host = "127.0.0.1",
+    port: _Port = 8000,
+    api_key: _ApiKey = None,
+    cors: _Cors = None,
+    max_body: _MaxBody = 8 * 2**20,
+    max_tokens: _MaxTokens = None,
+    max_batch: _MaxBatch = 32,
+    max_queue: _MaxQueue = 1000,
+    memory: _Memory = None,
+    timeout: _Timeout = None,
+    patience: _Patience = None,
 ) -> None:
     """Serve models over HTTP in the form of OpenAI's interface, and a page to try them in a browser."""
     folders = _named(runs)
@@ -89,10 +101,6 @@ def _named(runs: list[str]) -> dict[str, Path]:
 
 def _check_installed() -> None:
     """Raise ``UserError`` if the libraries of the server are missing."""
-    try:
-        import jinja2  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise UserError(f"serving needs {error.name}, which is not installed; pip install 'qkv[serve]'") from None
+    missing = next((name for name in _NEEDED if find_spec(name) is None), None)
+    if missing is not None:
+        raise UserError(f"serving needs {missing}, which is not installed; pip install 'qkv[serve]'")

@@ -24,7 +24,7 @@ from qkv.serving.worker import Mailbox
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedTexts:
     """What one HTTP request asks for. read: number of prompt tokens."""
 
     model: ServedModel
@@ -35,7 +35,7 @@ class Asked:
     metrics: Metrics
 
 
-async def answer(http: HttpRequest, asked: Asked) -> Response:
+async def answer(http: HttpRequest, asked: AskedTexts) -> Response:
     """Submit the requests, and answer as the body asks: whole, or streamed. Raises ``UserError`` and ``ApiError``."""
     begun, most = time.monotonic(), asked.model.limits.queue
     if len(asked.requests) > most:
@@ -50,13 +50,13 @@ async def answer(http: HttpRequest, asked: Asked) -> Response:
         _close(asked, mailbox)
 
 
-def _close(asked: Asked, mailbox: Mailbox) -> None:
+def _close(asked: AskedTexts, mailbox: Mailbox) -> None:
     """Cancel what the client has left unfinished."""
     asked.metrics.count_texts(asked.model.name, "cancelled", len(mailbox.open))
     asked.model.worker.cancel(mailbox)
 
 
-async def _whole(asked: Asked, pieces: AsyncIterator[tuple[int, TextDelta]]) -> dict[str, Any]:
+async def _whole(asked: AskedTexts, pieces: AsyncIterator[tuple[int, TextDelta]]) -> dict[str, Any]:
     texts = [Written() for _ in asked.requests]
     async for index, piece in pieces:
         raise_failed(piece)
@@ -66,7 +66,7 @@ async def _whole(asked: Asked, pieces: AsyncIterator[tuple[int, TextDelta]]) -> 
     return {**_head(asked, asked.form.whole), "choices": choices, "usage": usage}
 
 
-async def _events(asked: Asked, pieces: AsyncIterator[tuple[int, TextDelta]]) -> AsyncIterator[bytes]:
+async def _events(asked: AskedTexts, pieces: AsyncIterator[tuple[int, TextDelta]]) -> AsyncIterator[bytes]:
     """Chunks of a streamed answer; an error after its start is an event of its own."""
     head, written = _head(asked, asked.form.chunk), 0
     usual = {"usage": None} if asked.body.wants_usage else {}
@@ -99,12 +99,12 @@ def _event(content: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
-def _head(asked: Asked, name: str) -> dict[str, Any]:
+def _head(asked: AskedTexts, name: str) -> dict[str, Any]:
     identity = f"{asked.form.prefix}-{uuid.uuid4().hex}"
     return {"id": identity, "object": name, "created": int(time.time()), "model": asked.model.name}
 
 
-def _usage(asked: Asked, written: int) -> dict[str, int]:
+def _usage(asked: AskedTexts, written: int) -> dict[str, int]:
     return {"prompt_tokens": asked.read, "completion_tokens": written, "total_tokens": asked.read + written}
 
 

@@ -7,7 +7,7 @@ import asyncio
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from qkv.serving.answers import Asked, answer
+from qkv.serving.answers import AskedTexts, answer
 from qkv.serving.bodies import ChatBody, CompletionBody
 from qkv.serving.errors import ApiError, as_api_error
 from qkv.serving.forms import ChatForm, CompletionForm
@@ -43,7 +43,7 @@ def _writer(service: Service, name: str | None) -> ServedModel:
     return model
 
 
-def _asked_to_continue(model: ServedModel, body: CompletionBody, service: Service) -> Asked:
+def _asked_to_continue(model: ServedModel, body: CompletionBody, service: Service) -> AskedTexts:
     echoes, requests, read = list[str](), [], 0
     try:
         prompts = [model.prompt(given) for given in body.prompt]
@@ -59,10 +59,10 @@ def _asked_to_continue(model: ServedModel, body: CompletionBody, service: Servic
         sentence = "logprobs: they are those of new tokens, and echo asks for those of the prompt too; leave one out"
         raise ApiError(sentence, param="logprobs", code="invalid_value")
     form = CompletionForm(model.tokenizer, body.alternatives is not None, echoes)
-    return Asked(model, body, form, requests, read, service.metrics)
+    return AskedTexts(model, body, form, requests, read, service.metrics)
 
 
-def _asked_to_chat(model: ServedModel, body: ChatBody, service: Service) -> Asked:
+def _asked_to_chat(model: ServedModel, body: ChatBody, service: Service) -> AskedTexts:
     messages = [message.to_template() for message in body.messages]
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     try:
@@ -72,4 +72,4 @@ def _asked_to_chat(model: ServedModel, body: ChatBody, service: Service) -> Aske
     except UserError as error:
         raise as_api_error(error, "messages") from None
     form = ChatForm(model.tokenizer, body.alternatives is not None)
-    return Asked(model, body, form, requests, len(ids), service.metrics)
+    return AskedTexts(model, body, form, requests, len(ids), service.metrics)

@@ -10,10 +10,10 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from qkv.generation.requests import TextDelta
-from qkv.serving.worker import Counts, Mailbox, Worker
+from qkv.serving.worker import LoadCounts, Mailbox, Worker
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-GAUGES: Mapping[str, tuple[str, Callable[[Counts], int]]] = {
+GAUGES: Mapping[str, tuple[str, Callable[[LoadCounts], int]]] = {
     "qkv_requests_running": ("Texts that are being written.", lambda counts: counts.running),
     "qkv_requests_waiting": ("Texts, embeddings and predictions that wait.", lambda counts: counts.waiting),
     "qkv_state_bytes": ("Bytes of decoding states.", lambda counts: counts.nbytes),

@@ -72,7 +72,7 @@ class _Call(NamedTuple):
     future: asyncio.Future[Any]
 
 
-class Counts(NamedTuple):
+class LoadCounts(NamedTuple):
     """Texts that are written, texts and calls that wait, and bytes of decoding states."""
 
     running: int
@@ -94,12 +94,12 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name=f"model {name}", daemon=True)
 
     @property
-    def counts(self) -> Counts:
-        """Counts at this moment."""
+    def counts(self) -> LoadCounts:
+        """LoadCounts at this moment."""
         queued = self.requests
         if queued is None:
-            return Counts(0, len(self._calls), 0)
-        return Counts(queued.running, queued.waiting + len(self._calls), queued.nbytes)
+            return LoadCounts(0, len(self._calls), 0)
+        return LoadCounts(queued.running, queued.waiting + len(self._calls), queued.nbytes)
 
     @property
     def _idle(self) -> bool:
