@@ -44,6 +44,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
         "gradient after",
         "the curves are in",
     ),
+    "requests": ("left out: transformers", "6 requests", "qkv, one by one", "6 of 6 texts"),
     "startup": ("import qkv", "qkv --help"),
     "time_to_loss": ("left out: nanoGPT", "loss over the whole validation split", "qkv fast"),
     "translation": ("German to English", "BLEU tokenized", "nrefs:1", "the table and the curves are in"),
