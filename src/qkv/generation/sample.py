@@ -6,18 +6,22 @@ import math
 import random
 import secrets
 from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from qkv.generation import context
 from qkv.generation.engine import DecodedRow, Engine, Next, Reading
-from qkv.generation.filters import filtered, pick
+from qkv.generation.filters import checked, filtered, pick
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
+
+if TYPE_CHECKING:
+    from qkv.generation.speculate import Speculator
 
 
 class Sampling:
@@ -105,13 +109,7 @@ class Sampling:
             )
             tokens = pick(logits, self.generation, history, uniforms)
             sound = True
-        found: list[int] = tokens.tolist()
-        if not sound or max(found) >= logits.shape[-1]:
-            raise UserError(
-                "the model's logits are not finite, so no token can be sampled; "
-                "its weights are damaged or its training diverged"
-            )
-        return found
+        return checked(tokens.tolist(), logits.shape[-1], sound)
 
     def _seen(self, rows: Sequence[DecodedRow], device: torch.device) -> Tensor:
         """Tokens of each row in any order (B, N), for the repetition penalty.
@@ -132,18 +130,44 @@ class Sampling:
 
 
 def stream(
-    model: Transformer, prompts: Sequence[Sequence[int]], generation: Generation, capacity: int | None = None
+    model: Transformer,
+    prompts: Sequence[Sequence[int]],
+    generation: Generation,
+    capacity: int | None = None,
+    speculation: Speculator | None = None,
 ) -> Iterator[list[int]]:
-    """Yield the new token of each prompt, one list per step. See ``Sampling``; for stop strings see ``stream_text``."""
+    """Yield the new token of each prompt, one list per position. See ``Sampling``; for stop strings ``stream_text``.
+
+    ``speculation``: decode speculatively, see ``qkv.generation.speculate``.
+    """
     if generation.stop:
         raise UserError(
             "stop: stop strings need a tokenizer, and only token ids are given; "
             "generate with a tokenizer or without 'stop'"
         )
-    sampling = Sampling(model, prompts, generation, capacity)
+    sampling = sampler(model, prompts, generation, capacity, speculation)
+    done = [len(prompt) for prompt in prompts]
     with evaluating(model):
         while sampling.running:
-            yield [token for _, token in sampling.step()]
+            sampling.step()
+            while done and all(len(text) > place for text, place in zip(sampling.texts, done, strict=True)):
+                yield [text[place] for text, place in zip(sampling.texts, done, strict=True)]
+                done = [place + 1 for place in done]
+
+
+def sampler(
+    model: Transformer,
+    prompts: Sequence[Sequence[int]],
+    generation: Generation,
+    capacity: int | None = None,
+    speculation: Speculator | None = None,
+) -> Sampling:
+    """``Sampling``, or with ``speculation`` its form that decodes speculatively."""
+    return (
+        Sampling(model, prompts, generation, capacity)
+        if speculation is None
+        else speculation.sampling(model, prompts, generation, capacity)
+    )
 
 
 def generate(
@@ -151,7 +175,11 @@ def generate(
     prompts: Sequence[Sequence[int]],
     generation: Generation | None = None,
     capacity: int | None = None,
+    speculation: Speculator | None = None,
 ) -> list[list[int]]:
-    """Generate the new tokens of each prompt; see ``Sampling``. Raises ``UserError`` for invalid prompts or options."""
-    steps = list(stream(model, prompts, generation or Generation(), capacity))
+    """Generate the new tokens of each prompt; see ``Sampling``. Raises ``UserError`` for invalid prompts or options.
+
+    ``speculation``: decode speculatively, see ``qkv.generation.speculate``.
+    """
+    steps = list(stream(model, prompts, generation or Generation(), capacity, speculation))
     return [list(row) for row in zip(*steps, strict=True)] if steps else [[] for _ in prompts]
