@@ -185,8 +185,8 @@ class Engine:
             del row.tokens[length:]
         short = [place for place, row in enumerate(self.rows[: self._held]) if row.read > len(row.tokens)]
         if short and self.model.rewindable:
-            for row in self.rows:
-                row.read = max(row.start, min(row.read, len(row.tokens)))
+            for row in (self.rows[place] for place in short):
+                row.read = len(row.tokens) if self._in_place(row) else row.start
             left = [row.read - row.start for row in self.rows[: self._held]]
             assert self._state is not None
             self._state = self.model.rewind(self._state, torch.tensor(left))
@@ -194,13 +194,17 @@ class Engine:
             self._return(short)
         self._mark = None
 
+    def _in_place(self, row: DecodedRow) -> bool:
+        """True if the context of a row begins where its state does; it may have slid for tokens that were cut."""
+        return row.start == first_seen(len(row.tokens), self._limit)
+
     def _return(self, places: list[int]) -> None:
-        """Let the rows at ``places`` have the state of the mark again."""
+        """Let the rows at ``places`` have the state of the mark again; those that cannot are read from their start."""
         index, known = list(range(self._held)), self._mark.places if self._mark else {}
         for place in places:
             row = self.rows[place]
             i, start, read = known.get(row.key, (0, -1, 0))
-            if start == row.start and read <= len(row.tokens):
+            if start == row.start and read <= len(row.tokens) and self._in_place(row):
                 index[place], row.read = self._held + i, read
             else:
                 row.read = row.start

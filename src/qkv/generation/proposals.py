@@ -125,7 +125,9 @@ class Draft(Proposer):
             drawn = draw_by(chances, torch.tensor(uniforms, dtype=torch.float64, device=logits.device))
         tokens: list[int] = drawn.tolist()
         if max(tokens) >= logits.shape[-1]:
-            raise UserError("the draft model's logits are not finite, so it can propose no token; its weights are damaged")
+            raise UserError(
+                "the draft model's logits are not finite, so it can propose no token; its weights are damaged"
+            )
         for place, (row, token) in enumerate(zip(rows, tokens, strict=True)):
             found = self._found[row.key]
             found[0].append(token)
@@ -134,15 +136,18 @@ class Draft(Proposer):
 
 
 def _common(row: Sequence[int], text: Sequence[int], known: int) -> int:
-    """Number of first tokens in which both agree; that they do in the first ``known`` is known."""
-    length = min(known, len(text))
-    while length < min(len(row), len(text)) and row[length] == text[length]:
+    """Number of first tokens in which both agree, less than ``text`` has; that they do in ``known`` is known.
+
+    The last token of the text is read again if need be: the next one is predicted from it.
+    """
+    length, most = min(known, len(text)), min(len(row), len(text) - 1)
+    while length < most and row[length] == text[length]:
         length += 1
-    return length
+    return max(0, min(length, most))
 
 
 def history(texts: Sequence[Sequence[int]], like: Tensor) -> Tensor:
     """Tokens of each text (B, L) for the repetition penalty, on the device of ``like``; padded with its first token."""
     longest = max(map(len, texts))
-    padded = [[*text[:1] * (longest - len(text)), *text] for text in texts]
+    padded = [[*[text[0]] * (longest - len(text)), *text] for text in texts]
     return torch.tensor(padded, device=like.device)

@@ -37,6 +37,7 @@ from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation, Speculation
+from qkv.tokenizers.tokenizer import Tokenizer
 
 
 class Counts(NamedTuple):
@@ -86,6 +87,7 @@ class Speculator:
 
         Raises ``UserError`` for a draft that cannot propose for ``model``.
         """
+        refuse_beams(generation)
         if self.draft is not None:
             _check(model, self.draft)
         self.counts, self.gain = Counts(), Gain(self.speculation.adaptive)
@@ -107,6 +109,26 @@ class Speculator:
         return (
             f"speculation: {accepted} of {proposed} proposed tokens accepted, "
             f"{self.counts.mean_accepted:.2f} on average in {passes} passes; {speed}"
+        )
+
+
+def refuse_beams(generation: Generation) -> None:
+    """Raise ``UserError`` for beam search with speculation."""
+    if generation.num_beams > 1:
+        raise UserError(
+            f"num_beams is {generation.num_beams}, but beam search cannot decode speculatively; "
+            "leave num_beams at 1 or speculation out"
+        )
+
+
+def check_vocabularies(tokenizer: Tokenizer, draft: Tokenizer) -> None:
+    """Raise ``UserError`` unless equal ids are equal tokens in the tokenizers of a model and of its draft."""
+    own, other = (each.core.get_vocab(with_added_tokens=True) for each in (tokenizer, draft))
+    if own != other:
+        wrong = min((own.items() ^ other.items()), key=lambda item: (item[1], item[0]))
+        raise UserError(
+            f"the draft model has another vocabulary: the token {wrong[0]!r} with the id {wrong[1]} is in one of them "
+            "only; give a draft that was trained with the same tokenizer"
         )
 
 
@@ -156,7 +178,9 @@ class SpeculativeSampling(Sampling):
 
     def _proposed(self) -> dict[int, Proposal]:
         """Proposals for the rows of the next step."""
-        counts = {row.key: count for place, row in enumerate(self._engine.rows) if (count := self._room(place, row)) > 0}
+        counts = {
+            row.key: count for place, row in enumerate(self._engine.rows) if (count := self._room(place, row)) > 0
+        }
         return self._proposer.propose({key: self.texts[key] for key in self.running}, counts) if counts else {}
 
     def _room(self, place: int, row: DecodedRow) -> int:
@@ -232,7 +256,7 @@ class SpeculativeSampling(Sampling):
         return torch.tensor(numbers, dtype=torch.float64, device=like.device)
 
     def _accepted(self, rows: Sequence[DecodedRow], counts: Sequence[int], p: Tensor) -> list[list[int]]:
-        """New tokens of each row, of which proposals were drawn from a draft; p (M, V): as plain sampling would draw."""
+        """New tokens of each row, whose proposals a draft drew; p (M, V): distributions of plain sampling."""
         firsts = [sum(counts[:place]) + place for place in range(len(counts))]
         found, weights = list[list[int]](), list[Tensor]()
         for row, first, ratios in zip(rows, firsts, self._ratios(rows, firsts, p), strict=True):
