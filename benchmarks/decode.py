@@ -23,6 +23,7 @@ import torch
 
 import qkv
 from qkv.generation.sample import generate
+from qkv.models.transformer import Transformer
 from qkv.report.table import print_table
 from side_by_side import available, compare, in_turns, parser, say_ratio, say_where
 
@@ -42,13 +43,18 @@ def arguments() -> argparse.Namespace:
     return options.parse_args()
 
 
-def qkv_side(bf16: bool, smoke: bool) -> Generator:
-    """qkv's own ``generate`` with a state of fixed capacity."""
+def build_qkv(smoke: bool) -> Transformer:
+    """GPT-2 with random weights, or for a smoke test a tiny one."""
     width, layers, heads = (32, 1, 2) if smoke else (768, 12, 12)
     branches = [f"attention({heads})", "feed_forward(activation=gelu_tanh)"]
     frontend = {"kind": "text", "vocab_size": 128 if smoke else VOCAB}
     sizes = {"width": width, "num_layers": layers, "context_length": 1024}
-    model = qkv.build(qkv.Model.parse({**sizes, "frontend": frontend, "blocks": [{"branches": branches}]}))
+    return qkv.build(qkv.Model.parse({**sizes, "frontend": frontend, "blocks": [{"branches": branches}]})).eval()
+
+
+def qkv_side(bf16: bool, smoke: bool) -> Generator:
+    """qkv's own ``generate`` with a state of fixed capacity."""
+    model = build_qkv(smoke)
     model = model.bfloat16() if bf16 else model
 
     def run(prompts: list[list[int]], new: int) -> object:

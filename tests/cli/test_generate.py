@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -320,3 +321,49 @@ def test_a_damaged_run_gets_a_sentence(
     assert (said.code, said.out) == (2, "")
     assert sentence in said.err
     assert said.err.count("\n") == 1
+
+
+def test_look_up_prints_the_same_text_and_its_figures(qkv: Call, run: Path) -> None:
+    given = ("generate", run, "the quick", "--seed", 1, "--max-new-tokens", 40)
+    plain = qkv(*given)
+    for more in ((), ("--no-stream",)):
+        said = qkv(*given, "--lookup", 4, *more)
+        assert (said.code, said.out) == (0, plain.out)
+        assert re.fullmatch(
+            r"speculation: (\d+ of \d+ proposed tokens accepted, .*|no tokens were proposed)\n", said.err
+        )
+    ids = ("generate", run, "--ids", "1 2 3 1 2 3", "--temperature", 0, "--max-new-tokens", 20)
+    assert qkv(*ids, "--lookup", 4).out == qkv(*ids).out
+    several = ("generate", run, "the ", "--num-samples", 2, "--seed", 1, "--max-new-tokens", 20)
+    assert qkv(*several, "--lookup", 4).out == qkv(*several).out
+
+
+def test_a_draft_prints_the_same_greedy_text(qkv: Call, run: Path) -> None:
+    given = ("generate", run, "the quick", "--temperature", 0, "--max-new-tokens", 60)
+    said = qkv(*given, "--draft", run, "--draft-tokens", 3)
+    assert (said.code, said.out) == (0, qkv(*given).out)
+    found = re.match(r"speculation: (\d+) of (\d+) proposed tokens accepted, ", said.err)
+    assert found
+    assert 0 < int(found[1]) == int(found[2]), "the draft is the model itself"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--draft-tokens", 3), "--draft-tokens: it needs a draft model; name its run with --draft"),
+        (("--lookup", 3, "--draft-tokens", 3), "--draft-tokens: it needs a draft model, and --lookup has its own"),
+        (("--lookup", 3, "--draft", "RUN"), "--draft: tokens are proposed either by --lookup or by a draft model"),
+        (("--lookup", 0), "--lookup: 0"),
+        (("--draft", "RUN", "--draft-tokens", 0), "--draft-tokens: 0"),
+        (("--lookup", 3, "--num-beams", 2), "num_beams is 2, but beam search cannot decode speculatively"),
+        (("--lookup", 3, "--num-beams", 2, "--num-return", 2), "num_beams is 2, but beam search cannot"),
+        (("--lookup", 3, "--choose", "a", "--choose", "b"), "--lookup: --choose decodes no text token by token"),
+        (("--draft", "RUN", "--image", "a.png"), "--draft: --image decodes no text token by token"),
+    ],
+)
+def test_speculation_that_does_not_go_together(
+    qkv: Call, run: Path, options: tuple[object, ...], sentence: str
+) -> None:
+    said = qkv("generate", run, "the ", *(run if option == "RUN" else option for option in options))
+    assert (said.code, said.out) == (2, "")
+    assert sentence in said.err

@@ -362,6 +362,17 @@ def test_sources_that_cannot_be_read_are_refused(source: list[int] | None, sente
         queue_of(translator("last", "learned")).submit(Request([1], source=source))
 
 
+def test_without_a_tokenizer_requests_get_ids() -> None:
+    m = model("rope")
+    queue = RequestQueue(m, None)
+    queue.submit(Request([5, 1], SETTINGS[1]))
+    deltas = list(until_idle(queue))
+    assert tokens_by_number(deltas) == {0: alone(m, Request([5, 1], SETTINGS[1]))}
+    assert {delta.text for delta in deltas} == {""}
+    with pytest.raises(UserError, match="stop: stop strings need a tokenizer"):
+        queue.submit(Request([5, 1], Generation(stop=("a",))))
+
+
 def test_no_new_tokens_end_at_once() -> None:
     queue = queue_of(model("rope"))
     queue.submit(Request([1], Generation(max_new_tokens=0)))

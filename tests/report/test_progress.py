@@ -196,5 +196,5 @@ def test_units_in_parts_and_work_that_was_done_before(clock: Clock) -> None:
             clock.now += 2.0
             progress.update(done)
     lines = drawings(stream.getvalue())
-    assert "compare  70%  2/4 runs  0:24 left" in lines  # 50 parts a second, those done before not counted
+    assert "compare  70%  2.8/4 runs  0:24 left" in lines  # 50 parts a second, those done before not counted
     assert lines[-1] == "compare  3/4 runs  in 20 s"

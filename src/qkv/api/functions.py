@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from qkv.comparison.ranking import Ranking
     from qkv.comparison.scaling import Scaling
+    from qkv.generation.speculate import Speculator
     from qkv.inspection.cost import Cost
     from qkv.models.transformer import Transformer
     from qkv.runs.run import Run
@@ -182,13 +183,20 @@ def generate(
     ids: None = None,
     special: bool = False,
     tokenizer: Any = None,
+    speculation: Speculator | None = None,
     **options: Any,
 ) -> str:
     """Generate text after ``prompt``."""
 
 
 @overload
-def generate(run: Run | Transformer | str | Path, *, ids: Sequence[int], **options: Any) -> list[int]:
+def generate(
+    run: Run | Transformer | str | Path,
+    *,
+    ids: Sequence[int],
+    speculation: Speculator | None = None,
+    **options: Any,
+) -> list[int]:
     """Generate token ids after ``ids``."""
 
 
@@ -199,12 +207,15 @@ def generate(
     ids: Sequence[int] | None = None,
     special: bool = False,
     tokenizer: Any = None,
+    speculation: Speculator | None = None,
     **options: Any,
 ) -> str | list[int]:
     """Generate text after ``prompt``, without the prompt; or generate ids after ``ids``, without any tokenizer.
 
     ``run``: a run, its folder, or a model made by ``build``, which needs a ``tokenizer`` for text, as for ``save``.
     ``special``: read special tokens in the prompt, such as ``<|im_start|>``, as such; default: as plain text.
+    ``speculation``: a ``qkv.generation.speculate.Speculator``, to propose tokens by looking up n-grams in the text or
+    with a draft model; afterwards it has the figures of this call.
     ``options``: fields of ``qkv.spec.generation.Generation``: max_new_tokens, temperature, top_k, top_p, min_p,
     repetition_penalty, stop, seed, overflow; num_beams, length_penalty, early_stopping. Defaults are those of the
     recipe's ``sample``; with ``num_beams`` above 1, its sampling settings are ignored.
@@ -220,10 +231,10 @@ def generate(
     generation = sample.requested(**{"seed": None, **options})
     if ids is None:
         text = found.tokenizer.reading_special if special else found.tokenizer
-        return generate_text(found.model, text, prompt, generation)
+        return generate_text(found.model, text, prompt, generation, speculation=speculation)
     if prompt or special:
         raise UserError("'prompt' and 'special' apply to text, but 'ids' are given; leave one of them out")
-    return write_ids(found.model, ids, generation)
+    return write_ids(found.model, ids, generation, speculation)
 
 
 def generate_images(

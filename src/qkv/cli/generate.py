@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from qkv.cli.runs import Copy, RunFolder, output_file, run_folder, run_or_published
+from qkv.cli.speculation import Asked, asked, speculating
 from qkv.spec.errors import SpecError, UserError, nearest
 from qkv.spec.generation import Generation, Measure
 
 if TYPE_CHECKING:
+    from qkv.generation.speculate import Speculator
     from qkv.runs.run import Run
 
 EXAMPLES = """\
@@ -25,6 +27,8 @@ qkv generate runs/my "Once upon" --num-beams 4 --num-return 3
 qkv generate runs/my "The door was" --choose " open" --choose " closed"
 qkv generate runs/images --image images.png --num-samples 16
 qkv generate my-checkpoint --ids "464 2068 7586"
+qkv generate runs/my "Once upon" --lookup 8
+qkv generate runs/large "Once upon" --draft runs/small
 echo "Once upon" | qkv generate runs/my -
 """
 
@@ -66,6 +70,13 @@ _ChooseBy = Annotated[str | None, typer.Option(metavar="sum|token|character", he
 _Ids = Annotated[
     str | None, typer.Option(metavar="'N N …'", help="Continue these token ids and print ids; needs no tokenizer.")
 ]
+_LookUp = Annotated[
+    int | None, typer.Option("--lookup", metavar="N", help="Propose N tokens at a time by n-gram look-up in the text.")
+]
+_Draft = Annotated[
+    Path | None, typer.Option(metavar="RUN", help="Propose tokens by a smaller model with the same vocabulary.")
+]
+_DraftTokens = Annotated[int | None, typer.Option(metavar="N", help="Tokens that the draft proposes at a time; 4.")]
 _Special = Annotated[
     bool, typer.Option("--special", help="Parse special tokens in the prompt; default: as plain text.")
 ]
@@ -91,6 +102,9 @@ def generate_command(
     choose: _Choose = None,
     choose_by: _ChooseBy = None,
     ids: _Ids = None,
+    lookup: _LookUp = None,
+    draft: _Draft = None,
+    draft_tokens: _DraftTokens = None,
     special: _Special = False,
     image: _Image = None,
     label: _Label = None,
@@ -102,16 +116,17 @@ def generate_command(
     _checked(Generation(), chosen)  # before importing torch, which is slow
     _check_choice(chosen, choose, choose_by, num_samples)
     options = {**chosen, "seed": seed}
+    speculation = asked(lookup, draft, draft_tokens, copy, {"--image": image, "--choose": choose})
     if image is not None or label is not None:
         texts = {"a prompt": prompt, "--ids": ids, "--choose": choose, "--special": special}
         return _write_images(run, image, label, options, num_samples, texts)
     if ids is not None:
         _check_ids(prompt, special, choose, num_samples)
-        return _print_ids(_loaded(run, copy), ids, options)
+        return _print_ids(_loaded(run, copy), ids, options, speculation)
     loaded = _reading(_loaded(run, copy), special)
     if choose:
         return _print_choice(loaded, _prompt(prompt), choose, choose_by or "sum")
-    return _write(loaded, _prompt(prompt), options, num_samples, stream)
+    return _write(loaded, _prompt(prompt), options, num_samples, stream, speculation)
 
 
 def _loaded(run: Path, copy: bool) -> Run:
@@ -121,12 +136,13 @@ def _loaded(run: Path, copy: bool) -> Run:
     return load(folder, copy=copy)
 
 
-def _write(run: Run, prompt: str, options: dict[str, Any], count: int, stream: bool) -> None:
+def _write(run: Run, prompt: str, options: dict[str, Any], count: int, stream: bool, speculation: Asked | None) -> None:
     """Generate and print ``count`` texts after ``prompt``. Raises ``UserError`` for options that do not go together."""
     generation = _checked(run.recipe.sample, options)
     _check_beams(generation, options, count)
     _note_the_context(run, prompt, generation)
-    _print(run, prompt, generation, count, stream)
+    with speculating(speculation, run, generation) as speculator:
+        _print(run, prompt, generation, count, stream, speculator)
 
 
 def _write_images(
@@ -164,7 +180,7 @@ def _check_ids(prompt: str, special: bool, choose: list[str] | None, num_samples
         raise UserError(f"--ids: {given[0]} cannot be combined with it; leave one of them out")
 
 
-def _print_ids(run: Run, ids: str, options: dict[str, Any]) -> None:
+def _print_ids(run: Run, ids: str, options: dict[str, Any], speculation: Asked | None) -> None:
     """Print the given ids followed by the generated ones."""
     from qkv.generation.ids import write_ids
 
@@ -173,7 +189,9 @@ def _print_ids(run: Run, ids: str, options: dict[str, Any]) -> None:
     if wrong is not None:
         raise UserError(f"--ids: {wrong!r} is not an id; give whole numbers, as in --ids '1 2 3'")
     before = [int(word) for word in words]
-    after = write_ids(run.model, before, _checked(run.recipe.sample.changed(stop=()), options))
+    generation = _checked(run.recipe.sample.changed(stop=()), options)
+    with speculating(speculation, run, generation) as speculator:
+        after = write_ids(run.model, before, generation, speculator)
     typer.echo(" ".join(map(str, before + after)))
 
 
@@ -251,19 +269,21 @@ def _note_the_context(run: Run, prompt: str, generation: Generation) -> None:
         )
 
 
-def _print(run: Run, prompt: str, generation: Generation, count: int, stream: bool) -> None:
+def _print(
+    run: Run, prompt: str, generation: Generation, count: int, stream: bool, speculator: Speculator | None
+) -> None:
     if generation.num_return > 1:
         _print_best(run, prompt, generation)
     elif count > 1:
-        _print_several(run, prompt, generation, count)
+        _print_several(run, prompt, generation, count, speculator)
     else:
-        _print_one(run, prompt, generation, stream)
+        _print_one(run, prompt, generation, stream, speculator)
 
 
-def _print_one(run: Run, prompt: str, generation: Generation, stream: bool) -> None:
+def _print_one(run: Run, prompt: str, generation: Generation, stream: bool, speculator: Speculator | None) -> None:
     from qkv.generation.text import stream_text
 
-    pieces = stream_text(run.model, run.tokenizer, prompt, generation)
+    pieces = stream_text(run.model, run.tokenizer, prompt, generation, speculation=speculator)
     first = next(pieces, "")  # raise for a refused prompt before anything is printed
     for piece in (prompt, first, *([] if stream else ["".join(pieces)])):
         typer.echo(piece, nl=False)
@@ -273,10 +293,11 @@ def _print_one(run: Run, prompt: str, generation: Generation, stream: bool) -> N
     typer.echo()
 
 
-def _print_several(run: Run, prompt: str, generation: Generation, count: int) -> None:
+def _print_several(run: Run, prompt: str, generation: Generation, count: int, speculator: Speculator | None) -> None:
     from qkv.generation.text import generate_texts
 
-    for i, text in enumerate(generate_texts(run.model, run.tokenizer, [prompt] * count, generation), 1):
+    texts = generate_texts(run.model, run.tokenizer, [prompt] * count, generation, speculation=speculator)
+    for i, text in enumerate(texts, 1):
         typer.echo(f"--- {i} of {count}")
         typer.echo(prompt + text)
 

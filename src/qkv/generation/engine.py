@@ -7,10 +7,15 @@
 ``read`` is one forward pass over the tokens of each row that its state lacks: a whole prompt, or the token of the last
 step. Rows that begin, because they were just admitted or because their context slides, are read in a pass of their own
 and join the others; so rows can be admitted while others decode.
+
+``cut`` shortens texts and takes back what was read of them, for tokens that were only proposed. A state whose branches
+cannot drop positions, such as that of a GRU, returns to the copy made by ``mark``, and the tokens kept since then are
+read again.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,7 +28,7 @@ from qkv.generation.context import first_seen
 from qkv.layers.context import Memory
 from qkv.layers.signal import Signal
 from qkv.models.transformer import State, Transformer
-from qkv.state.tree import join, nbytes, overwrite, rows
+from qkv.state.tree import join, map_tensors, nbytes, overwrite, rows
 
 
 @dataclass
@@ -56,6 +61,13 @@ class Next(NamedTuple):
     parent: int
     tokens: Sequence[int]
     key: int | None = None
+
+
+class _Mark(NamedTuple):
+    """State to which a row can return: ``places`` maps its key to (row in ``state``, start, number of tokens read)."""
+
+    state: State
+    places: dict[int, tuple[int, int, int]]
 
 
 class _Part(NamedTuple):
@@ -96,6 +108,15 @@ class Reading:
         i = part.places.index(place)
         return self.model.head(part.vectors[i : i + 1, : part.counts[i]])[0]
 
+    def ends(self, counts: Sequence[int]) -> Tensor:
+        """Next-token logits (M, V) after each of the last ``counts[place]`` tokens of a row, M in all, row by row."""
+        where = {place: (part, i) for part in self.parts for i, place in enumerate(part.places)}
+        found: list[Tensor] = []
+        for place, count in enumerate(counts):
+            part, i = where[place]
+            found.append(part.vectors[i, part.counts[i] - count : part.counts[i]])
+        return self.model.head(torch.cat(found)[None])[0]
+
 
 Policy = Callable[[Sequence[DecodedRow], Reading], Sequence[Next]]
 """Function (rows, their forward pass) -> successors, in the order of the next batch; a row without one is evicted."""
@@ -112,6 +133,7 @@ class Engine:
         self._state: State | None = None
         self._held = 0
         """Number of first rows that the state contains; rows after them have not been read."""
+        self._mark: _Mark | None = None
 
     @property
     def nbytes(self) -> int:
@@ -139,6 +161,63 @@ class Engine:
         self._keep([place for place in kept if place < self._held])
         self.rows = [self.rows[place] for place in kept]
 
+    def room(self, place: int) -> int | None:
+        """Number of tokens that the state of a row can take after its text; None for any number.
+
+        0 for a row that the next step reads from the start of its context.
+        """
+        row, most = self.rows[place], [limit for limit in (self._limit, self.capacity) if limit is not None]
+        if place >= self._held or row.read <= row.start:
+            return 0
+        return max(0, min(most) - (len(row.tokens) - row.start)) if most else None
+
+    @torch.inference_mode()
+    def mark(self) -> None:
+        """Remember the state, so that ``cut`` can return to it; a state that can drop positions is not copied."""
+        if self._state is not None and not self.model.rewindable:
+            held = enumerate(self.rows[: self._held])
+            places = {row.key: (place, row.start, row.read) for place, row in held}
+            self._mark = _Mark(map_tensors(Tensor.clone, self._state), places)
+
+    @torch.inference_mode()
+    def cut(self, lengths: Sequence[int]) -> None:
+        """Shorten the text of each row to ``lengths`` tokens at most, and take back what was read after them.
+
+        A state that cannot drop positions returns to that of the latest ``mark``; a row without one is read from the
+        start of its context in the next step. The mark is used up.
+        """
+        for row, length in zip(self.rows, lengths, strict=True):
+            del row.tokens[length:]
+        short = [place for place, row in enumerate(self.rows[: self._held]) if row.read > len(row.tokens)]
+        if short and self.model.rewindable:
+            for row in (self.rows[place] for place in short):
+                row.read = len(row.tokens) if self._in_place(row) else row.start
+            left = [row.read - row.start for row in self.rows[: self._held]]
+            assert self._state is not None
+            self._state = self.model.rewind(self._state, torch.tensor(left))
+        elif short:
+            self._return(short)
+        self._mark = None
+
+    def _in_place(self, row: DecodedRow) -> bool:
+        """True if the context of a row begins where its state does; it may have slid for tokens that were cut."""
+        return row.start == first_seen(len(row.tokens), self._limit)
+
+    def _return(self, places: list[int]) -> None:
+        """Let the rows at ``places`` have the state of the mark again; those that cannot are read from their start."""
+        index, known = list(range(self._held)), self._mark.places if self._mark else {}
+        for place in places:
+            row = self.rows[place]
+            i, start, read = known.get(row.key, (0, -1, 0))
+            if start == row.start and read <= len(row.tokens) and self._in_place(row):
+                index[place], row.read = self._held + i, read
+            else:
+                row.read = row.start
+        if self._mark and index == list(range(self._held, self._held + len(known))):
+            self._state = self._mark.state
+        elif self._mark and max(index) >= self._held:
+            self._state = rows(join(self._state, self._mark.state), index)
+
     def _read(self) -> Reading:
         """Run the forward pass over the tokens that the state does not contain yet."""
         begun = self._beginning()
@@ -157,10 +236,12 @@ class Engine:
 
     def _beginning(self) -> list[int]:
         """Indices of the rows that must be read from the start: new rows, and those whose context window slides."""
-        limit, new = self._limit, range(self._held, len(self.rows))
-        if limit is None:
-            return list(new)
-        return [place for place, row in enumerate(self.rows) if place in new or len(row.tokens) - row.start > limit]
+        limit = math.inf if self._limit is None else self._limit
+        return [
+            place
+            for place, row in enumerate(self.rows)
+            if place >= self._held or row.read <= row.start or len(row.tokens) - row.start > limit
+        ]
 
     def _forward(self, places: list[int], state: State | None) -> tuple[_Part, State]:
         """Run the model on the new tokens of rows ``places``; without a state, from the start of their context."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.ops.at_least_single import at_least_single
+from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
 
 BELOW_ONE = 1.0 - 2.0**-52
@@ -128,7 +129,30 @@ def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
 
     A row depends on its own logits and uniform number alone. Rows with NaN or infinite logits return V.
     """
+    return draw_by(at_least_single(logits).softmax(-1), uniforms)
+
+
+def probabilities(logits: Tensor, generation: Generation, text: Tensor | None = None) -> Tensor:
+    """Probabilities (B, V) of sampling each token, at a temperature above 0: softmax(``filtered`` logits), float64."""
+    return filtered(at_least_single(logits), generation, text).double().softmax(-1)
+
+
+def draw_by(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Sample one token id per row, (B,), with probabilities in proportion to ``weights`` (B, V) >= 0; see ``draw``."""
     # Cumulative sums in float64: in float32 rounding errors exceed the tail probabilities of a large vocabulary.
-    reached = at_least_single(logits).softmax(-1).cumsum(-1, dtype=torch.float64)
+    reached = weights.cumsum(-1, dtype=torch.float64)
     aim = uniforms.unsqueeze(-1) * (reached[..., -1:] * BELOW_ONE)
     return torch.searchsorted(reached, aim, right=True).squeeze_(-1)
+
+
+def checked(tokens: list[int], size: int, sound: bool = True) -> list[int]:
+    """``tokens`` that were drawn from ``size`` logits each. Raises ``UserError`` for those of logits not finite.
+
+    ``sound``: False if other signs of such logits were found.
+    """
+    if not sound or max(tokens) >= size:
+        raise UserError(
+            "the model's logits are not finite, so no token can be sampled; "
+            "its weights are damaged or its training diverged"
+        )
+    return tokens

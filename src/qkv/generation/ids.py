@@ -6,13 +6,18 @@ from collections.abc import Sequence
 
 from qkv.generation.beam import beam_search
 from qkv.generation.sample import generate
+from qkv.generation.speculate import Speculator
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
 
 
-def write_ids(model: Transformer, ids: Sequence[int], generation: Generation) -> list[int]:
+def write_ids(
+    model: Transformer, ids: Sequence[int], generation: Generation, speculation: Speculator | None = None
+) -> list[int]:
     """Generate token ids after ``ids``: a sample, or the best beam if num_beams > 1.
+
+    ``speculation``: decode speculatively, see ``qkv.generation.speculate``.
 
     Raises ``UserError`` for ids outside the vocabulary, an encoder–decoder, stop strings and num_return > 1.
     """
@@ -32,6 +37,6 @@ def write_ids(model: Transformer, ids: Sequence[int], generation: Generation) ->
         raise UserError(
             f"ids: {given} given; allowed: at least one id, each from 0 to {(model.spec.vocab_size or 0) - 1}"
         )
-    if generation.num_beams > 1:
+    if generation.num_beams > 1 and speculation is None:
         return beam_search(model, [list(ids)], generation)[0][0].tokens
-    return generate(model, [list(ids)], generation)[0]
+    return generate(model, [list(ids)], generation, speculation=speculation)[0]

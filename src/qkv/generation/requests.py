@@ -30,7 +30,6 @@ from qkv.generation.sample import Drawn, Sampling, TokenScore
 from qkv.generation.writer import PROMPT_END, TextWriter
 from qkv.layers.context import Memory
 from qkv.layers.signal import Signal
-from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
@@ -99,16 +98,18 @@ class RequestQueue:
     def __init__(
         self,
         model: Transformer,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         budget: int | None = None,
         max_batch: int = 32,
         max_queue: int = 1000,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Create an empty queue. budget: bytes of decoding states, see above; None for no bound. max_batch: maximum
-        number of running requests. max_queue: maximum number of waiting ones. clock: seconds, for deadlines.
+        """Create an empty queue, and set the model to evaluation mode. tokenizer: None for ids without text.
+
+        budget: bytes of decoding states, see above; None for no bound. max_batch: maximum number of running requests.
+        max_queue: maximum number of waiting ones. clock: seconds, for deadlines.
         """
-        self.model, self.tokenizer, self.clock = model, tokenizer, clock
+        self.model, self.tokenizer, self.clock = model.eval(), tokenizer, clock
         self.budget, self.max_batch, self.max_queue = budget, max_batch, max_queue
         self._sampling = Sampling(model, [], Generation())
         self._waiting: deque[_Waiting] = deque()
@@ -170,13 +171,12 @@ class RequestQueue:
         """End what is past its deadline, admit what fits, sample one token for each running request."""
         now = self.clock()
         self._end([each for each in self._all() if each.until is not None and each.until <= now], "deadline")
-        with evaluating(self.model):
-            self._admit()
-            try:
-                drawn = self._sampling.step() if self._running else []
-            except (UserError, RuntimeError, MemoryError) as error:
-                self._fail(error)
-                drawn = []
+        self._admit()
+        try:
+            drawn = self._sampling.step() if self._running else []
+        except (UserError, RuntimeError, MemoryError) as error:
+            self._fail(error)
+            drawn = []
         pieces = [self._piece(each) for each in drawn]
         ended, self._ended = self._ended, []
         return ended + [piece for piece in pieces if piece.tokens or piece.text or piece.finished]
@@ -185,6 +185,8 @@ class RequestQueue:
         """Raise ``UserError`` for a request that the model cannot answer."""
         if request.generation.num_beams > 1:
             raise UserError(f"num_beams is {request.generation.num_beams}, but requests are sampled; leave it at 1")
+        if request.generation.stop and self.tokenizer is None:
+            raise UserError("stop: stop strings need a tokenizer, and only token ids are given")
         context.check(self.model, [request.prompt], request.generation)
         if (request.source is None) == (self.model.encoder is not None):
             wanted = "needs a source for its encoder" if request.source is None else "has no encoder to read a source"
@@ -296,5 +298,4 @@ def _bytes_per_source_position(model: Transformer) -> int:
         memory = model.encode(torch.zeros(1, length, dtype=torch.long, device=model.device))
         return nbytes(memory) + nbytes(model.init_state(1, 1, memory))
 
-    with evaluating(model):
-        return held(2) - held(1)
+    return held(2) - held(1)

@@ -7,20 +7,23 @@ import random
 import secrets
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from qkv.generation import context
 from qkv.generation.engine import DecodedRow, Engine, Next, Reading
-from qkv.generation.filters import filtered, pick
+from qkv.generation.filters import checked, filtered, pick
 from qkv.layers.context import Memory
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
 from qkv.spec.generation import DRAWING, Generation
+
+if TYPE_CHECKING:
+    from qkv.generation.speculate import Speculator
 
 
 class TokenScore(NamedTuple):
@@ -79,7 +82,7 @@ class Sampling:
         self.engine = Engine(model, self._chosen, capacity)
         self._rows: dict[int, _Row] = {}
         self._first = _seed(generation)
-        self._count = 0
+        self._admitted = 0
         self._drawn: list[Drawn] = []
         self._history: tuple[list[int], Tensor] | None = None
         self.admit(prompts)
@@ -108,8 +111,8 @@ class Sampling:
                 f"num_beams is {settings.num_beams}, but sampling has no beams; call qkv.generation.beam.beam_search"
             )
         context.check(self.model, prompts, settings)
-        added = list(range(self._count, self._count + len(prompts)))
-        self._count += len(prompts)
+        added = list(range(self._admitted, self._admitted + len(prompts)))
+        self._admitted += len(prompts)
         first = self._first + added[0] if generation is None and added else _seed(settings)
         for i, (row, prompt) in enumerate(zip(added, prompts, strict=True)):
             self.texts[row] = list(prompt)
@@ -141,10 +144,11 @@ class Sampling:
         self._drawn = [Drawn(row.key, tokens[i], scores.get(i)) for i, row in enumerate(rows)]
         for key, token, _ in self._drawn:
             self.texts[key].append(token)
-        going = (place for place, drawn in enumerate(self._drawn) if not self._is_full(drawn.row))
+        going = (place for place, drawn in enumerate(self._drawn) if not self.is_full(drawn.row))
         return [Next(place, tokens[place : place + 1]) for place in going]
 
-    def _is_full(self, row: int) -> bool:
+    def is_full(self, row: int) -> bool:
+        """True if the text of a row has reached its maximum length."""
         return len(self.texts[row]) >= self._rows[row].most
 
     def _tokens(self, rows: Sequence[DecodedRow], logits: Tensor) -> list[int]:
@@ -174,13 +178,7 @@ class Sampling:
             )
             tokens = pick(logits, generation, history, uniforms)
             sound = True
-        found: list[int] = tokens.tolist()
-        if not sound or max(found) >= logits.shape[-1]:
-            raise UserError(
-                "the model's logits are not finite, so no token can be sampled; "
-                "its weights are damaged or its training diverged"
-            )
-        return found
+        return checked(tokens.tolist(), logits.shape[-1], sound)
 
     def _scores(self, rows: Sequence[DecodedRow], logits: Tensor, tokens: Sequence[int]) -> dict[int, TokenScore]:
         """Scores of the drawn tokens, by place in the batch, for the rows that ask for them."""
@@ -223,18 +221,44 @@ def _filters(generation: Generation) -> tuple[object, ...]:
 
 
 def stream(
-    model: Transformer, prompts: Sequence[Sequence[int]], generation: Generation, capacity: int | None = None
+    model: Transformer,
+    prompts: Sequence[Sequence[int]],
+    generation: Generation,
+    capacity: int | None = None,
+    speculation: Speculator | None = None,
 ) -> Iterator[list[int]]:
-    """Yield the new token of each prompt, one list per step. See ``Sampling``; for stop strings see ``stream_text``."""
+    """Yield the new token of each prompt, one list per position. See ``Sampling``; for stop strings ``stream_text``.
+
+    ``speculation``: decode speculatively, see ``qkv.generation.speculate``.
+    """
     if generation.stop:
         raise UserError(
             "stop: stop strings need a tokenizer, and only token ids are given; "
             "generate with a tokenizer or without 'stop'"
         )
-    sampling = Sampling(model, prompts, generation, capacity)
+    sampling = sampler(model, prompts, generation, capacity, speculation)
+    done = [len(prompt) for prompt in prompts]
     with evaluating(model):
         while sampling.running:
-            yield [drawn.token for drawn in sampling.step()]
+            sampling.step()
+            while done and all(len(text) > place for text, place in zip(sampling.texts.values(), done, strict=True)):
+                yield [text[place] for text, place in zip(sampling.texts.values(), done, strict=True)]
+                done = [place + 1 for place in done]
+
+
+def sampler(
+    model: Transformer,
+    prompts: Sequence[Sequence[int]],
+    generation: Generation,
+    capacity: int | None = None,
+    speculation: Speculator | None = None,
+) -> Sampling:
+    """``Sampling``, or with ``speculation`` its form that decodes speculatively."""
+    return (
+        Sampling(model, prompts, generation, capacity)
+        if speculation is None
+        else speculation.sampling(model, prompts, generation, capacity)
+    )
 
 
 def generate(
@@ -242,7 +266,11 @@ def generate(
     prompts: Sequence[Sequence[int]],
     generation: Generation | None = None,
     capacity: int | None = None,
+    speculation: Speculator | None = None,
 ) -> list[list[int]]:
-    """Generate the new tokens of each prompt; see ``Sampling``. Raises ``UserError`` for invalid prompts or options."""
-    steps = list(stream(model, prompts, generation or Generation(), capacity))
+    """Generate the new tokens of each prompt; see ``Sampling``. Raises ``UserError`` for invalid prompts or options.
+
+    ``speculation``: decode speculatively, see ``qkv.generation.speculate``.
+    """
+    steps = list(stream(model, prompts, generation or Generation(), capacity, speculation))
     return [list(row) for row in zip(*steps, strict=True)] if steps else [[] for _ in prompts]

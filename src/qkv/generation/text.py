@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from qkv.generation.beam import Hypothesis, beam_search
-from qkv.generation.sample import Sampling
+from qkv.generation.sample import sampler
+from qkv.generation.speculate import Speculator, refuse_beams
 from qkv.generation.writer import PROMPT_END, TextWriter
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
@@ -21,13 +22,15 @@ def generate_text(
     prompt: str,
     generation: Generation | None = None,
     capacity: int | None = None,
+    speculation: Speculator | None = None,
 ) -> str:
     """Generate text after ``prompt`` and return it without the prompt; with num_beams > 1 the text with the best score.
 
-    An empty prompt is replaced by a line break. Raises ``UserError`` for invalid prompts or options. ``best_texts``
-    returns several beams.
+    An empty prompt is replaced by a line break. ``speculation``: decode speculatively, see
+    ``qkv.generation.speculate``. Raises ``UserError`` for invalid prompts or options. ``best_texts`` returns several
+    beams.
     """
-    return "".join(stream_text(model, tokenizer, prompt, generation, capacity))
+    return "".join(stream_text(model, tokenizer, prompt, generation, capacity, speculation))
 
 
 def stream_text(
@@ -36,9 +39,11 @@ def stream_text(
     prompt: str,
     generation: Generation | None = None,
     capacity: int | None = None,
+    speculation: Speculator | None = None,
 ) -> Iterator[str]:
     """Yield the text of ``generate_text`` in pieces as it is generated; with num_beams > 1 as one piece at the end."""
-    return (piece for _, piece in _pieces(model, tokenizer, [prompt], generation or Generation(), capacity))
+    pieces = _pieces(model, tokenizer, [prompt], generation or Generation(), capacity, speculation)
+    return (piece for _, piece in pieces)
 
 
 def generate_texts(
@@ -47,13 +52,14 @@ def generate_texts(
     prompts: Sequence[str],
     generation: Generation | None = None,
     capacity: int | None = None,
+    speculation: Speculator | None = None,
 ) -> list[str]:
     """Generate text after each prompt in one batch.
 
     Row i uses seed ``generation.seed + i``; finished rows leave the batch.
     """
     texts = [""] * len(prompts)
-    for row, piece in _pieces(model, tokenizer, prompts, generation or Generation(), capacity):
+    for row, piece in _pieces(model, tokenizer, prompts, generation or Generation(), capacity, speculation):
         texts[row] += piece
     return texts
 
@@ -96,14 +102,21 @@ def best_texts(
 
 
 def _pieces(
-    model: Transformer, tokenizer: Tokenizer, prompts: Sequence[str], generation: Generation, capacity: int | None
+    model: Transformer,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    generation: Generation,
+    capacity: int | None,
+    speculation: Speculator | None,
 ) -> Iterator[tuple[int, str]]:
     """Yield (row, piece of text) while sampling, as soon as the piece is certain."""
     if generation.num_beams > 1:
+        if speculation is not None:
+            refuse_beams(generation)
         yield from _searched(model, tokenizer, prompts, generation, capacity)
         return
     ids = [prompt_ids(tokenizer, prompt) for prompt in prompts]
-    sampling = Sampling(model, ids, generation, capacity)
+    sampling = sampler(model, ids, generation, capacity, speculation)
     writers = [TextWriter(tokenizer, prompt, generation.stop) for prompt in ids]
     with evaluating(model):
         while sampling.running:

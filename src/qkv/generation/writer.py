@@ -15,16 +15,20 @@ PROMPT_END = 16
 class TextWriter:
     """Decoder of one row's token stream to text, up to a stop string."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str]):
-        """``prompt``: ids before the text, of which at least the last ``PROMPT_END`` must be given."""
-        self.decoder, self.stop = StreamDecoder(tokenizer), StopStrings(stop)
-        # Some decoders treat the first token of a text differently, and the first new one is not the first.
-        self.decoder.feed(prompt)
+    def __init__(self, tokenizer: Tokenizer | None, prompt: Sequence[int], stop: Sequence[str]):
+        """``prompt``: ids before the text, of which at least the last ``PROMPT_END`` must be given. ``tokenizer``: None
+        if there is none; all pieces are then empty.
+        """
+        self.decoder = None if tokenizer is None else StreamDecoder(tokenizer)
+        self.stop = StopStrings(stop)
+        if self.decoder is not None:
+            # Some decoders treat the first token of a text differently, and the first new one is not the first.
+            self.decoder.feed(prompt)
 
     def feed(self, token: int) -> str:
         """Add a token; return the text that is certain now."""
-        return self.stop.feed(self.decoder.feed([token]))
+        return "" if self.decoder is None else self.stop.feed(self.decoder.feed([token]))
 
     def flush(self) -> str:
         """Text that is still held back when the tokens end."""
-        return self.stop.feed(self.decoder.flush()) + self.stop.flush()
+        return "" if self.decoder is None else self.stop.feed(self.decoder.flush()) + self.stop.flush()

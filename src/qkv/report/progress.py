@@ -120,7 +120,10 @@ class Progress:
         return done if self.unit == "bytes" else f"{done} {self.unit}"
 
     def _count(self, amount: float) -> str:
-        return size(amount) if self.unit == "bytes" else f"{amount // self._per_unit:,.0f}"
+        if self.unit == "bytes":
+            return size(amount)
+        whole, parts = divmod(amount, self._per_unit)
+        return f"{amount / self._per_unit:,.1f}" if parts and self._per_unit > 1 else f"{whole:,.0f}"
 
     def _summary(self, stopped: bool) -> str:
         told = [self._amount(), f"{'stopped after' if stopped else 'in'} {duration(self.speed.seconds)}"]

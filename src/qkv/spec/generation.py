@@ -1,4 +1,4 @@
-"""Spec of text generation: sampling and beam search."""
+"""Specs of text generation: sampling, beam search and speculative decoding."""
 
 from __future__ import annotations
 
@@ -75,6 +75,20 @@ class Generation(Spec):
         if isinstance(beams, int) and beams > 1:
             options = {**{name: _default(name) for name in DRAWING}, **options}
         return self.changed(**options)
+
+
+class Speculation(Spec):
+    """Options of speculative decoding: several tokens are proposed, and one forward pass verifies them.
+
+    kind: "lookup" proposes what followed the latest occurrence of the last tokens in the text (Saxena 2023); "draft"
+    proposes what a smaller model generates (Leviathan et al. 2023; Chen et al. 2023). See
+    ``qkv.generation.speculate``.
+    """
+
+    kind: Literal["lookup", "draft"] = "lookup"
+    num_tokens: int = Field(default=8, ge=1, le=256, description="number of tokens proposed for one forward pass")
+    ngram: int = Field(default=3, ge=1, le=64, description="lookup: length of the longest n-gram that is looked up")
+    adaptive: bool = Field(default=True, description="stop proposing while plain decoding is measured to be faster")
 
 
 def _default(name: str) -> Any:

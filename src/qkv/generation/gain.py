@@ -1,0 +1,92 @@
+"""Gain of speculative decoding: measured speed of passes that verify proposals, against that of plain steps.
+
+    gain = (tokens per second of passes with proposals) / (tokens per second of plain steps)
+
+Both are measured during the same generation, because the speed of a machine changes between minutes. Periods follow
+each other:
+
+    plain steps ── trial with proposals ─┬─ gain ≥ 1 ── two plain steps ── proposals ── gain? …
+                          │              │
+                          └── plain steps ── gain < 1: twice as many after each trial that lost
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+FIRST = 3
+"""Plain steps at the start."""
+TRIAL = 6
+"""Passes with proposals before the first decision."""
+PERIOD = 64
+"""Passes with proposals between two decisions, as long as they gain."""
+CHECK = 2
+"""Plain steps that are measured between them."""
+REST, LONGEST_REST = 48, 1536
+"""Plain steps after a trial that lost: at first, and at most."""
+KEPT = 12
+"""Number of latest steps of either kind whose times are used."""
+
+
+class Gain:
+    """Measured gain, and the decision whether the next step makes proposals.
+
+    The first step of a period is not measured: it may choose implementations for new shapes.
+    """
+
+    def __init__(self, adaptive: bool = True):
+        """Begin with plain steps. ``adaptive``: False makes proposals in all steps and decides nothing."""
+        self.adaptive = adaptive
+        self._plain: deque[tuple[float, float]] = deque(maxlen=KEPT)
+        """(tokens per row, seconds) of the latest plain steps."""
+        self._proposing: deque[tuple[float, float]] = deque(maxlen=KEPT)
+        self._sum = (0.0, 0.0)
+        self._on, self._lost, self._began = not adaptive, True, True
+        self._left, self._rest = FIRST, REST
+
+    @property
+    def proposes(self) -> bool:
+        """True if the next step should make proposals."""
+        return self._on
+
+    @property
+    def latest(self) -> float | None:
+        """Gain over the latest steps; None before steps of both kinds are measured."""
+        return _ratio(_speed(self._proposing), _speed(self._plain))
+
+    @property
+    def whole(self) -> float | None:
+        """Gain over all recorded steps, plain ones included; None before plain steps are measured."""
+        return _ratio(_speed([self._sum]), _speed(self._plain))
+
+    def record(self, tokens: float, seconds: float, proposed: bool) -> None:
+        """Record a step that gave ``tokens`` per row; ``proposed``: it verified proposals, or did work due to them."""
+        self._sum = self._sum[0] + tokens, self._sum[1] + seconds
+        began, self._began = self._began, False
+        if not began:
+            (self._proposing if proposed else self._plain).append((tokens, seconds))
+        if self.adaptive and (proposed or not self._on):  # a step in which nothing was found to propose costs nothing
+            self._left -= 1
+            if not self._left:
+                self._decide()
+
+    def _decide(self) -> None:
+        """Begin the next period."""
+        if not self._on:
+            self._on, self._left = True, TRIAL if self._lost else PERIOD
+            if self._lost:
+                self._proposing.clear()
+        else:
+            self._on, self._lost = False, (self.latest or 0.0) < 1.0
+            self._left, self._rest = (self._rest, min(2 * self._rest, LONGEST_REST)) if self._lost else (CHECK, REST)
+        self._began = True
+
+
+def _speed(steps: deque[tuple[float, float]] | list[tuple[float, float]]) -> float | None:
+    """Tokens per second of all ``steps``; None if they took no time."""
+    seconds = sum(taken for _, taken in steps)
+    return sum(tokens for tokens, _ in steps) / seconds if seconds else None
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    return a / b if a is not None and b else None

@@ -1,0 +1,153 @@
+"""Proposals of speculative decoding: by looking up n-grams in the text, or by a draft model."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from qkv.generation.engine import DecodedRow, Engine, Next, Reading
+from qkv.generation.filters import draw_by, filtered, probabilities
+from qkv.models.evaluating import evaluating
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import UserError
+from qkv.spec.generation import Generation
+
+Texts = Mapping[int, Sequence[int]]
+"""Key of a row -> its tokens so far."""
+
+
+class Proposal(NamedTuple):
+    """Tokens proposed for a row.
+
+    tokens: k ids.   chances (k, V): probabilities q with which they were drawn; None: each is certain.
+    """
+
+    tokens: list[int]
+    chances: Tensor | None = None
+
+
+class Proposer(ABC):
+    """Source of proposals."""
+
+    @abstractmethod
+    def propose(self, texts: Texts, counts: Mapping[int, int]) -> dict[int, Proposal]:
+        """Proposals of at most ``counts[key]`` >= 1 tokens for some of these rows.
+
+        ``texts``: all rows that are decoded; a text only ever grows.
+        """
+
+
+class LookUp(Proposer):
+    """N-gram look-up: the tokens that followed the latest earlier occurrence of the last tokens of the text.
+
+    The longest n-gram that occurred is used, from ``ngram`` tokens down to one. Where the occurrence overlaps the end
+    of the text, the proposal repeats it. Prompt look-up, Saxena 2023.
+    """
+
+    def __init__(self, ngram: int):
+        self.ngram = ngram
+        self._seen: dict[int, tuple[int, dict[tuple[int, ...], int]]] = {}
+        """Key -> (number of tokens in the index, index: n-gram -> position after its latest occurrence)."""
+
+    def propose(self, texts: Texts, counts: Mapping[int, int]) -> dict[int, Proposal]:
+        self._seen = {key: seen for key, seen in self._seen.items() if key in texts}
+        found = {key: self._continued(key, texts[key], count) for key, count in counts.items()}
+        return {key: Proposal(tokens) for key, tokens in found.items() if tokens}
+
+    def _continued(self, key: int, text: Sequence[int], count: int) -> list[int]:
+        """Up to ``count`` tokens that followed the end of ``text`` before; none if it is new."""
+        done, index = self._seen.get(key, (0, {}))
+        for end in range(max(1, done), len(text)):  # n-grams that a token follows
+            for n in range(1, min(self.ngram, end) + 1):
+                index[tuple(text[end - n : end])] = end
+        self._seen[key] = len(text), index
+        lengths = range(min(self.ngram, len(text)), 0, -1)
+        place = next((index[gram] for n in lengths if (gram := tuple(text[len(text) - n :])) in index), None)
+        if place is None:
+            return []
+        period = len(text) - place
+        return [text[place + i % period] for i in range(count)]
+
+
+class Draft(Proposer):
+    """Draft model: the tokens that it draws, one by one, after the text, with their probabilities.
+
+    It draws with the settings of the target, and reads a text whose proposals were rejected again from there.
+    """
+
+    def __init__(self, model: Transformer, generation: Generation, seed: int):
+        self.model, self.generation, self._seed = model, generation, seed
+        self._engine = Engine(model, self._drawn)
+        self._agreed: dict[int, int] = {}
+        """Number of first tokens of a row that are those of its text."""
+        self._random: dict[int, random.Random] = {}
+        self._found: dict[int, tuple[list[int], list[Tensor]]] = {}
+
+    def propose(self, texts: Texts, counts: Mapping[int, int]) -> dict[int, Proposal]:
+        self._follow(texts)
+        self._found = {key: ([], []) for key in texts}
+        with evaluating(self.model):
+            for step in range(max(counts.values())):
+                self._engine.step()
+                if not step:  # the state has read nothing but the text
+                    self._engine.mark()
+        return {key: self._proposal(*self._found[key], count) for key, count in counts.items()}
+
+    def _proposal(self, tokens: list[int], chances: list[Tensor], count: int) -> Proposal:
+        return Proposal(tokens[:count], torch.stack(chances[:count]) if chances else None)
+
+    def _follow(self, texts: Texts) -> None:
+        """Let the engine's rows be ``texts``: rejected proposals are cut, rows that have ended are evicted."""
+        engine = self._engine
+        engine.cut([_common(row.tokens, texts.get(row.key, ()), self._agreed[row.key]) for row in engine.rows])
+        engine.evict([place for place, row in enumerate(engine.rows) if row.key not in texts])
+        for row in engine.rows:
+            row.tokens += texts[row.key][len(row.tokens) :]
+        new = [key for key in texts if key not in self._agreed]
+        engine.admit([texts[key] for key in new], new)
+        self._random |= {key: random.Random(f"draft {self._seed + key}") for key in new}
+        self._agreed = {key: len(text) for key, text in texts.items()}
+
+    def _drawn(self, rows: Sequence[DecodedRow], reading: Reading) -> list[Next]:
+        """Successors of all rows, as a policy of the engine: each with one token of the draft."""
+        logits, generation = reading.logits(), self.generation
+        text = history([row.tokens for row in rows], logits) if generation.repetition_penalty != 1.0 else None
+        if generation.temperature == 0.0:
+            chances, drawn = None, filtered(logits, generation, text).argmax(-1)
+        else:
+            chances = probabilities(logits, generation, text)
+            uniforms = [self._random[row.key].random() for row in rows]
+            drawn = draw_by(chances, torch.tensor(uniforms, dtype=torch.float64, device=logits.device))
+        tokens: list[int] = drawn.tolist()
+        if max(tokens) >= logits.shape[-1]:
+            raise UserError(
+                "the draft model's logits are not finite, so it can propose no token; its weights are damaged"
+            )
+        for place, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+            found = self._found[row.key]
+            found[0].append(token)
+            found[1].extend([] if chances is None else [chances[place]])
+        return [Next(place, [token]) for place, token in enumerate(tokens)]
+
+
+def _common(row: Sequence[int], text: Sequence[int], known: int) -> int:
+    """Number of first tokens in which both agree, less than ``text`` has; that they do in ``known`` is known.
+
+    The last token of the text is read again if need be: the next one is predicted from it.
+    """
+    length, most = min(known, len(text)), min(len(row), len(text) - 1)
+    while length < most and row[length] == text[length]:
+        length += 1
+    return max(0, min(length, most))
+
+
+def history(texts: Sequence[Sequence[int]], like: Tensor) -> Tensor:
+    """Tokens of each text (B, L) for the repetition penalty, on the device of ``like``; padded with its first token."""
+    longest = max(map(len, texts))
+    padded = [[*[text[0]] * (longest - len(text)), *text] for text in texts]
+    return torch.tensor(padded, device=like.device)
