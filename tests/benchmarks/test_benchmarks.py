@@ -45,6 +45,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
         "the curves are in",
     ),
     "requests": ("left out: transformers", "6 requests", "qkv, one by one", "6 of 6 texts"),
+    "serve": ("4 clients", "answers/s", "memory of the server", "at the end: none; exit code 0", "wrong: 0"),
     "speculate": (
         "a text that repeats itself",
         "look-up 8",
