@@ -38,10 +38,10 @@ test-slow: $(DEV) ## Run the slow tests: mutants, compiled models, benchmarks, e
 # kernels and the compiler of the machine use without asking these settings. Other processors ignore both.
 OLDER := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 # The tests whose result depends on which kernels run.
-BY_PROCESSOR := tests/ops tests/mixers tests/models tests/inspection tests/runs tests/training
+BY_PROCESSOR := tests/ops tests/mixers tests/models tests/runs tests/training
 
 test-older: $(DEV) ## Run processor-dependent tests, emulating a processor with AVX2 only
-	$(OLDER) $(BIN)/python -m pytest -n $(WORKERS) -m "" $(BY_PROCESSOR) $(ARGS)
+	$(OLDER) $(BIN)/python -m pytest -n $(WORKERS) $(BY_PROCESSOR) $(ARGS)
 
 fuzz: $(DEV) ## Test random specs, valid and invalid, with one training step each; ARGS="--count 5000 --seed 0"
 	$(BIN)/python -m tests.fuzz.specs $(ARGS)
