@@ -45,7 +45,6 @@ PRINTS: dict[str, tuple[str, ...]] = {
         "the curves are in",
     ),
     "requests": ("left out: transformers", "6 requests", "qkv, one by one", "6 of 6 texts"),
-    "serve": ("4 clients", "answers/s", "memory of the server", "at the end: none; exit code 0", "wrong: 0"),
     "speculate": (
         "a text that repeats itself",
         "look-up 8",
@@ -55,6 +54,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
         "noise, drawn from random weights",
         "identical tokens",
     ),
+    "serving": ("4 clients", "lost", "0", "requests by kind", "streamed"),
     "startup": ("import qkv", "qkv --help"),
     "time_to_loss": ("left out: nanoGPT", "loss over the whole validation split", "qkv fast"),
     "translation": ("German to English", "BLEU tokenized", "nrefs:1", "the table and the curves are in"),

@@ -76,6 +76,8 @@ def _prompts(value: Any) -> Any:
 
 Neutral = Annotated[Any, BeforeValidator(_only())]
 Zero = Annotated[Any, BeforeValidator(_only(0, 0.0))]
+ResponseFormat = Annotated[Any, BeforeValidator(_only({"type": "text"}))]
+"""Form of an answer: any text. ``ServedModel.requests`` is where a request would get a constraint to another one."""
 Unused = Annotated[Any, Field(description="accepted, without effect on an answer")]
 
 
@@ -111,7 +113,7 @@ class GenerationBody(Spec):
     presence_penalty: Zero = None
     frequency_penalty: Zero = None
     logit_bias: Annotated[Any, BeforeValidator(_only({}))] = None
-    response_format: Annotated[Any, BeforeValidator(_only({"type": "text"}))] = None
+    response_format: ResponseFormat = None
     user: Unused = None
     metadata: Unused = None
     store: Unused = None
