@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from qkv.cli.runs import Copy, RunFolder, output_file, run_folder, run_or_published
-from qkv.cli.speculation import Asked, asked, speculating
+from qkv.cli.speculation import SpeculationOptions, asked, speculating
 from qkv.spec.errors import SpecError, UserError, nearest
 from qkv.spec.generation import Generation, Measure
 
@@ -112,21 +112,33 @@ def generate_command(
     copy: Copy = False,
 ) -> None:
     """Generate text, or images. Defaults of the options come from the recipe's 'sample' section."""
-    chosen = {name: value for name, value in locals().items() if name in Generation.model_fields and value is not None}
-    _checked(Generation(), chosen)  # before importing torch, which is slow
-    _check_choice(chosen, choose, choose_by, num_samples)
-    options = {**chosen, "seed": seed}
-    speculation = asked(lookup, draft, draft_tokens, copy, {"--image": image, "--choose": choose})
-    if image is not None or label is not None:
-        texts = {"a prompt": prompt, "--ids": ids, "--choose": choose, "--special": special}
-        return _write_images(run, image, label, options, num_samples, texts)
-    if ids is not None:
-        _check_ids(prompt, special, choose, num_samples)
-        return _print_ids(_loaded(run, copy), ids, options, speculation)
-    loaded = _reading(_loaded(run, copy), special)
+    given = dict(locals())
+    _generate(given, _options(given))
+
+
+def _options(given: dict[str, Any]) -> dict[str, Any]:
+    """Fields of ``Generation`` among the options, checked before importing torch, which is slow."""
+    chosen = {name: value for name, value in given.items() if name in Generation.model_fields and value is not None}
+    _checked(Generation(), chosen)
+    _check_choice(chosen, given["choose"], given["choose_by"], given["num_samples"])
+    return {**chosen, "seed": given["seed"]}
+
+
+def _generate(given: dict[str, Any], options: dict[str, Any]) -> None:
+    """Print or write what the options ask for."""
+    run, prompt, choose, count = given["run"], given["prompt"], given["choose"], given["num_samples"]
+    others = {"--image": given["image"], "--choose": choose}
+    speculation = asked(given["lookup"], given["draft"], given["draft_tokens"], given["copy"], others)
+    if given["image"] is not None or given["label"] is not None:
+        texts = {"a prompt": prompt, "--ids": given["ids"], "--choose": choose, "--special": given["special"]}
+        return _write_images(run, given["image"], given["label"], options, count, texts)
+    if given["ids"] is not None:
+        _check_ids(prompt, given["special"], choose, count)
+        return _print_ids(_loaded(run, given["copy"]), given["ids"], options, speculation)
+    loaded = _reading(_loaded(run, given["copy"]), given["special"])
     if choose:
-        return _print_choice(loaded, _prompt(prompt), choose, choose_by or "sum")
-    return _write(loaded, _prompt(prompt), options, num_samples, stream, speculation)
+        return _print_choice(loaded, _prompt(prompt), choose, given["choose_by"] or "sum")
+    return _write(loaded, _prompt(prompt), options, count, given["stream"], speculation)
 
 
 def _loaded(run: Path, copy: bool) -> Run:
@@ -136,7 +148,9 @@ def _loaded(run: Path, copy: bool) -> Run:
     return load(folder, copy=copy)
 
 
-def _write(run: Run, prompt: str, options: dict[str, Any], count: int, stream: bool, speculation: Asked | None) -> None:
+def _write(
+    run: Run, prompt: str, options: dict[str, Any], count: int, stream: bool, speculation: SpeculationOptions | None
+) -> None:
     """Generate and print ``count`` texts after ``prompt``. Raises ``UserError`` for options that do not go together."""
     generation = _checked(run.recipe.sample, options)
     _check_beams(generation, options, count)
@@ -180,7 +194,7 @@ def _check_ids(prompt: str, special: bool, choose: list[str] | None, num_samples
         raise UserError(f"--ids: {given[0]} cannot be combined with it; leave one of them out")
 
 
-def _print_ids(run: Run, ids: str, options: dict[str, Any], speculation: Asked | None) -> None:
+def _print_ids(run: Run, ids: str, options: dict[str, Any], speculation: SpeculationOptions | None) -> None:
     """Print the given ids followed by the generated ones."""
     from qkv.generation.ids import write_ids
 

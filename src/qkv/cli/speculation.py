@@ -21,7 +21,7 @@ DRAFT_TOKENS = 4
 """Number of tokens that a draft model proposes at a time, unless given."""
 
 
-class Asked(NamedTuple):
+class SpeculationOptions(NamedTuple):
     """Speculation asked for on the command line; ``draft``: folder of the draft model; ``copy``: read it to memory."""
 
     speculation: Speculation
@@ -31,7 +31,7 @@ class Asked(NamedTuple):
 
 def asked(
     lookup: int | None, draft: Path | None, draft_tokens: int | None, copy: bool, others: Mapping[str, Any]
-) -> Asked | None:
+) -> SpeculationOptions | None:
     """Check the options without slow imports; None without any. ``others``: options that exclude them, by name.
 
     Raises ``UserError``.
@@ -53,11 +53,11 @@ def asked(
     except SpecError as error:
         named = option if draft is None else "--draft-tokens"
         raise UserError(f"{named}: {error.problems[0].sentence}") from None
-    return Asked(speculation, draft and run_or_published(draft), copy)
+    return SpeculationOptions(speculation, draft and run_or_published(draft), copy)
 
 
 @contextmanager
-def speculating(wanted: Asked | None, run: Run, generation: Generation) -> Generator[Speculator | None]:
+def speculating(wanted: SpeculationOptions | None, run: Run, generation: Generation) -> Generator[Speculator | None]:
     """Speculator of the options, None without any; its figures are printed on standard error at the end.
 
     Raises ``UserError`` for beam search, and for a draft that cannot be loaded or has another vocabulary.
