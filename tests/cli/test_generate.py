@@ -367,3 +367,41 @@ def test_speculation_that_does_not_go_together(
     said = qkv("generate", run, "the ", *(run if option == "RUN" else option for option in options))
     assert (said.code, said.out) == (2, "")
     assert sentence in said.err
+
+
+def test_constrained_text(qkv: Call, run: Path, tmp_path: Path) -> None:
+    given = ("generate", run, "the ", "--max-new-tokens", 60, "--seed", 1)
+    said = qkv(*given, "--regex", "(quick|brown) (fox|dog)")
+    assert (said.code, said.err) == (0, "")
+    assert re.fullmatch(r"the (quick|brown) (fox|dog)\n", said.out)
+    several = qkv(*given, "--regex", "fox|dog", "--num-samples", 2)
+    assert {line for line in several.out.splitlines() if not line.startswith("---")} <= {"the fox", "the dog"}
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"const": "a"}')
+    refused = qkv(*given, "--json-schema", schema)
+    assert (refused.code, refused.out) == (2, "")
+    assert "the tokenizer has no token for what the JSON schema needs next" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--regex", "a("), "the regular expression cannot be used: "),
+        (("--json-schema", "nowhere.json"), "--json-schema: 'nowhere.json' cannot be read"),
+        (("--regex", "a", "--json-schema", "FILE"), "--regex: --json-schema cannot be combined with it"),
+        (("--regex", "a", "--ids", "1"), "--regex: --ids cannot be combined with it"),
+        (("--regex", "a", "--lookup", 2), "--regex: --lookup cannot be combined with it"),
+        (("--regex", "a", "--choose", "a"), "--regex: --choose cannot be combined with it"),
+        (("--regex", "a", "--num-beams", 2), "num_beams is 2, but beam search knows no constraint"),
+        (("--regex", "a", "--stop", "x"), "stop: 'x' could cut a text before it matches"),
+        (("--json-schema", "FILE"), "the JSON schema is no JSON"),
+    ],
+)
+def test_constraints_that_cannot_be_used(
+    qkv: Call, run: Path, tmp_path: Path, options: tuple[object, ...], sentence: str
+) -> None:
+    file = tmp_path / "file.json"
+    file.write_text("{")
+    said = qkv("generate", run, "the ", *(file if option == "FILE" else option for option in options))
+    assert (said.code, said.out) == (2, "")
+    assert sentence in said.err

@@ -183,7 +183,7 @@ def test_a_draft_that_is_always_wrong_costs_nothing_but_time(monkeypatch: pytest
     m = copy.deepcopy(exact("gru"))
     plain = generate(m, PROMPTS, GREEDY)
     wrong = copy.deepcopy(m)
-    wrong.head.weight.data *= -1
+    wrong.head.weight.data *= -1  # type: ignore[operator]
     read = widths_read(m, monkeypatch)
     speculator = Speculator(DRAFTED, wrong)
     assert generate(m, PROMPTS, GREEDY, speculation=speculator) == plain
@@ -362,7 +362,7 @@ def test_equal_ids_must_be_equal_tokens() -> None:
 def test_a_damaged_model_and_a_damaged_draft_are_told_apart() -> None:
     m = exact("gru")
     damaged = copy.deepcopy(m)
-    damaged.head.weight.data[3, 0] = math.nan
+    damaged.head.weight.data[3, 0] = math.nan  # type: ignore[index]
     with pytest.raises(UserError, match="the draft model's logits are not finite"):
         generate(m, PROMPTS, DRAWN, speculation=Speculator(DRAFTED, damaged))
     for draft in (None, m):

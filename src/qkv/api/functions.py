@@ -184,6 +184,8 @@ def generate(
     special: bool = False,
     tokenizer: Any = None,
     speculation: Speculator | None = None,
+    regex: str | None = None,
+    json_schema: Any = None,
     **options: Any,
 ) -> str:
     """Generate text after ``prompt``."""
@@ -208,6 +210,8 @@ def generate(
     special: bool = False,
     tokenizer: Any = None,
     speculation: Speculator | None = None,
+    regex: str | None = None,
+    json_schema: Any = None,
     **options: Any,
 ) -> str | list[int]:
     """Generate text after ``prompt``, without the prompt; or generate ids after ``ids``, without any tokenizer.
@@ -215,13 +219,15 @@ def generate(
     ``run``: a run, its folder, or a model made by ``build``, which needs a ``tokenizer`` for text, as for ``save``.
     ``special``: read special tokens in the prompt, such as ``<|im_start|>``, as such; default: as plain text.
     ``speculation``: a ``qkv.generation.speculate.Speculator``, to propose tokens by looking up n-grams in the text or
-    with a draft model; afterwards it has the figures of this call.
+    with a draft model; afterwards it has the figures of this call. ``regex``, ``json_schema``: what the whole new text
+    must match, see ``qkv.generation.constrain``; a schema is a dict or its text.
     ``options``: fields of ``qkv.spec.generation.Generation``: max_new_tokens, temperature, top_k, top_p, min_p,
     repetition_penalty, stop, seed, overflow; num_beams, length_penalty, early_stopping. Defaults are those of the
     recipe's ``sample``; with ``num_beams`` above 1, its sampling settings are ignored.
 
     Raises ``UserError``.
     """
+    from qkv.generation.constrain import constraint_of
     from qkv.generation.ids import write_ids
     from qkv.generation.text import generate_text
     from qkv.runs.generator import generator_of
@@ -231,7 +237,11 @@ def generate(
     generation = sample.requested(**{"seed": None, **options})
     if ids is None:
         text = found.tokenizer.reading_special if special else found.tokenizer
-        return generate_text(found.model, text, prompt, generation, speculation=speculation)
+        constraint = constraint_of(found.tokenizer, regex, json_schema)
+        generation = generation if constraint is None or "stop" in options else generation.changed(stop=())
+        return generate_text(found.model, text, prompt, generation, None, speculation, constraint)
+    if regex is not None or json_schema is not None:
+        raise UserError("'regex' and 'json_schema' apply to text, but 'ids' are given; leave one of them out")
     if prompt or special:
         raise UserError("'prompt' and 'special' apply to text, but 'ids' are given; leave one of them out")
     return write_ids(found.model, ids, generation, speculation)

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from qkv.cli.decoding import ConstraintOptions, DecodingOptions, decoding, decoding_options
 from qkv.cli.runs import Copy, RunFolder, output_file, run_folder, run_or_published
-from qkv.cli.speculation import Asked, asked, speculating
 from qkv.spec.errors import SpecError, UserError, nearest
 from qkv.spec.generation import Generation, Measure
 
 if TYPE_CHECKING:
-    from qkv.generation.speculate import Speculator
     from qkv.runs.run import Run
 
 EXAMPLES = """\
@@ -29,6 +28,8 @@ qkv generate runs/images --image images.png --num-samples 16
 qkv generate my-checkpoint --ids "464 2068 7586"
 qkv generate runs/my "Once upon" --lookup 8
 qkv generate runs/large "Once upon" --draft runs/small
+qkv generate runs/my "Date: " --regex "[0-9]{4}-[0-9]{2}-[0-9]{2}"
+qkv generate runs/my "" --json-schema person.json
 echo "Once upon" | qkv generate runs/my -
 """
 
@@ -77,6 +78,10 @@ _Draft = Annotated[
     Path | None, typer.Option(metavar="RUN", help="Propose tokens by a smaller model with the same vocabulary.")
 ]
 _DraftTokens = Annotated[int | None, typer.Option(metavar="N", help="Tokens that the draft proposes at a time; 4.")]
+_Regex = Annotated[
+    str | None, typer.Option(metavar="EXPRESSION", help="Write only text that matches this regular expression.")
+]
+_JsonSchema = Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON that this schema allows.")]
 _Special = Annotated[
     bool, typer.Option("--special", help="Parse special tokens in the prompt; default: as plain text.")
 ]
@@ -105,6 +110,8 @@ def generate_command(
     lookup: _LookUp = None,
     draft: _Draft = None,
     draft_tokens: _DraftTokens = None,
+    regex: _Regex = None,
+    json_schema: _JsonSchema = None,
     special: _Special = False,
     image: _Image = None,
     label: _Label = None,
@@ -112,21 +119,32 @@ def generate_command(
     copy: Copy = False,
 ) -> None:
     """Generate text, or images. Defaults of the options come from the recipe's 'sample' section."""
-    chosen = {name: value for name, value in locals().items() if name in Generation.model_fields and value is not None}
-    _checked(Generation(), chosen)  # before importing torch, which is slow
-    _check_choice(chosen, choose, choose_by, num_samples)
-    options = {**chosen, "seed": seed}
-    speculation = asked(lookup, draft, draft_tokens, copy, {"--image": image, "--choose": choose})
-    if image is not None or label is not None:
-        texts = {"a prompt": prompt, "--ids": ids, "--choose": choose, "--special": special}
-        return _write_images(run, image, label, options, num_samples, texts)
-    if ids is not None:
-        _check_ids(prompt, special, choose, num_samples)
-        return _print_ids(_loaded(run, copy), ids, options, speculation)
-    loaded = _reading(_loaded(run, copy), special)
+    given = dict(locals())
+    _generate(given, _options(given))
+
+
+def _options(given: dict[str, Any]) -> dict[str, Any]:
+    """Fields of ``Generation`` among the options, checked before importing torch, which is slow."""
+    chosen = {name: value for name, value in given.items() if name in Generation.model_fields and value is not None}
+    _checked(Generation(), chosen)
+    _check_choice(chosen, given["choose"], given["choose_by"], given["num_samples"])
+    return {**chosen, "seed": given["seed"]}
+
+
+def _generate(given: dict[str, Any], options: dict[str, Any]) -> None:
+    """Print or write what the options ask for."""
+    run, prompt, choose, count = given["run"], given["prompt"], given["choose"], given["num_samples"]
+    wanted = decoding_options(given)
+    if given["image"] is not None or given["label"] is not None:
+        texts = {"a prompt": prompt, "--ids": given["ids"], "--choose": choose, "--special": given["special"]}
+        return _write_images(run, given["image"], given["label"], options, count, texts)
+    if given["ids"] is not None:
+        _check_ids(prompt, given["special"], choose, count)
+        return _print_ids(_loaded(run, given["copy"]), given["ids"], options, wanted)
+    loaded = _reading(_loaded(run, given["copy"]), given["special"])
     if choose:
-        return _print_choice(loaded, _prompt(prompt), choose, choose_by or "sum")
-    return _write(loaded, _prompt(prompt), options, num_samples, stream, speculation)
+        return _print_choice(loaded, _prompt(prompt), choose, given["choose_by"] or "sum")
+    return _write(loaded, _prompt(prompt), options, count, given["stream"], wanted)
 
 
 def _loaded(run: Path, copy: bool) -> Run:
@@ -136,13 +154,16 @@ def _loaded(run: Path, copy: bool) -> Run:
     return load(folder, copy=copy)
 
 
-def _write(run: Run, prompt: str, options: dict[str, Any], count: int, stream: bool, speculation: Asked | None) -> None:
+def _write(
+    run: Run, prompt: str, options: dict[str, Any], count: int, stream: bool, wanted: DecodingOptions | None
+) -> None:
     """Generate and print ``count`` texts after ``prompt``. Raises ``UserError`` for options that do not go together."""
-    generation = _checked(run.recipe.sample, options)
+    sample = run.recipe.sample
+    generation = _checked(sample.changed(stop=()) if isinstance(wanted, ConstraintOptions) else sample, options)
     _check_beams(generation, options, count)
     _note_the_context(run, prompt, generation)
-    with speculating(speculation, run, generation) as speculator:
-        _print(run, prompt, generation, count, stream, speculator)
+    with decoding(wanted, run, generation) as how:
+        _print(run, prompt, generation, count, stream, how)
 
 
 def _write_images(
@@ -180,7 +201,7 @@ def _check_ids(prompt: str, special: bool, choose: list[str] | None, num_samples
         raise UserError(f"--ids: {given[0]} cannot be combined with it; leave one of them out")
 
 
-def _print_ids(run: Run, ids: str, options: dict[str, Any], speculation: Asked | None) -> None:
+def _print_ids(run: Run, ids: str, options: dict[str, Any], wanted: DecodingOptions | None) -> None:
     """Print the given ids followed by the generated ones."""
     from qkv.generation.ids import write_ids
 
@@ -190,8 +211,8 @@ def _print_ids(run: Run, ids: str, options: dict[str, Any], speculation: Asked |
         raise UserError(f"--ids: {wrong!r} is not an id; give whole numbers, as in --ids '1 2 3'")
     before = [int(word) for word in words]
     generation = _checked(run.recipe.sample.changed(stop=()), options)
-    with speculating(speculation, run, generation) as speculator:
-        after = write_ids(run.model, before, generation, speculator)
+    with decoding(wanted, run, generation) as how:
+        after = write_ids(run.model, before, generation, **how)
     typer.echo(" ".join(map(str, before + after)))
 
 
@@ -269,21 +290,19 @@ def _note_the_context(run: Run, prompt: str, generation: Generation) -> None:
         )
 
 
-def _print(
-    run: Run, prompt: str, generation: Generation, count: int, stream: bool, speculator: Speculator | None
-) -> None:
-    if generation.num_return > 1:
+def _print(run: Run, prompt: str, generation: Generation, count: int, stream: bool, how: dict[str, Any]) -> None:
+    if generation.num_return > 1 and not how:
         _print_best(run, prompt, generation)
     elif count > 1:
-        _print_several(run, prompt, generation, count, speculator)
+        _print_several(run, prompt, generation, count, how)
     else:
-        _print_one(run, prompt, generation, stream, speculator)
+        _print_one(run, prompt, generation, stream, how)
 
 
-def _print_one(run: Run, prompt: str, generation: Generation, stream: bool, speculator: Speculator | None) -> None:
+def _print_one(run: Run, prompt: str, generation: Generation, stream: bool, how: dict[str, Any]) -> None:
     from qkv.generation.text import stream_text
 
-    pieces = stream_text(run.model, run.tokenizer, prompt, generation, speculation=speculator)
+    pieces = stream_text(run.model, run.tokenizer, prompt, generation, **how)
     first = next(pieces, "")  # raise for a refused prompt before anything is printed
     for piece in (prompt, first, *([] if stream else ["".join(pieces)])):
         typer.echo(piece, nl=False)
@@ -293,10 +312,10 @@ def _print_one(run: Run, prompt: str, generation: Generation, stream: bool, spec
     typer.echo()
 
 
-def _print_several(run: Run, prompt: str, generation: Generation, count: int, speculator: Speculator | None) -> None:
+def _print_several(run: Run, prompt: str, generation: Generation, count: int, how: dict[str, Any]) -> None:
     from qkv.generation.text import generate_texts
 
-    texts = generate_texts(run.model, run.tokenizer, [prompt] * count, generation, speculation=speculator)
+    texts = generate_texts(run.model, run.tokenizer, [prompt] * count, generation, **how)
     for i, text in enumerate(texts, 1):
         typer.echo(f"--- {i} of {count}")
         typer.echo(prompt + text)

@@ -23,6 +23,7 @@ from qkv.spec.errors import UserError
 from qkv.spec.generation import DRAWING, Generation
 
 if TYPE_CHECKING:
+    from qkv.generation.constrain import Constraint
     from qkv.generation.speculate import Speculator
 
 
@@ -251,13 +252,13 @@ def sampler(
     prompts: Sequence[Sequence[int]],
     generation: Generation,
     capacity: int | None = None,
-    speculation: Speculator | None = None,
+    method: Speculator | Constraint | None = None,
 ) -> Sampling:
-    """``Sampling``, or with ``speculation`` its form that decodes speculatively."""
+    """``Sampling``, or its form that decodes speculatively or within a constraint."""
     return (
         Sampling(model, prompts, generation, capacity)
-        if speculation is None
-        else speculation.sampling(model, prompts, generation, capacity)
+        if method is None
+        else method.sampling(model, prompts, generation, capacity)
     )
 
 

@@ -40,7 +40,7 @@ from qkv.spec.generation import Generation, Speculation
 from qkv.tokenizers.tokenizer import Tokenizer
 
 
-class Counts(NamedTuple):
+class Accepted(NamedTuple):
     """Counts over all rows.
 
     passes: verifications of a row's proposals.   proposed: tokens proposed.   accepted: of these.
@@ -71,7 +71,7 @@ class Speculator:
         """
         self.speculation = speculation or Speculation(kind="lookup" if draft is None else "draft")
         self.draft, self.clock = draft, clock
-        self.counts, self.gain = Counts(), Gain(self.speculation.adaptive)
+        self.counts, self.gain = Accepted(), Gain(self.speculation.adaptive)
         if (draft is None) != (self.speculation.kind == "lookup"):
             wrong = "needs a draft model" if draft is None else "reads no draft model"
             raise UserError(f"speculation of the kind {self.speculation.kind!r} {wrong}; change one of them")
@@ -90,7 +90,7 @@ class Speculator:
         refuse_beams(generation)
         if self.draft is not None:
             _check(model, self.draft)
-        self.counts, self.gain = Counts(), Gain(self.speculation.adaptive)
+        self.counts, self.gain = Accepted(), Gain(self.speculation.adaptive)
         return SpeculativeSampling(model, prompts, generation, capacity, self)
 
     def proposer(self, generation: Generation, seed: int) -> Proposer:
@@ -215,7 +215,7 @@ class SpeculativeSampling(Sampling):
         """Add the rows with proposals to the counts."""
         accepted = [len(new) - 1 for count, new in zip(counts, found, strict=True) if count]
         passes, proposed, before = self._speculator.counts
-        self._speculator.counts = Counts(passes + len(accepted), proposed + sum(counts), before + sum(accepted))
+        self._speculator.counts = Accepted(passes + len(accepted), proposed + sum(counts), before + sum(accepted))
 
     def _verified(self, rows: Sequence[DecodedRow], counts: Sequence[int], logits: Tensor) -> list[list[int]]:
         """New tokens of each row: accepted proposals and one token more.

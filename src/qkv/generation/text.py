@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from qkv.generation.beam import Hypothesis, beam_search
+from qkv.generation.constrain import Constraint
 from qkv.generation.sample import sampler
-from qkv.generation.speculate import Speculator, refuse_beams
+from qkv.generation.speculate import Speculator
 from qkv.generation.writer import PROMPT_END, TextWriter
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
@@ -23,14 +24,15 @@ def generate_text(
     generation: Generation | None = None,
     capacity: int | None = None,
     speculation: Speculator | None = None,
+    constraint: Constraint | None = None,
 ) -> str:
     """Generate text after ``prompt`` and return it without the prompt; with num_beams > 1 the text with the best score.
 
     An empty prompt is replaced by a line break. ``speculation``: decode speculatively, see
-    ``qkv.generation.speculate``. Raises ``UserError`` for invalid prompts or options. ``best_texts`` returns several
-    beams.
+    ``qkv.generation.speculate``; ``constraint``: what the text must match, see ``qkv.generation.constrain``. Raises
+    ``UserError`` for invalid prompts or options. ``best_texts`` returns several beams.
     """
-    return "".join(stream_text(model, tokenizer, prompt, generation, capacity, speculation))
+    return "".join(stream_text(model, tokenizer, prompt, generation, capacity, speculation, constraint))
 
 
 def stream_text(
@@ -40,9 +42,10 @@ def stream_text(
     generation: Generation | None = None,
     capacity: int | None = None,
     speculation: Speculator | None = None,
+    constraint: Constraint | None = None,
 ) -> Iterator[str]:
     """Yield the text of ``generate_text`` in pieces as it is generated; with num_beams > 1 as one piece at the end."""
-    pieces = _pieces(model, tokenizer, [prompt], generation or Generation(), capacity, speculation)
+    pieces = _pieces(model, tokenizer, [prompt], generation or Generation(), capacity, _method(speculation, constraint))
     return (piece for _, piece in pieces)
 
 
@@ -53,13 +56,16 @@ def generate_texts(
     generation: Generation | None = None,
     capacity: int | None = None,
     speculation: Speculator | None = None,
+    constraint: Constraint | None = None,
 ) -> list[str]:
     """Generate text after each prompt in one batch.
 
     Row i uses seed ``generation.seed + i``; finished rows leave the batch.
     """
     texts = [""] * len(prompts)
-    for row, piece in _pieces(model, tokenizer, prompts, generation or Generation(), capacity, speculation):
+    for row, piece in _pieces(
+        model, tokenizer, prompts, generation or Generation(), capacity, _method(speculation, constraint)
+    ):
         texts[row] += piece
     return texts
 
@@ -101,22 +107,27 @@ def best_texts(
     return [[best(row, found) for found in several] for row, several in enumerate(hypotheses)]
 
 
+def _method(speculation: Speculator | None, constraint: Constraint | None) -> Speculator | Constraint | None:
+    """The one of both that is given."""
+    if speculation is not None and constraint is not None:
+        raise UserError("constrained text cannot be decoded speculatively; leave the constraint or speculation out")
+    return speculation or constraint
+
+
 def _pieces(
     model: Transformer,
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     generation: Generation,
     capacity: int | None,
-    speculation: Speculator | None,
+    method: Speculator | Constraint | None,
 ) -> Iterator[tuple[int, str]]:
     """Yield (row, piece of text) while sampling, as soon as the piece is certain."""
-    if generation.num_beams > 1:
-        if speculation is not None:
-            refuse_beams(generation)
+    if generation.num_beams > 1 and method is None:
         yield from _searched(model, tokenizer, prompts, generation, capacity)
         return
     ids = [prompt_ids(tokenizer, prompt) for prompt in prompts]
-    sampling = sampler(model, ids, generation, capacity, speculation)
+    sampling = sampler(model, ids, generation, capacity, method)
     writers = [TextWriter(tokenizer, prompt, generation.stop) for prompt in ids]
     with evaluating(model):
         while sampling.running:

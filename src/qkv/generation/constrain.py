@@ -1,0 +1,271 @@
+"""Constrained text: every text matches a regular expression, or is JSON that a schema allows; a policy of the engine.
+
+Before each token the library llguidance (the extra ``constrain``) tells which tokens can continue the text; the logits
+of all others become -inf, before the filters. Where the text is complete, all tokens may be drawn, and one that cannot
+continue it, such as an end token, ends it and is dropped: a model without an end token can stop as well.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from qkv.generation.engine import DecodedRow, Next, Reading
+from qkv.generation.sample import Sampling
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import UserError
+from qkv.spec.generation import Generation
+from qkv.tokenizers.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+LONGEST = 1 << 20
+"""Maximum number of characters of an expression or a schema."""
+COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+"""JSON without optional white space, of which a text could consist for ever."""
+
+
+class Constraint:
+    """Regular expression or JSON schema, compiled for the tokens of a tokenizer.
+
+    Regular expressions are those of Rust's crate ``regex``, for the whole text; schemas those of JSON Schema (draft
+    2020-12) that llguidance knows, and JSON is written without white space.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, regex: str | None = None, json_schema: str | None = None):
+        """Compile ``regex`` or ``json_schema``, a text; one of them must be given.
+
+        Raises ``UserError`` without llguidance, for a tokenizer whose tokens have no text of their own, and for an
+        expression or a schema that is invalid, not supported, or beyond the limits.
+        """
+        if (regex is None) == (json_schema is None):
+            given = "neither" if regex is None else "both"
+            raise UserError(f"a constraint is either a regular expression or a JSON schema; {given} given")
+        self.name = "regular expression" if json_schema is None else "JSON schema"
+        given = (regex if json_schema is None else json_schema) or ""
+        if len(given) > LONGEST:
+            raise UserError(f"the {self.name} has {len(given):,} characters; allowed: at most {LONGEST:,}")
+        library = _library()
+        core = _tokens(library, tokenizer)
+        try:
+            grammar = _of_schema(library, given) if json_schema is not None else _of_regex(library, given)
+            self._matcher: LLMatcher = library.LLMatcher(core, grammar, log_level=0, limits=_limits(library))
+        except ValueError as error:
+            raise UserError(f"the {self.name} cannot be used: {_sentence(str(error))}") from None
+        if self._matcher.is_error():
+            raise UserError(f"the {self.name} cannot be used: {_sentence(self._matcher.get_error())}")
+        self.size = tokenizer.vocab_size
+
+    def guide(self) -> Guide:
+        """Guide of a new text."""
+        return Guide(self._matcher.deep_copy(), self.size, self.name)
+
+    def sampling(
+        self,
+        model: Transformer,
+        prompts: Sequence[Sequence[int]],
+        generation: Generation,
+        capacity: int | None = None,
+    ) -> ConstrainedSampling:
+        """Sampler whose new texts match; arguments as of ``Sampling``.
+
+        Raises ``UserError`` for beam search, stop strings, and a vocabulary other than that of the model.
+        """
+        if generation.num_beams > 1:
+            raise UserError(f"num_beams is {generation.num_beams}, but beam search knows no constraint; leave it at 1")
+        if generation.stop:
+            raise UserError(f"stop: {generation.stop[0]!r} could cut a text before it matches; leave stop strings out")
+        if self.size > (model.vocab_size or 0):
+            raise UserError(f"the constraint is of {self.size} tokens, and the model has {model.vocab_size or 0}")
+        return ConstrainedSampling(model, prompts, generation, capacity, self)
+
+
+def constraint_of(tokenizer: Tokenizer, regex: str | None, json_schema: Any) -> Constraint | None:
+    """``Constraint`` of an expression or of a schema, a text or plain data; None without either.
+
+    Raises ``UserError``, see ``Constraint``.
+    """
+    if regex is None and json_schema is None:
+        return None
+    if json_schema is not None and not isinstance(json_schema, str):
+        try:
+            json_schema = json.dumps(json_schema)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UserError(f"the JSON schema cannot be written as JSON: {_sentence(str(error))}") from None
+    return Constraint(tokenizer, regex, json_schema)
+
+
+class Guide:
+    """Tokens that can continue one text."""
+
+    def __init__(self, matcher: LLMatcher, size: int, name: str):
+        self._matcher, self._size, self._name = matcher, size, name
+        self._bits = torch.zeros(1, size // 32 + 1, dtype=torch.int32)
+        self.done = False
+        """True once nothing can be added, or the text was ended."""
+
+    @property
+    def complete(self) -> bool:
+        """True if the text matches as it is."""
+        return self.done or self._matcher.is_accepting()
+
+    def mask(self) -> Tensor:
+        """Tokens (V,) that can continue the text: True. Raises ``UserError`` if there is none and it is incomplete."""
+        self._matcher.unsafe_compute_mask_ptr(self._bits.data_ptr(), self._bits.nbytes)
+        stuck = self._matcher.get_error().startswith("NoExtension")
+        if self._matcher.is_error() and not stuck:
+            raise UserError(f"the {self._name} is too complex here: {_sentence(self._matcher.get_error())}")
+        allowed = (self._bits[0, :, None] >> torch.arange(32)).bitwise_and(1).flatten()[: self._size].bool()
+        if not self.complete and (stuck or not bool(allowed.any())):
+            raise UserError(
+                f"the tokenizer has no token for what the {self._name} needs next; train one on texts that have it"
+            )
+        return allowed
+
+    def accept(self, token: int) -> bool:
+        """Add a token to the text; False if it ends a complete text instead, and is no part of it."""
+        if self._matcher.validate_tokens([token]) == 1:
+            self._matcher.consume_token(token)
+            self.done = self._matcher.is_stopped()
+            return True
+        self.done = True
+        return False
+
+
+class ConstrainedSampling(Sampling):
+    """Batched sampler of texts that match a constraint. Made by ``Constraint.sampling``."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        prompts: Sequence[Sequence[int]],
+        generation: Generation,
+        capacity: int | None,
+        constraint: Constraint,
+    ):
+        self._constraint = constraint
+        self._guides: dict[int, Guide] = {}
+        super().__init__(model, prompts, generation, capacity)
+
+    def _tokens(self, rows: Sequence[DecodedRow], logits: Tensor) -> list[int]:
+        return super()._tokens(rows, logits.masked_fill(~self._allowed_now(rows, logits), -math.inf))
+
+    def _allowed_now(self, rows: Sequence[DecodedRow], logits: Tensor) -> Tensor:
+        """Tokens (B, V) that may be drawn: those that continue a text, and all where it is complete."""
+        allowed = torch.zeros(logits.shape, dtype=torch.bool)
+        for place, row in enumerate(rows):
+            guide = self._guides.setdefault(row.key, self._constraint.guide())
+            allowed[place, : self._constraint.size] = guide.mask()
+            if guide.complete:
+                allowed[place] = True
+        return allowed.to(logits.device)
+
+    def _chosen(self, rows: Sequence[DecodedRow], reading: Reading) -> list[Next]:
+        going = super()._chosen(rows, reading)
+        for drawn in list(self._drawn):
+            if not self._guides[drawn.row].accept(drawn.token):
+                self.texts[drawn.row].pop()
+                self._drawn.remove(drawn)
+        left = [one for one in going if not self._guides[rows[one.parent].key].done]
+        self._check_complete({row.key for row in rows} - {rows[one.parent].key for one in left})
+        return left
+
+    def _check_complete(self, ended: set[int]) -> None:
+        """Raise ``UserError`` if a text ended that does not match; forget the guides of all that ended."""
+        for key in ended:
+            if not self._guides.pop(key).complete:
+                raise UserError(
+                    f"after {self.generation.max_new_tokens} tokens (max_new_tokens) the text does not match the "
+                    f"{self._constraint.name} yet; allow more tokens, or bound its lengths"
+                )
+
+
+class _Vocabulary:
+    """Tokens of a tokenizer in the form that llguidance reads; the id after the last one stands for the end."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        known = tokenizer.token_bytes
+        if known is None:
+            raise UserError(
+                "the tokenizer joins its tokens with spaces or marks, so the text of a token depends on its "
+                "neighbours; constrained text needs a tokenizer of bytes, characters, words or byte-level BPE"
+            )
+        outside = set(tokenizer.specials.values())
+        self.eos_token_id = len(known)
+        self.bos_token_id = None
+        self.special_token_ids = [*sorted(outside), len(known)]
+        self.tokens = [b"" if index in outside else token for index, token in enumerate(known)] + [b""]
+        self._tokenizer = tokenizer
+        self._ids = {token: index for index, token in enumerate(self.tokens) if token}
+        self._longest = max(map(len, self._ids), default=0)
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Ids of ``text``, of which llguidance allows the first where the text is forced; none if it has no ids."""
+        try:
+            ids = self._tokenizer.encode(text.decode())
+        except (UnicodeDecodeError, UserError):
+            ids = []
+        return ids if b"".join(self.tokens[index] for index in ids) == text else self._greedy(text)
+
+    def _greedy(self, text: bytes) -> list[int]:
+        """Ids of the longest tokens from left to right, up to where none fits."""
+        found: list[int] = []
+        while text:
+            ends = range(min(len(text), self._longest), 0, -1)
+            length = next((end for end in ends if text[:end] in self._ids), 0)
+            if not length:
+                break
+            found.append(self._ids[text[:length]])
+            text = text[length:]
+        return found
+
+
+def _library() -> Any:
+    try:
+        import llguidance
+    except ImportError:
+        raise UserError("constrained text needs the package llguidance: pip install 'qkv[constrain]'") from None
+    return llguidance
+
+
+def _tokens(library: Any, tokenizer: Tokenizer) -> LLTokenizer:
+    return library.LLTokenizer(library.TokenizerWrapper(_Vocabulary(tokenizer)))
+
+
+def _limits(library: Any) -> LLParserLimits:
+    """Limits of time and memory: of building in the order of a second, of a step in that of milliseconds."""
+    return library.LLParserLimits(
+        max_items_in_row=500,
+        initial_lexer_fuel=2_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=50_000,
+        max_lexer_states=50_000,
+        max_grammar_size=200_000,
+        verbose_errors=False,
+    )
+
+
+def _of_regex(library: Any, regex: str) -> str:
+    return library.LLMatcher.grammar_from_regex(regex)
+
+
+def _of_schema(library: Any, schema: str) -> str:
+    try:
+        found = json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"the JSON schema is no JSON: {_sentence(str(error))}") from None
+    if not isinstance(found, dict):
+        raise UserError(f"the JSON schema is a {type(found).__name__}; allowed: an object")
+    return library.LLMatcher.grammar_from_json_schema(schema, overrides=COMPACT)
+
+
+def _sentence(message: str) -> str:
+    """The library's message in one line, of at most 200 characters."""
+    line = " ".join(message.split())
+    return line if len(line) <= 200 else f"{line[:200]} …"
