@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from itertools import accumulate
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -42,6 +44,17 @@ def test_streamed_and_whole_text_are_those_alone(
     assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == expected
     assert chunks[-1].usage == whole.usage
     assert chunks[-1].choices == []
+
+
+def test_separators_of_lines_in_a_text_do_not_end_an_event(server: Running) -> None:
+    """httpx, like some other clients, ends a line at every separator that Unicode knows."""
+    text = "a\u2028b\u2029c\x85d\x0be\x1cf"
+    body = {"model": "bytes", "prompt": text, "max_tokens": 2, "echo": True, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    assert lines.pop() == "[DONE]"
+    found = "".join(choice["text"] for line in lines for choice in json.loads(line)["choices"])
+    assert found.startswith(text)
 
 
 def test_several_texts_of_several_prompts_have_seeds_of_their_own(server: Running, runs: dict[str, Run]) -> None:

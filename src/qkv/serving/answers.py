@@ -96,7 +96,8 @@ def raise_failed(piece: TextDelta) -> None:
 
 
 def _event(content: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    # In ASCII: some clients also end a line at other separators, such as U+2028, which a text may contain.
+    return b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
 
 
 def _head(asked: AskedTexts, name: str) -> dict[str, Any]:
