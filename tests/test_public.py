@@ -25,6 +25,7 @@ NAMES = {
     "SpecError",
     "Training",
     "UserError",
+    "ask",
     "build",
     "compare",
     "compare_runs",
