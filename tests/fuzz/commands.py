@@ -63,6 +63,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "predict data": ("stars", "--data", "reviews.csv", "--out", "out.csv"),
     "generate": ("lm", "the", "--max-new-tokens", "4", "--no-stream"),
     "generate ids": ("hf", "--ids", "1 2", "--max-new-tokens", "4"),
+    "serve": ("lm", "--host", "203.0.113.1"),  # an address of no machine, so that it ends
     "evaluate": ("lm",),
     "evaluate data": ("stars", "--data", "reviews.csv", "--report", "out.html"),
     "record": ("lm", "tiny.yaml"),
