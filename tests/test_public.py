@@ -38,6 +38,7 @@ NAMES = {
     "load",
     "override",
     "predict",
+    "quantize",
     "read_model",
     "read_recipe",
     "save",

@@ -64,7 +64,8 @@ def product(
     """y = x W^T + b without gradients: x (…, I) in fp32, b (O) in fp32 -> (…, O).
 
     weight: rows of W, ``bits`` 32 or 16: (O, I) in fp32 or bf16; 8 or 4: the stored bytes of ``qkv.ops.quantized``,
-    with ``scale`` (O, G) in bf16, one per ``group`` weights, or 0: per row. A row's result does not depend on the number of rows.
+    with ``scale`` (O, G) in bf16, one per ``group`` weights, or 0: per row. A row's result does not depend on
+    the number of rows.
     """
     call = _loaded()
     assert not isinstance(call, str), call
