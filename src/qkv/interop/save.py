@@ -17,7 +17,6 @@ from qkv.interop.mapping.family import Family, matches, read_spec, reason_for
 from qkv.interop.normal import normal
 from qkv.interop.places import CONFIG, GENERATION, PREPROCESSOR, TOKENIZER_CONFIG, WEIGHTS
 from qkv.interop.registry import FAMILIES
-from qkv.layers.quantized import QuantizedTable
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model
@@ -82,8 +81,6 @@ def save_published(
     loaded folder, written back if files of this architecture may hold them. Raises ``UserError`` if no published family
     covers the model, or the folder cannot be written.
     """
-    if any(isinstance(module, QuantizedTable) for module in model.modules()):
-        raise UserError("model: its weights are quantised; export the run that it was made from")
     found = covering(model.spec, family)
     if found is None:
         kinds = ", ".join(family.name for family in FAMILIES)
