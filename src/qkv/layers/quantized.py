@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from qkv.layers.linear import Linear
 from qkv.ops.quantized.choose import linear
-from qkv.ops.quantized.packed import Packed
+from qkv.ops.quantized.packed import PackedMatrix
 from qkv.ops.quantized.reference import pack, unpack
 
 
@@ -23,9 +23,9 @@ class QuantizedTable(nn.Module):
         self.register_buffer("scale", found.scale)
 
     @property
-    def packed(self) -> Packed:
+    def packed(self) -> PackedMatrix:
         """Matrix as operations take it."""
-        return Packed(self._buffers["stored"], self._buffers["scale"], self.bits, self.inner, self.group)  # type: ignore[arg-type]
+        return PackedMatrix(self._buffers["stored"], self._buffers["scale"], self.bits, self.inner, self.group)  # type: ignore[arg-type]
 
     @property
     def shape(self) -> torch.Size:
@@ -38,7 +38,7 @@ class QuantizedTable(nn.Module):
         return self.packed.device
 
 
-def matrix_of(table: Tensor | QuantizedTable) -> Tensor | Packed:
+def matrix_of(table: Tensor | QuantizedTable) -> Tensor | PackedMatrix:
     """Matrix of a table as operations take it."""
     return table.packed if isinstance(table, QuantizedTable) else table
 

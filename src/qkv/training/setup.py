@@ -26,7 +26,7 @@ from qkv.tasks.registry import task_of_recipe
 from qkv.tasks.task import Task
 from qkv.training.events import Notice, OnEvent
 from qkv.training.schedules import same_so_far
-from qkv.training.start import check_trainable, start_weights, with_start
+from qkv.training.start import start_weights, with_start
 from qkv.training.surroundings import Surroundings
 from qkv.training.vectors import start_vectors
 from qkv.training.wide import fit_wide
@@ -65,7 +65,6 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
     known = _known(folder, resume)
     if known and rename_former(folder):
         tell(Notice(f"{FORMER}, the evaluation's file in a run of format 1, is now {EVALUATION}"))
-    check_trainable(recipe, str(folder))
     recipe = with_start(recipe, known)
     dataset = task_of_recipe(recipe).open(recipe, Vocabulary.load(folder) if known else None)
     recipe = dataset.recipe

@@ -79,6 +79,7 @@ def with_start(recipe: Recipe, known: Recipe | None = None) -> Recipe:
     Raises ``UserError`` if the start does not exist, another tokenizer or another kind of processor is given, or the
     model does not fit the task.
     """
+    check_trainable(recipe, recipe.name or "the recipe")
     source = recipe.start
     if source is None:
         return recipe

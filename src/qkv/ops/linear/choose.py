@@ -12,7 +12,7 @@ from qkv.ops import onednn as permission
 from qkv.ops.choices import Choice, choose, chosen, fastest
 from qkv.ops.linear import native, onednn, operator, reference, split
 from qkv.ops.quantized import choose as quantized
-from qkv.ops.quantized.packed import Packed
+from qkv.ops.quantized.packed import PackedMatrix
 
 TWINS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
     "torch": reference.linear,
@@ -48,9 +48,9 @@ _COLD = 12 << 20
 _ONE, _ON_COLD = "one row", "up to 8 rows"
 
 
-def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor | PackedMatrix, bias: Tensor | None = None) -> Tensor:
     """y = x W^T + b by the fastest implementation. x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
-    if isinstance(weight, Packed):
+    if isinstance(weight, PackedMatrix):
         return quantized.linear(x, weight, bias)
     size, trained = weight.numel(), torch.is_grad_enabled() or torch.compiler.is_compiling()
     if (

@@ -34,7 +34,7 @@ def flags() -> list[str]:
         machine = _MARCH.get(torch.backends.cpu.get_cpu_capability(), "-march=x86-64")
     else:
         machine = "-mcpu=native"
-    return ["-std=c++17", "-O3", machine, "-fopenmp", "-fvisibility=hidden"]
+    return ["-std=c++17", "-O2", machine, "-fopenmp", "-fvisibility=hidden"]
 
 
 def name() -> str | None:

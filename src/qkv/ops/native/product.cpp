@@ -183,7 +183,7 @@ template <class W, bool ONE, int R, int B> static INLINE void tile(const Job &jo
     times<B>(OF(b) {
         times<R>(OF(r) {
             float sum = 0;
-            times<LANES>(OF(lane) { sum += total[b][r][int(lane)]; });
+            for (int lane = 0; lane < LANES; lane++) sum += total[b][r][lane];
             job.y[(first + r) * job.outer + row + b] = sum + (job.bias ? job.bias[row + b] : 0.0f);
         });
     });

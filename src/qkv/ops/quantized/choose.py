@@ -8,14 +8,14 @@ from torch import Tensor
 from qkv.ops.choices import Choice, choose, chosen, fastest
 from qkv.ops.native import library
 from qkv.ops.quantized import reference
-from qkv.ops.quantized.packed import Packed
+from qkv.ops.quantized.packed import PackedMatrix
 
 _MOST_ROWS = 16
 """Rows up to which the native kernel is timed; of more, the products take longer than widening the weights."""
 _INNER, _OUTER, _WEIGHTS = 768, 3072, 4
 
 
-def native(x: Tensor, weight: Packed, bias: Tensor | None = None) -> Tensor:
+def native(x: Tensor, weight: PackedMatrix, bias: Tensor | None = None) -> Tensor:
     """y = x W^T + b without gradients, fp32 on CPU: x (…, I), b (O) or None -> (…, O)."""
     return library.product(x, weight.stored, weight.bits, weight.scale, weight.group, bias)
 
@@ -23,7 +23,7 @@ def native(x: Tensor, weight: Packed, bias: Tensor | None = None) -> Tensor:
 TWINS = {"torch": reference.linear, "native": native}
 
 
-def linear(x: Tensor, weight: Packed, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: PackedMatrix, bias: Tensor | None = None) -> Tensor:
     """y = x W^T + b by the fastest implementation. x (…, I), b (O) or None -> (…, O)."""
     rows = x.numel() // max(1, x.shape[-1])
     if (

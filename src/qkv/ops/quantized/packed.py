@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-class Packed(NamedTuple):
+class PackedMatrix(NamedTuple):
     """Matrix W (O, I) in ``bits`` 16, 8 or 4.
 
     stored: 16: (O, I) in bf16.   8: (O, J) in int8, J = I rounded up to a multiple of 32, with zeros.   4: (O, J / 2)

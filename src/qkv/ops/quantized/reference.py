@@ -13,38 +13,38 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.ops.native.library import BLOCK
-from qkv.ops.quantized.packed import Packed
+from qkv.ops.quantized.packed import PackedMatrix
 
 _FACTORS = tuple(0.7 + 0.03 * i for i in range(16))
 _BLOCK_NUMBERS = 1 << 20
 """Weights that a product dequantises at once."""
 
 
-def pack(weight: Tensor, bits: int, group: int = 0) -> Packed:
+def pack(weight: Tensor, bits: int, group: int = 0) -> PackedMatrix:
     """Quantise W (O, I) to ``bits`` 16, 8 or 4. group: weights per scale, a multiple of 32; 0: one scale per row."""
     inner = weight.shape[1]
     if bits == 16:
-        return Packed(weight.to(torch.bfloat16).contiguous(), None, bits, inner)
-    groups = _grouped(weight.float(), group)
+        return PackedMatrix(weight.to(torch.bfloat16).contiguous(), None, bits, inner)
+    groups = _grouped(weight.to(torch.float32), group)
     numbers, scale = _eight(groups) if bits == 8 else _four(groups)
     rows = numbers.flatten(1)[:, : -(-inner // BLOCK) * BLOCK]
-    return Packed(_stored(rows, bits), scale, bits, inner, group)
+    return PackedMatrix(_stored(rows, bits), scale, bits, inner, group)
 
 
-def unpack(packed: Packed, rows: Tensor | slice | None = None) -> Tensor:
+def unpack(packed: PackedMatrix, rows: Tensor | slice | None = None) -> Tensor:
     """W (O, I) in fp32, or only its ``rows``."""
     stored, scale = packed.stored, packed.scale
     if rows is not None:
         stored, scale = stored[rows], None if scale is None else scale[rows]
     if scale is None:
-        return stored.float()
+        return stored.to(torch.float32)
     numbers = stored if packed.bits == 8 else _halves(stored)
     size = packed.group or numbers.shape[-1]
     whole = F.pad(numbers, (0, size * scale.shape[-1] - numbers.shape[-1])).unflatten(-1, (-1, size))
-    return (whole * scale.float()[..., None]).flatten(-2)[..., : packed.inner]
+    return (whole * scale.to(torch.float32)[..., None]).flatten(-2)[..., : packed.inner]
 
 
-def linear(x: Tensor, weight: Packed, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: PackedMatrix, bias: Tensor | None = None) -> Tensor:
     """y = x W^T + b, with a gradient of x, in blocks of rows of W. x (…, I), b (O) or None -> (…, O)."""
     outer, inner = weight.shape
     step = max(1, _BLOCK_NUMBERS // inner)
@@ -53,9 +53,9 @@ def linear(x: Tensor, weight: Packed, bias: Tensor | None = None) -> Tensor:
     return y if bias is None else y + bias.to(y.dtype)
 
 
-def lookup(ids: Tensor, table: Tensor | Packed) -> Tensor:
+def lookup(ids: Tensor, table: Tensor | PackedMatrix) -> Tensor:
     """Rows of a table (V, D): ids (…) -> (…, D)."""
-    return unpack(table, ids) if isinstance(table, Packed) else F.embedding(ids, table)
+    return unpack(table, ids) if isinstance(table, PackedMatrix) else F.embedding(ids, table)
 
 
 def _grouped(weight: Tensor, group: int) -> Tensor:
@@ -74,7 +74,7 @@ def _four(groups: Tensor) -> tuple[Tensor, Tensor]:
     best = error = None
     for factor in _FACTORS:
         scale = (largest * (factor / -8)).to(torch.bfloat16)
-        found = (groups - _rounded(groups, scale, -8, 7) * scale.float()[..., None]).square().sum(-1)
+        found = (groups - _rounded(groups, scale, -8, 7) * scale.to(torch.float32)[..., None]).square().sum(-1)
         best = scale if best is None or error is None else torch.where(found < error, scale, best)
         error = found if error is None else torch.minimum(found, error)
     assert best is not None
@@ -82,7 +82,7 @@ def _four(groups: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rounded(groups: Tensor, scale: Tensor, least: int, most: int) -> Tensor:
-    step = scale.float()[..., None]
+    step = scale.to(torch.float32)[..., None]
     return (groups / torch.where(step == 0, 1.0, step)).round().clamp(least, most)
 
 
