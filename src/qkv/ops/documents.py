@@ -1,4 +1,4 @@
-"""PackedMatrix rows split into one row per document, for ops that a mask cannot restrict."""
+"""Packed rows split into one row per document, for ops that a mask cannot restrict."""
 
 from __future__ import annotations
 
