@@ -4,7 +4,8 @@
     python benchmarks/decode.py --precision bf16 --batch 1 8
 
 Each side uses its public ``generate``: qkv.generation, transformers (eager), CTranslate2 (converted from the
-transformers model, fp32 only, since it has no bf16 kernels for most CPUs).
+transformers model, fp32 only, since it has no bf16 kernels for most CPUs). In int8 and int4 qkv runs alone, with
+weights quantised as by ``qkv quantize``; its bf16 is also measured so, with fp32 activations.
 """
 
 from __future__ import annotations
@@ -23,11 +24,16 @@ import torch
 
 import qkv
 from qkv.generation.sample import generate
+from qkv.models.quantize import quantize
 from qkv.models.transformer import Transformer
+from qkv.ops.native import library
 from qkv.report.table import print_table
+from qkv.spec.quantization import Quantization
 from side_by_side import available, compare, in_turns, parser, say_ratio, say_where
 
 VOCAB, PROMPT, FIRST = 50257, 32, 512
+PRECISIONS = ("fp32", "bf16", "int8", "int4")
+BITS = {"bf16": 16, "int8": 8, "int4": 4}
 Generator = Callable[[list[list[int]], int], object]
 """(prompts of equal length, number of new tokens) -> generated tokens."""
 
@@ -36,7 +42,7 @@ def arguments() -> argparse.Namespace:
     """Parse the command line."""
     options = parser(__doc__ or "")
     options.set_defaults(repeats=3)
-    options.add_argument("--precision", choices=["fp32", "bf16", "both"], default="both")
+    options.add_argument("--precision", choices=PRECISIONS, nargs="*", default=list(PRECISIONS))
     options.add_argument("--batch", type=int, nargs="*", default=[1, 8, 32], help="none: only the first token")
     options.add_argument("--new", type=int, default=128, help="number of tokens to generate")
     options.add_argument("--no-first", action="store_true", help="skip time to first token (prompt of 512)")
@@ -52,10 +58,12 @@ def build_qkv(smoke: bool) -> Transformer:
     return qkv.build(qkv.Model.parse({**sizes, "frontend": frontend, "blocks": [{"branches": branches}]})).eval()
 
 
-def qkv_side(bf16: bool, smoke: bool) -> Generator:
-    """qkv's own ``generate`` with a state of fixed capacity."""
+def qkv_side(bf16: bool, smoke: bool, bits: int = 32) -> Generator:
+    """qkv's own ``generate`` with a state of fixed capacity. bits: of quantised weights; 32: not quantised."""
     model = build_qkv(smoke)
     model = model.bfloat16() if bf16 else model
+    if bits < 32:
+        quantize(model, Quantization.parse({"bits": bits}))
 
     def run(prompts: list[list[int]], new: int) -> object:
         return generate(
@@ -150,10 +158,16 @@ def _tokenizer(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def sides(bf16: bool, smoke: bool) -> Iterator[dict[str, Generator]]:
+def sides(precision: str, smoke: bool) -> Iterator[dict[str, Generator]]:
     """Libraries to compare at this precision."""
+    bf16 = precision == "bf16"
     with contextlib.ExitStack() as stack:
+        if precision in ("int8", "int4"):
+            yield {"qkv": qkv_side(False, smoke, BITS[precision])}
+            return
         found: dict[str, Generator] = {"qkv": qkv_side(bf16, smoke)}
+        if bf16:
+            found["qkv, bf16 weights"] = qkv_side(False, smoke, BITS[precision])
         if available("transformers", "transformers", not smoke):
             found["transformers"] = transformers_side(bf16)
             if not bf16 and available("CTranslate2", "ctranslate2"):
@@ -172,7 +186,7 @@ def prompts(batch: int, length: int, smoke: bool) -> list[list[int]]:
 def measure(precision: str, asked: argparse.Namespace) -> None:
     """Measure every batch size, then time to first token, at one precision."""
     new = 4 if asked.smoke else asked.new
-    with sides(precision == "bf16", asked.smoke) as runs:
+    with sides(precision, asked.smoke) as runs:
         for batch in asked.batch:
             texts = prompts(batch, PROMPT, asked.smoke)
             for run in runs.values():
@@ -203,9 +217,9 @@ def main() -> None:
     """Run every selected precision."""
     asked = arguments()
     say_where("transformers", "ctranslate2")
-    for precision in ("fp32", "bf16"):
-        if asked.precision in (precision, "both"):
-            measure(precision, asked)
+    print(f"native kernel: {library.described()}")
+    for precision in asked.precision:
+        measure(precision, asked)
 
 
 if __name__ == "__main__":

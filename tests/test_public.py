@@ -39,6 +39,7 @@ NAMES = {
     "load",
     "override",
     "predict",
+    "quantize",
     "read_model",
     "read_recipe",
     "save",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from qkv.api.functions import generate_images as generate_images
     from qkv.api.functions import load as load
     from qkv.api.functions import predict as predict
+    from qkv.api.functions import quantize as quantize
     from qkv.api.functions import swap as swap
     from qkv.api.functions import train as train
     from qkv.api.recipes import find_recipe as find_recipe
@@ -81,6 +82,7 @@ _HOMES = {
     "load": "qkv.api.functions",
     "override": "qkv.spec.overrides",
     "predict": "qkv.api.functions",
+    "quantize": "qkv.api.functions",
     "read_model": "qkv.spec.yaml_io",
     "read_recipe": "qkv.spec.yaml_io",
     "save": "qkv.runs.save",
@@ -114,6 +116,7 @@ __all__ = [
     "load",
     "override",
     "predict",
+    "quantize",
     "read_model",
     "read_recipe",
     "save",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from qkv.generation.speculate import Speculator
     from qkv.inspection.cost import Cost
     from qkv.models.transformer import Transformer
+    from qkv.runs.quantize import QuantizedRun
     from qkv.runs.run import Run
     from qkv.spec.generation import Measure
     from qkv.training.events import OnEvent
@@ -114,6 +115,29 @@ def swap(
     return swap_parts(
         run, changes, folder_of(f"{name}-swapped", False) if out is None else out, heal, text, on_event, copy
     )
+
+
+def quantize(
+    run: Run | str | Path,
+    out: str | Path | None = None,
+    bits: int = 8,
+    group: int | None = None,
+    data: str | Path | None = None,
+    batches: int | None = None,
+    copy: bool = False,
+) -> QuantizedRun:
+    """Write a run, or a published checkpoint, with weights in ``bits`` 16 (bf16), 8 or 4, as a new run for ``load``,
+    ``generate``, ``evaluate`` and ``predict``.
+
+    ``out``: new folder, by default ``runs/``, the name and the bits. ``group``: weights per scale. ``data``: file to
+    measure both on (default: the run's validation data). The result holds the new run and its metrics before and
+    after. Raises ``UserError``; see ``qkv.runs.quantize.quantize``.
+    """
+    from qkv.runs.quantize import quantize as quantize_run
+
+    name = Path(run).name if isinstance(run, (str, Path)) else run.folder.name
+    folder = folder_of(f"{name}-{bits}bit", False) if out is None else out
+    return quantize_run(run, folder, bits, group, None if data is None else str(data), batches, copy)
 
 
 def compare(

@@ -129,6 +129,8 @@ def _read(source: Path, copy: bool) -> _Source:
             found.model, found.tokenizer, found.labels, found.family, found.begin, found.kept, found.processor
         )
     run = load(source, copy=copy)
+    if run.recipe.quantized is not None:
+        raise UserError(f"{source} has quantised weights; export the run that it was made from")
     if not run.vocabulary.shared:
         raise UserError(f"{source} uses different tokenizers for input and output, which no published family supports")
     if run.model.wide is not None:

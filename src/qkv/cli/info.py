@@ -54,6 +54,7 @@ def info_command(
 def _installation() -> list[tuple[str, Any]]:
     import torch
 
+    from qkv.ops.native.library import described
     from qkv.system.cache import cache_folder
     from qkv.system.processor import processor_name
 
@@ -65,6 +66,7 @@ def _installation() -> list[tuple[str, Any]]:
         ("processor", processor_name()),
         ("threads of torch", torch.get_num_threads()),
         ("vector instructions", torch.backends.cpu.get_cpu_capability()),
+        ("native kernel", described()),
         ("accelerator", str(accelerator) if accelerator else "none; the CPU is used"),
         ("QKV_DATA", os.environ.get("QKV_DATA") or "not set"),
         ("cache", f"{cache_folder()} ({_stored(cache_folder())})"),
@@ -157,7 +159,7 @@ def _run(folder: Path) -> list[tuple[str, Any]]:
     steps = [row["step"] for row in run.metrics if row.get("loss") is not None]
     validated = [row["val_loss"] for row in run.metrics if row.get("val_loss") is not None]
     training, model = run.recipe.training, run.recipe.model
-    change = changed(run)
+    change, quantized = changed(run), run.recipe.quantized
     return [
         ("recipe", run.recipe.name or "unnamed"),
         ("task", run.recipe.task.kind),
@@ -172,6 +174,7 @@ def _run(folder: Path) -> list[tuple[str, Any]]:
         ("model", _stack(model)),
         ("context length", model.context_length),
         ("parameters", sum(p.numel() for p in run.model.parameters())),
+        *([("weights of linear layers", f"{quantized.bits} bits")] if quantized else []),
         ("steps", f"{max(steps, default=0):,} of {steps_in_all(run.metrics, training.steps):,}"),
         ("best validation loss", f"{min(validated):.4f} {task_of(run).loss_unit}" if validated else "not measured yet"),
         ("weights of step", run.step),

@@ -41,6 +41,7 @@ COMMANDS = {
     "load": "Load a published checkpoint and show what it contains.",
     "export": "Export a trained model in a format that other libraries open.",
     "swap": "Replace a part of a trained model and measure the effect.",
+    "quantize": "Write a trained model with weights in 16, 8 or 4 bits, and measure the effect.",
     "where": "Locate a tensor of a model: spec path, module, file and line.",
     "tokenizer": "Train a tokenizer on text files, or show how one splits a text.",
     "info": "Show the installation, or a summary of a run or a published folder.",

@@ -10,7 +10,9 @@ from qkv.frontends.border import check_ids, check_vocabulary
 from qkv.frontends.placed import PlacedFrontend
 from qkv.layers.context import Context
 from qkv.layers.layout import ROWS, Layouts
+from qkv.layers.quantized import QuantizedTable, matrix_of
 from qkv.layers.signal import Signal
+from qkv.ops.quantized.reference import lookup
 from qkv.spec.errors import UserError
 from qkv.spec.frontends import Text
 from qkv.spec.model import Stack
@@ -29,7 +31,7 @@ class TextFrontend(PlacedFrontend):
     """
 
     part: Text
-    table: nn.Parameter
+    table: nn.Parameter | QuantizedTable
 
     def __init__(self, part: Text, stack: Stack, width: int, table: nn.Parameter | None = None):
         """Create the tables. ``table``: token embeddings shared with another front end; None for its own."""
@@ -78,8 +80,8 @@ class TextFrontend(PlacedFrontend):
         """Token embeddings E[id], (B, N, width of the table); id -1 gives the query vector."""
         check_vocabulary(ids, self.table.shape[0], 0 if self.query is None else -1)
         if self.query is None:
-            return F.embedding(ids, self.table)
-        return torch.where(ids[..., None] < 0, self.query, F.embedding(ids.clamp(min=0), self.table))
+            return lookup(ids, matrix_of(self.table))
+        return torch.where(ids[..., None] < 0, self.query, lookup(ids.clamp(min=0), matrix_of(self.table)))
 
     def _check(self, types: Tensor, x: Tensor) -> None:
         """Raise ``UserError`` for token types that the model does not read, or of another shape than the tokens."""

@@ -86,7 +86,11 @@ class Branch(Declared):
 
     def like(self) -> Tensor:
         """Tensor whose device and dtype a new state takes."""
-        return next(self.parameters()) if any(True for _ in self.parameters()) else torch.empty(0)
+        found = next(self.parameters(), None)
+        if found is not None:
+            return found
+        stored = next(self.buffers(), None)  # of quantised weights, whose activations are in fp32
+        return torch.empty(0, device=None if stored is None else stored.device)
 
 
 class MemoryBranch(Branch):

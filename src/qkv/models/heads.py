@@ -16,6 +16,7 @@ from qkv.layers.layout import ROWS, WHOLE, Declared, Layouts
 from qkv.layers.linear import Linear
 from qkv.layers.norms import build_norm
 from qkv.layers.pooling import pooled
+from qkv.layers.quantized import matrix_of
 from qkv.models.cross_entropy import cross_entropy
 from qkv.models.forecasts import build_forecast
 from qkv.ops.at_least_single import at_least_single
@@ -101,7 +102,7 @@ class LanguageModelHead(Head):
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         if self.transform is not None:
             x = self.transform(x)
-        logits = linear(x if self.scale == 1.0 else x * self.scale, self.weight, self.bias)
+        logits = linear(x if self.scale == 1.0 else x * self.scale, matrix_of(self.weight), self.bias)
         return logits if self.cap is None else self.cap * (logits / self.cap).tanh()
 
 

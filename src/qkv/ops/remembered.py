@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from qkv.ops.native import library
 from qkv.system.cache import cache_folder, replace_text
 from qkv.system.processor import processor_name, settings
 
@@ -22,7 +23,7 @@ _read: dict[Path, dict[str, dict[str, Any]]] = {}
 
 
 def surroundings() -> dict[str, Any]:
-    """Facts on which timings depend besides op and case: versions, processor, settings and number of threads."""
+    """Facts on which timings depend besides op and case: versions, processor, settings, threads, native code."""
     try:
         qkv = version("qkv")
     except PackageNotFoundError:  # imported from its source
@@ -34,6 +35,7 @@ def surroundings() -> dict[str, Any]:
         "vector instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "settings": settings(),
+        "native": library.name(),
     }
 
 

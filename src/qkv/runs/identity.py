@@ -20,6 +20,7 @@ MADE_WITH = "made_with"
 
 # Free keys may change between two starts: they control when something is measured, saved or shown, not the weights.
 _DECIDING = ("data", "model", "start", "task", "training")
+_STORED = "quantized"
 _FREE = {"validation", "checkpoints", "sample_every", "tensorboard"}
 
 
@@ -37,7 +38,7 @@ def essence(recipe: Recipe) -> dict[str, Any]:
 
     Without defaults, versions of qkv with new fields resume the runs of older versions.
     """
-    content = {name: plain for name, plain in recipe.essential().items() if name in _DECIDING}
+    content = {name: plain for name, plain in recipe.essential().items() if name in (*_DECIDING, _STORED)}
     if "data" in content:
         content["data"] = without_folders(content["data"])
     content["training"] = {

@@ -16,6 +16,7 @@ from qkv.interop.mapped import MappedFile, watch
 from qkv.interop.places import is_published, may_be_name
 from qkv.layers.lora import fold
 from qkv.models.adapt import add_adapters
+from qkv.models.quantize import quantize
 from qkv.models.transformer import Transformer
 from qkv.runs.checkpoint import CheckpointStore, save_weights, take_weights
 from qkv.runs.files import map_tensors, read_metadata
@@ -67,6 +68,8 @@ def load_adapted(folder: Path, accept_changes: bool = False, copy: bool = False)
     with torch.device("meta"):
         model = Transformer(recipe.model)
         add_adapters(model, recipe.training)
+        if recipe.quantized is not None:
+            quantize(model, recipe.quantized)
     take_weights(model, tensors, folder / WEIGHTS)
     watch(model, entrances(model), [source] if source else [])
     return Run(folder, recipe, model.eval(), vocabulary, rows_of(folder), int(metadata.get("step", 0)))

@@ -15,6 +15,7 @@ from qkv.spec.frontends import Frontend
 from qkv.spec.generation import Generation
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.model import Model
+from qkv.spec.quantization import Quantization
 from qkv.spec.results import Published, Reached, Result, Typed, reached
 from qkv.spec.tasks import NextToken, Reads, Task
 from qkv.spec.training import Training
@@ -39,6 +40,9 @@ class Recipe(Spec):
     task: Task = NextToken()
     training: Training = Training()
     sample: Generation = Generation(max_new_tokens=200, temperature=0.8, seed=1)
+    quantized: Quantization | None = Field(
+        default=None, description="form of the stored weights, written by 'qkv quantize'; such a run is not trained"
+    )
     quick: dict[str, Any] = {}
     candidates: dict[str, dict[str, Any]] = Field(
         default={},

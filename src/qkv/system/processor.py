@@ -14,10 +14,11 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 def processor_name() -> str:
     """Processor model and number of threads, such as ``AMD EPYC, 2 threads``."""
-    return f"{_model()}, {usable_threads()} threads"
+    return f"{processor_model()}, {usable_threads()} threads"
 
 
-def _model() -> str:
+def processor_model() -> str:
+    """Processor model, such as ``AMD EPYC``."""
     if _CPUINFO.is_file():
         with _CPUINFO.open(errors="replace") as lines:
             for line in lines:

@@ -79,6 +79,7 @@ def with_start(recipe: Recipe, known: Recipe | None = None) -> Recipe:
     Raises ``UserError`` if the start does not exist, another tokenizer or another kind of processor is given, or the
     model does not fit the task.
     """
+    check_trainable(recipe, recipe.name or "the recipe")
     source = recipe.start
     if source is None:
         return recipe
@@ -101,6 +102,8 @@ def find_start(source: str) -> Start:
     if _is_run(folder):
         target = TokenizerFile(path=str(folder / TARGET_FILE)) if (folder / TARGET_FILE).exists() else None
         recipe = read_recipe(folder) if (folder / SPEC).is_file() else None
+        if recipe:
+            check_trainable(recipe, str(folder))
         processor = Vocabulary.load(folder).processors.get(INPUT) if recipe and recipe.data.processor else None
         tokenizer = None if processor else TokenizerFile(path=str(folder / FILE_NAME))
         return Start(recipe and recipe.model, tokenizer, target, task=recipe and recipe.task, processor=processor)
@@ -115,6 +118,15 @@ def find_start(source: str) -> Start:
     raise UserError(
         f"start: {source!r} holds no {WEIGHTS}, so it is no trained run, and no {CONFIG} of a published checkpoint"
     )
+
+
+def check_trainable(recipe: Recipe, place: str) -> None:
+    """Raise ``UserError`` if the weights at ``place`` are quantised: rounding would discard the steps of training."""
+    if recipe.quantized is not None:
+        raise UserError(
+            f"{place} has weights in {recipe.quantized.bits} bits, which cannot be trained; "
+            "train or fine-tune the run that it was made from, and quantise the result"
+        )
 
 
 def _opened(source: str) -> tuple[Opened, SentencePooling | None]:

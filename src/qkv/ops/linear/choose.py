@@ -10,13 +10,16 @@ from torch.nn import functional as F
 
 from qkv.ops import onednn as permission
 from qkv.ops.choices import Choice, choose, chosen, fastest
-from qkv.ops.linear import onednn, operator, reference, split
+from qkv.ops.linear import native, onednn, operator, reference, split
+from qkv.ops.quantized import choose as quantized
+from qkv.ops.quantized.packed import PackedMatrix
 
 TWINS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
     "torch": reference.linear,
     "oneDNN": onednn.linear,
     "oneDNN operator": operator.linear,
     "split": split.linear,
+    "native": native.linear,
 }
 # Below this a product lasts microseconds, and what is saved inside it goes to the call.
 _SMALLEST = 1 << 14
@@ -26,10 +29,13 @@ _SMALLEST_ROW = 1 << 18
 _SMALLEST_TRAINED = 1 << 15
 _SMALL = 1 << 17
 _FEW_ROWS = 64
+_NATIVE_ROWS = 8
+"""Rows up to which the native kernel, which computes them from weights that it reads once, can be fastest."""
 # Rows, inner and outer width that stand for each case.
 _SAMPLES = {
     "training": (512, 256, 768),
     "training, small": (512, 128, 512),
+    "up to 8 rows": (4, 768, 3072),
     "few rows": (16, 2048, 8192),
     "many rows": (512, 256, 768),
 }
@@ -37,12 +43,15 @@ _SAMPLES = {
 # activations have left the caches when the backward pass needs them.
 _CHAINS = {"training": 4, "training, small": 6}
 _IN_OUT = ", weights stored (in, out)"
-# Decoding reads every weight of the model once a step, so one row is timed on more weights than caches hold.
+# Decoding reads every weight of the model once a step, so up to eight rows are timed on more weights than caches hold.
 _COLD = 12 << 20
+_ONE, _ON_COLD = "one row", "up to 8 rows"
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor | PackedMatrix, bias: Tensor | None = None) -> Tensor:
     """y = x W^T + b by the fastest implementation. x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
+    if isinstance(weight, PackedMatrix):
+        return quantized.linear(x, weight, bias)
     size, trained = weight.numel(), torch.is_grad_enabled() or torch.compiler.is_compiling()
     if (
         size < (_SMALLEST_TRAINED if trained else _SMALLEST)
@@ -60,12 +69,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if rows == 1:
         found = row_choice(weight.shape[1], weight.shape[0], transposed)
     else:
-        found = choice("few rows" if rows <= _FEW_ROWS else "many rows", transposed)
+        kind = "up to 8 rows" if rows <= _NATIVE_ROWS else "few rows" if rows <= _FEW_ROWS else "many rows"
+        found = choice(kind, transposed)
     return TWINS[found.twin](x, weight, bias)
 
 
 def choice(kind: str, transposed: bool = False) -> Choice:
-    """Implementation for matrix products of a kind: "training", "training, small", "few rows" or "many rows".
+    """Implementation for matrix products of a kind: "training", "training, small", "up to 8 rows", "few rows" or
+    "many rows".
 
     The first two are timed forward and backward, the others forward only. transposed: the weights are stored (I, O),
     as views of a mapped file can be.
@@ -74,16 +85,17 @@ def choice(kind: str, transposed: bool = False) -> Choice:
 
     def decide() -> Choice:
         rows, inner, outer = _SAMPLES[kind]
-        x, maps = torch.ones(rows, inner), _CHAINS.get(kind)
+        x, maps, cold = torch.ones(rows, inner), _CHAINS.get(kind), kind == _ON_COLD
         if maps is None:
-            weights = [_ones(outer, inner, transposed)]
-            runs = {name: _each(TWINS[name], x, weights) for name in _candidates(kind)}
-            return _decided(case, runs, f"forward at {rows} × {inner} × {outer}")
+            weights = [_ones(outer, inner, transposed) for _ in range(-(-_COLD // (inner * outer)) if cold else 1)]
+            runs = {name: _each(TWINS[name], x, weights) for name in _candidates(kind, transposed)}
+            times = f", {len(weights)} times" * cold
+            return _decided(case, runs, f"forward at {rows} × {inner} × {outer}{times}")
         weights = [_ones(*((outer, inner) if i % 2 == 0 else (inner, outer)), transposed) for i in range(maps)]
-        runs = {name: _chain(TWINS[name], x, weights) for name in _candidates(kind)}
+        runs = {name: _chain(TWINS[name], x, weights) for name in _candidates(kind, transposed)}
         return _decided(case, runs, f"forward and backward of {maps} maps at {rows} × {inner} × {outer}")
 
-    return chosen("linear", case) or choose("linear", case, decide, TWINS)
+    return chosen("linear", case) or choose("linear", case, decide, _candidates(kind, transposed))
 
 
 def row_choice(inner: int, outer: int, transposed: bool = False) -> Choice:
@@ -92,16 +104,20 @@ def row_choice(inner: int, outer: int, transposed: bool = False) -> Choice:
     transposed: the weights are stored (I, O).
     """
     size = inner * outer
-    case = f"one row, {inner} to {outer}{_IN_OUT * transposed}"
+    case = f"{_ONE}, {inner} to {outer}{_IN_OUT * transposed}"
 
     def decide() -> Choice:
         if size < _SMALLEST_ROW:
             return Choice("linear", case, "torch", "too small for the path to matter")
         weights = [_ones(outer, inner, transposed) for _ in range(-(-_COLD // size))]
-        runs = {name: _each(TWINS[name], torch.ones(1, inner), weights) for name in _candidates("one row")}
+        runs = {name: _each(TWINS[name], torch.ones(1, inner), weights) for name in _candidates(_ONE, transposed)}
         return _decided(case, runs, f"forward, {len(weights)} times")
 
-    return choose("linear", case, decide, TWINS)
+    found = chosen("linear", case)
+    if found is None:
+        among = TWINS if size < _SMALLEST_ROW else _candidates(_ONE, transposed)
+        found = choose("linear", case, decide, among)
+    return found
 
 
 def _ones(outer: int, inner: int, transposed: bool) -> Tensor:
@@ -111,14 +127,16 @@ def _ones(outer: int, inner: int, transposed: bool) -> Tensor:
     return weight.t() if transposed else weight
 
 
-def _candidates(case: str) -> list[str]:
+def _candidates(case: str, transposed: bool) -> list[str]:
     names = ["torch"]
     if permission.available():
         names.append("oneDNN")
     if operator.available() and case not in _CHAINS:
         names.append("oneDNN operator")
-        if case == "one row":
+        if case == _ONE:
             names.append("split")
+    if case in (_ONE, _ON_COLD) and not transposed and native.available():
+        names.append("native")
     return names
 
 

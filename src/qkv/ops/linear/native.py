@@ -1,0 +1,13 @@
+"""Linear layer by the native kernel: forward only, fp32 on CPU, for a few rows, from weights in rows."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from qkv.ops.native import library
+from qkv.ops.native.library import available as available
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """y = x W^T + b without gradients: x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
+    return library.product(x, weight, 32, bias=bias)

@@ -1,0 +1,144 @@
+"""Quantising a run: a new run folder with weights in fewer bits, and their effect on the held-out metrics."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qkv.data.corpus import VALIDATION
+from qkv.models.quantize import quantize as quantize_model
+from qkv.report.evaluation import words
+from qkv.report.figures import fixed, size
+from qkv.report.page import Page
+from qkv.report.sections import add_sections
+from qkv.runs.calibration import CALIBRATION
+from qkv.runs.checkpoint import save_weights, weights
+from qkv.runs.evaluation import evaluate
+from qkv.runs.files import clear_errors, write_file
+from qkv.runs.folder import SPEC, locked
+from qkv.runs.identity import MADE_WITH, made_with, write_parts
+from qkv.runs.load import load
+from qkv.runs.published import NOT_SAID
+from qkv.runs.run import Run
+from qkv.spec.adapt import Whole
+from qkv.spec.errors import UserError, quoted
+from qkv.spec.quantization import Quantization
+from qkv.spec.recipe import Recipe
+from qkv.spec.yaml_io import write_spec
+
+BEFORE, AFTER = "before", "after"
+_BYTES = "bytes"
+_NOT_SHOWN = ("seconds", "targets")
+_KEPT = (CALIBRATION, "pretrained")
+"""Files and folders of a run that its quantised form uses too, besides vocabulary, spec and weights."""
+
+
+@dataclass(frozen=True)
+class QuantizedRun:
+    """Result of quantising a run: the new ``run``, and its ``figures`` "before" and "after": the metrics of the task on
+    held-out data, where there is any, and ``bytes`` of the weights.
+    """
+
+    run: Run
+    figures: dict[str, dict[str, float]]
+
+    @property
+    def columns(self) -> list[str]:
+        """Column titles of the table ``rows``."""
+        return ["figure", BEFORE, AFTER, "change"]
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """Table of the figures before and after, one row per figure, as text."""
+        before, after = self.figures[BEFORE], self.figures[AFTER]
+        return [_row(name, before[name], after[name]) for name in before if name in after]
+
+
+def quantize(
+    source: Run | str | Path,
+    out: str | Path,
+    bits: int = 8,
+    group: int | None = None,
+    data: str | None = None,
+    batches: int | None = None,
+    copy: bool = False,
+) -> QuantizedRun:
+    """Write the run or published checkpoint ``source`` with weights in ``bits`` 16, 8 or 4 to the new folder ``out``.
+
+    group: weights per scale, see ``Quantization``. data: file to measure both on (default: the run's validation data;
+    a checkpoint without data is not measured). batches: number of evenly spaced batches; None: all. copy: as for
+    ``load``. A ``Run`` that is given keeps its weights as they are. Raises ``UserError``.
+    """
+    part = Quantization.parse({"bits": bits, "group": group}, "quantize")
+    old = load(source.folder if isinstance(source, Run) else source, copy=copy)
+    if old.recipe.quantized is not None:
+        raise UserError(f"{old.folder} has weights in {old.recipe.quantized.bits} bits already; give the run before it")
+    if batches is not None and batches < 1:
+        raise UserError(f"batches: {quoted(batches)} given; give at least 1, or leave it out for all data")
+    folder = _new(Path(out))
+    recipe = _recipe(old.recipe, part)
+    figures = {BEFORE: _figures(old, data, batches)}
+    quantize_model(old.model, part)
+    with locked(folder), clear_errors(str(folder)):
+        _write(old, recipe, folder)
+    found = load(folder, copy=copy)
+    figures[AFTER] = _figures(found, data, batches)
+    done = QuantizedRun(found, figures)
+    with clear_errors(str(folder)):
+        write_file(folder / "report.html", _report(done).encode())
+    return done
+
+
+def _new(folder: Path) -> Path:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} is not empty; name another folder for the quantised run")
+    return folder
+
+
+def _recipe(recipe: Recipe, part: Quantization) -> Recipe:
+    """Recipe of the quantised run; adapters are merged into its weights."""
+    training = recipe.training.changed(adapt=Whole(), frozen=(), rates={})
+    return recipe.changed(quantized=part, training=training, result=None, published=(), typed=())
+
+
+def _write(run: Run, recipe: Recipe, folder: Path) -> None:
+    run.vocabulary.save(folder)
+    for name in _KEPT:
+        if (run.folder / name).is_dir():
+            shutil.copytree(run.folder / name, folder / name)
+        elif (run.folder / name).is_file():
+            shutil.copyfile(run.folder / name, folder / name)
+    save_weights(folder / "model.safetensors", run.model, {"step": run.step, MADE_WITH: made_with(recipe, folder)})
+    write_parts(recipe, folder)
+    write_spec(folder / SPEC, recipe)
+
+
+def _figures(run: Run, data: str | None, batches: int | None) -> dict[str, float]:
+    """Metrics of ``run`` on held-out data, if there is any, and bytes of its weights."""
+    figures: Mapping[str, Any] = {}
+    if data is not None or run.recipe.data.source != NOT_SAID:
+        figures = evaluate(run, VALIDATION, batches, data).figures
+    kept = {name: value for name, value in figures.items() if name not in _NOT_SHOWN}
+    return {**kept, _BYTES: float(sum(tensor.nbytes for tensor in weights(run.model).values()))}
+
+
+def _row(name: str, before: float, after: float) -> list[str]:
+    if name == _BYTES:
+        return ["weights", size(before), size(after), f"{after / before:.3f} ×"]
+    change = f"{after / before - 1:+.3%}" if before else ""
+    return [words(name), fixed(before), fixed(after), change]
+
+
+def _report(found: QuantizedRun) -> str:
+    part = found.run.recipe.quantized
+    assert part is not None
+    page = Page(str(found.run.folder))
+    page.data["quantization"] = found.figures
+    scales = f", one scale per {part.size} weights" if part.size else ", one scale per row" if part.bits < 16 else ""
+    page.header(f"Weights of linear layers in {part.bits} bits{scales}.")
+    table = {"kind": "examples", "title": "Effect of the quantisation", "columns": found.columns, "rows": found.rows}
+    add_sections(page, [table])
+    return page.html()

@@ -1,0 +1,79 @@
+"""Compiling C++ of the package to shared libraries in the cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from qkv.system.cache import cache_folder, replace_text
+from qkv.system.processor import processor_model
+
+_COMPILERS = ("g++", "c++", "clang++")
+_LONGEST = 300
+"""Maximum number of seconds of a build; it takes ten."""
+
+
+class BuildError(Exception):
+    """Source that cannot be compiled here, with the reason."""
+
+
+def compiler() -> str | None:
+    """Path of the C++ compiler: that of ``CXX`` if it is set, else the first of g++, c++ and clang++; None without."""
+    given = os.environ.get("CXX")
+    return next((found for name in ([given] if given else _COMPILERS) if (found := shutil.which(name))), None)
+
+
+def library_path(source: Path, flags: Sequence[str]) -> Path | None:
+    """Path of the library of ``source``, built or not; None without a compiler.
+
+    Its name has the digest of source, flags, compiler and processor, so that a change of any of them builds it anew.
+    """
+    found = compiler()
+    if found is None:
+        return None
+    whole = source.read_bytes() + "\0".join([*flags, found, processor_model()]).encode()
+    return cache_folder() / "native" / f"{source.stem}-{hashlib.sha256(whole).hexdigest()[:16]}.so"
+
+
+def build(source: Path, flags: Sequence[str]) -> Path:
+    """Path of the shared library of ``source``, compiled if it is not in the cache folder yet.
+
+    Compiler and linker run apart, so that a library named by a flag of the compiler, as by ``-fopenmp``, is not linked.
+    The file is written under a temporary name and renamed: of two processes that build at once, the last one wins. A
+    failed build is remembered beside it. Raises ``BuildError``.
+    """
+    path = library_path(source, flags)
+    if path is None:
+        raise BuildError("there is no C++ compiler")
+    failure = path.with_suffix(".txt")
+    if not path.exists():
+        if failure.exists():
+            raise BuildError(f"{failure.read_text()} (remove {failure} to build again)")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+                _compile(source, flags, Path(folder), path)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise BuildError(f"{source.name} cannot be compiled: {error}") from None
+        except BuildError as error:
+            replace_text(failure, str(error))
+            raise
+    return path
+
+
+def _compile(source: Path, flags: Sequence[str], folder: Path, path: Path) -> None:
+    compiled, library, program = folder / "a.o", folder / "a.so", str(compiler())
+    for command in (
+        [program, *flags, "-fPIC", "-c", str(source), "-o", str(compiled)],
+        [program, "-shared", str(compiled), "-o", str(library)],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_LONGEST, check=False)
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or [""]
+            raise BuildError(f"{Path(program).name} does not compile {source.name}: {lines[0].strip()}")
+    os.replace(library, path)

@@ -1,0 +1,237 @@
+"""The native kernel and quantised weights against float64, by every instruction path that the machine has."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qkv.ops.linear import native as native_linear
+from qkv.ops.native import library
+from qkv.ops.quantized import choose, reference
+from qkv.system import compiler
+
+needs_native = pytest.mark.skipif(compiler.compiler() is None, reason="there is no C++ compiler here")
+SIZES = [(1, 1), (5, 31), (13, 100), (4, 32), (129, 257), (67, 288)]
+FORMATS = [(16, 0), (8, 0), (8, 64), (8, 128), (4, 32), (4, 128)]
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+def near(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found.double(), expected.double(), rtol=0, atol=3e-6 * float(expected.abs().max() + 1))
+
+
+@needs_native
+@pytest.mark.parametrize(("outer", "inner"), SIZES)
+def test_kernel_equals_float64(outer: int, inner: int) -> None:
+    """1 to 9 rows, with and without bias, weights at odd offsets and with longer strides."""
+    wide = random(outer + 1, inner + 3)
+    weight = wide[1:, 1 : inner + 1]  # begins at an address that no vector is aligned to
+    for rows in range(1, 10):
+        x = random(2 * rows, inner, seed=rows)[::2]
+        for bias in (None, random(outer)):
+            expected = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+            near(native_linear.linear(x, weight, bias), expected)
+
+
+@needs_native
+@pytest.mark.parametrize(("bits", "group"), FORMATS)
+@pytest.mark.parametrize(("outer", "inner"), SIZES)
+def test_quantised_kernel_equals_float64(outer: int, inner: int, bits: int, group: int) -> None:
+    packed = reference.pack(random(outer, inner), bits, group)
+    dense, bias = reference.unpack(packed).double(), random(outer)
+    for rows in (1, 2, 3, 4, 7, 8):
+        x = random(rows, inner, seed=rows)
+        expected = x.double() @ dense.t() + bias.double()
+        near(choose.native(x, packed, bias), expected)
+        near(reference.linear(x, packed, bias), expected)
+
+
+@needs_native
+def test_rows_do_not_depend_on_each_other() -> None:
+    """A row gives the same bits alone and among others, so that a batch writes what its rows write alone."""
+    x, weight = random(8, 100), random(37, 100)
+    packed = reference.pack(weight, 4, 32)
+    for product in (lambda rows: native_linear.linear(rows, weight), lambda rows: choose.native(rows, packed)):
+        assert torch.equal(product(x), torch.cat([product(row[None]) for row in x]))
+
+
+@needs_native
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_not_a_number_stays_where_it_belongs(bad: float) -> None:
+    for inner in (7, 64):
+        x, weight = random(3, inner), random(9, inner)
+        x[1, inner - 1], weight[4, 0] = bad, bad
+        found, expected = native_linear.linear(x, weight), F.linear(x, weight)
+        assert torch.equal(found.isnan(), expected.isnan())
+        assert torch.equal(found[expected.isinf()], expected[expected.isinf()])
+        clean = random(9, inner)
+        for bits, group in FORMATS:
+            finite = choose.native(x, reference.pack(clean, bits, group)).isfinite()
+            assert not finite[1].any()
+            assert finite[[0, 2]].all()
+
+
+def by_hand(groups: Tensor, bits: int) -> Tensor:
+    """Quantised rows from the definition, number by number: the nearest of the levels."""
+    out = torch.empty_like(groups)
+    for i, group in enumerate(groups):
+        steps = [group.abs().max() / 127] if bits == 8 else []
+        if bits == 4:
+            most = group[group.abs().argmax()]
+            steps = [most * (0.7 + 0.03 * k) / -8 for k in range(16)]
+        levels = torch.arange(-127, 128) if bits == 8 else torch.arange(-8, 8)
+        tried = []
+        for step in steps:
+            all_levels = levels * step.bfloat16().float()
+            tried.append(all_levels[(group[:, None] - all_levels).abs().argmin(1)])
+        out[i] = min(tried, key=lambda t: float((group - t).square().sum()))
+    return out
+
+
+@pytest.mark.parametrize(("bits", "group"), [(8, 0), (8, 32), (4, 32)])
+def test_rounding_is_to_the_nearest_level(bits: int, group: int) -> None:
+    weight = random(3, 64)
+    groups = weight.view(-1, group or 64)
+    torch.testing.assert_close(
+        reference.unpack(reference.pack(weight, bits, group)).view_as(groups), by_hand(groups, bits)
+    )
+
+
+def test_zeros_and_single_weights_are_exact() -> None:
+    weight = torch.zeros(2, 40)
+    weight[1, 39] = -1.0
+    for bits, group in FORMATS:
+        torch.testing.assert_close(reference.unpack(reference.pack(weight, bits, group)), weight, rtol=4e-3, atol=0)
+
+
+def test_rows_of_a_table() -> None:
+    packed = reference.pack(random(11, 36), 8)
+    ids = torch.tensor([[3, 0], [10, 3]])
+    assert torch.equal(reference.lookup(ids, packed), reference.unpack(packed)[ids])
+    assert torch.equal(reference.lookup(ids, random(11, 36)), random(11, 36)[ids])
+
+
+def test_gradients_and_other_types_take_the_reference() -> None:
+    packed, x = reference.pack(random(6, 40), 8), random(2, 40).requires_grad_()
+    (choose.linear(x, packed) * torch.arange(6)).sum().backward()
+    torch.testing.assert_close(x.grad, (torch.arange(6.0) @ reference.unpack(packed)).expand(2, -1))
+    assert choose.linear(x.detach().bfloat16(), packed).dtype == torch.bfloat16
+    assert choose.linear(x.detach()[:0], packed).shape == (0, 6)
+
+
+# Each instruction path is another build, in a process whose torch is limited to it.
+_PATH = """
+import json, torch
+from qkv.ops.linear import native
+from qkv.ops.native import library
+from qkv.ops.quantized import choose, reference
+torch.manual_seed(0)
+worst = 0.0
+for outer, inner in ((13, 100), (66, 288)):
+    weight, x = torch.randn(outer, inner), torch.randn(5, inner)
+    worst = max(worst, float((native.linear(x, weight) - x.double() @ weight.double().t()).abs().max()))
+    for bits, group in ((16, 0), (8, 0), (8, 64), (4, 32), (4, 64)):
+        packed = reference.pack(weight, bits, group)
+        expected = x.double() @ reference.unpack(packed).double().t()
+        worst = max(worst, float((choose.native(x, packed) - expected).abs().max()))
+print(json.dumps([library.flags()[2], worst]))
+"""
+
+
+@needs_native
+@pytest.mark.parametrize(("cap", "flag"), [("default", "-march=x86-64"), ("avx2", "-march=x86-64-v3")])
+@pytest.mark.skipif(not library.flags()[2].startswith("-march"), reason="not an x86 processor")
+def test_a_cap_on_instructions_is_honoured(cap: str, flag: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _PATH],
+        env={**os.environ, "ATEN_CPU_CAPABILITY": cap},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    used, worst = json.loads(done.stdout)
+    assert used == flag
+    assert worst < 1e-4
+
+
+@needs_native
+def test_openmp_is_that_of_torch() -> None:
+    """A second OpenMP library would bring threads of its own."""
+    if not Path("/proc/self/maps").exists():
+        pytest.skip("no list of loaded libraries here")
+    assert library.available()
+    loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libgomp" in line}
+    assert len(loaded) == 1
+
+
+_GOOD, _BAD = 'extern "C" int answer() { return 42; }\n', "this is not C++\n"
+
+
+@needs_native
+def test_builds_at_once_leave_one_library(tmp_path: Path) -> None:
+    source = tmp_path / "small.cpp"
+    source.write_text(_GOOD)
+    found: list[Path] = []
+    threads = [threading.Thread(target=lambda: found.append(compiler.build(source, ["-O1"]))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 3
+    assert [path.name for path in found[0].parent.glob("small-*")] == [found[0].name]
+    source.write_text(_GOOD.replace("42", "43"))
+    assert compiler.build(source, ["-O1"]) != found[0]
+
+
+@needs_native
+def test_a_failed_build_is_said_and_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "broken.cpp"
+    source.write_text(_BAD)
+    with pytest.raises(compiler.BuildError, match=r"does not compile broken\.cpp: .*error"):
+        compiler.build(source, [])
+    monkeypatch.setattr(subprocess, "run", None)  # it is not compiled again
+    with pytest.raises(compiler.BuildError, match="to build again"):
+        compiler.build(source, [])
+
+
+def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    library._loaded.cache_clear()
+    try:
+        assert not library.available()
+        assert library.described() == "none: there is no C++ compiler"
+        assert library.name() is None
+        packed = reference.pack(random(6, 40), 8)
+        found = choose._measured(8, "weights in 8 bits, one row")
+        assert found.twin == "torch"
+        assert "no C++ compiler" in found.reason
+        near(
+            choose.TWINS[found.twin](random(1, 40), packed),
+            random(1, 40).double() @ reference.unpack(packed).double().t(),
+        )
+    finally:
+        library._loaded.cache_clear()
+
+
+def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QKV_NATIVE", "0")
+    library._loaded.cache_clear()
+    try:
+        assert library.described() == "none: QKV_NATIVE=0 turns it off"
+        assert library.name() is None
+    finally:
+        library._loaded.cache_clear()
