@@ -63,6 +63,9 @@ LINES: dict[str, tuple[str, ...]] = {
     "predict data": ("stars", "--data", "reviews.csv", "--out", "out.csv"),
     "generate": ("lm", "the", "--max-new-tokens", "4", "--no-stream"),
     "generate ids": ("hf", "--ids", "1 2", "--max-new-tokens", "4"),
+    "ask": ("lm", "the fox", "--template", "{text} {label}", "--option", "dog", "--option", "fox"),
+    "ask data": ("lm", "--data", "reviews.csv", "--template", "{review} {label}", "--column", "label=stars"),
+    "quantize": ("lm", "out"),
     "serve": ("lm", "--host", "203.0.113.1"),  # an address of no machine, so that it ends
     "evaluate": ("lm",),
     "evaluate data": ("stars", "--data", "reviews.csv", "--report", "out.html"),

@@ -39,6 +39,8 @@ def test_every_integer_has_two_bounds(top: Any) -> None:
     found = list(integers(json_schema(top)))
     assert len(found) >= 5
     for node in found:
+        if "enum" in node:
+            continue
         assert {"maximum", "exclusiveMaximum"} & node.keys(), node
         assert {"minimum", "exclusiveMinimum"} & node.keys(), node
 

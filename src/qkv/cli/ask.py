@@ -20,7 +20,7 @@ EXAMPLES = """\
 qkv ask gpt2 "a waste of time" --examples reviews.csv
 qkv ask gpt2 --examples reviews.csv --data more.csv --num-examples 16
 qkv ask runs/my "The sky is" --template "{text} {label}" --option blue --option green
-qkv ask gpt2 --data questions.jsonl --template "Question: {question}\\nAnswer: {label}" --by character
+qkv ask gpt2 --data questions.jsonl --template "Q: {question}\\nA: {label}" --by token
 """
 
 _Inputs = Annotated[list[str] | None, typer.Argument(metavar="[INPUT]...", help="Texts to answer.")]

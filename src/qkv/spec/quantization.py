@@ -21,7 +21,10 @@ class Quantization(Spec):
 
     bits: Literal[16, 8, 4] = 8
     group: int | None = Field(
-        default=None, ge=0, description="weights per scale, a multiple of 32; 0: a row; default: 32 in 4 bits, else 0"
+        default=None,
+        ge=0,
+        le=65536,
+        description="weights per scale, a multiple of 32; 0: a row; default: 32 in 4 bits, else 0",
     )
 
     @property

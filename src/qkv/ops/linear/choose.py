@@ -95,7 +95,7 @@ def choice(kind: str, transposed: bool = False) -> Choice:
         runs = {name: _chain(TWINS[name], x, weights) for name in _candidates(kind, transposed)}
         return _decided(case, runs, f"forward and backward of {maps} maps at {rows} × {inner} × {outer}")
 
-    return chosen("linear", case) or choose("linear", case, decide, _candidates(kind, transposed))
+    return chosen("linear", case) or choose("linear", case, decide, _known(kind))
 
 
 def row_choice(inner: int, outer: int, transposed: bool = False) -> Choice:
@@ -115,8 +115,7 @@ def row_choice(inner: int, outer: int, transposed: bool = False) -> Choice:
 
     found = chosen("linear", case)
     if found is None:
-        among = TWINS if size < _SMALLEST_ROW else _candidates(_ONE, transposed)
-        found = choose("linear", case, decide, among)
+        found = choose("linear", case, decide, TWINS if size < _SMALLEST_ROW else _known(_ONE))
     return found
 
 
@@ -125,6 +124,14 @@ def _ones(outer: int, inner: int, transposed: bool) -> Tensor:
     shape = (inner, outer) if transposed else (outer, inner)
     weight = torch.full(shape, 1 / inner)
     return weight.t() if transposed else weight
+
+
+def _known(kind: str) -> list[str]:
+    """Implementations that a stored choice may name. Which of torch's own run here is not asked, as that takes
+    products, and the caller may be counting costs without values.
+    """
+    here = kind not in (_ONE, _ON_COLD) or native.available()
+    return [name for name in TWINS if name != "native" or here]
 
 
 def _candidates(case: str, transposed: bool) -> list[str]:
