@@ -32,6 +32,7 @@ from qkv.spec.quantization import Quantization
 from side_by_side import available, compare, in_turns, parser, say_ratio, say_where
 
 VOCAB, PROMPT, FIRST = 50257, 32, 512
+OURS = ("qkv", "qkv, bf16 weights")
 PRECISIONS = ("fp32", "bf16", "int8", "int4")
 BITS = {"bf16": 16, "int8": 8, "int4": 4}
 Generator = Callable[[list[list[int]], int], object]
@@ -167,7 +168,7 @@ def sides(precision: str, smoke: bool) -> Iterator[dict[str, Generator]]:
             return
         found: dict[str, Generator] = {"qkv": qkv_side(bf16, smoke)}
         if bf16:
-            found["qkv, bf16 weights"] = qkv_side(False, smoke, BITS[precision])
+            found[OURS[1]] = qkv_side(False, smoke, BITS[precision])
         if available("transformers", "transformers", not smoke):
             found["transformers"] = transformers_side(bf16)
             if not bf16 and available("CTranslate2", "ctranslate2"):
@@ -197,6 +198,7 @@ def measure(precision: str, asked: argparse.Namespace) -> None:
                 "tokens/s",
                 batch * new,
                 times,
+                OURS,
             )
         if not asked.no_first:
             first_token(precision, runs, asked)
@@ -210,7 +212,7 @@ def first_token(precision: str, runs: dict[str, Generator], asked: argparse.Name
     print_table(
         f"\nfirst token after a prompt of {FIRST}, {precision}", ["side", "seconds, best", "median", "spread"], rows
     )
-    say_ratio({name: t.best for name, t in times.items()})
+    say_ratio({name: t.best for name, t in times.items()}, OURS)
 
 
 def main() -> None:

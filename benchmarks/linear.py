@@ -1,7 +1,6 @@
 """Benchmark of linear maps: every implementation against torch's default, GFLOP/s for many rows and GB/s for one row.
 
     python benchmarks/linear.py
-
     python benchmarks/linear.py --only native
 
 One row is the decoding case, limited by reading the weights; several weights, together larger than the caches, are used

@@ -33,7 +33,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
     "image_mixers": ("mixers on images", "parameters", "MLP-Mixer"),
     "forecast": ("published", "automatic choice", "normalised DLinear", "coverage of 80 %", "patches without times"),
     "length": ("nats a character by length of the row", "learned vectors", "refused", "RoPE", "YaRN"),
-    "linear": ("GFLOP/s", "chosen", "GB/s of weights", "native kernel"),
+    "linear": ("native kernel", "one row / sum", "GFLOP/s", "chosen", "GB/s of weights"),
     "load_checkpoint": ("Llama, seconds", "peak / weights", "qkv", "GPT-2, seconds"),
     "long_range": ("mixers on long rows", "most frequent label", "linear attention", "60 rows for training"),
     "own_tables": ("defaults on tables", "kept (runs)", "sum of values", "rmse"),
