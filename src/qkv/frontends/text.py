@@ -56,7 +56,7 @@ class TextFrontend(PlacedFrontend):
 
     def initialise(self, std: float) -> None:
         for vectors in (self.table, self.types, self.query):
-            if vectors is not None:
+            if isinstance(vectors, nn.Parameter):
                 nn.init.normal_(vectors, std=std)
 
     def check(self, signal: Signal) -> None:

@@ -17,6 +17,8 @@ from qkv.spec.quantization import Quantization
 
 _TABLES = ((TextFrontend, "table"), (LanguageModelHead, "weight"))
 """Modules, and their attributes, that can hold a quantised matrix besides linear layers."""
+_PLAIN = (Linear, nn.Linear)
+"""Linear layers that are replaced; their subclasses use their weights in ways of their own."""
 _LEAST = 8
 """Fewest bits of a table: an error in an embedding, or in the output matrix, is not averaged over other layers."""
 
@@ -35,7 +37,7 @@ def quantize(model: nn.Module, part: Quantization) -> None:
         if all(_holds_table(place) for place in places):
             _check(name, weight)
             _place(places, QuantizedTable(weight, max(part.bits, _LEAST), 0))
-        elif leaf == "weight" and type(owner) in (Linear, nn.Linear) and len(places) == 1:
+        elif leaf == "weight" and isinstance(owner, nn.Linear) and type(owner) in _PLAIN and len(places) == 1:
             _check(name, weight)
             model.set_submodule(name.rpartition(".")[0], QuantizedLinear(owner, part.bits, part.size))
 
