@@ -32,6 +32,7 @@ NAMES = {
     "cost",
     "embed",
     "evaluate",
+    "evaluate_choices",
     "explain",
     "find_recipe",
     "generate",

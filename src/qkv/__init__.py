@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from qkv.api.functions import cost as cost
     from qkv.api.functions import embed as embed
     from qkv.api.functions import evaluate as evaluate
+    from qkv.api.functions import evaluate_choices as evaluate_choices
     from qkv.api.functions import explain as explain
     from qkv.api.functions import generate as generate
     from qkv.api.functions import generate_images as generate_images
@@ -75,6 +76,7 @@ _HOMES = {
     "cost": "qkv.api.functions",
     "embed": "qkv.api.functions",
     "evaluate": "qkv.api.functions",
+    "evaluate_choices": "qkv.api.functions",
     "explain": "qkv.api.functions",
     "find_recipe": "qkv.api.recipes",
     "generate": "qkv.api.functions",
@@ -109,6 +111,7 @@ __all__ = [
     "cost",
     "embed",
     "evaluate",
+    "evaluate_choices",
     "explain",
     "find_recipe",
     "generate",

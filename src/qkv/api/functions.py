@@ -319,6 +319,37 @@ def evaluate(
         return Figures(evaluate_run(replace(loaded, recipe=recipe), part, batches, source), "data in memory")
 
 
+def evaluate_choices(
+    run: Run | str | Path,
+    questions: Any,
+    examples: Iterable[Mapping[str, str]] = (),
+    template: str | None = None,
+) -> dict[str, float]:
+    """Evaluate a language model on multiple-choice questions, by the log probability of each option.
+
+    questions: a table, as a file or in memory, with the fields of the template, ``label``, and ``options`` of each row
+    (default: all labels); the label may be the option, its index from 0 or its letter. examples, template: as for
+    ``ask``.
+
+    Returns the metrics by name: accuracy by log p in all, per token and per character, loss in nats, and the accuracy
+    without reading (``baseline``). Raises ``UserError``.
+    """
+    from qkv.generation.few_shot import TEMPLATE, FewShot, Template
+    from qkv.runs.ask import read_rows
+    from qkv.runs.choices import evaluate_choices as evaluate_prompt
+    from qkv.runs.evaluation import Figures
+
+    loaded = load(run) if isinstance(run, (str, Path)) else run
+    form = Template(template or TEMPLATE)
+    prompt = FewShot(loaded.model, loaded.tokenizer, _labelled(examples), form)
+    if not is_given(questions):
+        rows = read_rows(str(questions), form, "questions", {}, labelled=True)
+        return Figures(evaluate_prompt(prompt, rows), str(questions))
+    with temporary_file(questions, running=False) as source:
+        rows = read_rows(source, form, "questions", {}, labelled=True)
+    return Figures(evaluate_prompt(prompt, rows), "data in memory")
+
+
 def predict(run: Run | str | Path, *inputs: Any, columns: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
     """Predict the task's output (label, number, span, text …) for each input, as a mapping whose ``answer`` is
     readable.
@@ -352,19 +383,27 @@ def ask(
     without examples the answer is generated. template: text of an example, such as "{text} is {label}.". by, calibrate:
     see ``qkv.generation.few_shot.FewShot.choose``. Raises ``UserError``.
     """
-    from qkv.generation.few_shot import LABEL, TEMPLATE, FewShot, Template
+    from qkv.generation.few_shot import TEMPLATE, FewShot, Template
     from qkv.runs.ask import answers, options_of
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
-    form, shown = Template(template or TEMPLATE), list(examples)
-    unlabelled = next((i for i, row in enumerate(shown) if LABEL not in row), None)
-    if unlabelled is not None:
-        raise UserError(f"example {unlabelled} has no {LABEL!r}; give each example one")
+    form, shown = Template(template or TEMPLATE), _labelled(examples)
     rows = [{form.fields[0]: given} if isinstance(given, str) else given for given in inputs]
     common = tuple(options or ()) or options_of(shown)
     prompt = FewShot(loaded.model, loaded.tokenizer, shown, form)
     found = answers(prompt, rows, [common] * len(rows) if common else None, by, calibrate)
     return [{"answer": answer.text, "probabilities": answer.probabilities} for answer in found]
+
+
+def _labelled(examples: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """Examples as a list. Raises ``UserError`` for one without a label."""
+    from qkv.generation.few_shot import LABEL
+
+    shown = list(examples)
+    unlabelled = next((i for i, row in enumerate(shown) if LABEL not in row), None)
+    if unlabelled is not None:
+        raise UserError(f"example {unlabelled} has no {LABEL!r}; give each example one")
+    return shown
 
 
 def explain(run: Run | str | Path, *inputs: Any, columns: Mapping[str, str] | None = None) -> list[dict[str, Any]]:

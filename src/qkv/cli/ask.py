@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from qkv.cli.predict import named_values
+from qkv.cli.prompting import NUM_EXAMPLES, Examples, NumExamples, TemplateText, template_of
 from qkv.cli.runs import Copy, RunFolder, run_or_published
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.generation import Measure
@@ -24,17 +25,10 @@ qkv ask gpt2 --data questions.jsonl --template "Q: {question}\\nA: {label}" --by
 """
 
 _Inputs = Annotated[list[str] | None, typer.Argument(metavar="[INPUT]...", help="Texts to answer.")]
-_Examples = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Table of examples with labels (CSV, TSV, JSONL, …).")
-]
 _Data = Annotated[str | None, typer.Option(metavar="FILE", help="Answer every row of a table; with labels: accuracy.")]
-_Template = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="Text of an example, fields in braces; default: {text}, {label}.")
-]
 _Option = Annotated[
     list[str] | None, typer.Option(metavar="TEXT", help="Possible answer; repeatable; default: labels of the examples.")
 ]
-_NumExamples = Annotated[int, typer.Option(metavar="K", min=0, help="Maximum number of examples in the prompt.")]
 _Seed = Annotated[int, typer.Option(metavar="N", help="Random seed of the choice of examples.")]
 _By = Annotated[str, typer.Option(metavar="sum|token|character", help="Score of an option: log p, in all or mean.")]
 _Calibrate = Annotated[bool, typer.Option("--calibrate", help="Subtract the scores after an empty input.")]
@@ -46,11 +40,11 @@ _Column = Annotated[
 def ask_command(
     run: RunFolder,
     inputs: _Inputs = None,
-    examples: _Examples = None,
+    examples: Examples = None,
     data: _Data = None,
-    template: _Template = None,
+    template: TemplateText = None,
     option: _Option = None,
-    num_examples: _NumExamples = 8,
+    num_examples: NumExamples = NUM_EXAMPLES,
     seed: _Seed = 0,
     by: _By = "sum",
     calibrate: _Calibrate = False,
@@ -67,11 +61,10 @@ def ask_command(
     if by not in get_args(Measure):
         raise UserError(f"--by: {by!r} given; {nearest(by, get_args(Measure))}")
     folder = run_or_published(run)
-    from qkv.generation.few_shot import TEMPLATE, Template
     from qkv.runs.ask import FewShotRows, answers, few_shot, options_of, read_rows
     from qkv.runs.load import load
 
-    form = Template(TEMPLATE if template is None else template.replace("\\n", "\n"))
+    form = template_of(template)
     columns = dict(named_values("--column", column))
     shown = read_rows(examples, form, "--examples", columns, True) if examples else FewShotRows([], None, [])
     asked = _given(inputs or [], form) if data is None else read_rows(data, form, "--data", columns, False)
@@ -117,15 +110,12 @@ def _tell_accuracy(asked: FewShotRows, found: list[FewShotAnswer], options: list
     """Print the accuracy if all rows are labelled."""
     if not all("label" in row for row in asked.rows):
         return
-    from qkv.runs.ask import accuracy
+    from qkv.runs.ask import accuracy_of, baseline
 
-    measured = accuracy(asked.rows, found, options)
-    typer.echo(
-        f"accuracy {measured.accuracy:.1%} ({measured.low:.1%} to {measured.high:.1%}) of {len(found):,} rows; "
-        f"{measured.baseline_name}: {measured.baseline:.1%}",
-        err=True,
-    )
-    if measured.accuracy <= measured.baseline:
+    right = sum(answer.text == row["label"] for row, answer in zip(asked.rows, found, strict=True))
+    measured, without = accuracy_of(right, len(found)), baseline(asked.rows, options)
+    typer.echo(f"accuracy {measured} of {len(found):,} rows; {without.name}: {without.value:.1%}", err=True)
+    if measured.value <= without.value:
         typer.echo(
             "note: this is not above the baseline; with labels, 'qkv train classify' trains a classifier", err=True
         )

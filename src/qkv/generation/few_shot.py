@@ -10,12 +10,12 @@ log p(option | prompt(x)) - log p(option | prompt(N/A)), which removes the prefe
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
 
-from qkv.generation.score import check_options, joined_ids, score_by, score_prompts, softmax
+from qkv.generation.score import OptionScore, check_measure, check_options, joined_ids, score_by, score_prompts, softmax
 from qkv.generation.text import generate_texts
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
@@ -123,18 +123,23 @@ class FewShot:
         """Choose among the options of each input the one with the largest score.
 
         by: log probability of the option, in all ("sum") or per "token" or "character". calibrate: subtract the score
-        after an input without content. Raises ``UserError`` for missing fields, repeated or empty options.
+        after an input without content. Raises ``UserError`` for an unknown ``by``, and as ``scores`` does.
         """
-        neutral: dict[tuple[str, ...], list[float]] = {}
+        check_measure(by)
+        neutral: dict[tuple[str, ...], list[OptionScore]] = {}
         if calibrate:
             kinds = list(dict.fromkeys(map(tuple, options)))
             blank = dict.fromkeys(self.template.fields, NEUTRAL)
-            neutral = dict(zip(kinds, self._scores([blank] * len(kinds), kinds, by), strict=True))
-        scores = self._scores(inputs, options, by)
+            neutral = dict(zip(kinds, self.scores([blank] * len(kinds), kinds), strict=True))
         found = []
-        for own, judged in zip(options, scores, strict=True):
-            base = neutral.get(tuple(own), [0.0] * len(own))
-            chances = softmax([score - less for score, less in zip(judged, base, strict=True)])
+        for own, scores in zip(options, self.scores(inputs, options), strict=True):
+            base = neutral.get(tuple(own), [OptionScore(0.0, 0.0)] * len(own))
+            chances = softmax(
+                [
+                    score_by(by, option, score) - score_by(by, option, less)
+                    for option, score, less in zip(own, scores, base, strict=True)
+                ]
+            )
             best = max(range(len(own)), key=chances.__getitem__)
             found.append(FewShotAnswer(own[best], dict(zip(own, chances, strict=True))))
         return found
@@ -151,16 +156,22 @@ class FewShot:
         ]
         return [FewShotAnswer(text.strip(), None) for text in texts]
 
-    def _scores(
-        self, inputs: Sequence[Mapping[str, str]], options: Sequence[Sequence[str]], by: Measure
-    ) -> list[list[float]]:
-        """Scores of the options of each input."""
-        found: list[list[float]] = []
+    def scores(
+        self,
+        inputs: Sequence[Mapping[str, str]],
+        options: Sequence[Sequence[str]],
+        progress: Callable[[int], object] = lambda count: None,
+    ) -> list[list[OptionScore]]:
+        """Log probabilities of the options of each input. ``progress``: called with the number of inputs of each batch.
+
+        Raises ``UserError`` for missing fields, repeated or empty options.
+        """
+        found: list[list[OptionScore]] = []
         rows = zip(inputs, options, strict=True)
         while some := list(islice(rows, AT_ONCE)):
             prompts, ids = [], []
             for row, own in some:
-                check_options(own, by)
+                check_options(own)
                 before, after = joined_ids(
                     self.tokenizer,
                     self.beginning + self.template.question(row),
@@ -168,6 +179,6 @@ class FewShot:
                 )
                 prompts.append(before)
                 ids.append(after)
-            for (_, own), scores in zip(some, score_prompts(self.model, prompts, ids), strict=True):
-                found.append([score_by(by, option, both) for option, both in zip(own, scores, strict=True)])
+            found += score_prompts(self.model, prompts, ids)
+            progress(len(some))
         return found

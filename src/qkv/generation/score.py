@@ -66,7 +66,8 @@ def score_texts(
     are part of the score. Raises ``UserError`` for an unknown measure, repeated or empty options, and unknown
     characters.
     """
-    check_options(options, by)
+    check_measure(by)
+    check_options(options)
     before, after = joined_ids(tokenizer, prompt, options)
     scores = score_options(model, before, after, memory)
     judged = [score_by(by, option, both) for option, both in zip(options, scores, strict=True)]
@@ -86,10 +87,14 @@ def softmax(scores: Sequence[float]) -> list[float]:
     return [weight / sum(weights) for weight in weights]
 
 
-def check_options(options: Sequence[str], by: str) -> None:
-    """Raise ``UserError`` for repeated options and an unknown measure."""
+def check_measure(by: str) -> None:
+    """Raise ``UserError`` for an unknown measure."""
     if by not in get_args(Measure):
         raise UserError(f"options cannot be scored by {by!r}; {nearest(str(by), get_args(Measure))}")
+
+
+def check_options(options: Sequence[str]) -> None:
+    """Raise ``UserError`` for repeated options."""
     for place, option in enumerate(options):
         if option in options[:place]:
             raise UserError(f"the option {option!r} is given twice, which would split its probability; give it once")

@@ -19,12 +19,10 @@ from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation, Measure
 
 OPTIONS = "options"
-NUM_EXAMPLES = 8
 MAX_OPTIONS = 50
 """Maximum number of labels of the examples that are options by themselves; of more, answers are generated."""
-_NAMES = {
-    "text": ("text", "sentence", "question", "review", "input", "prompt", "premise"),
-}
+_TEXT = ("text", "sentence", "question", "review", "input", "prompt", "premise")
+"""Columns that the field ``text`` is read from unless the caller names one."""
 _LABEL = Role(LABEL, "label", ("label", "answer", "class", "category", "target", "gold", "sentiment"))
 _OPTIONS = Role(OPTIONS, "labels", ("options", "choices", "endings"))
 
@@ -37,14 +35,22 @@ class FewShotRows(NamedTuple):
     notes: list[str]
 
 
-class FewShotAccuracy(NamedTuple):
-    """Accuracy of answers, its interval of 95 % (Wilson 1927), and that of the best answer without reading."""
+class Accuracy(NamedTuple):
+    """Accuracy of right answers with its interval of 95 % (Wilson 1927)."""
 
-    accuracy: float
+    value: float
     low: float
     high: float
-    baseline: float
-    baseline_name: str
+
+    def __str__(self) -> str:
+        return f"{self.value:.1%} ({self.low:.1%} to {self.high:.1%})"
+
+
+class Baseline(NamedTuple):
+    """Accuracy of the best answer that reads nothing, and its name."""
+
+    value: float
+    name: str
 
 
 def read_rows(source: str, template: Template, option: str, columns: Mapping[str, str], labelled: bool) -> FewShotRows:
@@ -55,7 +61,7 @@ def read_rows(source: str, template: Template, option: str, columns: Mapping[str
     be the text, the index from 0 or the letter of one of its row's options. Raises ``UserError`` for a file that is not
     a table, and rows that cannot be used.
     """
-    fields = [Role(name, "text", _NAMES.get(name, (name,))) for name in template.fields]
+    fields = [Role(name, "text", _TEXT if name == "text" else (name,)) for name in template.fields]
     table = table_of(source, Data(source=source), (*fields, _LABEL), option)
     wanted, given = _wanted(table, columns, labelled)
     choice = choose(table, [*fields, *wanted], given, option)
@@ -133,19 +139,17 @@ def answers(
     return prompt.choose(inputs, options, by, calibrate) if options else prompt.write(inputs, generation)
 
 
-def accuracy(
-    rows: Sequence[Mapping[str, str]], found: Sequence[FewShotAnswer], options: Sequence[Sequence[str]] | None
-) -> FewShotAccuracy:
-    """Accuracy of answers to labelled rows. The baseline is the most frequent label of these rows, or chance if each
-    row has options of its own.
-    """
+def accuracy_of(right: int, count: int) -> Accuracy:
+    """Accuracy of ``right`` answers among ``count``."""
     from scipy.stats import binomtest
 
-    right = sum(answer.text == row[LABEL] for row, answer in zip(rows, found, strict=True))
-    interval: Any = binomtest(right, len(rows)).proportion_ci(0.95, "wilson")
+    interval: Any = binomtest(right, count).proportion_ci(0.95, "wilson")
+    return Accuracy(right / count, interval.low, interval.high)
+
+
+def baseline(rows: Sequence[Mapping[str, str]], options: Sequence[Sequence[str]] | None) -> Baseline:
+    """Accuracy of the most frequent label of these rows, or of chance if each row has options of its own."""
     if options and len(set(map(tuple, options))) > 1:
-        name, baseline = "chance", sum(1 / len(own) for own in options) / len(options)
-    else:
-        ((label, times),) = Counter(row[LABEL] for row in rows).most_common(1)
-        name, baseline = f"most frequent label ({label})", times / len(rows)
-    return FewShotAccuracy(right / len(rows), interval.low, interval.high, baseline, name)
+        return Baseline(sum(1 / len(own) for own in options) / len(options), "chance")
+    ((label, times),) = Counter(row[LABEL] for row in rows).most_common(1)
+    return Baseline(times / len(rows), f"most frequent label ({label})")
