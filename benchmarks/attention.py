@@ -49,31 +49,31 @@ def masks(name: str) -> dict[str, Mask]:
     return {key: mask for key, mask in both.items() if name in (key, "both")}
 
 
-def problem_of(mask: Mask, length: int) -> AttentionProblem:
+def problem_of(mask: Mask, length: int, device: str = "cpu") -> AttentionProblem:
     """Self-attention problem of a mask and a length."""
-    positions = torch.arange(length)[None]
+    positions = torch.arange(length, device=device)[None]
     return AttentionProblem(mask, Sites(positions, positions, aligned=True), DIM**-0.5)
 
 
-def torch_side(mask_name: str, length: int) -> Run:
+def torch_side(mask_name: str, length: int, device: str = "cpu") -> Run:
     """torch's kernel, with a precomputed dense mask for the window."""
     if mask_name == "causal":
         return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    rows = torch.arange(length)
+    rows = torch.arange(length, device=device)
     distance = rows[:, None] - rows
     visible = (distance >= 0) & (distance < WINDOW)
     return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
 
 
-def sides(mask_name: str, mask: Mask, length: int, dtype: torch.dtype) -> dict[str, Run]:
+def sides(mask_name: str, mask: Mask, length: int, dtype: torch.dtype, device: str = "cpu") -> dict[str, Run]:
     """Implementations to compare: torch, every suitable twin, and the one qkv chooses."""
-    problem = problem_of(mask, length)
+    problem = problem_of(mask, length, device)
     dense = length * length <= MOST_SCORES
-    found: dict[str, Run] = {PEER: torch_side(mask_name, length)} if dense or mask_name == "causal" else {}
+    found: dict[str, Run] = {PEER: torch_side(mask_name, length, device)} if dense or mask_name == "causal" else {}
     for name, twin in choose.TWINS.items():
         if (name == "reference" and not dense) or (name == "sdpa" and mask_name == "window" and not dense):
             continue
-        if name == "sdpa, oneDNN" and (dtype != torch.float32 or mask_name != "causal"):
+        if name == "sdpa, oneDNN" and (device != "cpu" or dtype != torch.float32 or mask_name != "causal"):
             continue
         found[name] = partial(_problem_last, twin, problem)
     return {**found, "chosen": partial(_problem_last, choose.attention, problem)}

@@ -67,7 +67,7 @@ def nanogpt(folder: Path, size: Size) -> tuple[nn.Module, Forward]:
     # Its own forward gives all logits only together with the loss.
     def forward(ids: Tensor) -> Tensor:
         parts = model.transformer
-        x = parts.drop(parts.wte(ids) + parts.wpe(torch.arange(ids.shape[1])))
+        x = parts.drop(parts.wte(ids) + parts.wpe(torch.arange(ids.shape[1], device=ids.device)))
         for block in parts.h:
             x = block(x)
         return model.lm_head(parts.ln_f(x))

@@ -62,22 +62,22 @@ def sides(asked: argparse.Namespace) -> dict[str, Build]:
     return {name: build for name, build in found.items() if not asked.only or name in asked.only}
 
 
-def step_of(build: Build, size: Size, bf16: bool, compiled: bool) -> Callable[[], object]:
+def step_of(build: Build, size: Size, bf16: bool, compiled: bool, device: str = "cpu") -> Callable[[], object]:
     """Function that runs one update on a fixed batch."""
     torch.manual_seed(0)
     model, forward = build(size)
-    model.train()
+    model.to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
-    text = torch.randint(0, size.vocab, (size.batch, size.context + 1))
+    text = torch.randint(0, size.vocab, (size.batch, size.context + 1)).to(device)
     ids, targets = text[:, :-1].contiguous(), text[:, 1:].flatten()
     if compiled:
         # Measured choices are made in an eager pass first, since a measurement cannot be traced.
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        with torch.autocast(device, torch.bfloat16, enabled=bf16):
             forward(ids)
         forward = torch.compile(forward)
 
     def step() -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        with torch.autocast(device, torch.bfloat16, enabled=bf16):
             logits = forward(ids)
         F.cross_entropy(logits.float().flatten(0, 1), targets).backward()
         clip_grad_norm_(model.parameters(), 1.0)

@@ -29,6 +29,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
     "estimates": ("performer", "exponent", "orthogonal", "hyper", "mean of the values", "speed, 64 samples"),
     "finetuning": ("accuracy on the test split", "unmerged", "lora", "whole", "the table and the curves are in"),
     "graphs": ("classification of graphs and nodes", "chosen", "logistic regression on tags"),
+    "gpu": ("training, bf16, cpu", "utilisation", "attention, bf16", "FlexAttention", "decoding, bf16"),
     "growth": ("exponents of the number N of positions", "exact attention", "linear attention"),
     "image_mixers": ("mixers on images", "parameters", "MLP-Mixer"),
     "forecast": ("published", "automatic choice", "normalised DLinear", "coverage of 80 %", "patches without times"),
