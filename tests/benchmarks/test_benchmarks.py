@@ -36,6 +36,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
     "length": ("nats a character by length of the row", "learned vectors", "refused", "RoPE", "YaRN"),
     "linear": ("native kernel", "one row / sum", "GFLOP/s", "chosen", "GB/s of weights"),
     "load_checkpoint": ("Llama, seconds", "peak / weights", "qkv", "GPT-2, seconds"),
+    "long_prompt": ("a prompt of 96 tokens", "longest pause", "2 of 2 wrote the same tokens"),
     "long_range": ("mixers on long rows", "most frequent label", "linear attention", "60 rows for training"),
     "own_tables": ("defaults on tables", "kept (runs)", "sum of values", "rmse"),
     "proteins": ("location of proteins", "most frequent location", "composition", "val"),

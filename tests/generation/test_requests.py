@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from tests.generation.models import STACKS, VOCABULARY, model
 from tests.generation.test_beam import translator
 from tests.generation.test_text import system
 
-from qkv.generation import requests
+from qkv.generation import prefill, requests
 from qkv.generation.beam import beam_search
 from qkv.generation.requests import QueueFull, Request, RequestQueue, TextDelta
 from qkv.generation.sample import generate
@@ -78,7 +79,8 @@ def alone(m: Transformer, request: Request) -> list[int]:
     """Tokens of a request by itself; models of ``model`` live as long as the tests."""
     key = id(m), tuple(request.prompt), request.generation
     if key not in _ALONE:
-        _ALONE[key] = generate(m, [request.prompt], request.generation)[0]
+        with patch.dict(prefill.PASS, cpu=512):
+            _ALONE[key] = generate(m, [request.prompt], request.generation)[0]
     return _ALONE[key]
 
 
@@ -96,13 +98,20 @@ def test_requests_of_other_settings_get_the_tokens_that_each_gets_alone(name: st
     assert queue.nbytes == 0
 
 
+SIZES = st.sampled_from([2, 7, 512])
+"""Positions of a pass."""
 ACTIONS = st.lists(
     st.tuples(st.sampled_from(["submit", "step", "step", "cancel", "wait"]), st.integers(0, 30)), max_size=24
 )
 
 
-def schedule_is_kept(name: str, actions: list[tuple[str, int]], budget_rows: int) -> None:
-    """Carry out actions and finish; check tokens, reasons and bytes of every request."""
+def schedule_is_kept(name: str, actions: list[tuple[str, int]], budget_rows: int, size: int) -> None:
+    """Carry out actions and finish, in passes of ``size``; check tokens, reasons and bytes of every request."""
+    with patch.dict(prefill.PASS, cpu=size):
+        _carry_out(name, actions, budget_rows)
+
+
+def _carry_out(name: str, actions: list[tuple[str, int]], budget_rows: int) -> None:
     m, clock = model(name), Clock()
     budget = RequestQueue(m, letters())._needed([_longest(m)] * budget_rows)
     queue = queue_of(m, budget=budget, max_batch=4, clock=clock)
@@ -159,16 +168,18 @@ def _check_all(m: Transformer, asked: dict[int, Request], pieces: list[TextDelta
 
 @pytest.mark.parametrize("name", ["rope", "gru", "window", "learned"])
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(actions=ACTIONS, rows=st.integers(1, 3))
-def test_any_schedule_keeps_tokens_and_budget(name: str, actions: list[tuple[str, int]], rows: int) -> None:
-    schedule_is_kept(name, actions, rows)
+@given(actions=ACTIONS, rows=st.integers(1, 3), size=SIZES)
+def test_any_schedule_keeps_tokens_and_budget(name: str, actions: list[tuple[str, int]], rows: int, size: int) -> None:
+    schedule_is_kept(name, actions, rows, size)
 
 
 @pytest.mark.slow
 @settings(max_examples=1000, deadline=None)
-@given(name=st.sampled_from(sorted(STACKS)), actions=ACTIONS, rows=st.integers(1, 3))
-def test_a_thousand_schedules_keep_tokens_and_budget(name: str, actions: list[tuple[str, int]], rows: int) -> None:
-    schedule_is_kept(name, actions, rows)
+@given(name=st.sampled_from(sorted(STACKS)), actions=ACTIONS, rows=st.integers(1, 3), size=SIZES)
+def test_a_thousand_schedules_keep_tokens_and_budget(
+    name: str, actions: list[tuple[str, int]], rows: int, size: int
+) -> None:
+    schedule_is_kept(name, actions, rows, size)
 
 
 @pytest.mark.parametrize("name", STACKS)

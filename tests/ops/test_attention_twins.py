@@ -75,6 +75,8 @@ def serves(twin: str, case: Case) -> bool:
             return case.aligned
         case "blockwise":
             return not case.dropout
+        case "after a past":  # it has no gradients: its own tests follow
+            return False
     raise ValueError(twin)
 
 
@@ -261,6 +263,11 @@ def test_the_choice_never_sends_a_path_what_it_is_not_made_for(
         assert serves(chosen, case), f"{chosen} is not made for {case}"
 
 
+AFTER_A_PAST = [
+    Case("causal", "aligned, fewer queries", 70, heads=heads, widths=(8, 8)) for heads in ((4, 4), (4, 2), (3, 1))
+]
+
+
 def test_every_twin_is_chosen_for_something(fresh_choices: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose.onednn, "available", lambda: True)
     found = set()
@@ -269,6 +276,8 @@ def test_every_twin_is_chosen_for_something(fresh_choices: None, monkeypatch: py
         monkeypatch.setattr(choose, "fastest", preferring(timed))
         found |= {choose.choice(*case.inputs(torch.float32), case.problem()).twin for case in CASES}
         found.add(choose.choice(*Case().inputs(), Case(values=True).problem()).twin)
+        with torch.no_grad():
+            found.add(choose.choice(*AFTER_A_PAST[0].inputs(), AFTER_A_PAST[0].problem()).twin)
     assert found == choose.TWINS.keys()
 
 
@@ -386,6 +395,37 @@ def test_the_error_in_bf16_is_at_most_twice_that_of_the_reference(twin: str) -> 
             assert error <= 2 * reference_error, (
                 f"{case}: {error:.2e} where the reference in bf16 is off by {reference_error:.2e}"
             )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", AFTER_A_PAST)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_chunk_after_a_past_equals_the_reference(case: Case, dtype: torch.dtype) -> None:
+    problem, inputs = case.problem(), case.inputs(dtype)
+    assert choose.choice(*inputs, problem).twin == "after a past"
+    got, plain = choose.attention(*inputs, problem), reference.attention(*inputs, problem)
+    exact = reference.attention(*(t.double() for t in inputs), problem)
+    if dtype == torch.bfloat16:
+        assert (got - exact).square().mean() <= 4 * (plain - exact).square().mean()
+    else:
+        assert_same(got, exact)
+
+
+def test_what_two_passes_cannot_compute_is_left_to_others() -> None:
+    case = AFTER_A_PAST[0]
+    others = [
+        case.changed(queries=10),
+        case.changed(mask="causal window"),
+        case.changed(alibi=True),
+        case.changed(added=True),
+        case.changed(widths=(8, 4)),
+        case.changed(softcap=1.0),
+        case.changed(sites="ring"),
+        case.changed(sites="aligned"),
+    ]
+    with torch.no_grad():
+        assert "after a past" not in {choose.choice(*other.inputs(), other.problem()).twin for other in others}
+    assert choose.choice(*case.inputs(), case.problem()).twin != "after a past", "there are no gradients"
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 0, 8), (0, 4, 9, 8)])

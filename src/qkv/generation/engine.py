@@ -4,9 +4,10 @@
                │                     ├─ one successor: its tokens are appended
                └─────────────────────┴─ several: the row is forked
 
-``read`` is one forward pass over the tokens of each row that its state lacks: a whole prompt, or the token of the last
-step. Rows that begin, because they were just admitted or because their context slides, are read in a pass of their own
-and join the others; so rows can be admitted while others decode.
+``read`` runs the model on the tokens of each row that its state lacks: the token of the last step or, where rows were
+forked, several. Rows that were just admitted are read in passes of their own, one per step, and join the others when
+they are ready (``qkv.generation.prefill``); so rows can be admitted while others decode, and a long prompt does not
+hold them up. Rows whose context slides are read anew within the step.
 
 ``cut`` shortens texts and takes back what was read of them, for tokens that were only proposed. A state whose branches
 cannot drop positions, such as that of a GRU, returns to the copy made by ``mark``, and the tokens kept since then are
@@ -17,39 +18,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from qkv.data.padding import batch_of
 from qkv.generation.context import first_seen
+from qkv.generation.prefill import DecodedRow, HeadInput, Prefill, continued
 from qkv.layers.context import Memory
-from qkv.layers.signal import Signal
 from qkv.models.transformer import State, Transformer
 from qkv.state.tree import join, map_tensors, nbytes, overwrite, rows
-
-
-@dataclass
-class DecodedRow:
-    """Text that is being decoded, a row of the batch.
-
-    key: number by which the policy knows it.   tokens: ids of the text, prompt included.   prompt: number of prompt
-    tokens. memory: (memory of an encoder, row in it); None without an encoder. start: index of the first token that
-    the model sees.   read: number of tokens in the state or before ``start``.
-    """
-
-    key: int
-    tokens: list[int]
-    prompt: int
-    memory: tuple[Memory, int] | None = None
-    start: int = 0
-    read: int = 0
-
-    def child(self, key: int) -> DecodedRow:
-        """Copy with another ``key``, which continues as a text of its own."""
-        return DecodedRow(key, list(self.tokens), self.prompt, self.memory, self.start, self.read)
 
 
 class Next(NamedTuple):
@@ -71,20 +49,10 @@ class _Mark(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Vectors (B, N, D) of a forward pass over the rows at ``places``, of which ``counts`` (B) are not padding."""
+    """HeadInput of the rows at ``places`` of the batch."""
 
     places: list[int]
-    vectors: Tensor
-    counts: list[int]
-
-    def last(self) -> Tensor:
-        """Vector of the last unpadded position of each row, (B, 1, D)."""
-        width = self.vectors.shape[1]
-        if self.counts.count(width) == len(self.counts):
-            return self.vectors[:, -1:] if width > 1 else self.vectors
-        device = self.vectors.device
-        rows = torch.arange(len(self.counts), device=device)
-        return self.vectors[rows, torch.tensor(self.counts, device=device) - 1][:, None]
+    vectors: HeadInput
 
 
 class Reading:
@@ -95,7 +63,7 @@ class Reading:
 
     def logits(self) -> Tensor:
         """Next-token logits (B, V) after the last token of each row."""
-        last = [part.last() for part in self.parts]
+        last = [part.vectors.last() for part in self.parts]
         if len(last) > 1:
             places = [place for part in self.parts for place in part.places]
             last = [torch.cat(last)[inverse(places)]]
@@ -106,15 +74,16 @@ class Reading:
         """Next-token logits (N, V) after each new token of the row at ``place``."""
         part = next(part for part in self.parts if place in part.places)
         i = part.places.index(place)
-        return self.model.head(part.vectors[i : i + 1, : part.counts[i]])[0]
+        vectors, counts = part.vectors
+        return self.model.head(vectors[i : i + 1, : counts[i]])[0]
 
     def ends(self, counts: Sequence[int]) -> Tensor:
         """Next-token logits (M, V) after each of the last ``counts[place]`` tokens of a row, M in all, row by row."""
-        where = {place: (part, i) for part in self.parts for i, place in enumerate(part.places)}
+        where = {place: (part.vectors, i) for part in self.parts for i, place in enumerate(part.places)}
         found: list[Tensor] = []
         for place, count in enumerate(counts):
-            part, i = where[place]
-            found.append(part.vectors[i, part.counts[i] - count : part.counts[i]])
+            (vectors, ends), i = where[place]
+            found.append(vectors[i, ends[i] - count : ends[i]])
         return self.model.head(torch.cat(found)[None])[0]
 
 
@@ -128,43 +97,61 @@ class Engine:
     def __init__(self, model: Transformer, policy: Policy, capacity: int | None = None):
         """Create an engine without rows. ``capacity``: fixed number of state positions; None grows by doubling."""
         self.model, self.policy, self.capacity = model, policy, capacity
-        self._limit, self._device = model.limit, model.device
+        self._limit = model.limit
         self.rows: list[DecodedRow] = []
+        """All rows; those that are not ready yet are the last ones, in the order of their admission."""
         self._state: State | None = None
         self._held = 0
-        """Number of first rows that the state contains; rows after them have not been read."""
+        """Number of first rows that the state contains, which the policy sees."""
+        self._prefill = Prefill(model, capacity)
         self._mark: _Mark | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of the decoding state of all rows."""
-        return 0 if self._state is None else nbytes(self._state)
+        return self._prefill.nbytes + (0 if self._state is None else nbytes(self._state))
 
     def admit(self, texts: Sequence[Sequence[int]], keys: Sequence[int], memory: Memory | None = None) -> None:
-        """Add texts (token ids) with their keys at the end of the batch; the next step reads them.
+        """Add texts (token ids) with their keys at the end of the batch; the next steps read them.
 
-        ``memory``: encoder output, one row per text.
+        The policy sees them from the step on in which all of them are read. ``memory``: encoder output, one row per
+        text.
         """
-        for i, (text, key) in enumerate(zip(texts, keys, strict=True)):
-            self.rows.append(DecodedRow(key, list(text), len(text), None if memory is None else (memory, i)))
+        new = [
+            DecodedRow(key, list(text), len(text), None if memory is None else (memory, i))
+            for i, (text, key) in enumerate(zip(texts, keys, strict=True))
+        ]
+        self.rows += new
+        self._prefill.add(new)
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Run one forward pass over the tokens not yet read, and continue with the policy's choice of successors."""
-        if self.rows:
-            self._follow(self.policy(self.rows, self._read()))
+        """Read the new token of each ready row and one pass of those that wait; continue as the policy decides.
+
+        Without a ready row the policy is not asked.
+        """
+        reading = self._read()
+        if self._held:
+            self._follow(self.policy(self.rows[: self._held], reading))
+
+    @torch.inference_mode()
+    def read_waiting(self) -> None:
+        """Read all rows that wait, so that they are ready in the next step."""
+        while self._prefill.waiting:
+            self._prefill.step()
 
     @torch.inference_mode()
     def evict(self, places: Collection[int]) -> None:
         """Remove the rows at the indices ``places`` and free their state."""
         kept = [place for place in range(len(self.rows)) if place not in places]
+        self._prefill.drop([self.rows[place] for place in places if place >= self._held])
         self._keep([place for place in kept if place < self._held])
         self.rows = [self.rows[place] for place in kept]
 
     def room(self, place: int) -> int | None:
         """Number of tokens that the state of a row can take after its text; None for any number.
 
-        0 for a row that the next step reads from the start of its context.
+        0 for a row that is read from the start of its context.
         """
         row, most = self.rows[place], [limit for limit in (self._limit, self.capacity) if limit is not None]
         if place >= self._held or row.read <= row.start:
@@ -181,12 +168,12 @@ class Engine:
 
     @torch.inference_mode()
     def cut(self, lengths: Sequence[int]) -> None:
-        """Shorten the text of each row to ``lengths`` tokens at most, and take back what was read after them.
+        """Shorten the text of each ready row to ``lengths`` tokens at most, and take back what was read after them.
 
         A state that cannot drop positions returns to that of the latest ``mark``; a row without one is read from the
         start of its context in the next step. The mark is used up.
         """
-        for row, length in zip(self.rows, lengths, strict=True):
+        for row, length in zip(self.rows[: self._held], lengths, strict=True):
             del row.tokens[length:]
         short = [place for place, row in enumerate(self.rows[: self._held]) if row.read > len(row.tokens)]
         if short and self.model.rewindable:
@@ -219,51 +206,51 @@ class Engine:
             self._state = rows(join(self._state, self._mark.state), index)
 
     def _read(self) -> Reading:
-        """Run the forward pass over the tokens that the state does not contain yet."""
-        begun = self._beginning()
-        going = [place for place in range(self._held) if place not in begun]
+        """Run the forward pass over the tokens that the state lacks, and one over rows that wait."""
+        anew = self._beginning()
+        going = [place for place in range(self._held) if place not in anew]
+        again = Prefill(self.model, self.capacity)
+        again.add([self.rows[place] for place in anew])
+        first = self._held
         self._keep(going)
-        parts, states = [], []
-        for places, state in ((going, self._state), (begun, None)):
-            if places:
-                part, state = self._forward(places, state)
-                parts.append(part)
-                states.append(state)
-        self._state, self._held = states[0] if len(states) == 1 else join(*states), len(self.rows)
-        if len(states) > 1 and going + begun != list(range(self._held)):
-            self._state = rows(self._state, inverse(going + begun))
+        parts, states = list[_Part](), list[State]()
+        if self._state is not None:
+            vectors, state = continued(self.model, [self.rows[place] for place in going], self._state)
+            parts.append(_Part(going, vectors))
+            states.append(state)
+            self._state = None
+        while again.waiting:
+            again.step()
+        self._prefill.step()
+        places = [*anew, *range(first, len(self.rows))]
+        for begun in (*again.ready(), *self._prefill.ready()):
+            own, places = places[: len(begun.rows)], places[len(begun.rows) :]
+            parts.append(_Part(own, HeadInput(begun.last, [1] * len(own))))
+            states.append(begun.state)
+        self._hold(states, [place for part in parts for place in part.places])
         return Reading(self.model, parts)
 
+    def _hold(self, states: list[State], places: Sequence[int]) -> None:
+        """Join ``states``, whose rows are those at ``places``, to the state of all ready rows, in their order."""
+        self._state, self._held = None, len(places)
+        while states:  # consumed, so that memory is held for two of them at most
+            state = states.pop(0)
+            self._state = state if self._state is None else join(self._state, state)
+        if list(places) != list(range(self._held)):
+            self._state = rows(self._state, inverse(places))
+
     def _beginning(self) -> list[int]:
-        """Indices of the rows that must be read from the start: new rows, and those whose context window slides."""
+        """Indices of the ready rows that must be read from the start: their context slides, or their state is lost."""
         limit = math.inf if self._limit is None else self._limit
         return [
             place
-            for place, row in enumerate(self.rows)
-            if place >= self._held or row.read <= row.start or len(row.tokens) - row.start > limit
+            for place, row in enumerate(self.rows[: self._held])
+            if row.read <= row.start or len(row.tokens) - row.start > limit
         ]
-
-    def _forward(self, places: list[int], state: State | None) -> tuple[_Part, State]:
-        """Run the model on the new tokens of rows ``places``; without a state, from the start of their context."""
-        model, read, prefix = self.model, [self.rows[place] for place in places], None
-        if state is None:
-            for row in read:
-                row.start = row.read = first_seen(len(row.tokens), self._limit)
-            state = model.init_state(len(read), self.capacity, _memory(read))
-            if model.reads_prefix:  # the visible part of the prompt
-                prefix = torch.tensor([max(0, row.prompt - row.start) for row in read], device=self._device)
-        texts = [row.tokens[row.read :] for row in read]
-        counts = list(map(len, texts))
-        ids, lengths = batch_of(texts, self._device)
-        vectors, after = model.features(Signal(ids, lengths, prefix=prefix), state)
-        for row in read:
-            row.read = len(row.tokens)
-        assert after is not None
-        return _Part(places, vectors, counts), after
 
     def _follow(self, successors: Sequence[Next]) -> None:
         """Replace the rows by their successors: evict, reorder, fork and extend them."""
-        before, taken = self.rows, set[int]()
+        before, waiting, taken = self.rows, self.rows[self._held :], set[int]()
         self._keep([one.parent for one in successors])
         self.rows = []
         for parent, tokens, key in successors:
@@ -275,6 +262,7 @@ class Engine:
             row.key = key
             row.tokens.extend(tokens)
             self.rows.append(row)
+        self.rows += waiting
 
     def _keep(self, parents: list[int]) -> None:
         """Reorder the state so that its row i is the former row ``parents[i]``, which may repeat.
@@ -301,21 +289,3 @@ def inverse(order: Sequence[int]) -> list[int]:
     for place, item in enumerate(order):
         places[item] = place
     return places
-
-
-def _memory(read: Sequence[DecodedRow]) -> Memory | None:
-    """Encoder output of the rows, one row each; None without an encoder.
-
-    If the rows are all of one memory, in order, it is returned itself.
-    """
-    found = [row.memory for row in read if row.memory is not None]
-    if not found:
-        return None
-    whole = found[0][0]
-    if all(memory is whole for memory, _ in found):
-        index = [i for _, i in found]
-        return whole if index == list(range(whole.lengths.shape[0])) else rows(whole, index)
-    joined = rows(whole, [found[0][1]])
-    for memory, i in found[1:]:
-        joined = join(joined, rows(memory, [i]))
-    return joined

@@ -110,6 +110,7 @@ class Draft(Proposer):
             row.tokens += texts[row.key][len(row.tokens) :]
         new = [key for key in texts if key not in self._agreed]
         engine.admit([texts[key] for key in new], new)
+        engine.read_waiting()
         self._random |= {key: random.Random(f"draft {self._seed + key}") for key in new}
         self._agreed = {key: len(text) for key, text in texts.items()}
 

@@ -8,7 +8,19 @@ import torch
 from torch import Tensor
 
 from qkv.ops import onednn
-from qkv.ops.attention import banded, blockwise, boxed, fused_onednn, products, reference, sdpa, sink, tiled, top_k
+from qkv.ops.attention import (
+    after_past,
+    banded,
+    blockwise,
+    boxed,
+    fused_onednn,
+    products,
+    reference,
+    sdpa,
+    sink,
+    tiled,
+    top_k,
+)
 from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.attention.visible import scores
 from qkv.ops.choices import Choice, choose, chosen, fastest
@@ -24,6 +36,7 @@ TWINS: dict[str, Callable[[Tensor, Tensor, Tensor, AttentionProblem], Tensor]] =
     "banded": banded.attention,
     "blockwise": blockwise.attention,
     "top k": top_k.attention,
+    "after a past": after_past.attention,
 }
 # Largest dense mask that is built, in booleans.
 _LARGEST_MASK = 1 << 24
@@ -74,6 +87,8 @@ def choice(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Choice
         )
     if _is_plain(problem, num_queries, num_keys):
         return _plain(q, v, problem)
+    if _follows_a_past(q, v, problem):
+        return _fixed("causal, after a past", "after a past", "two passes without a mask: earlier keys, and own ones")
     if problem.added is not None and problem.added.requires_grad:
         return _fixed(
             "added scores",
@@ -127,6 +142,18 @@ def _is_plain(problem: AttentionProblem, num_queries: int, num_keys: int) -> boo
     if problem.slopes is not None or problem.added is not None or not sites.aligned or num_queries != num_keys:
         return False
     return problem.mask.sees_all(sites.span()) or sdpa.is_causal_here(problem)
+
+
+def _follows_a_past(q: Tensor, v: Tensor, problem: AttentionProblem) -> bool:
+    """True for causal attention of a chunk of a row after its first one, as in reading a long prompt."""
+    plain = problem.slopes is None and problem.added is None and not problem.dropout
+    return (
+        (plain and q.shape[3] == v.shape[3] and problem.sites.aligned and sdpa.is_causal_here(problem))
+        and after_past.FEWEST <= q.shape[2] < v.shape[2]
+        and q.device.type == "cpu"
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+    )
 
 
 def _timed(dtype: torch.dtype, length: int, training: bool) -> Choice:

@@ -1,0 +1,245 @@
+"""Reading of the texts that begin, in passes of bounded size, so that rows that decode meanwhile do not wait for them.
+
+    admitted ── groups, in order ── one pass ─┬─ several groups, if they fit ─┬─ ready: joins the rows that decode
+                                              ├─ some rows of a group         │
+                                              └─ a chunk of one row ──────────┘
+
+A pass reads at most ``pass_size`` positions, padding included. The texts of one admission are a group: they become
+ready together. A text that does not fit is read in chunks, with its state passed along, which by the state contract
+gives the outputs of one pass. The exception is declared by the spec: a model whose outputs depend on the length of a
+prefix (``reads_prefix``) reads it in one pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from qkv.data.padding import batch_of
+from qkv.generation.context import first_seen
+from qkv.layers.context import Memory
+from qkv.layers.signal import Signal
+from qkv.models.transformer import State, Transformer
+from qkv.state.tree import join, nbytes, rows
+
+PASS = {"cpu": 512}
+"""Positions of a pass by the type of the device: the memory of activations grows with them, and so does the time
+between two tokens of rows that decode meanwhile; with much fewer, reading the weights takes longer than the products.
+"""
+_PASS_ELSEWHERE = 2048
+
+
+def pass_size(device: torch.device) -> int:
+    """Maximum number of positions that a pass reads, padding included."""
+    return PASS.get(device.type, _PASS_ELSEWHERE)
+
+
+@dataclass
+class DecodedRow:
+    """Text that is being decoded, a row of the batch.
+
+    key: number by which the policy knows it.   tokens: ids of the text, prompt included.   prompt: number of prompt
+    tokens. memory: (memory of an encoder, row in it); None without an encoder. start: index of the first token that
+    the model sees.   read: number of tokens in the state or before ``start``.
+    """
+
+    key: int
+    tokens: list[int]
+    prompt: int
+    memory: tuple[Memory, int] | None = None
+    start: int = 0
+    read: int = 0
+
+    def child(self, key: int) -> DecodedRow:
+        """Copy with another ``key``, which continues as a text of its own."""
+        return DecodedRow(key, list(self.tokens), self.prompt, self.memory, self.start, self.read)
+
+    @property
+    def unread(self) -> int:
+        """Number of tokens that the state lacks."""
+        return len(self.tokens) - self.read
+
+
+class HeadInput(NamedTuple):
+    """Input vectors (B, N, D) of the head at the latest positions of B rows, of which ``counts`` (B) are no padding."""
+
+    vectors: Tensor
+    counts: list[int]
+
+    def last(self) -> Tensor:
+        """Vector of the last unpadded position of each row, (B, 1, D)."""
+        width = self.vectors.shape[1]
+        if self.counts.count(width) == len(self.counts):
+            return self.vectors[:, -1:] if width > 1 else self.vectors
+        device = self.vectors.device
+        rows = torch.arange(len(self.counts), device=device)
+        return self.vectors[rows, torch.tensor(self.counts, device=device) - 1][:, None]
+
+
+@dataclass
+class Begun:
+    """Rows that have been read, the head's input vector after each (B, 1, D), and their state."""
+
+    rows: list[DecodedRow]
+    last: Tensor
+    state: State
+
+    def without(self, dropped: Callable[[DecodedRow], bool]) -> Begun | None:
+        """The same without some rows; None if no row is left."""
+        index = [i for i, row in enumerate(self.rows) if not dropped(row)]
+        if len(index) == len(self.rows):
+            return self
+        kept = [self.rows[i] for i in index]
+        return Begun(kept, self.last[index], rows(self.state, index)) if kept else None
+
+
+@dataclass
+class _Group:
+    """Rows that become ready together: ``left`` to be read, the first of them perhaps ``begun``, and those ``done``."""
+
+    left: list[DecodedRow]
+    begun: State | None = None
+    done: list[Begun] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        """Positions of a pass over all rows that are left, padding included."""
+        return len(self.left) * max((row.unread for row in self.left), default=0)
+
+
+class Prefill:
+    """Texts that wait to be read from the start of their context, in the order of their admission."""
+
+    def __init__(self, model: Transformer, capacity: int | None = None):
+        """``capacity``: fixed number of positions of a state; None grows by doubling."""
+        self.model, self.capacity = model, capacity
+        self._most = pass_size(model.device)
+        self._groups: list[_Group] = []
+
+    @property
+    def waiting(self) -> bool:
+        """True if a row has not been read to its end."""
+        return any(group.left for group in self._groups)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the states of all rows."""
+        states = [state for group in self._groups for state in (group.begun, *(each.state for each in group.done))]
+        return sum(nbytes(state) for state in states if state is not None)
+
+    def add(self, texts: Sequence[DecodedRow]) -> None:
+        """Add a group of rows, to be read from the start of their context."""
+        for row in texts:
+            row.start = row.read = first_seen(len(row.tokens), self.model.limit)
+        if texts:
+            self._groups.append(_Group(list(texts)))
+
+    def drop(self, texts: Collection[DecodedRow]) -> None:
+        """Remove rows and free their states."""
+        gone = set(map(id, texts))
+        for group in self._groups:
+            if group.left and id(group.left[0]) in gone:
+                group.begun = None
+            group.left = [row for row in group.left if id(row) not in gone]
+            kept = [each.without(lambda row: id(row) in gone) for each in group.done]
+            group.done = [each for each in kept if each is not None]
+        self._groups = [group for group in self._groups if group.left or group.done]
+
+    def step(self) -> None:
+        """Run one pass; nothing happens if no row waits."""
+        group = next((group for group in self._groups if group.left), None)
+        if group is None:
+            return
+        if group.begun is None and group.size <= self._most:
+            group = self._merged(group)
+        count = self._fitting(group)
+        several = group.left[:count]
+        state = group.begun or self.model.init_state(count, self.capacity, memory_of(several))
+        vectors, state = forward(self.model, several, state, None if self.model.reads_prefix else self._most)
+        if several[0].unread:
+            group.begun = state
+        else:
+            group.left, group.begun = group.left[count:], None
+            group.done.append(Begun(several, vectors.last(), state))
+
+    def ready(self) -> list[Begun]:
+        """Remove and return what has been read of the first groups, as far as all of their rows have been."""
+        found: list[Begun] = []
+        while self._groups and not self._groups[0].left:
+            found += self._groups.pop(0).done
+        return found
+
+    def _merged(self, first: _Group) -> _Group:
+        """``first`` with the groups after it that fit into the same pass; all of them are then ready at once."""
+        place = self._groups.index(first)
+        while len(self._groups) > place + 1:
+            both = _Group(first.left + self._groups[place + 1].left, done=first.done)
+            if both.size > self._most:
+                break
+            self._groups[place : place + 2] = [both]
+            first = both
+        return first
+
+    def _fitting(self, group: _Group) -> int:
+        """Number of first rows of a group that the next pass reads."""
+        count, longest = 1, group.left[0].unread
+        if group.begun is None:
+            for row in group.left[1:]:
+                longest = max(longest, row.unread)
+                if (count + 1) * longest > self._most:
+                    break
+                count += 1
+        return count
+
+
+def forward(
+    model: Transformer, read: Sequence[DecodedRow], state: State, most: int | None = None
+) -> tuple[HeadInput, State]:
+    """Run the model on the tokens that the state lacks, at most ``most`` of each row."""
+    prefix = None
+    if model.reads_prefix and not any(state.positions):  # the visible part of the prompt
+        prefix = torch.tensor([max(0, row.prompt - row.start) for row in read], device=model.device)
+    texts = [row.tokens[row.read :] if most is None else row.tokens[row.read : row.read + most] for row in read]
+    counts = list(map(len, texts))
+    ids, lengths = batch_of(texts, model.device)
+    vectors, after = model.features(Signal(ids, lengths, prefix=prefix), state)
+    for row, count in zip(read, counts, strict=True):
+        row.read += count
+    assert after is not None
+    return HeadInput(vectors, counts), after
+
+
+def continued(model: Transformer, read: Sequence[DecodedRow], state: State) -> tuple[HeadInput, State]:
+    """Run the model on all tokens that the state lacks, in passes of bounded size over all rows."""
+    most = pass_size(model.device)
+    if len(read) * max(row.unread for row in read) <= most:
+        return forward(model, read, state)
+    parts: list[HeadInput] = []
+    while any(row.unread for row in read):
+        part, state = forward(model, read, state, max(1, most // len(read)))
+        parts.append(part)
+    own = [torch.cat([part.vectors[i, : part.counts[i]] for part in parts]) for i in range(len(read))]
+    return HeadInput(pad_sequence(own, batch_first=True), list(map(len, own))), state
+
+
+def memory_of(read: Sequence[DecodedRow]) -> Memory | None:
+    """Encoder output of the rows, one row each; None without an encoder.
+
+    If the rows are all of one memory, in order, it is returned itself.
+    """
+    found = [row.memory for row in read if row.memory is not None]
+    if not found:
+        return None
+    whole = found[0][0]
+    if all(memory is whole for memory, _ in found):
+        index = [i for _, i in found]
+        return whole if index == list(range(whole.lengths.shape[0])) else rows(whole, index)
+    joined = rows(whole, [found[0][1]])
+    for memory, i in found[1:]:
+        joined = join(joined, rows(memory, [i]))
+    return joined
