@@ -45,17 +45,56 @@ def test_kernel_equals_float64(outer: int, inner: int) -> None:
             near(native_linear.linear(x, weight, bias), expected)
 
 
+def in_eight_bits(x: Tensor) -> Tensor:
+    """x (R, I) in float64, each block of 32 rounded to multiples of its largest absolute value / 127."""
+    blocks = F.pad(x, (0, -x.shape[1] % 32)).double().unflatten(1, (-1, 32))
+    step = blocks.abs().amax(-1, keepdim=True) / 127
+    return ((blocks / step.where(step > 0, 1)).round() * step).flatten(1)[:, : x.shape[1]]
+
+
 @needs_native
 @pytest.mark.parametrize(("bits", "group"), FORMATS)
 @pytest.mark.parametrize(("outer", "inner"), SIZES)
 def test_quantised_kernel_equals_float64(outer: int, inner: int, bits: int, group: int) -> None:
+    """The product with the rounded x; that with x differs by at most half a step for each number of a block."""
     packed = reference.pack(random(outer, inner), bits, group)
     dense, bias = reference.unpack(packed).double(), random(outer)
     for rows in (1, 2, 3, 4, 7, 8):
         x = random(rows, inner, seed=rows)
-        expected = x.double() @ dense.t() + bias.double()
-        near(choose.native(x, packed, bias), expected)
-        near(reference.linear(x, packed, bias), expected)
+        plain = x.double() @ dense.t() + bias.double()
+        near(reference.linear(x, packed, bias), plain)
+        found = choose.native(x, packed, bias)
+        if bits == 16:
+            near(found, plain)
+            continue
+        near(found, in_eight_bits(x) @ dense.t() + bias.double())
+        step = F.pad(x, (0, -inner % 32)).unflatten(1, (-1, 32)).abs().amax(-1).repeat_interleave(32, 1) / 127
+        most = step[:, :inner].double() / 2 @ dense.abs().t()
+        assert (found - plain).abs().le(most + 1e-5).all()
+
+
+@needs_native
+@pytest.mark.parametrize(("bits", "group"), [(8, 0), (8, 64), (4, 32), (4, 128)])
+def test_largest_numbers_do_not_overflow(bits: int, group: int) -> None:
+    """Weights and x at the ends of their ranges, whose sums are the largest that integers must hold."""
+    for sign in (-1.0, 1.0):
+        weight, x = torch.full((20, 256), sign), torch.full((5, 256), 3.0)
+        weight[3, ::2] *= -1
+        x[1], x[2, 1::2] = -3.0, -3.0
+        packed = reference.pack(weight, bits, group)
+        near(choose.native(x, packed), x.double() @ reference.unpack(packed).double().t())
+
+
+@needs_native
+def test_small_and_large_blocks_keep_their_own_precision() -> None:
+    """Blocks of very different size, one of zeros and one too small for a scale."""
+    x = torch.cat((random(1, 32) * 1e6, random(1, 32) * 1e-6, torch.zeros(1, 32), torch.full((1, 32), 1e-38)), 1)
+    weight = torch.zeros(3, 128)
+    weight[0, :32], weight[1, 32:64], weight[2, 64:] = 1.0, 1.0, 1.0
+    packed = reference.pack(weight, 8, 32)
+    found, expected = choose.native(x, packed), in_eight_bits(x) @ reference.unpack(packed).double().t()
+    torch.testing.assert_close(found[0, :2].double(), expected[0, :2], rtol=1e-5, atol=0)
+    assert found[0, 2].abs() < 1e-30
 
 
 @needs_native
@@ -137,6 +176,7 @@ import json, torch
 from qkv.ops.linear import native
 from qkv.ops.native import library
 from qkv.ops.quantized import choose, reference
+from tests.ops.test_native import in_eight_bits
 torch.manual_seed(0)
 worst = 0.0
 for outer, inner in ((13, 100), (66, 288)):
@@ -144,7 +184,8 @@ for outer, inner in ((13, 100), (66, 288)):
     worst = max(worst, float((native.linear(x, weight) - x.double() @ weight.double().t()).abs().max()))
     for bits, group in ((16, 0), (8, 0), (8, 64), (4, 32), (4, 64)):
         packed = reference.pack(weight, bits, group)
-        expected = x.double() @ reference.unpack(packed).double().t()
+        rounded = x.double() if bits == 16 else in_eight_bits(x)
+        expected = rounded @ reference.unpack(packed).double().t()
         worst = max(worst, float((choose.native(x, packed) - expected).abs().max()))
 print(json.dumps([library.flags()[2], worst]))
 """
@@ -156,6 +197,7 @@ print(json.dumps([library.flags()[2], worst]))
 def test_a_cap_on_instructions_is_honoured(cap: str, flag: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _PATH],
+        cwd=Path(__file__).parents[2],
         env={**os.environ, "ATEN_CPU_CAPABILITY": cap},
         capture_output=True,
         text=True,
@@ -219,13 +261,11 @@ def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch) -> N
         assert library.described() == "none: there is no C++ compiler"
         assert library.name() is None
         packed = reference.pack(random(6, 40), 8)
-        found = choose._measured(8, "weights in 8 bits, one row")
-        assert found.twin == "torch"
-        assert "no C++ compiler" in found.reason
-        near(
-            choose.TWINS[found.twin](random(1, 40), packed),
-            random(1, 40).double() @ reference.unpack(packed).double().t(),
-        )
+        dense = reference.unpack(packed).double()
+        for found in (choose._measured("weights in 16 bits, one row", 1), choose._ruled("weights in 8 bits")):
+            assert found.twin == "torch"
+            assert "no C++ compiler" in found.reason
+            near(choose.TWINS[found.twin](random(1, 40), packed), random(1, 40).double() @ dense.t())
     finally:
         library._loaded.cache_clear()
 

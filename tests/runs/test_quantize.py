@@ -45,6 +45,8 @@ def test_the_new_folder_is_a_run(small: Path, straight: Path, capsys: pytest.Cap
     ):
         assert main(command) == 0
     assert f"{run.recipe.quantized.bits} bits" in capsys.readouterr().out
+    assert main(["why", str(small)]) == 0
+    assert f"weights in {run.recipe.quantized.bits} bits" in capsys.readouterr().out
 
 
 def test_figures_before_and_after(straight: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from qkv.spec.errors import UserError
 
 if TYPE_CHECKING:
     from qkv.spec.model import Model
+    from qkv.spec.quantization import Quantization
     from qkv.spec.training import Training
 
 EXAMPLES = """\
@@ -35,6 +36,7 @@ def why_command(
     ] = False,
 ) -> None:
     """Run one training step and one decoding step of each kind of block, and show which implementations were used.
+    Of a quantised run, only the decoding step.
 
     The speedup of a measured choice is relative to torch's default implementation on this machine in the requested
     precision. Measured choices are cached per processor, settings and versions.
@@ -51,7 +53,7 @@ def why_command(
     recipe, model = (found, found.model) if isinstance(found, Recipe) else (None, found)
     if fresh:
         _forget()
-    _try(_one_of_each(model), recipe.training if recipe else Training())
+    _try(_one_of_each(model), recipe.training if recipe else Training(), recipe and recipe.quantized)
     choices = sorted(all_choices(), key=lambda choice: choice.op)
     rows = [(c.op, c.case, c.twin, "" if c.gain is None else f"{c.gain:.2f} ×", c.reason) for c in choices]
     print_table(
@@ -84,11 +86,12 @@ def _one_of_each(model: Model) -> Model:
     return small
 
 
-def _try(model: Model, training: Training) -> None:
+def _try(model: Model, training: Training, quantized: Quantization | None) -> None:
     import torch
 
     from qkv.data.batch import Batch
     from qkv.models.build import build
+    from qkv.models.quantize import quantize
     from qkv.ops.linear.precision import autocast
     from qkv.spec.tasks import NextToken
     from qkv.tasks.next_token import NextTokenTask
@@ -98,10 +101,13 @@ def _try(model: Model, training: Training) -> None:
     device = best_device()
     transformer = build(model).to(device)
     ids = torch.randint(_VOCABULARY, (2, model.context_length + 1), device=device)
-    with autocast(training.precision, device):
-        loss = NextTokenTask(NextToken()).summed_loss(transformer, Batch.of(ids[:, :-1], ids[:, 1:]))
-    loss.backward()  # pyright: ignore[reportUnknownMemberType]
-    build_optimizer(training.optimizer, transformer).step()
+    if quantized is None:
+        with autocast(training.precision, device):
+            loss = NextTokenTask(NextToken()).summed_loss(transformer, Batch.of(ids[:, :-1], ids[:, 1:]))
+        loss.backward()  # pyright: ignore[reportUnknownMemberType]
+        build_optimizer(training.optimizer, transformer).step()
+    else:  # which cannot be trained
+        quantize(transformer, quantized)
     if not model.causal:
         return
     with torch.inference_mode():

@@ -18,14 +18,15 @@ class QuantizedTable(nn.Module):
         """Quantise ``weight``; see ``qkv.ops.quantized.reference``."""
         super().__init__()
         found = pack(weight.detach(), bits, group)
-        self.bits, self.inner, self.group = found.bits, found.inner, found.group
+        self.bits, self.outer, self.inner, self.group = found.bits, found.outer, found.inner, found.group
         self.register_buffer("stored", found.stored)
         self.register_buffer("scale", found.scale)
 
     @property
     def packed(self) -> PackedMatrix:
         """Matrix as operations take it."""
-        return PackedMatrix(self._buffers["stored"], self._buffers["scale"], self.bits, self.inner, self.group)  # type: ignore[arg-type]
+        stored, scale = self._buffers["stored"], self._buffers["scale"]
+        return PackedMatrix(stored, scale, self.bits, self.outer, self.inner, self.group)  # type: ignore[arg-type]
 
     @property
     def shape(self) -> torch.Size:

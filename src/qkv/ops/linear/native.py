@@ -10,4 +10,4 @@ from qkv.ops.native.library import available as available
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y = x W^T + b without gradients: x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
-    return library.product(x, weight, 32, bias=bias)
+    return library.product(x, weight, bias)

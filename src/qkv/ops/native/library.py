@@ -1,4 +1,4 @@
-"""Native product y = x W^T + b of a few rows, built on first use where there is a C++ compiler.
+"""Native products y = x W^T + b, built on first use where there is a C++ compiler.
 
 The library is called through ctypes: 3 µs a call, a sixth of oneDNN's operator, and no headers of torch or Python are
 needed to build it. Its threads are those of the OpenMP library that torch has loaded. ``QKV_NATIVE=0`` turns it off.
@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from qkv.system.compiler import BuildError, build, library_path
 
 BLOCK = 32
-"""Weights that the kernel reads at once: x has zeros up to a multiple of it, and so have quantised rows."""
+"""Neighbouring numbers of x that share a scale; quantised rows are stored in blocks of as many weights."""
+TILE = 16
+"""Rows of quantised weights that are stored side by side."""
 _SOURCE = Path(__file__).with_name("product.cpp")
 _SMALL = 1 << 16
 """Bytes of weights below which one thread is faster than waking the others."""
@@ -58,40 +59,69 @@ def described() -> str:
     return f"{build(_SOURCE, flags())} ({flags()[2].lstrip('-')})"
 
 
-def product(
-    x: Tensor, weight: Tensor, bits: int, scale: Tensor | None = None, group: int = 0, bias: Tensor | None = None
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """y = x W^T + b without gradients: x (…, I) in fp32, weight (O, I) in fp32 or bf16, b (O) in fp32 -> (…, O).
+
+    Products and sums are in fp32. A row's result does not depend on the number of rows.
+    """
+    inner, outer = x.shape[-1], weight.shape[0]
+    y, x = x.new_empty(*x.shape[:-1], outer), x.contiguous()
+    weight = weight if weight.stride(1) == 1 else weight.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    size = weight.element_size()
+    stride = weight.stride(0) * size
+    _functions().qkv_product(
+        8 * size,
+        weight.data_ptr(),
+        stride,
+        None if bias is None else bias.data_ptr(),
+        x.data_ptr(),
+        y.data_ptr(),
+        y.numel() // outer,
+        inner,
+        outer,
+        _threads(outer * stride),
+    )
+    return y
+
+
+def quantized_product(
+    x: Tensor, stored: Tensor, scale: Tensor, bits: int, outer: int, group: int = 0, bias: Tensor | None = None
 ) -> Tensor:
     """y = x W^T + b without gradients: x (…, I) in fp32, b (O) in fp32 -> (…, O).
 
-    weight: rows of W, ``bits`` 32 or 16: (O, I) in fp32 or bf16; 8 or 4: the stored bytes of ``qkv.ops.quantized``,
-    with ``scale`` (O, G) in bf16, one per ``group`` weights, or 0: per row. A row's result does not depend on
-    the number of rows.
+    stored, scale, bits 8 or 4, outer, group: of W, as in ``qkv.ops.quantized.packed``.
+
+    Each block of 32 numbers of x is rounded to multiples of its largest absolute value / 127. The sum of a block's
+    products is exact, and sums of blocks are in fp32. A row's result does not depend on the number of rows.
     """
-    call = _loaded()
-    assert not isinstance(call, str), call
-    inner, outer = x.shape[-1], weight.shape[0]
-    y = x.new_empty(*x.shape[:-1], outer)
-    x = F.pad(x, (0, -inner % BLOCK)) if inner % BLOCK else x.contiguous()
-    weight = weight if weight.stride(1) == 1 else weight.contiguous()
+    y, x = x.new_empty(*x.shape[:-1], outer), x.contiguous()
     bias = None if bias is None else bias.contiguous()
-    stride, width = weight.stride(0) * weight.element_size(), x.shape[-1]
-    call(
+    _functions().qkv_quantized_product(
         bits,
-        weight.data_ptr(),
-        stride,
-        None if scale is None else scale.data_ptr(),
-        1 if scale is None else scale.shape[1],
+        stored.data_ptr(),
+        scale.data_ptr(),
+        scale.shape[1],
         group,
         None if bias is None else bias.data_ptr(),
         x.data_ptr(),
-        width,
         y.data_ptr(),
-        x.numel() // width,
-        inner if scale is None else width,
+        y.numel() // outer,
+        x.shape[-1],
         outer,
-        1 if outer * stride < _SMALL else torch.get_num_threads(),
+        _threads(stored.nbytes),
     )
     return y
+
+
+def _threads(nbytes: int) -> int:
+    return 1 if nbytes < _SMALL else torch.get_num_threads()
+
+
+def _functions() -> Any:
+    found = _loaded()
+    assert not isinstance(found, str), found
+    return found
 
 
 def _off() -> bool:
@@ -100,18 +130,16 @@ def _off() -> bool:
 
 @cache
 def _loaded() -> Any:
-    """Function of the library, or the reason, as text, for which it does not run here."""
+    """Library with its functions, or the reason, as text, for which it does not run here."""
     if _off():
         return "QKV_NATIVE=0 turns it off"
+    pointer, number, count = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
+    outside, sizes = (pointer, pointer, pointer), (number, number, number, count)
     try:
-        call = ctypes.CDLL(str(build(_SOURCE, flags()))).qkv_product
+        library = ctypes.CDLL(str(build(_SOURCE, flags())))
+        library.qkv_product.argtypes = [count, pointer, number, *outside, *sizes]
+        library.qkv_quantized_product.argtypes = [count, pointer, pointer, number, number, *outside, *sizes]
     except (BuildError, OSError, AttributeError) as error:
         return str(error)
-    pointer, number = ctypes.c_void_p, ctypes.c_long
-    call.argtypes = [
-        ctypes.c_int,
-        *(pointer, number, pointer, number, number, pointer, pointer, number, pointer),
-        *(number, number, number, ctypes.c_int),
-    ]
-    call.restype = None
-    return call
+    library.qkv_product.restype = library.qkv_quantized_product.restype = None
+    return library

@@ -8,11 +8,13 @@ that their rounding costs nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.ops.native.library import BLOCK
+from qkv.ops.native.library import BLOCK, TILE
 from qkv.ops.quantized.packed import PackedMatrix
 
 _FACTORS = tuple(0.7 + 0.03 * i for i in range(16))
@@ -22,35 +24,47 @@ _BLOCK_NUMBERS = 1 << 20
 
 def pack(weight: Tensor, bits: int, group: int = 0) -> PackedMatrix:
     """Quantise W (O, I) to ``bits`` 16, 8 or 4. group: weights per scale, a multiple of 32; 0: one scale per row."""
-    inner = weight.shape[1]
+    outer, inner = weight.shape
     if bits == 16:
-        return PackedMatrix(weight.to(torch.bfloat16).contiguous(), None, bits, inner)
+        return PackedMatrix(weight.to(torch.bfloat16).contiguous(), None, bits, outer, inner)
     groups = _grouped(weight.to(torch.float32), group)
     numbers, scale = _eight(groups) if bits == 8 else _four(groups)
-    rows = numbers.flatten(1)[:, : -(-inner // BLOCK) * BLOCK]
-    return PackedMatrix(_stored(rows, bits), scale, bits, inner, group)
+    stored = _tiled(numbers.flatten(1)[:, : -(-inner // BLOCK) * BLOCK], bits)
+    return PackedMatrix(stored, _whole_tiles(scale).transpose(1, 2).contiguous(), bits, outer, inner, group)
 
 
-def unpack(packed: PackedMatrix, rows: Tensor | slice | None = None) -> Tensor:
-    """W (O, I) in fp32, or only its ``rows``."""
-    stored, scale = packed.stored, packed.scale
-    if rows is not None:
-        stored, scale = stored[rows], None if scale is None else scale[rows]
+def unpack(packed: PackedMatrix, rows: Tensor | None = None) -> Tensor:
+    """W (O, I) in fp32, or only its ``rows``, in their order."""
+    stored, scale, outer = packed.stored, packed.scale, packed.outer
     if scale is None:
-        return stored.to(torch.float32)
-    numbers = stored if packed.bits == 8 else _halves(stored)
+        return (stored if rows is None else stored[rows]).to(torch.float32)
+    if rows is None:
+        stored, scale = stored.permute(0, 3, 1, 2, 4).flatten(0, 1)[:outer], scale.mT.flatten(0, 1)[:outer]
+    else:
+        tile, row = rows // TILE, rows % TILE
+        stored, scale = stored[tile, :, :, row], scale[tile, :, row]
+    numbers = (stored if packed.bits == 8 else _halves(stored)).flatten(-3)  # from blocks, fours, weights
     size = packed.group or numbers.shape[-1]
     whole = F.pad(numbers, (0, size * scale.shape[-1] - numbers.shape[-1])).unflatten(-1, (-1, size))
     return (whole * scale.to(torch.float32)[..., None]).flatten(-2)[..., : packed.inner]
 
 
 def linear(x: Tensor, weight: PackedMatrix, bias: Tensor | None = None) -> Tensor:
-    """y = x W^T + b, with a gradient of x, in blocks of rows of W. x (…, I), b (O) or None -> (…, O)."""
-    outer, inner = weight.shape
-    step = max(1, _BLOCK_NUMBERS // inner)
-    parts = [F.linear(x, unpack(weight, slice(i, i + step)).to(x.dtype)) for i in range(0, outer, step)]
+    """y = x W^T + b, with a gradient of x, in parts of W's rows. x (…, I), b (O) or None -> (…, O)."""
+    parts = [F.linear(x, unpack(part).to(x.dtype)) for part in _parts(weight)]
     y = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
     return y if bias is None else y + bias.to(y.dtype)
+
+
+def _parts(weight: PackedMatrix) -> Iterator[PackedMatrix]:
+    """Parts of W of at most about a million weights, in whole tiles of rows."""
+    outer, inner = weight.shape
+    step = max(TILE, _BLOCK_NUMBERS // inner // TILE * TILE)
+    each = step if weight.scale is None else step // TILE
+    for i, begin in enumerate(range(0, outer, step)):
+        part = slice(i * each, (i + 1) * each)
+        scale = None if weight.scale is None else weight.scale[part]
+        yield weight._replace(stored=weight.stored[part], scale=scale, outer=min(step, outer - begin))
 
 
 def lookup(ids: Tensor, table: Tensor | PackedMatrix) -> Tensor:
@@ -86,14 +100,21 @@ def _rounded(groups: Tensor, scale: Tensor, least: int, most: int) -> Tensor:
     return (groups / torch.where(step == 0, 1.0, step)).round().clamp(least, most)
 
 
-def _stored(numbers: Tensor, bits: int) -> Tensor:
-    if bits == 8:
-        return numbers.contiguous()
-    low, high = numbers.unflatten(1, (-1, 2, BLOCK // 2)).unbind(2)
-    return ((low & 15) | (high << 4)).flatten(1).view(torch.uint8).contiguous()
+def _whole_tiles(rows: Tensor) -> Tensor:
+    """Rows (O, …) with zeros up to whole tiles, as (T, 16, …)."""
+    missing = -rows.shape[0] % TILE
+    return torch.cat((rows, rows.new_zeros(missing, *rows.shape[1:]))).unflatten(0, (-1, TILE))
+
+
+def _tiled(numbers: Tensor, bits: int) -> Tensor:
+    """Numbers (O, J) as they are stored, see ``PackedMatrix``."""
+    blocks = _whole_tiles(numbers).unflatten(-1, (-1, BLOCK))
+    if bits == 4:
+        low, high = (blocks + 8).unflatten(-1, (2, -1)).unbind(-2)
+        blocks = (low | (high << 4)).view(torch.uint8)
+    return blocks.unflatten(-1, (-1, 4)).permute(0, 2, 3, 1, 4).contiguous()
 
 
 def _halves(stored: Tensor) -> Tensor:
-    """Numbers (…, J) of four bits from their bytes (…, J / 2)."""
-    both = stored.view(torch.int8).unflatten(-1, (-1, BLOCK // 2))
-    return torch.stack(((both << 4) >> 4, both >> 4), -2).flatten(-3)
+    """Numbers (…, B, 8, 4) of four bits from their bytes (…, B, 4, 4)."""
+    return torch.cat((stored & 15, stored >> 4), -2).to(torch.int8) - 8
