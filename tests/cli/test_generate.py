@@ -374,6 +374,9 @@ def test_constrained_text(qkv: Call, run: Path, tmp_path: Path) -> None:
     said = qkv(*given, "--regex", "(quick|brown) (fox|dog)")
     assert (said.code, said.err) == (0, "")
     assert re.fullmatch(r"the (quick|brown) (fox|dog)\n", said.out)
+    both = qkv(*given, "--regex", "(quick|brown) (fox|dog)", "--lookup", 3)
+    assert (both.code, both.out) == (0, said.out)
+    assert both.err.startswith("speculation: ")
     several = qkv(*given, "--regex", "fox|dog", "--num-samples", 2)
     assert {line for line in several.out.splitlines() if not line.startswith("---")} <= {"the fox", "the dog"}
     schema = tmp_path / "schema.json"
@@ -390,7 +393,7 @@ def test_constrained_text(qkv: Call, run: Path, tmp_path: Path) -> None:
         (("--json-schema", "nowhere.json"), "--json-schema: 'nowhere.json' cannot be read"),
         (("--regex", "a", "--json-schema", "FILE"), "--regex: --json-schema cannot be combined with it"),
         (("--regex", "a", "--ids", "1"), "--regex: --ids cannot be combined with it"),
-        (("--regex", "a", "--lookup", 2), "--regex: --lookup cannot be combined with it"),
+        (("--regex", "a", "--image", "a.png"), "--regex: --image cannot be combined with it"),
         (("--regex", "a", "--choose", "a"), "--regex: --choose cannot be combined with it"),
         (("--regex", "a", "--num-beams", 2), "num_beams is 2, but beam search knows no constraint"),
         (("--regex", "a", "--stop", "x"), "stop: 'x' could cut a text before it matches"),

@@ -20,7 +20,7 @@ from qkv.generation.text import generate_text, generate_texts
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
-from qkv.spec.generation import Generation
+from qkv.spec.generation import Generation, Speculation
 from qkv.spec.model import Model
 from qkv.spec.tokenizers import BPE, Bytes, Characters, Code, Unigram, WordList, WordPiece, Words
 from qkv.tokenizers.tokenizer import Tokenizer
@@ -67,7 +67,11 @@ def test_what_random_weights_write_matches_the_expression(scheme: str, regex: st
     constraint = Constraint(tokenizer, regex=regex)
     found = set[str]()
     for generation in (DRAWN, DRAWN.changed(top_k=2, top_p=0.9, repetition_penalty=1.2), DRAWN.changed(temperature=0)):
-        for text in generate_texts(m, tokenizer, ["the", "cat sat", "1"], generation, constraint=constraint):
+        texts = generate_texts(m, tokenizer, ["the", "cat sat", "1"], generation, constraint=constraint)
+        look_up = Speculator(Speculation(num_tokens=4, ngram=1, adaptive=False))
+        options: dict[str, Any] = {"speculation": look_up, "constraint": constraint}
+        assert generate_texts(m, tokenizer, ["the", "cat sat", "1"], generation, **options) == texts
+        for text in texts:
             assert re.fullmatch(regex, text), text
             found.add(text)
     assert len(found) > 1
@@ -205,8 +209,6 @@ def test_what_cannot_be_used_gets_one_sentence(regex: str | None, schema: str | 
 def test_other_ways_to_decode_are_refused() -> None:
     m, tokenizer = system("bytes")
     constraint = Constraint(tokenizer, "a+")
-    with pytest.raises(UserError, match="constrained text cannot be decoded speculatively"):
-        generate_text(m, tokenizer, "the", DRAWN, speculation=Speculator(), constraint=constraint)
     with pytest.raises(UserError, match="num_beams is 2, but beam search knows no constraint"):
         generate_text(m, tokenizer, "the", Generation(num_beams=2), constraint=constraint)
     with pytest.raises(UserError, match="stop: 'x' could cut a text before it matches"):

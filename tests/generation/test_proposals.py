@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.generation.models import VOCABULARY, model
 
-from qkv.generation.proposals import Draft, LookUp
+from qkv.generation.proposals import Draft, LookUp, Wanted
 from qkv.generation.sample import generate
 from qkv.spec.generation import Generation
 
@@ -27,6 +28,13 @@ def searched(text: list[int], ngram: int, count: int) -> list[int]:
     return []
 
 
+def wanted(
+    texts: Mapping[int, list[int]], counts: Mapping[int, int], generation: Generation | None = None
+) -> dict[int, Wanted]:
+    """Rows with these texts, of which so many tokens are wanted."""
+    return {key: Wanted(text, counts.get(key, 0), generation or Generation(), key) for key, text in texts.items()}
+
+
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=25)
 
 
@@ -39,7 +47,7 @@ def test_the_latest_occurrence_of_the_longest_ngram_is_continued(
     for place, piece in enumerate([[], *pieces]):
         text += piece
         rows = {7: text, 8: other} if place != 1 else {7: text}
-        found = look_up.propose(rows, dict.fromkeys(rows, count))
+        found = look_up.propose(wanted(rows, dict.fromkeys(rows, count)))
         assert (found[7].tokens if 7 in found else []) == searched(text, ngram, count)
         if 8 in rows:
             assert found[8].tokens == searched(other, ngram, count)
@@ -49,9 +57,9 @@ def test_the_latest_occurrence_of_the_longest_ngram_is_continued(
 def test_a_row_that_wants_none_gets_none_and_is_remembered() -> None:
     look_up = LookUp(2)
     text = [1, 2, 3, 1]
-    assert look_up.propose({0: text, 1: [5]}, {1: 3}) == {}
+    assert look_up.propose(wanted({0: text, 1: [5]}, {1: 3})) == {}
     text += [2]
-    assert look_up.propose({0: text, 1: [5]}, {0: 3})[0].tokens == [3, 1, 2]
+    assert look_up.propose(wanted({0: text, 1: [5]}, {0: 3}))[0].tokens == [3, 1, 2]
 
 
 @pytest.mark.parametrize("length", [6, 64])
@@ -62,13 +70,14 @@ def test_a_draft_proposes_what_it_would_generate_itself(
     """After texts that took over some of its proposals, also where its context slides meanwhile and then not."""
     m = copy.deepcopy(model(name, context_length=length)).double()
     greedy = Generation(temperature=0, repetition_penalty=1.3)
-    draft, drawn = Draft(m, greedy, 0), random.Random(2)
+    draft, drawn = Draft(m), random.Random(2)
     texts = {0: [3, 1], 1: [4, 4, 2, 9], 5: [7]}
     for turn in range(7):
         if turn == 4:
             del texts[1]
             texts[2] = [8] * 3
-        found = draft.propose(texts, {key: 3 + key % 2 for key in texts if key != 5 or turn % 2})
+        counts = {key: 3 + key % 2 for key in texts if key != 5 or turn % 2}
+        found = draft.propose(wanted(texts, counts, greedy))
         for key, text in texts.items():
             if key in found:
                 own = generate(m, [text], greedy.changed(max_new_tokens=3 + key % 2))[0]
@@ -79,9 +88,9 @@ def test_a_draft_proposes_what_it_would_generate_itself(
 @pytest.mark.parametrize("name", ["rope", "gru"])
 def test_a_draft_reads_only_what_is_new(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     m = copy.deepcopy(model(name))
-    draft, text, read, reads = Draft(m, Generation(temperature=0), 0), [3, 1, 4, 1, 5, 9, 2, 6], list[int](), m._read
+    draft, text, read, reads = Draft(m), [3, 1, 4, 1, 5, 9, 2, 6], list[int](), m._read
     monkeypatch.setattr(m, "_read", lambda signal, *a: read.append(signal.values.shape[1]) or reads(signal, *a))
     for _ in range(2):
-        (proposal,) = draft.propose({0: text}, {0: 4}).values()
+        (proposal,) = draft.propose(wanted({0: text}, {0: 4}, Generation(temperature=0))).values()
         text += [proposal.tokens[0], (proposal.tokens[1] + 1) % VOCABULARY]
     assert read == [8, 1, 1, 1, {"rope": 1, "gru": 2}[name], 1, 1, 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -17,16 +18,19 @@ from tests.generation.models import STACKS, VOCABULARY, model
 from tests.generation.test_beam import translator
 from tests.generation.test_text import system
 
-from qkv.generation import prefill, requests
+from qkv.generation import engine, prefill, requests
 from qkv.generation.beam import beam_search
+from qkv.generation.constrain import Constraint
 from qkv.generation.requests import QueueFull, Request, RequestQueue, TextDelta
-from qkv.generation.sample import generate
+from qkv.generation.sample import Sampling, generate
+from qkv.generation.speculate import Speculator
 from qkv.generation.text import generate_text, prompt_ids
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
-from qkv.spec.generation import Generation
+from qkv.spec.generation import Generation, Speculation
 from qkv.spec.tokenizers import Characters
+from qkv.state.tree import nbytes
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
 
@@ -37,6 +41,19 @@ SETTINGS = [
     Generation(max_new_tokens=9, temperature=0.8, repetition_penalty=1.3, seed=2),
     Generation(max_new_tokens=9, temperature=0, repetition_penalty=1.3),
 ]
+
+
+REGEXES = [None, "[a-f]{2,9}", "(abc|bca|d){1,4}", "a{3}[uv]*", None, "(ab){4}c"]
+"""Constraints of requests; a text of some has a length of its own."""
+
+
+@cache
+def constraint(regex: str) -> Constraint:
+    return Constraint(letters(), regex)
+
+
+def look_up(adaptive: bool = False) -> Speculator:
+    return Speculator(Speculation(num_tokens=3, ngram=2, adaptive=adaptive))
 
 
 @cache
@@ -72,15 +89,18 @@ def tokens_by_number(pieces: list[TextDelta]) -> dict[int, list[int]]:
     return found
 
 
-_ALONE: dict[tuple[int, tuple[int, ...], Generation], list[int]] = {}
+_ALONE: dict[tuple[object, ...], list[int]] = {}
 
 
 def alone(m: Transformer, request: Request) -> list[int]:
-    """Tokens of a request by itself; models of ``model`` live as long as the tests."""
-    key = id(m), tuple(request.prompt), request.generation
+    """Tokens of a request by itself, one in each step; models of ``model`` live as long as the tests."""
+    key = id(m), tuple(request.prompt), request.generation, request.constraint
     if key not in _ALONE:
+        sampling = Sampling(m, [request.prompt], request.generation, constraint=request.constraint)
         with patch.dict(prefill.PASS, cpu=512):
-            _ALONE[key] = generate(m, [request.prompt], request.generation)[0]
+            while sampling.running:
+                sampling.step()
+        _ALONE[key] = sampling.texts[0][len(request.prompt) :]
     return _ALONE[key]
 
 
@@ -105,16 +125,16 @@ ACTIONS = st.lists(
 )
 
 
-def schedule_is_kept(name: str, actions: list[tuple[str, int]], budget_rows: int, size: int) -> None:
+def schedule_is_kept(name: str, actions: list[tuple[str, int]], budget_rows: int, size: int, proposes: bool) -> None:
     """Carry out actions and finish, in passes of ``size``; check tokens, reasons and bytes of every request."""
     with patch.dict(prefill.PASS, cpu=size):
-        _carry_out(name, actions, budget_rows)
+        _carry_out(name, actions, budget_rows, look_up() if proposes else None)
 
 
-def _carry_out(name: str, actions: list[tuple[str, int]], budget_rows: int) -> None:
+def _carry_out(name: str, actions: list[tuple[str, int]], budget_rows: int, speculator: Speculator | None) -> None:
     m, clock = model(name), Clock()
-    budget = RequestQueue(m, letters())._needed([_longest(m)] * budget_rows)
-    queue = queue_of(m, budget=budget, max_batch=4, clock=clock)
+    budget = queue_of(m, speculator=speculator)._needed([_longest(m)] * budget_rows)
+    queue = queue_of(m, budget=budget, max_batch=4, clock=clock, speculator=speculator)
     asked, pieces, cancelled = dict[int, Request](), list[TextDelta](), set[int]()
 
     def steps() -> None:
@@ -125,7 +145,9 @@ def _carry_out(name: str, actions: list[tuple[str, int]], budget_rows: int) -> N
     for action, value in actions:
         if action == "submit":
             prompt = [(value * k + k) % VOCABULARY for k in range(1, 2 + value % 9)]
-            request = Request(prompt, SETTINGS[value % 5], deadline=float(value) if value % 4 == 0 else None)
+            deadline, regex = float(value) if value % 4 == 0 else None, REGEXES[value % 6]
+            guide = constraint(regex) if regex else None
+            request = Request(prompt, SETTINGS[value % 5], deadline=deadline, constraint=guide)
             asked[queue.submit(request)] = request
         elif action == "cancel" and asked:
             number = value % len(asked)
@@ -156,8 +178,10 @@ def _check_all(m: Transformer, asked: dict[int, Request], pieces: list[TextDelta
     for number, request in asked.items():
         expected, got = alone(m, request), tokens.get(number, [])
         assert got == expected[: len(got)]
-        if ends[number] == "length":
+        if ends[number] in ("length", "stop"):
             assert got == expected
+            assert (len(got) == request.generation.max_new_tokens) or ends[number] == "stop"
+            assert ends[number] == "length" or request.constraint is not None
         elif ends[number] == "cancelled":
             assert number in cancelled
         else:
@@ -168,18 +192,100 @@ def _check_all(m: Transformer, asked: dict[int, Request], pieces: list[TextDelta
 
 @pytest.mark.parametrize("name", ["rope", "gru", "window", "learned"])
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(actions=ACTIONS, rows=st.integers(1, 3), size=SIZES)
-def test_any_schedule_keeps_tokens_and_budget(name: str, actions: list[tuple[str, int]], rows: int, size: int) -> None:
-    schedule_is_kept(name, actions, rows, size)
+@given(actions=ACTIONS, rows=st.integers(1, 3), size=SIZES, proposes=st.booleans())
+def test_any_schedule_keeps_tokens_and_budget(
+    name: str, actions: list[tuple[str, int]], rows: int, size: int, proposes: bool
+) -> None:
+    schedule_is_kept(name, actions, rows, size, proposes)
 
 
 @pytest.mark.slow
 @settings(max_examples=1000, deadline=None)
-@given(name=st.sampled_from(sorted(STACKS)), actions=ACTIONS, rows=st.integers(1, 3), size=SIZES)
+@given(
+    name=st.sampled_from(sorted(STACKS)), actions=ACTIONS, rows=st.integers(1, 3), size=SIZES, proposes=st.booleans()
+)
 def test_a_thousand_schedules_keep_tokens_and_budget(
-    name: str, actions: list[tuple[str, int]], rows: int, size: int
+    name: str, actions: list[tuple[str, int]], rows: int, size: int, proposes: bool
 ) -> None:
-    schedule_is_kept(name, actions, rows, size)
+    schedule_is_kept(name, actions, rows, size, proposes)
+
+
+@pytest.mark.parametrize("proposes", [False, True])
+@pytest.mark.parametrize("name", STACKS)
+def test_rows_with_constraints_and_proposals_get_the_tokens_that_each_gets_alone(name: str, proposes: bool) -> None:
+    """Beside plain rows, with all settings; a text that its constraint ends matches it, others are as long as asked."""
+    m, speculator = model(name), look_up()
+    queue, pieces, asked = queue_of(m, speculator=speculator if proposes else None), list[TextDelta](), []
+    for place, regex in enumerate(REGEXES * 2):
+        guide = constraint(regex) if regex else None
+        asked.append(Request([1, 2, 3 + place, 1, 2], SETTINGS[place % 5].changed(max_new_tokens=12), constraint=guide))
+        queue.submit(asked[-1])
+        pieces += queue.step()
+    pieces += until_idle(queue)
+    tokens = tokens_by_number(pieces)
+    assert {number: tokens.get(number, []) for number in range(12)} == {i: alone(m, r) for i, r in enumerate(asked)}
+    ends = {piece.number: piece.finished for piece in pieces if piece.finished}
+    for number, regex in enumerate(REGEXES * 2):
+        if ends[number] == "stop":
+            assert regex
+            assert re.fullmatch(regex, letters().decode(tokens[number]))
+        else:
+            assert (ends[number], len(tokens[number])) == ("length", 12)
+    assert set(ends.values()) == {"stop", "length"}
+    if proposes:
+        assert 0 < speculator.counts.accepted < speculator.counts.proposed
+
+
+def test_a_constraint_that_cannot_be_met_ends_its_own_request() -> None:
+    m, queue = model("rope"), queue_of(model("rope"))
+    asked = [Request([1, 2], SETTINGS[0], constraint=guide) for guide in (None, Constraint(letters(), "abé"), None)]
+    for request in asked:
+        queue.submit(request)
+    pieces = list(until_idle(queue))
+    ends = {piece.number: (piece.finished, piece.error) for piece in pieces if piece.finished}
+    assert ends[1][0] == "refused"
+    assert "the tokenizer has no token for what the regular expression needs next" in ends[1][1]
+    assert ends[0] == ends[2] == ("length", "")
+    assert tokens_by_number(pieces) == {0: alone(m, asked[0]), 1: [0, 1], 2: alone(m, asked[2])}
+
+
+def test_a_draft_proposes_for_requests_of_other_settings() -> None:
+    """Of the same model at temperature 0 everything is accepted, and its state is part of the budget."""
+    m = model("gru")
+    speculator = Speculator(Speculation(kind="draft", num_tokens=3, adaptive=False), m)
+    queue, pieces = queue_of(m, speculator=speculator), list[TextDelta]()
+    for place in (0, 4):
+        queue.submit(Request([3, place], SETTINGS[place]))
+    for place in (1, 2):
+        queue.submit(Request([3, place], SETTINGS[place]))
+    assert queue._needed(list(queue._waiting)) == 5 * queue_of(m)._needed(list(queue._waiting))
+    pieces += until_idle(queue)
+    tokens = tokens_by_number(pieces)
+    assert [tokens[i] for i in (0, 1)] == [alone(m, Request([3, place], SETTINGS[place])) for place in (0, 4)]
+    assert [len(tokens[i]) for i in (2, 3)] == [12, 5]
+    assert speculator.counts.accepted == speculator.counts.proposed
+
+
+@pytest.mark.parametrize("name", ["gru", "window", "all", "rope", "memory"])
+def test_the_budget_counts_the_copies_that_rejected_proposals_need(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All states that exist while rows return to a copy are within what is reserved, and nearly fill it."""
+    m, most = model(name), [0]
+    queue = queue_of(m, speculator=look_up())
+    for length in (5, 9, 12):
+        queue.submit(Request([3, 4, 3, 4] * length, Generation(max_new_tokens=40, seed=length)))
+    reserved = queue._needed(list(queue._waiting))
+    own, select = queue._sampling.engine, engine.rows
+
+    def selected(state: Any, index: list[int]) -> Any:
+        found = select(state, index)
+        mark = nbytes(own._mark.state) if own._mark else 0
+        most[0] = max(most[0], sum(map(nbytes, (own._state, state, found))) + mark if state is not own._state else 0)
+        return found
+
+    monkeypatch.setattr(engine, "rows", selected)
+    list(until_idle(queue))
+    assert most[0] <= reserved
+    assert m.rewindable or most[0] > reserved / 3
 
 
 @pytest.mark.parametrize("name", STACKS)

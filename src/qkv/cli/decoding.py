@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
+from qkv.cli.inputs import text_of_file
 from qkv.cli.runs import run_or_published
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.generation import Generation, Speculation
@@ -36,37 +37,37 @@ class ConstraintOptions(NamedTuple):
     json_schema: str | None
 
 
-DecodingOptions = SpeculationOptions | ConstraintOptions
+class DecodingOptions(NamedTuple):
+    """Ways to decode asked for on the command line."""
+
+    speculation: SpeculationOptions | None = None
+    constraint: ConstraintOptions | None = None
 
 
-def decoding_options(given: Mapping[str, Any]) -> DecodingOptions | None:
-    """Check the options ``given`` (name -> value) without slow imports; None without any of these. Raises
-    ``UserError``.
+def decoding_options(
+    lookup: int | None,
+    draft: Path | None,
+    draft_tokens: int | None,
+    regex: str | None,
+    json_schema: Path | None,
+    copy: bool,
+    others: Mapping[str, bool],
+) -> DecodingOptions:
+    """Check the options without slow imports. ``others``: names of options that ask for something else, and whether
+    they are given. Raises ``UserError``.
     """
-    others = {"--image": given["image"], "--choose": given["choose"]}
-    speculation = _speculation(given, others)
-    written = {"--regex": given["regex"], "--json-schema": given["json_schema"]}
-    asked = [name for name, value in written.items() if value is not None]
-    if not asked:
-        return speculation
-    ways = {"--json-schema": len(asked) > 1, "--lookup": given["lookup"], "--draft": given["draft"]}
-    if wrong := [name for name, value in {**others, "--ids": given["ids"], **ways}.items() if value]:
+    given = [name for name, asked in others.items() if asked]
+    asked = [name for name, value in (("--regex", regex), ("--json-schema", json_schema)) if value is not None]
+    if asked and (wrong := [*asked[1:], *given]):
         raise UserError(f"{asked[0]}: {wrong[0]} cannot be combined with it; leave one of them out")
-    file = given["json_schema"]
-    return ConstraintOptions(given["regex"], None if file is None else _read(file))
+    speculation = _speculation(lookup, draft, draft_tokens, copy, [name for name in given if name != "--ids"])
+    schema = None if json_schema is None else text_of_file(json_schema, "--json-schema")
+    return DecodingOptions(speculation, ConstraintOptions(regex, schema) if asked else None)
 
 
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--json-schema: {str(file)!r} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"--json-schema: {str(file)!r} is not UTF-8 at byte {error.start}") from None
-
-
-def _speculation(given: Mapping[str, Any], others: Mapping[str, Any]) -> SpeculationOptions | None:
-    lookup, draft, draft_tokens = given["lookup"], given["draft"], given["draft_tokens"]
+def _speculation(
+    lookup: int | None, draft: Path | None, draft_tokens: int | None, copy: bool, others: Sequence[str]
+) -> SpeculationOptions | None:
     if lookup is None and draft is None:
         if draft_tokens is not None:
             raise UserError("--draft-tokens: it needs a draft model; name its run with --draft")
@@ -74,39 +75,40 @@ def _speculation(given: Mapping[str, Any], others: Mapping[str, Any]) -> Specula
     option = "--lookup" if draft is None else "--draft"
     if lookup is not None and draft is not None:
         raise UserError("--draft: tokens are proposed either by --lookup or by a draft model; leave one of them out")
-    if wrong := [name for name, value in others.items() if value]:
-        raise UserError(f"{option}: {wrong[0]} decodes no text token by token; leave one of them out")
-    count = lookup if draft is None else DRAFT_TOKENS if draft_tokens is None else draft_tokens
+    if others:
+        raise UserError(f"{option}: {others[0]} decodes no text token by token; leave one of them out")
     if draft is None and draft_tokens is not None:
         raise UserError("--draft-tokens: it needs a draft model, and --lookup has its own number; leave it out")
+    count = lookup if draft is None else DRAFT_TOKENS if draft_tokens is None else draft_tokens
     try:
         speculation = Speculation.parse({"kind": option[2:], "num_tokens": count})
     except SpecError as error:
         named = option if draft is None else "--draft-tokens"
         raise UserError(f"{named}: {error.problems[0].sentence}") from None
-    return SpeculationOptions(speculation, draft and run_or_published(draft), given["copy"])
+    return SpeculationOptions(speculation, draft and run_or_published(draft), copy)
 
 
 @contextmanager
-def decoding(wanted: DecodingOptions | None, run: Run, generation: Generation) -> Generator[dict[str, Any]]:
+def decoding(wanted: DecodingOptions, run: Run, generation: Generation) -> Generator[dict[str, Any]]:
     """Arguments of ``stream_text`` for the options; figures of speculation are printed on standard error at the end.
 
     Raises ``UserError`` for beam search, for a draft that cannot be loaded or has another vocabulary, and for a
     constraint that cannot be used.
     """
-    if wanted is None:
-        yield {}
-    elif isinstance(wanted, ConstraintOptions):
+    arguments: dict[str, Any] = {}
+    if wanted.constraint is not None:
         from qkv.generation.constrain import Constraint
 
-        yield {"constraint": Constraint(run.tokenizer, wanted.regex, wanted.json_schema)}
-    else:
-        from qkv.generation.speculate import refuse_beams
+        arguments["constraint"] = Constraint(run.tokenizer, wanted.constraint.regex, wanted.constraint.json_schema)
+    if wanted.speculation is None:
+        yield arguments
+        return
+    from qkv.generation.speculate import refuse_beams
 
-        refuse_beams(generation)
-        speculator = _speculator(wanted, run)
-        yield {"speculation": speculator}
-        typer.echo(speculator.summary(), err=True)
+    refuse_beams(generation)
+    speculator = _speculator(wanted.speculation, run)
+    yield {**arguments, "speculation": speculator}
+    typer.echo(speculator.summary(), err=True)
 
 
 def _speculator(wanted: SpeculationOptions, run: Run) -> Speculator:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from qkv.cli.inputs import lines_of_input
 from qkv.cli.runs import Copy, output_file, run_or_published
 from qkv.interop.places import is_sentence_folder
 from qkv.spec.errors import UserError
@@ -72,14 +72,6 @@ def embed_command(
         return
     for text, vector in zip(texts, vectors.tolist(), strict=True):
         typer.echo(json.dumps({"text": text, "vector": vector}, ensure_ascii=False))
-
-
-def lines_of_input() -> list[str]:
-    """Non-empty lines of standard input. Raises ``UserError`` if it is not UTF-8."""
-    try:
-        return [line for line in sys.stdin.buffer.read().decode("utf-8").splitlines() if line.strip()]
-    except UnicodeDecodeError:
-        raise UserError("standard input is not UTF-8") from None
 
 
 def _embedded(*args: Any, **options: Any) -> np.ndarray:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from qkv.cli.decoding import ConstraintOptions, DecodingOptions, decoding, decoding_options
+from qkv.cli.decoding import DecodingOptions, decoding, decoding_options
+from qkv.cli.inputs import text_of_input
 from qkv.cli.runs import Copy, RunFolder, output_file, run_folder, run_or_published
 from qkv.spec.errors import SpecError, UserError, nearest
 from qkv.spec.generation import Generation, Measure
@@ -120,7 +121,9 @@ def generate_command(
 ) -> None:
     """Generate text, or images. Defaults of the options come from the recipe's 'sample' section."""
     given = dict(locals())
-    _generate(given, _options(given))
+    options = _options(given)
+    others = {"--image": image is not None, "--choose": bool(choose), "--ids": ids is not None}
+    _generate(given, options, decoding_options(lookup, draft, draft_tokens, regex, json_schema, copy, others))
 
 
 def _options(given: dict[str, Any]) -> dict[str, Any]:
@@ -131,10 +134,9 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
     return {**chosen, "seed": given["seed"]}
 
 
-def _generate(given: dict[str, Any], options: dict[str, Any]) -> None:
+def _generate(given: dict[str, Any], options: dict[str, Any], wanted: DecodingOptions) -> None:
     """Print or write what the options ask for."""
     run, prompt, choose, count = given["run"], given["prompt"], given["choose"], given["num_samples"]
-    wanted = decoding_options(given)
     if given["image"] is not None or given["label"] is not None:
         texts = {"a prompt": prompt, "--ids": given["ids"], "--choose": choose, "--special": given["special"]}
         return _write_images(run, given["image"], given["label"], options, count, texts)
@@ -154,12 +156,10 @@ def _loaded(run: Path, copy: bool) -> Run:
     return load(folder, copy=copy)
 
 
-def _write(
-    run: Run, prompt: str, options: dict[str, Any], count: int, stream: bool, wanted: DecodingOptions | None
-) -> None:
+def _write(run: Run, prompt: str, options: dict[str, Any], count: int, stream: bool, wanted: DecodingOptions) -> None:
     """Generate and print ``count`` texts after ``prompt``. Raises ``UserError`` for options that do not go together."""
     sample = run.recipe.sample
-    generation = _checked(sample.changed(stop=()) if isinstance(wanted, ConstraintOptions) else sample, options)
+    generation = _checked(sample.changed(stop=()) if wanted.constraint else sample, options)
     _check_beams(generation, options, count)
     _note_the_context(run, prompt, generation)
     with decoding(wanted, run, generation) as how:
@@ -201,7 +201,7 @@ def _check_ids(prompt: str, special: bool, choose: list[str] | None, num_samples
         raise UserError(f"--ids: {given[0]} cannot be combined with it; leave one of them out")
 
 
-def _print_ids(run: Run, ids: str, options: dict[str, Any], wanted: DecodingOptions | None) -> None:
+def _print_ids(run: Run, ids: str, options: dict[str, Any], wanted: DecodingOptions) -> None:
     """Print the given ids followed by the generated ones."""
     from qkv.generation.ids import write_ids
 
@@ -257,15 +257,7 @@ def _check_beams(generation: Generation, chosen: dict[str, Any], num_samples: in
 
 
 def _prompt(prompt: str) -> str:
-    if prompt != "-":
-        return prompt
-    try:
-        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"the prompt on standard input is not UTF-8: byte {error.object[error.start]:#04x} at position "
-            f"{error.start}"
-        ) from None
+    return prompt if prompt != "-" else text_of_input("the prompt on standard input").removesuffix("\n")
 
 
 def _note_the_context(run: Run, prompt: str, generation: Generation) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from qkv.cli.inputs import lines_of_input, text_of_file
 from qkv.cli.runs import Copy, RunFolder, output_file, run_or_published
 from qkv.cli.why_words import tell_why
 from qkv.spec.errors import UserError, nearest
@@ -147,23 +147,13 @@ def _value(text: str) -> str:
     """Value of a text option: the text itself, or after "@" the contents of that file."""
     if not text.startswith("@"):
         return text
-    path = Path(text[1:]).expanduser()
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not UTF-8") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
+    return text_of_file(Path(text[1:]).expanduser())
 
 
 def _texts(inputs: Sequence[str]) -> list[str]:
     """Texts given as arguments, or the lines of standard input if the only one is "-"."""
     if list(inputs) == ["-"]:
-        try:
-            lines = sys.stdin.buffer.read().decode("utf-8").splitlines()
-        except UnicodeDecodeError:
-            raise UserError("standard input is not UTF-8") from None
-        inputs = [line for line in lines if line.strip()]
+        inputs = lines_of_input()
         if not inputs:
             raise UserError("standard input has no line of text")
     if not all(text.strip() for text in inputs):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.cli.embed import lines_of_input
+from qkv.cli.inputs import lines_of_input
 from qkv.cli.runs import run_or_published
 from qkv.interop.places import is_sentence_folder
 from qkv.spec.errors import UserError

@@ -1,22 +1,21 @@
-"""Constrained text: every text matches a regular expression, or is JSON that a schema allows; a policy of the engine.
+"""Constraints: a text matches a regular expression, or is JSON that a schema allows.
 
 Before each token the library llguidance (the extra ``constrain``) tells which tokens can continue the text; the logits
 of all others become -inf, before the filters. Where the text is complete, all tokens may be drawn, and one that cannot
-continue it, such as an end token, ends it and is dropped: a model without an end token can stop as well.
+continue it, such as an end token, ends it and is dropped: a model without an end token can stop as well. A constraint
+belongs to a row of ``qkv.generation.sample.Sampling``.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from qkv.generation.engine import DecodedRow, Next, Reading
-from qkv.generation.sample import Sampling
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
@@ -66,24 +65,14 @@ class Constraint:
         """Guide of a new text."""
         return Guide(self._matcher.deep_copy(), self.size, self.name)
 
-    def sampling(
-        self,
-        model: Transformer,
-        prompts: Sequence[Sequence[int]],
-        generation: Generation,
-        capacity: int | None = None,
-    ) -> ConstrainedSampling:
-        """Sampler whose new texts match; arguments as of ``Sampling``.
-
-        Raises ``UserError`` for beam search, stop strings, and a vocabulary other than that of the model.
-        """
+    def check(self, model: Transformer, generation: Generation) -> None:
+        """Raise ``UserError`` for beam search, stop strings, and a vocabulary other than that of ``model``."""
         if generation.num_beams > 1:
             raise UserError(f"num_beams is {generation.num_beams}, but beam search knows no constraint; leave it at 1")
         if generation.stop:
             raise UserError(f"stop: {generation.stop[0]!r} could cut a text before it matches; leave stop strings out")
         if self.size > (model.vocab_size or 0):
             raise UserError(f"the constraint is of {self.size} tokens, and the model has {model.vocab_size or 0}")
-        return ConstrainedSampling(model, prompts, generation, capacity, self)
 
 
 def constraint_of(tokenizer: Tokenizer, regex: str | None, json_schema: Any) -> Constraint | None:
@@ -105,7 +94,7 @@ class Guide:
     """Tokens that can continue one text."""
 
     def __init__(self, matcher: LLMatcher, size: int, name: str):
-        self._matcher, self._size, self._name = matcher, size, name
+        self._matcher, self._size, self.name = matcher, size, name
         self._bits = torch.zeros(1, size // 32 + 1, dtype=torch.int32)
         self.done = False
         """True once nothing can be added, or the text was ended."""
@@ -115,75 +104,55 @@ class Guide:
         """True if the text matches as it is."""
         return self.done or self._matcher.is_accepting()
 
-    def mask(self) -> Tensor:
-        """Tokens (V,) that can continue the text: True. Raises ``UserError`` if there is none and it is incomplete."""
-        self._matcher.unsafe_compute_mask_ptr(self._bits.data_ptr(), self._bits.nbytes)
-        stuck = self._matcher.get_error().startswith("NoExtension")
-        if self._matcher.is_error() and not stuck:
-            raise UserError(f"the {self._name} is too complex here: {_sentence(self._matcher.get_error())}")
-        allowed = (self._bits[0, :, None] >> torch.arange(32)).bitwise_and(1).flatten()[: self._size].bool()
-        if not self.complete and (stuck or not bool(allowed.any())):
-            raise UserError(
-                f"the tokenizer has no token for what the {self._name} needs next; train one on texts that have it"
-            )
-        return allowed
+    def possible(self, tokens: Sequence[int]) -> int:
+        """Number of first ``tokens`` that can be added to the text."""
+        return self._matcher.validate_tokens(list(tokens))
+
+    def allowed(self, tokens: Sequence[int], width: int) -> Tensor:
+        """Tokens (len(tokens) + 1, width) that may be drawn after the text and after each of ``tokens``: True.
+
+        They are those that continue the text, and all where it is complete. ``width``: size of the model's vocabulary.
+        Raises ``UserError`` if the text is incomplete and no token continues it.
+        """
+        found, added = torch.ones(len(tokens) + 1, width, dtype=torch.bool), 0
+        for token in (*tokens, None):
+            if not self.complete:
+                found[added, : self._size] = self._continuing()
+                found[added, self._size :] = False
+            if token is None or self.done or not self.possible([token]):
+                break
+            self.accept(token)
+            added += 1
+        if added:
+            self._matcher.rollback(added)
+            self.done = False
+        return found
 
     def accept(self, token: int) -> bool:
         """Add a token to the text; False if it ends a complete text instead, and is no part of it."""
-        if self._matcher.validate_tokens([token]) == 1:
+        if self.possible([token]):
             self._matcher.consume_token(token)
             self.done = self._matcher.is_stopped()
             return True
         self.done = True
         return False
 
+    def accepted(self, tokens: Sequence[int]) -> list[int]:
+        """First ``tokens`` that are part of the text, which they are added to."""
+        return list(takewhile(lambda token: not self.done and self.accept(token), tokens))
 
-class ConstrainedSampling(Sampling):
-    """Batched sampler of texts that match a constraint. Made by ``Constraint.sampling``."""
-
-    def __init__(
-        self,
-        model: Transformer,
-        prompts: Sequence[Sequence[int]],
-        generation: Generation,
-        capacity: int | None,
-        constraint: Constraint,
-    ):
-        self._constraint = constraint
-        self._guides: dict[int, Guide] = {}
-        super().__init__(model, prompts, generation, capacity)
-
-    def _tokens(self, rows: Sequence[DecodedRow], logits: Tensor) -> list[int]:
-        return super()._tokens(rows, logits.masked_fill(~self._allowed_now(rows, logits), -math.inf))
-
-    def _allowed_now(self, rows: Sequence[DecodedRow], logits: Tensor) -> Tensor:
-        """Tokens (B, V) that may be drawn: those that continue a text, and all where it is complete."""
-        allowed = torch.zeros(logits.shape, dtype=torch.bool)
-        for place, row in enumerate(rows):
-            guide = self._guides.setdefault(row.key, self._constraint.guide())
-            allowed[place, : self._constraint.size] = guide.mask()
-            if guide.complete:
-                allowed[place] = True
-        return allowed.to(logits.device)
-
-    def _chosen(self, rows: Sequence[DecodedRow], reading: Reading) -> list[Next]:
-        going = super()._chosen(rows, reading)
-        for drawn in list(self._drawn):
-            if not self._guides[drawn.row].accept(drawn.token):
-                self.texts[drawn.row].pop()
-                self._drawn.remove(drawn)
-        left = [one for one in going if not self._guides[rows[one.parent].key].done]
-        self._check_complete({row.key for row in rows} - {rows[one.parent].key for one in left})
-        return left
-
-    def _check_complete(self, ended: set[int]) -> None:
-        """Raise ``UserError`` if a text ended that does not match; forget the guides of all that ended."""
-        for key in ended:
-            if not self._guides.pop(key).complete:
-                raise UserError(
-                    f"after {self.generation.max_new_tokens} tokens (max_new_tokens) the text does not match the "
-                    f"{self._constraint.name} yet; allow more tokens, or bound its lengths"
-                )
+    def _continuing(self) -> Tensor:
+        """Tokens (size,) that can continue an incomplete text."""
+        self._matcher.unsafe_compute_mask_ptr(self._bits.data_ptr(), self._bits.nbytes)
+        stuck = self._matcher.get_error().startswith("NoExtension")
+        if self._matcher.is_error() and not stuck:
+            raise UserError(f"the {self.name} is too complex here: {_sentence(self._matcher.get_error())}")
+        allowed = (self._bits[0, :, None] >> torch.arange(32)).bitwise_and(1).flatten()[: self._size].bool()
+        if stuck or not bool(allowed.any()):
+            raise UserError(
+                f"the tokenizer has no token for what the {self.name} needs next; train one on texts that have it"
+            )
+        return allowed
 
 
 class _Vocabulary:

@@ -6,6 +6,7 @@ Pure functions from logits (B, V) to new logits (B, V); removed tokens get -inf.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
-from qkv.spec.generation import Generation
+from qkv.spec.generation import DRAWING, Generation
 
 BELOW_ONE = 1.0 - 2.0**-52
 """Factor just below 1: keeps uniform · total mass below the total mass, so rounding never selects a removed token."""
@@ -156,3 +157,33 @@ def checked(tokens: list[int], size: int, sound: bool = True) -> list[int]:
             "its weights are damaged or its training diverged"
         )
     return tokens
+
+
+def sampled(logits: Tensor, generation: Generation, text: Tensor | None, uniforms: Sequence[float]) -> list[int]:
+    """Sample one token id per row of logits (B, V): the best one at temperature 0, else that of ``uniforms`` (B).
+
+    ``text``: see ``filtered``. Raises ``UserError`` for logits that are not finite.
+    """
+    if generation.temperature == 0.0:
+        best, tokens = filtered(logits, generation, text).max(-1)
+        return checked(tokens.tolist(), logits.shape[-1], all(map(math.isfinite, best.tolist())))
+    numbers = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)
+    return checked(pick(logits, generation, text, numbers).tolist(), logits.shape[-1])
+
+
+def alike(settings: Iterable[Generation]) -> list[tuple[Generation, list[int]]]:
+    """Groups of rows that are sampled in the same way: (their settings, their places)."""
+    groups: dict[tuple[object, ...], tuple[Generation, list[int]]] = {}
+    for place, generation in enumerate(settings):
+        key = tuple(getattr(generation, name) for name in DRAWING)
+        groups.setdefault(key, (generation, []))[1].append(place)
+    return list(groups.values())
+
+
+def history(texts: Sequence[Sequence[int]], like: Tensor) -> Tensor:
+    """Tokens of each text (B, L) for the repetition penalty, on the device of ``like``; padded with its first token,
+    so that padding adds no new one.
+    """
+    longest = max(map(len, texts))
+    padded = [[*[text[0]] * (longest - len(text)), *text] for text in texts]
+    return torch.tensor(padded, device=like.device)

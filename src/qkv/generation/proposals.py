@@ -11,14 +11,24 @@ import torch
 from torch import Tensor
 
 from qkv.generation.engine import DecodedRow, Engine, Next, Reading
-from qkv.generation.filters import draw_by, filtered, probabilities
+from qkv.generation.filters import alike, draw_by, filtered, history, probabilities
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
 
-Texts = Mapping[int, Sequence[int]]
-"""Key of a row -> its tokens so far."""
+
+class Wanted(NamedTuple):
+    """Text for which tokens are proposed.
+
+    text: its tokens so far; it only ever grows. count: number of tokens to propose at most; 0 for none now.
+    generation, seed: its settings.
+    """
+
+    text: Sequence[int]
+    count: int
+    generation: Generation
+    seed: int
 
 
 class Proposal(NamedTuple):
@@ -35,10 +45,9 @@ class Proposer(ABC):
     """Source of proposals."""
 
     @abstractmethod
-    def propose(self, texts: Texts, counts: Mapping[int, int]) -> dict[int, Proposal]:
-        """Proposals of at most ``counts[key]`` >= 1 tokens for some of these rows.
-
-        ``texts``: all rows that are decoded; a text only ever grows.
+    def propose(self, rows: Mapping[int, Wanted]) -> dict[int, Proposal]:
+        """Proposals of at least one token for some of the rows, by key. ``rows``: all that are decoded, at least one
+        of which wants tokens; the proposer forgets what it knows of others.
         """
 
 
@@ -54,9 +63,9 @@ class LookUp(Proposer):
         self._seen: dict[int, tuple[int, dict[tuple[int, ...], int]]] = {}
         """Key -> (number of tokens in the index, index: n-gram -> position after its latest occurrence)."""
 
-    def propose(self, texts: Texts, counts: Mapping[int, int]) -> dict[int, Proposal]:
-        self._seen = {key: seen for key, seen in self._seen.items() if key in texts}
-        found = {key: self._continued(key, texts[key], count) for key, count in counts.items()}
+    def propose(self, rows: Mapping[int, Wanted]) -> dict[int, Proposal]:
+        self._seen = {key: seen for key, seen in self._seen.items() if key in rows}
+        found = {key: self._continued(key, row.text, row.count) for key, row in rows.items() if row.count}
         return {key: Proposal(tokens) for key, tokens in found.items() if tokens}
 
     def _continued(self, key: int, text: Sequence[int], count: int) -> list[int]:
@@ -75,35 +84,36 @@ class LookUp(Proposer):
 
 
 class Draft(Proposer):
-    """Draft model: the tokens that it draws, one by one, after the text, with their probabilities.
+    """Draft model: the tokens that it draws, one by one, after each text, with their probabilities.
 
-    It draws with the settings of the target, and reads a text whose proposals were rejected again from there.
+    It draws with the settings of the text, and reads a text whose proposals were rejected again from there.
     """
 
-    def __init__(self, model: Transformer, generation: Generation, seed: int):
-        self.model, self.generation, self._seed = model, generation, seed
+    def __init__(self, model: Transformer):
+        self.model = model
         self._engine = Engine(model, self._drawn)
         self._agreed: dict[int, int] = {}
         """Number of first tokens of a row that are those of its text."""
         self._random: dict[int, random.Random] = {}
+        self._rows: Mapping[int, Wanted] = {}
         self._found: dict[int, tuple[list[int], list[Tensor]]] = {}
 
-    def propose(self, texts: Texts, counts: Mapping[int, int]) -> dict[int, Proposal]:
-        self._follow(texts)
-        self._found = {key: ([], []) for key in texts}
+    def propose(self, rows: Mapping[int, Wanted]) -> dict[int, Proposal]:
+        self._rows, self._found = rows, {key: ([], []) for key in rows}
+        self._follow(rows)
         with evaluating(self.model):
-            for step in range(max(counts.values())):
+            for step in range(max(row.count for row in rows.values())):
                 self._engine.step()
                 if not step:  # the state has read nothing but the text
                     self._engine.mark()
-        return {key: self._proposal(*self._found[key], count) for key, count in counts.items()}
+        return {key: self._proposal(*self._found[key], row.count) for key, row in rows.items() if row.count}
 
     def _proposal(self, tokens: list[int], chances: list[Tensor], count: int) -> Proposal:
         return Proposal(tokens[:count], torch.stack(chances[:count]) if chances else None)
 
-    def _follow(self, texts: Texts) -> None:
-        """Let the engine's rows be ``texts``: rejected proposals are cut, rows that have ended are evicted."""
-        engine = self._engine
+    def _follow(self, rows: Mapping[int, Wanted]) -> None:
+        """Let the engine's rows be those of ``rows``: rejected proposals are cut, rows that have ended are evicted."""
+        engine, texts = self._engine, {key: row.text for key, row in rows.items()}
         engine.cut([_common(row.tokens, texts.get(row.key, ()), self._agreed[row.key]) for row in engine.rows])
         engine.evict([place for place, row in enumerate(engine.rows) if row.key not in texts])
         for row in engine.rows:
@@ -111,12 +121,18 @@ class Draft(Proposer):
         new = [key for key in texts if key not in self._agreed]
         engine.admit([texts[key] for key in new], new)
         engine.read_waiting()
-        self._random |= {key: random.Random(f"draft {self._seed + key}") for key in new}
+        self._random = {key: self._random.get(key) or random.Random(f"draft {row.seed}") for key, row in rows.items()}
         self._agreed = {key: len(text) for key, text in texts.items()}
 
     def _drawn(self, rows: Sequence[DecodedRow], reading: Reading) -> list[Next]:
         """Successors of all rows, as a policy of the engine: each with one token of the draft."""
-        logits, generation = reading.logits(), self.generation
+        logits = reading.logits()
+        for generation, places in alike([self._rows[row.key].generation for row in rows]):
+            self._draw([rows[place] for place in places], logits[places], generation)
+        return [Next(place, self._found[row.key][0][-1:]) for place, row in enumerate(rows)]
+
+    def _draw(self, rows: Sequence[DecodedRow], logits: Tensor, generation: Generation) -> None:
+        """Draw one token for each row; all have the same settings."""
         text = history([row.tokens for row in rows], logits) if generation.repetition_penalty != 1.0 else None
         if generation.temperature == 0.0:
             chances, drawn = None, filtered(logits, generation, text).argmax(-1)
@@ -133,7 +149,6 @@ class Draft(Proposer):
             found = self._found[row.key]
             found[0].append(token)
             found[1].extend([] if chances is None else [chances[place]])
-        return [Next(place, [token]) for place, token in enumerate(tokens)]
 
 
 def _common(row: Sequence[int], text: Sequence[int], known: int) -> int:
@@ -145,10 +160,3 @@ def _common(row: Sequence[int], text: Sequence[int], known: int) -> int:
     while length < most and row[length] == text[length]:
         length += 1
     return max(0, min(length, most))
-
-
-def history(texts: Sequence[Sequence[int]], like: Tensor) -> Tensor:
-    """Tokens of each text (B, L) for the repetition penalty, on the device of ``like``; padded with its first token."""
-    longest = max(map(len, texts))
-    padded = [[*[text[0]] * (longest - len(text)), *text] for text in texts]
-    return torch.tensor(padded, device=like.device)

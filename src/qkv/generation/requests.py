@@ -3,15 +3,18 @@
     submit ── waiting, in order ── admitted while the budget allows ── a token per step ── finished
                     └─ cancelled or past the deadline ─┴──────────────────────────────────────┘
 
-Each request has its own settings, seed, stop strings and deadline. Its tokens are those that it gets alone, up to the
-rounding of matrix products, which may vary with the batch size.
+Each request has its own settings, seed, stop strings, constraint and deadline. Its tokens are those that it gets alone,
+up to the rounding of matrix products, which may vary with the batch size; also if the queue decodes speculatively.
 
 The budget bounds the bytes of the decoding states, copies included: rows that join, leave or grow are copied, so that
 two states exist for a moment. For R rows that may reach n positions this is at most
 
-    2 R (s(n) + m c)        s: state of one row with room for n positions    m: longest source    c: bytes per position
+    c R (s(n) + m e)    c = 2    s: state of one row with room for n positions    m: longest source    e: bytes per
+                                                                                  position of a source
 
-A request waits while this, with all running ones, exceeds the budget.
+Proposals are read at positions that the request may reach anyway. To take rejected ones back from a state that cannot
+drop positions, a copy of it is kept, joined and selected from: c = 5 for such a model, and for such a draft, whose
+state is counted like that of the model. A request waits while the bytes, with all running requests, exceed the budget.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ from typing import Literal, NamedTuple
 import torch
 
 from qkv.generation import context
+from qkv.generation.constrain import Constraint
 from qkv.generation.sample import Drawn, Sampling, TokenScore
+from qkv.generation.speculate import Speculator
 from qkv.generation.writer import PROMPT_END, TextWriter
 from qkv.layers.context import Memory
 from qkv.layers.signal import Signal
@@ -36,8 +41,10 @@ from qkv.spec.generation import Generation
 from qkv.state.tree import nbytes
 from qkv.tokenizers.tokenizer import Tokenizer
 
-Finish = Literal["stop", "length", "cancelled", "deadline", "failed"]
-"""Why a text ended: an end token or stop string, ``max_new_tokens``, or one of the three that cut it off."""
+Finish = Literal["stop", "length", "cancelled", "deadline", "refused", "failed"]
+"""Why a text ended: an end token, a stop string or its constraint; ``max_new_tokens``; cancelled, past its deadline; a
+constraint that no token meets; or a failure of the model.
+"""
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,8 @@ class Request:
     """Text to continue.
 
     prompt: token ids. ends: ids of tokens that end the text and are not part of it. source: ids for the encoder of an
-    encoder–decoder. alternatives: see ``Sampling.admit``. deadline: seconds after submission.
+    encoder–decoder. alternatives, constraint: see ``Sampling.admit``; a text that ends by its length may not match its
+    constraint. deadline: seconds after submission.
     """
 
     prompt: Sequence[int]
@@ -54,6 +62,7 @@ class Request:
     source: Sequence[int] | None = None
     alternatives: int | None = None
     deadline: float | None = None
+    constraint: Constraint | None = None
 
 
 class TextDelta(NamedTuple):
@@ -61,7 +70,7 @@ class TextDelta(NamedTuple):
 
     number: of the request. text: new text that is certain; what may begin a stop string or lies within a character is
     held back. tokens: ids drawn, without an end token. scores: one per token, if asked for. finished: why it ended;
-    None while it runs. error: sentence for a failed request.
+    None while it runs. error: sentence for a refused or failed request.
     """
 
     number: int
@@ -78,18 +87,16 @@ class QueueFull(UserError):
 
 @dataclass
 class _Waiting:
-    """Submitted request. until: time of its deadline. row: its row of the sampler; None while it waits."""
+    """Submitted request. until: time of its deadline. positions: maximum number in its state. row: its row of the
+    sampler; None while it waits.
+    """
 
     number: int
     request: Request
     until: float | None
     writer: TextWriter
+    positions: int
     row: int | None = None
-
-    def length(self, limit: int | None) -> int:
-        """Maximum number of positions in its state."""
-        needed = len(self.request.prompt) + max(0, self.request.generation.max_new_tokens - 1)
-        return needed if limit is None else min(needed, limit)
 
 
 class RequestQueue:
@@ -103,14 +110,16 @@ class RequestQueue:
         max_batch: int = 32,
         max_queue: int = 1000,
         clock: Callable[[], float] = time.monotonic,
+        speculator: Speculator | None = None,
     ):
         """Create an empty queue, and set the model to evaluation mode. tokenizer: None for ids without text.
 
         budget: bytes of decoding states, see above; None for no bound. max_batch: maximum number of running requests.
-        max_queue: maximum number of waiting ones. clock: seconds, for deadlines.
+        max_queue: maximum number of waiting ones. clock: seconds, for deadlines. speculator: proposes tokens for all
+        requests.
         """
         self.model, self.tokenizer, self.clock = model.eval(), tokenizer, clock
-        self.budget, self.max_batch, self.max_queue = budget, max_batch, max_queue
+        self.budget, self.max_batch, self.max_queue, self.speculator = budget, max_batch, max_queue, speculator
         self._sampling = Sampling(model, [], Generation())
         self._waiting: deque[_Waiting] = deque()
         self._running: dict[int, _Waiting] = {}
@@ -153,11 +162,11 @@ class RequestQueue:
         self._check(request)
         until = None if request.deadline is None else self.clock() + request.deadline
         writer = TextWriter(self.tokenizer, list(request.prompt[-PROMPT_END:]), request.generation.stop)
-        new = _Waiting(next(self._numbers), request, until, writer)
+        new = _Waiting(next(self._numbers), request, until, writer, self._positions(request))
         needed = self._needed([new])
         if self.budget is not None and needed > self.budget:
             raise UserError(
-                f"the request needs {needed:,} bytes of state for {new.length(self.model.limit)} positions, "
+                f"the request needs {needed:,} bytes of state for {new.positions} positions, "
                 f"and the budget is {self.budget:,}; ask for fewer tokens or give a shorter prompt"
             )
         self._waiting.append(new)
@@ -177,12 +186,18 @@ class RequestQueue:
         except (UserError, RuntimeError, MemoryError) as error:
             self._fail(error)
             drawn = []
-        pieces = [self._piece(each) for each in drawn]
+        of_rows: dict[int, list[Drawn]] = {row: [] for row in self._running}
+        for each in drawn:
+            of_rows[each.row].append(each)
+        pieces = [self._piece(self._running[row], several) for row, several in of_rows.items()]
         ended, self._ended = self._ended, []
         return ended + [piece for piece in pieces if piece.tokens or piece.text or piece.finished]
 
     def _check(self, request: Request) -> None:
         """Raise ``UserError`` for a request that the model cannot answer."""
+        for guard in (request.constraint, self.speculator):
+            if guard is not None:
+                guard.check(self.model, request.generation)
         if request.generation.num_beams > 1:
             raise UserError(f"num_beams is {request.generation.num_beams}, but requests are sampled; leave it at 1")
         if request.generation.stop and self.tokenizer is None:
@@ -210,10 +225,19 @@ class RequestQueue:
     def _needed(self, requests: Iterable[_Waiting]) -> int:
         """Bytes that the states of these requests may take in one batch, see the module's formula."""
         several = list(requests)
-        longest = max(each.length(self.model.limit) for each in several)
-        source = max(len(each.request.source or ()) for each in several)
-        own = self.model.room_bytes(longest, len(several)) + _COUNTS * len(several)
-        return 2 * (own + len(several) * source * self._source_bytes)
+        longest = max(each.positions for each in several)
+        source = max(len(each.request.source or ()) for each in several) * self._source_bytes
+        draft = self.speculator and self.speculator.draft
+        needed = 0
+        for model, memory in ((self.model, source), *([(draft, 0)] if draft else [])):
+            copies = 2 if self.speculator is None or model.rewindable else 5
+            needed += copies * (model.room_bytes(longest, len(several)) + len(several) * (_COUNTS + memory))
+        return needed
+
+    def _positions(self, request: Request) -> int:
+        """Maximum number of positions in the state of a request."""
+        needed = len(request.prompt) + max(0, request.generation.max_new_tokens - 1)
+        return needed if self.model.limit is None else min(needed, self.model.limit)
 
     def _admit(self) -> None:
         """Admit waiting requests in order, as far as budget and batch size allow."""
@@ -230,32 +254,39 @@ class RequestQueue:
     def _start(self, own: _Waiting) -> None:
         """Add a request to the batch."""
         asked = own.request
-        if not asked.generation.max_new_tokens:
-            self._ended.append(TextDelta(own.number, finished="length"))
-            return
         memory = None if asked.source is None else self._encoded(asked.source)
-        (own.row,) = self._sampling.admit([asked.prompt], asked.generation, memory, asked.alternatives)
+        (own.row,) = self._sampling.admit(
+            [asked.prompt], asked.generation, memory, asked.alternatives, asked.constraint, self.speculator
+        )
         self._running[own.row] = own
+        if own.row in self._sampling.ends:  # no new token is asked for
+            self._ended.append(self._piece(own, []))
 
     @torch.inference_mode()
     def _encoded(self, source: Sequence[int]) -> Memory:
         return self.model.encode(Signal(torch.tensor([list(source)], device=self.model.device)))
 
-    def _piece(self, drawn: Drawn) -> TextDelta:
-        """New part of the text of the request whose row has drawn a token."""
-        own = self._running[drawn.row]
-        scores = () if drawn.score is None else (drawn.score,)
-        if drawn.token in own.request.ends:
-            self._leave(own)
-            return TextDelta(own.number, own.writer.flush(), finished="stop")
-        text, finished = own.writer.feed(drawn.token), None
-        if own.writer.stop.ended:
-            finished = "stop"
-        elif drawn.row not in self._sampling.running:
-            text, finished = text + own.writer.flush(), "length"
+    def _piece(self, own: _Waiting, drawn: Sequence[Drawn]) -> TextDelta:
+        """New part of the text of a running request, whose row has drawn these tokens."""
+        assert own.row is not None
+        end, kept, text, finished = self._sampling.ends.get(own.row), list[Drawn](), "", None
+        for each in drawn:
+            if each.token in own.request.ends:
+                finished = "stop"
+                break
+            kept.append(each)
+            text += own.writer.feed(each.token)
+            if own.writer.stop.ended:
+                finished = "stop"
+                break
+        else:
+            finished = None if end is None else end.reason
         if finished:
+            text += own.writer.flush()
             self._leave(own)
-        return TextDelta(own.number, text, (drawn.token,), scores, finished)
+        tokens, scores = tuple(each.token for each in kept), tuple(each.score for each in kept if each.score)
+        problem = end.problem if end is not None and finished == "refused" else ""
+        return TextDelta(own.number, text, tokens, scores, finished, problem)
 
     def _leave(self, own: _Waiting) -> None:
         """Remove a running request and its state."""

@@ -1,30 +1,30 @@
-"""Batched sampling from prompts of different lengths, each with settings of its own: a policy of the engine."""
+"""Batched sampling from prompts of different lengths, each with settings, constraint and proposals of its own: a policy
+of the engine.
+"""
 
 from __future__ import annotations
 
-import math
-import random
 import secrets
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from qkv.generation import context
+from qkv.generation.constrain import Constraint, Guide
 from qkv.generation.engine import DecodedRow, Engine, Next, Reading
-from qkv.generation.filters import checked, filtered, pick
+from qkv.generation.filters import history
+from qkv.generation.proposals import Proposal, Proposer, Wanted
+from qkv.generation.speculate import Speculator
+from qkv.generation.verify import Span, Uniforms, laid, verified
 from qkv.layers.context import Memory
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
-from qkv.spec.generation import DRAWING, Generation
-
-if TYPE_CHECKING:
-    from qkv.generation.constrain import Constraint
-    from qkv.generation.speculate import Speculator
+from qkv.spec.generation import Generation
 
 
 class TokenScore(NamedTuple):
@@ -44,21 +44,36 @@ class Drawn(NamedTuple):
     score: TokenScore | None = None
 
 
+class End(NamedTuple):
+    """Why a row has ended: "length" after ``max_new_tokens``, "stop" where its constraint ends it, "refused" where
+    no token meets its constraint. problem: sentence if the text does not match its constraint, else empty.
+    """
+
+    reason: Literal["length", "stop", "refused"]
+    problem: str = ""
+
+
 @dataclass
 class _Row:
-    """Settings of a row. most: number of tokens at its end. alternatives: see ``Sampling.admit``."""
+    """Settings of a row. seed: of its random numbers. most: number of tokens at its end. alternatives: see
+    ``Sampling.admit``. guide: of its constraint. speculator: that proposes tokens for it.
+    """
 
     generation: Generation
-    random: random.Random
+    seed: int
+    uniforms: Uniforms
     most: int
     alternatives: int | None
+    guide: Guide | None
+    speculator: Speculator | None
 
 
 class Sampling:
-    """Batched sampler that appends one token per row and step; a row ends after its ``max_new_tokens``.
+    """Batched sampler; a row gains one token per step, more if proposals are accepted, and ends after its
+    ``max_new_tokens`` or where its constraint ends it.
 
     Prompts of different lengths are read in one pass; after that each row has its own position and there is no padding.
-    Row i has its own random generator, seeded with ``generation.seed + i``, so its text does not depend on the other
+    Row i has its own random numbers, seeded with ``generation.seed + i``, so its text does not depend on the other
     rows (up to rounding of matrix products, which may vary with the batch size). Dropout is active if the model is in
     training mode; see ``evaluating``.
     """
@@ -70,23 +85,27 @@ class Sampling:
         generation: Generation,
         capacity: int | None = None,
         drawn: int | None = None,
+        constraint: Constraint | None = None,
+        speculator: Speculator | None = None,
     ):
         """Start after ``prompts``. ``capacity``: fixed number of positions of the state; None grows by doubling.
 
-        ``drawn``: only ids below it are sampled; None for all.
-
-        Raises ``UserError`` for invalid prompts, a model that cannot generate, and num_beams > 1.
+        ``drawn``: only ids below it are sampled; None for all. Further arguments, and what is raised: see ``admit``.
         """
         self.model, self.generation, self._allowed = model, generation, drawn
         self.texts: dict[int, list[int]] = {}
         """Tokens of each row, prompt included."""
+        self.ends: dict[int, End] = {}
+        """Rows that ended by themselves."""
         self.engine = Engine(model, self._chosen, capacity)
         self._rows: dict[int, _Row] = {}
         self._first = _seed(generation)
         self._admitted = 0
+        self._proposers: dict[Speculator, Proposer] = {}
+        self._proposals: dict[int, Proposal] = {}
         self._drawn: list[Drawn] = []
         self._history: tuple[list[int], Tensor] | None = None
-        self.admit(prompts)
+        self.admit(prompts, constraint=constraint, speculator=speculator)
 
     @property
     def running(self) -> list[int]:
@@ -99,34 +118,53 @@ class Sampling:
         generation: Generation | None = None,
         memory: Memory | None = None,
         alternatives: int | None = None,
+        constraint: Constraint | None = None,
+        speculator: Speculator | None = None,
     ) -> list[int]:
         """Add prompts, also while other rows decode; return their row indices. The next step reads them.
 
         generation: settings of these rows, whose seeds begin with its own; None: those of the sampler, whose seeds go
         on. memory: encoder output, one row per prompt. alternatives: None, or the number of most probable tokens to
-        return beside the score of each drawn token.
+        return beside the score of each drawn token. constraint: what the new text must match. speculator: proposes
+        tokens, without changing the text; see ``qkv.generation.speculate``.
+
+        Raises ``UserError`` for invalid prompts, a model that cannot generate, num_beams > 1, and a constraint or a
+        draft that does not fit the model and the settings.
         """
         settings = generation or self.generation
+        for guard in (constraint, speculator):
+            if guard is not None:
+                guard.check(self.model, settings)
         if settings.num_beams > 1:
             raise UserError(
                 f"num_beams is {settings.num_beams}, but sampling has no beams; call qkv.generation.beam.beam_search"
             )
         context.check(self.model, prompts, settings)
+        if speculator is not None and speculator not in self._proposers:
+            self._proposers[speculator] = speculator.begin()
         added = list(range(self._admitted, self._admitted + len(prompts)))
         self._admitted += len(prompts)
         first = self._first + added[0] if generation is None and added else _seed(settings)
         for i, (row, prompt) in enumerate(zip(added, prompts, strict=True)):
             self.texts[row] = list(prompt)
-            most = len(prompt) + settings.max_new_tokens
-            self._rows[row] = _Row(settings, random.Random(first + i), most, alternatives)
-        if settings.max_new_tokens:
-            self.engine.admit(prompts, added, memory)
+            most, guide = len(prompt) + settings.max_new_tokens, constraint and constraint.guide()
+            self._rows[row] = _Row(settings, first + i, Uniforms(first + i), most, alternatives, guide, speculator)
+        going = [row for row in added if not self._has_ended(row)]
+        self.engine.admit([self.texts[row] for row in going], going, memory)
         return added
 
     def step(self) -> list[Drawn]:
-        """Sample one token for each running row, append it to its text, and return the tokens."""
-        self._drawn = []
+        """Append one token or several to each running row; return them, in the order of each text.
+
+        A row that its constraint ends may gain none; see ``ends``.
+        """
+        self._drawn, timed = [], self._timed()
+        rereads = bool(timed) and any(len(row.tokens) - row.read > 1 for row in self.engine.rows)
+        self._propose()
         self.engine.step()
+        for speculator, keys, began in timed:
+            gained = sum(drawn.row in keys for drawn in self._drawn) / len(keys)
+            speculator.gain.record(gained, speculator.clock() - began, bool(self._proposals) or rereads)
         return self._drawn
 
     def drop(self, finished: Collection[int]) -> None:
@@ -136,89 +174,174 @@ class Sampling:
     def forget(self, row: int) -> None:
         """Remove the text and settings of a row that has ended."""
         del self.texts[row], self._rows[row]
+        self.ends.pop(row, None)
 
-    def _chosen(self, rows: Sequence[DecodedRow], reading: Reading) -> list[Next]:
-        """Successors of all rows, as a policy of the engine: each row with one sampled token."""
-        logits = at_least_single(reading.logits()[:, : self._allowed])
-        tokens = self._tokens(rows, logits)
-        scores = self._scores(rows, logits, tokens)
-        self._drawn = [Drawn(row.key, tokens[i], scores.get(i)) for i, row in enumerate(rows)]
-        for key, token, _ in self._drawn:
-            self.texts[key].append(token)
-        going = (place for place, drawn in enumerate(self._drawn) if not self.is_full(drawn.row))
-        return [Next(place, tokens[place : place + 1]) for place in going]
+    def check(self) -> None:
+        """Raise ``UserError`` if a text has ended that does not match its constraint."""
+        for end in self.ends.values():
+            if end.problem:
+                raise UserError(end.problem)
 
     def is_full(self, row: int) -> bool:
         """True if the text of a row has reached its maximum length."""
         return len(self.texts[row]) >= self._rows[row].most
 
-    def _tokens(self, rows: Sequence[DecodedRow], logits: Tensor) -> list[int]:
-        """Sample one token id per row, with one pass for all rows of equal settings."""
-        groups: dict[tuple[object, ...], list[int]] = {}
-        for place, row in enumerate(rows):
-            groups.setdefault(_filters(self._rows[row.key].generation), []).append(place)
-        if len(groups) == 1:
-            return self._sampled(rows, logits)
-        found = [0] * len(rows)
-        for places in groups.values():
-            sampled = self._sampled([rows[place] for place in places], logits[places])
-            for place, token in zip(places, sampled, strict=True):
-                found[place] = token
+    def _timed(self) -> list[tuple[Speculator, set[int], float]]:
+        """Speculators that measure the next step, with their rows and the time.
+
+        None where a row is read from its start: such a step takes long, whatever is proposed.
+        """
+        rows = self.engine.rows
+        if not self._proposers or any(self.engine.room(place) == 0 for place in range(len(rows))):
+            return []
+        keys = {each: {row.key for row in rows if self._rows[row.key].speculator is each} for each in self._proposers}
+        return [(each, own, each.clock()) for each, own in keys.items() if own]
+
+    def _propose(self) -> None:
+        """Append proposals to the rows that speculate, for the next pass to verify."""
+        self._proposals = {}
+        for speculator, proposer in self._proposers.items():
+            if speculator.gain.proposes:
+                wanted = self._wanted(speculator)
+                self._proposals |= proposer.propose(wanted) if any(row.count for row in wanted.values()) else {}
+        for key, proposal in list(self._proposals.items()):
+            self._shorten(key, proposal)
+        if self._proposals:
+            for row in self.engine.rows:
+                row.tokens += self._proposed(row.key).tokens
+            self.engine.mark()
+
+    def _proposed(self, key: int) -> Proposal:
+        return self._proposals.get(key) or Proposal([])
+
+    def _wanted(self, speculator: Speculator) -> dict[int, Wanted]:
+        """Rows of a speculator, with the number of tokens to propose.
+
+        Limited by the tokens that a row may still gain, by its context, which must not slide within a pass, and by what
+        is read again since a rejection: without a pass that has no proposals, this would grow in a state that cannot
+        be cut.
+        """
+        found, most = dict[int, Wanted](), speculator.speculation.num_tokens
+        for place, row in enumerate(self.engine.rows):
+            own, room = self._rows[row.key], self.engine.room(place)
+            if own.speculator is speculator:
+                count = min(most, own.most - len(row.tokens) - 1, most if room is None else room)
+                count = max(0, count) if len(row.tokens) - row.read <= most + 1 else 0
+                found[row.key] = Wanted(self.texts[row.key], count, own.generation, own.seed)
         return found
 
-    def _sampled(self, rows: Sequence[DecodedRow], logits: Tensor) -> list[int]:
-        """Sample one token id per row of equal settings; the only values that a step reads from the device."""
-        generation = self._rows[rows[0].key].generation
-        history = self._seen(rows, logits.device) if generation.repetition_penalty != 1.0 else None
-        if generation.temperature == 0.0:
-            best, tokens = filtered(logits, generation, history).max(-1)
-            sound = all(map(math.isfinite, best.tolist()))
+    def _shorten(self, key: int, proposal: Proposal) -> None:
+        """Drop proposed tokens that the constraint of a row forbids.
+
+        Of drawn ones the first such token stays, because the token that replaces it has another distribution than one
+        without a proposal.
+        """
+        guide, (tokens, chances) = self._rows[key].guide, proposal
+        if guide is None:
+            return
+        count = guide.possible(tokens) + (chances is not None)
+        if count:
+            self._proposals[key] = Proposal(tokens[:count], None if chances is None else chances[:count])
         else:
-            uniforms = torch.tensor(
-                [self._rows[row.key].random.random() for row in rows], dtype=torch.float64, device=logits.device
-            )
-            tokens = pick(logits, generation, history, uniforms)
-            sound = True
-        return checked(tokens.tolist(), logits.shape[-1], sound)
+            del self._proposals[key]
 
-    def _scores(self, rows: Sequence[DecodedRow], logits: Tensor, tokens: Sequence[int]) -> dict[int, TokenScore]:
-        """Scores of the drawn tokens, by place in the batch, for the rows that ask for them."""
-        asked = {place: self._rows[row.key].alternatives for place, row in enumerate(rows)}
-        found = {}
-        for place, count in asked.items():
-            if count is None:
-                continue
-            chances = logits[place].log_softmax(-1)
-            best, ids = chances.topk(min(count, len(chances)))
-            alternatives = tuple(zip(ids.tolist(), best.tolist(), strict=True))
-            found[place] = TokenScore(float(chances[tokens[place]]), alternatives)
-        return found
+    def _chosen(self, rows: Sequence[DecodedRow], reading: Reading) -> list[Next]:
+        """Successors of all rows, as a policy of the engine: each with its new tokens."""
+        spans = laid([self._span(row.key) for row in rows])
+        logits = reading.ends([len(span.lines) for span in spans]) if self._proposals else reading.logits()
+        logits = at_least_single(logits[:, : self._allowed])
+        found = verified(spans, self._guided(rows, spans, logits), self._seen(rows, spans, logits))
+        kept = [self._accepted(row.key, tokens) for row, tokens in zip(rows, found, strict=True)]
+        if self._proposals:
+            lengths = [len(span.text) + max(0, len(tokens) - 1) for span, tokens in zip(spans, kept, strict=True)]
+            self.engine.cut(lengths)
+        going: list[Next] = []
+        for place, (row, span, tokens) in enumerate(zip(rows, spans, kept, strict=True)):
+            self._append(row.key, span, tokens, logits)
+            if not self._has_ended(row.key):
+                going.append(Next(place, tokens[-1:]))
+        return going
 
-    def _seen(self, rows: Sequence[DecodedRow], device: torch.device) -> Tensor:
-        """Tokens of each row in any order (B, N), for the repetition penalty.
+    def _span(self, key: int) -> Span:
+        own = self._rows[key]
+        return Span(self.texts[key], self._proposed(key), own.generation, own.uniforms)
+
+    def _guided(self, rows: Sequence[DecodedRow], spans: Sequence[Span], logits: Tensor) -> Tensor:
+        """Logits of the spans, -inf for what constraints forbid. A row whose constraint cannot be met ends."""
+        guides = [(row.key, span, guide) for row, span in zip(rows, spans, strict=True) if (guide := self._guide(row))]
+        if not guides:
+            return logits
+        allowed = torch.ones(logits.shape, dtype=torch.bool)
+        for key, span, guide in guides:
+            try:
+                allowed[span.first : span.lines.stop] = guide.allowed(span.proposal.tokens, logits.shape[-1])
+            except UserError as error:
+                self.ends[key] = End("refused", str(error))
+        return logits.masked_fill(~allowed.to(logits.device), -torch.inf)
+
+    def _guide(self, row: DecodedRow) -> Guide | None:
+        return self._rows[row.key].guide
+
+    def _accepted(self, key: int, tokens: Sequence[int]) -> list[int]:
+        """The tokens that become part of a text: those that its constraint accepts."""
+        own, proposal = self._rows[key], self._proposed(key)
+        if proposal.tokens and own.speculator is not None:
+            own.speculator.count(len(proposal.tokens), len(tokens) - 1)
+        if key in self.ends:
+            return []
+        return list(tokens) if own.guide is None else own.guide.accepted(tokens)
+
+    def _append(self, key: int, span: Span, tokens: Sequence[int], logits: Tensor) -> None:
+        """Add new tokens of a row to its text and to those of the step."""
+        count = self._rows[key].alternatives
+        for line, token in zip(span.lines, tokens, strict=False):
+            score = None if count is None else _score(logits[line], token, count)
+            self._drawn.append(Drawn(key, token, score))
+        self.texts[key] += tokens
+
+    def _has_ended(self, key: int) -> bool:
+        """True if a row goes on no more; the reason is kept."""
+        guide = self._rows[key].guide
+        if key not in self.ends and guide is not None and guide.done:
+            self.ends[key] = End("stop")
+        elif key not in self.ends and self.is_full(key):
+            self.ends[key] = End("length", "" if guide is None or guide.complete else self._incomplete(key, guide.name))
+        return key in self.ends
+
+    def _incomplete(self, key: int, name: str) -> str:
+        return (
+            f"after {self._rows[key].generation.max_new_tokens} tokens (max_new_tokens) the text does not match the "
+            f"{name} yet; allow more tokens, or bound its lengths"
+        )
+
+    def _seen(self, rows: Sequence[DecodedRow], spans: Sequence[Span], logits: Tensor) -> Tensor | None:
+        """Tokens before each line of the spans in any order (M, L), for the repetition penalty; None without one.
 
         Made of those of the last step and the latest token; of all tokens for a new batch.
         """
-        keys = [row.key for row in rows]
-        if self._history is not None and self._history[0] == keys:
-            latest = torch.tensor([row.tokens[-1:] for row in rows], device=device)
-            seen = torch.cat((self._history[1], latest), 1)
+        keys, before, self._history = [row.key for row in rows], self._history, None
+        if all(span.generation.repetition_penalty == 1.0 for span in spans):
+            return None
+        if self._proposals:
+            return history([text for span in spans for text in span.prefixes], logits)
+        if before is not None and before[0] == keys:
+            latest = torch.tensor([row.tokens[-1:] for row in rows], device=logits.device)
+            seen = torch.cat((before[1], latest), 1)
         else:
-            # Padded with each row's first token, so that padding adds no new token to the penalty.
-            longest = max(len(row.tokens) for row in rows)
-            texts = [row.tokens[:1] * (longest - len(row.tokens)) + row.tokens for row in rows]
-            seen = torch.tensor(texts, device=device)
+            seen = history([row.tokens for row in rows], logits)
         self._history = keys, seen
         return seen
 
 
+def _score(logits: Tensor, token: int, count: int) -> TokenScore:
+    """Score of a token, with the ``count`` most probable ones."""
+    chances = logits.log_softmax(-1)
+    best, ids = chances.topk(min(count, len(chances)))
+    return TokenScore(float(chances[token]), tuple(zip(ids.tolist(), best.tolist(), strict=True)))
+
+
 def _seed(generation: Generation) -> int:
     return secrets.randbits(32) if generation.seed is None else generation.seed
-
-
-def _filters(generation: Generation) -> tuple[object, ...]:
-    """Settings by which the sampling of rows differs."""
-    return tuple(getattr(generation, name) for name in DRAWING)
 
 
 def stream(
@@ -237,7 +360,7 @@ def stream(
             "stop: stop strings need a tokenizer, and only token ids are given; "
             "generate with a tokenizer or without 'stop'"
         )
-    sampling = sampler(model, prompts, generation, capacity, speculation)
+    sampling = Sampling(model, prompts, generation, capacity, speculator=speculation)
     done = [len(prompt) for prompt in prompts]
     with evaluating(model):
         while sampling.running:
@@ -245,21 +368,6 @@ def stream(
             while done and all(len(text) > place for text, place in zip(sampling.texts.values(), done, strict=True)):
                 yield [text[place] for text, place in zip(sampling.texts.values(), done, strict=True)]
                 done = [place + 1 for place in done]
-
-
-def sampler(
-    model: Transformer,
-    prompts: Sequence[Sequence[int]],
-    generation: Generation,
-    capacity: int | None = None,
-    method: Speculator | Constraint | None = None,
-) -> Sampling:
-    """``Sampling``, or its form that decodes speculatively or within a constraint."""
-    return (
-        Sampling(model, prompts, generation, capacity)
-        if method is None
-        else method.sampling(model, prompts, generation, capacity)
-    )
 
 
 def generate(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from qkv.generation.beam import Hypothesis, beam_search
 from qkv.generation.constrain import Constraint
-from qkv.generation.sample import sampler
+from qkv.generation.sample import Sampling
 from qkv.generation.speculate import Speculator
 from qkv.generation.writer import PROMPT_END, TextWriter
 from qkv.models.evaluating import evaluating
@@ -45,7 +45,7 @@ def stream_text(
     constraint: Constraint | None = None,
 ) -> Iterator[str]:
     """Yield the text of ``generate_text`` in pieces as it is generated; with num_beams > 1 as one piece at the end."""
-    pieces = _pieces(model, tokenizer, [prompt], generation or Generation(), capacity, _method(speculation, constraint))
+    pieces = _pieces(model, tokenizer, [prompt], generation or Generation(), capacity, speculation, constraint)
     return (piece for _, piece in pieces)
 
 
@@ -63,9 +63,7 @@ def generate_texts(
     Row i uses seed ``generation.seed + i``; finished rows leave the batch.
     """
     texts = [""] * len(prompts)
-    for row, piece in _pieces(
-        model, tokenizer, prompts, generation or Generation(), capacity, _method(speculation, constraint)
-    ):
+    for row, piece in _pieces(model, tokenizer, prompts, generation or Generation(), capacity, speculation, constraint):
         texts[row] += piece
     return texts
 
@@ -107,35 +105,32 @@ def best_texts(
     return [[best(row, found) for found in several] for row, several in enumerate(hypotheses)]
 
 
-def _method(speculation: Speculator | None, constraint: Constraint | None) -> Speculator | Constraint | None:
-    """The one of both that is given."""
-    if speculation is not None and constraint is not None:
-        raise UserError("constrained text cannot be decoded speculatively; leave the constraint or speculation out")
-    return speculation or constraint
-
-
 def _pieces(
     model: Transformer,
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     generation: Generation,
     capacity: int | None,
-    method: Speculator | Constraint | None,
+    speculation: Speculator | None,
+    constraint: Constraint | None,
 ) -> Iterator[tuple[int, str]]:
     """Yield (row, piece of text) while sampling, as soon as the piece is certain."""
-    if generation.num_beams > 1 and method is None:
+    if generation.num_beams > 1 and speculation is None and constraint is None:
         yield from _searched(model, tokenizer, prompts, generation, capacity)
         return
     ids = [prompt_ids(tokenizer, prompt) for prompt in prompts]
-    sampling = sampler(model, ids, generation, capacity, method)
+    sampling = Sampling(model, ids, generation, capacity, None, constraint, speculation)
     writers = [TextWriter(tokenizer, prompt, generation.stop) for prompt in ids]
     with evaluating(model):
         while sampling.running:
-            for row, token, _ in sampling.step():
+            drawn = sampling.step()
+            sampling.check()
+            for row, token, _ in drawn:
                 piece = writers[row].feed(token)
                 if piece:
                     yield row, piece
             sampling.drop({row for row in sampling.running if writers[row].stop.ended})
+    sampling.check()
     for row, writer in enumerate(writers):
         rest = writer.flush()
         if rest:

@@ -204,7 +204,8 @@ class Worker:
         try:
             pieces = old.step()
         except Exception as error:  # a fault of the program ends the requests, not the server
-            self.requests = RequestQueue(old.model, old.tokenizer, old.budget, old.max_batch, old.max_queue, old.clock)
+            limits = old.budget, old.max_batch, old.max_queue
+            self.requests = RequestQueue(old.model, old.tokenizer, *limits, old.clock, old.speculator)
             self._tell(self._broken, as_api_error(error).sentence)
             return
         if pieces:
