@@ -217,7 +217,9 @@ def tiny(seed: int) -> Transformer:
 
 
 @torch.no_grad()
-def chances_after(text: tuple[int, ...], allowed: Collection[int] = range(VOCAB)) -> list[float]:
+def chances_after(
+    text: tuple[int, ...], allowed: Collection[int] = range(VOCAB), temperature: float = 0.8
+) -> list[float]:
     """The distribution of the next token, by loops: those allowed, repetition penalty, temperature, the best three,
     softmax.
     """
@@ -226,18 +228,20 @@ def chances_after(text: tuple[int, ...], allowed: Collection[int] = range(VOCAB)
     for token in set(text):
         logits[token] = logits[token] / 1.5 if logits[token] > 0 else logits[token] * 1.5
     least = sorted(logits)[-3]
-    weights = [math.exp(x / 0.8) if x >= least else 0.0 for x in logits]
+    weights = [math.exp(x / temperature) if x >= least else 0.0 for x in logits]
     return [weight / sum(weights) for weight in weights]
 
 
-def chances_of(prompt: tuple[int, ...], allowed: Sequence[Collection[int]]) -> dict[tuple[int, ...], float]:
+def chances_of(
+    prompt: tuple[int, ...], allowed: Sequence[Collection[int]], temperature: float = 0.8
+) -> dict[tuple[int, ...], float]:
     """The chance of every continuation by tokens that are allowed at each place."""
     found: dict[tuple[int, ...], float] = {(): 1.0}
     for own in allowed:
         found = {
             (*new, token): chance * each
             for new, chance in found.items()
-            for token, each in enumerate(chances_after(prompt + new, own))
+            for token, each in enumerate(chances_after(prompt + new, own, temperature))
         }
     return found
 
@@ -250,18 +254,9 @@ def four_letters() -> Tokenizer:
     return tokenizer
 
 
-@pytest.mark.parametrize("regex", [None, "[ac][ab][abc][bc]"])
-@pytest.mark.parametrize("draft", [None, 2], ids=["lookup", "draft"])
-def test_drawn_texts_follow_the_distribution_of_the_model(draft: int | None, regex: str | None) -> None:
-    prompt, rows = (1, 2, 1), 4000
-    speculation = Speculation(kind="draft" if draft else "lookup", num_tokens=2, ngram=1, adaptive=False)
-    speculator = Speculator(speculation, tiny(draft) if draft else None)
-    constraint = Constraint(four_letters(), regex) if regex else None
-    sampling = Sampling(tiny(1), [list(prompt)] * rows, CHANCES, constraint=constraint, speculator=speculator)
-    while sampling.running:
-        sampling.step()
-    drawn = [text[len(prompt) :] for text in sampling.texts.values()]
-    expected = chances_of(prompt, [{0, 2}, {0, 1}, {0, 1, 2}, {1, 2}] if regex else [range(VOCAB)] * 4)
+def check_distribution(drawn: Sequence[Sequence[int]], expected: Mapping[tuple[int, ...], float]) -> None:
+    """Pearson's test of texts against their chances; those that are rare are counted together."""
+    rows = len(drawn)
     counts = {text: 0 for text in expected}
     for text in drawn:
         counts[tuple(text)] += 1
@@ -275,9 +270,60 @@ def test_drawn_texts_follow_the_distribution_of_the_model(draft: int | None, reg
         table[0] += rest[0]
     seen, chances = table.T
     assert chi_square_p(seen, chances) > 0.01
+
+
+GUIDED = "[abc][bc][abc][bc]"
+
+
+@pytest.mark.parametrize(("draft", "regex"), [(None, None), (2, None), (None, GUIDED), (4, GUIDED)])
+def test_drawn_texts_follow_the_distribution_of_the_model(draft: int | None, regex: str | None) -> None:
+    prompt, rows = (1, 2, 1), 4000
+    speculation = Speculation(kind="draft" if draft else "lookup", num_tokens=2, ngram=1, adaptive=False)
+    speculator = Speculator(speculation, tiny(draft) if draft else None)
+    constraint = Constraint(four_letters(), regex) if regex else None
+    sampling = Sampling(tiny(1), [list(prompt)] * rows, CHANCES, constraint=constraint, speculator=speculator)
+    while sampling.running:
+        sampling.step()
+    drawn = [text[len(prompt) :] for text in sampling.texts.values()]
+    expected = chances_of(prompt, [{0, 1, 2}, {1, 2}] * 2 if regex else [range(VOCAB)] * 4)
+    check_distribution(drawn, expected)
     passes, proposed, accepted = speculator.counts
     assert passes > rows / 2
-    assert 0.1 * proposed < accepted < 0.97 * proposed, "both accepted and rejected tokens should have been tested"
+    assert 0.1 * proposed < accepted < 0.98 * proposed, "both accepted and rejected tokens should have been tested"
+
+
+class Drawing(Proposer):
+    """Proposes tokens drawn from fixed chances, of which the constraint ``GUIDED`` forbids the last."""
+
+    def __init__(self) -> None:
+        self.chances, self.random = torch.tensor([0.1, 0.3, 0.1, 0.5], dtype=torch.float64), random.Random(6)
+
+    def propose(self, rows: Mapping[int, Wanted]) -> dict[int, Proposal]:
+        return {key: self._drawn(row.count) for key, row in rows.items() if row.count}
+
+    def _drawn(self, count: int) -> Proposal:
+        return Proposal(
+            self.random.choices(range(VOCAB), self.chances.tolist(), k=count), self.chances.repeat(count, 1)
+        )
+
+
+class WithDrawing(Speculator):
+    def begin(self) -> Proposer:
+        super().begin()
+        return Drawing()
+
+
+def test_drawn_proposals_that_a_constraint_forbids_change_no_distribution() -> None:
+    """The token in their place is drawn from what is left of the distribution, not from all of it."""
+    prompt, speculator = [1, 2, 1], WithDrawing(ALWAYS)
+    warm = CHANCES.changed(temperature=3.0)
+    sampling = Sampling(
+        tiny(1), [prompt] * 4000, warm, constraint=Constraint(four_letters(), GUIDED), speculator=speculator
+    )
+    while sampling.running:
+        sampling.step()
+    drawn = [text[3:] for text in sampling.texts.values()]
+    check_distribution(drawn, chances_of((1, 2, 1), [{0, 1, 2}, {1, 2}] * 2, 3.0))
 
 
 def test_what_is_left_after_a_rejection() -> None:
