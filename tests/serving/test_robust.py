@@ -79,7 +79,7 @@ def test_a_reader_who_does_not_read_holds_up_nobody_and_loses_nothing(runs: dict
     with serving({"rope": runs["rope"]}, sent=4096) as server:
         worker = server.service.models["rope"].worker
         with line_of(server, 4096, **asked, stream=True, logprobs=20) as line:
-            until(lambda: worker.counts.running == 1)
+            until(lambda: worker.counts.running == 1 and len(worker._open) == 1)
             (mailbox,) = set(worker._open.values())
             for _ in range(3):
                 assert posted(server, **{**LONG, "max_tokens": 5}).status_code == 200
