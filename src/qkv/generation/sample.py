@@ -18,7 +18,7 @@ from qkv.generation.engine import DecodedRow, Engine, Next, Reading
 from qkv.generation.filters import history
 from qkv.generation.proposals import Proposal, Proposer, Wanted
 from qkv.generation.speculate import Speculator
-from qkv.generation.verify import Span, Uniforms, laid, verified
+from qkv.generation.verify import RowSpan, Uniforms, laid, verified
 from qkv.layers.context import Memory
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
@@ -262,11 +262,11 @@ class Sampling:
                 going.append(Next(place, tokens[-1:]))
         return going
 
-    def _span(self, key: int) -> Span:
+    def _span(self, key: int) -> RowSpan:
         own = self._rows[key]
-        return Span(self.texts[key], self._proposed(key), own.generation, own.uniforms)
+        return RowSpan(self.texts[key], self._proposed(key), own.generation, own.uniforms)
 
-    def _guided(self, rows: Sequence[DecodedRow], spans: Sequence[Span], logits: Tensor) -> Tensor:
+    def _guided(self, rows: Sequence[DecodedRow], spans: Sequence[RowSpan], logits: Tensor) -> Tensor:
         """Logits of the spans, -inf for what constraints forbid. A row whose constraint cannot be met ends."""
         guides = [(row.key, span, guide) for row, span in zip(rows, spans, strict=True) if (guide := self._guide(row))]
         if not guides:
@@ -291,7 +291,7 @@ class Sampling:
             return []
         return list(tokens) if own.guide is None else own.guide.accepted(tokens)
 
-    def _append(self, key: int, span: Span, tokens: Sequence[int], logits: Tensor) -> None:
+    def _append(self, key: int, span: RowSpan, tokens: Sequence[int], logits: Tensor) -> None:
         """Add new tokens of a row to its text and to those of the step."""
         count = self._rows[key].alternatives
         for line, token in zip(span.lines, tokens, strict=False):
@@ -314,7 +314,7 @@ class Sampling:
             f"{name} yet; allow more tokens, or bound its lengths"
         )
 
-    def _seen(self, rows: Sequence[DecodedRow], spans: Sequence[Span], logits: Tensor) -> Tensor | None:
+    def _seen(self, rows: Sequence[DecodedRow], spans: Sequence[RowSpan], logits: Tensor) -> Tensor | None:
         """Tokens before each line of the spans in any order (M, L), for the repetition penalty; None without one.
 
         Made of those of the last step and the latest token; of all tokens for a new batch.

@@ -51,7 +51,7 @@ class Uniforms:
 
 
 @dataclass
-class Span:
+class RowSpan:
     """Lines of logits (M, V) that belong to one row: after its text, and after each of its proposals.
 
     text: tokens before the proposals. first: its first line.
@@ -75,7 +75,7 @@ class Span:
         return [[*self.text, *tokens[:count]] for count in range(len(tokens) + 1)]
 
 
-def laid(spans: Sequence[Span]) -> Sequence[Span]:
+def laid(spans: Sequence[RowSpan]) -> Sequence[RowSpan]:
     """The spans, with their lines one after the other."""
     sizes = [len(span.lines) for span in spans]
     for span, end, size in zip(spans, accumulate(sizes), sizes, strict=True):
@@ -83,7 +83,7 @@ def laid(spans: Sequence[Span]) -> Sequence[Span]:
     return spans
 
 
-def verified(spans: Sequence[Span], logits: Tensor, seen: Tensor | None) -> list[list[int]]:
+def verified(spans: Sequence[RowSpan], logits: Tensor, seen: Tensor | None) -> list[list[int]]:
     """New tokens of each row: its accepted proposals and one more token.
 
     logits (M, V): lines of the spans. seen (M, L): tokens before each line, for the repetition penalty.
@@ -104,7 +104,7 @@ def verified(spans: Sequence[Span], logits: Tensor, seen: Tensor | None) -> list
     return found
 
 
-def _equal(spans: Sequence[Span], logits: Tensor, generation: Generation, seen: Tensor | None) -> list[list[int]]:
+def _equal(spans: Sequence[RowSpan], logits: Tensor, generation: Generation, seen: Tensor | None) -> list[list[int]]:
     """New tokens of rows of equal settings whose proposals are certain; logits: lines of these rows only."""
     drawing = generation.temperature > 0.0
     uniforms = [number for span in spans for number in span.uniforms.ahead(len(span.lines))] if drawing else []
@@ -119,7 +119,7 @@ def _equal(spans: Sequence[Span], logits: Tensor, generation: Generation, seen: 
     return found
 
 
-def _weighed(spans: Sequence[Span], p: Tensor) -> list[list[int]]:
+def _weighed(spans: Sequence[RowSpan], p: Tensor) -> list[list[int]]:
     """New tokens of rows of equal settings whose proposals a draft drew; p: distributions of plain sampling."""
     found, weights, first = list[list[int]](), list[Tensor](), 0
     for span in spans:
