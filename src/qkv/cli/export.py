@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from qkv.cli.runs import Copy, run_or_published
+from qkv.interop.places import is_sentence_folder
 from qkv.spec.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -25,11 +27,13 @@ EXAMPLES = """\
 qkv export runs/my
 qkv export runs/my --out my-model --dtype bf16
 qkv export runs/adapted --format peft
+qkv export runs/classifier --format onnx
 """
 
 FORMATS = {
     "hf": "a folder in Hugging Face format, which the transformers library and serving engines open",
     "peft": "only the adapter of a run trained with training.adapt: lora, in the format of the PEFT library",
+    "onnx": "model.onnx for onnxruntime and others, for any number and length of rows, with tokenizer and labels",
 }
 
 
@@ -38,7 +42,7 @@ def export_command(
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Output folder; default: beside the run, named RUN-FORMAT.")
     ] = None,
-    format: Annotated[str, typer.Option(metavar="hf|peft", help="Output format; peft: only the adapter.")] = "hf",
+    format: Annotated[str, typer.Option(metavar="hf|peft|onnx", help="Output format; peft: only the adapter.")] = "hf",
     dtype: Annotated[
         str | None, typer.Option(metavar="fp32|bf16|fp16", help="Precision of the weights; default: unchanged.")
     ] = None,
@@ -52,19 +56,37 @@ def export_command(
     ] = None,
     copy: Copy = False,
 ) -> None:
-    """Export a trained model in a format that other libraries open: config.json, model.safetensors, tokenizer.json."""
+    """Export a trained model in a format that other libraries open: a Hugging Face folder, an adapter, or ONNX."""
     if format not in FORMATS:
         raise UserError(f"there is no format {format!r}; {nearest(format, FORMATS)}")
-    source = run_or_published(run)
+    source = run if format == "onnx" and is_sentence_folder(run) else run_or_published(run)
     folder = out or source.with_name(f"{source.name}-{format}")
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; name another folder with --out")
-    family = (
-        _write_adapter(source, folder, dtype, copy)
-        if format == "peft"
-        else _write(_read(source, copy), folder, dtype, check)
-    )
-    typer.echo(f"{folder}: {family}")
+    if format == "peft":
+        said = _write_adapter(source, folder, dtype, copy)
+    elif format == "onnx":
+        said = _write_onnx(source, folder, dtype, copy)
+    else:
+        said = _write(_read(source, copy), folder, dtype, check)
+    typer.echo(f"{folder}: {said}")
+
+
+def _write_onnx(source: Path, folder: Path, dtype: str | None, copy: bool) -> str:
+    """Write the model of ``source`` as an ONNX file to ``folder``; return the sentence on its inputs and outputs."""
+    from qkv.interop.load import precision
+    from qkv.interop.onnx.save import pooled_as, save_beside, save_onnx
+    from qkv.interop.sentence import read_sentence
+
+    if dtype not in (None, "fp32"):
+        raise UserError(f"--dtype {dtype}: an ONNX file is written in fp32; leave the option out")
+    settings = read_sentence(source) if is_sentence_folder(source) else None
+    read = _read(source if settings is None else settings.body, copy)
+    model = read.model.to(precision("fp32"))
+    with _partial(folder) as partial:
+        said = save_onnx(model, partial, settings and pooled_as(settings))
+        save_beside(partial, model.spec, read.tokenizer, read.labels, read.temperature, read.processor)
+    return said
 
 
 def _write_adapter(source: Path, folder: Path, dtype: str | None, copy: bool) -> str:
@@ -105,6 +127,7 @@ class _Source(NamedTuple):
 
     tokenizer, labels, begin: tokenizer, class names, and ids that start a target.   family: published family, "" if
     not known.   kept: tensors of the checkpoint that are passed on as they are.   processor: of inputs other than text.
+    temperature: divisor of the logits of a classifier, for calibrated probabilities.
     """
 
     model: Transformer
@@ -114,6 +137,7 @@ class _Source(NamedTuple):
     begin: Sequence[int] = ()
     kept: Mapping[str, Tensor] | None = None
     processor: Processor | None = None
+    temperature: float = 1.0
 
 
 def _read(source: Path, copy: bool) -> _Source:
@@ -139,7 +163,8 @@ def _read(source: Path, copy: bool) -> _Source:
         typer.echo(f"the linear path beside the model is left out, since no other library reads them{worse}", err=True)
     begin = marks(run.vocabulary, getattr(run.recipe.task, "begin", ())).begin if run.model.encoder else ()
     tokenizer, processor = run.tokenizer if run.vocabulary.has_text else None, run.vocabulary.processors.get(INPUT)
-    return _Source(run.model, tokenizer, run.vocabulary.labels, begin=begin, processor=processor)
+    labels, heat = run.vocabulary.labels, run.temperature
+    return _Source(run.model, tokenizer, labels, begin=begin, processor=processor, temperature=heat)
 
 
 def _write(read: _Source, folder: Path, dtype: str | None, check: bool | None) -> str:
@@ -151,20 +176,27 @@ def _write(read: _Source, folder: Path, dtype: str | None, check: bool | None) -
     from qkv.interop.load import precision
 
     read = read._replace(model=read.model.to(precision(dtype))) if dtype else read
-    partial = folder.with_name(f"{folder.name}-partial-{os.getpid()}")
-    try:
+    with _partial(folder) as partial:
         family = _write_model(read, partial)
         asked = size_of(read.model) <= LIMIT if check is None else check
         unasked = "not compared with the transformers library, " + (
             "as it is large (--check)" if check is None else "as asked"
         )
         said = compare(read.model, partial) if asked else unasked
+    return f"{family}\n{said}"
+
+
+@contextmanager
+def _partial(folder: Path) -> Iterator[Path]:
+    """Context manager: a temporary folder to write to, which becomes ``folder`` at the end, or is removed."""
+    partial = folder.with_name(f"{folder.name}-partial-{os.getpid()}")
+    try:
+        yield partial
         partial.replace(folder)
     except OSError as error:
         raise UserError(f"the folder {folder} cannot be written: {error.strerror or error}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return f"{family}\n{said}"
 
 
 def _write_model(read: _Source, folder: Path) -> str:

@@ -102,8 +102,7 @@ def save_published(
         if images is not None:
             write_json(folder / PREPROCESSOR, images)
         if tokenizer is not None:
-            tokenizer.save(folder / FILE_NAME)
-            write_json(folder / TOKENIZER_CONFIG, tokenizer_config(tokenizer, model.spec))
+            save_tokenizer(folder, tokenizer, model.spec)
     except OSError as error:
         raise UserError(f"the folder {folder} cannot be written: {error.strerror or error}") from None
     return found
@@ -152,6 +151,12 @@ def _start(model: Transformer, tokenizer: Tokenizer | None, begin: Sequence[int]
     if not begin and tokenizer is not None and "bos" in tokenizer.specials:
         begin = (tokenizer.specials["bos"],)
     return dict(zip(("decoder_start_token_id", "forced_bos_token_id"), begin, strict=False))
+
+
+def save_tokenizer(folder: Path, tokenizer: Tokenizer, spec: Model) -> None:
+    """Write ``tokenizer`` with its settings; that of a model which sees both sides puts special tokens around texts."""
+    (tokenizer if spec.causal else tokenizer.framing).save(folder / FILE_NAME)
+    write_json(folder / TOKENIZER_CONFIG, tokenizer_config(tokenizer, spec))
 
 
 def tokenizer_config(tokenizer: Tokenizer, spec: Model) -> dict[str, Any]:

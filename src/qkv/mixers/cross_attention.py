@@ -15,6 +15,7 @@ from qkv.layers.norms import build_norm
 from qkv.mixers.observed import observe
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.choices import by_reference
 from qkv.ops.masks import Full, Sites
 from qkv.spec import cross as spec
 from qkv.spec.register import implements
@@ -37,7 +38,7 @@ class MemoryKeys(NamedTuple):
         if isinstance(lengths, Counts):
             return lengths.count(count) == len(lengths)
         # Tensors on the meta device have no values; assume no padding.
-        return lengths.is_meta or bool((lengths == count).all())
+        return lengths.is_meta or (not by_reference() and bool((lengths == count).all()))
 
 
 @implements(spec.CrossAttention)

@@ -10,6 +10,7 @@ from qkv.layers.layout import Declared, Layout, Layouts, Piece, matrix, vector
 from qkv.layers.linear import Linear
 from qkv.mixers.scored_attention import ScoredAttention
 from qkv.ops.at_least_single import single_or_wider
+from qkv.ops.choices import by_reference
 from qkv.ops.masks import Sites
 from qkv.ops.relative_scores import by_query, sinusoid_halves
 from qkv.spec.errors import UserError
@@ -107,7 +108,7 @@ class RelativeAttention(ScoredAttention):
     def _ends(self, sites: Sites, context: Context) -> tuple[int, int]:
         """Smallest and largest distance i - j of visible keys."""
         count, ahead = sites.query.shape[1], 0 if self.causal else 1
-        if context.arrival is not None or sites.query.is_meta or not count:
+        if context.arrival is not None or sites.query.is_meta or by_reference() or not count:
             end = count if context.arrival is None else context.arrival.end
             return -ahead * max(count - 1, 0), max(end - 1, 0)
         # Positions may be given by the caller, with any values.

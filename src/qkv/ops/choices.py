@@ -61,6 +61,14 @@ def _assumption() -> Assumption | None:
     return None if torch.compiler.is_compiling() else _assumed.get()  # the compiler cannot trace context variables
 
 
+def by_reference() -> bool:
+    """True while a model is exported, where every operation follows its reference equation.
+
+    Sizes are symbols there: no choice can depend on them, and other libraries know none of the faster operators.
+    """
+    return torch.compiler.is_exporting()
+
+
 def chosen(op: str, case: str) -> Choice | None:
     """Choice for (op, case) if one has been made in this process, else None: a lookup of 0.3 µs, for frequent calls."""
     return _chosen.get((op, case)) if _assumption() is None else None

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import tokenizers
+from tokenizers import processors
 
 
 class Mark(NamedTuple):
@@ -88,6 +89,32 @@ def frame_of(core: tokenizers.Tokenizer, specials: Mapping[str, int], texts: int
     if not behind and "sep" in specials:
         sep = (Mark(specials["sep"]),)
     return Frame((before, behind or sep, tuple(mark._replace(type=1) for mark in behind or sep)), (0, 1))
+
+
+def with_template(core: tokenizers.Tokenizer, frames: Sequence[Frame]) -> tokenizers.Tokenizer:
+    """Copy of ``core`` that puts special tokens around texts by itself, as other libraries expect of a file.
+
+    ``frames``: around one text and around two. ``core`` itself if it has a template, or the frames are empty.
+    """
+    if core.num_special_tokens_to_add(False) or not frames[0].size:
+        return core
+    tokens = {mark.id: core.id_to_token(mark.id) for frame in frames for marks in frame.marks for mark in marks}
+    pieces = [
+        [
+            *(f"{tokens[mark.id]}:{mark.type}" for mark in frame.marks[0]),
+            *(
+                piece
+                for name, kind, marks in zip("AB", frame.types, frame.marks[1:], strict=False)
+                for piece in (f"${name}:{kind}", *(f"{tokens[mark.id]}:{mark.type}" for mark in marks))
+            ),
+        ]
+        for frame in frames
+    ]
+    template = processors.TemplateProcessing(*pieces, [(token, index) for index, token in tokens.items()])
+    found = tokenizers.Tokenizer.from_str(core.to_str())
+    before = found.post_processor
+    found.post_processor = template if before is None else processors.Sequence([before, template])
+    return found
 
 
 def _template(core: tokenizers.Tokenizer, texts: int) -> Frame | None:

@@ -23,7 +23,7 @@ from qkv.tokenizers.coders import PlainCoder, coder_for
 from qkv.tokenizers.files import write_whole
 from qkv.tokenizers.folder import FILE_NAME as FILE_NAME
 from qkv.tokenizers.folder import find
-from qkv.tokenizers.framing import Frame, Framed, frame_of, framed
+from qkv.tokenizers.framing import Frame, Framed, frame_of, framed, with_template
 from qkv.tokenizers.special import deaf, missing, roles_by_content, special_ids, with_added, with_roles, written_roles
 
 _CHARACTER = re.compile("[\\ud800-\\udbff][\\udc00-\\udfff]|(?s:.)")  # a surrogate pair is one character
@@ -118,6 +118,12 @@ class Tokenizer:
         the start of a text.
         """
         return self._coder.border(text)
+
+    @property
+    def framing(self) -> Tokenizer:
+        """Tokenizer whose file puts special tokens around texts in other libraries, as ``encode_framed`` does."""
+        core = with_template(self.core, (self.frame, self.pair_frame))
+        return self if core is self.core else Tokenizer(core, self._roles)
 
     @property
     def piece_size(self) -> int:

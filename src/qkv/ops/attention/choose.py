@@ -23,7 +23,7 @@ from qkv.ops.attention import (
 )
 from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.attention.visible import scores
-from qkv.ops.choices import Choice, choose, chosen, fastest
+from qkv.ops.choices import Choice, by_reference, choose, chosen, fastest
 from qkv.ops.counting import declares
 from qkv.ops.masks import Causal, Full, Sites
 
@@ -50,6 +50,8 @@ _MOST_SCORES = 1 << 25
 @declares(scores)
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
     """Attention output O (B, H, N, Dv) by the selected implementation; see ``reference`` for shapes and equation."""
+    if by_reference():
+        return reference.attention(q, k, v, problem)
     if problem.sink is not None:
         return sink.attention(q, k, v, problem, _selected)
     return _selected(q, k, v, problem)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.ops import onednn as permission
-from qkv.ops.choices import Choice, choose, chosen, fastest
+from qkv.ops.choices import Choice, by_reference, choose, chosen, fastest
 from qkv.ops.linear import native, onednn, operator, reference, split
 from qkv.ops.quantized import choose as quantized
 from qkv.ops.quantized.packed import PackedMatrix
@@ -56,6 +56,7 @@ def linear(x: Tensor, weight: Tensor | PackedMatrix, bias: Tensor | None = None)
     if (
         size < (_SMALLEST_TRAINED if trained else _SMALLEST)
         or not x.is_cpu
+        or by_reference()
         or x.dtype != torch.float32
         or weight.dtype != torch.float32
     ):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from qkv.ops.choices import by_reference
 from qkv.ops.counting import Unseen, declares
 from qkv.ops.matrix_state.chunks import cut, decays, unseen_scores
 
@@ -52,7 +53,7 @@ def decayed(
     if valid is not None:
         k = k * valid[:, None, :, None]
         log_decay = None if log_decay is None else log_decay * valid[:, None]
-    size = min(chunk, count)
+    size = count if by_reference() else min(chunk, count)
     found = decays(log_decay, segments, v, size)
     q, k, v = (cut(each, size) for each in (q, k, v))
     inside = ((q @ k.mT) * found.within) @ v

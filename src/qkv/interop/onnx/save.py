@@ -1,0 +1,210 @@
+"""Export of a model as an ONNX file with symbolic sizes, compared with onnxruntime before it is kept."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from qkv.interop.check import TOLERANCE
+from qkv.interop.images import written_processor
+from qkv.interop.onnx.graph import BATCH, LENGTH, MASK, TARGET_LENGTH, Alone, Graph, Pooled, graph_of
+from qkv.interop.places import PREPROCESSOR
+from qkv.interop.save import save_tokenizer, write_json
+from qkv.interop.sentence import EmbeddingSettings
+from qkv.models.evaluating import evaluating
+from qkv.models.transformer import Transformer
+from qkv.spec.branches import Branch as BranchSpec
+from qkv.spec.errors import UserError
+from qkv.spec.model import Model
+from qkv.spec.processors import Processor
+from qkv.tokenizers.tokenizer import Tokenizer
+
+FILE, LABELS = "model.onnx", "labels.json"
+TRACED = {BATCH: 3, LENGTH: 7, TARGET_LENGTH: 5}
+"""Sizes at which a model is traced; other ones than 0 and 1, which the tracer takes for constants."""
+COMPARED = ({BATCH: 1, LENGTH: 5, TARGET_LENGTH: 2}, {BATCH: 4, LENGTH: 11, TARGET_LENGTH: 6})
+"""Sizes at which the file is compared with the model."""
+
+
+def save_onnx(model: Transformer, folder: Path, pooled: Pooled | None = None) -> str:
+    """Write ``model`` to ``model.onnx`` in ``folder`` and compare both; return a sentence on its inputs and outputs.
+
+    Text: ids and mask (B, N) for any B and N; images and the like: values (B, …) for any B. ``pooled``: write
+    embeddings instead of the outputs of the head. Every operation is its reference equation in operators of ONNX.
+    Raises ``UserError`` for a model that cannot be traced for all sizes, or whose file gives other outputs.
+    """
+    missing = next((name for name in ("onnx", "onnxscript", "onnxruntime") if not importlib.util.find_spec(name)), None)
+    if missing is not None:
+        raise UserError(f"the library {missing} is not installed: pip install 'qkv[onnx]'")
+    graph = graph_of(model, pooled).eval()
+    with evaluating(model), torch.no_grad(), _quietly():
+        program = _traced(graph, model)
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(program, graph, folder / FILE)
+        worst = _difference(graph, _session(folder / FILE))
+    if not worst <= TOLERANCE:
+        raise UserError(
+            f"onnxruntime computes other outputs from the file (they differ by {worst:.2g} of the largest), so nothing "
+            "was written; please report it with the spec of the model"
+        )
+    return (
+        f"{', '.join(graph.axes)} -> {graph.output}, for any {' and '.join(_names(graph))}; compared with onnxruntime: "
+        f"differs by {worst:.1e} of the largest output"
+    )
+
+
+def pooled_as(settings: EmbeddingSettings) -> Pooled:
+    """Pooling of a sentence-transformers folder. Raises ``UserError`` if it leaves out the tokens of the prompt."""
+    if not settings.pools_prompt:
+        raise UserError("this model pools without the tokens of its prompt, whose number an ONNX file does not know")
+    return Pooled(settings.poolings, settings.normalise)
+
+
+def save_beside(
+    folder: Path,
+    spec: Model,
+    tokenizer: Tokenizer | None,
+    labels: Sequence[str],
+    temperature: float,
+    processor: Processor | None,
+) -> None:
+    """Write what a program needs beside ``model.onnx``: tokenizer, settings of an image processor, names of classes.
+
+    labels.json: names in the order of the logits, and the temperature by which these are divided before a softmax.
+    """
+    if tokenizer is not None:
+        save_tokenizer(folder, tokenizer, spec)
+    images = written_processor(processor)
+    if images is not None:
+        write_json(folder / PREPROCESSOR, images)
+    if labels:
+        write_json(folder / LABELS, {"labels": list(labels), "temperature": temperature})
+
+
+def _names(graph: Graph) -> list[str]:
+    """Names of the sizes that may be any, in order."""
+    return list(dict.fromkeys(name for axes in graph.axes.values() for name in axes.values()))
+
+
+def _fitting(graph: Graph, sizes: dict[str, int]) -> dict[str, int]:
+    """``sizes`` within the limits of the graph."""
+    return {name: min(size, graph.limits.get(name, size)) for name, size in sizes.items()}
+
+
+def _traced(graph: Graph, model: Transformer) -> torch.export.ExportedProgram:
+    """Program of ``graph`` with symbols for its sizes. Raises ``UserError``, naming the branch that has none."""
+    sizes = _fitting(graph, TRACED)
+    symbols = {name: torch.export.Dim(name, max=graph.limits.get(name)) for name in _names(graph) if sizes[name] > 1}
+    axes = tuple(
+        {axis: symbols[name] for axis, name in named.items() if name in symbols} for named in graph.axes.values()
+    )
+    inputs = graph.sample(sizes, torch.Generator().manual_seed(0))
+    try:
+        return torch.export.export(graph, tuple(inputs.values()), dynamic_shapes=axes, strict=False)
+    except UserError:
+        raise
+    except Exception as error:  # whatever the tracer raises, of many types
+        raise UserError(_reason(model, error)) from None
+
+
+def _write(program: torch.export.ExportedProgram, graph: Graph, file: Path) -> None:
+    """Write ``program`` in operators of ONNX. Raises ``UserError`` if one of its operators has no counterpart there."""
+    try:
+        found = torch.onnx.export(program, input_names=list(graph.axes), output_names=[graph.output], verbose=False)
+    except torch.onnx.OnnxExporterError as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise UserError(f"the model has no ONNX form: {_first_line(cause)}") from None
+    assert found is not None
+    found.save(file)
+
+
+def _session(file: Path) -> Any:
+    """The file, opened by onnxruntime. Raises ``UserError`` if it has no kernel for one of the operators."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    try:
+        return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # of a type of its own for each cause, without a common base
+        raise UserError(f"onnxruntime cannot run the model: {_first_line(error)}") from None
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
+
+
+def _reason(model: Transformer, error: Exception) -> str:
+    """Sentence that names the first branch that cannot be traced by itself, else the tracer's first line."""
+    tried = set[BranchSpec]()
+    for branch in model.every_branch:
+        if branch.spec.reads_memory or branch.spec in tried:
+            continue
+        tried.add(branch.spec)
+        if not _is_traceable(Alone(branch), branch.width):
+            return (
+                f"model.{branch.name}: {branch.spec.kind!r} has no ONNX form for rows of any length, as its steps are "
+                "counted from the positions or depend on their values; --format hf writes a folder for transformers"
+            )
+    return f"the model has no ONNX form for rows of any length: {_first_line(error)}"
+
+
+def _is_traceable(branch: nn.Module, width: int) -> bool:
+    rows, length = torch.export.Dim(BATCH), torch.export.Dim(LENGTH)
+    try:
+        torch.export.export(
+            branch,
+            (torch.zeros(TRACED[BATCH], TRACED[LENGTH], width), torch.tensor([7, 5, 3])),
+            dynamic_shapes={"x": {0: rows, 1: length}, "lengths": {0: rows}},
+            strict=False,
+        )
+    except Exception:  # whatever the tracer raises, of many types
+        return False
+    return True
+
+
+def _difference(graph: Graph, session: Any) -> float:
+    """Largest difference of the file's outputs at other sizes, at unpadded positions, as a share of the largest."""
+    worst = 0.0
+    for seed, sizes in enumerate(COMPARED):
+        inputs = graph.sample(_fitting(graph, sizes), torch.Generator().manual_seed(seed + 1))
+        own = graph(*inputs.values())
+        (answer,) = session.run(None, {name: value.numpy() for name, value in inputs.items()})
+        worst = max(worst, _relative(own, np.asarray(answer), inputs.get(MASK)))
+    return worst
+
+
+def _relative(own: Tensor, answer: np.ndarray, mask: Tensor | None) -> float:
+    found = torch.from_numpy(answer)
+    if own.shape != found.shape:
+        return float("inf")
+    if mask is not None and own.dim() == 3 and own.shape[1] == mask.shape[1]:
+        own, found = own[mask.bool()], found[mask.bool()]
+    return float((own - found).abs().max() / own.abs().max().clamp(min=1e-30))
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Context manager that silences the notes of the exporter on its own operators."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch.fx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for logger in loggers:
+                logger.setLevel(logging.CRITICAL)
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
