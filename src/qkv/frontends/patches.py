@@ -100,5 +100,5 @@ class PatchFrontend(PlacedFrontend):
         x = F.conv2d(pixels, self.map.weight, self.map.bias, self.part.patch).flatten(2).mT
         leading = [token.view(-1, x.shape[2]) for token in (self.first, self.extra) if token is not None]
         if leading:
-            x = torch.cat((*(token.to(x.dtype).expand(len(x), -1, -1) for token in leading), x), 1)
+            x = torch.cat((*(token.to(x.dtype).expand(x.shape[0], -1, -1) for token in leading), x), 1)
         return self.placed(x, context)
