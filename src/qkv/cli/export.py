@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -187,7 +187,7 @@ def _write(read: _Source, folder: Path, dtype: str | None, check: bool | None) -
 
 
 @contextmanager
-def _partial(folder: Path) -> Iterator[Path]:
+def _partial(folder: Path) -> Generator[Path]:
     """Context manager: a temporary folder to write to, which becomes ``folder`` at the end, or is removed."""
     partial = folder.with_name(f"{folder.name}-partial-{os.getpid()}")
     try:

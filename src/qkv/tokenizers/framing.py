@@ -110,7 +110,9 @@ def with_template(core: tokenizers.Tokenizer, frames: Sequence[Frame]) -> tokeni
         ]
         for frame in frames
     ]
-    template = processors.TemplateProcessing(*pieces, [(token, index) for index, token in tokens.items()])
+    single, pair = pieces
+    specials = [(token, index) for index, token in tokens.items()]
+    template = processors.TemplateProcessing(single, pair, specials)
     found = tokenizers.Tokenizer.from_str(core.to_str())
     before = found.post_processor
     found.post_processor = template if before is None else processors.Sequence([before, template])
