@@ -28,8 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import qkv
-from qkv.models.transformer import Transformer
+from qkv.interop.load import load_published
 from side_by_side import available, compare, in_turns, parser, say_where
 
 BATCH, LENGTH = 8, 128
@@ -55,8 +54,8 @@ def checkpoint(kind: str, folder: Path, smoke: bool) -> Any:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     torch.manual_seed(0)
-    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48} * smoke
-    options = {**sizes, "attn_implementation": "sdpa"}
+    tiny = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    options = {**(tiny if smoke else {}), "attn_implementation": "sdpa"}
     if kind == "bert":
         model = BertModel(BertConfig(**options), add_pooling_layer=True)
     else:
@@ -73,9 +72,9 @@ def inputs(kind: str) -> Tensor:
     return torch.randn(BATCH, 3, 224, 224, generator=generator)
 
 
-def qkv_side(folder: Path, kind: str, bf16: bool) -> Encode:
+def qkv_side(folder: Path, bf16: bool) -> Encode:
     """qkv's forward pass up to the input of the head."""
-    model: Transformer = qkv.load(folder, copy=True).model
+    model = load_published(folder, copy=True).model
     model = (model.bfloat16() if bf16 else model).eval()
 
     def run(values: Tensor) -> np.ndarray:
@@ -168,7 +167,7 @@ def sides(kind: str, precision: str, smoke: bool) -> Iterator[dict[str, Encode]]
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         theirs, bf16 = checkpoint(kind, folder, smoke), precision == "bf16"
-        found = {"qkv": qkv_side(folder, kind, bf16)}
+        found = {"qkv": qkv_side(folder, bf16)}
         if not bf16 and available("onnxruntime", "onnxruntime", not smoke):
             onnx_file(theirs, kind, folder)
             found["onnxruntime"] = stack.enter_context(process(onnxruntime_worker, str(folder)))
