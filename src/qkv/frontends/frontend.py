@@ -41,6 +41,8 @@ class Frontend(Declared):
 
     axes: int = 1
     """Number of position axes. Several are internal to the front end; blocks see the index in the row."""
+    typed: bool = False
+    """True if it reads token types, or a branch behind it does."""
     limit: int | None
     """Maximum number of positions; None if unlimited."""
     limiting: str | None

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.frontends.text import TextFrontend
 from qkv.layers.branch import Branch
 from qkv.layers.context import Context
 from qkv.layers.pooling import SENTENCE_NAMES, pooled
@@ -20,14 +19,14 @@ IDS, MASK, TYPES, TARGET = "input_ids", "attention_mask", "token_type_ids", "dec
 BATCH, LENGTH, TARGET_LENGTH = "batch", "length", "target_length"
 
 
-class Pooled(NamedTuple):
+class TextPooling(NamedTuple):
     """Pooling of a text embedding. poolings: names of sentence-transformers, joined. normalise: scale to norm 1."""
 
     poolings: tuple[str, ...]
     normalise: bool
 
 
-class Graph(nn.Module):
+class TensorFunction(nn.Module):
     """Function of tensors that an ONNX file holds. Inputs and axes of unknown size have names.
 
     axes: input -> axis -> name of its size.   limits: largest value of a size.   output: name of the result.
@@ -44,16 +43,15 @@ class Graph(nn.Module):
         raise NotImplementedError
 
 
-class TextGraph(Graph):
+class TextFunction(TensorFunction):
     """Outputs for ids (B, N) with ``attention_mask`` (B, N), 1 at tokens and 0 at padding on the right.
 
     With ``pooled``, embeddings (B, D · poolings) instead of the outputs of the head.
     """
 
-    def __init__(self, model: Transformer, pooled: Pooled | None):
+    def __init__(self, model: Transformer, pooled: TextPooling | None):
         places, limit = {0: BATCH, 1: LENGTH}, model.limit
-        typed = isinstance(model.frontend, TextFrontend) and model.frontend.typed
-        names = (IDS, MASK, TYPES) if typed else (IDS, MASK)
+        names = (IDS, MASK, TYPES) if model.frontend.typed else (IDS, MASK)
         super().__init__({name: places for name in names}, {} if limit is None else {LENGTH: limit})
         self.model, self.pooled = model, pooled
         self.output = "logits" if pooled is None else "embeddings"
@@ -75,7 +73,7 @@ class TextGraph(Graph):
         return F.normalize(found, dim=-1) if self.pooled.normalise else found
 
 
-class PairGraph(Graph):
+class PairFunction(TensorFunction):
     """Logits (B, M, V) of an encoder–decoder for a source (B, N), its mask, and target ids (B, M) read so far."""
 
     def __init__(self, model: Transformer):
@@ -100,7 +98,7 @@ class PairGraph(Graph):
         return self.model(Signal(decoder_input_ids), memory=memory)[0]
 
 
-class ValuesGraph(Graph):
+class ValuesFunction(TensorFunction):
     """Outputs for the values of a front end that reads a fixed number of them, such as pixels (B, C, H, W)."""
 
     def __init__(self, model: Transformer):
@@ -128,22 +126,22 @@ class Alone(nn.Module):
         return self.branch(x, Context(steps, lengths))[0]
 
 
-def graph_of(model: Transformer, pooled: Pooled | None = None) -> Graph:
+def graph_of(model: Transformer, pooled: TextPooling | None = None) -> TensorFunction:
     """Function to trace for ``model``. Raises ``UserError`` for inputs that are no tensors of one shape."""
     frontend = model.spec.frontend
     if model.encoder is not None:
         readers = (frontend, model.encoder.frontend.part)
         if pooled is not None or not all(part.reads_tokens for part in readers):
             raise UserError("an encoder–decoder is exported to ONNX only if it reads and writes text, for its logits")
-        return PairGraph(model)
+        return PairFunction(model)
     if frontend.reads_tokens:
-        return TextGraph(model, pooled)
+        return TextFunction(model, pooled)
     if frontend.num_positions is None:
         raise UserError(
             f"model.frontend: the input of {frontend.kind!r} is more than values of one size, which an ONNX file "
             "cannot take; models of text and of images, videos and series of one size can be exported"
         )
-    return ValuesGraph(model)
+    return ValuesFunction(model)
 
 
 def _ragged(rows: int, length: int) -> Tensor:

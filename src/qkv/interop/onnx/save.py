@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from qkv.interop.check import TOLERANCE
 from qkv.interop.images import written_processor
-from qkv.interop.onnx.graph import BATCH, LENGTH, MASK, TARGET_LENGTH, Alone, Graph, Pooled, graph_of
+from qkv.interop.onnx.graph import BATCH, LENGTH, MASK, TARGET_LENGTH, Alone, TensorFunction, TextPooling, graph_of
 from qkv.interop.places import PREPROCESSOR
 from qkv.interop.save import save_tokenizer, write_json
 from qkv.interop.sentence import EmbeddingSettings
@@ -35,7 +35,7 @@ COMPARED = ({BATCH: 1, LENGTH: 5, TARGET_LENGTH: 2}, {BATCH: 4, LENGTH: 11, TARG
 """Sizes at which the file is compared with the model."""
 
 
-def save_onnx(model: Transformer, folder: Path, pooled: Pooled | None = None) -> str:
+def save_onnx(model: Transformer, folder: Path, pooled: TextPooling | None = None) -> str:
     """Write ``model`` to ``model.onnx`` in ``folder`` and compare both; return a sentence on its inputs and outputs.
 
     Text: ids and mask (B, N) for any B and N; images and the like: values (B, …) for any B. ``pooled``: write
@@ -62,11 +62,11 @@ def save_onnx(model: Transformer, folder: Path, pooled: Pooled | None = None) ->
     )
 
 
-def pooled_as(settings: EmbeddingSettings) -> Pooled:
+def pooled_as(settings: EmbeddingSettings) -> TextPooling:
     """Pooling of a sentence-transformers folder. Raises ``UserError`` if it leaves out the tokens of the prompt."""
     if not settings.pools_prompt:
         raise UserError("this model pools without the tokens of its prompt, whose number an ONNX file does not know")
-    return Pooled(settings.poolings, settings.normalise)
+    return TextPooling(settings.poolings, settings.normalise)
 
 
 def save_beside(
@@ -90,17 +90,17 @@ def save_beside(
         write_json(folder / LABELS, {"labels": list(labels), "temperature": temperature})
 
 
-def _names(graph: Graph) -> list[str]:
+def _names(graph: TensorFunction) -> list[str]:
     """Names of the sizes that may be any, in order."""
     return list(dict.fromkeys(name for axes in graph.axes.values() for name in axes.values()))
 
 
-def _fitting(graph: Graph, sizes: dict[str, int]) -> dict[str, int]:
+def _fitting(graph: TensorFunction, sizes: dict[str, int]) -> dict[str, int]:
     """``sizes`` within the limits of the graph."""
     return {name: min(size, graph.limits.get(name, size)) for name, size in sizes.items()}
 
 
-def _traced(graph: Graph, model: Transformer) -> torch.export.ExportedProgram:
+def _traced(graph: TensorFunction, model: Transformer) -> torch.export.ExportedProgram:
     """Program of ``graph`` with symbols for its sizes. Raises ``UserError``, naming the branch that has none."""
     sizes = _fitting(graph, TRACED)
     symbols = {name: torch.export.Dim(name, max=graph.limits.get(name)) for name in _names(graph) if sizes[name] > 1}
@@ -116,7 +116,7 @@ def _traced(graph: Graph, model: Transformer) -> torch.export.ExportedProgram:
         raise UserError(_reason(model, error)) from None
 
 
-def _write(program: torch.export.ExportedProgram, graph: Graph, file: Path) -> None:
+def _write(program: torch.export.ExportedProgram, graph: TensorFunction, file: Path) -> None:
     """Write ``program`` in operators of ONNX. Raises ``UserError`` if one of its operators has no counterpart there."""
     try:
         found = torch.onnx.export(program, input_names=list(graph.axes), output_names=[graph.output], verbose=False)
@@ -174,7 +174,7 @@ def _is_traceable(branch: nn.Module, width: int) -> bool:
     return True
 
 
-def _difference(graph: Graph, session: Any) -> float:
+def _difference(graph: TensorFunction, session: Any) -> float:
     """Largest difference of the file's outputs at other sizes, at unpadded positions, as a share of the largest."""
     worst = 0.0
     for seed, sizes in enumerate(COMPARED):
