@@ -14,7 +14,7 @@ import argparse
 import contextlib
 import multiprocessing
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,20 +23,17 @@ from typing import Any
 import torch
 
 import qkv
-from qkv.generation.sample import generate
 from qkv.models.quantize import quantize
 from qkv.models.transformer import Transformer
 from qkv.ops.native import library
 from qkv.report.table import print_table
+from qkv.runs.bench.sides import BITS, Writer, other_writer, writer
 from qkv.spec.quantization import Quantization
 from side_by_side import available, compare, in_turns, parser, say_ratio, say_where
 
 VOCAB, PROMPT, FIRST = 50257, 32, 512
 OURS = ("qkv", "qkv, bf16 weights")
-PRECISIONS = ("fp32", "bf16", "int8", "int4")
-BITS = {"bf16": 16, "int8": 8, "int4": 4}
-Generator = Callable[[list[list[int]], int], object]
-"""(prompts of equal length, number of new tokens) -> generated tokens."""
+PRECISIONS = tuple(BITS)
 
 
 def arguments() -> argparse.Namespace:
@@ -59,19 +56,13 @@ def build_qkv(smoke: bool) -> Transformer:
     return qkv.build(qkv.Model.parse({**sizes, "frontend": frontend, "blocks": [{"branches": branches}]})).eval()
 
 
-def qkv_side(bf16: bool, smoke: bool, bits: int = 32) -> Generator:
+def qkv_side(bf16: bool, smoke: bool, bits: int = 32) -> Writer:
     """qkv's own ``generate`` with a state of fixed capacity. bits: of quantised weights; 32: not quantised."""
     model = build_qkv(smoke)
     model = model.bfloat16() if bf16 else model
     if bits < 32:
         quantize(model, Quantization.parse({"bits": bits}))
-
-    def run(prompts: list[list[int]], new: int) -> object:
-        return generate(
-            model, prompts, qkv.Generation(max_new_tokens=new, temperature=0.0), capacity=len(prompts[0]) + new
-        )
-
-    return run
+    return writer(model)
 
 
 def transformers_model() -> Any:
@@ -85,24 +76,14 @@ def transformers_model() -> Any:
     return GPT2LMHeadModel(GPT2Config(attn_implementation="sdpa")).eval()
 
 
-def transformers_side(bf16: bool) -> Generator:
+def transformers_side(bf16: bool) -> Writer:
     """``model.generate``, eager, with its key/value cache and without an end token."""
     model = transformers_model()
-    model = model.bfloat16() if bf16 else model
-    model.generation_config.eos_token_id = None
-    model.generation_config.pad_token_id = 0
-
-    def run(prompts: list[list[int]], new: int) -> object:
-        ids = torch.tensor(prompts)
-        written = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False)
-        assert written.shape[1] == len(prompts[0]) + new
-        return written
-
-    return run
+    return other_writer(model.bfloat16() if bf16 else model)
 
 
 @contextlib.contextmanager
-def ctranslate2_side() -> Iterator[Generator]:
+def ctranslate2_side() -> Iterator[Writer]:
     """CTranslate2's generator in fp32, with as many threads as torch, in a separate process.
 
     In a common process, the OpenMP library shared with torch counts more threads than processors and stops torch's
@@ -159,14 +140,14 @@ def _tokenizer(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def sides(precision: str, smoke: bool) -> Iterator[dict[str, Generator]]:
+def sides(precision: str, smoke: bool) -> Iterator[dict[str, Writer]]:
     """Libraries to compare at this precision."""
     bf16 = precision == "bf16"
     with contextlib.ExitStack() as stack:
         if precision in ("int8", "int4"):
             yield {"qkv": qkv_side(False, smoke, BITS[precision])}
             return
-        found: dict[str, Generator] = {"qkv": qkv_side(bf16, smoke)}
+        found: dict[str, Writer] = {"qkv": qkv_side(bf16, smoke)}
         if bf16:
             found[OURS[1]] = qkv_side(False, smoke, BITS[precision])
         if available("transformers", "transformers", not smoke):
@@ -204,7 +185,7 @@ def measure(precision: str, asked: argparse.Namespace) -> None:
             first_token(precision, runs, asked)
 
 
-def first_token(precision: str, runs: dict[str, Generator], asked: argparse.Namespace) -> None:
+def first_token(precision: str, runs: dict[str, Writer], asked: argparse.Namespace) -> None:
     """Time to first token after a prompt of 512 tokens, in seconds."""
     texts = prompts(1, FIRST, asked.smoke)
     times = in_turns({name: partial(run, texts, 1) for name, run in runs.items()}, asked.repeats)

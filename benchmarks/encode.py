@@ -57,7 +57,8 @@ def checkpoint(kind: str, folder: Path, smoke: bool) -> Any:
     tiny = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
     options = {**(tiny if smoke else {}), "attn_implementation": "sdpa"}
     if kind == "bert":
-        model = BertModel(BertConfig(**options), add_pooling_layer=True)
+        # CTranslate2's converter asks for a key of the config that transformers no longer writes.
+        model = BertModel(BertConfig(**options, position_embedding_type="absolute"), add_pooling_layer=True)
     else:
         model = ViTModel(ViTConfig(**options), add_pooling_layer=False)
     model.eval().save_pretrained(folder)
@@ -114,6 +115,7 @@ def process(work: Callable[..., None], *args: Any) -> Iterator[Encode]:
     here, there = context.Pipe()
     worker = context.Process(target=work, args=(there, torch.get_num_threads(), *args), daemon=True)
     worker.start()
+    there.close()  # so that a worker that fails is noticed
 
     def run(values: Tensor) -> np.ndarray:
         here.send(values.numpy())

@@ -9,61 +9,20 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import import_module, metadata
 from pathlib import Path
 
 import qkv  # before torch: enables huge pages for every side
+from qkv.inspection.turns import Times, in_turns, seconds_of
 from qkv.report.table import print_table
 from qkv.system.processor import processor_name
 
+__all__ = ["Times", "in_turns", "seconds_of"]
+"""Timing of the package, which the benchmarks import from here."""
 TIE = 0.15
 """Differences below this are a tie: repeats of one side differ by as much."""
-
-
-@dataclass(frozen=True)
-class Times:
-    """Times of one side's repeats, in seconds."""
-
-    seconds: tuple[float, ...]
-
-    @property
-    def best(self) -> float:
-        """Shortest repeat, least affected by other load."""
-        return min(self.seconds)
-
-    @property
-    def spread(self) -> float:
-        """(longest - shortest) / shortest."""
-        return max(self.seconds) / self.best - 1
-
-    @property
-    def middle(self) -> float:
-        """Median repeat."""
-        return statistics.median(self.seconds)
-
-
-def in_turns(sides: Mapping[str, Callable[[], object]], repeats: int, warm_up: int = 1) -> dict[str, Times]:
-    """Run every side ``warm_up`` times, then ``repeats`` times in turns: A B C A B C."""
-    for run in sides.values():
-        for _ in range(warm_up):
-            run()
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(repeats):
-        for name, run in sides.items():
-            seconds[name].append(seconds_of(run))
-    return {name: Times(tuple(found)) for name, found in seconds.items()}
-
-
-def seconds_of(run: Callable[[], object]) -> float:
-    """Duration of one call in seconds."""
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
 
 
 def compare(

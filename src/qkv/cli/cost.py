@@ -80,7 +80,7 @@ def cost_command(
     if growth:
         _grow([spec, *(text for text in overrides or [] if "=" not in text)], overrides or [], longest, as_json)
         return
-    model, training = _read(spec, overrides or [])
+    model, training = read_model(spec, overrides or [])
     rows = training.batch_size if batch_size is None else batch_size
     machine = _probed() if probe else stored_machine()
     precision = precision or (machine.runs_in(training.precision) if machine else training.precision)
@@ -107,7 +107,7 @@ def _grow(specs: list[str], overrides: Iterable[str], longest: int, as_json: boo
     from qkv.inspection.growth_tables import points_table, summary
 
     changes = [text for text in overrides if "=" in text]
-    models = [_read(name, changes)[0] for name in specs]
+    models = [read_model(name, changes)[0] for name in specs]
     curves: list[GrowthCurve] = []
     for name, model in zip(specs, models, strict=True):
         curves.append(growth_curve(name, model, longest, tell=lambda point, name=name: _told(name, point)))
@@ -124,7 +124,7 @@ def _told(name: str, point: GrowthPoint) -> None:
     typer.echo(f"{name}: {point.length:,} positions, {point.seconds:.3g} s", err=True)
 
 
-def _read(name: str, overrides: Iterable[str]) -> tuple[Model, Training]:
+def read_model(name: str, overrides: Iterable[str]) -> tuple[Model, Training]:
     """Read a recipe, model file, run or preset: (model, training settings). A model alone gets batch size 1."""
     alone = Training(batch_size=1)
     if name in PRESETS and not Path(name).exists():

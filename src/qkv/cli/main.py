@@ -37,6 +37,7 @@ COMMANDS = {
     "embed": "Compute embedding vectors of texts.",
     "search": "Find the texts of a file that are nearest to a query.",
     "cost": "Estimate parameters, FLOPs, memory and time of a model.",
+    "bench": "Measure a model on this machine: tokens per second, first token, memory limit.",
     "why": "Show which implementation of each operation runs here, why, and its speedup.",
     "load": "Load a published checkpoint and show what it contains.",
     "export": "Export a trained model in a format that other libraries open.",

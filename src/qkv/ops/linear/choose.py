@@ -29,6 +29,8 @@ _SMALLEST_ROW = 1 << 18
 _SMALLEST_TRAINED = 1 << 15
 _SMALL = 1 << 17
 _FEW_ROWS = 64
+_LARGE = 1 << 28
+"""Multiplications from which many rows are timed at their own size: blocks of a product that fits no cache differ."""
 _NATIVE_ROWS = 8
 """Rows up to which the native kernel, which computes them from weights that it reads once, can be fastest."""
 # Rows, inner and outer width that stand for each case.
@@ -38,6 +40,7 @@ _SAMPLES = {
     "up to 8 rows": (4, 768, 3072),
     "few rows": (16, 2048, 8192),
     "many rows": (512, 256, 768),
+    "many rows, large": (1024, 768, 3072),
 }
 # Training is timed on this many maps in a row, to ``outer`` and back to ``inner`` by turns: as in a model, weights and
 # activations have left the caches when the backward pass needs them.
@@ -70,14 +73,22 @@ def linear(x: Tensor, weight: Tensor | PackedMatrix, bias: Tensor | None = None)
     if rows == 1:
         found = row_choice(weight.shape[1], weight.shape[0], transposed)
     else:
-        kind = "up to 8 rows" if rows <= _NATIVE_ROWS else "few rows" if rows <= _FEW_ROWS else "many rows"
-        found = choice(kind, transposed)
+        found = choice(_kind(rows, size), transposed)
     return TWINS[found.twin](x, weight, bias)
 
 
+def _kind(rows: int, size: int) -> str:
+    """Kind of a product of several ``rows`` with a weight of ``size`` numbers, without gradients."""
+    if rows <= _NATIVE_ROWS:
+        return "up to 8 rows"
+    if rows <= _FEW_ROWS:
+        return "few rows"
+    return "many rows, large" if rows * size >= _LARGE else "many rows"
+
+
 def choice(kind: str, transposed: bool = False) -> Choice:
-    """Implementation for matrix products of a kind: "training", "training, small", "up to 8 rows", "few rows" or
-    "many rows".
+    """Implementation for matrix products of a kind: "training", "training, small", "up to 8 rows", "few rows",
+    "many rows" or "many rows, large".
 
     The first two are timed forward and backward, the others forward only. transposed: the weights are stored (I, O),
     as views of a mapped file can be.

@@ -1,0 +1,173 @@
+"""Speed of one model on this machine: decoding, first token, forward pass, beside the limit of its memory."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from qkv.inspection.turns import in_turns, reading_seconds
+from qkv.models.transformer import Transformer
+from qkv.runs.bench.sides import lowered, other_model, other_reader, other_writer, reader, writer
+from qkv.spec.errors import UserError
+from qkv.system.processor import processor_name
+
+DECODE, FIRST, FORWARD = "decode", "first token", "forward"
+UNITS = {DECODE: "tokens/s", FIRST: "s", FORWARD: "rows/s"}
+OURS, PEER = "qkv", "transformers"
+_PEER_PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class BenchPlan:
+    """What is measured. batches: numbers of rows; prompts: their lengths; precisions: of ``sides.BITS``.
+
+    new: tokens to generate.   repeats: of each timing, the best counts.   peers: measure transformers too.
+    """
+
+    batches: tuple[int, ...] = (1, 8, 32)
+    prompts: tuple[int, ...] = (32, 512)
+    precisions: tuple[str, ...] = ("fp32", "bf16", "int8", "int4")
+    new: int = 64
+    repeats: int = 3
+    peers: bool = False
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured figure in the unit of ``UNITS[quantity]``.
+
+    prompt: positions of a row before the first generated one, or of a whole row.   limit: tokens/s of a machine that
+    does nothing but read the weights and the state once a step; None where something else is the limit.
+    """
+
+    side: str
+    precision: str
+    quantity: str
+    batch: int
+    prompt: int
+    value: float
+    limit: float | None = None
+
+    @property
+    def reached(self) -> float | None:
+        """Share of the limit that is reached."""
+        return None if self.limit is None else self.value / self.limit
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Figures of one model with what they depend on: parameters, bytes of weights by precision, machine, versions."""
+
+    name: str
+    parameters: int
+    weights: dict[str, int]
+    figures: tuple[Figure, ...]
+    about: dict[str, str]
+
+    def plain(self) -> dict[str, Any]:
+        """The figures as plain data."""
+        return {
+            **asdict(self),
+            "figures": [{**asdict(each), "reached": each.reached} for each in self.figures],
+        }
+
+
+def bench(
+    name: str, model: Transformer, plan: BenchPlan, tell: Callable[[Figure], None] = lambda figure: None
+) -> Bench:
+    """Measure ``model``; ``tell`` receives each figure. ``name``: of the model, for the tables.
+
+    A model that decodes: greedy generation of ``plan.new`` tokens after the first of ``plan.prompts``, for each number
+    of rows, and the time to the first token of one row after each prompt. Others: forward passes over rows of these
+    lengths. Longer rows than the model reads are left out. Raises ``UserError`` for an encoder–decoder.
+    """
+    if model.encoder is not None:
+        raise UserError(
+            "an encoder–decoder reads a source for each text, which is not measured; bench one of its stacks"
+        )
+    peer = other_model(model) if plan.peers else None
+    figures, weights = list[Figure](), dict[str, int]()
+    for precision in plan.precisions:
+        own = lowered(model, precision)
+        weights[precision] = _bytes_of(own)
+        other = peer.to(_PEER_PRECISIONS[precision]) if peer is not None and precision in _PEER_PRECISIONS else None
+        measured = _decoding if model.spec.decodes and model.vocab_size else _reading
+        for figure in measured(own, other, precision, plan):
+            figures.append(figure)
+            tell(figure)
+    count = sum(weight.numel() for weight in model.parameters())
+    return Bench(name, count, weights, tuple(figures), _about())
+
+
+def _decoding(own: Transformer, other: Any, precision: str, plan: BenchPlan) -> Iterator[Figure]:
+    sides = {OURS: writer(own), **({} if other is None else {PEER: other_writer(other)})}
+    room = own.limit or max(plan.prompts) + plan.new
+    prompts = _fitting(plan.prompts, room - 1)
+    new = min(plan.new, room - prompts[0])
+    for batch in plan.batches:
+        rows = _ids(own, batch, prompts[0])
+        times = in_turns({name: partial(run, rows, new) for name, run in sides.items()}, plan.repeats)
+        read = _bytes_of(own, decoding=True) + own.state_bytes(prompts[0] + new // 2, batch)
+        limit = batch / reading_seconds(read)
+        for name, found in times.items():
+            value, own_limit = batch * new / found.best, limit if name == OURS else None
+            yield Figure(name, precision, DECODE, batch, prompts[0], value, own_limit)
+    for prompt in prompts:
+        rows = _ids(own, 1, prompt)
+        times = in_turns({name: partial(run, rows, 1) for name, run in sides.items()}, plan.repeats)
+        for name, found in times.items():
+            yield Figure(name, precision, FIRST, 1, prompt, found.best)
+
+
+def _reading(own: Transformer, other: Any, precision: str, plan: BenchPlan) -> Iterator[Figure]:
+    sides = {OURS: reader(own), **({} if other is None else {PEER: other_reader(other)})}
+    fixed = own.spec.frontend.num_positions
+    for length in (fixed,) if fixed is not None else _fitting(plan.prompts, own.limit or max(plan.prompts)):
+        for batch in plan.batches:
+            values = own.frontend.random(batch, length, torch.Generator().manual_seed(0)).values
+            times = in_turns({name: partial(run, values) for name, run in sides.items()}, plan.repeats)
+            for name, found in times.items():
+                yield Figure(name, precision, FORWARD, batch, length, batch / found.best)
+
+
+def _fitting(lengths: Sequence[int], most: int) -> list[int]:
+    """The ``lengths`` up to ``most``; ``most`` alone if all are longer."""
+    return [length for length in lengths if length <= most] or [most]
+
+
+def _ids(model: Transformer, rows: int, length: int) -> list[list[int]]:
+    return model.frontend.random(rows, length, torch.Generator().manual_seed(rows)).values.tolist()
+
+
+def _bytes_of(model: Transformer, decoding: bool = False) -> int:
+    """Bytes of the weights, each counted once; ``decoding``: without a table of which a step reads only some rows."""
+    tied = getattr(model.head, "tied", False)
+    left_out = set[int]() if tied or not decoding else {id(tensor) for tensor in _table_of(model)}
+    found = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return sum(tensor.nbytes for key, tensor in found.items() if key not in left_out)
+
+
+def _table_of(model: Transformer) -> list[torch.Tensor]:
+    """Tensors that hold the token embeddings, one if they are not quantised; empty without tokens."""
+    table: Any = model.frontend.table
+    if table is None or isinstance(table, torch.Tensor):
+        return [] if table is None else [table]
+    return [*table.parameters(), *table.buffers()]
+
+
+def _about() -> dict[str, str]:
+    """Machine, versions and date."""
+    system = f"{platform.system()} {platform.release()}"
+    return {
+        "machine": f"{processor_name()}, {torch.get_num_threads()} threads used, {system}",
+        "versions": ", ".join(f"{name} {metadata.version(name)}" for name in ("qkv", "torch"))
+        + f", Python {platform.python_version()}",
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+    }

@@ -1,0 +1,107 @@
+"""Sides of a benchmark: qkv with weights in a precision, and the transformers library with the same weights."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.util
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv.generation.sample import generate
+from qkv.interop.folder import read_json
+from qkv.interop.places import CONFIG
+from qkv.interop.save import covering, save_published
+from qkv.layers.signal import Signal
+from qkv.models.quantize import quantize
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import UserError
+from qkv.spec.generation import Generation
+from qkv.spec.quantization import Quantization
+
+BITS = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}
+"""Bits of a weight by precision, as in ``qkv quantize``."""
+Writer = Callable[[list[list[int]], int], object]
+"""(prompts of equal length, number of new tokens) -> generated tokens."""
+Reader = Callable[[Tensor], object]
+"""Values of a batch -> outputs of one forward pass."""
+
+
+def lowered(model: Transformer, precision: str) -> Transformer:
+    """Copy of ``model`` with weights in ``precision``, of ``BITS``."""
+    found = copy.deepcopy(model).to(torch.float32).eval()
+    if BITS[precision] < 32:
+        quantize(found, Quantization.parse({"bits": BITS[precision]}))
+    return found
+
+
+def writer(model: Transformer) -> Writer:
+    """qkv's own ``generate``, greedy, with a state of fixed capacity."""
+
+    def run(prompts: list[list[int]], new: int) -> object:
+        greedy = Generation(max_new_tokens=new, temperature=0.0)
+        return generate(model, prompts, greedy, capacity=len(prompts[0]) + new)
+
+    return run
+
+
+def reader(model: Transformer) -> Reader:
+    """qkv's forward pass of whole rows."""
+
+    def run(values: Tensor) -> object:
+        with torch.inference_mode():
+            return model(Signal(values))[0]
+
+    return run
+
+
+def other_writer(model: Any) -> Writer:
+    """``generate`` of a model of the transformers library: greedy, eager, with its key/value cache, no end token."""
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+
+    def run(prompts: list[list[int]], new: int) -> object:
+        ids = torch.tensor(prompts)
+        written = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False)
+        if written.shape[1] != len(prompts[0]) + new:
+            raise RuntimeError(f"{written.shape[1] - len(prompts[0])} tokens were generated in place of {new}")
+        return written
+
+    return run
+
+
+def other_reader(model: Any) -> Reader:
+    """Forward pass of a model of the transformers library."""
+    kind = next(model.parameters()).dtype
+
+    def run(values: Tensor) -> object:
+        with torch.inference_mode():
+            return model(values.to(kind) if values.is_floating_point() else values)
+
+    return run
+
+
+def other_model(model: Transformer) -> Any:
+    """``model`` in the transformers library, in fp32, by way of a checkpoint of its published family.
+
+    Raises ``UserError`` if the library is not installed, or no family covers the model.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        raise UserError("--peers: the transformers library is not installed: pip install transformers")
+    if covering(model.spec) is None:
+        raise UserError("--peers: no published family covers this model, so the transformers library cannot open it")
+    transformers = importlib.import_module("transformers")
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        folder = Path(name)
+        save_published(lowered(model, "fp32"), folder)
+        kind = getattr(transformers, read_json(folder / CONFIG)["architectures"][0])
+        return kind.from_pretrained(folder, torch_dtype=torch.float32, local_files_only=True).eval()
