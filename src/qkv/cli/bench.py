@@ -17,7 +17,7 @@ from qkv.spec.shipped import is_shipped
 
 if TYPE_CHECKING:
     from qkv.models.transformer import Transformer
-    from qkv.runs.bench.measure import Bench, Figure, BenchPlan
+    from qkv.runs.bench.measure import Bench, BenchPlan, Figure
 
 EXAMPLES = """\
 qkv bench runs/my
