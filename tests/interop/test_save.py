@@ -73,7 +73,7 @@ def test_the_export_says_what_it_is_and_overwrites_nothing(
     assert {p.dtype for p in load_published("half").model.parameters()} == {torch.bfloat16}
     for words, sentence in (
         (["export", str(run), "--out", "half"], "half is not empty"),
-        (["export", str(run), "--out", "b", "--format", "gguf"], "there is no format 'gguf'"),
+        (["export", str(run), "--out", "b", "--format", "ggml"], "there is no format 'ggml'"),
         (["export", str(run), "--out", "b", "--dtype", "int8"], "there is no precision 'int8'"),
     ):
         assert main(words) == 2

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from qkv.cli.runs import Copy, run_or_published
+from qkv.cli.runs import Copy, output_file, run_or_published
 from qkv.interop.places import is_sentence_folder
 from qkv.spec.errors import UserError, nearest
 
@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 qkv export runs/my
 qkv export runs/my --out my-model --dtype bf16
+qkv export runs/my --format gguf --dtype q8_0
 qkv export runs/adapted --format peft
 qkv export runs/classifier --format onnx
 """
 
 FORMATS = {
     "hf": "a folder in Hugging Face format, which the transformers library and serving engines open",
+    "gguf": "one file, which llama.cpp opens",
     "peft": "only the adapter of a run trained with training.adapt: lora, in the format of the PEFT library",
     "onnx": "model.onnx for onnxruntime and others, for any number and length of rows, with tokenizer and labels",
 }
@@ -40,36 +42,54 @@ FORMATS = {
 def export_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a published checkpoint.")],
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Output folder; default: beside the run, named RUN-FORMAT.")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Output folder, a file for gguf; default: beside the run, RUN-FORMAT or RUN.gguf."
+        ),
     ] = None,
-    format: Annotated[str, typer.Option(metavar="hf|peft|onnx", help="Output format; peft: only the adapter.")] = "hf",
+    format: Annotated[
+        str,
+        typer.Option(metavar="hf|gguf|peft|onnx", help="Output format; gguf: of llama.cpp; peft: only the adapter."),
+    ] = "hf",
     dtype: Annotated[
-        str | None, typer.Option(metavar="fp32|bf16|fp16", help="Precision of the weights; default: unchanged.")
+        str | None,
+        typer.Option(
+            metavar="fp32|bf16|fp16", help="Precision of the weights; gguf also q8_0 and q4_0. Default: unchanged."
+        ),
     ] = None,
     check: Annotated[
         bool | None,
         typer.Option(
             "--check/--no-check",
-            help="Open the result with the transformers library and compare logits; "
+            help="Open the result with the transformers library, or llama.cpp, and compare logits; "
             "default: for models up to 2 GiB in fp32.",
         ),
     ] = None,
     copy: Copy = False,
 ) -> None:
-    """Export a trained model in a format that other libraries open: a Hugging Face folder, an adapter, or ONNX."""
+    """Export a trained model in a format that other libraries open: Hugging Face folder, GGUF, adapter, or ONNX."""
     if format not in FORMATS:
         raise UserError(f"there is no format {format!r}; {nearest(format, FORMATS)}")
     source = run if format == "onnx" and is_sentence_folder(run) else run_or_published(run)
-    folder = out or source.with_name(f"{source.name}-{format}")
+    if format == "gguf":
+        place = output_file("--out", out or source.with_name(f"{source.name}.gguf"))
+        said = _write_gguf(_read(source, copy), place, dtype, check)
+    else:
+        place = out or source.with_name(f"{source.name}-{format}")
+        said = _write_folder(format, source, place, (dtype, check, copy))
+    typer.echo(f"{place}: {said}")
+
+
+def _write_folder(format: str, source: Path, folder: Path, options: tuple[str | None, bool | None, bool]) -> str:
+    """Export to the new folder ``folder``; return the message. ``options``: dtype, check and copy."""
+    dtype, check, copy = options
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; name another folder with --out")
     if format == "peft":
-        said = _write_adapter(source, folder, dtype, copy)
-    elif format == "onnx":
-        said = _write_onnx(source, folder, dtype, copy)
-    else:
-        said = _write(_read(source, copy), folder, dtype, check)
-    typer.echo(f"{folder}: {said}")
+        return _write_adapter(source, folder, dtype, copy)
+    if format == "onnx":
+        return _write_onnx(source, folder, dtype, copy)
+    return _write(_read(source, copy), folder, dtype, check)
 
 
 def _write_onnx(source: Path, folder: Path, dtype: str | None, copy: bool) -> str:
@@ -87,6 +107,27 @@ def _write_onnx(source: Path, folder: Path, dtype: str | None, copy: bool) -> st
         said = save_onnx(model, partial, settings and pooled_as(settings))
         save_beside(partial, model.spec, read.tokenizer, read.labels, read.temperature, read.processor)
     return said
+
+
+def _write_gguf(read: _Source, file: Path, dtype: str | None, check: bool | None) -> str:
+    """Write the GGUF file ``file`` by way of a temporary one; return the message with family, type and comparison."""
+    from qkv.interop.check import LIMIT, size_of
+    from qkv.interop.gguf_check import compare_gguf
+    from qkv.interop.gguf_write import save_gguf
+
+    if file.exists():
+        raise UserError(f"{file} exists; name another file with --out")
+    partial = file.with_name(f"{file.stem}-partial-{os.getpid()}.gguf")
+    try:
+        written = save_gguf(read.model, partial, read.tokenizer, dtype, read.family)
+        asked = size_of(read.model) <= LIMIT if check is None else check
+        said = compare_gguf(partial, written.type) if asked else "not compared with llama.cpp"
+        partial.replace(file)
+    except OSError as error:
+        raise UserError(f"{file} cannot be written: {error.strerror or error}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+    return "\n".join((f"{written.family}, {written.type}", *written.notes, said))
 
 
 def _write_adapter(source: Path, folder: Path, dtype: str | None, copy: bool) -> str:

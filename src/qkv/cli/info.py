@@ -46,8 +46,9 @@ def info_command(
     from qkv.runs.files import files_in
 
     typer.echo()
+    base = folder.parent if folder.is_file() else folder
     print_table(
-        "", ["file", "size"], [(str(path.relative_to(folder)), size(count)) for path, count in files_in(folder).items()]
+        "", ["file", "size"], [(str(path.relative_to(base)), size(count)) for path, count in files_in(folder).items()]
     )
 
 

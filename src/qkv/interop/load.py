@@ -48,7 +48,7 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 @dataclass(frozen=True)
 class PublishedModel:
-    """Loaded checkpoint in Hugging Face format: model, tokenizer, settings, and what was left out.
+    """Loaded checkpoint in Hugging Face format or GGUF: model, tokenizer, settings, and what was left out.
 
     ``tokenizer`` is None if the folder has none; ``labels`` is empty if it names no classes. ``used`` is the number of
     tensors loaded. ``ignored`` and ``ignored_config`` list (name, reason) of tensors and config keys that were not
@@ -85,7 +85,7 @@ def load_published(
     pickles: bool = False,
     copy: bool = False,
 ) -> PublishedModel:
-    """Load the checkpoint in a local folder or, if there is no such folder, the published model of that name.
+    """Load the checkpoint in a local folder or GGUF file or, if there is none, the published model of that name.
 
     ``dtype``: "fp32", "bf16", "fp16" or a torch dtype; default: the dtype of most numbers in the files. ``revision``:
     branch, tag or commit of a published model. ``pickles``: if there are no safetensors files, read tensors (and

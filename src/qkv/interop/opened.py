@@ -1,4 +1,4 @@
-"""Published checkpoint folder with its config, which is read once."""
+"""Published checkpoint, a folder or a GGUF file, with its config, which is read once."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import Any, NamedTuple
 from qkv.interop import hub
 from qkv.interop.adapted import StoredAdapter, adapted_tensors, adapted_values, base_of, read_adapter, task_of
 from qkv.interop.folder import Stored, read_json, stored_tensors
+from qkv.interop.gguf_read import gguf_tensors, gguf_values
 from qkv.interop.mapping.config import Config, Held
 from qkv.interop.mapping.family import Family, choose
 from qkv.interop.places import ADAPTER_CONFIG, CONFIG, INDEX, WEIGHTS, is_published, may_be_name
 from qkv.interop.registry import FAMILIES
 from qkv.spec.errors import UserError
 from qkv.tokenizers.folder import holds_tokenizer
+from qkv.tokenizers.gguf_file import is_gguf
 
 
 class Opened(NamedTuple):
-    """Folder of a checkpoint in Hugging Face format, with the contents of its ``config.json``.
+    """Folder of a checkpoint in Hugging Face format, with the contents of its ``config.json``; or a GGUF file.
 
     adapter: PEFT adapter over the checkpoint in ``folder``; ``values`` then describe the adapted model.
     base: architecture of the checkpoint without it.
@@ -31,7 +33,8 @@ class Opened(NamedTuple):
 
     def config(self, held: Held | None = None) -> Config:
         """Checked access to the folder's config; with ``held``, sizes larger than its weight files are refused."""
-        return Config(self.values, str(self.folder / CONFIG), held)
+        source = self.folder if is_gguf(self.folder) else self.folder / CONFIG
+        return Config(self.values, str(source), held)
 
     def family(self) -> tuple[Family, str]:
         """(family, name of the architecture) of the config. Raises ``UserError`` if no family covers it."""
@@ -44,6 +47,8 @@ class Opened(NamedTuple):
 
     def tensors(self, pickles: bool = False, copy: bool = True) -> dict[str, Stored]:
         """Stored tensors by name, see ``stored_tensors``, with the adapter applied. Raises ``UserError``."""
+        if is_gguf(self.folder):
+            return gguf_tensors(self.folder, self.values, copy)
         found = stored_tensors(self.folder, pickles, copy)
         if self.adapter is None:
             return found
@@ -52,10 +57,12 @@ class Opened(NamedTuple):
 
 
 def opened(source: str | Path, revision: str | None = None, pickles: bool = False) -> Opened:
-    """Open the checkpoint folder ``source``, or download the published model of that name; reads its config only.
-    For a PEFT adapter, the checkpoint is that of its base model. Raises ``UserError``.
+    """Open the checkpoint folder or GGUF file ``source``, or download the published model of that name; reads its
+    config only. For a PEFT adapter, the checkpoint is that of its base model. Raises ``UserError``.
     """
     folder = find_folder(source, revision, pickles)
+    if is_gguf(folder):
+        return Opened(folder, gguf_values(folder))
     if (folder / ADAPTER_CONFIG).is_file():
         return _adapted(folder, pickles)
     return Opened(folder, read_json(folder / CONFIG))
@@ -96,10 +103,12 @@ def _base_folder(folder: Path, pickles: bool) -> Path:
 
 
 def find_folder(source: str | Path, revision: str | None = None, pickles: bool = False) -> Path:
-    """Folder of a published checkpoint: ``source`` itself, or where the published model of that name was downloaded to.
-    Raises ``UserError``.
+    """Folder of a published checkpoint, or GGUF file: ``source`` itself, or where the published model of that name was
+    downloaded to. Raises ``UserError``.
     """
     folder = Path(source).expanduser()
+    if is_gguf(folder) and not revision:
+        return folder
     if folder.is_dir():
         if not is_published(folder):
             raise UserError(f"{folder} holds no published checkpoint: there is no {CONFIG}")

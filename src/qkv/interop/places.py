@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from qkv.tokenizers.gguf_file import is_gguf
+
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 GENERATION, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
@@ -16,8 +18,10 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def is_published(folder: Path) -> bool:
-    """True if ``folder`` has a config.json, as a checkpoint in Hugging Face format does, or holds a PEFT adapter."""
-    return (folder / CONFIG).is_file() or (folder / ADAPTER_CONFIG).is_file()
+    """True if ``folder`` has a config.json, as a checkpoint in Hugging Face format does, or holds a PEFT adapter, or is
+    a GGUF file.
+    """
+    return is_gguf(folder) or (folder / CONFIG).is_file() or (folder / ADAPTER_CONFIG).is_file()
 
 
 def is_sentence_folder(folder: Path) -> bool:

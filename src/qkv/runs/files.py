@@ -217,8 +217,10 @@ def sync(path: Path) -> None:
 
 
 def files_in(folder: Path) -> dict[Path, int]:
-    """Sizes in bytes of all files under ``folder``, sorted by path; files that vanish meanwhile are skipped."""
-    found: dict[Path, int] = {}
+    """Sizes in bytes of all files under ``folder``, or of the file ``folder``, sorted by path; files that vanish
+    meanwhile are skipped.
+    """
+    found: dict[Path, int] = {folder: folder.stat().st_size} if folder.is_file() else {}
     for place, _, names in os.walk(folder):
         for name in names:
             path = Path(place, name)

@@ -12,6 +12,8 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from qkv.spec.errors import UserError
 from qkv.tokenizers.byte_level import SYMBOLS
+from qkv.tokenizers.gguf_file import is_gguf
+from qkv.tokenizers.gguf_read import reads_tokenizer, tokenizer_of
 from qkv.tokenizers.special import CONTENTS
 
 FILE_NAME = "tokenizer.json"
@@ -57,6 +59,9 @@ def find(path: Path) -> Found:
     """Read the tokenizer in the file or Hugging Face folder ``path``. Raises ``UserError`` if there is none that can be
     read.
     """
+    if is_gguf(path):
+        text, roles = tokenizer_of(path)
+        return Found(text, str(path), roles)
     if path.is_dir() and not (path / FILE_NAME).exists():
         settings = _settings(path)
         return Found(_from_vocabulary(path, settings).to_str(), str(path), _roles(settings))
@@ -65,7 +70,11 @@ def find(path: Path) -> Found:
 
 
 def holds_tokenizer(folder: Path) -> bool:
-    """True if ``folder`` holds a tokenizer file of any format, also of one that cannot be read here."""
+    """True if ``folder`` holds a tokenizer file of any format, also of one that cannot be read here; for a GGUF file,
+    if it holds a tokenizer that qkv reads.
+    """
+    if is_gguf(folder):
+        return reads_tokenizer(folder)
     named = any((folder / name).is_file() for name in (FILE_NAME, "vocab.json", "vocab.txt", *SENTENCEPIECE))
     return named or _family(_settings(folder), "") in BYTES
 

@@ -104,6 +104,20 @@ class Interleaved(Way):
 
 
 @dataclass(frozen=True)
+class RotaryPairs(Way):
+    """Reordering of the rows of each head so that the two features that RoPE turns together, i and i + Dk/2, become
+    neighbours (Llama in GGUF).
+    """
+
+    def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
+        halves = theirs[0].unflatten(0, (cut.groups, 2, -1))
+        return halves.transpose(1, 2).flatten(0, 2)
+
+    def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
+        return (ours.unflatten(0, (cut.groups, -1, 2)).transpose(1, 2).flatten(0, 2),)
+
+
+@dataclass(frozen=True)
 class ByHead(Way):
     """Merging of the last two axes, published (…, H, Dk) to qkv's (…, H Dk): XLNet's vectors and output projection."""
 
@@ -182,6 +196,7 @@ TRANSPOSED = Transposed()
 QKV = Joined(3)
 PAIR = Joined(2)
 INTERLEAVED = Interleaved()
+ROTARY_PAIRS = RotaryPairs()
 BY_HEAD = ByHead()
 ONE_BY_HEAD = JoinedByHead(1)
 QKV_BY_HEAD = JoinedByHead(3)
