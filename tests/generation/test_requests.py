@@ -18,7 +18,7 @@ from tests.generation.models import STACKS, VOCABULARY, model
 from tests.generation.test_beam import translator
 from tests.generation.test_text import system
 
-from qkv.generation import engine, prefill, requests
+from qkv.generation import engine, prefill, prefixes, requests
 from qkv.generation.beam import beam_search
 from qkv.generation.constrain import Constraint
 from qkv.generation.requests import QueueFull, Request, RequestQueue, TextDelta
@@ -126,25 +126,32 @@ ACTIONS = st.lists(
 
 
 def schedule_is_kept(name: str, actions: list[tuple[str, int]], budget_rows: int, size: int, proposes: bool) -> None:
-    """Carry out actions and finish, in passes of ``size``; check tokens, reasons and bytes of every request."""
-    with patch.dict(prefill.PASS, cpu=size):
-        _carry_out(name, actions, budget_rows, look_up() if proposes else None)
+    """Carry out actions and finish, in passes of ``size``, with beginnings of texts kept and without; check tokens,
+    reasons and bytes of every request.
+    """
+    with patch.dict(prefill.PASS, cpu=size), patch.object(prefixes, "FEWEST", 2):
+        for keep in (0, 1 << 20):
+            _carry_out(name, actions, budget_rows, look_up() if proposes else None, keep)
 
 
-def _carry_out(name: str, actions: list[tuple[str, int]], budget_rows: int, speculator: Speculator | None) -> None:
+def _carry_out(
+    name: str, actions: list[tuple[str, int]], budget_rows: int, speculator: Speculator | None, keep: int
+) -> None:
     m, clock = model(name), Clock()
     budget = queue_of(m, speculator=speculator)._needed([_longest(m)] * budget_rows)
-    queue = queue_of(m, budget=budget, max_batch=4, clock=clock, speculator=speculator)
+    queue = queue_of(m, budget=budget, max_batch=4, clock=clock, speculator=speculator, keep=keep)
     asked, pieces, cancelled = dict[int, Request](), list[TextDelta](), set[int]()
 
     def steps() -> None:
         pieces.extend(queue.step())
-        assert 2 * queue.nbytes <= budget
+        kept = queue.prefixes.nbytes
+        assert 2 * (queue.nbytes - kept) + kept <= budget
+        assert kept <= keep
         assert queue.running <= 4
 
     for action, value in actions:
         if action == "submit":
-            prompt = [(value * k + k) % VOCABULARY for k in range(1, 2 + value % 9)]
+            prompt = [*((value % 3 * k + k) % VOCABULARY for k in range(1, 1 + value % 9)), value % VOCABULARY]
             deadline, regex = float(value) if value % 4 == 0 else None, REGEXES[value % 6]
             guide = constraint(regex) if regex else None
             request = Request(prompt, SETTINGS[value % 5], deadline=deadline, constraint=guide)
@@ -160,7 +167,9 @@ def _carry_out(name: str, actions: list[tuple[str, int]], budget_rows: int, spec
     while not queue.idle:
         steps()
     _check_all(m, asked, pieces, cancelled)
-    assert (queue.running, queue.waiting, queue.nbytes) == (0, 0, 0)
+    assert (queue.running, queue.waiting, queue.nbytes) == (0, 0, queue.prefixes.nbytes)
+    queue.prefixes.shrink(0)
+    assert queue.nbytes == 0
 
 
 def _longest(m: Transformer) -> Any:

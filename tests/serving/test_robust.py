@@ -187,3 +187,21 @@ def test_metrics_are_those_of_the_requests(runs: dict[str, Run]) -> None:
     assert 'qkv_http_requests_total{path="/v1/completions",status="400"} 1.0' in text
     assert 'qkv_first_token_seconds_count{model="rope"} 1.0' in text
     assert 'qkv_requests_running{model="rope"} 0.0' in text
+
+
+def test_prompts_that_begin_alike_are_counted(runs: dict[str, Run]) -> None:
+    prompt = "the quick brown fox jumps over"
+    with serving({"rope": runs["rope"], "gru": runs["gru"]}) as server:
+        for name in ("rope", "gru"):
+            for end in (" the", " a", " lazy dogs"):
+                asked = {"prompt": prompt + end, "max_tokens": 5, "temperature": 0.0}
+                answer = posted(server, model=name, **asked).json()
+                assert answer["choices"][0]["text"] == alone(
+                    runs[name], prompt + end, max_new_tokens=5, temperature=0.0
+                )
+        text = httpx.get(f"{server.url}/metrics").text
+    assert 'qkv_shared_prompts_total{model="rope"} 2.0' in text
+    tokens = 2 * len(prompt) + 2  # and the space after it, which all three share
+    assert f'qkv_shared_prompt_tokens_total{{model="rope"}} {tokens}.0' in text
+    assert 'qkv_shared_prompts_total{model="gru"} 1.0' in text
+    assert 'qkv_kept_state_bytes{model="rope"} 0.0' not in text

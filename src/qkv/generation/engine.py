@@ -25,6 +25,7 @@ from torch import Tensor
 
 from qkv.generation.context import first_seen
 from qkv.generation.prefill import DecodedRow, HeadInput, Prefill, continued
+from qkv.generation.prefixes import Prefixes
 from qkv.layers.context import Memory
 from qkv.models.transformer import State, Transformer
 from qkv.state.tree import join, map_tensors, nbytes, overwrite, rows
@@ -111,6 +112,10 @@ class Engine:
         """Bytes of the decoding state of all rows."""
         return self._prefill.nbytes + (0 if self._state is None else nbytes(self._state))
 
+    def share(self, prefixes: Prefixes) -> None:
+        """Let rows that are admitted from now on begin with kept states, and keep those of rows that end."""
+        self._prefill.prefixes = prefixes
+
     def admit(self, texts: Sequence[Sequence[int]], keys: Sequence[int], memory: Memory | None = None) -> None:
         """Add texts (token ids) with their keys at the end of the batch; the next steps read them.
 
@@ -144,6 +149,7 @@ class Engine:
     def evict(self, places: Collection[int]) -> None:
         """Remove the rows at the indices ``places`` and free their state."""
         kept = [place for place in range(len(self.rows)) if place not in places]
+        self._remember([place for place in places if place < self._held])
         self._prefill.drop([self.rows[place] for place in places if place >= self._held])
         self._keep([place for place in kept if place < self._held])
         self.rows = [self.rows[place] for place in kept]
@@ -251,6 +257,8 @@ class Engine:
     def _follow(self, successors: Sequence[Next]) -> None:
         """Replace the rows by their successors: evict, reorder, fork and extend them."""
         before, waiting, taken = self.rows, self.rows[self._held :], set[int]()
+        going = {one.parent for one in successors}
+        self._remember([place for place in range(self._held) if place not in going])
         self._keep([one.parent for one in successors])
         self.rows = []
         for parent, tokens, key in successors:
@@ -263,6 +271,16 @@ class Engine:
             row.tokens.extend(tokens)
             self.rows.append(row)
         self.rows += waiting
+
+    def _remember(self, places: Sequence[int]) -> None:
+        """Keep the states of rows that end, for texts that begin with theirs."""
+        prefixes, state = self._prefill.prefixes, self._state
+        if prefixes is None or state is None:
+            return
+        for place in places:
+            row = self.rows[place]
+            if not row.start:
+                prefixes.keep(row.tokens[: row.read], state, place)
 
     def _keep(self, parents: list[int]) -> None:
         """Reorder the state so that its row i is the former row ``parents[i]``, which may repeat.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from qkv.data.padding import batch_of
 from qkv.generation.context import first_seen
+from qkv.generation.prefixes import Prefixes, SharedPrefix
 from qkv.layers.context import Memory
 from qkv.layers.signal import Signal
 from qkv.models.transformer import State, Transformer
@@ -115,9 +117,12 @@ class _Group:
 class Prefill:
     """Texts that wait to be read from the start of their context, in the order of their admission."""
 
-    def __init__(self, model: Transformer, capacity: int | None = None):
-        """``capacity``: fixed number of positions of a state; None grows by doubling."""
-        self.model, self.capacity = model, capacity
+    def __init__(self, model: Transformer, capacity: int | None = None, prefixes: Prefixes | None = None):
+        """``capacity``: fixed number of positions of a state; None grows by doubling.
+
+        prefixes: states with which texts may begin.
+        """
+        self.model, self.capacity, self.prefixes = model, capacity, prefixes
         self._most = pass_size(model.device)
         self._groups: list[_Group] = []
 
@@ -155,17 +160,22 @@ class Prefill:
         group = next((group for group in self._groups if group.left), None)
         if group is None:
             return
-        if group.begun is None and group.size <= self._most:
+        if group.begun is None:
             group = self._merged(group)
         count = self._fitting(group)
         several = group.left[:count]
-        state = group.begun or self.model.init_state(count, self.capacity, memory_of(several))
-        vectors, state = forward(self.model, several, state, None if self.model.reads_prefix else self._most)
+        state = self._state(several) if group.begun is None else group.begun
+        group.begun, parting = None, self._parting(several[0])
+        most = self._most if parting is None else min(self._most, parting - several[0].read)
+        vectors, state = forward(self.model, several, state, None if self.model.reads_prefix else most)
         if several[0].unread:
             group.begun = state
+            if several[0].read == parting or self._is_kept(several[0]):
+                self._keep(several, state)
         else:
-            group.left, group.begun = group.left[count:], None
+            group.left = group.left[count:]
             group.done.append(Begun(several, vectors.last(), state))
+            self._end(several, state)
 
     def ready(self) -> list[Begun]:
         """Remove and return what has been read of the first groups, as far as all of their rows have been."""
@@ -174,27 +184,78 @@ class Prefill:
             found += self._groups.pop(0).done
         return found
 
+    def _look_up(self, texts: Sequence[DecodedRow]) -> None:
+        """Let rows that have not begun have read what they share with a kept text."""
+        for row in texts:
+            shared = self._shared(row)
+            row.read = row.start + (shared.length if shared else 0)
+
+    def _shared(self, row: DecodedRow) -> SharedPrefix | None:
+        return None if self.prefixes is None or row.start else self.prefixes.find(row.tokens)
+
     def _merged(self, first: _Group) -> _Group:
         """``first`` with the groups after it that fit into the same pass; all of them are then ready at once."""
         place = self._groups.index(first)
+        self._look_up(first.left)
         while len(self._groups) > place + 1:
-            both = _Group(first.left + self._groups[place + 1].left, done=first.done)
-            if both.size > self._most:
+            after = self._groups[place + 1]
+            self._look_up(after.left)
+            both = _Group(first.left + after.left, done=first.done)
+            if both.size > self._most or len({self._kind(row) for row in both.left}) > 1:
                 break
             self._groups[place : place + 2] = [both]
             first = both
         return first
 
+    def _kind(self, row: DecodedRow) -> int:
+        """Rows of different kinds are read in passes of their own: 0 from nothing, 1 from a kept state; 2: alone."""
+        return 2 if self._parting(row) else int(row.read > row.start)
+
+    def _parting(self, row: DecodedRow) -> int | None:
+        """Number of tokens after which the state of a row is to be kept for others."""
+        return None if self.prefixes is None or row.start else self.prefixes.parting(row.tokens, row.read)
+
     def _fitting(self, group: _Group) -> int:
         """Number of first rows of a group that the next pass reads."""
-        count, longest = 1, group.left[0].unread
-        if group.begun is None:
-            for row in group.left[1:]:
-                longest = max(longest, row.unread)
-                if (count + 1) * longest > self._most:
-                    break
-                count += 1
+        first = group.left[0]
+        if group.begun is not None or self._kind(first) == 2:
+            return 1
+        count, longest = 1, first.unread
+        for row in group.left[1:]:
+            longest = max(longest, row.unread)
+            if (count + 1) * longest > self._most or self._kind(row) != self._kind(first):
+                break
+            count += 1
         return count
+
+    def _state(self, several: Sequence[DecodedRow]) -> State:
+        """State with which rows of one kind begin."""
+        if several[0].read == several[0].start:
+            return self.model.init_state(len(several), self.capacity, memory_of(several))
+        assert self.prefixes is not None
+        found = [shared for row in several if (shared := self._shared(row)) is not None]
+        return reduce(join, [self.prefixes.take(shared) for shared in found])
+
+    def _end(self, several: Sequence[DecodedRow], state: State) -> None:
+        """Remember rows that have been read to their end. A state that serves longer texts only is not kept there."""
+        if self.prefixes is not None:
+            for row in several:
+                self.prefixes.saw(row.tokens)
+            if self.model.rewindable:
+                self._keep(several, state)
+
+    def _is_kept(self, row: DecodedRow) -> bool:
+        """True if the state after the latest chunk of a row is kept, which later ones do not contain: 1, 2, 4 … of
+        them.
+        """
+        chunks = row.read // self._most
+        return not self.model.rewindable and not chunks & (chunks - 1)
+
+    def _keep(self, several: Sequence[DecodedRow], state: State) -> None:
+        """Keep the states of rows as far as they have been read."""
+        for i, row in enumerate(several):
+            if self.prefixes is not None and not row.start:
+                self.prefixes.keep(row.tokens[: row.read], state, i)
 
 
 def forward(

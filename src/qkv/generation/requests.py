@@ -15,6 +15,8 @@ two states exist for a moment. For R rows that may reach n positions this is at 
 Proposals are read at positions that the request may reach anyway. To take rejected ones back from a state that cannot
 drop positions, a copy of it is kept, joined and selected from: c = 5 for such a model, and for such a draft, whose
 state is counted like that of the model. A request waits while the bytes, with all running requests, exceed the budget.
+What they leave of it can hold states of texts that were read before, for texts that begin alike
+(``qkv.generation.prefixes``).
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ import torch
 
 from qkv.generation import context
 from qkv.generation.constrain import Constraint
+from qkv.generation.prefixes import COUNTS, Prefixes, shares
 from qkv.generation.sample import Drawn, Sampling, TokenScore
 from qkv.generation.speculate import Speculator
 from qkv.generation.writer import PROMPT_END, TextWriter
@@ -111,16 +114,21 @@ class RequestQueue:
         max_queue: int = 1000,
         clock: Callable[[], float] = time.monotonic,
         speculator: Speculator | None = None,
+        keep: int = 0,
     ):
         """Create an empty queue, and set the model to evaluation mode. tokenizer: None for ids without text.
 
         budget: bytes of decoding states, see above; None for no bound. max_batch: maximum number of running requests.
         max_queue: maximum number of waiting ones. clock: seconds, for deadlines. speculator: proposes tokens for all
-        requests.
+        requests. keep: bytes of states of texts that are kept for texts that begin alike, within the budget; see
+        ``qkv.generation.prefixes``.
         """
         self.model, self.tokenizer, self.clock = model.eval(), tokenizer, clock
         self.budget, self.max_batch, self.max_queue, self.speculator = budget, max_batch, max_queue, speculator
-        self._sampling = Sampling(model, [], Generation())
+        self.keep = keep
+        self.prefixes = Prefixes(model, keep if shares(model) else 0)
+        """States of texts that have been read."""
+        self._sampling = self._empty()
         self._waiting: deque[_Waiting] = deque()
         self._running: dict[int, _Waiting] = {}
         """Running requests by their row of the sampler."""
@@ -146,8 +154,8 @@ class RequestQueue:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the decoding states now."""
-        return self._sampling.engine.nbytes
+        """Bytes of the decoding states now, those kept for other texts included."""
+        return self._sampling.engine.nbytes + self.prefixes.nbytes
 
     def submit(self, request: Request) -> int:
         """Add a request at the end of the queue; return its number.
@@ -231,7 +239,7 @@ class RequestQueue:
         needed = 0
         for model, memory in ((self.model, source), *([(draft, 0)] if draft else [])):
             copies = 2 if self.speculator is None or model.rewindable else 5
-            needed += copies * (model.room_bytes(longest, len(several)) + len(several) * (_COUNTS + memory))
+            needed += copies * (model.room_bytes(longest, len(several)) + len(several) * (COUNTS + memory))
         return needed
 
     def _positions(self, request: Request) -> int:
@@ -239,7 +247,22 @@ class RequestQueue:
         needed = len(request.prompt) + max(0, request.generation.max_new_tokens - 1)
         return needed if self.model.limit is None else min(needed, self.model.limit)
 
+    def _empty(self) -> Sampling:
+        """Batch without rows."""
+        sampling = Sampling(self.model, [], Generation())
+        if self.keep and shares(self.model):
+            sampling.engine.share(self.prefixes)
+        return sampling
+
     def _admit(self) -> None:
+        """Admit waiting requests, and keep states of others in what they leave of the budget."""
+        self._admit_waiting()
+        if self.budget is not None and shares(self.model):
+            left = self.budget - (self._needed(self._running.values()) if self._running else 0)
+            self.prefixes.most = min(self.keep, left)
+            self.prefixes.shrink(self.prefixes.most)
+
+    def _admit_waiting(self) -> None:
         """Admit waiting requests in order, as far as budget and batch size allow."""
         while self._waiting and len(self._running) < self.max_batch:
             first = self._waiting[0]
@@ -308,15 +331,12 @@ class RequestQueue:
         """End all running requests with the error; the queue goes on with an empty batch."""
         said = _sentence(error)
         self._ended += [TextDelta(own.number, finished="failed", error=said) for own in self._running.values()]
-        self._running, self._sampling = {}, Sampling(self.model, [], Generation())
+        self.prefixes.shrink(0)  # they may hold what has failed
+        self._running, self._sampling = {}, self._empty()
 
 
 def _sentence(error: Exception) -> str:
     return str(error) if isinstance(error, UserError) else f"the model failed: {error}"
-
-
-_COUNTS = 64
-"""Bytes of a row's counts at most."""
 
 
 @torch.inference_mode()

@@ -12,6 +12,8 @@ MAX_LOGPROBS = 20
 """Maximum number of alternatives per token."""
 MAX_INPUTS, AT_ONCE = 2048, 16
 """Maximum number of inputs of embeddings and predictions, and how many of them hold up the other requests at once."""
+KEPT = 256 * 2**20
+"""Bytes of states that a model keeps for texts that begin alike, if no memory is given; else what is left of that."""
 UNREAD = 64
 """Pieces kept for a reader who does not read; further ones are joined to the last, so that nothing is lost."""
 

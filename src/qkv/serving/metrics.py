@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from qkv.generation.requests import TextDelta
@@ -17,8 +17,14 @@ GAUGES: Mapping[str, tuple[str, Callable[[LoadCounts], int]]] = {
     "qkv_requests_running": ("Texts that are being written.", lambda counts: counts.running),
     "qkv_requests_waiting": ("Texts, embeddings and predictions that wait.", lambda counts: counts.waiting),
     "qkv_state_bytes": ("Bytes of decoding states.", lambda counts: counts.nbytes),
+    "qkv_kept_state_bytes": ("Bytes of states kept for texts that begin alike.", lambda counts: counts.kept),
 }
 """Gauges read from a worker at each scrape."""
+COUNTERS: Mapping[str, tuple[str, Callable[[LoadCounts], int]]] = {
+    "qkv_shared_prompts": ("Prompts that began with a kept state.", lambda counts: counts.hits),
+    "qkv_shared_prompt_tokens": ("Tokens of prompts that were not read again.", lambda counts: counts.shared),
+}
+"""Counters read in the same way."""
 
 
 class Metrics:
@@ -27,7 +33,7 @@ class Metrics:
     def __init__(self, workers: Mapping[str, Worker]):
         """``workers`` by the name of their model."""
         self.registry = CollectorRegistry()
-        self.registry.register(_Gauges(workers))
+        self.registry.register(_OfWorkers(workers))
         self._http = Counter(
             "qkv_http_requests", "HTTP requests by path and status.", ["path", "status"], registry=self.registry
         )
@@ -85,16 +91,18 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class _Gauges(Collector):
+class _OfWorkers(Collector):
     def __init__(self, workers: Mapping[str, Worker]):
         self._workers = workers
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
+    def collect(self) -> Iterable[Metric]:
         return self._families()
 
-    def _families(self) -> Iterator[GaugeMetricFamily]:
-        for name, (description, value) in GAUGES.items():
-            family = GaugeMetricFamily(name, description, labels=["model"])
-            for model, worker in self._workers.items():
-                family.add_metric([model], value(worker.counts))
-            yield family
+    def _families(self) -> Iterator[Metric]:
+        counts = {model: worker.counts for model, worker in self._workers.items()}
+        for kind, table in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
+            for name, (description, value) in table.items():
+                family = kind(name, description, labels=["model"])
+                for model, found in counts.items():
+                    family.add_metric([model], value(found))
+                yield family

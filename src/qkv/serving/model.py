@@ -15,7 +15,7 @@ from qkv.runs.run import Run, task_of
 from qkv.serving.bodies import GenerationBody
 from qkv.serving.ends import end_ids
 from qkv.serving.errors import ApiError
-from qkv.serving.limits import Limits
+from qkv.serving.limits import KEPT, Limits
 from qkv.serving.templates import ChatTemplate, find_template
 from qkv.serving.worker import Worker
 from qkv.spec.errors import UserError
@@ -46,8 +46,8 @@ class ServedModel:
         self.predicts = bool(self.task.asks) or self.task.predicts_tables
         if not (self.writes or self.embeds or self.predicts):
             raise UserError(f"{run.folder}: a server cannot ask this model for text, embeddings or predictions")
-        queued = (model, self.tokenizer, limits.memory, limits.batch, limits.queue)
-        self.worker = Worker(RequestQueue(*queued) if self.writes else None, name, limits.queue)
+        queued, keep = (model, self.tokenizer, limits.memory, limits.batch, limits.queue), limits.memory or KEPT
+        self.worker = Worker(RequestQueue(*queued, keep=keep) if self.writes else None, name, limits.queue)
 
     @cached_property
     def ends(self) -> frozenset[int]:

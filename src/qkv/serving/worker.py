@@ -73,11 +73,18 @@ class _Call(NamedTuple):
 
 
 class LoadCounts(NamedTuple):
-    """Texts that are written, texts and calls that wait, and bytes of decoding states."""
+    """Texts that are written, texts and calls that wait, and bytes of decoding states.
+
+    kept: bytes of states kept for texts that begin alike, part of ``nbytes``. hits: texts that began with one. shared:
+    their tokens that were not read again.
+    """
 
     running: int
     waiting: int
-    nbytes: int
+    nbytes: int = 0
+    kept: int = 0
+    hits: int = 0
+    shared: int = 0
 
 
 class Worker:
@@ -98,8 +105,10 @@ class Worker:
         """LoadCounts at this moment."""
         queued = self.requests
         if queued is None:
-            return LoadCounts(0, len(self._calls), 0)
-        return LoadCounts(queued.running, queued.waiting + len(self._calls), queued.nbytes)
+            return LoadCounts(0, len(self._calls))
+        known = queued.prefixes
+        waiting = queued.waiting + len(self._calls)
+        return LoadCounts(queued.running, waiting, queued.nbytes, known.nbytes, known.hits, known.tokens)
 
     @property
     def _idle(self) -> bool:
@@ -205,7 +214,7 @@ class Worker:
             pieces = old.step()
         except Exception as error:  # a fault of the program ends the requests, not the server
             limits = old.budget, old.max_batch, old.max_queue
-            self.requests = RequestQueue(old.model, old.tokenizer, *limits, old.clock, old.speculator)
+            self.requests = RequestQueue(old.model, old.tokenizer, *limits, old.clock, old.speculator, old.keep)
             self._tell(self._broken, as_api_error(error).sentence)
             return
         if pieces:

@@ -61,6 +61,10 @@ class Store(ABC):
     def rows(self, index: Tensor) -> Self:
         """Copy with the rows ``index``, in any order and with repeats."""
 
+    def one_row(self, row: int, length: int | None = None) -> Self:
+        """Copy of one row. ``length``: number of its positions, if known; a store may leave out further room."""
+        return self.rows(torch.tensor([row], device=next(self.tensors()).device))
+
     @abstractmethod
     def overwrite(self, to: Sequence[int], source: Sequence[int]) -> Self:
         """Replace the rows ``to`` by copies of the rows ``source``, in place; returns the store."""
@@ -134,6 +138,11 @@ class Dense(Store):
 
     def rows(self, index: Tensor) -> Self:
         return self.map(lambda t: t.index_select(0, index))
+
+    def one_row(self, row: int, length: int | None = None) -> Self:
+        held = self.keys.shape[2]
+        size = held if length is None else min(held, slots_for(length))
+        return self.map(lambda t: t[row : row + 1, :, :size].clone())
 
     def overwrite(self, to: Sequence[int], source: Sequence[int]) -> Self:
         self.keys, self.values = (overwritten(t, to, source) for t in (self.keys, self.values))

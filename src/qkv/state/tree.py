@@ -78,6 +78,15 @@ def rows(state: S, index: Tensor | list[int]) -> S:
     return _each(state, lambda t: t.index_select(0, on(t.device)), chosen)
 
 
+def one_row(state: S, row: int, length: int | None = None) -> S:
+    """Copy of one row; its stores have room for ``length`` positions only, if it is given."""
+
+    def chosen(node: Store | Counts) -> Store | Counts:
+        return node.rows([row]) if isinstance(node, Counts) else node.one_row(row, length)
+
+    return _each(state, lambda t: t[row : row + 1].clone(), chosen)
+
+
 def overwrite(state: S, to: list[int], source: list[int]) -> S:
     """Copy rows ``source`` over rows ``to``; nothing else is copied.
 

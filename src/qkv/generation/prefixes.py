@@ -1,0 +1,150 @@
+"""States of texts that were read before, for texts that begin in the same way: system prompts, examples, chats.
+
+    text ── longest known beginning ── copy of its state ── the rest is read
+      └─ read to its end, or written to its end ── a copy of its state is kept ── removed, least recently used first
+
+A state that can drop positions (``rewindable``), such as that of attention, serves every text that shares a beginning
+with its own: the copy is cut to it. Any other state, such as that of a GRU or of a window, serves only texts that begin
+with the whole of its own. It is therefore also kept where a long text is cut into chunks, after 1, 2, 4 … of them, and
+where a text parts from one that was read lately: from the third text on, what all share is not read again.
+
+Not for models whose state depends on more than the tokens before it: with an encoder, or with a prefix.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from qkv.models.transformer import State, Transformer
+from qkv.state.tree import nbytes, one_row
+
+FEWEST = 16
+"""Tokens of a shared beginning below which it is read again: a copy takes as long."""
+COUNTS = 64
+"""Bytes of a row's counts at most."""
+_RECENT = 64
+"""Texts whose tokens are remembered, to find where others part from them."""
+
+
+@dataclass(eq=False)
+class KeptPrefix:
+    """State of one row after ``tokens``."""
+
+    tokens: list[int]
+    state: State
+    nbytes: int
+
+
+class SharedPrefix(NamedTuple):
+    """Beginning of a text that need not be read: the first ``length`` tokens of ``kept``."""
+
+    kept: KeptPrefix
+    length: int
+
+
+class Prefixes:
+    """States of beginnings of texts, within ``most`` bytes."""
+
+    def __init__(self, model: Transformer, most: int):
+        """Keep nothing yet. ``most``: bytes of all states; 0 keeps none."""
+        self.model, self.most = model, most
+        self.hits = self.tokens = 0
+        """Texts that began with a kept state, and their tokens that were not read again."""
+        self._kept: list[KeptPrefix] = []
+        """Least recently used first."""
+        self._texts: deque[list[int]] = deque(maxlen=_RECENT)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all kept states."""
+        return sum(kept.nbytes for kept in self._kept)
+
+    def find(self, tokens: Sequence[int]) -> SharedPrefix | None:
+        """Longest beginning of a text whose state is kept, without its last token, which must be read; None if it is
+        too short.
+        """
+        best = None
+        for kept in reversed(self._kept):  # of equal ones the latest, so that the others are removed first
+            length = min(common(tokens, kept.tokens), len(tokens) - 1)
+            if not self.model.rewindable and length < len(kept.tokens):
+                continue
+            if length >= FEWEST and (best is None or length > best.length):
+                best = SharedPrefix(kept, length)
+        return best
+
+    def take(self, shared: SharedPrefix) -> State:
+        """Copy of the state of a shared beginning, one row."""
+        kept, length = shared
+        self._kept.remove(kept)
+        self._kept.append(kept)
+        self.hits += 1
+        self.tokens += length
+        state = one_row(kept.state, 0, self._room(length))
+        return state if length == len(kept.tokens) else self.model.rewind(state, torch.tensor([length]))
+
+    def parting(self, tokens: Sequence[int], read: int) -> int | None:
+        """Number of tokens, more than ``read``, after which a text parts from one that was read lately; None if the
+        state there need not be kept.
+        """
+        if self.model.rewindable or not self.most:
+            return None
+        found = max((common(tokens, text) for text in self._texts), default=0)
+        found = min(found, len(tokens) - 1)
+        return found if found >= read + FEWEST else None
+
+    def saw(self, tokens: Sequence[int]) -> None:
+        """Remember the tokens of a text that is read."""
+        self._texts.append(list(tokens))
+
+    def keep(self, tokens: Sequence[int], state: State, row: int) -> None:
+        """Keep a copy of the state of ``row`` after ``tokens``, unless it is known or exceeds ``most``."""
+        if len(tokens) < FEWEST or self.most <= 0:
+            return
+        for kept in self._kept:
+            if self._serves(kept.tokens, tokens):
+                self._kept.remove(kept)
+                self._kept.append(kept)
+                return
+        if self.model.rewindable:  # its beginnings are part of the new state
+            self._kept = [kept for kept in self._kept if not self._serves(tokens, kept.tokens)]
+        needed = self.model.room_bytes(len(tokens)) + COUNTS
+        if needed <= self.most:
+            self.shrink(self.most - needed)
+            copy = one_row(state, row, self._room(len(tokens)))
+            self._kept.append(KeptPrefix(list(tokens), copy, nbytes(copy)))
+
+    def shrink(self, most: int) -> None:
+        """Remove the least recently used states until all others together have at most ``most`` bytes."""
+        while self._kept and self.nbytes > most:
+            del self._kept[0]
+
+    def _serves(self, known: Sequence[int], tokens: Sequence[int]) -> bool:
+        """True if the state after ``known`` serves all texts that one after ``tokens`` serves."""
+        same = len(known) == len(tokens) or (self.model.rewindable and len(known) > len(tokens))
+        return same and common(known, tokens) == len(tokens)
+
+    def _room(self, length: int) -> int | None:
+        """Number of positions for which stores of a copy need room; None: they hold something else than positions."""
+        return length if self.model.segmentation is None else None
+
+
+def shares(model: Transformer) -> bool:
+    """True if the state of a text is a function of its tokens alone."""
+    return model.encoder is None and not model.reads_prefix
+
+
+def common(first: Sequence[int], second: Sequence[int]) -> int:
+    """Number of first tokens in which both agree: by bisection, whose comparisons are those of whole lists."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
