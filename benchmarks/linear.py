@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from qkv.ops.linear import choose
-from qkv.ops.native import library
+from qkv.ops.native import library, loading
 from qkv.ops.quantized import choose as quantized
 from qkv.ops.quantized import reference
 from qkv.ops.quantized.packed import PackedMatrix
@@ -102,7 +102,7 @@ def native(inner: int, outer: int, many: int, repeats: int) -> None:
         speeds = [total / 1e9 / t.best for t in times.values()]
         rows.append((bits, *(round(speed, 1) for speed in speeds), round(speeds[1] / speeds[0], 2)))
     columns = ["bits", "sum", *(f"{r} rows" for r in NATIVE_ROWS), "one row / sum"]
-    print_table(f"\nnative kernel ({library.flags()[2]}), {inner} → {outer}, GB/s of weights", columns, rows)
+    print_table(f"\nnative kernel ({loading.flags()[2]}), {inner} → {outer}, GB/s of weights", columns, rows)
 
 
 def main() -> None:

@@ -15,13 +15,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.ops.linear import native as native_linear
-from qkv.ops.native import library
+from qkv.ops.native import library, loading
 from qkv.ops.quantized import choose, reference
 from qkv.system import compiler
 
 needs_native = pytest.mark.skipif(compiler.compiler() is None, reason="there is no C++ compiler here")
 SIZES = [(1, 1), (5, 31), (13, 100), (4, 32), (129, 257), (67, 288)]
 FORMATS = [(16, 0), (8, 0), (8, 64), (8, 128), (4, 32), (4, 128)]
+
+
+def forget() -> None:
+    """Load libraries anew."""
+    library._loaded.cache_clear()
+    loading._opened.cache_clear()
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -173,10 +179,15 @@ def test_gradients_and_other_types_take_the_reference() -> None:
 # Each instruction path is another build, in a process whose torch is limited to it.
 _PATH = """
 import json, torch
+import qkv.ops.attention.reference
+from qkv.ops import attention
+from qkv.ops.attention import native as native_attention
 from qkv.ops.linear import native
-from qkv.ops.native import library
+from qkv.ops.native import loading
 from qkv.ops.quantized import choose, reference
+from qkv.ops.masks import Causal
 from tests.ops.test_native import in_eight_bits
+from tests.ops.test_native_attention import SIZES, problem_of, sample
 torch.manual_seed(0)
 worst = 0.0
 for outer, inner in ((13, 100), (66, 288)):
@@ -187,13 +198,18 @@ for outer, inner in ((13, 100), (66, 288)):
         rounded = x.double() if bits == 16 else in_eight_bits(x)
         expected = rounded @ reference.unpack(packed).double().t()
         worst = max(worst, float((choose.native(x, packed) - expected).abs().max()))
-print(json.dumps([library.flags()[2], worst]))
+with torch.no_grad():
+    for size in SIZES:
+        problem, inputs = problem_of(Causal(), *size[3:5]), sample(size)
+        expected = attention.reference.attention(*(t.double() for t in inputs), problem)
+        worst = max(worst, float((native_attention.attention(*inputs, problem) - expected).abs().max()))
+print(json.dumps([loading.flags()[2], worst]))
 """
 
 
 @needs_native
 @pytest.mark.parametrize(("cap", "flag"), [("default", "-march=x86-64"), ("avx2", "-march=x86-64-v3")])
-@pytest.mark.skipif(not library.flags()[2].startswith("-march"), reason="not an x86 processor")
+@pytest.mark.skipif(not loading.flags()[2].startswith("-march"), reason="not an x86 processor")
 def test_a_cap_on_instructions_is_honoured(cap: str, flag: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _PATH],
@@ -255,11 +271,11 @@ def test_a_failed_build_is_said_and_remembered(tmp_path: Path, monkeypatch: pyte
 def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
-    library._loaded.cache_clear()
+    forget()
     try:
         assert not library.available()
         assert library.described() == "none: there is no C++ compiler"
-        assert library.name() is None
+        assert loading.names() is None
         packed = reference.pack(random(6, 40), 8)
         dense = reference.unpack(packed).double()
         for found in (choose._measured("weights in 16 bits, one row", 1), choose._ruled("weights in 8 bits")):
@@ -267,14 +283,14 @@ def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch) -> N
             assert "no C++ compiler" in found.reason
             near(choose.TWINS[found.twin](random(1, 40), packed), random(1, 40).double() @ dense.t())
     finally:
-        library._loaded.cache_clear()
+        forget()
 
 
 def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QKV_NATIVE", "0")
-    library._loaded.cache_clear()
+    forget()
     try:
         assert library.described() == "none: QKV_NATIVE=0 turns it off"
-        assert library.name() is None
+        assert loading.names() is None
     finally:
-        library._loaded.cache_clear()
+        forget()

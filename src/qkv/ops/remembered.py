@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from qkv.ops.native import library
+from qkv.ops.native import loading
 from qkv.system.cache import cache_folder, replace_text
 from qkv.system.processor import processor_name, settings
 
@@ -35,7 +35,7 @@ def surroundings() -> dict[str, Any]:
         "vector instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "settings": settings(),
-        "native": library.name(),
+        "native": loading.names(),
     }
 
 

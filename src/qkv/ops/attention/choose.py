@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from qkv.ops.attention import (
     blockwise,
     boxed,
     fused_onednn,
+    native,
     products,
     reference,
     sdpa,
@@ -33,6 +34,7 @@ TWINS: dict[str, Callable[[Tensor, Tensor, Tensor, AttentionProblem], Tensor]] =
     "products": products.attention,
     "sdpa, oneDNN": fused_onednn.attention,
     "tiled": tiled.attention,
+    "native": native.attention,
     "banded": banded.attention,
     "blockwise": blockwise.attention,
     "top k": top_k.attention,
@@ -90,7 +92,7 @@ def choice(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Choice
     if _is_plain(problem, num_queries, num_keys):
         return _plain(q, v, problem)
     if _follows_a_past(q, v, problem):
-        return _fixed("causal, after a past", "after a past", "two passes without a mask: earlier keys, and own ones")
+        return _past(q, v)
     if problem.added is not None and problem.added.requires_grad:
         return _fixed(
             "added scores",
@@ -127,7 +129,7 @@ def _plain(q: Tensor, v: Tensor, problem: AttentionProblem) -> Choice:
         or q.shape[:3].numel() * v.shape[2] < _SMALLEST
     ):
         return _fixed("sequence", "sdpa", "the fused kernel does not store scores")
-    return _timed(q.dtype, q.shape[2], torch.is_grad_enabled())
+    return _timed(q.dtype, q.shape[2], torch.is_grad_enabled(), native.suits(q, v))
 
 
 def _sees_a_band(problem: AttentionProblem, num_queries: int, num_keys: int) -> bool:
@@ -158,18 +160,45 @@ def _follows_a_past(q: Tensor, v: Tensor, problem: AttentionProblem) -> bool:
     )
 
 
-def _timed(dtype: torch.dtype, length: int, training: bool) -> Choice:
-    """Fastest plain attention at ``length`` rounded up to a power of two, at most 1,024; timed once."""
-    case, size = _case(dtype, length, training)
-    return chosen("attention", case) or choose("attention", case, lambda: _measured(case, dtype, size, training), TWINS)
+def _past(q: Tensor, v: Tensor) -> Choice:
+    """Faster implementation for queries after a past, at their number rounded up to a power of two; timed once."""
+    name = "causal, after a past"
+    if not native.suits(q, v):
+        return _fixed(name, "after a past", "two passes without a mask: earlier keys, and own ones")
+    size = min(1 << (q.shape[2] - 1).bit_length(), _LONGEST_TIMED)
+    dtype = q.dtype
+    case = f"{name}, {str(dtype).removeprefix('torch.')}, {size} positions"
+
+    def measured() -> Choice:
+        heads = max(16, 8192 // size)
+        generator = torch.Generator().manual_seed(0)
+        sample = [torch.randn(1, heads, n * size, 64, generator=generator).to(dtype) for n in (1, 2, 2)]
+        positions = torch.arange(2 * size)[None]
+        problem = AttentionProblem(Causal(), Sites(positions[:, size:], positions, aligned=True), 0.125)
+        runs = {name: _run(TWINS[name], sample, problem, False) for name in ("after a past", "native")}
+        return fastest("attention", case, "after a past", runs, f"forward, {heads} heads × 64, {2 * size} keys")
+
+    return chosen("attention", case) or choose("attention", case, measured, TWINS)
 
 
-def _case(dtype: torch.dtype, length: int, training: bool) -> tuple[str, int]:
+def _timed(dtype: torch.dtype, length: int, training: bool, by_kernel: bool) -> Choice:
+    """Fastest plain attention at ``length`` rounded up to a power of two, at most 1,024; timed once.
+
+    by_kernel: the native kernel can compute it.
+    """
+    case, size = _case(dtype, length, training, by_kernel)
+    return chosen("attention", case) or choose(
+        "attention", case, lambda: _measured(case, dtype, size, training, by_kernel), TWINS
+    )
+
+
+def _case(dtype: torch.dtype, length: int, training: bool, by_kernel: bool) -> tuple[str, int]:
     """(name of the timed case, number of positions timed) for ``length`` positions."""
     size = min(1 << (length - 1).bit_length(), _LONGEST_TIMED)
     more = "+" if size == _LONGEST_TIMED else ""
     return (
-        f"{'training' if training else 'inference'}, {str(dtype).removeprefix('torch.')}, {size}{more} positions",
+        f"{'training' if training else 'inference'}, {str(dtype).removeprefix('torch.')}, {size}{more} positions"
+        + ", whole vectors" * by_kernel,
         size,
     )
 
@@ -196,8 +225,8 @@ def _timed_irregular(dtype: torch.dtype, length: int, training: bool) -> Choice:
     return choose("attention", case, measured, TWINS)
 
 
-def _measured(case: str, dtype: torch.dtype, size: int, training: bool) -> Choice:
-    names = ["sdpa", "tiled"]
+def _measured(case: str, dtype: torch.dtype, size: int, training: bool, by_kernel: bool) -> Choice:
+    names = ["sdpa", "tiled", *["native"] * by_kernel]
     if dtype == torch.float32 and onednn.available():
         names.append("sdpa, oneDNN")
     # About equally many multiplications at each size, so that timings are short.
@@ -214,7 +243,7 @@ def _measured(case: str, dtype: torch.dtype, size: int, training: bool) -> Choic
 
 
 def _run(
-    twin: Callable[..., Tensor], inputs: tuple[Tensor, Tensor, Tensor], problem: AttentionProblem, training: bool
+    twin: Callable[..., Tensor], inputs: Sequence[Tensor], problem: AttentionProblem, training: bool
 ) -> Callable[[], object]:
     def run() -> None:
         with torch.set_grad_enabled(training), torch.autocast("cpu", enabled=False):

@@ -1,49 +1,23 @@
-"""Native products y = x W^T + b, built on first use where there is a C++ compiler.
-
-The library is called through ctypes: 3 µs a call, a sixth of oneDNN's operator, and no headers of torch or Python are
-needed to build it. Its threads are those of the OpenMP library that torch has loaded. ``QKV_NATIVE=0`` turns it off.
-"""
+"""Native products y = x W^T + b."""
 
 from __future__ import annotations
 
 import ctypes
-import os
-import platform
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from qkv.system.compiler import BuildError, build, library_path
+from qkv.ops.native import loading
 
 BLOCK = 32
 """Neighbouring numbers of x that share a scale; quantised rows are stored in blocks of as many weights."""
 TILE = 16
 """Rows of quantised weights that are stored side by side."""
-_SOURCE = Path(__file__).with_name("product.cpp")
+_SOURCE = "product.cpp"
 _SMALL = 1 << 16
 """Bytes of weights below which one thread is faster than waking the others."""
-_MARCH = {"AVX512": "-march=native", "AVX2": "-march=x86-64-v3"}
-"""Compiler flag by the instructions that torch uses, which ``ATEN_CPU_CAPABILITY`` limits."""
-
-
-def flags() -> list[str]:
-    """Flags of the compiler for this processor and the instructions that torch uses on it."""
-    if platform.machine() in ("x86_64", "AMD64"):
-        machine = _MARCH.get(torch.backends.cpu.get_cpu_capability(), "-march=x86-64")
-    else:
-        machine = "-mcpu=native"
-    return ["-std=c++17", "-O2", machine, "-fopenmp", "-fvisibility=hidden"]
-
-
-def name() -> str | None:
-    """Name of the library's file, built or not, which identifies its code; None if it is turned off or without a
-    compiler.
-    """
-    path = None if _off() else library_path(_SOURCE, flags())
-    return None if path is None else path.name
 
 
 def available() -> bool:
@@ -53,10 +27,7 @@ def available() -> bool:
 
 def described() -> str:
     """Description for ``qkv info``: the library's path and instructions, or the reason for which there is none."""
-    found = _loaded()
-    if isinstance(found, str):
-        return f"none: {found}"
-    return f"{build(_SOURCE, flags())} ({flags()[2].lstrip('-')})"
+    return loading.described(_SOURCE)
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -124,22 +95,15 @@ def _functions() -> Any:
     return found
 
 
-def _off() -> bool:
-    return os.environ.get("QKV_NATIVE") == "0"
-
-
 @cache
 def _loaded() -> Any:
     """Library with its functions, or the reason, as text, for which it does not run here."""
-    if _off():
-        return "QKV_NATIVE=0 turns it off"
     pointer, number, count = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
     outside, sizes = (pointer, pointer, pointer), (number, number, number, count)
-    try:
-        library = ctypes.CDLL(str(build(_SOURCE, flags())))
-        library.qkv_product.argtypes = [count, pointer, number, *outside, *sizes]
-        library.qkv_quantized_product.argtypes = [count, pointer, pointer, number, number, *outside, *sizes]
-    except (BuildError, OSError, AttributeError) as error:
-        return str(error)
-    library.qkv_product.restype = library.qkv_quantized_product.restype = None
-    return library
+    return loading.load(
+        _SOURCE,
+        {
+            "qkv_product": [count, pointer, number, *outside, *sizes],
+            "qkv_quantized_product": [count, pointer, pointer, number, number, *outside, *sizes],
+        },
+    )

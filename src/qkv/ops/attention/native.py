@@ -1,0 +1,70 @@
+"""Causal or full attention by the native kernel, for inference: scores stay in registers and caches."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.native import loading
+
+_STEP = 16
+"""Number of which both widths are multiples, so that rows are whole vectors on every processor."""
+_KEYS = 64
+"""Keys of a block of the kernel."""
+_TYPES = (torch.float32, torch.bfloat16)
+
+
+def suits(q: Tensor, v: Tensor) -> bool:
+    """True if the kernel can compute the outputs of these queries and values here."""
+    return (
+        q.is_cpu
+        and q.dtype in _TYPES
+        and q.shape[3] % _STEP == 0
+        and v.shape[3] % _STEP == 0
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and not isinstance(_loaded(), str)
+    )
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
+    """Attention output O (B, H, N, Dv) for causal or full attention of N queries, the last of M positions.
+
+    Not for a bias, a soft cap or dropout. bf16 is computed in fp32. Shapes as in ``reference``.
+    """
+    given, causal = q.dtype, not problem.mask.sees_all(problem.sites.span())
+    q, k, v = (_rows(t.float()) for t in (q, k, v))
+    batch, heads, queries, width = q.shape
+    kv_heads, keys, value_width = k.shape[1], k.shape[2], v.shape[3]
+    y = q.new_zeros(batch, queries, heads, value_width)
+    packed = q.new_empty(batch * kv_heads * -(-keys // _KEYS) * _KEYS * width)
+    strides = [stride for t in (q, k, v) for stride in t.stride()[:3]]
+    functions = _loaded()
+    assert not isinstance(functions, str), functions
+    functions.qkv_attention(
+        *(t.data_ptr() for t in (q, k, v, y, packed)),
+        (ctypes.c_long * len(strides))(*strides),
+        *(batch, heads, heads // kv_heads, queries, keys, width, value_width),
+        problem.scale,
+        causal,
+        torch.get_num_threads(),
+    )
+    return y.to(given).transpose(1, 2)
+
+
+def _rows(t: Tensor) -> Tensor:
+    """``t`` with features side by side."""
+    return t if t.stride(3) == 1 else t.contiguous()
+
+
+@cache
+def _loaded() -> Any:
+    """Library with its function, or the reason, as text, for which it does not run here."""
+    pointer, number, count = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
+    types = [*[pointer] * 6, *[number] * 7, ctypes.c_float, count, count]
+    return loading.load("sequence.cpp", {"qkv_attention": types})

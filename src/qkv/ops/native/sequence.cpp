@@ -1,0 +1,282 @@
+// Attention of many queries, Y = softmax(scale Q K^T) V in fp32, causal or full, without storing the scores: a running
+// maximum and sum per query (Milakov & Gimelshein 2018) over blocks of keys, in tiles that stay in registers (Dao et
+// al. 2022).
+//
+// Vectors are GCC's vector extensions, as wide as the instructions that the compiler's flags allow. OpenMP's symbols
+// are left open and resolved to the library that torch has loaded.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16, WIDE = 4;
+#elif defined(__AVX2__)
+constexpr int LANES = 8, WIDE = 2;
+#else
+constexpr int LANES = 4, WIDE = 2;
+#endif
+
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+
+constexpr int TALL = 6;            // queries of a tile: its sums with WIDE vectors fill the registers
+constexpr int KEYS = 64;           // keys of a block
+constexpr int VECTORS = KEYS / LANES;
+constexpr int QUERIES = 8 * TALL;  // queries of a task, which share a block of keys in the cache
+
+#define INLINE inline __attribute__((always_inline))
+
+// f(0), f(1), … f(N - 1) with constant arguments, so that arrays of vectors become registers.
+template <class F, int... I> static INLINE void each(std::integer_sequence<int, I...>, F f) {
+    (f(std::integral_constant<int, I>{}), ...);
+}
+template <int N, class F> static INLINE void times(F f) { each(std::make_integer_sequence<int, N>{}, f); }
+#define OF(name) [&](auto name) __attribute__((always_inline))
+
+static INLINE Floats load(const float *from) {
+    Floats found;
+    std::memcpy(&found, from, sizeof found);
+    return found;
+}
+static INLINE void store(float *to, Floats x) { std::memcpy(to, &x, sizeof x); }
+static INLINE Floats all(float x) { return Floats{} + x; }
+static INLINE Floats where(Ints condition, Floats yes, Floats no) {
+    return (Floats)(((Ints)yes & condition) | ((Ints)no & ~condition));
+}
+static INLINE Floats larger(Floats a, Floats b) { return where(a > b, a, b); }
+
+// exp(x) for x <= 0 within two units in the last place, 0 below -87: 2^n p(r) with x = n ln 2 + r, |r| <= ln 2 / 2.
+static INLINE Floats exponential(Floats x) {
+    const Floats round = all(12582912.0f);  // 1.5 * 2^23: after its addition the last bit counts ones
+    const Floats shifted = x * 1.44269504f + round;
+    const Floats n = shifted - round;
+    const Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts
+    Floats p = all(1.0f / 720);
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * (r * r) + r + 1.0f;
+    const Floats y = (Floats)((Ints)p + ((Ints)shifted << 23));
+    return where(x < all(-87.0f), Floats{}, where(x == x, y, x));
+}
+
+// Lanes exchanged with those STEP away.
+template <int STEP> static INLINE Floats turned(Floats x) {
+    Ints from;
+    for (int i = 0; i < LANES; i++) from[i] = i ^ STEP;
+    return __builtin_shuffle(x, from);
+}
+static INLINE float largest_of(Floats x) {
+    if constexpr (LANES > 8) x = larger(x, turned<8>(x));
+    if constexpr (LANES > 4) x = larger(x, turned<4>(x));
+    x = larger(x, turned<2>(x));
+    return larger(x, turned<1>(x))[0];
+}
+static INLINE float sum_of(Floats x) {
+    float sum = 0;
+    for (int i = 0; i < LANES; i++) sum += x[i];
+    return sum;
+}
+
+// Transposes a square of LANES vectors: exchanges halves, then quarters, and so on.
+template <int STEP> static INLINE void exchange(Floats (&a)[LANES]) {
+    if constexpr (STEP > 0) {
+        Ints low, high;
+        for (int i = 0; i < LANES; i++) {
+            low[i] = i & STEP ? i - STEP + LANES : i;
+            high[i] = i & STEP ? i + LANES : i + STEP;
+        }
+        times<LANES>(OF(i) {
+            if constexpr (!(i & STEP)) {
+                const Floats one = a[i], other = a[i + STEP];
+                a[i] = __builtin_shuffle(one, other, low);
+                a[i + STEP] = __builtin_shuffle(one, other, high);
+            }
+        });
+        exchange<STEP / 2>(a);
+    }
+}
+
+struct Matrix {
+    const float *data;
+    long batch, head, row;  // strides; features lie side by side
+    const float *at(long b, long h) const { return data + b * batch + h * head; }
+};
+
+struct Job {
+    Matrix q, k, v;
+    float *y;       // (batch, queries, heads, value width), zeros
+    float *packed;  // (batch, key heads, blocks, width, KEYS)
+    long heads, group, queries, keys, width, value_width;
+    float scale;
+    bool causal;  // query i sees the keys up to i + keys - queries
+
+    long key_heads() const { return heads / group; }
+    long out_row() const { return heads * value_width; }
+    long blocks() const { return (keys + KEYS - 1) / KEYS; }
+    long seen(long query) const { return causal ? std::min(keys, query + 1 + keys - queries) : keys; }
+};
+
+// Running maximum and sum of a task's queries.
+struct Running {
+    float top[QUERIES];
+    Floats sum[QUERIES];
+};
+
+// Stores a block of keys as columns, with zeros after the last key.
+static void pack(const Job &job, long head, long block) {
+    const float *from = job.k.at(head / job.key_heads(), head % job.key_heads()) + block * KEYS * job.k.row;
+    float *to = job.packed + (head * job.blocks() + block) * KEYS * job.width;
+    const long count = std::min<long>(KEYS, job.keys - block * KEYS);
+    for (long first = 0; first < KEYS; first += LANES)
+        for (long x = 0; x < job.width; x += LANES) {
+            Floats square[LANES];
+            for (int i = 0; i < LANES; i++)
+                square[i] = first + i < count ? load(from + (first + i) * job.k.row + x) : Floats{};
+            exchange<LANES / 2>(square);
+            for (int i = 0; i < LANES; i++) store(to + (x + i) * KEYS + first, square[i]);
+        }
+}
+
+// scores (R, KEYS) = scale q k^T of R queries and the first ``count`` keys of a packed block, in whole vectors.
+template <int R>
+static INLINE void multiply(const Job &job, const float *q, const float *k, long count, float (&scores)[TALL][KEYS]) {
+    for (long first = 0; first < count; first += WIDE * LANES) {
+        Floats sum[R][WIDE] = {};
+        for (long x = 0; x < job.width; x++) {
+            Floats key[WIDE];
+            times<WIDE>(OF(w) { key[w] = load(k + x * KEYS + first + w * LANES); });
+            times<R>(OF(r) {
+                const Floats query = all(q[r * job.q.row + x]);
+                times<WIDE>(OF(w) { sum[r][w] += query * key[w]; });
+            });
+        }
+        times<R>(OF(r) {
+            times<WIDE>(OF(w) { store(&scores[r][first + w * LANES], sum[r][w] * job.scale); });
+        });
+    }
+}
+
+// Scores of a query become weights exp(score - maximum), 0 from ``seen`` on; returns the factor of what was summed
+// before.
+static INLINE float weigh(float (&scores)[KEYS], long seen, long count, float &top, Floats &sum) {
+    Floats s[VECTORS], most = all(-INFINITY);
+    const Ints lanes = [] {
+        Ints found;
+        for (int i = 0; i < LANES; i++) found[i] = i;
+        return found;
+    }();
+    times<VECTORS>(OF(w) {
+        if (w * LANES < count) {
+            s[w] = load(&scores[w * LANES]);
+            if (seen < (w + 1) * LANES) s[w] = where(lanes >= Ints{} + (int)(seen - w * LANES), all(-INFINITY), s[w]);
+            most = larger(s[w], most);
+        }
+    });
+    const float before = top, found = largest_of(most);
+    top = found > before ? found : before;
+    const float base = top == -INFINITY ? 0.0f : top;
+    Floats added{};
+    times<VECTORS>(OF(w) {
+        if (w * LANES < count) {
+            const Floats weight = exponential(s[w] - base);
+            added += weight;
+            store(&scores[w * LANES], weight);
+        }
+    });
+    const float factor = before == top ? 1.0f : before == -INFINITY ? 0.0f : exponential(all(before - base))[0];
+    sum = sum * factor + added;
+    return factor;
+}
+
+// out (R, VW vectors) = factor out + weights v of ``count`` keys.
+template <int R, int VW>
+static INLINE void add(const Job &job, const float (&weights)[TALL][KEYS], const float *v, long count,
+                       const float (&factor)[TALL], float *out) {
+    Floats sum[R][VW];
+    times<R>(OF(r) {
+        times<VW>(OF(w) { sum[r][w] = load(out + r * job.out_row() + w * LANES) * factor[r]; });
+    });
+    for (long key = 0; key < count; key++) {
+        Floats value[VW];
+        times<VW>(OF(w) { value[w] = load(v + key * job.v.row + w * LANES); });
+        times<R>(OF(r) {
+            const Floats weight = all(weights[r][key]);
+            times<VW>(OF(w) { sum[r][w] += weight * value[w]; });
+        });
+    }
+    times<R>(OF(r) {
+        times<VW>(OF(w) { store(out + r * job.out_row() + w * LANES, sum[r][w]); });
+    });
+}
+
+// R queries from the query ``first`` of the sequence, the ``place``-th of their task, and the keys from ``begin``.
+template <int R>
+static void tile(const Job &job, const float *q, const float *k, const float *v, long first, long begin, float *out,
+                 Running &running, long place) {
+    const long count = std::min<long>(KEYS, job.seen(first + R - 1) - begin);
+    if (count <= 0) return;
+    float scores[TALL][KEYS], factor[TALL];
+    multiply<R>(job, q, k, count, scores);
+    times<R>(OF(r) {
+        float &top = running.top[place + r];
+        factor[r] = weigh(scores[r], job.seen(first + r) - begin, count, top, running.sum[place + r]);
+    });
+    long x = 0;
+    for (; x + WIDE * LANES <= job.value_width; x += WIDE * LANES)
+        add<R, WIDE>(job, scores, v + x, count, factor, out + x);
+    for (; x < job.value_width; x += LANES) add<R, 1>(job, scores, v + x, count, factor, out + x);
+}
+
+// A part of the queries of one head.
+static void attend(const Job &job, long b, long h, long first) {
+    const long rows = std::min<long>(QUERIES, job.queries - first), kv = h / job.group;
+    const float *q = job.q.at(b, h) + first * job.q.row, *v = job.v.at(b, kv);
+    const float *packed = job.packed + (b * job.key_heads() + kv) * job.blocks() * KEYS * job.width;
+    float *out = job.y + (b * job.queries + first) * job.out_row() + h * job.value_width;
+    Running running;
+    for (long r = 0; r < rows; r++) {
+        running.top[r] = -INFINITY;
+        running.sum[r] = Floats{};
+    }
+    for (long begin = 0; begin < job.seen(first + rows - 1); begin += KEYS) {
+        const float *k = packed + begin * job.width, *values = v + begin * job.v.row;
+        long r = 0;
+        for (; r + TALL <= rows; r += TALL)
+            tile<TALL>(job, q + r * job.q.row, k, values, first + r, begin, out + r * job.out_row(), running, r);
+        for (; r < rows; r++)
+            tile<1>(job, q + r * job.q.row, k, values, first + r, begin, out + r * job.out_row(), running, r);
+    }
+    for (long r = 0; r < rows; r++) {
+        const float whole = 1.0f / sum_of(running.sum[r]);
+        for (long x = 0; x < job.value_width; x++) out[r * job.out_row() + x] *= whole;
+    }
+}
+
+// strides: of batch, head and row of q, k and v. Widths are multiples of 16.
+extern "C" __attribute__((visibility("default"))) void
+qkv_attention(const float *q, const float *k, const float *v, float *y, float *packed, const long *strides, long batch,
+              long heads, long group, long queries, long keys, long width, long value_width, float scale, int causal,
+              int threads) {
+    const auto matrix = [&](const float *data, int i) {
+        return Matrix{data, strides[3 * i], strides[3 * i + 1], strides[3 * i + 2]};
+    };
+    const Job job{matrix(q, 0), matrix(k, 1), matrix(v, 2), y, packed, heads, group, queries, keys, width, value_width,
+                  scale, causal != 0};
+    const long parts = (queries + QUERIES - 1) / QUERIES, packs = batch * job.key_heads() * job.blocks();
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+#pragma omp for schedule(static)
+        for (long i = 0; i < packs; i++) pack(job, i / job.blocks(), i % job.blocks());
+        // The last parts first, which see the most keys.
+#pragma omp for schedule(dynamic, 1)
+        for (long i = 0; i < batch * heads * parts; i++) {
+            const long head = i % (batch * heads);
+            attend(job, head / heads, head % heads, (parts - 1 - i / (batch * heads)) * QUERIES);
+        }
+    }
+}
