@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qkv.ops.at_least_single import at_least_single
 from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.native import loading
 
@@ -38,7 +39,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Ten
     Not for a bias, a soft cap or dropout. bf16 is computed in fp32. Shapes as in ``reference``.
     """
     given, causal = q.dtype, not problem.mask.sees_all(problem.sites.span())
-    q, k, v = (_rows(t.float()) for t in (q, k, v))
+    q, k, v = (_rows(at_least_single(t)) for t in (q, k, v))
     batch, heads, queries, width = q.shape
     kv_heads, keys, value_width = k.shape[1], k.shape[2], v.shape[3]
     y = q.new_zeros(batch, queries, heads, value_width)
