@@ -41,6 +41,10 @@ DATA = (
     "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{{ ns.n }} {{ m | tojson }}"
     "{% if loop.last %}{% break %}{% endif %};{% endfor %}{{ flag | default('none') }}"
 )
+FUNCTION = {"type": "function", "function": {"name": "look"}}
+NAMED = {"type": "function", "function": {"name": "loo"}}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+WRONG = {"type": "function", "function": {"name": "look", "arguments": "1"}}
 MESSAGES = [
     {"role": "user", "content": "the quick <b> & 'fox' ä"},
     {"role": "assistant", "content": " jumps\nover "},
@@ -156,7 +160,16 @@ def test_a_chat_with_a_template_and_log_probabilities(tmp_path: Path) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "'image_url' given; allowed: text"),
         ({"messages": [{"role": "user", "content": "Ω"}]}, "the tokenizer's vocabulary lacks 'Ω'"),
         ({"top_logprobs": 3}, "top_logprobs: it applies with log-probabilities"),
-        ({"tools": [{"type": "function"}]}, "tools: .* this server cannot honour it"),
+        ({"tools": [{"type": "function"}]}, "tools: tool 1: function: "),
+        ({"tools": [FUNCTION]}, "tools: the chat template of the model 'rope' knows no tools"),
+        ({"tools": [FUNCTION, FUNCTION]}, "the function 'look' is given twice"),
+        ({"tool_choice": "required"}, "tool_choice: it asks for a call, and there are no tools"),
+        ({"tools": [FUNCTION], "tool_choice": NAMED}, "tool_choice: there is no tool 'loo'; did you mean 'look'?"),
+        ({"tools": [FUNCTION], "tool_choice": "maybe"}, "tool_choice: 'maybe' given; allowed: none, auto, required"),
+        ({"tools": [FUNCTION], "response_format": {"type": "json_object"}}, "response_format: tools are given beside"),
+        ({"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]}, "of the role 'user' calls no tools"),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, "messages: the chat template .* knows no tools"),
+        ({"messages": [{"role": "assistant", "tool_calls": [WRONG]}]}, "'1' given; allowed: the JSON of an object"),
         ({"model": "translation"}, "a model with an encoder has no chat template"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens: 3 given, and max_completion_tokens 4"),
     ],

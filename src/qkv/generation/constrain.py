@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
+from qkv.tokenizers.special import special_ids
 from qkv.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -40,8 +42,8 @@ class Constraint:
     def __init__(self, tokenizer: Tokenizer, regex: str | None = None, json_schema: str | None = None):
         """Compile ``regex`` or ``json_schema``, a text; one of them must be given.
 
-        Raises ``UserError`` without llguidance, for a tokenizer whose tokens have no text of their own, and for an
-        expression or a schema that is invalid, not supported, or beyond the limits.
+        Raises ``UserError`` without llguidance, for a tokenizer whose tokens have no text of their own or cannot begin
+        a text that matches, and for an expression or a schema that is invalid, not supported, or beyond the limits.
         """
         if (regex is None) == (json_schema is None):
             given = "neither" if regex is None else "both"
@@ -60,6 +62,7 @@ class Constraint:
         if self._matcher.is_error():
             raise UserError(f"the {self.name} cannot be used: {_sentence(self._matcher.get_error())}")
         self.size = tokenizer.vocab_size
+        Guide(self._matcher, self.size, self.name).allowed((), self.size)  # what it takes is kept for all texts
 
     def guide(self) -> Guide:
         """Guide of a new text."""
@@ -165,7 +168,7 @@ class _Vocabulary:
                 "the tokenizer joins its tokens with spaces or marks, so the text of a token depends on its "
                 "neighbours; constrained text needs a tokenizer of bytes, characters, words or byte-level BPE"
             )
-        outside = set(tokenizer.specials.values())
+        outside = {*tokenizer.specials.values(), *special_ids(tokenizer.core).values()}
         self.eos_token_id = len(known)
         self.bos_token_id = None
         self.special_token_ids = [*sorted(outside), len(known)]
@@ -203,6 +206,7 @@ def _library() -> Any:
     return llguidance
 
 
+@lru_cache(maxsize=8)  # reading a large vocabulary takes a second
 def _tokens(library: Any, tokenizer: Tokenizer) -> LLTokenizer:
     return library.LLTokenizer(library.TokenizerWrapper(_Vocabulary(tokenizer)))
 

@@ -77,8 +77,8 @@ async def _events(asked: AskedTexts, pieces: AsyncIterator[tuple[int, TextDelta]
         async for index, piece in pieces:
             raise_failed(piece)
             written += len(piece.tokens)
-            if piece.text or piece.finished or (asked.form.scored and piece.tokens):
-                yield _event({**head, "choices": [asked.form.delta(index, piece)], **usual})
+            if choice := asked.form.delta(index, piece):
+                yield _event({**head, "choices": [choice], **usual})
     except ApiError as error:
         yield _event(error.to_dict())
         return
@@ -88,9 +88,11 @@ async def _events(asked: AskedTexts, pieces: AsyncIterator[tuple[int, TextDelta]
 
 
 def raise_failed(piece: TextDelta) -> None:
-    """Raise ``ApiError`` if the text was cut off: 504 after its deadline, else 500."""
+    """Raise ``ApiError`` if the text was cut off: 504 for its deadline, 400 for its constraint, else 500."""
     if piece.finished == "deadline":
         raise ApiError("the request took longer than this server allows", 504, code="timeout")
+    if piece.finished == "refused":
+        raise ApiError(piece.error, code="invalid_value")
     if piece.finished in ("failed", "cancelled"):
         raise ApiError(piece.error or "the request was cancelled", 500, code=piece.finished)
 

@@ -10,18 +10,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field
 
+from qkv.serving import structure as read
 from qkv.serving.errors import ApiError
 from qkv.serving.limits import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOPS
-from qkv.spec.base import LARGEST_SEED, Seq, Spec
+from qkv.serving.structure import Structure
+from qkv.spec.base import LARGEST_SEED, Spec
 from qkv.spec.errors import Problem, SpecError, quoted
 from qkv.tokenizers.tokenizer import well_formed
 
 
-def _only(*allowed: Any) -> Callable[[Any], Any]:
+def only(*allowed: Any) -> Callable[[Any], Any]:
     """Validator of a parameter that cannot be honoured: accepts null and the neutral values ``allowed``."""
     named = ", ".join(json.dumps(value) for value in (None, *allowed))
 
@@ -40,19 +42,6 @@ def _stops(value: Any) -> Any:
     if isinstance(value, list) and len(value) > MAX_STOPS:
         raise ValueError(f"{len(value):,} stop strings given; allowed: at most {MAX_STOPS}")
     return tuple(value) if isinstance(value, list) else value
-
-
-def _text_of(value: Any) -> Any:
-    """Content of a message: parts of text are joined; other parts are refused."""
-    if not isinstance(value, list):
-        return value
-    texts = []
-    for part in value:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            kind = quoted(part.get("type") if isinstance(part, dict) else part)
-            raise ValueError(f"a part of the type {kind} given; allowed: text")
-        texts.append(part["text"])
-    return "".join(texts)
 
 
 def _prompts(value: Any) -> Any:
@@ -74,10 +63,8 @@ def _prompts(value: Any) -> Any:
     return tuple(tuple(each) if isinstance(each, list) else each for each in several)
 
 
-Neutral = Annotated[Any, BeforeValidator(_only())]
-Zero = Annotated[Any, BeforeValidator(_only(0, 0.0))]
-ResponseFormat = Annotated[Any, BeforeValidator(_only({"type": "text"}))]
-"""Form of an answer: any text. ``ServedModel.requests`` is where a request would get a constraint to another one."""
+Neutral = Annotated[Any, BeforeValidator(only())]
+Zero = Annotated[Any, BeforeValidator(only(0, 0.0))]
 Unused = Annotated[Any, Field(description="accepted, without effect on an answer")]
 
 
@@ -85,14 +72,14 @@ class StreamOptions(Spec):
     """Options of a streamed answer. include_usage: end with the numbers of tokens."""
 
     include_usage: bool | None = None
-    include_obfuscation: Annotated[Any, BeforeValidator(_only(False))] = None
+    include_obfuscation: Annotated[Any, BeforeValidator(only(False))] = None
 
 
 class GenerationBody(Spec):
     """Parameters that completions and chats share; those without a value have that of the run's ``sample``.
 
-    Beyond OpenAI's: ``top_k``, ``min_p``, ``repetition_penalty``, and ``ignore_eos``, with which an end token ends
-    nothing.
+    Beyond OpenAI's: ``top_k``, ``min_p``, ``repetition_penalty``; ``ignore_eos``, with which an end token ends nothing;
+    ``guided_json``, ``guided_regex``, ``guided_choice`` and ``structured_outputs``, see ``qkv.serving.structure``.
     """
 
     model: str | None = None
@@ -112,8 +99,12 @@ class GenerationBody(Spec):
     stream_options: StreamOptions | None = None
     presence_penalty: Zero = None
     frequency_penalty: Zero = None
-    logit_bias: Annotated[Any, BeforeValidator(_only({}))] = None
-    response_format: ResponseFormat = None
+    logit_bias: Annotated[Any, BeforeValidator(only({}))] = None
+    response_format: Annotated[Any, BeforeValidator(read.response_format)] = None
+    guided_json: Annotated[Any, BeforeValidator(read.guided_json)] = None
+    guided_regex: Annotated[Any, BeforeValidator(read.guided_regex)] = None
+    guided_choice: Annotated[Any, BeforeValidator(read.guided_choice)] = None
+    structured_outputs: Annotated[Any, BeforeValidator(read.structured_outputs)] = None
     user: Unused = None
     metadata: Unused = None
     store: Unused = None
@@ -124,7 +115,20 @@ class GenerationBody(Spec):
     def problems(self) -> list[Problem]:
         if self.stream_options is not None and not self.stream:
             return [Problem(("stream_options",), "it applies to streamed answers; set stream to true or leave it out")]
+        if len(self._structures) > 1:
+            names = [each.name for each in self._structures]
+            return [Problem((names[1],), f"it is given beside {names[0]}; an answer has one form, leave one out")]
         return []
+
+    @property
+    def _structures(self) -> list[Structure]:
+        given = (self.response_format, self.guided_json, self.guided_regex, self.guided_choice, self.structured_outputs)
+        return [each for each in given if each is not None]
+
+    @property
+    def structure(self) -> Structure | None:
+        """Form that the answer must have; None for any text."""
+        return next(iter(self._structures), None)
 
     @property
     def alternatives(self) -> int | None:
@@ -144,7 +148,7 @@ class CompletionBody(GenerationBody):
     echo: bool | None = None
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     best_of: int | None = None
-    suffix: Annotated[Any, BeforeValidator(_only(""))] = None
+    suffix: Annotated[Any, BeforeValidator(only(""))] = None
 
     def problems(self) -> list[Problem]:
         found = super().problems()
@@ -158,58 +162,6 @@ class CompletionBody(GenerationBody):
     @property
     def alternatives(self) -> int | None:
         return self.logprobs
-
-
-class ChatMessage(Spec):
-    """Message of a chat: ``content`` is a text, or parts of text that are joined."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, BeforeValidator(_text_of)] = None
-    name: str | None = None
-    refusal: Neutral = None
-    tool_calls: Annotated[Any, BeforeValidator(_only([]))] = None
-    function_call: Neutral = None
-    audio: Neutral = None
-    annotations: Annotated[Any, BeforeValidator(_only([]))] = None
-
-    def to_template(self) -> dict[str, Any]:
-        """The message as a chat template reads it; a developer's is a system message."""
-        role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": self.content or "", **({"name": self.name} if self.name else {})}
-
-
-class ChatBody(GenerationBody):
-    """Body of ``/v1/chat/completions``. chat_template_kwargs: further variables of the template."""
-
-    messages: Seq[ChatMessage] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(default=None, ge=0)
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
-    chat_template_kwargs: dict[str, Any] | None = None
-    tools: Annotated[Any, BeforeValidator(_only([]))] = None
-    functions: Annotated[Any, BeforeValidator(_only([]))] = None
-    tool_choice: Annotated[Any, BeforeValidator(_only("none", "auto"))] = None
-    function_call: Annotated[Any, BeforeValidator(_only("none", "auto"))] = None
-    parallel_tool_calls: Annotated[Any, BeforeValidator(_only(True, False))] = None
-    modalities: Annotated[Any, BeforeValidator(_only(["text"]))] = None
-    audio: Neutral = None
-    prediction: Neutral = None
-    reasoning_effort: Neutral = None
-    verbosity: Neutral = None
-    web_search_options: Neutral = None
-
-    def problems(self) -> list[Problem]:
-        found = super().problems()
-        if self.top_logprobs is not None and not self.logprobs:
-            found.append(Problem(("top_logprobs",), "it applies with log-probabilities; set logprobs to true"))
-        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
-            sentence = f"{self.max_tokens} given, and max_completion_tokens {self.max_completion_tokens}; give one"
-            found.append(Problem(("max_tokens",), sentence))
-        return found
-
-    @property
-    def alternatives(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")

@@ -8,12 +8,14 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from qkv.serving.answers import AskedTexts, answer
-from qkv.serving.bodies import ChatBody, CompletionBody
+from qkv.serving.bodies import CompletionBody
+from qkv.serving.chats import ChatBody
 from qkv.serving.errors import ApiError, as_api_error
 from qkv.serving.forms import ChatForm, CompletionForm
 from qkv.serving.model import ServedModel
 from qkv.serving.reading import read_body
 from qkv.serving.service import Service
+from qkv.serving.tools import CallForm, CallReader, call_form, required_call
 from qkv.spec.errors import UserError
 
 
@@ -48,7 +50,7 @@ def _asked_to_continue(model: ServedModel, body: CompletionBody, service: Servic
     try:
         prompts = [model.prompt(given) for given in body.prompt]
         for given, ids in zip(body.prompt, prompts, strict=True):
-            several = model.requests(ids, body, body.max_tokens)
+            several = model.requests(ids, body, body.max_tokens, body.structure)
             text = given if isinstance(given, str) else model.tokenizer.decode(ids)
             echoes += [text if body.echo else ""] * len(several)
             requests += several
@@ -65,11 +67,35 @@ def _asked_to_continue(model: ServedModel, body: CompletionBody, service: Servic
 def _asked_to_chat(model: ServedModel, body: ChatBody, service: Service) -> AskedTexts:
     messages = [message.to_template() for message in body.messages]
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    variables = {**(body.chat_template_kwargs or {}), **({"tools": body.usable} if body.usable else {})}
     try:
-        ids = model.chat_prompt(messages, body.chat_template_kwargs or {})
-        ended = body if body.stop is not None else body.changed(stop=model.template.stop or None)
-        requests = model.requests(ids, ended, asked)
+        form = _call_form(model, body)
+        opening = f"{form.begin}\n" if form and form.begin and body.required else ""
+        ids = model.chat_prompt(messages, variables, opening)
+        structure = required_call(body.required, form) if form and body.required else body.structure
+        stopped = body.stop is not None or structure is not None
+        ended = body if stopped else body.changed(stop=model.template.stop or None)
+        requests = model.requests(ids, ended, asked, structure)
     except UserError as error:
         raise as_api_error(error, "messages") from None
-    form = ChatForm(model.tokenizer, body.alternatives is not None)
-    return AskedTexts(model, body, form, requests, len(ids), service.metrics)
+    most = 1 if body.parallel_tool_calls is False else None
+    readers = [CallReader(form, body.names, bool(body.required), most) if form else None for _ in requests]
+    return AskedTexts(
+        model,
+        body,
+        ChatForm(model.tokenizer, body.alternatives is not None, readers),
+        requests,
+        len(ids),
+        service.metrics,
+    )
+
+
+def _call_form(model: ServedModel, body: ChatBody) -> CallForm | None:
+    """Form of calls in the answer; None without tools. Raises ``ApiError`` for a template without a place for them."""
+    called = any(message.tool_calls for message in body.messages)
+    if not (body.usable or called):
+        return None
+    if not model.template.reads_tools:
+        param = "tools" if body.usable else "messages"
+        raise ApiError(f"{param}: the chat template of the model {model.name!r} knows no tools", param=param)
+    return call_form(model.template.source) if body.usable else None

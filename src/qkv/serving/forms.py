@@ -9,6 +9,7 @@ from typing import Any
 
 from qkv.generation.requests import TextDelta
 from qkv.generation.sample import TokenScore
+from qkv.serving.tools import CallReader, ToolCall
 from qkv.tokenizers.tokenizer import Tokenizer
 
 
@@ -45,8 +46,8 @@ class Form(ABC):
         """Choice of a whole answer."""
 
     @abstractmethod
-    def delta(self, index: int, piece: TextDelta) -> dict[str, Any]:
-        """Choice of a chunk."""
+    def delta(self, index: int, piece: TextDelta) -> dict[str, Any] | None:
+        """Choice of a chunk; None if the piece has nothing that can be told yet."""
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """Choice of the first chunk of a text, before it is written; None for none."""
@@ -78,7 +79,9 @@ class CompletionForm(Form):
         text = self._echoes[index] + written.text
         return {"text": text, "index": index, "logprobs": scores, "finish_reason": written.finished}
 
-    def delta(self, index: int, piece: TextDelta) -> dict[str, Any]:
+    def delta(self, index: int, piece: TextDelta) -> dict[str, Any] | None:
+        if not (piece.text or piece.finished or (self.scored and piece.tokens)):
+            return None
         scores = self._logprobs(index, piece.tokens, piece.scores) if self.scored else None
         return {"text": piece.text, "index": index, "logprobs": scores, "finish_reason": piece.finished}
 
@@ -105,15 +108,40 @@ class ChatForm(Form):
 
     whole, chunk, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def choice(self, index: int, written: Written) -> dict[str, Any]:
-        message = {"role": "assistant", "content": written.text, "refusal": None}
-        scores = self._logprobs(written.tokens, written.scores) if self.scored else None
-        return {"index": index, "message": message, "logprobs": scores, "finish_reason": written.finished}
+    def __init__(self, tokenizer: Tokenizer, scored: bool, readers: Sequence[CallReader | None]):
+        """``readers``: of the tool calls in each choice."""
+        super().__init__(tokenizer, scored)
+        self._readers, self._calls = readers, [0 for _ in readers]
 
-    def delta(self, index: int, piece: TextDelta) -> dict[str, Any]:
+    def choice(self, index: int, written: Written) -> dict[str, Any]:
+        content, calls, finished = self._read(index, written.text, written.finished)
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if calls:
+            message |= {"content": content or None, "tool_calls": [call.to_dict() for call in calls]}
+        scores = self._logprobs(written.tokens, written.scores) if self.scored else None
+        return {"index": index, "message": message, "logprobs": scores, "finish_reason": finished}
+
+    def delta(self, index: int, piece: TextDelta) -> dict[str, Any] | None:
+        first = self._calls[index]
+        content, calls, finished = self._read(index, piece.text, piece.finished)
+        if not (content or calls or finished or (self.scored and piece.tokens)):
+            return None
         scores = self._logprobs(piece.tokens, piece.scores) if self.scored else None
-        content = {"content": piece.text} if piece.text else {}
-        return {"index": index, "delta": content, "logprobs": scores, "finish_reason": piece.finished}
+        delta: dict[str, Any] = {"content": content} if content else {}
+        if calls:
+            delta["tool_calls"] = [{"index": first + i, **call.to_dict()} for i, call in enumerate(calls)]
+        return {"index": index, "delta": delta, "logprobs": scores, "finish_reason": finished}
+
+    def _read(self, index: int, text: str, finished: str | None) -> tuple[str, list[ToolCall], str | None]:
+        """(content, calls, reason of the end) of a piece of a choice."""
+        reader = self._readers[index]
+        if reader is None:
+            return text, [], finished
+        parts = [reader.feed(text), *([reader.flush()] if finished else [])]
+        calls = [call for part in parts for call in part.calls]
+        self._calls[index] += len(calls)
+        ended = "tool_calls" if finished == "stop" and self._calls[index] else finished
+        return "".join(part.content for part in parts), calls, ended
 
     def opening(self, index: int) -> dict[str, Any] | None:
         return {

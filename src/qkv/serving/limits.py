@@ -14,6 +14,10 @@ MAX_INPUTS, AT_ONCE = 2048, 16
 """Maximum number of inputs of embeddings and predictions, and how many of them hold up the other requests at once."""
 KEPT = 256 * 2**20
 """Bytes of states that a model keeps for texts that begin alike, if no memory is given; else what is left of that."""
+MAX_TOOLS = 128
+"""Maximum number of tools of a request."""
+COMPILED = 32
+"""Compiled constraints that a model keeps."""
 UNREAD = 64
 """Pieces kept for a reader who does not read; further ones are joined to the last, so that nothing is lost."""
 

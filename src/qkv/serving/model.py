@@ -8,14 +8,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from qkv.generation.constrain import Constraint
 from qkv.generation.requests import Request, RequestQueue
 from qkv.generation.text import prompt_ids
 from qkv.runs.embed import opened
 from qkv.runs.run import Run, task_of
 from qkv.serving.bodies import GenerationBody
 from qkv.serving.ends import end_ids
-from qkv.serving.errors import ApiError
+from qkv.serving.errors import ApiError, as_api_error
 from qkv.serving.limits import KEPT, Limits
+from qkv.serving.structure import Constraints, Structure
 from qkv.serving.templates import ChatTemplate, find_template
 from qkv.serving.worker import Worker
 from qkv.spec.errors import UserError
@@ -55,6 +57,11 @@ class ServedModel:
         return end_ids(self.run)
 
     @cached_property
+    def constraints(self) -> Constraints:
+        """Compiled constraints."""
+        return Constraints(self.tokenizer)
+
+    @cached_property
     def template(self) -> ChatTemplate:
         """Template of chats."""
         return find_template(self.run.folder, self.tokenizer)
@@ -85,23 +92,32 @@ class ServedModel:
             return self.task.source_ids(self.run.vocabulary, given)
         return prompt_ids(self.tokenizer, given)
 
-    def chat_prompt(self, messages: Sequence[dict[str, Any]], variables: dict[str, Any]) -> list[int]:
-        """Ids of the prompt of a chat. ``variables``: further ones of the template. Raises ``UserError``."""
+    def chat_prompt(
+        self, messages: Sequence[dict[str, Any]], variables: dict[str, Any], opening: str = ""
+    ) -> list[int]:
+        """Ids of the prompt of a chat. ``variables``: further ones of the template. opening: begin of the answer.
+
+        Raises ``UserError``.
+        """
         if self.run.model.encoder is not None:
             raise UserError("messages: a model with an encoder has no chat template; use /v1/completions")
-        ids = self.template.ids(messages, **variables)
+        ids = self.template.ids(messages, opening, **variables)
         if self.tokenizer.unknown_id is not None and self.tokenizer.unknown_id in ids:
             unknown = self.tokenizer.unknown(self.template.text(messages, **variables))
             raise UserError(f"messages: the tokenizer's vocabulary lacks {', '.join(map(repr, unknown[:5]))}")
         return ids
 
-    def requests(self, prompt: Sequence[int], body: GenerationBody, asked: int | None) -> list[Request]:
+    def requests(
+        self, prompt: Sequence[int], body: GenerationBody, asked: int | None, structure: Structure | None
+    ) -> list[Request]:
         """Requests of the ``n`` texts after a prompt. asked: maximum number of new tokens; None for the run's.
+        structure: form of the texts.
 
         Text i has the seed of the body + i. Raises ``ApiError`` for a text that may be longer than the limit.
         """
-        generation = self._generation(body)
+        generation = self._generation(body, structure)
         most = self._most_new(len(prompt), asked, generation.max_new_tokens)
+        constraint = None if structure is None else self._constraint(structure)
         settings = generation.changed(max_new_tokens=most)
         source, begin = None, list(prompt)
         if self.run.model.encoder is not None:
@@ -110,17 +126,26 @@ class ServedModel:
         several = range(body.n or 1)
         seeds = [None if settings.seed is None else settings.seed + i for i in several]
         return [
-            Request(begin, settings.changed(seed=seed), ends, source, body.alternatives, self.limits.seconds)
+            Request(
+                begin, settings.changed(seed=seed), ends, source, body.alternatives, self.limits.seconds, constraint
+            )
             for seed in seeds
         ]
 
-    def _generation(self, body: GenerationBody) -> Generation:
+    def _constraint(self, structure: Structure) -> Constraint:
+        try:
+            return self.constraints.of(structure)
+        except UserError as error:
+            raise as_api_error(error, structure.name) from None
+
+    def _generation(self, body: GenerationBody, structure: Structure | None) -> Generation:
         """The run's settings without beams, changed by those of the body."""
         own = self.run.recipe.sample
         plain = Generation(
             **{name: getattr(own, name) for name in (*_SAMPLED, "max_new_tokens", "overflow")},
             seed=None,  # a recipe's is for its samples in training
-            stop=tuple(text for text in own.stop if not self._is_end(text)),
+            # A constraint ends a text itself.
+            stop=() if structure else tuple(text for text in own.stop if not self._is_end(text)),
         )
         asked = {name: getattr(body, name) for name in (*_SAMPLED, "stop", "seed") if getattr(body, name) is not None}
         return plain.changed(**asked)

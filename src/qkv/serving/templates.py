@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -47,16 +47,20 @@ _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls
 
 
 class ChatTemplate:
-    """Compiled template of chats of one model. stop: strings that end an answer."""
+    """Compiled template of chats of one model.
+
+    source: its text. stop: strings that end an answer. reads_tools: it has a place for tools.
+    """
 
     def __init__(self, text: str, tokenizer: Tokenizer, variables: dict[str, Any], stop: tuple[str, ...] = ()):
         """``variables``: what the template may name besides the messages, such as ``bos_token``. Raises ``UserError``
         for a template that cannot be read.
         """
-        self.stop, self._tokenizer, self._variables = stop, tokenizer, variables
+        self.source, self.stop, self._tokenizer, self._variables = text, stop, tokenizer, variables
         self._specials = sorted(special_ids(tokenizer.core), key=len, reverse=True)
         try:
             self._template = _environment().from_string(text)
+            self.reads_tools = "tools" in meta.find_undeclared_variables(_environment().parse(text))
         except jinja2.TemplateError as error:
             raise UserError(f"the chat template cannot be read: {error}") from None
 
@@ -68,9 +72,10 @@ class ChatTemplate:
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise UserError(f"messages: the chat template refuses them: {error}") from None
 
-    def ids(self, messages: Sequence[dict[str, Any]], **variables: Any) -> list[int]:
-        """Ids of ``text``."""
-        pieces = _MARKED.split(self.text([self._marked(message) for message in messages], **variables))
+    def ids(self, messages: Sequence[dict[str, Any]], opening: str = "", **variables: Any) -> list[int]:
+        """Ids of ``text`` and of ``opening``, with which the answer begins."""
+        marked = {name: self._marked(value) for name, value in variables.items()}
+        pieces = _MARKED.split(self.text([self._marked(message) for message in messages], **marked) + opening)
         reading, found = self._tokenizer.reading_special, list[int]()
         for place, piece in enumerate(pieces):
             if place % 2:
@@ -79,12 +84,18 @@ class ChatTemplate:
                 found += reading.encode(piece)
         return found
 
-    def _marked(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The message with a mark in the place of each special token."""
-        content = message["content"].replace("\ue000", "\ufffd")
+    def _marked(self, value: Any) -> Any:
+        """Plain data with a mark in the place of each special token in its texts."""
+        if isinstance(value, dict):
+            return {self._marked(key): self._marked(each) for key, each in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._marked(each) for each in value]
+        if not isinstance(value, str):
+            return value
+        text = value.replace("\ue000", "\ufffd")
         for number, special in enumerate(self._specials):
-            content = content.replace(special, f"\ue000{number}\ue001")
-        return {**message, "content": content}
+            text = text.replace(special, f"\ue000{number}\ue001")
+        return text
 
 
 def find_template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate:

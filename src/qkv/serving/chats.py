@@ -1,0 +1,191 @@
+"""Bodies of chats, in the form of OpenAI's interface: messages, tools and their calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from qkv.serving.bodies import GenerationBody, Neutral, only
+from qkv.serving.limits import MAX_LOGPROBS, MAX_TOOLS
+from qkv.spec.base import Seq, Spec
+from qkv.spec.errors import Problem, SpecError, nearest, quoted
+
+CHOICES = ("none", "auto", "required")
+
+
+def _text_of(value: Any) -> Any:
+    """Content of a message: parts of text are joined; other parts are refused."""
+    if not isinstance(value, list):
+        return value
+    texts = []
+    for part in value:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = quoted(part.get("type") if isinstance(part, dict) else part)
+            raise ValueError(f"a part of the type {kind} given; allowed: text")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _arguments(value: Any) -> Any:
+    """Arguments of a call, an object or its JSON, as the object that templates read."""
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"{quoted(value)} given; allowed: the JSON of an object")
+    return found
+
+
+class CalledFunction(Spec):
+    """Function of a call, with its arguments."""
+
+    name: str
+    arguments: Annotated[dict[str, Any], BeforeValidator(_arguments)]
+
+
+class MessageCall(Spec):
+    """Call of a tool in a message of the assistant."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Function(Spec):
+    """Function that a model may call. parameters: JSON schema of its arguments."""
+
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.\-]+$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Spec):
+    """Tool that a model may use."""
+
+    type: Literal["function"]
+    function: Function
+
+
+def _tools(value: Any) -> Any:
+    """Tools as they were given, because a template writes them so."""
+    if not value:
+        return None
+    if not isinstance(value, list) or len(value) > MAX_TOOLS:
+        given = f"{len(value)} tools" if isinstance(value, list) else quoted(value)
+        raise ValueError(f"{given} given; allowed: a list of at most {MAX_TOOLS}")
+    names = set[str]()
+    for place, each in enumerate(value):
+        try:
+            name = Tool.parse(each).function.name
+        except SpecError as error:
+            raise ValueError(f"tool {place + 1}: {error}") from None
+        if name in names:
+            raise ValueError(f"the function {name!r} is given twice")
+        names.add(name)
+    return value
+
+
+def _choice(value: Any) -> Any:
+    """One of ``CHOICES``, or the name of a function within a list."""
+    if value is None or value in CHOICES or isinstance(value, tuple):
+        return value
+    named = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
+    if not isinstance(named, dict) or not isinstance(named.get("name"), str):
+        function = '{"type": "function", "function": {"name": "…"}}'
+        raise ValueError(f"{quoted(value)} given; allowed: {', '.join(CHOICES)}, {function}")
+    return (named["name"],)
+
+
+class ChatMessage(Spec):
+    """Message of a chat: ``content`` is a text, or parts of text that are joined."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, BeforeValidator(_text_of)] = None
+    name: str | None = None
+    tool_calls: Seq[MessageCall] | None = None
+    tool_call_id: str | None = None
+    refusal: Neutral = None
+    function_call: Neutral = None
+    audio: Neutral = None
+    annotations: Annotated[Any, BeforeValidator(only([]))] = None
+
+    def problems(self) -> list[Problem]:
+        if self.tool_calls and self.role != "assistant":
+            return [Problem(("tool_calls",), f"a message of the role {self.role!r} calls no tools")]
+        return []
+
+    def to_template(self) -> dict[str, Any]:
+        """The message as a chat template reads it; a developer's is a system message."""
+        found: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
+        found["content"] = self.content or ""
+        found |= {key: getattr(self, key) for key in ("name", "tool_call_id") if getattr(self, key)}
+        if self.tool_calls:
+            found["tool_calls"] = [call.model_dump(exclude_none=True) for call in self.tool_calls]
+        return found
+
+
+class ChatBody(GenerationBody):
+    """Body of ``/v1/chat/completions``. chat_template_kwargs: further variables of the template."""
+
+    messages: Seq[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(default=None, ge=0)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[Any, BeforeValidator(_tools)] = None
+    tool_choice: Annotated[Any, BeforeValidator(_choice)] = None
+    parallel_tool_calls: bool | None = None
+    functions: Annotated[Any, BeforeValidator(only([]))] = None
+    function_call: Annotated[Any, BeforeValidator(only("none", "auto"))] = None
+    modalities: Annotated[Any, BeforeValidator(only(["text"]))] = None
+    audio: Neutral = None
+    prediction: Neutral = None
+    reasoning_effort: Neutral = None
+    verbosity: Neutral = None
+    web_search_options: Neutral = None
+
+    def problems(self) -> list[Problem]:
+        found = super().problems()
+        if self.top_logprobs is not None and not self.logprobs:
+            found.append(Problem(("top_logprobs",), "it applies with log-probabilities; set logprobs to true"))
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            sentence = f"{self.max_tokens} given, and max_completion_tokens {self.max_completion_tokens}; give one"
+            found.append(Problem(("max_tokens",), sentence))
+        return found + self._problems_of_tools()
+
+    def _problems_of_tools(self) -> list[Problem]:
+        named = self.tool_choice[0] if isinstance(self.tool_choice, tuple) else None
+        if not self.tools and (named or self.tool_choice == "required"):
+            return [Problem(("tool_choice",), "it asks for a call, and there are no tools; give them in tools")]
+        if named and named not in self.names:
+            return [Problem(("tool_choice",), f"there is no tool {named!r}; {nearest(named, self.names)}")]
+        if self.usable and self.structure:
+            sentence = "tools are given beside it, and an answer has one form; set tool_choice to none or leave {} out"
+            return [Problem((self.structure.name,), sentence.format(self.structure.name))]
+        return []
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the functions of its tools."""
+        return [tool["function"]["name"] for tool in self.tools or ()]
+
+    @property
+    def usable(self) -> Sequence[dict[str, Any]] | None:
+        """Tools that the answer may call."""
+        return None if self.tool_choice == "none" else self.tools
+
+    @property
+    def required(self) -> Sequence[dict[str, Any]]:
+        """Tools one of which the answer must call; empty if it need not."""
+        if isinstance(self.tool_choice, tuple):
+            return [tool for tool in self.tools if tool["function"]["name"] == self.tool_choice[0]]
+        return self.tools if self.tool_choice == "required" else ()
+
+    @property
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None

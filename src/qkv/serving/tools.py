@@ -1,0 +1,155 @@
+"""Tool calls: forms in which chat templates have a model write them, their parsing, and the schema of required calls.
+
+    <tool_call>                                       {"name": "f", "parameters": {…}}
+    {"name": "f", "arguments": {…}}
+    </tool_call>
+
+on the left the form of Hermes and Qwen, on the right that of Llama 3, whose call is the whole answer. The text of the
+template tells which one it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from qkv.serving.structure import Structure
+from qkv.spec.errors import UserError
+
+
+class CallForm(NamedTuple):
+    """Form of a call: texts before and after it, empty if it is the whole answer; key of its arguments."""
+
+    begin: str
+    end: str
+    arguments: str
+
+
+MARKED = CallForm("<tool_call>", "</tool_call>", "arguments")
+BARE = CallForm("", "", "parameters")
+
+
+def call_form(template: str) -> CallForm:
+    """Form that a template asks for. Raises ``UserError`` for one that is not known."""
+    if MARKED.begin in template and '"arguments"' in template.replace("\\", "") and "<function=" not in template:
+        return MARKED
+    if '"parameters"' in template.replace("\\", "") and "<|python_tag|>" in template:
+        return BARE
+    raise UserError(
+        "tools: the chat template of this model asks for calls in a form that is not known here; known are "
+        "<tool_call> with JSON (Hermes, Qwen) and JSON with parameters (Llama 3)"
+    )
+
+
+class ToolCall(NamedTuple):
+    """Call of a function; arguments: JSON as text."""
+
+    id: str
+    name: str
+    arguments: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The call in OpenAI's form."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+class Parsed(NamedTuple):
+    """Parts of an answer: content outside of calls, and calls."""
+
+    content: str
+    calls: Sequence[ToolCall]
+
+
+class CallReader:
+    """Reader of calls in the pieces of an answer; what may belong to a call is held back.
+
+    A call that is no JSON, or of no known function, is content.
+    """
+
+    def __init__(self, form: CallForm, names: Collection[str], begun: bool = False, most: int | None = None):
+        """``names``: of the functions. begun: the answer is a call from its start. most: maximum number of calls."""
+        self._form, self._names, self._within, self._most = form, names, begun, most
+        self._held, self._found, self._spoken = "", 0, False
+
+    def feed(self, text: str) -> Parsed:
+        """Add a piece of text; return what is certain."""
+        self._held += text
+        content, calls = "", list[ToolCall]()
+        while not self._within or (self._form.end and self._form.end in self._held):
+            if self._within:
+                inner, _, self._held = self._held.partition(self._form.end)
+                self._within = False
+                content += self._call(inner, calls)
+            else:
+                before, begin, after = self._split()
+                content += before
+                self._held, self._within = after, begin
+                if not begin:
+                    break
+        return Parsed(content, calls)
+
+    def flush(self) -> Parsed:
+        """What is held back at the end."""
+        calls, text = list[ToolCall](), self._held
+        content = self._call(text, calls, whole=False) if self._within else text
+        self._held = ""
+        return Parsed("" if self._found and not content.strip() else content, calls)
+
+    def _split(self) -> tuple[str, bool, str]:
+        """(text before a call, True if a call begins after it, rest)."""
+        held, mark = self._held, self._form.begin
+        if not mark:  # a call is the whole answer, if anything
+            self._spoken = self._spoken or (bool(held.strip()) and not held.lstrip().startswith("{"))
+            return (held, False, "") if self._spoken else ("", bool(held.strip()), held)
+        before, begin, after = held.partition(mark)
+        if begin:
+            return before.rstrip(), True, after
+        possible = next(n for n in range(min(len(mark) - 1, len(held)), -1, -1) if held.endswith(mark[:n]))
+        sure = held[: len(held) - possible].rstrip()
+        return sure, False, held[len(sure) :]
+
+    def _call(self, text: str, calls: list[ToolCall], whole: bool = True) -> str:
+        """Append the call in ``text``; return the text itself if it has none. whole: it stood between both marks."""
+        found = self._parsed(text)
+        if found is None:
+            return self._form.begin + text + (self._form.end if whole else "")
+        self._found += 1
+        if self._most is None or self._found <= self._most:
+            calls.append(found)
+        return ""
+
+    def _parsed(self, text: str) -> ToolCall | None:
+        try:
+            tree = json.loads(text)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(tree, dict) or tree.get("name") not in self._names:
+            return None
+        arguments = tree.get(self._form.arguments, {})
+        written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        return ToolCall(f"call_{uuid.uuid4().hex[:24]}", tree["name"], written)
+
+
+def required_call(tools: Sequence[Mapping[str, Any]], form: CallForm) -> Structure:
+    """Structure of one call of one of the tools, by the schemas of their arguments."""
+    schemas, calls = dict[str, Any](), list[dict[str, Any]]()
+    for place, tool in enumerate(tools):
+        function = tool["function"]
+        schemas[str(place)] = _moved(function.get("parameters") or {"type": "object"}, f"#/$defs/{place}")
+        properties = {"name": {"const": function["name"]}, form.arguments: {"$ref": f"#/$defs/{place}"}}
+        required = ["name", form.arguments]
+        calls.append({"type": "object", "properties": properties, "required": required, "additionalProperties": False})
+    return Structure("json_schema", json.dumps({"$defs": schemas, "anyOf": calls}), "tools")
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """Schema whose references to its own root point to ``place``, where it stands in another one."""
+    if isinstance(schema, dict):
+        return {
+            key: re.sub("^#", place, each) if key == "$ref" and isinstance(each, str) else _moved(each, place)
+            for key, each in schema.items()
+        }
+    return [_moved(each, place) for each in schema] if isinstance(schema, list) else schema
