@@ -10,7 +10,8 @@ import torch
 from tests.generation.models import STACKS, VOCABULARY, model
 from tests.generation.test_text import SCHEMES, system
 
-from qkv.generation.score import joined_ids, score_options, score_texts
+from qkv.generation import score
+from qkv.generation.score import joined_ids, score_options, score_texts, score_tokens
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
@@ -32,9 +33,32 @@ def full_pass(m: Transformer, prompt: list[int], option: list[int]) -> float:
 @pytest.mark.parametrize("name", STACKS)
 def test_scores_are_those_of_a_full_pass(name: str) -> None:
     m = model(name)
-    for score, option in zip(score_options(m, PROMPT, OPTIONS), OPTIONS, strict=True):
-        assert score.sum == pytest.approx(full_pass(m, PROMPT, option), abs=1e-4)
-        assert score.mean == pytest.approx(score.sum / len(option))
+    for found, option in zip(score_options(m, PROMPT, OPTIONS), OPTIONS, strict=True):
+        assert found.sum == pytest.approx(full_pass(m, PROMPT, option), abs=1e-4)
+        assert found.mean == pytest.approx(found.sum / len(option))
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 256])
+@pytest.mark.parametrize("name", STACKS)
+def test_scores_of_all_tokens_are_those_of_a_full_pass(name: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    m, tokens = model(name), [5, 1, 7, 2, 9, 4, 4]
+    monkeypatch.setattr(score, "_CHUNK", chunk)
+    found = score_tokens(m, tokens, 2)
+    with torch.no_grad():
+        chances = m(torch.tensor([tokens]))[0][0].double().log_softmax(-1)
+    assert [each.log_probability for each in found] == pytest.approx(
+        [float(chances[i, token]) for i, token in enumerate(tokens[1:])], abs=1e-4
+    )
+    for each, line in zip(found, chances, strict=False):
+        assert [index for index, _ in each.alternatives] == line.topk(2).indices.tolist()
+    assert score_tokens(m, [3]) == []
+
+
+def test_a_text_beyond_the_positions_has_no_scores() -> None:
+    m = model("learned", context_length=8)
+    assert len(score_tokens(m, [1] * 9)) == 8
+    with pytest.raises(UserError, match="the text has 10 tokens, and the model has 8 positions"):
+        score_tokens(m, [1] * 10)
 
 
 def test_all_options_of_two_tokens_hold_all_probability() -> None:

@@ -162,3 +162,31 @@ def test_models_are_listed(server: Running, runs: dict[str, Run]) -> None:
     client = server.client()
     assert [model.id for model in client.models.list()] == list(runs)
     assert client.models.retrieve("gru").id == "gru"
+
+
+@pytest.mark.parametrize("name", ["rope", "bytes", "gru"])
+@pytest.mark.parametrize("tokens", [0, 5])
+def test_log_probabilities_of_the_prompt(server: Running, runs: dict[str, Run], name: str, tokens: int) -> None:
+    """Those of one forward pass over the whole text; the first token has none, as evaluation programs expect."""
+    run, prompts = runs[name], ["the quick brown", "fox"]
+    asked = {"model": name, "prompt": prompts, "max_tokens": tokens, "temperature": 0.0, "echo": True, "logprobs": 2}
+    made = server.client().completions.create(**asked, extra_body={"ignore_eos": True})
+    for prompt, choice in zip(prompts, made.choices, strict=True):
+        found, ids = choice.logprobs, run.tokenizer.encode(prompt)
+        written = generate(run.model, [ids], Generation(max_new_tokens=tokens, temperature=0.0))[0]
+        with torch.no_grad():
+            chances = run.model(torch.tensor([ids + written]))[0][0].double().log_softmax(-1)
+        own = [float(chances[i, token]) for i, token in enumerate((ids + written)[1:])]
+        assert choice.text.startswith(prompt)
+        assert (found.token_logprobs[0], found.top_logprobs[0], found.text_offset[0]) == (None, None, 0)
+        assert found.token_logprobs[1:] == pytest.approx(own, abs=1e-4)
+        assert "".join(found.tokens[: len(ids)]) == prompt
+        assert found.text_offset == [0, *accumulate(map(len, found.tokens))][:-1]
+        for best, line in zip(found.top_logprobs[1:], chances, strict=False):
+            assert sorted(best.values()) == pytest.approx(sorted(line.topk(2).values.tolist()), abs=1e-4)
+    chunks = list(server.client().completions.create(**asked, stream=True, extra_body={"ignore_eos": True}))
+    for index, choice in enumerate(made.choices):
+        own = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == index]
+        assert "".join(each.text for each in own) == choice.text
+        streamed = [value for each in own if each.logprobs for value in each.logprobs.token_logprobs]
+        assert streamed[1:] == pytest.approx(choice.logprobs.token_logprobs[1:], abs=1e-5)

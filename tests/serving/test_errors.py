@@ -56,7 +56,7 @@ def refused(answer: httpx.Response, status: int, sentence: str) -> dict[str, Any
         ({"prompt": {"a": 1}}, "prompt", "allowed: a text, a list of ids, or a list of these"),
         ({"prompt": []}, "prompt", "allowed: a text, a list of ids, or a list of these"),
         ({"logprobs": 21}, "logprobs", "21 given"),
-        ({"logprobs": 1, "echo": True}, "logprobs", "echo asks for those of the prompt too"),
+        ({"logprobs": 1, "echo": True, "model": "translation"}, "echo", "the prompt of a model with an encoder has no"),
         ({"best_of": 3}, "best_of", "3 given, and all n texts are returned"),
         ({"suffix": "x"}, "suffix", "this server cannot honour it; allowed: null"),
         ({"logit_bias": {"5": 1}}, "logit_bias", "cannot honour it; allowed: null, {}"),

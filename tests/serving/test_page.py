@@ -10,7 +10,8 @@ import pytest
 from tests.serving.conftest import Running
 
 from qkv.serving.app import OPEN
-from qkv.serving.bodies import ChatBody, CompletionBody
+from qkv.serving.bodies import CompletionBody
+from qkv.serving.chats import ChatBody
 
 
 class Page(HTMLParser):

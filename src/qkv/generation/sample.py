@@ -295,7 +295,7 @@ class Sampling:
         """Add new tokens of a row to its text and to those of the step."""
         count = self._rows[key].alternatives
         for line, token in zip(span.lines, tokens, strict=False):
-            score = None if count is None else _score(logits[line], token, count)
+            score = None if count is None else scored(logits[line].log_softmax(-1), token, count)
             self._drawn.append(Drawn(key, token, score))
         self.texts[key] += tokens
 
@@ -333,9 +333,8 @@ class Sampling:
         return seen
 
 
-def _score(logits: Tensor, token: int, count: int) -> TokenScore:
-    """Score of a token, with the ``count`` most probable ones."""
-    chances = logits.log_softmax(-1)
+def scored(chances: Tensor, token: int, count: int) -> TokenScore:
+    """Score of a token by log probabilities (V), with the ``count`` most probable ones."""
     best, ids = chances.topk(min(count, len(chances)))
     return TokenScore(float(chances[token]), tuple(zip(ids.tolist(), best.tolist(), strict=True)))
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from qkv.generation import context
 from qkv.generation.engine import DecodedRow, Engine, Next, Reading
+from qkv.generation.sample import TokenScore, scored
 from qkv.generation.text import prompt_ids
 from qkv.layers.context import Memory
 from qkv.models.evaluating import evaluating
@@ -156,6 +157,43 @@ def score_prompts(
         while engine.rows:
             engine.step()
     return [[OptionScore(math.fsum(f), math.fsum(f) / len(f)) for f in found] for found in scoring.found]
+
+
+_CHUNK = 256
+"""Tokens of a text that are scored at once, for which there are logits of the whole vocabulary."""
+
+
+def score_tokens(model: Transformer, tokens: Sequence[int], alternatives: int = 0) -> list[TokenScore]:
+    """Scores log p(x_i | x_1 … x_{i-1}) of all ``tokens`` of a text but the first, which has none.
+
+    alternatives: number of most probable tokens to return beside each. Raises ``UserError`` for ids outside the
+    vocabulary, logits that are not finite, and a text that has more tokens than the model has positions.
+    """
+    context.check(model, [tokens], Generation(max_new_tokens=0))
+    if model.limit is not None and len(tokens) - 1 > model.limit:
+        raise UserError(
+            f"the text has {len(tokens)} tokens, and the model has {model.limit} positions; log-probabilities need all "
+            "tokens before each, so give a shorter text"
+        )
+    found = list[TokenScore]()
+
+    def policy(rows: Sequence[DecodedRow], reading: Reading) -> list[Next]:
+        logits = at_least_single(reading.all_logits(0) if found else reading.logits())
+        if not bool(logits.isfinite().all()):
+            raise UserError("the model's logits are not finite, so tokens have no probability; its weights are damaged")
+        for line in logits.log_softmax(-1):
+            found.append(scored(line, tokens[len(found) + 1], alternatives))
+        read = len(rows[0].tokens)
+        following = tokens[read : min(read + _CHUNK, len(tokens) - 1)]
+        return [Next(0, following)] if following else []
+
+    engine = Engine(model, policy)
+    if len(tokens) > 1:
+        engine.admit([tokens[:1]], [0])
+    with evaluating(model):
+        while engine.rows:
+            engine.step()
+    return found
 
 
 def _shared(prompts: Sequence[Sequence[int]]) -> int:

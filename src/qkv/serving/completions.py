@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from qkv.generation.sample import TokenScore
+from qkv.generation.score import score_tokens
 from qkv.serving.answers import AskedTexts, answer
 from qkv.serving.bodies import CompletionBody
 from qkv.serving.chats import ChatBody
 from qkv.serving.errors import ApiError, as_api_error
 from qkv.serving.forms import ChatForm, CompletionForm
 from qkv.serving.model import ServedModel
-from qkv.serving.reading import read_body
+from qkv.serving.reading import read_body, unless_dropped
 from qkv.serving.service import Service
 from qkv.serving.tools import CallForm, CallReader, call_form, required_call
 from qkv.spec.errors import UserError
@@ -25,8 +28,20 @@ async def completions(http: HttpRequest, service: Service) -> Response:
     """
     body = await read_body(http, CompletionBody, service.limits)
     model = _writer(service, body.model)
-    asked = await asyncio.to_thread(_asked_to_continue, model, body, service)
+    asked, form = await asyncio.to_thread(_asked_to_continue, model, body, service)
+    if body.echo and body.logprobs is not None:
+        form.score_echoes(await unless_dropped(http, _prompt_scores(model, asked, body.logprobs)))
     return await answer(http, asked)
+
+
+async def _prompt_scores(model: ServedModel, asked: AskedTexts, count: int) -> list[tuple[list[int], list[TokenScore]]]:
+    """(tokens, their scores) of the prompt of each text. Each prompt is read between two steps of the others."""
+    known = dict[tuple[int, ...], list[TokenScore]]()
+    for request in asked.requests:
+        prompt = tuple(request.prompt)
+        if prompt not in known:
+            known[prompt] = await model.worker.call(partial(score_tokens, model.run.model, prompt, count))
+    return [(list(request.prompt), known[tuple(request.prompt)]) for request in asked.requests]
 
 
 async def chat(http: HttpRequest, service: Service) -> Response:
@@ -45,7 +60,7 @@ def _writer(service: Service, name: str | None) -> ServedModel:
     return model
 
 
-def _asked_to_continue(model: ServedModel, body: CompletionBody, service: Service) -> AskedTexts:
+def _asked_to_continue(model: ServedModel, body: CompletionBody, service: Service) -> tuple[AskedTexts, CompletionForm]:
     echoes, requests, read = list[str](), [], 0
     try:
         prompts = [model.prompt(given) for given in body.prompt]
@@ -57,11 +72,11 @@ def _asked_to_continue(model: ServedModel, body: CompletionBody, service: Servic
             read += len(ids)
     except UserError as error:
         raise as_api_error(error, "prompt") from None
-    if body.echo and body.logprobs is not None:
-        sentence = "logprobs: they are those of new tokens, and echo asks for those of the prompt too; leave one out"
-        raise ApiError(sentence, param="logprobs", code="invalid_value")
+    if body.echo and body.logprobs is not None and model.run.model.encoder is not None:
+        sentence = "echo: the prompt of a model with an encoder has no log-probabilities; leave echo or logprobs out"
+        raise ApiError(sentence, param="echo", code="invalid_value")
     form = CompletionForm(model.tokenizer, body.alternatives is not None, echoes)
-    return AskedTexts(model, body, form, requests, read, service.metrics)
+    return AskedTexts(model, body, form, requests, read, service.metrics), form
 
 
 def _asked_to_chat(model: ServedModel, body: ChatBody, service: Service) -> AskedTexts:

@@ -71,11 +71,19 @@ class CompletionForm(Form):
         """``echoes``: text to put before each choice."""
         super().__init__(tokenizer, scored)
         self._echoes = echoes
+        self._prompts: Sequence[tuple[Sequence[int], Sequence[TokenScore]]] = [((), ()) for _ in echoes]
         self._offsets = [len(echo) for echo in echoes]
         """Characters of each choice before its next token."""
 
+    def score_echoes(self, prompts: Sequence[tuple[Sequence[int], Sequence[TokenScore]]]) -> None:
+        """Let the prompt's tokens be among the log-probabilities: (tokens, scores of all but the first) per choice."""
+        self._prompts, self._offsets = prompts, [0 for _ in self._echoes]
+
     def choice(self, index: int, written: Written) -> dict[str, Any]:
-        scores = self._logprobs(index, written.tokens, written.scores) if self.scored else None
+        scores = None
+        if self.scored:
+            parts = self._prompt(index), self._logprobs(index, written.tokens, written.scores)
+            scores = {name: parts[0][name] + parts[1][name] for name in parts[0]}
         text = self._echoes[index] + written.text
         return {"text": text, "index": index, "logprobs": scores, "finish_reason": written.finished}
 
@@ -86,19 +94,27 @@ class CompletionForm(Form):
         return {"text": piece.text, "index": index, "logprobs": scores, "finish_reason": piece.finished}
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        if not self._echoes[index]:
+        tokens, _ = self._prompts[index]
+        if not (self._echoes[index] or tokens):
             return None
-        return {"text": self._echoes[index], "index": index, "logprobs": None, "finish_reason": None}
+        scores = self._prompt(index) if tokens else None
+        return {"text": self._echoes[index], "index": index, "logprobs": scores, "finish_reason": None}
 
-    def _logprobs(self, index: int, tokens: Sequence[int], scores: Sequence[TokenScore]) -> dict[str, Any]:
+    def _prompt(self, index: int) -> dict[str, list[Any]]:
+        """Log-probabilities of the prompt; its first token has none."""
+        tokens, scores = self._prompts[index]
+        return self._logprobs(index, tokens, [None, *scores] if tokens else [])
+
+    def _logprobs(self, index: int, tokens: Sequence[int], scores: Sequence[TokenScore | None]) -> dict[str, list[Any]]:
         texts, offsets = [self.token(token) for token in tokens], list[int]()
         for text in texts:
             offsets.append(self._offsets[index])
             self._offsets[index] += len(text)
+        best = [None if each is None else {self.token(i): value for i, value in each.alternatives} for each in scores]
         return {
             "tokens": texts,
-            "token_logprobs": [score.log_probability for score in scores],
-            "top_logprobs": [{self.token(i): value for i, value in score.alternatives} for score in scores],
+            "token_logprobs": [each and each.log_probability for each in scores],
+            "top_logprobs": best,
             "text_offset": offsets,
         }
 
