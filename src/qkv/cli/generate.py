@@ -12,7 +12,7 @@ import typer
 
 from qkv.cli.decoding import DecodingOptions, decoding, decoding_options
 from qkv.cli.inputs import text_of_input
-from qkv.cli.runs import Copy, RunFolder, output_file, run_folder, run_or_published
+from qkv.cli.runs import Copy, RunFolder, load_run, output_file, run_folder
 from qkv.spec.errors import SpecError, UserError, nearest
 from qkv.spec.generation import Generation, Measure
 
@@ -142,18 +142,11 @@ def _generate(given: dict[str, Any], options: dict[str, Any], wanted: DecodingOp
         return _write_images(run, given["image"], given["label"], options, count, texts)
     if given["ids"] is not None:
         _check_ids(prompt, given["special"], choose, count)
-        return _print_ids(_loaded(run, given["copy"]), given["ids"], options, wanted)
-    loaded = _reading(_loaded(run, given["copy"]), given["special"])
+        return _print_ids(load_run(run, given["copy"]), given["ids"], options, wanted)
+    loaded = _reading(load_run(run, given["copy"]), given["special"])
     if choose:
         return _print_choice(loaded, _prompt(prompt), choose, given["choose_by"] or "sum")
     return _write(loaded, _prompt(prompt), options, count, given["stream"], wanted)
-
-
-def _loaded(run: Path, copy: bool) -> Run:
-    folder = run_or_published(run)
-    from qkv.runs.load import load
-
-    return load(folder, copy=copy)
 
 
 def _write(run: Run, prompt: str, options: dict[str, Any], count: int, stream: bool, wanted: DecodingOptions) -> None:

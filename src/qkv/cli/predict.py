@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from qkv.cli.inputs import lines_of_input, text_of_file
-from qkv.cli.runs import Copy, RunFolder, output_file, run_or_published
+from qkv.cli.runs import Copy, RunFolder, load_run, output_file, run_or_published
 from qkv.cli.why_words import tell_why
 from qkv.spec.errors import UserError, nearest
 
@@ -84,9 +84,7 @@ def predict_command(
     if context is not None:
         parts["context"] = _value(context)
     texts = _texts(inputs or [])
-    from qkv.runs.load import load
-
-    loaded = load(folder, copy=copy)
+    loaded = load_run(folder, copy)
     if data is not None:
         _answer_table(loaded, data, dict(named_values("--column", column)), out, "jsonl" if as_json else "csv")
         return

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from qkv.interop.places import is_published, may_be_name
 from qkv.spec.errors import UserError, nearest
+from qkv.system.collector import paused
+
+if TYPE_CHECKING:
+    from qkv.runs.run import Run
 
 Copy = Annotated[bool, typer.Option("--copy", help="Read the weights into memory instead of mapping the file.")]
 """Option of every command that uses the weights of a run or of a published folder."""
@@ -42,6 +46,14 @@ def run_or_published(path: Path) -> Path:
         return path
     mistyped = nearest(str(path), _runs_in(path.parent)).startswith("did you mean")
     return path if not path.exists() and may_be_name(str(path)) and not mistyped else run_folder(path)
+
+
+def load_run(path: Path, copy: bool) -> Run:
+    """Load the run or published checkpoint ``path``, and before it torch and the package. Raises ``UserError``."""
+    folder = run_or_published(path)
+    with paused():
+        from qkv.runs.load import load
+    return load(folder, copy=copy)
 
 
 def output_file(option: str, path: Path, *sources: str | Path | None) -> Path:

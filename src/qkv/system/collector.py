@@ -1,0 +1,24 @@
+"""Pauses of Python's garbage collector."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Generator
+from contextlib import contextmanager
+
+
+@contextmanager
+def paused() -> Generator[None]:
+    """Context manager: no garbage collection inside; what is alive at the end is left out of later ones.
+
+    Imports make hundreds of thousands of objects that live as long as the process. Each collection among them visits
+    all of those before: a fifth of the time of ``qkv generate`` with a model of 124 million parameters.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.freeze()
+            gc.enable()
