@@ -56,10 +56,7 @@ class Spec(BaseModel):
     Unknown keys are errors that suggest the nearest known one; numbers are finite.
     """
 
-    # Validators are built when first used: a process uses few of the kinds.
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, validate_default=True, allow_inf_nan=False, defer_build=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True, allow_inf_nan=False)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
