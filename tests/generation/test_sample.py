@@ -200,7 +200,8 @@ def test_a_stream_gives_a_token_a_row_and_step_and_leaves_gradients_on() -> None
 def test_the_first_product_of_a_process_may_be_a_generated_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fastest linear map is found by timing, perhaps of a backward pass, which inference mode would forbid."""
     forget_choices(monkeypatch)
-    spec = Model.parse({"width": 128, "frontend": {"kind": "text", "vocab_size": VOCABULARY}})
+    blocks = [{"branches": ["attention(relative=alibi)", "feed_forward"]}]  # not among the steps of one native call
+    spec = Model.parse({"width": 128, "frontend": {"kind": "text", "vocab_size": VOCABULARY}, "blocks": blocks})
     assert len(generate(build(spec), [[1]], GREEDY)[0]) == 24
     assert "linear" in {choice.op for choice in choices.all_choices()}
 

@@ -66,9 +66,13 @@ class Rope(Relative):
         self.part, self.head_dim = part, widths[0]
 
     def rotate(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        kind = single_or_wider(q.dtype)
-        cos, sin = context.once(("rope", self.part, self.head_dim, q.dtype), lambda: self.rotation(context, kind))
+        cos, sin = self.angles(context, q.dtype)
         return position_ops.rotate(q, cos, sin), position_ops.rotate(k, cos, sin)
+
+    def angles(self, context: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """``rotation`` for queries in ``dtype``, computed once for all layers."""
+        kind = single_or_wider(dtype)
+        return context.once(("rope", self.part, self.head_dim, dtype), lambda: self.rotation(context, kind))
 
     def rotation(self, context: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """(cosines, sines) of the rotation angles at the positions of ``context``."""

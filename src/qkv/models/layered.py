@@ -16,6 +16,7 @@ from qkv.layers.norms import Norm, build_norm
 from qkv.layers.relative import share_tables
 from qkv.models.block import Block
 from qkv.models.depth_average import DepthAverage
+from qkv.models.native_step import NativeStep, native_step
 from qkv.models.reversible import through_reversible
 from qkv.spec.model import Layered as LayeredSpec
 
@@ -96,11 +97,18 @@ class Layered(Declared):
         """Return (vectors (B, N, D) after the last block and the norm, next state of the blocks; None without one)."""
         if state is None:
             return self.norm(self.last(x, context), context), None
+        if (step := self._native(x, context, state)) is not None:
+            return self.norm(step(x, context, state), context), tuple(state)
         after = []
         for y, kept in self.through(x, context, state):
             x = y
             after.append(kept)
         return self.norm(x, context), tuple(after)
+
+    def _native(self, x: Tensor, context: Context, state: Sequence[Any]) -> NativeStep | None:
+        if self.depth_average is not None or self.reversible:
+            return None
+        return native_step(self, self.walked, x, context, state)
 
     def _entering(self, x: Tensor) -> Tensor:
         """Input of the first block: x, or for reversible blocks x twice, as both streams (B, N, 2 D)."""

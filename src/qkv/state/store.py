@@ -100,6 +100,11 @@ class Dense(Store):
         positions = arrival.once(("slots", end), lambda: torch.arange(end, device=keys.device)[None])
         return View(self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end), positions, in_place=True)
 
+    def room(self, needed: int) -> tuple[Tensor, Tensor]:
+        """Keys and values with at least ``needed`` slots, for code that writes new positions to them itself."""
+        self._grow(needed)
+        return self.keys, self.values
+
     def _grow(self, needed: int) -> None:
         """Make room for ``needed`` slots by doubling, up to ``most``."""
         held = self.keys.shape[2]

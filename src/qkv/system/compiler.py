@@ -31,12 +31,14 @@ def compiler() -> str | None:
 def library_path(source: Path, flags: Sequence[str]) -> Path | None:
     """Path of the library of ``source``, built or not; None without a compiler.
 
-    Its name has the digest of source, flags, compiler and processor, so that a change of any of them builds it anew.
+    Its name has the digest of source, headers beside it, flags, compiler and processor, so that a change of any of them
+    builds it anew.
     """
     found = compiler()
     if found is None:
         return None
-    whole = source.read_bytes() + "\0".join([*flags, found, processor_model()]).encode()
+    code = b"".join(path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h"))))
+    whole = code + "\0".join([*flags, found, processor_model()]).encode()
     return cache_folder() / "native" / f"{source.stem}-{hashlib.sha256(whole).hexdigest()[:16]}.so"
 
 

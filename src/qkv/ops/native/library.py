@@ -15,7 +15,7 @@ BLOCK = 32
 """Neighbouring numbers of x that share a scale; quantised rows are stored in blocks of as many weights."""
 TILE = 16
 """Rows of quantised weights that are stored side by side."""
-_SOURCE = "product.cpp"
+_SOURCE = "native.cpp"
 _SMALL = 1 << 16
 """Bytes of weights below which one thread is faster than waking the others."""
 
@@ -35,25 +35,10 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Products and sums are in fp32. A row's result does not depend on the number of rows.
     """
-    inner, outer = x.shape[-1], weight.shape[0]
-    y, x = x.new_empty(*x.shape[:-1], outer), x.contiguous()
     weight = weight if weight.stride(1) == 1 else weight.contiguous()
-    bias = None if bias is None else bias.contiguous()
     size = weight.element_size()
-    stride = weight.stride(0) * size
-    _functions().qkv_product(
-        8 * size,
-        weight.data_ptr(),
-        stride,
-        None if bias is None else bias.data_ptr(),
-        x.data_ptr(),
-        y.data_ptr(),
-        y.numel() // outer,
-        inner,
-        outer,
-        _threads(outer * stride),
-    )
-    return y
+    stride, outer = weight.stride(0) * size, weight.shape[0]
+    return _multiplied(x, outer, bias, outer * stride, (8 * size, weight.data_ptr(), stride, None, 1, 0))
 
 
 def quantized_product(
@@ -66,30 +51,22 @@ def quantized_product(
     Each block of 32 numbers of x is rounded to multiples of its largest absolute value / 127. The sum of a block's
     products is exact, and sums of blocks are in fp32. A row's result does not depend on the number of rows.
     """
+    matrix = (bits, stored.data_ptr(), 0, scale.data_ptr(), scale.shape[1], group)
+    return _multiplied(x, outer, bias, stored.nbytes, matrix)
+
+
+def _multiplied(x: Tensor, outer: int, bias: Tensor | None, nbytes: int, matrix: tuple[Any, ...]) -> Tensor:
+    """x W^T + b. nbytes: size of W; matrix: the arguments that describe it."""
     y, x = x.new_empty(*x.shape[:-1], outer), x.contiguous()
     bias = None if bias is None else bias.contiguous()
-    _functions().qkv_quantized_product(
-        bits,
-        stored.data_ptr(),
-        scale.data_ptr(),
-        scale.shape[1],
-        group,
-        None if bias is None else bias.data_ptr(),
-        x.data_ptr(),
-        y.data_ptr(),
-        y.numel() // outer,
-        x.shape[-1],
-        outer,
-        _threads(stored.nbytes),
-    )
+    threads = 1 if nbytes < _SMALL else torch.get_num_threads()
+    outside = (None if bias is None else bias.data_ptr(), x.data_ptr(), y.data_ptr())
+    functions().qkv_product(*matrix, *outside, y.numel() // outer, x.shape[-1], outer, threads)
     return y
 
 
-def _threads(nbytes: int) -> int:
-    return 1 if nbytes < _SMALL else torch.get_num_threads()
-
-
-def _functions() -> Any:
+def functions() -> Any:
+    """Library with its functions; ``available`` must be true."""
     found = _loaded()
     assert not isinstance(found, str), found
     return found
@@ -99,11 +76,11 @@ def _functions() -> Any:
 def _loaded() -> Any:
     """Library with its functions, or the reason, as text, for which it does not run here."""
     pointer, number, count = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
-    outside, sizes = (pointer, pointer, pointer), (number, number, number, count)
+    matrix, outside = (count, pointer, number, pointer, number, number), (pointer, pointer, pointer)
     return loading.load(
         _SOURCE,
         {
-            "qkv_product": [count, pointer, number, *outside, *sizes],
-            "qkv_quantized_product": [count, pointer, pointer, number, number, *outside, *sizes],
+            "qkv_product": [*matrix, *outside, number, number, number, count],
+            "qkv_step": [pointer, number, *outside, number, pointer, pointer, count],
         },
     )

@@ -1,0 +1,197 @@
+"""Decoding of one position of a few rows by the native library, of stacks whose parts it knows.
+
+It knows blocks in pre-norm order, of attention under a causal mask (any number of key heads, RoPE) and feed-forward
+layers, plain and gated; weights in fp32 or quantised. Other stacks, and calls with a tap, gradients or hooks, run part
+by part. See ``qkv.ops.native.step``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _python_dispatch
+
+from qkv.layers import norms, relative
+from qkv.layers.context import Context
+from qkv.layers.feed_forward import FeedForward, GatedFeedForward
+from qkv.layers.linear import Linear
+from qkv.layers.quantized import QuantizedLinear
+from qkv.layers.residuals import Residual
+from qkv.mixers.attention import Attention
+from qkv.models.block import Block, PreNorm
+from qkv.ops.choices import Choice, choose
+from qkv.ops.masks import Causal
+from qkv.ops.native import library
+from qkv.ops.native.step import INPUTS, MIXED, STREAM, WIDE, Attending, Held, Matrix, Norm, Steps
+from qkv.state.store import Dense
+
+
+class Unknown(Exception):
+    """A part that the native library does not know."""
+
+
+class NativeStep:
+    """Steps of the ``blocks`` of a stack. Raises ``Unknown`` if there is a part among them that the library lacks."""
+
+    def __init__(self, blocks: Sequence[nn.Module]):
+        self._blocks, self._modules = tuple(blocks), list[nn.Module]()
+        self.steps, self._attentions = Steps(), list[tuple[int, int, Attention]]()
+        for i, block in enumerate(blocks):
+            if not isinstance(block, Block) or block.spec.order != "pre":
+                raise Unknown
+            self._modules += [block, block.branches]
+            for j, slot in enumerate(block.branches):
+                self._add(i, j, slot)
+        self._held = list(self._contents())
+        self._tensors = [held for _, _, held in self._held if isinstance(held, Tensor)]
+        self._addresses = [tensor.data_ptr() for tensor in self._tensors]
+        self._hooks = [hooks for m in self._modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
+
+    def current(self, blocks: Sequence[nn.Module]) -> bool:
+        """True if the parts still hold the modules and tensors from which the steps were made."""
+        return (
+            all(map(operator.is_, self._blocks, blocks))
+            and all(owner.get(name) is held for owner, name, held in self._held)
+            and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
+        )
+
+    def heard(self) -> bool:
+        """True if a part has a hook, which is called only with the part."""
+        return any(self._hooks)
+
+    def takes(self, rows: int, state: Sequence[Any]) -> bool:
+        """True for so few rows that this is fastest, if all stores of ``state`` are dense, in fp32."""
+        if rows > self.steps.most_rows:
+            return False
+        return all(type(store) is Dense and store.keys.dtype == torch.float32 for store in self._stores(state))
+
+    def __call__(self, x: Tensor, context: Context, state: Sequence[Any]) -> Tensor:
+        """Vectors (B, 1, D) after the last block; the stores of ``state`` take the new positions."""
+        arrival = context.arrival
+        assert arrival is not None
+        held = [
+            Held(store.room(arrival.end), self._rotation(attention, context))
+            for store, (_, _, attention) in zip(self._stores(state), self._attentions, strict=True)
+        ]
+        return self.steps.run(x, arrival.past, held)
+
+    def _stores(self, state: Sequence[Any]) -> Iterator[Any]:
+        return (state[i][j] for i, j, _ in self._attentions)
+
+    @staticmethod
+    def _rotation(attention: Attention, context: Context) -> tuple[Tensor, Tensor] | None:
+        if not isinstance(attention.relative, relative.Rope):
+            return None
+        return attention.relative.angles(context, torch.float32)
+
+    def _contents(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
+        """Yield (owner, name, module or tensor) for all that the parts hold."""
+        for module in self._modules:
+            for owner in (module._modules, module._parameters, module._buffers):
+                yield from ((owner, name, held) for name, held in owner.items() if held is not None)
+
+    def _add(self, i: int, j: int, slot: nn.Module) -> None:
+        if type(slot) is not PreNorm or type(slot.residual) is not Residual or slot.training:
+            raise Unknown
+        norm, body = self._norm(slot.norm), slot.body
+        self._modules += [slot, body, slot.residual]
+        if type(body) is Attention:
+            self._attention(body, norm)
+            self._attentions.append((i, j, body))
+        elif type(body) in (FeedForward, GatedFeedForward):
+            self._feed_forward(body, norm)
+        else:
+            raise Unknown
+
+    def _attention(self, body: Attention, norm: Norm | None) -> None:
+        part = body.part
+        plain = body.query_norm is None and body.key_norm is None and body.sink is None and body.shape is None
+        known = isinstance(body.mask, Causal) and type(body.relative) in (relative.NoRelative, relative.Rope)
+        if not (plain and known and body.maps_values) or part.top_k is not None or part.softcap is not None:
+            raise Unknown
+        sizes = Attending(body.num_heads, body.kv_heads, body.head_dim, body.value_dim, body.scale)
+        self._modules.append(body.relative)
+        self.steps.multiply(self._matrix(body.qkv), STREAM, WIDE, norm)
+        self.steps.attend(sizes, WIDE, MIXED)
+        self.steps.multiply(self._matrix(body.output), MIXED, STREAM)
+
+    def _feed_forward(self, body: Any, norm: Norm | None) -> None:
+        gated, activation = isinstance(body, GatedFeedForward), body.spec.activation
+        if activation not in INPUTS:
+            raise Unknown
+        self.steps.multiply(self._matrix(body.gate_up if gated else body.up), STREAM, WIDE, norm)
+        self.steps.multiply(self._matrix(body.down), WIDE, STREAM, None, activation, gated)
+
+    def _norm(self, norm: nn.Module) -> Norm | None:
+        self._modules.append(norm)
+        if type(norm) is norms.NoNorm:
+            return None
+        if type(norm) is norms.LayerNorm:
+            return Norm("layer norm", norm.weight, norm.bias, norm.eps)
+        if type(norm) is norms.RMSNorm and norm.eps is not None:
+            return Norm("rms norm", norm.weight, None, norm.eps)
+        raise Unknown
+
+    def _matrix(self, layer: nn.Module) -> Matrix:
+        self._modules.append(layer)
+        if type(layer) is QuantizedLinear:
+            self._modules.append(layer.matrix)
+            return Matrix(layer.matrix.packed, layer.bias)
+        if type(layer) is not Linear:
+            raise Unknown
+        weight = layer.weight
+        if weight.dtype != torch.float32 or not weight.is_cpu or weight.stride(1) != 1:
+            raise Unknown
+        return Matrix(weight, layer.bias)
+
+
+_OP = "decoding step"
+_made: WeakKeyDictionary[nn.Module, NativeStep | None] = WeakKeyDictionary()
+
+
+def native_step(
+    stack: nn.Module, blocks: Sequence[nn.Module], x: Tensor, context: Context, state: Sequence[Any]
+) -> NativeStep | None:
+    """Step of ``stack``, whose blocks are run in the order ``blocks``, for new positions x (B, N, D); None where the
+    blocks are to be called.
+    """
+    if (
+        x.shape[1] != 1
+        or not x.is_cpu
+        or x.dtype != torch.float32
+        or stack.training
+        or _observed(context)
+        or not library.available()
+    ):
+        return None
+    found = _made.get(stack)
+    if stack not in _made or (found is not None and not found.current(blocks)):
+        found = _made[stack] = _built(blocks)
+    return found if found is not None and not found.heard() and found.takes(x.shape[0], state) else None
+
+
+def _observed(context: Context) -> bool:
+    """True if something reads what lies between the parts: a tap, gradients, a compiler, a mode such as a counter."""
+    return (
+        context.tap is not None
+        or context.lengths is not None
+        or torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or torch.is_autocast_enabled("cpu")
+        or _python_dispatch._get_current_dispatch_mode() is not None
+    )
+
+
+def _built(blocks: Sequence[nn.Module]) -> NativeStep | None:
+    try:
+        found = NativeStep(blocks)
+    except Unknown:
+        return None
+    case = f"up to {found.steps.most_rows} rows, all blocks"
+    choose(_OP, case, lambda: Choice(_OP, case, "native", "one call for all blocks"))
+    return found

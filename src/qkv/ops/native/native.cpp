@@ -1,0 +1,23 @@
+// The functions that Python calls.
+//
+// OpenMP's symbols are left open and resolved to the library that torch has loaded: two of them in one process compete
+// for the cores.
+
+#include "product.h"
+#include "step.h"
+
+#define PUBLIC extern "C" __attribute__((visibility("default")))
+
+// bits: 32 or 16, rows of W; 8 or 4: tiles, with scales for ``size`` weights of a row, a multiple of BLOCK; 0: a row.
+PUBLIC void qkv_product(int bits, const void *weights, long stride, const uint16_t *scales, long groups, long size,
+                        const float *bias, const float *x, float *y, long rows, long inner, long outer, int threads) {
+    const Product job{bits,  (const char *)weights, scales, bias,         x,     y,      rows,
+                      inner, outer,                 stride, groups, size / BLOCK, false, nullptr};
+    with_format(job, [&](auto format) { multiply_all<decltype(format)>(job, threads); });
+}
+
+// One new position of each row through ``count`` steps. x (rows, width) is the residual stream, before and after.
+PUBLIC void qkv_step(const Step *steps, long count, float *x, float *first, float *second, long rows,
+                     const long *positions, const Store *stores, int threads) {
+    run_steps({steps, count, {x, first, second}, rows, positions, stores}, threads);
+}

@@ -1,0 +1,261 @@
+// A decoding step: one new position of each of a few rows through all blocks of a model, as a list of products and
+// attentions, by one team of threads.
+//
+// Each thread computes a part of the outputs of a product, or the attention of some heads, and prepares the whole input
+// of a product itself: norms and activations of a few thousand numbers take less time than waiting for other threads.
+
+#pragma once
+
+#include <cmath>
+#include <omp.h>
+#include <vector>
+
+#include "product.h"
+
+// The order is that of ``INPUTS`` in step.py.
+enum Input { AS_IT_IS, LAYER_NORM, RMS_NORM, RELU, RELU2, GELU, GELU_TANH, SILU, QUICK_GELU };
+
+// A product, or attention if ``heads`` is not 0. ``from`` and ``to`` number the buffers: 0 the residual stream x, 1 and 2
+// scratch. Attention reads queries, keys and values side by side from ``from``.
+struct Step {
+    Product product;  // without x, y, rows
+    long input;       // what becomes of its input first
+    long gated;       // the input is (a, b), and becomes input(a) ⊙ b
+    const float *norm_weight, *norm_bias;  // null: none
+    double eps;
+    long from, to;
+    long heads, kv_heads, key_width, value_width;
+    double scale;
+};
+
+// Of one attention: its store (rows, heads, capacity, width), and the rotation of queries and keys (rows or 1, rotated).
+struct Store {
+    float *keys, *values;
+    long capacity;
+    const float *cosines, *sines;  // null: no rotation
+    long rotated, rotations;       // rotations: 1 if all rows have the same, else their number
+};
+
+static INLINE Floats either(Ints chosen, Floats yes, Floats no) { return (Floats)((chosen & (Ints)yes) | (~chosen & (Ints)no)); }
+
+// e^x with a relative error below 3e-7; x is limited to where that is a normal number. (Cephes' polynomial.)
+static INLINE Floats exponential(Floats x) {
+    const Floats least = Floats{} - 87.0f, most = Floats{} + 88.0f;
+    x = either(x < least, least, x);
+    x = either(x > most, most, x);
+    const Floats shifted = x * 1.44269504f + 12582912.0f;  // the last bits are the nearest integer
+    const Floats n = shifted - 12582912.0f;
+    const Floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    return (Floats)((Ints)p + (((Ints)shifted - 0x4b400000) << 23));
+}
+
+static INLINE Floats sigmoid(Floats x) { return 1.0f / (1.0f + exponential(-x)); }
+
+// The error function with an error below 2e-7 (Abramowitz and Stegun 1964, 7.1.26).
+static INLINE Floats error_function(Floats x) {
+    const Floats size = either(x < 0.0f, -x, x), t = 1.0f / (1.0f + 0.3275911f * size);
+    Floats p = t * 1.061405429f - 1.453152027f;
+    p = p * t + 1.421413741f;
+    p = p * t - 0.284496736f;
+    p = p * t + 0.254829592f;
+    const Floats found = 1.0f - p * t * exponential(-size * size);
+    return either(x < 0.0f, -found, found);
+}
+
+static INLINE Floats activated(Floats x, long input) {
+    switch (input) {
+    case RELU: return either(x < 0.0f, Floats{}, x);
+    case RELU2: x = either(x < 0.0f, Floats{}, x); return x * x;
+    case GELU: return 0.5f * x * (1.0f + error_function(x * 0.70710678f));
+    case GELU_TANH: return x * sigmoid(1.5957691216f * (x + 0.044715f * x * x * x));
+    case SILU: return x * sigmoid(x);
+    case QUICK_GELU: return x * sigmoid(1.702f * x);
+    default: return x;
+    }
+}
+
+// f(i, vector of x from i) for all of x, whose last vector may reach beyond ``count`` and is filled with zeros.
+template <class F> static INLINE void vectors_of(const float *x, long count, F f) {
+    long i = 0;
+    for (; i + LANES <= count; i += LANES) f(i, load<Floats>(x + i));
+    if (i < count) {
+        float rest[LANES] = {};
+        std::memcpy(rest, x + i, (count - i) * sizeof *x);
+        f(i, load<Floats>(rest));
+    }
+}
+
+// to[i] = f(i, vector of x from i) for all of x; the last vector may reach beyond ``count``.
+template <class F> static INLINE void mapped(const float *x, long count, float *to, F f) {
+    vectors_of(x, count, [&](long i, Floats v) __attribute__((always_inline)) {
+        const Floats found = f(i, v);
+        if (i + LANES <= count) std::memcpy(to + i, &found, sizeof found);
+        else std::memcpy(to + i, &found, (count - i) * sizeof *to);
+    });
+}
+
+// The vector of ``x`` from ``i``, as ``vectors_of`` reads it.
+static INLINE Floats vector_at(const float *x, long i, long count) {
+    if (i + LANES <= count) return load<Floats>(x + i);
+    float rest[LANES] = {};
+    std::memcpy(rest, x + i, (count - i) * sizeof *x);
+    return load<Floats>(rest);
+}
+
+static INLINE float dot(const float *a, const float *b, long count) {
+    Floats sum = {};
+    vectors_of(a, count, [&](long i, Floats x) __attribute__((always_inline)) { sum += x * vector_at(b, i, count); });
+    return total(sum);
+}
+
+// The input of a product: one row of the buffer, normalised or activated.
+static void read_input(const Step &step, const float *x, float *to) {
+    const long count = step.product.inner;
+    if (step.input == LAYER_NORM || step.input == RMS_NORM) {
+        if (step.input == LAYER_NORM) {
+            Floats sum = {};
+            vectors_of(x, count, [&](long, Floats v) __attribute__((always_inline)) { sum += v; });
+            const float mean = total(sum) / count;
+            mapped(x, count, to, [&](long, Floats v) __attribute__((always_inline)) { return v - mean; });
+            x = to;
+        }
+        const float factor = (float)(1.0 / std::sqrt((double)dot(x, x, count) / count + step.eps));
+        const float *const weight = step.norm_weight, *const bias = step.norm_bias;
+        mapped(x, count, to, [&](long i, Floats v) __attribute__((always_inline)) {
+            v *= factor;
+            if (weight) v *= vector_at(weight, i, count);
+            return bias ? v + vector_at(bias, i, count) : v;
+        });
+    } else {
+        mapped(x, count, to, [&](long i, Floats v) __attribute__((always_inline)) {
+            v = activated(v, step.input);
+            return step.gated ? v * vector_at(x + count, i, count) : v;
+        });
+    }
+}
+
+// RoPE: pairs (i, i + rotated / 2) of the first features.
+static void rotate(const float *x, long width, const Store &store, long row, float *to) {
+    const long rotated = store.cosines ? store.rotated : 0, half = rotated / 2, from = row % store.rotations * rotated;
+    for (long i = 0; i < half; i++) {
+        to[i] = x[i] * store.cosines[from + i] - x[i + half] * store.sines[from + i];
+        to[i + half] = x[i + half] * store.cosines[from + i + half] + x[i] * store.sines[from + i + half];
+    }
+    std::memcpy(to + rotated, x + rotated, (width - rotated) * sizeof *x);
+}
+
+// softmax(scale · q K^T) V of one query over ``count`` keys (count, key_width) and values. scores: room for ``count``.
+static void attend(const Step &step, const float *q, const float *keys, const float *values, long count, float *scores,
+                   float *to) {
+    float most = -INFINITY;
+    for (long j = 0; j < count; j++) {
+        scores[j] = (float)step.scale * dot(q, keys + j * step.key_width, step.key_width);
+        most = scores[j] > most ? scores[j] : most;
+    }
+    mapped(scores, count, scores, [&](long, Floats s) __attribute__((always_inline)) { return exponential(s - most); });
+    Floats sum = {};
+    vectors_of(scores, count, [&](long, Floats s) __attribute__((always_inline)) { sum += s; });
+    const float inverse = 1.0f / total(sum);
+    constexpr long TOGETHER = 4 * LANES;  // features whose sums are in registers
+    for (long begin = 0; begin < step.value_width; begin += TOGETHER) {
+        const long width = std::min(TOGETHER, step.value_width - begin);
+        Floats out[4] = {};
+        for (long j = 0; j < count; j++) {
+            const float *const v = values + j * step.value_width + begin;
+            if (width == TOGETHER) times<4>(OF(k) { out[k] += scores[j] * load<Floats>(v + k * LANES); });
+            else for (long i = 0; i < width; i += LANES) out[i / LANES] += scores[j] * vector_at(v, i, width);
+        }
+        times<4>(OF(k) { out[k] *= inverse; });
+        std::memcpy(to + begin, out, width * sizeof *to);
+    }
+}
+
+// One row and one head of keys: stores the new key and value, and attends from the heads of queries that read it.
+static void attend_group(const Step &step, const Store &store, const float *from, float *to, long row, long group,
+                         long position, std::vector<float> &scores) {
+    const long keys = step.heads * step.key_width, values = keys + step.kv_heads * step.key_width;
+    const long width = values + step.kv_heads * step.value_width, share = step.heads / step.kv_heads;
+    const float *const own = from + row * width;
+    const long slots = (row * step.kv_heads + group) * store.capacity;
+    float *const all_keys = store.keys + slots * step.key_width, *const all_values = store.values + slots * step.value_width;
+    rotate(own + keys + group * step.key_width, step.key_width, store, row, all_keys + position * step.key_width);
+    std::memcpy(all_values + position * step.value_width, own + values + group * step.value_width,
+                step.value_width * sizeof *own);
+    scores.resize(position + 1 + step.key_width);
+    float *const q = scores.data() + position + 1;
+    for (long head = group * share; head < (group + 1) * share; head++) {
+        rotate(own + head * step.key_width, step.key_width, store, row, q);
+        float *const out = to + (row * step.heads + head) * step.value_width;
+        attend(step, q, all_keys, all_values, position + 1, scores.data(), out);
+    }
+}
+
+struct Team {
+    const Step *steps;
+    long count;
+    float *buffers[3];
+    long rows;
+    const long *positions;  // (rows)
+    const Store *stores;    // one for each attention, in order
+};
+
+// Rows of the input that one thread prepares for a product.
+struct Prepared {
+    std::vector<float> row;
+    char *rows;
+
+    explicit Prepared(const Team &team) {
+        long inner = 0;
+        for (long i = 0; i < team.count; i++) inner = std::max(inner, team.steps[i].product.inner);
+        row.resize(inner);
+        rows = (char *)std::aligned_alloc(64, team.rows * (inner * sizeof(float) + 64 * LANES));
+    }
+    ~Prepared() { std::free(rows); }
+};
+
+static void multiply_part(const Team &team, const Step &step, Prepared &prepared, long id, long threads) {
+    with_format(step.product, [&](auto format) {
+        using W = decltype(format);
+        Product job = step.product;
+        const long width = W::width(job.inner), tiles = tiles_of(job);
+        job.rows = team.rows, job.y = team.buffers[step.to], job.prepared = prepared.rows;
+        for (long r = 0; r < team.rows; r++) {
+            const float *x = team.buffers[step.from] + r * job.inner * (step.gated ? 2 : 1);
+            if (step.input != AS_IT_IS || step.gated) {
+                read_input(step, x, prepared.row.data());
+                x = prepared.row.data();
+            }
+            W::prepare(x, job.inner, job.prepared + r * width);
+        }
+        multiply_tiles<W>(job, tiles * id / threads, tiles * (id + 1) / threads);
+    });
+}
+
+static void run_steps(const Team &team, int wanted) {
+#pragma omp parallel num_threads(wanted) if (wanted > 1)
+    {
+        const long id = omp_get_thread_num(), threads = omp_get_num_threads();
+        Prepared prepared(team);
+        std::vector<float> scores;
+        const Store *store = team.stores;
+        for (long i = 0; i < team.count; i++) {
+            const Step &step = team.steps[i];
+            if (step.heads) {
+                const long groups = team.rows * step.kv_heads;
+                for (long g = groups * id / threads; g < groups * (id + 1) / threads; g++)
+                    attend_group(step, *store, team.buffers[step.from], team.buffers[step.to], g / step.kv_heads,
+                                 g % step.kv_heads, team.positions[g / step.kv_heads], scores);
+                store++;
+            } else {
+                multiply_part(team, step, prepared, id, threads);
+            }
+#pragma omp barrier
+        }
+    }
+}

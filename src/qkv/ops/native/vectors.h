@@ -1,0 +1,78 @@
+// Vectors of numbers, as wide as the instructions that the compiler's flags allow.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512BW__) && defined(__AVX512VNNI__)
+#define WIDE 1
+constexpr int UNROLLED = 8;
+constexpr int LANES = 16;
+#elif defined(__AVX2__)
+#define MIDDLE 1
+constexpr int UNROLLED = 8;
+constexpr int LANES = 8;
+#else
+constexpr int UNROLLED = 1;  // code of a size that compiles fast
+constexpr int LANES = 4;
+#endif
+constexpr int VECTOR = 4 * LANES;     // bytes
+constexpr int BLOCK = 32;             // numbers of x with a scale of their own; also the smallest group of weights
+constexpr int TILE = 16;              // rows of W that are stored side by side
+constexpr int PARTS = TILE / LANES;   // vectors with a lane for each row of a tile
+
+typedef float Floats __attribute__((vector_size(VECTOR)));
+typedef int32_t Ints __attribute__((vector_size(VECTOR)));
+typedef uint32_t Words __attribute__((vector_size(VECTOR)));
+typedef int8_t Bytes __attribute__((vector_size(VECTOR)));
+typedef uint16_t Shorts __attribute__((vector_size(VECTOR / 2)));
+
+#define INLINE inline __attribute__((always_inline))
+
+// f(0), f(1), … f(N - 1) with constant arguments, so that arrays of vectors become registers.
+template <class F, int... I> static INLINE void each(std::integer_sequence<int, I...>, F f) {
+    (f(std::integral_constant<int, I>{}), ...);
+}
+template <int N, class F> static INLINE void times(F f) { each(std::make_integer_sequence<int, N>{}, f); }
+#define OF(name) [&](auto name) __attribute__((always_inline))
+
+template <class T> static INLINE T load(const void *from) {
+    T found;
+    std::memcpy(&found, from, sizeof found);
+    return found;
+}
+
+static INLINE float total(Floats numbers) {
+#if WIDE
+    return _mm512_reduce_add_ps((__m512)numbers);
+#elif MIDDLE
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128((__m256)numbers), _mm256_extractf128_ps((__m256)numbers, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#else
+    return (numbers[0] + numbers[1]) + (numbers[2] + numbers[3]);
+#endif
+}
+
+static INLINE Floats floats(Ints numbers) { return __builtin_convertvector(numbers, Floats); }
+
+// A number in bf16 for each lane.
+static INLINE Floats lanes_of(const uint16_t *numbers) {
+#if WIDE
+    return (Floats)((Words)_mm512_cvtepu16_epi32(load<__m256i>(numbers)) << 16);
+#elif MIDDLE
+    return (Floats)((Words)_mm256_cvtepu16_epi32(load<__m128i>(numbers)) << 16);
+#else
+    return (Floats)(__builtin_convertvector(load<Shorts>(numbers), Words) << 16);
+#endif
+}
+
+// The same four bytes in all lanes.
+static INLINE Bytes repeated(const int8_t *four) { return (Bytes)(Ints{} + load<int32_t>(four)); }

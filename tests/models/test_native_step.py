@@ -1,0 +1,155 @@
+"""Decoding steps by the native library against the same model part by part, in float64."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import qkv
+from qkv.generation.sample import generate
+from qkv.models import layered, native_step
+from qkv.models.quantize import quantize
+from qkv.models.transformer import Transformer
+from qkv.ops.choices import made
+from qkv.ops.native.step import INPUTS
+from qkv.spec.model import Model
+from qkv.spec.quantization import Quantization
+from qkv.system import compiler
+
+pytestmark = pytest.mark.skipif(compiler.compiler() is None, reason="there is no C++ compiler here")
+
+FORMS: dict[str, dict[str, Any]] = {
+    "gpt2": {"branches": ["attention(4)", "feed_forward(activation=gelu_tanh)"]},
+    "llama": {
+        "branches": ["attention(4, num_kv_heads=2, bias=false, relative=rope)", "gated_feed_forward(bias=false)"],
+        "norm": "rms_norm",
+    },
+    "one key head": {"branches": ["attention(4, num_kv_heads=1)", "feed_forward"]},
+    "odd sizes": {"branches": ["attention(3, head_dim=10)", "feed_forward(hidden=57)"]},
+    "part of the features": {"branches": ["attention(2, relative=rope(fraction=0.5))", "feed_forward(hidden=50)"]},
+    "no norm weight": {"branches": ["attention(2)", "feed_forward"], "norm": "rms_norm(weight=false)"},
+}
+
+
+def built(form: dict[str, Any], width: int = 48, **more: Any) -> Transformer:
+    sizes = {"width": width, "num_layers": 2, "context_length": 160, "frontend": {"kind": "text", "vocab_size": 50}}
+    torch.manual_seed(0)
+    model = qkv.build(Model.parse({**sizes, "blocks": [form], **more})).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+    return model
+
+
+def decoded(model: Transformer, ids: Tensor, split: int) -> Tensor:
+    """Logits of each position from ``split`` on, one position at a time."""
+    with torch.inference_mode():
+        _, state = model(ids[:, :split], model.init_state(len(ids)))
+        found = []
+        for i in range(split, ids.shape[1]):
+            logits, state = model(ids[:, i : i + 1], state)
+            found.append(logits[:, 0])
+    return torch.stack(found, 1)
+
+
+def used(model: Transformer) -> bool:
+    return native_step._made.get(model) is not None
+
+
+def tokens(rows: int, length: int) -> Tensor:
+    return torch.randint(50, (rows, length), generator=torch.Generator().manual_seed(rows))
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_steps_equal_the_parts_in_float64(name: str, rows: int) -> None:
+    model, ids = built(FORMS[name]), tokens(rows, 12)
+    found = decoded(model, ids, 5)
+    assert used(model)
+    assert made("decoding step", "up to 8 rows, all blocks") == "native"
+    expected = decoded(copy.deepcopy(model).double(), ids, 5)
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("activation", INPUTS[3:])
+@pytest.mark.parametrize("kind", ["feed_forward", "gated_feed_forward"])
+def test_activations(activation: str, kind: str) -> None:
+    """With inputs from very small to where exponentials overflow."""
+    model = built({"branches": ["attention(2)", f"{kind}(activation={activation})"]})
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".up.weight" in name or ".gate_up.weight" in name:
+                parameter.mul_(torch.logspace(-3, 3, len(parameter))[:, None])
+    ids = tokens(2, 8)
+    found, expected = decoded(model, ids, 4), decoded(copy.deepcopy(model).double(), ids, 4)
+    assert used(model)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "odd sizes"])
+def test_quantised_weights(name: str, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal to the products of the layers, which round activations alike."""
+    model, ids = built(FORMS[name], 64), tokens(3, 12)
+    quantize(model, Quantization.parse({"bits": bits}))
+    found = decoded(model, ids, 5)
+    assert used(model)
+    monkeypatch.setattr(layered, "native_step", lambda *given: None)
+    torch.testing.assert_close(found, decoded(model, ids, 5), rtol=0, atol=1e-4 if bits == 16 else 0.02)
+
+
+def test_rows_of_different_lengths_and_stores_that_grow() -> None:
+    model = built(FORMS["llama"])
+    texts = [tokens(1, length)[0].tolist() for length in (3, 90, 41)]
+    settings = qkv.Generation(max_new_tokens=60, temperature=0.0)
+    together = generate(model, texts, settings)
+    assert used(model)
+    for text, written in zip(texts, together, strict=True):
+        assert generate(copy.deepcopy(model).double(), [text], settings) == [written]
+
+
+def test_changes_of_the_model_are_noticed() -> None:
+    """New values, new tensors, new modules, hooks, taps and training."""
+    model, ids = built(FORMS["gpt2"]), tokens(2, 8)
+    first = decoded(model, ids, 4)
+    layer: Any = model.branches[3]
+    for change in (
+        lambda: layer.down.weight.data.mul_(2),
+        lambda: setattr(layer.down, "weight", torch.nn.Parameter(layer.down.weight.detach() * 1.5)),
+        lambda: setattr(layer, "up", copy.deepcopy(layer.up).requires_grad_(False)),
+        lambda: layer.up.weight.mul_(3),
+        lambda: layer.down.register_forward_hook(lambda module, inputs, output: output * 0.5),
+    ):
+        change()
+        found = decoded(model, ids, 4)
+        torch.testing.assert_close(found.double(), decoded(copy.deepcopy(model).double(), ids, 4), rtol=0, atol=1e-4)
+        first = found if not torch.equal(first, found) else first
+    seen: list[str] = []
+    state = model.init_state(2)
+    with torch.inference_mode():
+        model(ids[:, :1], state, tap=lambda name, value: seen.append(name))
+    assert any("blocks.1" in name for name in seen)
+
+
+@pytest.mark.parametrize(
+    ("branch", "more"),
+    [
+        ("attention(2, mask=causal & window(4))", {}),
+        ("attention(2, relative=alibi)", {}),
+        ("attention(2, softcap=5.0)", {}),
+        ("attention(2, qk_norm=rms_norm)", {}),
+        ("gru", {}),
+        ("attention(2)", {"order": "post"}),
+        ("attention(2)", {"residual": "scaled"}),
+    ],
+)
+def test_other_parts_are_called(branch: str, more: dict[str, Any]) -> None:
+    model, ids = built({"branches": [branch, "feed_forward"], **more}), tokens(2, 9)
+    found = decoded(model, ids, 4)
+    assert not used(model)
+    torch.testing.assert_close(found.double(), decoded(copy.deepcopy(model).double(), ids, 4), rtol=0, atol=1e-4)
