@@ -141,13 +141,16 @@ class NativeStep:
         self._modules.append(layer)
         if type(layer) is QuantizedLinear:
             self._modules.append(layer.matrix)
-            return Matrix(layer.matrix.packed, layer.bias)
+            packed = layer.matrix.packed
+            return Matrix(
+                packed.stored, layer.bias, packed.outer, packed.inner, packed.bits, packed.scale, packed.group
+            )
         if type(layer) is not Linear:
             raise Unknown
         weight = layer.weight
         if weight.dtype != torch.float32 or not weight.is_cpu or weight.stride(1) != 1:
             raise Unknown
-        return Matrix(weight, layer.bias)
+        return Matrix(weight, layer.bias, *weight.shape)
 
 
 _OP = "decoding step"

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from qkv.ops.native import library
-from qkv.ops.quantized.packed import PackedMatrix
 
 INPUTS = ("as it is", "layer norm", "rms norm", "relu", "relu2", "gelu", "gelu_tanh", "silu", "quick_gelu")
 """What can become of the input of a product; the names of activations are those of ``qkv.layers.activations``."""
@@ -58,24 +57,28 @@ class _Store(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Matrix:
-    """Weights of a product: W (O, I) in fp32 with rows one after the other, or quantised, and b (O) or None."""
+    """Weights of a product, W (O, I) and b (O) or None.
 
-    weight: Tensor | PackedMatrix
+    stored: in 32 ``bits`` rows in fp32 one after the other; else with scale and group as in
+    ``qkv.ops.quantized.packed``.
+    """
+
+    stored: Tensor
     bias: Tensor | None
+    outer: int
+    inner: int
+    bits: int = 32
+    scale: Tensor | None = None
+    group: int = 0
 
     def described(self) -> _Product:
         """The weights as the library takes them."""
-        outer, inner = self.weight.shape
-        found = _Product(inner=inner, outer=outer, groups=1, bias=_address(self.bias))
-        if not isinstance(self.weight, PackedMatrix):
-            found.bits, found.weights, found.stride = 32, self.weight.data_ptr(), 4 * self.weight.stride(0)
-            return found
-        stored, scale = self.weight.stored, self.weight.scale
-        found.bits, found.weights, found.scales = self.weight.bits, stored.data_ptr(), _address(scale)
-        if scale is None:
-            found.stride = 2 * inner
+        found = _Product(bits=self.bits, inner=self.inner, outer=self.outer, groups=1, bias=_address(self.bias))
+        found.weights, found.scales = self.stored.data_ptr(), _address(self.scale)
+        if self.scale is None:
+            found.stride = self.stored.element_size() * self.stored.stride(0)
         else:
-            found.groups, found.size = scale.shape[1], self.weight.group // library.BLOCK
+            found.groups, found.size = self.scale.shape[1], self.group // library.BLOCK
         return found
 
 
@@ -140,7 +143,7 @@ class Steps:
         if norm is not None:
             step.norm_weight, step.norm_bias, step.eps = _address(norm.weight), _address(norm.bias), norm.eps
         self._steps.append(step)
-        self._widths[to] = max(self._widths[to], matrix.weight.shape[0])
+        self._widths[to] = max(self._widths[to], matrix.outer)
 
     def attend(self, sizes: Attending, origin: int, to: int) -> None:
         """Add the attention of the queries in ``origin``, beside which are keys and values, to the stored positions."""
