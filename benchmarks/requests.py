@@ -1,13 +1,16 @@
-"""Benchmark of requests of mixed lengths that arrive over time: throughput and latency, GPT-2 124M shape.
+"""Benchmark of requests of mixed lengths that arrive over time, with and without a shared beginning: throughput and
+latency.
 
     python benchmarks/requests.py
-    python benchmarks/requests.py --requests 64 --rate 2 --budget-mb 512
+    python benchmarks/requests.py --requests 64 --rate 8 --budget-mb 512
 
 Every side gets the same requests at the same times: prompts of 8 to 256 tokens, 16 to 128 new ones, drawn greedily by a
-model with random weights. ``queue``: requests join and leave the running batch at each step. ``one by one``: each in
-its turn. ``static batches``: the transformers library, what has arrived in batches of up to 8, each as long as its
-longest request. Latency is counted from the arrival. The last line says how many texts of the queue equal those of one
-by one: sums of other batch sizes round differently, so that a tie of two tokens may be decided otherwise.
+GPT-2 of 6 layers and 384 features with random weights, small enough for all sides to take less than five minutes. In
+the second table, prompts of 8 to 64 tokens follow 256 that all share. ``queue``: requests join and leave the running
+batch at each step; ``prefixes kept``: states of texts are kept for those that begin alike. ``one by one``: each in its
+turn. ``static batches``: the transformers library, what has arrived in batches of up to 8, each as long as its longest
+request. Latency is counted from the arrival. The last lines say how many texts of the queue equal those of one by one:
+sums of other batch sizes round differently, so that a tie of two tokens may be decided otherwise.
 """
 
 from __future__ import annotations
@@ -16,18 +19,21 @@ import argparse
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from decode import VOCAB, build_qkv, transformers_model
+import qkv
 from qkv.generation.requests import Request, RequestQueue
 from qkv.generation.sample import generate
 from qkv.models.transformer import Transformer
 from qkv.report.table import print_table
 from qkv.spec.generation import Generation
 from side_by_side import available, parser, say_where
+
+WIDTH, LAYERS, HEADS, VOCAB = 384, 6, 6, 8000
 
 
 @dataclass(frozen=True)
@@ -52,21 +58,25 @@ class Served:
 Side = Callable[[Sequence[Arrival]], Served]
 
 
-def arrivals(count: int, rate: float, vocab: int, longest: int, seed: int = 0) -> list[Arrival]:
-    """Requests with exponential times between arrivals, ``rate`` per second."""
-    rng, at, found = random.Random(seed), 0.0, list[Arrival]()
+def arrivals(count: int, rate: float, lengths: tuple[int, int], shared: int, new: int) -> list[Arrival]:
+    """Requests with exponential times between arrivals, ``rate`` per second.
+
+    lengths: of prompts, after ``shared`` tokens that all begin with. new: maximum number of new tokens.
+    """
+    rng, at, found = random.Random(shared), 0.0, list[Arrival]()
+    beginning = [rng.randrange(VOCAB) for _ in range(shared)]
     for _ in range(count):
-        prompt = [rng.randrange(vocab) for _ in range(rng.randint(8, longest))]
-        found.append(Arrival(at, prompt, rng.randint(16, max(16, longest // 2))))
+        prompt = beginning + [rng.randrange(VOCAB) for _ in range(rng.randint(*lengths))]
+        found.append(Arrival(at, prompt, rng.randint(16, new)))
         at += rng.expovariate(rate)
     return found
 
 
-def queued(model: Transformer, budget: int | None, batch: int) -> Side:
-    """Requests in qkv's queue."""
+def queued(model: Transformer, budget: int | None, batch: int, keep: int = 0) -> Side:
+    """Requests in qkv's queue. ``keep``: bytes of kept states."""
 
     def run(asked: Sequence[Arrival]) -> Served:
-        queue, served, waiting = RequestQueue(model, None, budget, batch), Served(), list(asked)
+        queue, served, waiting = RequestQueue(model, None, budget, batch, keep=keep), Served(), list(asked)
         began, tokens = time.perf_counter(), {i: list[int]() for i in range(len(asked))}
         while waiting or not queue.idle:
             while waiting and waiting[0].at <= time.perf_counter() - began:
@@ -118,9 +128,29 @@ def alone(model: Transformer) -> Callable[[Sequence[Arrival]], list[list[int]]]:
     ]
 
 
+def build(smoke: bool) -> Transformer:
+    """GPT-2 with random weights, or for a smoke test a tiny one."""
+    width, layers = (32, 1) if smoke else (WIDTH, LAYERS)
+    branches = [f"attention({HEADS})", "feed_forward(activation=gelu_tanh)"] if not smoke else ["attention(2)"]
+    sizes = {"width": width, "num_layers": layers, "context_length": 1024}
+    frontend = {"kind": "text", "vocab_size": VOCAB}
+    return qkv.build(qkv.Model.parse({**sizes, "frontend": frontend, "blocks": [{"branches": branches}]})).eval()
+
+
+def other() -> Any:
+    """The same shape in the transformers library."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    sizes = {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "vocab_size": VOCAB}
+    return GPT2LMHeadModel(GPT2Config(attn_implementation="sdpa", **sizes)).eval()
+
+
 def padded() -> Callable[[Sequence[Arrival]], None]:
     """Requests by the transformers library, padded on the left to one batch."""
-    model = transformers_model()
+    model = other()
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
 
@@ -150,7 +180,7 @@ def arguments() -> argparse.Namespace:
     """Parse the command line."""
     options = parser(__doc__ or "")
     options.add_argument("--requests", type=int, default=64)
-    options.add_argument("--rate", type=float, default=2.0, help="requests per second")
+    options.add_argument("--rate", type=float, default=8.0, help="requests per second")
     options.add_argument("--batch", type=int, default=32, help="maximum number of running requests of the queue")
     options.add_argument("--budget-mb", type=float, help="MiB of decoding states of the queue; default: no bound")
     given = options.parse_args()
@@ -159,33 +189,40 @@ def arguments() -> argparse.Namespace:
     return given
 
 
-def main() -> None:
-    """Serve the same arrivals by each side and print the table."""
-    given = arguments()
-    say_where("transformers")
-    model = build_qkv(given.smoke)
-    asked = arrivals(given.requests, given.rate, 128 if given.smoke else VOCAB, 32 if given.smoke else 256)
-    budget = None if given.budget_mb is None else int(given.budget_mb * 2**20)
-    sides: dict[str, Side] = {
-        "qkv, queue": queued(model, budget, given.batch),
-        "qkv, one by one": batches(alone(model), 1),
-    }
-    if available("transformers", "transformers", not given.smoke):
-        sides["transformers, static batches"] = batches(padded(), 8)
+def compare(title: str, sides: Mapping[str, Side], asked: Sequence[Arrival], own: str) -> None:
+    """Serve the same arrivals by each side and print the table and the ratios to the side ``own``."""
     found = {}
     for name, side in sides.items():
         side(asked[:2])  # kernels are chosen by measurement in the first calls
         found[name] = side(asked)
     columns = ["side", "tokens/s", "first token, median s", "95 %", "whole text, median s", "95 %", "most MiB of state"]
-    title = f"{len(asked)} requests, {given.rate:g} per second, {sum(one.new for one in asked):,} tokens"
     print_table(title, columns, [row(name, served, asked) for name, served in found.items()])
-    own = found["qkv, queue"]
     for name, served in found.items():
-        if name != "qkv, queue":
-            ratio = max(served.last.values()) / max(own.last.values())
-            print(f"ratio qkv, queue / {name}: {ratio:.2f} in tokens/s")
-    equal = sum(own.texts[i] == found["qkv, one by one"].texts[i] for i in range(len(asked)))
-    print(f"{equal} of {len(asked)} texts of the queue equal those of one by one")
+        if name != own:
+            ratio = max(served.last.values()) / max(found[own].last.values())
+            print(f"ratio {own} / {name}: {ratio:.2f} in tokens/s")
+    alone = found["qkv, one by one"].texts
+    equal = sum(found[own].texts[i] == alone[i] for i in range(len(asked)))
+    print(f"{equal} of {len(asked)} texts of the queue equal those of one by one\n")
+
+
+def main() -> None:
+    """Print the table of both kinds of prompts."""
+    given = arguments()
+    say_where("transformers")
+    model, budget = build(given.smoke), None if given.budget_mb is None else int(given.budget_mb * 2**20)
+    sides: dict[str, Side] = {
+        "qkv, queue, prefixes kept": queued(model, budget, given.batch, 2**28),
+        "qkv, queue": queued(model, budget, given.batch),
+        "qkv, one by one": batches(alone(model), 1),
+    }
+    if available("transformers", "transformers", not given.smoke):
+        sides["transformers, static batches"] = batches(padded(), 8)
+    for what, shared, longest in (("", 0, 256), (" with a shared beginning", 256, 64)):
+        sizes = (32 if shared else 0, 24, 16) if given.smoke else (shared, longest, 128)
+        asked = arrivals(given.requests, given.rate, (8, sizes[1]), sizes[0], sizes[2])
+        title = f"{len(asked)} requests{what}, {given.rate:g} per second, {sum(one.new for one in asked):,} tokens"
+        compare(title, sides, asked, "qkv, queue, prefixes kept")
 
 
 if __name__ == "__main__":

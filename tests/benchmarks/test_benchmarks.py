@@ -49,7 +49,14 @@ PRINTS: dict[str, tuple[str, ...]] = {
         "gradient after",
         "the curves are in",
     ),
-    "requests": ("left out: transformers", "6 requests", "qkv, one by one", "6 of 6 texts"),
+    "requests": (
+        "left out: transformers",
+        "6 requests",
+        "qkv, one by one",
+        "6 of 6 texts",
+        "shared beginning",
+        "prefixes kept",
+    ),
     "speculate": (
         "a text that repeats itself",
         "look-up 8",
