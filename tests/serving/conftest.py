@@ -37,14 +37,18 @@ class Running(NamedTuple):
 
 @contextlib.contextmanager
 def serving(
-    runs: Mapping[str, Run], limits: Limits | None = None, access: Access | None = None, sent: int | None = None
+    runs: Mapping[str, Run],
+    limits: Limits | None = None,
+    access: Access | None = None,
+    sent: int | None = None,
+    lookup: int | None = None,
 ) -> Iterator[Running]:
     """Serve ``runs`` in a thread until the end of the block, which stops the server gracefully.
 
-    sent: bytes that the system keeps for a client who does not read.
+    sent: bytes that the system keeps for a client who does not read. lookup: see ``ServedModel``.
     """
     limits = limits or Limits()
-    service = Service({name: ServedModel(name, run, limits) for name, run in runs.items()}, limits)
+    service = Service({name: ServedModel(name, run, limits, lookup) for name, run in runs.items()}, limits)
     server = http_server(service, access or Access())
     with open_socket("127.0.0.1", 0) as listener:
         if sent:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import threading
 import time
@@ -106,6 +107,23 @@ def test_clients_at_the_same_time_get_the_texts_that_they_get_alone(server: Runn
         found = list(pool.map(lambda each: text(*each), asked))
     expected = [alone(runs[name], prompt, max_new_tokens=n, temperature=0.0) for name, prompt, n in asked]
     assert found == expected
+
+
+def test_look_up_changes_no_text(runs: dict[str, Run]) -> None:
+    """Also of a model whose state cannot drop positions, beside texts with a form."""
+    for name in ("rope", "gru"):
+        with serving({name: runs[name]}, lookup=3) as server:
+            bodies = [{**LONG, "model": name, "prompt": prompt, "max_tokens": 60} for prompt in ("the", "a fox a")]
+            bodies.append({**bodies[0], "guided_regex": "(the |fox ){9}", "temperature": 1.0, "seed": 2})
+            with ThreadPoolExecutor(len(bodies)) as pool:
+                found = [each.json()["choices"][0]["text"] for each in pool.map(lambda b: posted(server, **b), bodies)]
+            expected = [alone(runs[name], b["prompt"], max_new_tokens=60, temperature=0.0) for b in bodies[:2]]
+            assert found[:2] == expected
+            assert re.fullmatch("(the |fox ){9}", found[2])
+            requests = server.service.models[name].worker.requests
+            assert requests is not None
+            assert requests.speculator is not None
+            assert requests.speculator.counts.proposed
 
 
 def test_a_full_queue_is_told_and_passes(runs: dict[str, Run]) -> None:

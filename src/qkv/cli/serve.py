@@ -43,6 +43,10 @@ _MaxQueue = Annotated[int, typer.Option(metavar="N", min=1, help="Texts that wai
 _Memory = Annotated[
     int | None, typer.Option(metavar="BYTES", min=1, help="Budget of decoding states, per model; more waits.")
 ]
+_LookUp = Annotated[
+    int | None,
+    typer.Option("--lookup", metavar="N", min=1, max=256, help="Propose N tokens at a time by n-gram look-up."),
+]
 _Timeout = Annotated[
     float | None, typer.Option(metavar="SECONDS", min=0, help="Maximum time of a request; default: none.")
 ]
@@ -62,6 +66,7 @@ def serve_command(
     max_batch: _MaxBatch = 32,
     max_queue: _MaxQueue = 1000,
     memory: _Memory = None,
+    lookup: _LookUp = None,
     timeout: _Timeout = None,
     patience: _Patience = None,
 ) -> None:
@@ -78,7 +83,8 @@ def serve_command(
     key = api_key if api_key is not None else os.environ.get(KEY)
     access = Access(key or None, LOOPBACK if host in LOOPBACK else (), tuple(cors or ()))
     with open_socket(host, port) as listener:
-        service = Service({name: ServedModel(name, folder, limits) for name, folder in folders.items()}, limits)
+        models = {name: ServedModel(name, folder, limits, lookup) for name, folder in folders.items()}
+        service = Service(models, limits)
         for name, model in service.models.items():
             typer.echo(f"{name}: {', '.join(model.to_dict()['capabilities'])}")
         typer.echo(f"serving at {url_of(listener)} (OpenAI's interface: {url_of(listener)}/v1); Ctrl-C ends")

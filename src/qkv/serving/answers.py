@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 import uuid
@@ -79,6 +80,7 @@ async def _events(asked: AskedTexts, pieces: AsyncIterator[tuple[int, TextDelta]
             written += len(piece.tokens)
             if choice := asked.form.delta(index, piece):
                 yield _event({**head, "choices": [choice], **usual})
+                await asyncio.sleep(0)  # lets the event loop notice that the client has left
     except ApiError as error:
         yield _event(error.to_dict())
         return

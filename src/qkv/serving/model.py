@@ -10,6 +10,7 @@ from typing import Any
 
 from qkv.generation.constrain import Constraint
 from qkv.generation.requests import Request, RequestQueue
+from qkv.generation.speculate import Speculator
 from qkv.generation.text import prompt_ids
 from qkv.runs.embed import opened
 from qkv.runs.run import Run, task_of
@@ -21,7 +22,7 @@ from qkv.serving.structure import Constraints, Structure
 from qkv.serving.templates import ChatTemplate, find_template
 from qkv.serving.worker import Worker
 from qkv.spec.errors import UserError
-from qkv.spec.generation import Generation
+from qkv.spec.generation import Generation, Speculation
 
 _SHORTEST_LIMIT = 2048
 """Tokens of a text that a server allows by default, also for models of a shorter context."""
@@ -35,8 +36,10 @@ class ServedModel:
     predictions.
     """
 
-    def __init__(self, name: str, source: Run | str | Path, limits: Limits):
-        """Load ``source``, a run or a folder. Raises ``UserError`` if it can be asked for nothing."""
+    def __init__(self, name: str, source: Run | str | Path, limits: Limits, lookup: int | None = None):
+        """Load ``source``, a run or a folder. lookup: number of tokens proposed at a time by looking up n-grams in a text,
+        while this is measured to gain; None for none. Raises ``UserError`` if it can be asked for nothing.
+        """
         run, self.embedding = opened(source)
         self.name, self.run, self.limits, self.created = name, run, limits, int(time.time())
         self.task, self.tokenizer = task_of(run), run.tokenizer
@@ -49,7 +52,9 @@ class ServedModel:
         if not (self.writes or self.embeds or self.predicts):
             raise UserError(f"{run.folder}: a server cannot ask this model for text, embeddings or predictions")
         queued, keep = (model, self.tokenizer, limits.memory, limits.batch, limits.queue), limits.memory or KEPT
-        self.worker = Worker(RequestQueue(*queued, keep=keep) if self.writes else None, name, limits.queue)
+        speculator = None if lookup is None else Speculator(Speculation(num_tokens=lookup))
+        requests = RequestQueue(*queued, speculator=speculator, keep=keep) if self.writes else None
+        self.worker = Worker(requests, name, limits.queue)
 
     @cached_property
     def ends(self) -> frozenset[int]:

@@ -18,9 +18,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from qkv.generation.requests import QueueFull, Request, RequestQueue, TextDelta
+from qkv.generation.sample import Sampling
+from qkv.layers.signal import Signal
+from qkv.models.transformer import Transformer
 from qkv.serving.errors import as_api_error
 from qkv.serving.limits import UNREAD
+from qkv.spec.errors import UserError
+from qkv.spec.generation import Generation
 
 
 class Mailbox:
@@ -148,11 +155,22 @@ class Worker:
         return await future
 
     def _run(self) -> None:
+        if self.requests is not None:
+            self._warm_up(self.requests.model)
         while not (self._stopping and self._idle):
             self._obey()
             self._next_call()
             if self.requests is not None and not self.requests.idle:
                 self._step(self.requests)
+
+    def _warm_up(self, model: Transformer) -> None:
+        """Let the model choose and build its kernels before the first request needs them."""
+        source = Signal(torch.zeros(1, 1, dtype=torch.long, device=model.device))
+        with contextlib.suppress(UserError, RuntimeError), torch.inference_mode():  # a request will tell
+            sampling = Sampling(model, [], Generation(max_new_tokens=2, seed=0))
+            sampling.admit([[0]], memory=None if model.encoder is None else model.encode(source))
+            while sampling.running:
+                sampling.step()
 
     def _obey(self) -> None:
         """Carry out all commands; wait for one if there is nothing else to do."""
