@@ -39,8 +39,8 @@ class ServedModel:
     def __init__(self, name: str, source: Run | str | Path, limits: Limits, lookup: int | None = None):
         """Load ``source``, a run or a folder.
 
-        lookup: number of tokens proposed at a time by looking up n-grams in a text, while this is measured to gain; None
-        for none. Raises ``UserError`` if it can be asked for nothing.
+        lookup: number of tokens proposed at a time by looking up n-grams in a text, while this is measured to gain;
+        None for none. Raises ``UserError`` if it can be asked for nothing.
         """
         run, self.embedding = opened(source)
         self.name, self.run, self.limits, self.created = name, run, limits, int(time.time())
