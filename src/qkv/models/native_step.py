@@ -27,7 +27,7 @@ from qkv.models.block import Block, PreNorm
 from qkv.ops.choices import Choice, choose
 from qkv.ops.masks import Causal
 from qkv.ops.native import library
-from qkv.ops.native.step import INPUTS, MIXED, STREAM, WIDE, Attending, Held, Matrix, Norm, Steps
+from qkv.ops.native.step import INPUTS, MIXED, STREAM, WIDE, Attending, Held, InputNorm, Matrix, Steps
 from qkv.state.store import Dense
 
 
@@ -108,7 +108,7 @@ class NativeStep:
         else:
             raise Unknown
 
-    def _attention(self, body: Attention, norm: Norm | None) -> None:
+    def _attention(self, body: Attention, norm: InputNorm | None) -> None:
         part = body.part
         plain = body.query_norm is None and body.key_norm is None and body.sink is None and body.shape is None
         known = isinstance(body.mask, Causal) and type(body.relative) in (relative.NoRelative, relative.Rope)
@@ -120,21 +120,21 @@ class NativeStep:
         self.steps.attend(sizes, WIDE, MIXED)
         self.steps.multiply(self._matrix(body.output), MIXED, STREAM)
 
-    def _feed_forward(self, body: Any, norm: Norm | None) -> None:
+    def _feed_forward(self, body: Any, norm: InputNorm | None) -> None:
         gated, activation = isinstance(body, GatedFeedForward), body.spec.activation
         if activation not in INPUTS:
             raise Unknown
         self.steps.multiply(self._matrix(body.gate_up if gated else body.up), STREAM, WIDE, norm)
         self.steps.multiply(self._matrix(body.down), WIDE, STREAM, None, activation, gated)
 
-    def _norm(self, norm: nn.Module) -> Norm | None:
+    def _norm(self, norm: nn.Module) -> InputNorm | None:
         self._modules.append(norm)
         if type(norm) is norms.NoNorm:
             return None
         if type(norm) is norms.LayerNorm:
-            return Norm("layer norm", norm.weight, norm.bias, norm.eps)
+            return InputNorm("layer norm", norm.weight, norm.bias, norm.eps)
         if type(norm) is norms.RMSNorm and norm.eps is not None:
-            return Norm("rms norm", norm.weight, None, norm.eps)
+            return InputNorm("rms norm", norm.weight, None, norm.eps)
         raise Unknown
 
     def _matrix(self, layer: nn.Module) -> Matrix:
@@ -150,7 +150,7 @@ class NativeStep:
         weight = layer.weight
         if weight.dtype != torch.float32 or not weight.is_cpu or weight.stride(1) != 1:
             raise Unknown
-        return Matrix(weight, layer.bias, *weight.shape)
+        return Matrix(weight, layer.bias, weight.shape[0], weight.shape[1])
 
 
 _OP = "decoding step"

@@ -83,8 +83,8 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class Norm:
-    """Norm of a product's input: "layer norm" or "rms norm", with weight and bias or None, and epsilon."""
+class InputNorm:
+    """Normalisation of a product's input: "layer norm" or "rms norm", with weight and bias or None, and epsilon."""
 
     kind: str
     weight: Tensor | None
@@ -127,7 +127,7 @@ class Steps:
         matrix: Matrix,
         origin: int,
         to: int,
-        norm: Norm | None = None,
+        norm: InputNorm | None = None,
         activation: str | None = None,
         gated: bool = False,
     ) -> None:
