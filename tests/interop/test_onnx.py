@@ -113,6 +113,7 @@ def test_an_encoder_reads_types_and_ignores_padding(tmp_path: Path) -> None:
         assert torch.equal(answered(session, changed, lengths, token_type_ids=types.numpy()), found)
 
 
+@pytest.mark.slow
 def test_images_come_in_any_number(tmp_path: Path) -> None:
     ours = model(
         Attention(mask=Full()),

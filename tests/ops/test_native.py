@@ -208,6 +208,7 @@ print(json.dumps([loading.flags()[2], worst]))
 
 
 @needs_native
+@pytest.mark.slow
 @pytest.mark.parametrize(("cap", "flag"), [("default", "-march=x86-64"), ("avx2", "-march=x86-64-v3")])
 @pytest.mark.skipif(not loading.flags()[2].startswith("-march"), reason="not an x86 processor")
 def test_a_cap_on_instructions_is_honoured(cap: str, flag: str) -> None:
