@@ -27,7 +27,7 @@ from qkv.models.block import Block, PreNorm
 from qkv.ops.choices import Choice, choose
 from qkv.ops.masks import Causal
 from qkv.ops.native import library
-from qkv.ops.native.step import INPUTS, MIXED, STREAM, WIDE, Attending, Held, InputNorm, Matrix, Steps
+from qkv.ops.native.step import INPUTS, MIXED, STREAM, WIDE, Attending, HeldKeys, InputNorm, Matrix, Steps
 from qkv.state.store import Dense
 
 
@@ -75,7 +75,7 @@ class NativeStep:
         arrival = context.arrival
         assert arrival is not None
         held = [
-            Held(store.room(arrival.end), self._rotation(attention, context))
+            HeldKeys(store.room(arrival.end), self._rotation(attention, context))
             for store, (_, _, attention) in zip(self._stores(state), self._attentions, strict=True)
         ]
         return self.steps.run(x, arrival.past, held)

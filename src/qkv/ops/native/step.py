@@ -104,7 +104,7 @@ class Attending:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldKeys:
     """Store of an attention in a step: (keys (B, G, C, Dk), values (B, G, C, Dv)) in fp32, with room for the new
     positions, and the rotation (cosines, sines) of queries and keys, each (B or 1, …, Dr), or None.
     """
@@ -157,7 +157,7 @@ class Steps:
             self._array = (_Step * len(self._steps))(*self._steps)
         return self._array
 
-    def run(self, x: Tensor, positions: Sequence[int], stores: Sequence[Held]) -> Tensor:
+    def run(self, x: Tensor, positions: Sequence[int], stores: Sequence[HeldKeys]) -> Tensor:
         """Residual stream after the steps: x (B, 1, D) in fp32, a new position of each row -> (B, 1, D).
 
         positions (B): number of positions in the stores, one for each attention in order, which are written to.
@@ -178,7 +178,7 @@ class Steps:
         return y
 
 
-def _described(held: Held) -> _Store:
+def _described(held: HeldKeys) -> _Store:
     keys, values = held.store
     found = _Store(keys=keys.data_ptr(), values=values.data_ptr(), capacity=keys.shape[2], rotations=1)
     if held.rotation is not None:
