@@ -127,10 +127,11 @@ def test_look_up_changes_no_text(runs: dict[str, Run]) -> None:
 
 
 def test_a_full_queue_is_told_and_passes(runs: dict[str, Run]) -> None:
-    with serving({"rope": runs["rope"]}, Limits(batch=1, queue=1)) as server:
+    endless = {**LONG, "max_tokens": 30_000}  # it runs until its client leaves
+    with serving({"rope": runs["rope"]}, Limits(batch=1, queue=1, tokens=40_000)) as server:
         counts = server.service.models["rope"].worker
         refused(posted(server, **{**LONG, "n": 2}), 400, "2 texts are asked for, and the queue holds 1")
-        with line_of(server, **LONG, stream=True) as first:
+        with line_of(server, **endless, stream=True) as first:
             first.recv(10)
             with line_of(server, **{**LONG, "max_tokens": 2}) as second:
                 until(lambda: counts.counts.waiting == 1)
