@@ -22,11 +22,10 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import attention
-import qkv
-from decode import build_qkv, prompts, transformers_model
+from decode import build_qkv, prompts
 from gpt_models import Size, qkv_gpt, transformers_gpt
-from qkv.generation.sample import generate
 from qkv.report.table import print_table
+from qkv.runs.bench.sides import other_model, other_writer, writer
 from side_by_side import Times, available, in_turns, parser, say_where, version, write_table
 from train_step import step_of
 
@@ -133,24 +132,15 @@ def _milliseconds(
 
 def decoding(device: str, smoke: bool, repeats: int) -> list[list[str]]:
     """Rows (batch, tokens/s of each side) of greedy generation in bf16."""
-    ours = build_qkv(smoke).bfloat16().to(device)
-    theirs = None
-    if not smoke and available("transformers", "transformers"):
-        theirs = transformers_model().bfloat16().to(device)
-        theirs.generation_config.eos_token_id, theirs.generation_config.pad_token_id = None, 0
+    model = build_qkv("gpt2", smoke)
+    theirs = other_model(model) if not smoke and available("transformers", "transformers") else None
+    models = {"qkv": writer(model.bfloat16().to(device))}
+    if theirs is not None:
+        models["transformers"] = other_writer(theirs.bfloat16().to(device))
     new, rows = 4 if smoke else NEW, []
     for batch in (1,) if smoke else BATCHES:
-        texts = prompts(batch, PROMPT, smoke)
-        settings = qkv.Generation(max_new_tokens=new, temperature=0.0)
-        sides: dict[str, Callable[[], object]] = {
-            "qkv": partial(generate, ours, texts, settings, capacity=PROMPT + new)
-        }
-        if theirs is not None:
-            ids = torch.tensor(texts, device=device)
-            sides["transformers"] = partial(
-                theirs.generate, ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False
-            )
-        times = timed(sides, device, repeats)
+        texts = prompts(batch, PROMPT, model.vocab_size or 0)
+        times = timed({name: partial(write, texts, new) for name, write in models.items()}, device, repeats)
         cells = [f"{batch * new / times[name].best:,.0f}" if name in times else "" for name in SIDES["decoding"]]
         rows.append([str(batch), *cells])
     return rows

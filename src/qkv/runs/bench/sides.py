@@ -67,7 +67,7 @@ def other_writer(model: Any) -> Writer:
     model.generation_config.pad_token_id = 0
 
     def run(prompts: list[list[int]], new: int) -> object:
-        ids = torch.tensor(prompts)
+        ids = torch.tensor(prompts, device=model.device)
         written = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False)
         if written.shape[1] != len(prompts[0]) + new:
             raise RuntimeError(f"{written.shape[1] - len(prompts[0])} tokens were generated in place of {new}")
