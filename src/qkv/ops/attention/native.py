@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _python_dispatch
 
 from qkv.ops.at_least_single import at_least_single
 from qkv.ops.attention.problem import AttentionProblem
@@ -23,12 +24,14 @@ _TYPES = (torch.float32, torch.bfloat16)
 def suits(q: Tensor, v: Tensor) -> bool:
     """True if the kernel can compute the outputs of these queries and values here."""
     return (
-        q.is_cpu
+        not torch.compiler.is_compiling()
+        and type(q) is Tensor  # a tensor without values, with which costs are counted, has no memory to read
+        and q.is_cpu
+        and _python_dispatch._get_current_dispatch_mode() is None
         and q.dtype in _TYPES
         and q.shape[3] % _STEP == 0
         and v.shape[3] % _STEP == 0
         and not torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
         and not isinstance(_loaded(), str)
     )
 
