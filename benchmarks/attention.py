@@ -73,6 +73,8 @@ def sides(mask_name: str, mask: Mask, length: int, dtype: torch.dtype, device: s
     for name, twin in choose.TWINS.items():
         if (name == "reference" and not dense) or (name == "sdpa" and mask_name == "window" and not dense):
             continue
+        if name == "after a past" or (name == "native" and mask_name != "causal"):
+            continue
         if name == "sdpa, oneDNN" and (device != "cpu" or dtype != torch.float32 or mask_name != "causal"):
             continue
         found[name] = partial(_problem_last, twin, problem)
