@@ -61,6 +61,8 @@ def rows(count: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def answered(session: onnxruntime.InferenceSession, ids: torch.Tensor, lengths: torch.Tensor, **more: Any) -> Any:
     mask = (np.arange(ids.shape[1]) < lengths.numpy()[:, None]).astype(np.int64)
+    if any(each.name == "token_type_ids" for each in session.get_inputs()):  # 0 unless given, as in qkv
+        more = {"token_type_ids": np.zeros_like(mask), **more}
     (found,) = session.run(None, {"input_ids": ids.numpy(), "attention_mask": mask, **more})
     return torch.from_numpy(found)
 
@@ -191,7 +193,7 @@ def test_a_model_without_an_onnx_form_is_refused_by_its_branch(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [seed for seed in range(12) if seed not in (1, 5)])
+@pytest.mark.parametrize("seed", (0, 2, 3, 4))
 def test_random_stacks_of_parts_that_have_a_form(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
     pool = [branch for kind, branches in SAMPLES.items() if kind in WITH_A_FORM for branch in branches]

@@ -13,6 +13,7 @@ from torch import Tensor
 from qkv.ops.at_least_single import at_least_single
 from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.attention.sdpa import is_causal_here
+from qkv.ops.choices import by_reference
 
 
 def uniform(v: Tensor, problem: AttentionProblem) -> Tensor:
@@ -21,7 +22,7 @@ def uniform(v: Tensor, problem: AttentionProblem) -> Tensor:
     The mask must be the same for all heads.
     """
     sites = problem.sites
-    if sites.aligned and sites.query.shape[1] == v.shape[2] and is_causal_here(problem):
+    if not by_reference() and sites.aligned and sites.query.shape[1] == v.shape[2] and is_causal_here(problem):
         counts = torch.arange(1, v.shape[2] + 1, device=v.device)[:, None]
         return (at_least_single(v).cumsum(2) / counts).to(v.dtype)
     return by_mask(v, problem)

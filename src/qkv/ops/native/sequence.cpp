@@ -2,67 +2,23 @@
 // maximum and sum per query (Milakov & Gimelshein 2018) over blocks of keys, in tiles that stay in registers (Dao et
 // al. 2022).
 //
-// Vectors are GCC's vector extensions, as wide as the instructions that the compiler's flags allow. OpenMP's symbols
-// are left open and resolved to the library that torch has loaded.
+// OpenMP's symbols are left open and resolved to the library that torch has loaded.
 
-#include <algorithm>
+#include "vectors.h"
+
 #include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <utility>
 
-#if defined(__AVX512F__)
-constexpr int LANES = 16, WIDE = 4;
-#elif defined(__AVX2__)
-constexpr int LANES = 8, WIDE = 2;
-#else
-constexpr int LANES = 4, WIDE = 2;
-#endif
-
-typedef float Floats __attribute__((vector_size(4 * LANES)));
-typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
-
-constexpr int TALL = 6;            // queries of a tile: its sums with WIDE vectors fill the registers
-constexpr int KEYS = 64;           // keys of a block
+constexpr int COLUMNS = LANES == 16 ? 4 : 2;  // vectors of keys or features of a tile
+constexpr int TALL = 6;  // queries of a tile, whose sums fill the registers
+constexpr int KEYS = 64;  // keys of a block
 constexpr int VECTORS = KEYS / LANES;
 constexpr int QUERIES = 8 * TALL;  // queries of a task, which share a block of keys in the cache
 
-#define INLINE inline __attribute__((always_inline))
-
-// f(0), f(1), … f(N - 1) with constant arguments, so that arrays of vectors become registers.
-template <class F, int... I> static INLINE void each(std::integer_sequence<int, I...>, F f) {
-    (f(std::integral_constant<int, I>{}), ...);
-}
-template <int N, class F> static INLINE void times(F f) { each(std::make_integer_sequence<int, N>{}, f); }
-#define OF(name) [&](auto name) __attribute__((always_inline))
-
-static INLINE Floats load(const float *from) {
-    Floats found;
-    std::memcpy(&found, from, sizeof found);
-    return found;
-}
 static INLINE void store(float *to, Floats x) { std::memcpy(to, &x, sizeof x); }
 static INLINE Floats all(float x) { return Floats{} + x; }
-static INLINE Floats where(Ints condition, Floats yes, Floats no) {
-    return (Floats)(((Ints)yes & condition) | ((Ints)no & ~condition));
-}
-static INLINE Floats larger(Floats a, Floats b) { return where(a > b, a, b); }
-
-// exp(x) for x <= 0 within two units in the last place, 0 below -87: 2^n p(r) with x = n ln 2 + r, |r| <= ln 2 / 2.
-static INLINE Floats exponential(Floats x) {
-    const Floats round = all(12582912.0f);  // 1.5 * 2^23: after its addition the last bit counts ones
-    const Floats shifted = x * 1.44269504f + round;
-    const Floats n = shifted - round;
-    const Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts
-    Floats p = all(1.0f / 720);
-    p = p * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
-    p = p * (r * r) + r + 1.0f;
-    const Floats y = (Floats)((Ints)p + ((Ints)shifted << 23));
-    return where(x < all(-87.0f), Floats{}, where(x == x, y, x));
-}
+static INLINE Floats larger(Floats a, Floats b) { return either(a > b, a, b); }
+// exp(x) for x <= 0, 0 below -87.
+static INLINE Floats weight_of(Floats x) { return either(x < all(-87.0f), Floats{}, exponential(x)); }
 
 // Lanes exchanged with those STEP away.
 template <int STEP> static INLINE Floats turned(Floats x) {
@@ -75,11 +31,6 @@ static INLINE float largest_of(Floats x) {
     if constexpr (LANES > 4) x = larger(x, turned<4>(x));
     x = larger(x, turned<2>(x));
     return larger(x, turned<1>(x))[0];
-}
-static INLINE float sum_of(Floats x) {
-    float sum = 0;
-    for (int i = 0; i < LANES; i++) sum += x[i];
-    return sum;
 }
 
 // Transposes a square of LANES vectors: exchanges halves, then quarters, and so on.
@@ -136,7 +87,7 @@ static void pack(const Job &job, long head, long block) {
         for (long x = 0; x < job.width; x += LANES) {
             Floats square[LANES];
             for (int i = 0; i < LANES; i++)
-                square[i] = first + i < count ? load(from + (first + i) * job.k.row + x) : Floats{};
+                square[i] = first + i < count ? load<Floats>(from + (first + i) * job.k.row + x) : Floats{};
             exchange<LANES / 2>(square);
             for (int i = 0; i < LANES; i++) store(to + (x + i) * KEYS + first, square[i]);
         }
@@ -145,18 +96,18 @@ static void pack(const Job &job, long head, long block) {
 // scores (R, KEYS) = scale q k^T of R queries and the first ``count`` keys of a packed block, in whole vectors.
 template <int R>
 static INLINE void multiply(const Job &job, const float *q, const float *k, long count, float (&scores)[TALL][KEYS]) {
-    for (long first = 0; first < count; first += WIDE * LANES) {
-        Floats sum[R][WIDE] = {};
+    for (long first = 0; first < count; first += COLUMNS * LANES) {
+        Floats sum[R][COLUMNS] = {};
         for (long x = 0; x < job.width; x++) {
-            Floats key[WIDE];
-            times<WIDE>(OF(w) { key[w] = load(k + x * KEYS + first + w * LANES); });
+            Floats key[COLUMNS];
+            times<COLUMNS>(OF(w) { key[w] = load<Floats>(k + x * KEYS + first + w * LANES); });
             times<R>(OF(r) {
                 const Floats query = all(q[r * job.q.row + x]);
-                times<WIDE>(OF(w) { sum[r][w] += query * key[w]; });
+                times<COLUMNS>(OF(w) { sum[r][w] += query * key[w]; });
             });
         }
         times<R>(OF(r) {
-            times<WIDE>(OF(w) { store(&scores[r][first + w * LANES], sum[r][w] * job.scale); });
+            times<COLUMNS>(OF(w) { store(&scores[r][first + w * LANES], sum[r][w] * job.scale); });
         });
     }
 }
@@ -172,8 +123,8 @@ static INLINE float weigh(float (&scores)[KEYS], long seen, long count, float &t
     }();
     times<VECTORS>(OF(w) {
         if (w * LANES < count) {
-            s[w] = load(&scores[w * LANES]);
-            if (seen < (w + 1) * LANES) s[w] = where(lanes >= Ints{} + (int)(seen - w * LANES), all(-INFINITY), s[w]);
+            s[w] = load<Floats>(&scores[w * LANES]);
+            if (seen < (w + 1) * LANES) s[w] = either(lanes >= Ints{} + (int)(seen - w * LANES), all(-INFINITY), s[w]);
             most = larger(s[w], most);
         }
     });
@@ -183,12 +134,12 @@ static INLINE float weigh(float (&scores)[KEYS], long seen, long count, float &t
     Floats added{};
     times<VECTORS>(OF(w) {
         if (w * LANES < count) {
-            const Floats weight = exponential(s[w] - base);
+            const Floats weight = weight_of(s[w] - base);
             added += weight;
             store(&scores[w * LANES], weight);
         }
     });
-    const float factor = before == top ? 1.0f : before == -INFINITY ? 0.0f : exponential(all(before - base))[0];
+    const float factor = before == top ? 1.0f : before == -INFINITY ? 0.0f : weight_of(all(before - base))[0];
     sum = sum * factor + added;
     return factor;
 }
@@ -199,11 +150,11 @@ static INLINE void add(const Job &job, const float (&weights)[TALL][KEYS], const
                        const float (&factor)[TALL], float *out) {
     Floats sum[R][VW];
     times<R>(OF(r) {
-        times<VW>(OF(w) { sum[r][w] = load(out + r * job.out_row() + w * LANES) * factor[r]; });
+        times<VW>(OF(w) { sum[r][w] = load<Floats>(out + r * job.out_row() + w * LANES) * factor[r]; });
     });
     for (long key = 0; key < count; key++) {
         Floats value[VW];
-        times<VW>(OF(w) { value[w] = load(v + key * job.v.row + w * LANES); });
+        times<VW>(OF(w) { value[w] = load<Floats>(v + key * job.v.row + w * LANES); });
         times<R>(OF(r) {
             const Floats weight = all(weights[r][key]);
             times<VW>(OF(w) { sum[r][w] += weight * value[w]; });
@@ -227,8 +178,8 @@ static void tile(const Job &job, const float *q, const float *k, const float *v,
         factor[r] = weigh(scores[r], job.seen(first + r) - begin, count, top, running.sum[place + r]);
     });
     long x = 0;
-    for (; x + WIDE * LANES <= job.value_width; x += WIDE * LANES)
-        add<R, WIDE>(job, scores, v + x, count, factor, out + x);
+    for (; x + COLUMNS * LANES <= job.value_width; x += COLUMNS * LANES)
+        add<R, COLUMNS>(job, scores, v + x, count, factor, out + x);
     for (; x < job.value_width; x += LANES) add<R, 1>(job, scores, v + x, count, factor, out + x);
 }
 
@@ -252,7 +203,7 @@ static void attend(const Job &job, long b, long h, long first) {
             tile<1>(job, q + r * job.q.row, k, values, first + r, begin, out + r * job.out_row(), running, r);
     }
     for (long r = 0; r < rows; r++) {
-        const float whole = 1.0f / sum_of(running.sum[r]);
+        const float whole = 1.0f / total(running.sum[r]);
         for (long x = 0; x < job.value_width; x++) out[r * job.out_row() + x] *= whole;
     }
 }

@@ -76,3 +76,24 @@ static INLINE Floats lanes_of(const uint16_t *numbers) {
 
 // The same four bytes in all lanes.
 static INLINE Bytes repeated(const int8_t *four) { return (Bytes)(Ints{} + load<int32_t>(four)); }
+
+static INLINE Floats either(Ints chosen, Floats yes, Floats no) {
+    return (Floats)((chosen & (Ints)yes) | (~chosen & (Ints)no));
+}
+
+// e^x with a relative error below 3e-7; x is limited to where that is a normal number. (Cephes' polynomial.)
+static INLINE Floats exponential(Floats x) {
+    const Floats least = Floats{} - 87.0f, most = Floats{} + 88.0f;
+    x = either(x < least, least, x);
+    x = either(x > most, most, x);
+    const Floats shifted = x * 1.44269504f + 12582912.0f;  // the last bits are the nearest integer
+    const Floats n = shifted - 12582912.0f;
+    const Floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    return (Floats)((Ints)p + (((Ints)shifted - 0x4b400000) << 23));
+}
