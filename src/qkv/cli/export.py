@@ -112,8 +112,8 @@ def _write_onnx(source: Path, folder: Path, dtype: str | None, copy: bool) -> st
 def _write_gguf(read: _Source, file: Path, dtype: str | None, check: bool | None) -> str:
     """Write the GGUF file ``file`` by way of a temporary one; return the message with family, type and comparison."""
     from qkv.interop.check import LIMIT, size_of
-    from qkv.interop.gguf.check import compare_gguf
-    from qkv.interop.gguf.write import save_gguf
+    from qkv.interop.gguf_check import compare_gguf
+    from qkv.interop.gguf_write import save_gguf
 
     if file.exists():
         raise UserError(f"{file} exists; name another file with --out")

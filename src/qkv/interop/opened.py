@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 from qkv.interop import hub
 from qkv.interop.adapted import StoredAdapter, adapted_tensors, adapted_values, base_of, read_adapter, task_of
 from qkv.interop.folder import Stored, read_json, stored_tensors
-from qkv.interop.gguf.read import gguf_tensors, gguf_values
+from qkv.interop.gguf_read import gguf_tensors, gguf_values
 from qkv.interop.mapping.config import Config, Held
 from qkv.interop.mapping.family import Family, choose
 from qkv.interop.places import ADAPTER_CONFIG, CONFIG, INDEX, WEIGHTS, is_published, may_be_name
 from qkv.interop.registry import FAMILIES
 from qkv.spec.errors import UserError
 from qkv.tokenizers.folder import holds_tokenizer
-from qkv.tokenizers.gguf.file import is_gguf
+from qkv.tokenizers.gguf_file import is_gguf
 
 
 class Opened(NamedTuple):

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from qkv.interop.gguf.layouts import LAYOUTS, GGUFLayout, MetadataKey, Values
+from qkv.interop.gguf_layouts import LAYOUTS, GGUFLayout, MetadataKey, Values
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import choose, read_spec
 from qkv.interop.registry import FAMILIES
 from qkv.spec.errors import UserError, nearest, quoted
 from qkv.spec.model import Model
-from qkv.tokenizers.gguf.file import Header, library
+from qkv.tokenizers.gguf_file import Header, library
 
 ARCHITECTURE = "general.architecture"
 FACTORS = "rope_freqs.weight"

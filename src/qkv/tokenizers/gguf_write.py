@@ -12,7 +12,7 @@ from typing import Any
 
 from qkv.tokenizers.byte_level import SYMBOLS
 from qkv.tokenizers.coders import CHARACTERS
-from qkv.tokenizers.gguf.words import (
+from qkv.tokenizers.gguf_words import (
     ADD_BOS,
     ADD_EOS,
     ADD_SPACE,

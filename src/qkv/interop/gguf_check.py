@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from qkv.interop.gguf.peer import logits_of
+from qkv.interop.gguf_peer import logits_of
 from qkv.interop.load import load_published
 from qkv.spec.errors import UserError
 

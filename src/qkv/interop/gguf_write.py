@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.interop.gguf.config import FACTORS, check_kept, factors_of, metadata_of, names_of, own_keys
-from qkv.interop.gguf.layouts import LAYOUTS, GGUFLayout, Values, cut_of_change, layout_of
+from qkv.interop.gguf_config import FACTORS, check_kept, factors_of, metadata_of, names_of, own_keys
+from qkv.interop.gguf_layouts import LAYOUTS, GGUFLayout, Values, cut_of_change, layout_of
 from qkv.interop.save import Covering, covering, published_tensors
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError, nearest
-from qkv.tokenizers.gguf.file import Header, StoredTensor, library
-from qkv.tokenizers.gguf.write import metadata_of_tokenizer
+from qkv.tokenizers.gguf_file import Header, StoredTensor, library
+from qkv.tokenizers.gguf_write import metadata_of_tokenizer
 from qkv.tokenizers.tokenizer import Tokenizer
 
 TYPES = {"fp32": "F32", "fp16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0", "f32": "F32", "f16": "F16"}

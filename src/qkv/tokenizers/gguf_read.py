@@ -10,8 +10,8 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from qkv.spec.errors import UserError
-from qkv.tokenizers.gguf.file import Header, header
-from qkv.tokenizers.gguf.words import (
+from qkv.tokenizers.gguf_file import Header, header
+from qkv.tokenizers.gguf_words import (
     ADD_BOS,
     ADD_EOS,
     ADD_SPACE,

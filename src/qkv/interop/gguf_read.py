@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from qkv.interop.folder import Stored
-from qkv.interop.gguf.config import FACTORS, names_of, values_of
-from qkv.interop.gguf.layouts import LAYOUTS, Values, cut_of_change, layout_of
+from qkv.interop.gguf_config import FACTORS, names_of, values_of
+from qkv.interop.gguf_layouts import LAYOUTS, Values, cut_of_change, layout_of
 from qkv.interop.mapped import MappedFile, mapped
 from qkv.interop.mapping.ways import Cut, Way
 from qkv.interop.registry import FAMILIES
 from qkv.interop.safetensors_file import DTYPES, Entry
 from qkv.spec.errors import UserError
-from qkv.tokenizers.gguf.file import Header, StoredTensor, header, library
+from qkv.tokenizers.gguf_file import Header, StoredTensor, header, library
 
 
 class BlockTensor(NamedTuple):
