@@ -27,7 +27,7 @@ from qkv.models.block import Block, PreNorm
 from qkv.ops.choices import Choice, choose
 from qkv.ops.masks import Causal
 from qkv.ops.native import library
-from qkv.ops.native.step import INPUTS, MIXED, STREAM, WIDE, Attending, HeldKeys, InputNorm, Matrix, Steps
+from qkv.ops.native.step import INPUTS, MIXED, MOST_ROWS, STREAM, WIDE, Attending, HeldKeys, InputNorm, Matrix, Steps
 from qkv.state.store import Dense
 
 
@@ -66,7 +66,7 @@ class NativeStep:
 
     def takes(self, rows: int, state: Sequence[Any]) -> bool:
         """True for so few rows that this is fastest, if all stores of ``state`` are dense, in fp32."""
-        if rows > self.steps.most_rows:
+        if rows > MOST_ROWS:
             return False
         return all(type(store) is Dense and store.keys.dtype == torch.float32 for store in self._stores(state))
 
@@ -195,6 +195,6 @@ def _built(blocks: Sequence[nn.Module]) -> NativeStep | None:
         found = NativeStep(blocks)
     except Unknown:
         return None
-    case = f"up to {found.steps.most_rows} rows, all blocks"
+    case = f"up to {MOST_ROWS} rows, all blocks"
     choose(_OP, case, lambda: Choice(_OP, case, "native", "one call for all blocks"))
     return found

@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _python_dispatch
 
 from qkv.ops.at_least_single import at_least_single
 from qkv.ops.attention.problem import AttentionProblem
-from qkv.ops.native import loading
+from qkv.ops.native import library, loading
 
 _STEP = 16
 """Number of which both widths are multiples, so that rows are whole vectors on every processor."""
@@ -25,9 +24,8 @@ def suits(q: Tensor, v: Tensor) -> bool:
     """True if the kernel can compute the outputs of these queries and values here."""
     return (
         not torch.compiler.is_compiling()
-        and type(q) is Tensor  # a tensor without values, with which costs are counted, has no memory to read
+        and library.readable(q)
         and q.is_cpu
-        and _python_dispatch._get_current_dispatch_mode() is None
         and q.dtype in _TYPES
         and q.shape[3] % _STEP == 0
         and v.shape[3] % _STEP == 0

@@ -31,8 +31,8 @@ _SMALL = 1 << 17
 _FEW_ROWS = 64
 _LARGE = 1 << 28
 """Multiplications from which many rows are timed at their own size: blocks of a product that fits no cache differ."""
-_NATIVE_ROWS = 8
-"""Rows up to which the native kernel, which computes them from weights that it reads once, can be fastest."""
+_ON_COLD_ROWS = 8
+"""Rows up to which reading the weights from memory takes longest."""
 # Rows, inner and outer width that stand for each case.
 _SAMPLES = {
     "training": (512, 256, 768),
@@ -79,7 +79,7 @@ def linear(x: Tensor, weight: Tensor | PackedMatrix, bias: Tensor | None = None)
 
 def _kind(rows: int, size: int) -> str:
     """Kind of a product of several ``rows`` with a weight of ``size`` numbers, without gradients."""
-    if rows <= _NATIVE_ROWS:
+    if rows <= _ON_COLD_ROWS:
         return "up to 8 rows"
     if rows <= _FEW_ROWS:
         return "few rows"
@@ -142,8 +142,7 @@ def _known(kind: str) -> list[str]:
     """Implementations that a stored choice may name. Which of torch's own run here is not asked, as that takes
     products, and the caller may be counting costs without values.
     """
-    here = kind not in (_ONE, _ON_COLD) or native.available()
-    return [name for name in TWINS if name != "native" or here]
+    return [name for name in TWINS if name != "native" or (kind not in _CHAINS and native.available())]
 
 
 def _candidates(case: str, transposed: bool) -> list[str]:
@@ -154,7 +153,7 @@ def _candidates(case: str, transposed: bool) -> list[str]:
         names.append("oneDNN operator")
         if case == _ONE:
             names.append("split")
-    if case in (_ONE, _ON_COLD) and not transposed and native.available():
+    if case not in _CHAINS and not transposed and native.available():
         names.append("native")
     return names
 

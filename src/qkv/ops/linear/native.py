@@ -1,13 +1,16 @@
-"""Linear layer by the native kernel: forward only, fp32 on CPU, for a few rows, from weights in rows."""
+"""Linear layer by the native kernel: forward only, fp32 on CPU, from weights in rows."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from qkv.ops.linear import reference
 from qkv.ops.native import library
 from qkv.ops.native.library import available as available
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y = x W^T + b without gradients: x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
+    if not library.readable(x):
+        return reference.linear(x, weight, bias)
     return library.product(x, weight, bias)

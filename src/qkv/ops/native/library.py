@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _python_dispatch
 
 from qkv.ops.native import loading
 
@@ -30,10 +31,21 @@ def described() -> str:
     return loading.described(_SOURCE)
 
 
+def rounds_to_bf16() -> bool:
+    """True if products with weights in bf16 round x to bf16, as this processor has instructions for such products."""
+    return available() and bool(ctypes.c_int.in_dll(functions(), "qkv_rounds_to_bf16").value)
+
+
+def readable(t: Tensor) -> bool:
+    """True if native code can read ``t``: it has values, and no mode counts or records the operations."""
+    return type(t) is Tensor and _python_dispatch._get_current_dispatch_mode() is None
+
+
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y = x W^T + b without gradients: x (…, I) in fp32, weight (O, I) in fp32 or bf16, b (O) in fp32 -> (…, O).
 
-    Products and sums are in fp32. A row's result does not depend on the number of rows.
+    Sums are in fp32. With a weight in bf16 and ``rounds_to_bf16``, x is rounded to bf16. A row's result does not depend
+    on the number of rows.
     """
     weight = weight if weight.stride(1) == 1 else weight.contiguous()
     size = weight.element_size()

@@ -16,6 +16,9 @@ PUBLIC void qkv_product(int bits, const void *weights, long stride, const uint16
     with_format(job, [&](auto format) { multiply_all<decltype(format)>(job, threads); });
 }
 
+// 1 if x is rounded to bf16 for weights in bf16, else 0.
+PUBLIC const int qkv_rounds_to_bf16 = Bf16::ROUNDS;
+
 // One new position of each row through ``count`` steps. x (rows, width) is the residual stream, before and after.
 PUBLIC void qkv_step(const Step *steps, long count, float *x, float *first, float *second, long rows,
                      const long *positions, const Store *stores, int threads) {

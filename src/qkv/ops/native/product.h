@@ -1,10 +1,13 @@
 // y = x W^T + b for rows x in fp32, with weights in fp32, bf16, int8 or int4. The weights are read once, in the order of
 // their addresses, so that a product of a few rows takes the time of reading them.
 //
-// Weights in fp32 and bf16 are multiplied in fp32. For weights in int8 and int4, x is rounded to int8 with a scale per
+// Weights in fp32 are multiplied in fp32, and weights in bf16 in fp32 or, where the processor has products of bf16, with
+// x rounded to bf16; sums are in fp32. For weights in int8 and int4, x is rounded to int8 with a scale per
 // block of 32, and the products of a block are added as integers, which is exact.
 
 #pragma once
+
+#include <omp.h>
 
 #include "vectors.h"
 
@@ -22,28 +25,75 @@ struct Product {
     char *prepared;          // rows of x as the format reads them, each ``width`` bytes
 };
 
-// Plain formats: rows of weights, one after the other. A step is what is read at once, COUNT weights in BYTES. ``prepare``
-// writes a row of x in the order in which steps read it, with zeros up to a whole step.
+// Plain formats: rows of weights, one after the other. A step is what is read at once, COUNT weights in BYTES.
+// ``prepare`` writes a row of x in the order in which steps read it, STEP bytes each, with zeros up to a whole step.
+// ``add`` adds the products of a step of K rows of W, ``stride`` bytes apart, and of R rows of x, ``width`` apart.
+
+// sum[k][r] += w · x, in fp32, where W::read gives the vector v of a step's weights. MANY: x has many rows, so that the
+// loads of vectors bound the time and each is loaded once; else the memory does, and loading them again takes less time.
+template <class W, bool MANY, int K, int R>
+static INLINE void add_floats(const char *from, long stride, const char *x, long width, Floats (&sum)[K][R]) {
+    times<2>(OF(v) {
+        Floats w[K];
+        times<K>(OF(k) { w[k] = held<MANY || LANES == 16>(W::template read<v>(from + k * stride)); });
+        times<R>(OF(r) {
+            const Floats its = held<MANY>(load<Floats>(x + r * width + VECTOR * v));
+            times<K>(OF(k) { sum[k][r] += w[k] * its; });
+        });
+    });
+}
 
 struct Single {
-    static constexpr long COUNT = 2 * LANES, BYTES = 4 * COUNT;
+    static constexpr long COUNT = 2 * LANES, BYTES = 4 * COUNT, STEP = 4 * COUNT;
 
-    static long width(long inner) { return (inner + COUNT - 1) / COUNT * COUNT * sizeof(float); }
+    static long width(long inner) { return (inner + COUNT - 1) / COUNT * STEP; }
 
     static void prepare(const float *x, long inner, char *to) {
         std::memcpy(to, x, inner * sizeof *x);
         std::memset(to + inner * sizeof *x, 0, width(inner) - inner * sizeof *x);
     }
-    static INLINE void read(const char *from, Floats (&w)[2]) {
-        times<2>(OF(v) { w[v] = load<Floats>(from + VECTOR * v); });
+    template <int V> static INLINE Floats read(const char *from) { return load<Floats>(from + VECTOR * V); }
+
+    template <bool MANY, int K, int R>
+    static INLINE void add(const char *from, long stride, const char *x, long width, Floats (&sum)[K][R]) {
+        add_floats<Single, MANY>(from, stride, x, width, sum);
     }
 };
 
+#if WIDE && defined(__AVX512BF16__)
+// x is rounded to bf16, and pairs of products are added by one instruction, twice as many as in fp32.
+struct Bf16 {
+    static constexpr bool ROUNDS = true;
+    static constexpr long COUNT = 2 * LANES, BYTES = 2 * COUNT, STEP = 2 * COUNT;
+
+    static long width(long inner) { return (inner + COUNT - 1) / COUNT * STEP; }
+
+    static void prepare(const float *x, long inner, char *to) {
+        for (long i = 0; i < inner; i += COUNT, to += STEP) {
+            float step[COUNT] = {};
+            std::memcpy(step, x + i, std::min(COUNT, inner - i) * sizeof *x);
+            const __m512bh rounded = _mm512_cvtne2ps_pbh(load<__m512>(step + LANES), load<__m512>(step));
+            std::memcpy(to, &rounded, STEP);
+        }
+    }
+    template <bool, int K, int R>
+    static INLINE void add(const char *from, long stride, const char *x, long width, Floats (&sum)[K][R]) {
+        times<K>(OF(k) {
+            const Floats w = held<true>(load<Floats>(from + k * stride));
+            times<R>(OF(r) {
+                const Floats its = load<Floats>(x + r * width);
+                sum[k][r] = (Floats)_mm512_dpbf16_ps((__m512)sum[k][r], (__m512bh)w, (__m512bh)its);
+            });
+        });
+    }
+};
+#else
 // A vector holds pairs of weights, of which the upper halves are those of odd places: x has its even places first.
 struct Bf16 {
-    static constexpr long COUNT = 2 * LANES, BYTES = 2 * COUNT;
+    static constexpr bool ROUNDS = false;
+    static constexpr long COUNT = 2 * LANES, BYTES = 2 * COUNT, STEP = 4 * COUNT;
 
-    static long width(long inner) { return Single::width(inner); }
+    static long width(long inner) { return (inner + COUNT - 1) / COUNT * STEP; }
 
     static void prepare(const float *x, long inner, char *to) {
         float *packed = (float *)to;
@@ -53,41 +103,80 @@ struct Bf16 {
                 *packed++ = from < inner ? x[from] : 0.0f;
             }
     }
-    static INLINE void read(const char *from, Floats (&w)[2]) {
+    template <int V> static INLINE Floats read(const char *from) {
         const Words pairs = load<Words>(from);
-        w[0] = (Floats)(pairs << 16);
-        w[1] = (Floats)(pairs & 0xffff0000u);
+        return (Floats)(V == 0 ? pairs << 16 : pairs & 0xffff0000u);
+    }
+
+    template <bool MANY, int K, int R>
+    static INLINE void add(const char *from, long stride, const char *x, long width, Floats (&sum)[K][R]) {
+        add_floats<Bf16, MANY>(from, stride, x, width, sum);
     }
 };
+#endif
 
-// R rows of x, from the row ``first``, times one row of W. Rows of W are read one by one, since processors read one
-// stream of addresses faster than several at once.
-template <class W, int R> static INLINE void multiply_row(const Product &job, long row, long first) {
-    const char *const from = job.weights + row * job.stride;
-    const long whole = job.inner / W::COUNT, rest = job.inner % W::COUNT, width = W::width(job.inner) / sizeof(float);
-    const float *const x = (const float *)job.prepared + first * width;
-    Floats sum[R][2] = {};
-    auto add = [&](const char *step, const float *its) __attribute__((always_inline)) {
-        Floats w[2];
-        W::read(step, w);
-        times<R>(OF(r) { times<2>(OF(v) { sum[r][v] += w[v] * load<Floats>(its + r * width + LANES * v); }); });
-    };
-    for (long step = 0; step < whole; step++) add(from + step * W::BYTES, x + step * W::COUNT);
-    if (rest) {
-        char last[W::BYTES] = {};
-        std::memcpy(last, from + whole * W::BYTES, rest * W::BYTES / W::COUNT);
-        add(last, x + whole * W::COUNT);
+// R rows of x, from the row ``first``, times K rows of W, from the row ``row``. A number of y has the same value for all K
+// and R. ``next`` is fetched meanwhile, ``share`` bytes for each step.
+template <class W, bool MANY, int K, int R>
+static INLINE void multiply_rows(const Product &job, long row, long first, const char *next, long share) {
+    const long whole = job.inner / W::COUNT, rest = job.inner % W::COUNT, width = W::width(job.inner);
+    const char *from = job.weights + row * job.stride, *x = job.prepared + first * width;
+    Floats sum[K][R] = {};
+    constexpr long ONCE = K * R == 1 ? UNROLLED : 1;  // with few instructions per load, processors load further ahead
+    const char *const end = from + whole * W::BYTES, *const last_of_many = from + whole / ONCE * ONCE * W::BYTES;
+    const char *fetched = next;
+    for (; from < last_of_many; from += ONCE * W::BYTES, x += ONCE * W::STEP) {
+        for (next += share; fetched < next; fetched += 64) __builtin_prefetch(fetched, 0, 2);
+        times<ONCE>(OF(i) { W::template add<MANY>(from + i * W::BYTES, job.stride, x + i * W::STEP, width, sum); });
     }
-    const float bias = job.bias ? job.bias[row] : 0.0f;
+    for (; from < end; from += W::BYTES, x += W::STEP) W::template add<MANY>(from, job.stride, x, width, sum);
+    if (rest) {
+        char last[K * W::BYTES] = {};
+        times<K>(OF(k) { std::memcpy(last + k * W::BYTES, from + k * job.stride, rest * W::BYTES / W::COUNT); });
+        W::template add<MANY>(last, W::BYTES, x, width, sum);
+    }
+    float found[R][K];
+    if constexpr (K == 4 && R == LANES / 4) totals(sum, found);
+    else times<R>(OF(r) { times<K>(OF(k) { found[r][k] = total(sum[k][r]); }); });
     times<R>(OF(r) {
         float *const y = job.y + (first + r) * job.outer + row;
-        *y = total(sum[r][0] + sum[r][1]) + bias + (job.adds ? *y : 0.0f);
+        times<K>(OF(k) { y[k] = found[r][k] + (job.bias ? job.bias[row + k] : 0.0f) + (job.adds ? y[k] : 0.0f); });
     });
 }
 
-template <class W, int R, long = W::COUNT> static void multiply(const Product &job, long tile, long first) {
-    const long end = std::min((tile + 1) * TILE, job.outer);
-    for (long row = tile * TILE; row < end; row++) multiply_row<W, R>(job, row, first);
+constexpr int ROWS = LANES / 4;  // of x, whose sums with four rows of W fit the registers
+constexpr int MOST_FEW = 12;         // rows of x up to which reading W takes longest
+
+// Rows of W from ``row`` to ``end``, four at a time, times R rows of x. ``next``: what is fetched meanwhile.
+template <class W, bool MANY, int R>
+static INLINE void multiply_fours(const Product &job, long row, long end, long first, const char *&next, long share) {
+    for (; row < end; row += 4, next += share * (job.inner / W::COUNT))
+        multiply_rows<W, MANY, 4, R>(job, row, first, next, share);
+}
+
+// All rows of x times the rows of W from ``row`` to ``end``, of which the next ones are fetched meanwhile, in the order of
+// their addresses: processors read one stream of addresses faster than four at once.
+template <class W, bool MANY> static void multiply_block(const Product &job, long row, long end) {
+    const long height = end - row, steps = std::max(1L, job.inner / W::COUNT) * (height / 4) * ((job.rows + ROWS - 1) / ROWS);
+    const long share = end + height <= job.outer ? height * job.stride / steps + 1 : 0;
+    const char *next = job.weights + end * job.stride;
+    long first = 0;
+    for (; first + ROWS <= job.rows; first += ROWS) multiply_fours<W, MANY, ROWS>(job, row, end, first, next, share);
+    for (; first + 2 <= job.rows; first += 2) multiply_fours<W, MANY, 2>(job, row, end, first, next, share);
+    for (; first < job.rows; first++) multiply_fours<W, MANY, 1>(job, row, end, first, next, share);
+}
+
+// Tiles of W from ``begin`` to ``end``, times all rows of x.
+template <class W, long = W::COUNT> static void multiply_tiles(const Product &job, long begin, long end) {
+    constexpr long HEIGHT = TILE / 2;
+    long row = begin * TILE;
+    end = std::min(end * TILE, job.outer);
+    if (job.rows > MOST_FEW)
+        for (; row + HEIGHT <= end; row += HEIGHT) multiply_block<W, true>(job, row, row + HEIGHT);
+    else if (job.rows > 1)
+        for (; row + HEIGHT <= end; row += HEIGHT) multiply_block<W, false>(job, row, row + HEIGHT);
+    for (; row < end; row++)
+        for (long first = 0; first < job.rows; first++) multiply_rows<W, false, 1, 1>(job, row, first, nullptr, 0);
 }
 
 // Quantised formats: tiles of rows. The bytes of a block of a tile are (BYTES / 64, 16 rows, 4), so that a lane belongs
@@ -248,7 +337,7 @@ static void multiply(const Product &job, long tile, long first) {
 }
 
 // Tiles of W from ``begin`` to ``end``, each times all rows of x while it is in the cache.
-template <class W> static void multiply_tiles(const Product &job, long begin, long end) {
+template <class W, bool = W::GROUPED> static void multiply_tiles(const Product &job, long begin, long end) {
     for (long tile = begin; tile < end; tile++) {
         long first = 0;
         for (; first + 4 <= job.rows; first += 4) multiply<W, 4>(job, tile, first);
@@ -274,7 +363,10 @@ template <class W> static void multiply_all(Product job, int threads) {
     job.prepared = (char *)std::aligned_alloc(64, (job.rows * width + 63) / 64 * 64);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && job.rows > 4)
     for (long r = 0; r < job.rows; r++) W::prepare(job.x + r * job.inner, job.inner, job.prepared + r * width);
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (long tile = 0; tile < tiles_of(job); tile++) multiply_tiles<W>(job, tile, tile + 1);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        const long id = omp_get_thread_num(), count = omp_get_num_threads(), tiles = tiles_of(job);
+        multiply_tiles<W>(job, tiles * id / count, tiles * (id + 1) / count);
+    }
     std::free(job.prepared);
 }

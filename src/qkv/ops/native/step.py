@@ -18,8 +18,8 @@ from qkv.ops.native import library
 
 INPUTS = ("as it is", "layer norm", "rms norm", "relu", "relu2", "gelu", "gelu_tanh", "silu", "quick_gelu")
 """What can become of the input of a product; the names of activations are those of ``qkv.layers.activations``."""
-MOST_ROWS, MOST_ROUNDED = 8, 32
-"""Rows up to which a step takes less time than its parts: with weights in 32 or 16 bits, and in 8 or 4 bits only."""
+MOST_ROWS = 32
+"""Rows up to which a step takes less time than its parts."""
 STREAM, WIDE, MIXED = range(3)
 """Buffers: the residual stream x, and two for what lies between products."""
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_long
@@ -120,7 +120,6 @@ class Steps:
         self._steps: list[_Step] = []
         self._array: ctypes.Array[_Step] | None = None
         self._widths = [0, 0, 0]
-        self.most_rows = MOST_ROUNDED
 
     def multiply(
         self,
@@ -138,8 +137,6 @@ class Steps:
         kind = norm.kind if norm is not None else activation or INPUTS[0]
         step = _Step(product=matrix.described(), input=INPUTS.index(kind), gated=gated, origin=origin, to=to)
         step.product.adds = to == STREAM
-        if step.product.bits > 8:
-            self.most_rows = MOST_ROWS
         if norm is not None:
             step.norm_weight, step.norm_bias, step.eps = _address(norm.weight), _address(norm.bias), norm.eps
         self._steps.append(step)

@@ -49,15 +49,65 @@ template <class T> static INLINE T load(const void *from) {
     return found;
 }
 
-static INLINE float total(Floats numbers) {
-#if WIDE
-    return _mm512_reduce_add_ps((__m512)numbers);
-#elif MIDDLE
-    const __m128 four = _mm_add_ps(_mm256_castps256_ps128((__m256)numbers), _mm256_extractf128_ps((__m256)numbers, 1));
+#if WIDE || MIDDLE
+static INLINE float total_of(__m256 numbers) {
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(numbers), _mm256_extractf128_ps(numbers, 1));
     const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+#endif
+
+static INLINE float total(Floats numbers) {
+#if WIDE
+    const __m256 lower = _mm512_castps512_ps256((__m512)numbers), upper = _mm512_extractf32x8_ps((__m512)numbers, 1);
+    return total_of(_mm256_add_ps(lower, upper));
+#elif MIDDLE
+    return total_of((__m256)numbers);
 #else
     return (numbers[0] + numbers[1]) + (numbers[2] + numbers[3]);
+#endif
+}
+
+// The same vector, and if YES in a register: compilers would load it again at each use.
+template <bool YES> static INLINE Floats held(Floats numbers) {
+#if WIDE || MIDDLE
+    if constexpr (YES) asm("" : "+v"(numbers));
+#endif
+    return numbers;
+}
+
+// found[r][k] = total(sums[k][r]), with a fraction of the instructions.
+static INLINE void totals(const Floats (&sums)[4][LANES / 4], float (&found)[LANES / 4][4]) {
+#if WIDE
+    __m512 pairs[4];  // of k, with a quarter for each r
+    times<4>(OF(k) {
+        const __m512 a = (__m512)sums[k][0], b = (__m512)sums[k][1], c = (__m512)sums[k][2], d = (__m512)sums[k][3];
+        const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+        const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+        pairs[k] = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+    });
+    auto halves = [](__m512 a, __m512 b) __attribute__((always_inline)) {
+        return _mm512_add_ps((__m512)_mm512_unpacklo_pd((__m512d)a, (__m512d)b),
+                             (__m512)_mm512_unpackhi_pd((__m512d)a, (__m512d)b));
+    };
+    const __m512 first = halves(pairs[0], pairs[1]), last = halves(pairs[2], pairs[3]);
+    const __m512 all = _mm512_add_ps(_mm512_shuffle_ps(first, last, 0x88), _mm512_shuffle_ps(first, last, 0xdd));
+    std::memcpy(found, &all, sizeof all);
+#elif MIDDLE
+    __m256 pairs[4];  // of k, with a half for each r
+    times<4>(OF(k) {
+        const __m256 a = (__m256)sums[k][0], b = (__m256)sums[k][1];
+        pairs[k] = _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+    });
+    auto halves = [](__m256 a, __m256 b) __attribute__((always_inline)) {
+        return _mm256_add_ps((__m256)_mm256_unpacklo_pd((__m256d)a, (__m256d)b),
+                             (__m256)_mm256_unpackhi_pd((__m256d)a, (__m256d)b));
+    };
+    const __m256 first = halves(pairs[0], pairs[1]), last = halves(pairs[2], pairs[3]);
+    const __m256 all = _mm256_add_ps(_mm256_shuffle_ps(first, last, 0x88), _mm256_shuffle_ps(first, last, 0xdd));
+    std::memcpy(found, &all, sizeof all);
+#else
+    times<4>(OF(k) { found[0][k] = total(sums[k][0]); });
 #endif
 }
 

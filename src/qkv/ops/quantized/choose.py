@@ -1,8 +1,9 @@
 """Selection of the product with quantised weights: the native kernel or the reference.
 
-Where the native kernel runs, it computes all products with weights in 8 and 4 bits, and rounds x to int8. As this
-alters the numbers, it is a rule and not a timed choice: a text has the same figures whether it is read at once or token
-by token. With weights in 16 bits both compute the same within rounding, and the faster one is taken.
+Where the native kernel runs, it computes all products with weights in 8 and 4 bits, and rounds x to int8. With weights
+in 16 bits it rounds x to bf16 where the processor multiplies such numbers. As this alters the numbers, it is a rule and
+not a timed choice: a text has the same figures whether it is read at once or token by token. On other processors both
+compute products with weights in 16 bits alike within rounding, and the faster one is taken.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from qkv.ops.native import library
 from qkv.ops.quantized import reference
 from qkv.ops.quantized.packed import PackedMatrix
 
-_MOST_ROWS = 16
-"""Rows up to which the native kernel is timed with weights in 16 bits; of more, widening the weights takes less time
-than their products.
+_MOST_ROWS = 64
+"""Rows up to which the native kernel is timed with weights in 16 bits if it does not round x; of more, widening the
+weights takes less time than their products.
 """
 _INNER, _OUTER, _WEIGHTS = 768, 3072, 4
 _OP = "quantised linear"
@@ -38,34 +39,40 @@ def linear(x: Tensor, weight: PackedMatrix, bias: Tensor | None = None) -> Tenso
     rows = x.numel() // max(1, x.shape[-1])
     if (
         not rows
-        or (weight.bits == 16 and rows > _MOST_ROWS)
         or not x.is_cpu
+        or not library.readable(x)
         or x.dtype != torch.float32
         or (torch.is_grad_enabled() and x.requires_grad)
         or torch.compiler.is_compiling()
         or torch.is_autocast_enabled("cpu")
     ):
         return reference.linear(x, weight, bias)
-    found = sixteen(rows) if weight.bits == 16 else integers(weight.bits)
-    return TWINS[found.twin](x, weight, bias)
+    return TWINS[choice(weight.bits, rows).twin](x, weight, bias)
 
 
-def integers(bits: int) -> Choice:
-    """Implementation for weights in 8 or 4 bits, by rule."""
+def choice(bits: int, rows: int) -> Choice:
+    """Implementation for weights in ``bits`` and ``rows`` of x, by rule where the native kernel rounds x; else timed
+    once for one row, up to 8 and up to 64.
+    """
+    if bits == 16 and not library.rounds_to_bf16():
+        return _timed(rows)
     case = f"weights in {bits} bits"
-    return chosen(_OP, case) or choose(_OP, case, lambda: _ruled(case))
+    return chosen(_OP, case) or choose(_OP, case, lambda: _ruled(case, bits))
 
 
-def sixteen(rows: int) -> Choice:
-    """Implementation for weights in 16 bits and a few ``rows``; timed once for one, up to 4 and up to 16."""
-    most = next(most for most in (1, 4, _MOST_ROWS) if rows <= most)
+def _timed(rows: int) -> Choice:
+    most = next((most for most in (1, 8, _MOST_ROWS) if rows <= most), None)
+    if most is None:
+        return Choice(_OP, "weights in 16 bits, many rows", "torch", "widening the weights is faster")
     case = f"weights in 16 bits, {'one row' if most == 1 else f'up to {most} rows'}"
     return chosen(_OP, case) or choose(_OP, case, lambda: _measured(case, most), TWINS)
 
 
-def _ruled(case: str) -> Choice:
+def _ruled(case: str, bits: int) -> Choice:
     if not library.available():
         return Choice(_OP, case, "torch", f"the native kernel does not run here: {library.described()}")
+    if bits == 16:
+        return Choice(_OP, case, "native", "x is rounded to bf16, and products are added in fp32")
     return Choice(_OP, case, "native", "x is rounded to int8, and products are added as integers")
 
 
