@@ -10,7 +10,7 @@ import torch
 
 from qkv.inspection import machine
 from qkv.system import allowance
-from qkv.system.allowance import memory_limit, usable_cores, usable_threads
+from qkv.system.allowance import free_memory, memory_limit, usable_cores, usable_threads
 
 GB = 1 << 30
 
@@ -118,3 +118,21 @@ def test_the_smaller_of_machine_and_container(monkeypatch: pytest.MonkeyPatch) -
         assert machine.usable_memory() == wanted
     assert machine.fits_memory(GB // 2)
     assert not machine.fits_memory(GB)
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [({}, 2048), ({"memory.max": "max"}, 2048), ({"memory.max": "3000", "memory.current": "1000"}, 2000)],
+)
+def test_free_memory_is_that_of_the_system_within_the_container(
+    tmp_path: Path, files: dict[str, str], wanted: int
+) -> None:
+    state = tmp_path / "meminfo"
+    state.write_text("MemTotal: 4 kB\nMemAvailable:       2 kB\n")
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert free_memory(tmp_path, tmp_path / "absent", state) == wanted
+
+
+def test_free_memory_that_is_unknown_is_none_at_all(tmp_path: Path) -> None:
+    assert free_memory(tmp_path, tmp_path / "absent", tmp_path / "absent") == 0

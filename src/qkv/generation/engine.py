@@ -27,6 +27,7 @@ from qkv.generation.context import first_seen
 from qkv.generation.prefill import DecodedRow, HeadInput, Prefill, continued
 from qkv.generation.prefixes import Prefixes
 from qkv.layers.context import Memory
+from qkv.models.layout import lay_out
 from qkv.models.transformer import State, Transformer
 from qkv.state.tree import join, map_tensors, nbytes, overwrite, rows
 
@@ -97,6 +98,7 @@ class Engine:
 
     def __init__(self, model: Transformer, policy: Policy, capacity: int | None = None):
         """Create an engine without rows. ``capacity``: fixed number of state positions; None grows by doubling."""
+        lay_out(model)
         self.model, self.policy, self.capacity = model, policy, capacity
         self._limit = model.limit
         self.rows: list[DecodedRow] = []

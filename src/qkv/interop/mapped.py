@@ -36,7 +36,7 @@ _MAP_FIXED = 0x10
 
 
 class MappedFile:
-    """Memory mapping of a whole file; it stays alive as long as any tensor in it."""
+    """Memory mapping of a whole file; it stays alive until ``release``, and then as long as any tensor in it."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -45,9 +45,10 @@ class MappedFile:
             # A finaliser holds os.close itself; __del__ would look it up while the interpreter is torn down.
             weakref.finalize(self, os.close, self.handle).atexit = False
             self._as_mapped = self._stamp()
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        self._begin = torch.frombuffer(self._map, dtype=torch.uint8, count=1).data_ptr()
-        self._joined = list[tuple[weakref.ref[mmap.mmap], int]]()
+            whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._map: mmap.mmap | None = whole
+        self._length, self._begin = len(whole), torch.frombuffer(whole, dtype=torch.uint8, count=1).data_ptr()
+        self._regions = [(weakref.ref(whole), self._begin)]
 
     def __reduce__(self) -> Any:
         raise TypeError(f"the mapping of {self.path} cannot be copied or sent to another process")
@@ -61,8 +62,9 @@ class MappedFile:
         count = math.prod(shape)
         if not count or (self._begin + begin) % dtype.itemsize:
             return None
-        if begin + count * dtype.itemsize > len(self._map):
+        if begin + count * dtype.itemsize > self._length:
             raise self._cut_short()
+        assert self._map is not None, "no tensor is made after release()"
         return torch.frombuffer(self._map, dtype=dtype, count=count, offset=begin).view(tuple(shape))
 
     def joined(self, pieces: Sequence[tuple[int, int]], dtype: torch.dtype, shape: Sequence[int]) -> Tensor | None:
@@ -77,7 +79,7 @@ class MappedFile:
             return None
         if any(begin % PAGE != before for begin, _ in pieces) or any(size % PAGE for _, size in pieces[:-1]):
             return None
-        if max(map(sum, pieces)) > len(self._map):
+        if max(map(sum, pieces)) > self._length:
             raise self._cut_short()
         region = mmap.mmap(-1, before + sum(size for _, size in pieces), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         address = torch.frombuffer(region, dtype=torch.uint8, count=1).data_ptr()
@@ -88,7 +90,7 @@ class MappedFile:
             if i:
                 region[place : place + before] = self._last_bytes(pieces[i - 1], before)
             place += size
-        self._joined.append((weakref.ref(region), address))
+        self._regions.append((weakref.ref(region), address))
         return torch.frombuffer(region, dtype=dtype, count=math.prod(shape), offset=before).view(tuple(shape))
 
     def _last_bytes(self, piece: tuple[int, int], count: int) -> bytes:
@@ -104,10 +106,12 @@ class MappedFile:
         """True if the memory of ``tensor`` lies in this mapping."""
         if tensor.device.type != "cpu":
             return False
-        living = [(region, begin) for ref, begin in self._joined if (region := ref()) is not None]
-        return any(
-            begin <= tensor.data_ptr() < begin + len(region) for region, begin in ((self._map, self._begin), *living)
-        )
+        living = [(region, begin) for ref, begin in self._regions if (region := ref()) is not None]
+        return any(begin <= tensor.data_ptr() < begin + len(region) for region, begin in living)
+
+    def release(self) -> None:
+        """Let the mapping end with the last tensor in it; no further tensor is made."""
+        self._map = None
 
     def changed(self) -> bool:
         """True if the mapped file was modified or truncated since it was mapped.
@@ -175,6 +179,8 @@ def watch(model: nn.Module, entrances: Iterable[nn.Module], files: Iterable[Mapp
     """
     tensors = tensors_of(model)
     used = [file for file in files if any(file.holds(tensor) for tensor in tensors)]
+    for file in used:
+        file.release()
     if used:
         hook = Watch(model, used)
         for entrance in entrances:

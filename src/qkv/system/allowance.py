@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 GROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+MEMORY = Path("/proc/meminfo")
 
 
 def usable_cores(groups: Path = GROUPS, membership: Path = MEMBERSHIP) -> int:
@@ -28,6 +29,19 @@ def memory_limit(groups: Path = GROUPS, membership: Path = MEMBERSHIP) -> int | 
     limits = _values(groups, membership, "", "memory.max")
     limits += _values(groups / "memory", membership, "memory", "memory.limit_in_bytes")
     return min((int(text) for text in limits if text.isdecimal()), default=None)
+
+
+def free_memory(groups: Path = GROUPS, membership: Path = MEMBERSHIP, system: Path = MEMORY) -> int:
+    """Bytes that this process can still take, within the limit of its container; 0 if unknown."""
+    try:
+        lines = dict(line.split(":", 1) for line in system.read_text().splitlines())
+        free = int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, ValueError, KeyError, IndexError):
+        return 0
+    limit, used = memory_limit(groups, membership), _values(groups, membership, "", "memory.current")
+    used += _values(groups / "memory", membership, "memory", "memory.usage_in_bytes")
+    taken = next((int(text) for text in used if text.isdecimal()), 0)
+    return free if limit is None else max(0, min(free, limit - taken))
 
 
 @cache

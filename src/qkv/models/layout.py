@@ -1,0 +1,73 @@
+"""Layout of weights in memory for decoding, which reads all of them for each token.
+
+Weights are copied once, row by row, to huge pages: there they are read 1.2 to 1.5 times as fast as in a mapped file.
+Weights that a file holds as (in, out) become rows, as the native kernel reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+
+from qkv.system import huge_pages
+from qkv.system.allowance import free_memory
+
+_LEAST = 16 << 20
+"""Bytes of a model below which caches hold what is read."""
+_AT_ONCE = 64 << 20
+"""Bytes that are copied before their sources are freed."""
+_laid_out: WeakSet[nn.Module] = WeakSet()
+
+
+def lay_out(model: nn.Module) -> None:
+    """Lay out the weights of a model on the CPU for decoding, once per model; values, parameters and ties stay.
+
+    Nothing happens with small models, and if half of the free memory is too small for a copy.
+    """
+    if model in _laid_out:
+        return
+    _laid_out.add(model)
+    held = [t for t in _weights(model) if huge_pages.possible() or not t.is_contiguous()]
+    total = sum(t.nbytes for t in held)
+    if not _LEAST <= total <= free_memory() // 2:
+        return
+    several: list[Tensor] = []
+    while held:
+        several.append(held.pop())
+        if not held or sum(t.nbytes for t in several) >= _AT_ONCE:
+            _copy(several)
+            several.clear()
+
+
+def _weights(model: nn.Module) -> list[Tensor]:
+    """Tensors of the model in order of their addresses, without those that share memory with another one."""
+    tensors = {id(t): t for module in model.modules() for t in _tensors(module) if t.is_cpu and t.numel()}
+    ordered = sorted(tensors.values(), key=Tensor.data_ptr)
+    shared = {id(t) for a, b in pairwise(ordered) if _end(a) > b.data_ptr() for t in (a, b)}
+    return [t for t in ordered if id(t) not in shared and _dense(t)]
+
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    for owned in (module._parameters, module._buffers):
+        yield from (t for t in owned.values() if type(t) in (Tensor, nn.Parameter) and t.layout == torch.strided)
+
+
+def _end(t: Tensor) -> int:
+    """Address after the last number of ``t``."""
+    return t.data_ptr() + (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))) * t.element_size()
+
+
+def _dense(t: Tensor) -> bool:
+    """True if the numbers of ``t`` lie side by side, in any order."""
+    return _end(t) - t.data_ptr() == t.nbytes
+
+
+@torch.no_grad()
+def _copy(tensors: list[Tensor]) -> None:
+    """Let ``tensors`` be copies of themselves in one block."""
+    for t, place in zip(tensors, huge_pages.blocks([t.nbytes for t in tensors]), strict=True):
+        t.data = place.view(t.dtype).view(t.shape).copy_(t)
