@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.interop.battery import made, our_words, their_words
+from tests.interop.cases.gpt2 import CASES
 from tests.interop.folders import TEXT, tiny
 
 import qkv
@@ -20,6 +22,7 @@ from qkv.interop import mapped, safetensors_file
 from qkv.interop.load import PublishedModel, load_published
 from qkv.interop.mapped import MappedFile
 from qkv.interop.save import save_published
+from qkv.models import layout, native_step
 from qkv.models.build import build
 from qkv.spec.branches import Attention, FeedForward, GatedFeedForward
 from qkv.spec.errors import UserError
@@ -27,6 +30,7 @@ from qkv.spec.heads import LanguageModelHead
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import NoPositions, RMSNorm, Rope
 from qkv.spec.tokenizers import Characters
+from qkv.system import compiler
 from qkv.tokenizers.train import train
 
 WEIGHTS = "model.safetensors"
@@ -111,6 +115,22 @@ def test_matrices_that_are_joined_or_transposed_are_mapped_too(tmp_path: Path, m
     save_published(found.model, tmp_path / "again")
     before = load_file(folder / WEIGHTS)
     assert all(torch.equal(before[name], tensor) for name, tensor in load_file(tmp_path / "again" / WEIGHTS).items())
+
+
+@pytest.mark.skipif(compiler.compiler() is None, reason="there is no C++ compiler here")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_published_gpt2_decodes_in_one_call_and_is_saved_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "_LEAST", 1)
+    pair = made(CASES[0], tmp_path / "theirs")
+    assert any(not p.is_contiguous() for p in pair.ours.parameters())
+    assert our_words(pair) == their_words(pair)
+    assert native_step._made.get(pair.ours) is not None
+    save_published(pair.ours, tmp_path / "again")
+    before, after = (load_file(folder / WEIGHTS) for folder in (pair.folder, tmp_path / "again"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], tensor) for name, tensor in after.items())
 
 
 @needs_joining
