@@ -6,7 +6,7 @@
 Every side has the same weights, which qkv draws and exports, and uses its own ``generate``: qkv, transformers (eager),
 CTranslate2 (fp32 and int8; it has no bf16 kernels for most CPUs) and llama.cpp (through llama-cpp-python, from a GGUF
 file that qkv writes; int8 is Q8_0 and int4 Q4_0, with keys and values in fp16, its default). In int8 and int4 qkv has
-weights quantised as by ``qkv quantize``; its bf16 is also measured so, with fp32 activations. In fp32 the tokens of the
+weights quantised as by ``qkv quantize``; its bf16 is also measured so. In fp32 the tokens of the
 sides are compared.
 
 A peer that was built for other instructions is taken from a folder, ``--peers FOLDER``. To compare as on a processor

@@ -165,10 +165,19 @@ def sampled(logits: Tensor, generation: Generation, text: Tensor | None, uniform
     ``text``: see ``filtered``. Raises ``UserError`` for logits that are not finite.
     """
     if generation.temperature == 0.0:
-        best, tokens = filtered(logits, generation, text).max(-1)
-        return checked(tokens.tolist(), logits.shape[-1], all(map(math.isfinite, best.tolist())))
+        best, tokens = _largest(filtered(logits, generation, text))
+        return checked(tokens, logits.shape[-1], all(map(math.isfinite, best)))
     numbers = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)
     return checked(pick(logits, generation, text, numbers).tolist(), logits.shape[-1])
+
+
+def _largest(logits: Tensor) -> tuple[list[float], list[int]]:
+    """Largest logit of each row (B, V), NaN if it has one, and its token."""
+    if logits.is_cpu:  # NumPy takes a tenth of the time here
+        found = logits.detach().numpy()
+        return found.max(-1).tolist(), found.argmax(-1).tolist()
+    best, tokens = logits.max(-1)
+    return best.tolist(), tokens.tolist()
 
 
 def alike(settings: Iterable[Generation]) -> list[tuple[Generation, list[int]]]:

@@ -47,8 +47,8 @@ class NativeStep:
             self._modules += [block, block.branches]
             for j, slot in enumerate(block.branches):
                 self._add(i, j, slot)
-        self._held = list(self._contents())
-        self._tensors = [held for _, _, held in self._held if isinstance(held, Tensor)]
+        self._owners, self._names, self._held = map(tuple, zip(*self._contents(), strict=True))
+        self._tensors = [held for held in self._held if isinstance(held, Tensor)]
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         self._hooks = [hooks for m in self._modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
 
@@ -56,7 +56,7 @@ class NativeStep:
         """True if the parts still hold the modules and tensors from which the steps were made."""
         return (
             all(map(operator.is_, self._blocks, blocks))
-            and all(owner.get(name) is held for owner, name, held in self._held)
+            and all(map(operator.is_, map(dict.get, self._owners, self._names), self._held))
             and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
         )
 
