@@ -28,6 +28,10 @@ def test_one_sentence_before_it_serves(qkv: Call, run: Path, tmp_path: Path, mon
         ([tmp_path / "none"], "there is no run folder"),
         ([run, "--port", "70000"], "--port"),
         ([run, "--host", "203.0.113.1"], "the server cannot listen at 203.0.113.1"),  # of no machine
+        ([run, "--draft-tokens", 3], "--draft-tokens: it needs a draft model; name its run with --draft"),
+        ([run, "--lookup", 0], "--lookup: 0"),
+        ([run, "--lookup", 3, "--draft", run], "--draft: tokens are proposed either by --lookup or by a draft model"),
+        ([run, "--draft", tmp_path / "none"], "there is no run folder"),
     ):
         said = qkv("serve", *given)
         assert said.code == 2
@@ -36,6 +40,15 @@ def test_one_sentence_before_it_serves(qkv: Call, run: Path, tmp_path: Path, mon
     said = qkv("serve", run)
     assert said.code == 2
     assert "serving needs uvicorn, which is not installed; pip install 'qkv[serve]'" in said.err
+
+
+def test_a_draft_of_another_vocabulary_is_refused(qkv: Call, folder: Path, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text("pack my box with five dozen liquor jugs! " * 40)
+    asked = (f"data.source={tmp_path / 'other.txt'}", "training.steps=1", "--out", tmp_path / "other")
+    assert qkv("train", folder / "tiny.yaml", *asked).code == 0
+    said = qkv("serve", run, "--draft", tmp_path / "other", "--port", 0)
+    assert (said.code, said.out) == (2, "")
+    assert "the draft model has another vocabulary: the token" in said.err
 
 
 def test_the_libraries_of_the_server_are_imported_by_it_alone() -> None:

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ import pytest
 from openai import OpenAI
 from tests.serving import models
 
+from qkv.generation.speculate import Speculator
 from qkv.runs.run import Run
 from qkv.serving.app import Access
 from qkv.serving.limits import Limits
@@ -41,14 +42,14 @@ def serving(
     limits: Limits | None = None,
     access: Access | None = None,
     sent: int | None = None,
-    lookup: int | None = None,
+    speculation: Callable[[Run], Speculator] | None = None,
 ) -> Iterator[Running]:
     """Serve ``runs`` in a thread until the end of the block, which stops the server gracefully.
 
-    sent: bytes that the system keeps for a client who does not read. lookup: see ``ServedModel``.
+    sent: bytes that the system keeps for a client who does not read. speculation: see ``ServedModel``.
     """
     limits = limits or Limits()
-    service = Service({name: ServedModel(name, run, limits, lookup) for name, run in runs.items()}, limits)
+    service = Service({name: ServedModel(name, run, limits, speculation) for name, run in runs.items()}, limits)
     server = http_server(service, access or Access())
     with open_socket("127.0.0.1", 0) as listener:
         if sent:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import re
 import socket
@@ -14,12 +15,17 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 from tests.serving.conftest import Running, serving
 from tests.serving.test_completions import alone
 from tests.serving.test_errors import refused
 
+from qkv.generation.speculate import Speculator
 from qkv.runs.run import Run
 from qkv.serving.limits import UNREAD, Limits
+from qkv.serving.model import ServedModel
+from qkv.spec.errors import UserError
+from qkv.spec.generation import Speculation
 
 LONG = {"model": "rope", "prompt": "the", "max_tokens": 1500, "temperature": 0, "ignore_eos": True}
 
@@ -109,21 +115,41 @@ def test_clients_at_the_same_time_get_the_texts_that_they_get_alone(server: Runn
     assert found == expected
 
 
-def test_look_up_changes_no_text(runs: dict[str, Run]) -> None:
+def look_up(run: Run) -> Speculator:
+    return Speculator(Speculation(num_tokens=3))
+
+
+def with_draft(run: Run) -> Speculator:
+    """The draft is another model of random weights, so that some proposals are rejected."""
+    draft = copy.deepcopy(run.model)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+    return Speculator(Speculation(kind="draft", num_tokens=3, adaptive=False), draft)
+
+
+@pytest.mark.parametrize("speculation", [look_up, with_draft])
+@pytest.mark.parametrize("name", ["rope", "gru"])
+def test_speculation_changes_no_text(runs: dict[str, Run], name: str, speculation: Callable[[Run], Speculator]) -> None:
     """Also of a model whose state cannot drop positions, beside texts with a form."""
-    for name in ("rope", "gru"):
-        with serving({name: runs[name]}, lookup=3) as server:
-            bodies = [{**LONG, "model": name, "prompt": prompt, "max_tokens": 60} for prompt in ("the", "a fox a")]
-            bodies.append({**bodies[0], "guided_regex": "(the |fox ){9}", "temperature": 1.0, "seed": 2})
-            with ThreadPoolExecutor(len(bodies)) as pool:
-                found = [each.json()["choices"][0]["text"] for each in pool.map(lambda b: posted(server, **b), bodies)]
-            expected = [alone(runs[name], b["prompt"], max_new_tokens=60, temperature=0.0) for b in bodies[:2]]
-            assert found[:2] == expected
-            assert re.fullmatch("(the |fox ){9}", found[2])
-            requests = server.service.models[name].worker.requests
-            assert requests is not None
-            assert requests.speculator is not None
-            assert requests.speculator.counts.proposed
+    with serving({name: runs[name]}, speculation=speculation) as server:
+        bodies = [{**LONG, "model": name, "prompt": prompt, "max_tokens": 60} for prompt in ("the", "a fox a")]
+        bodies.append({**bodies[0], "guided_regex": "(the |fox ){9}", "temperature": 1.0, "seed": 2})
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            found = [each.json()["choices"][0]["text"] for each in pool.map(lambda b: posted(server, **b), bodies)]
+        expected = [alone(runs[name], b["prompt"], max_new_tokens=60, temperature=0.0) for b in bodies[:2]]
+        assert found[:2] == expected
+        assert re.fullmatch("(the |fox ){9}", found[2])
+        requests = server.service.models[name].worker.requests
+        assert requests is not None
+        assert requests.speculator is not None
+        assert requests.speculator.counts.proposed
+
+
+def test_a_draft_that_cannot_propose_is_refused_before_the_server_begins(runs: dict[str, Run]) -> None:
+    other = Speculator(Speculation(kind="draft"), runs["bytes"].model)
+    with pytest.raises(UserError, match="the draft model has a vocabulary of"):
+        ServedModel("rope", runs["rope"], Limits(), lambda run: other)
 
 
 def test_a_full_queue_is_told_and_passes(runs: dict[str, Run]) -> None:

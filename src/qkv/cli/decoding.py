@@ -60,14 +60,18 @@ def decoding_options(
     asked = [name for name, value in (("--regex", regex), ("--json-schema", json_schema)) if value is not None]
     if asked and (wrong := [*asked[1:], *given]):
         raise UserError(f"{asked[0]}: {wrong[0]} cannot be combined with it; leave one of them out")
-    speculation = _speculation(lookup, draft, draft_tokens, copy, [name for name in given if name != "--ids"])
+    speculation = speculation_options(lookup, draft, draft_tokens, copy, [name for name in given if name != "--ids"])
     schema = None if json_schema is None else text_of_file(json_schema, "--json-schema")
     return DecodingOptions(speculation, ConstraintOptions(regex, schema) if asked else None)
 
 
-def _speculation(
-    lookup: int | None, draft: Path | None, draft_tokens: int | None, copy: bool, others: Sequence[str]
+def speculation_options(
+    lookup: int | None, draft: Path | None, draft_tokens: int | None, copy: bool = False, others: Sequence[str] = ()
 ) -> SpeculationOptions | None:
+    """Check the options of speculation without slow imports. ``others``: names of given options that exclude it.
+
+    Raises ``UserError``.
+    """
     if lookup is None and draft is None:
         if draft_tokens is not None:
             raise UserError("--draft-tokens: it needs a draft model; name its run with --draft")
@@ -106,12 +110,15 @@ def decoding(wanted: DecodingOptions, run: Run, generation: Generation) -> Gener
     from qkv.generation.speculate import refuse_beams
 
     refuse_beams(generation)
-    speculator = _speculator(wanted.speculation, run)
+    speculator = speculator_of(wanted.speculation, run)
     yield {**arguments, "speculation": speculator}
     typer.echo(speculator.summary(), err=True)
 
 
-def _speculator(wanted: SpeculationOptions, run: Run) -> Speculator:
+def speculator_of(wanted: SpeculationOptions, run: Run) -> Speculator:
+    """Speculator for the options; loads the draft. Raises ``UserError`` for one that has another vocabulary than
+    ``run``.
+    """
     from qkv.generation.speculate import Speculator, check_vocabularies
     from qkv.runs.load import load
     from qkv.tokenizers.absent import AbsentTokenizer

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from qkv.cli.decoding import speculation_options, speculator_of
 from qkv.cli.runs import run_or_published
 from qkv.interop.places import is_sentence_folder
 from qkv.spec.errors import UserError
@@ -19,6 +21,7 @@ KEY = "QKV_API_KEY"
 EXAMPLES = """\
 qkv serve runs/my
 qkv serve runs/my small=runs/small --port 9000
+qkv serve runs/large --draft runs/small
 QKV_API_KEY=secret qkv serve my-checkpoint --host 0.0.0.0
 """
 
@@ -44,9 +47,12 @@ _Memory = Annotated[
     int | None, typer.Option(metavar="BYTES", min=1, help="Budget of decoding states, per model; more waits.")
 ]
 _LookUp = Annotated[
-    int | None,
-    typer.Option("--lookup", metavar="N", min=1, max=256, help="Propose N tokens at a time by n-gram look-up."),
+    int | None, typer.Option("--lookup", metavar="N", help="Propose N tokens at a time by n-gram look-up in the text.")
 ]
+_Draft = Annotated[
+    Path | None, typer.Option(metavar="RUN", help="Propose tokens by a smaller model with the same vocabulary.")
+]
+_DraftTokens = Annotated[int | None, typer.Option(metavar="N", help="Tokens that the draft proposes at a time; 4.")]
 _Timeout = Annotated[
     float | None, typer.Option(metavar="SECONDS", min=0, help="Maximum time of a request; default: none.")
 ]
@@ -67,11 +73,14 @@ def serve_command(
     max_queue: _MaxQueue = 1000,
     memory: _Memory = None,
     lookup: _LookUp = None,
+    draft: _Draft = None,
+    draft_tokens: _DraftTokens = None,
     timeout: _Timeout = None,
     patience: _Patience = None,
 ) -> None:
     """Serve models over HTTP in the form of OpenAI's interface, and a page to try them in a browser."""
     folders = _named(runs)
+    asked = speculation_options(lookup, draft, draft_tokens)
     _check_installed()
     from qkv.serving.app import LOOPBACK, Access
     from qkv.serving.limits import Limits
@@ -82,8 +91,9 @@ def serve_command(
     limits = Limits(max_body, max_tokens, max_batch, max_queue, memory, timeout)
     key = api_key if api_key is not None else os.environ.get(KEY)
     access = Access(key or None, LOOPBACK if host in LOOPBACK else (), tuple(cors or ()))
+    speculation = None if asked is None else partial(speculator_of, asked)
     with open_socket(host, port) as listener:
-        models = {name: ServedModel(name, folder, limits, lookup) for name, folder in folders.items()}
+        models = {name: ServedModel(name, folder, limits, speculation) for name, folder in folders.items()}
         service = Service(models, limits)
         for name, model in service.models.items():
             typer.echo(f"{name}: {', '.join(model.to_dict()['capabilities'])}")

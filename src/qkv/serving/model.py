@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from qkv.serving.structure import Constraints, Structure
 from qkv.serving.templates import ChatTemplate, find_template
 from qkv.serving.worker import Worker
 from qkv.spec.errors import UserError
-from qkv.spec.generation import Generation, Speculation
+from qkv.spec.generation import Generation
 
 _SHORTEST_LIMIT = 2048
 """Tokens of a text that a server allows by default, also for models of a shorter context."""
@@ -36,11 +36,17 @@ class ServedModel:
     predictions.
     """
 
-    def __init__(self, name: str, source: Run | str | Path, limits: Limits, lookup: int | None = None):
+    def __init__(
+        self,
+        name: str,
+        source: Run | str | Path,
+        limits: Limits,
+        speculation: Callable[[Run], Speculator] | None = None,
+    ):
         """Load ``source``, a run or a folder.
 
-        lookup: number of tokens proposed at a time by looking up n-grams in a text, while this is measured to gain;
-        None for none. Raises ``UserError`` if it can be asked for nothing.
+        speculation: makes what proposes tokens for the texts of a run; None for plain decoding. Raises ``UserError`` if
+        the model can be asked for nothing, or the speculator cannot propose for it.
         """
         run, self.embedding = opened(source)
         self.name, self.run, self.limits, self.created = name, run, limits, int(time.time())
@@ -54,7 +60,9 @@ class ServedModel:
         if not (self.writes or self.embeds or self.predicts):
             raise UserError(f"{run.folder}: a server cannot ask this model for text, embeddings or predictions")
         queued, keep = (model, self.tokenizer, limits.memory, limits.batch, limits.queue), limits.memory or KEPT
-        speculator = None if lookup is None else Speculator(Speculation(num_tokens=lookup))
+        speculator = speculation(run) if speculation is not None and self.writes else None
+        if speculator is not None:
+            speculator.check(model, Generation())
         requests = RequestQueue(*queued, speculator=speculator, keep=keep) if self.writes else None
         self.worker = Worker(requests, name, limits.queue)
 

@@ -156,7 +156,10 @@ class Worker:
 
     def _run(self) -> None:
         if self.requests is not None:
-            self._warm_up(self.requests.model)
+            speculator = self.requests.speculator
+            for model in (self.requests.model, speculator and speculator.draft):
+                if model is not None:
+                    self._warm_up(model)
         while not (self._stopping and self._idle):
             self._obey()
             self._next_call()
