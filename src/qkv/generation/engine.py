@@ -29,7 +29,7 @@ from qkv.generation.prefixes import Prefixes
 from qkv.layers.context import Memory
 from qkv.models.layout import lay_out
 from qkv.models.transformer import State, Transformer
-from qkv.state.tree import join, map_tensors, nbytes, overwrite, rows
+from qkv.state.tree import join, nbytes, overwrite, rows
 
 
 class Next(NamedTuple):
@@ -96,8 +96,11 @@ Policy = Callable[[Sequence[DecodedRow], Reading], Sequence[Next]]
 class Engine:
     """Decoding engine: advances rows of different lengths in one batch as the policy decides, until no row is left."""
 
-    def __init__(self, model: Transformer, policy: Policy, capacity: int | None = None):
-        """Create an engine without rows. ``capacity``: fixed number of state positions; None grows by doubling."""
+    def __init__(self, model: Transformer, policy: Policy, capacity: int | None = None, pages: bool = False):
+        """Create an engine without rows. ``capacity``: fixed number of state positions; None grows by doubling.
+
+        ``pages``: hold keys and values in pages, see ``Transformer.init_state``.
+        """
         lay_out(model)
         self.model, self.policy, self.capacity = model, policy, capacity
         self._limit = model.limit
@@ -106,13 +109,18 @@ class Engine:
         self._state: State | None = None
         self._held = 0
         """Number of first rows that the state contains, which the policy sees."""
-        self._prefill = Prefill(model, capacity)
+        self._prefill = Prefill(model, capacity, pages=pages)
         self._mark: _Mark | None = None
+
+    @property
+    def states(self) -> list[State]:
+        """Decoding states of all rows, which may share pages."""
+        return [*self._prefill.states, *([] if self._state is None else [self._state])]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the decoding state of all rows."""
-        return self._prefill.nbytes + (0 if self._state is None else nbytes(self._state))
+        return nbytes(self.states)
 
     def share(self, prefixes: Prefixes) -> None:
         """Let rows that are admitted from now on begin with kept states, and keep those of rows that end."""
@@ -172,7 +180,7 @@ class Engine:
         if self._state is not None and not self.model.rewindable:
             held = enumerate(self.rows[: self._held])
             places = {row.key: (place, row.start, row.read) for place, row in held}
-            self._mark = _Mark(map_tensors(Tensor.clone, self._state), places)
+            self._mark = _Mark(rows(self._state, list(range(self._held))), places)
 
     @torch.inference_mode()
     def cut(self, lengths: Sequence[int]) -> None:
@@ -217,7 +225,7 @@ class Engine:
         """Run the forward pass over the tokens that the state lacks, and one over rows that wait."""
         anew = self._beginning()
         going = [place for place in range(self._held) if place not in anew]
-        again = Prefill(self.model, self.capacity)
+        again = Prefill(self.model, self.capacity, pages=self._prefill.pages)
         again.add([self.rows[place] for place in anew])
         first = self._held
         self._keep(going)

@@ -27,7 +27,7 @@ from qkv.generation.prefixes import Prefixes, SharedPrefix
 from qkv.layers.context import Memory
 from qkv.layers.signal import Signal
 from qkv.models.transformer import State, Transformer
-from qkv.state.tree import join, nbytes, rows
+from qkv.state.tree import join, rows
 
 PASS = {"cpu": 512}
 """Positions of a pass by the type of the device: the memory of activations grows with them, and so does the time
@@ -117,12 +117,14 @@ class _Group:
 class Prefill:
     """Texts that wait to be read from the start of their context, in the order of their admission."""
 
-    def __init__(self, model: Transformer, capacity: int | None = None, prefixes: Prefixes | None = None):
+    def __init__(
+        self, model: Transformer, capacity: int | None = None, prefixes: Prefixes | None = None, pages: bool = False
+    ):
         """``capacity``: fixed number of positions of a state; None grows by doubling.
 
-        prefixes: states with which texts may begin.
+        prefixes: states with which texts may begin. pages: hold keys and values in pages.
         """
-        self.model, self.capacity, self.prefixes = model, capacity, prefixes
+        self.model, self.capacity, self.prefixes, self.pages = model, capacity, prefixes, pages
         self._most = pass_size(model.device)
         self._groups: list[_Group] = []
 
@@ -132,10 +134,10 @@ class Prefill:
         return any(group.left for group in self._groups)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the states of all rows."""
+    def states(self) -> list[State]:
+        """States of all rows."""
         states = [state for group in self._groups for state in (group.begun, *(each.state for each in group.done))]
-        return sum(nbytes(state) for state in states if state is not None)
+        return [state for state in states if state is not None]
 
     def add(self, texts: Sequence[DecodedRow]) -> None:
         """Add a group of rows, to be read from the start of their context."""
@@ -231,7 +233,7 @@ class Prefill:
     def _state(self, several: Sequence[DecodedRow]) -> State:
         """State with which rows of one kind begin."""
         if several[0].read == several[0].start:
-            return self.model.init_state(len(several), self.capacity, memory_of(several))
+            return self.model.init_state(len(several), self.capacity, memory_of(several), self.pages)
         assert self.prefixes is not None
         found = [shared for row in several if (shared := self._shared(row)) is not None]
         return reduce(join, [self.prefixes.take(shared) for shared in found])

@@ -37,7 +37,6 @@ class KeptPrefix:
 
     tokens: list[int]
     state: State
-    nbytes: int
 
 
 class SharedPrefix(NamedTuple):
@@ -50,19 +49,27 @@ class SharedPrefix(NamedTuple):
 class Prefixes:
     """States of beginnings of texts, within ``most`` bytes."""
 
-    def __init__(self, model: Transformer, most: int):
-        """Keep nothing yet. ``most``: bytes of all states; 0 keeps none."""
-        self.model, self.most = model, most
+    def __init__(self, model: Transformer, most: int, pages: bool = False):
+        """Keep nothing yet. ``most``: bytes of all states; 0 keeps none. ``pages``: the states hold pages."""
+        self.model, self.most, self.pages = model, most, pages
         self.hits = self.tokens = 0
         """Texts that began with a kept state, and their tokens that were not read again."""
         self._kept: list[KeptPrefix] = []
         """Least recently used first."""
+        self._nbytes: int | None = None
         self._texts: deque[list[int]] = deque(maxlen=_RECENT)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all kept states."""
-        return sum(kept.nbytes for kept in self._kept)
+        """Bytes of all kept states; pages that several share are counted once."""
+        if self._nbytes is None:
+            self._nbytes = nbytes(self.states)
+        return self._nbytes
+
+    @property
+    def states(self) -> list[State]:
+        """All kept states."""
+        return [kept.state for kept in self._kept]
 
     def find(self, tokens: Sequence[int]) -> SharedPrefix | None:
         """Longest beginning of a text whose state is kept, without its last token, which must be read; None if it is
@@ -111,17 +118,22 @@ class Prefixes:
                 self._kept.append(kept)
                 return
         if self.model.rewindable:  # its beginnings are part of the new state
-            self._kept = [kept for kept in self._kept if not self._serves(tokens, kept.tokens)]
-        needed = self.model.room_bytes(len(tokens)) + COUNTS
+            self._kept, self._nbytes = [kept for kept in self._kept if not self._serves(tokens, kept.tokens)], None
+        needed = self.model.room_bytes(len(tokens), 1, self.pages) + self.page_bytes(len(tokens)) + COUNTS
         if needed <= self.most:
             self.shrink(self.most - needed)
-            copy = one_row(state, row, self._room(len(tokens)))
-            self._kept.append(KeptPrefix(list(tokens), copy, nbytes(copy)))
+            self._kept.append(KeptPrefix(list(tokens), one_row(state, row, self._room(len(tokens)))))
+            self._nbytes = None
 
     def shrink(self, most: int) -> None:
         """Remove the least recently used states until all others together have at most ``most`` bytes."""
         while self._kept and self.nbytes > most:
             del self._kept[0]
+            self._nbytes = None
+
+    def page_bytes(self, length: int) -> int:
+        """Bytes of the pages of a state after ``length`` tokens."""
+        return self.model.page_bytes(length) if self.pages else 0
 
     def _serves(self, known: Sequence[int], tokens: Sequence[int]) -> bool:
         """True if the state after ``known`` serves all texts that one after ``tokens`` serves."""

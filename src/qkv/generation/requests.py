@@ -6,17 +6,21 @@
 Each request has its own settings, seed, stop strings, constraint and deadline. Its tokens are those that it gets alone,
 up to the rounding of matrix products, which may vary with the batch size; also if the queue decodes speculatively.
 
-The budget bounds the bytes of the decoding states, copies included: rows that join, leave or grow are copied, so that
-two states exist for a moment. For R rows that may reach n positions this is at most
+Keys and values are in pages where the kernel for them reads these (``qkv.state.pages``): a row holds those of its own
+positions, and never moves. All other states have slots in a batch.
 
-    c R (s(n) + m e)    c = 2    s: state of one row with room for n positions    m: longest source    e: bytes per
-                                                                                  position of a source
+The budget bounds the bytes of the decoding states, copies included: rows that join, leave or grow have their slots
+copied, so that two states exist for a moment. For rows r = 1 … R that may reach n_r positions, n at most, this is
+
+    Σ_r p(n_r) + c R (s(n) + m e)    p: pages of a row        s: slots of a row with room for n positions    c = 2
+                                     m: longest source        e: bytes per position of a source
 
 Proposals are read at positions that the request may reach anyway. To take rejected ones back from a state that cannot
-drop positions, a copy of it is kept, joined and selected from: c = 5 for such a model, and for such a draft, whose
-state is counted like that of the model. A request waits while the bytes, with all running requests, exceed the budget.
-What they leave of it can hold states of texts that were read before, for texts that begin alike
-(``qkv.generation.prefixes``).
+drop positions, a copy of it is kept, joined and selected from: c = 5 for such a model, whose row and its copy also
+differ in the pages of the k tokens since then: p(n_r) + p(k) + a page. A draft has slots only, which are counted like
+those of the model. A request waits while the bytes, with all running requests, exceed the budget. What they leave of it
+can hold states of texts that were read before, for texts that begin alike (``qkv.generation.prefixes``), which share
+their pages with these.
 """
 
 from __future__ import annotations
@@ -115,18 +119,19 @@ class RequestQueue:
         clock: Callable[[], float] = time.monotonic,
         speculator: Speculator | None = None,
         keep: int = 0,
+        pages: bool = True,
     ):
         """Create an empty queue, and set the model to evaluation mode. tokenizer: None for ids without text.
 
         budget: bytes of decoding states, see above; None for no bound. max_batch: maximum number of running requests.
         max_queue: maximum number of waiting ones. clock: seconds, for deadlines. speculator: proposes tokens for all
         requests. keep: bytes of states of texts that are kept for texts that begin alike, within the budget; see
-        ``qkv.generation.prefixes``.
+        ``qkv.generation.prefixes``. pages: hold keys and values in pages where a branch reads them so.
         """
         self.model, self.tokenizer, self.clock = model.eval(), tokenizer, clock
         self.budget, self.max_batch, self.max_queue, self.speculator = budget, max_batch, max_queue, speculator
-        self.keep = keep
-        self.prefixes = Prefixes(model, keep if shares(model) else 0)
+        self.keep, self.pages = keep, pages
+        self.prefixes = Prefixes(model, keep if shares(model) else 0, pages)
         """States of texts that have been read."""
         self._sampling = self._empty()
         self._waiting: deque[_Waiting] = deque()
@@ -155,7 +160,7 @@ class RequestQueue:
     @property
     def nbytes(self) -> int:
         """Bytes of the decoding states now, those kept for other texts included."""
-        return self._sampling.engine.nbytes + self.prefixes.nbytes
+        return nbytes([*self._sampling.engine.states, *self.prefixes.states])
 
     def submit(self, request: Request) -> int:
         """Add a request at the end of the queue; return its number.
@@ -236,11 +241,22 @@ class RequestQueue:
         longest = max(each.positions for each in several)
         source = max(len(each.request.source or ()) for each in several) * self._source_bytes
         draft = self.speculator and self.speculator.draft
-        needed = 0
-        for model, memory in ((self.model, source), *([(draft, 0)] if draft else [])):
+        needed = sum(map(self._page_bytes, several))
+        for model, memory, pages in ((self.model, source, self.pages), *([(draft, 0, False)] if draft else [])):
             copies = 2 if self.speculator is None or model.rewindable else 5
-            needed += copies * (model.room_bytes(longest, len(several)) + len(several) * (COUNTS + memory))
+            needed += copies * (model.room_bytes(longest, len(several), pages) + len(several) * (COUNTS + memory))
         return needed
+
+    def _page_bytes(self, request: _Waiting) -> int:
+        """Bytes that the pages of a request may take, with those of the copy from before its proposals."""
+        if not self.pages:
+            return 0
+        found = self.model.page_bytes(request.positions)
+        if self.speculator is None or self.model.rewindable:
+            return found
+        # As many tokens may have been kept since the copy as are proposed, and one more at each step.
+        between = 2 * (self.speculator.speculation.num_tokens + 1)
+        return found + self.model.page_bytes(min(between, request.positions)) + self.model.page_bytes(1)
 
     def _positions(self, request: Request) -> int:
         """Maximum number of positions in the state of a request."""
@@ -249,7 +265,7 @@ class RequestQueue:
 
     def _empty(self) -> Sampling:
         """Batch without rows."""
-        sampling = Sampling(self.model, [], Generation())
+        sampling = Sampling(self.model, [], Generation(), pages=self.pages)
         if self.keep and shares(self.model):
             sampling.engine.share(self.prefixes)
         return sampling

@@ -87,17 +87,19 @@ class Sampling:
         drawn: int | None = None,
         constraint: Constraint | None = None,
         speculator: Speculator | None = None,
+        pages: bool = False,
     ):
         """Start after ``prompts``. ``capacity``: fixed number of positions of the state; None grows by doubling.
 
-        ``drawn``: only ids below it are sampled; None for all. Further arguments, and what is raised: see ``admit``.
+        ``drawn``: only ids below it are sampled; None for all. ``pages``: see ``Engine``. Further arguments, and what
+        is raised: see ``admit``.
         """
         self.model, self.generation, self._allowed = model, generation, drawn
         self.texts: dict[int, list[int]] = {}
         """Tokens of each row, prompt included."""
         self.ends: dict[int, End] = {}
         """Rows that ended by themselves."""
-        self.engine = Engine(model, self._chosen, capacity)
+        self.engine = Engine(model, self._chosen, capacity, pages)
         self._rows: dict[int, _Row] = {}
         self._first = _seed(generation)
         self._admitted = 0

@@ -33,6 +33,8 @@ class Branch(Declared):
     """Name of the memory that the branch reads, if it reads one."""
     rewindable: bool = True
     """True if the latest positions can be dropped by decreasing the stack's position count alone."""
+    reads_pages: bool = False
+    """True if keys and values that are stored in pages are read where they are; see ``qkv.state.pages``."""
     loss_share: float = 1.0
     """Share of the batch in the targets of a training step, by which a loss of the branch itself is multiplied."""
 

@@ -29,6 +29,9 @@ class Relative(LookupTable):
     attention, widths)``: its spec, the attention's spec, and the features (per key, per value) of a head.
     """
 
+    only_slopes: bool = False
+    """True if ``rotate`` and ``slopes`` are all that attention takes from it."""
+
     def rotate(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """Return queries (B, H, N, Dk) and keys (B, G, N, Dk) rotated by their positions in ``context`` (RoPE)."""
         return q, k
@@ -53,6 +56,8 @@ class Relative(LookupTable):
 class NoRelative(Relative):
     """No relative positions: no rotation, bias or added values."""
 
+    only_slopes = True
+
     def __init__(self, part: parts.NoRelative, attention: branches.Attention, widths: tuple[int, int]):
         super().__init__()
 
@@ -60,6 +65,8 @@ class NoRelative(Relative):
 @implements(parts.Rope)
 class Rope(Relative):
     """Rotary position embedding: rotates q and k by angles proportional to their position (RoPE, Su et al. 2021)."""
+
+    only_slopes = True
 
     def __init__(self, part: parts.Rope, attention: branches.Attention, widths: tuple[int, int]):
         super().__init__()
@@ -86,6 +93,8 @@ class Rope2D(Relative):
 
     Positions that are not on the grid are not rotated.
     """
+
+    only_slopes = True
 
     def __init__(self, part: parts.Rope2D, attention: branches.Attention, widths: tuple[int, int]):
         super().__init__()
@@ -233,7 +242,7 @@ class Alibi(Relative):
 
     def __init__(self, part: parts.Alibi, attention: branches.Attention, widths: tuple[int, int]):
         super().__init__()
-        self.part, self.num_heads = part, attention.num_heads
+        self.part, self.num_heads, self.only_slopes = part, attention.num_heads, part.rounded is None
 
     def slopes(self, q: Tensor, scale: float) -> Tensor | None:
         if self.part.rounded is not None:

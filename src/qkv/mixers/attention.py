@@ -14,9 +14,11 @@ from qkv.mixers.observed import observe
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.attention.uniform import uniform
-from qkv.ops.masks import Sites
+from qkv.ops.masks import Causal, Sites
+from qkv.ops.native import pages
 from qkv.spec import branches as spec
 from qkv.spec.register import implements
+from qkv.state.pages import Paged
 
 
 class Shape(nn.Module):
@@ -62,9 +64,16 @@ class Attention(KeyValueAttention):
         own = super().layouts()
         return own if self.sink is None else {**own, "sink": vector("q", self.num_heads, 1)}
 
+    @property
+    def reads_pages(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        known = isinstance(self.mask, Causal) and self.relative.only_slopes and self.shape is None
+        return known and self.part.top_k is None and pages.available(self.like())
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         q, k, v = self.projected(x, context)
         q, k = self.relative.rotate(q, k, context)
+        if isinstance(state, Paged) and context.tap is None and not self.training and pages.suits(q):
+            return self.output(self._in_pages(q, k, v, context, state).transpose(1, 2).flatten(2)), state
         own = v
         k, v, state, sites = self.with_past(k, v, context, state)
         problem = self._problem(q, sites, context)
@@ -74,6 +83,14 @@ class Attention(KeyValueAttention):
         if self.shape is not None:
             out = self.shape(out, own, v, problem)
         return self.output(out.transpose(1, 2).flatten(2)), state
+
+    def _in_pages(self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: Paged) -> Tensor:
+        """Output (B, H, N, Dv) with keys and values read where they are stored, after the new ones."""
+        arrival = context.arrival
+        assert arrival is not None
+        table = pages.PageTable(state.room(arrival), state.sizes.positions)
+        how = pages.Scoring(self.scale, self.part.softcap, self.relative.slopes(q, self.scale), self.sink)
+        return pages.attention(q, k, v, table, arrival.past, arrival.after, how)
 
     def _problem(self, q: Tensor, sites: Sites, context: Context) -> AttentionProblem:
         part, relative = self.part, self.relative

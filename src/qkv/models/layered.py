@@ -19,6 +19,7 @@ from qkv.models.depth_average import DepthAverage
 from qkv.models.native_step import NativeStep, native_step
 from qkv.models.reversible import through_reversible
 from qkv.spec.model import Layered as LayeredSpec
+from qkv.state.pages import Paged
 
 
 class Layered(Declared):
@@ -82,14 +83,22 @@ class Layered(Declared):
         return x
 
     def begin(
-        self, batch: int, capacity: int | None = None, memories: Mapping[str, Memory] | None = None
+        self,
+        batch: int,
+        capacity: int | None = None,
+        memories: Mapping[str, Memory] | None = None,
+        pages: bool = False,
     ) -> tuple[tuple[Any, ...], ...]:
-        """Empty decoding state of each branch of each block, of ``batch`` rows of up to ``capacity`` positions."""
+        """Empty decoding state of each branch of each block, of ``batch`` rows of up to ``capacity`` positions.
+
+        ``pages``: keys and values are in pages where a branch reads them so.
+        """
         known = memories or {}
 
         def begun(branch: Branch, layer: int) -> Any:
             memory = {"memory": known[branch.memory_name].of_layer(layer)} if branch.spec.reads_memory else {}
-            return branch.init_state(batch, capacity, **memory)
+            state = branch.init_state(batch, capacity, **memory)
+            return Paged.instead(state) if pages and branch.reads_pages else state
 
         return tuple(tuple(begun(slot.body, i) for slot in block.branches) for i, block in enumerate(self.blocks))  # type: ignore[union-attr]
 

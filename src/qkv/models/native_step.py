@@ -27,7 +27,10 @@ from qkv.models.block import Block, PreNorm
 from qkv.ops.choices import Choice, choose
 from qkv.ops.masks import Causal
 from qkv.ops.native import library
+from qkv.ops.native.pages import PageTable
 from qkv.ops.native.step import INPUTS, MIXED, MOST_ROWS, STREAM, WIDE, Attending, HeldKeys, InputNorm, Matrix, Steps
+from qkv.state.arrival import Arrival
+from qkv.state.pages import Paged
 from qkv.state.store import Dense
 
 
@@ -65,17 +68,17 @@ class NativeStep:
         return any(self._hooks)
 
     def takes(self, rows: int, state: Sequence[Any]) -> bool:
-        """True for so few rows that this is fastest, if all stores of ``state`` are dense, in fp32."""
+        """True for so few rows that this is fastest, if all stores of ``state`` are dense or in pages, in fp32."""
         if rows > MOST_ROWS:
             return False
-        return all(type(store) is Dense and store.keys.dtype == torch.float32 for store in self._stores(state))
+        return all(map(_is_known, self._stores(state)))
 
     def __call__(self, x: Tensor, context: Context, state: Sequence[Any]) -> Tensor:
         """Vectors (B, 1, D) after the last block; the stores of ``state`` take the new positions."""
         arrival = context.arrival
         assert arrival is not None
         held = [
-            HeldKeys(store.room(arrival.end), self._rotation(attention, context))
+            HeldKeys(_room(store, arrival), self._rotation(attention, context))
             for store, (_, _, attention) in zip(self._stores(state), self._attentions, strict=True)
         ]
         return self.steps.run(x, arrival.past, held)
@@ -151,6 +154,20 @@ class NativeStep:
         if weight.dtype != torch.float32 or not weight.is_cpu or weight.stride(1) != 1:
             raise Unknown
         return Matrix(weight, layer.bias, weight.shape[0], weight.shape[1])
+
+
+def _is_known(store: Any) -> bool:
+    """True for a store that the native library writes to."""
+    if type(store) is Paged:
+        return store.like.dtype == torch.float32
+    return type(store) is Dense and store.keys.dtype == torch.float32
+
+
+def _room(store: Any, arrival: Arrival) -> tuple[Tensor, Tensor] | PageTable:
+    """Memory of a store with room for the new positions of a call."""
+    if type(store) is Paged:
+        return PageTable(store.room(arrival), store.sizes.positions)
+    return store.room(arrival.end)
 
 
 _OP = "decoding step"

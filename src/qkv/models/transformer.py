@@ -29,6 +29,7 @@ from qkv.spec.model import Model
 from qkv.spec.model import Stack as StackSpec
 from qkv.spec.parts import Learned as LearnedSpec
 from qkv.state.arrival import Counts
+from qkv.state.pages import PAGE, pages_for
 from qkv.state.store import slots_for
 from qkv.state.tree import cut
 
@@ -237,10 +238,17 @@ class Transformer(Stack):
             )
         return self.encoder(signal, tap)
 
-    def init_state(self, batch: int, capacity: int | None = None, memory: Memory | Memories | None = None) -> State:
+    def init_state(
+        self,
+        batch: int,
+        capacity: int | None = None,
+        memory: Memory | Memories | None = None,
+        pages: bool = False,
+    ) -> State:
         """Empty decoding state of ``batch`` rows. ``capacity``: fixed number of positions; None: buffers grow.
 
-        ``memory``: output of ``encode``, if the model has an encoder.
+        ``memory``: output of ``encode``, if the model has an encoder. ``pages``: hold keys and values in pages where
+        a branch reads them so (``Branch.reads_pages``); see ``qkv.state.pages``.
         """
         self._needs_decoding()
         if capacity is not None and capacity < 1:
@@ -252,7 +260,7 @@ class Transformer(Stack):
             check_rows("the memory", known.lengths.shape[0], "the state", batch)
 
         blocks = (
-            self.begin(batch, capacity, memories)
+            self.begin(batch, capacity, memories, pages)
             if self.segmentation is None
             else self.segmentation.init_state(self, batch, capacity)
         )
@@ -265,11 +273,19 @@ class Transformer(Stack):
             return self.segmentation.state_bytes(self.branches, length, batch)
         return sum(branch.state_bytes(length, batch) for branch in self.branches)
 
-    def room_bytes(self, length: int, batch: int = 1) -> int:
+    def room_bytes(self, length: int, batch: int = 1, pages: bool = False) -> int:
         """Bytes of the decoding state of ``batch`` rows of up to ``length`` positions, with the room that growing
-        buffers hold.
+        buffers hold. ``pages``: without what ``init_state`` puts into pages.
         """
-        return self.state_bytes((slots_for if self.segmentation is None else self.segmentation.room)(length), batch)
+        if self.segmentation is not None:
+            return self.state_bytes(self.segmentation.room(length), batch)
+        return sum(b.state_bytes(slots_for(length), batch) for b in self.branches if not (pages and b.reads_pages))
+
+    def page_bytes(self, length: int) -> int:
+        """Bytes of the pages of a row of ``length`` positions; 0 if no branch reads pages."""
+        if self.segmentation is not None:
+            return 0
+        return sum(branch.state_bytes(pages_for(length) * PAGE) for branch in self.branches if branch.reads_pages)
 
     def rewind(self, state: State, lengths: Tensor) -> State:
         """State reduced to the first ``lengths`` (B) positions of each row; its buffers are those of ``state``.

@@ -119,8 +119,8 @@ def cut(state: S, lengths: Counts) -> S:
 
 
 def nbytes(state: Any) -> int:
-    """Total size in bytes of all tensors and counts; storage shared by several rows is counted once."""
-    return state.nbytes if isinstance(state, (Tensor, Store, Counts)) else sum(map(nbytes, _parts(state)))
+    """Total size in bytes of all tensors and counts; a tensor in several places, such as a page, is counted once."""
+    return sum(t.nbytes for t in {id(t): t for t in tensors(state)}.values())
 
 
 def to(state: S, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> S:

@@ -10,6 +10,7 @@
 #include <omp.h>
 #include <vector>
 
+#include "attend.h"
 #include "product.h"
 
 // The order is that of ``INPUTS`` in step.py.
@@ -28,12 +29,26 @@ struct Step {
     double scale;
 };
 
-// Of one attention: its store (rows, heads, capacity, width), and the rotation of queries and keys (rows or 1, rotated).
+// Of one attention: its store (rows, heads, capacity, width), or the pages of each row (rows, row_pages), which hold
+// ``capacity`` positions: keys (heads, capacity, width), then values. Rotation of queries and keys: (rows or 1, rotated).
 struct Store {
     float *keys, *values;
-    long capacity;
+    float *const *pages;  // null: none
+    long row_pages, capacity;
     const float *cosines, *sines;  // null: no rotation
     long rotated, rotations;       // rotations: 1 if all rows have the same, else their number
+
+    Held held(const Step &step, long row, long group) const {
+        const long slots = (pages ? group : row * step.kv_heads + group) * capacity;
+        if (!pages) return {keys + slots * step.key_width, values + slots * step.value_width, nullptr, 0, 0, 0};
+        const long values_at = step.kv_heads * capacity * step.key_width;
+        return {nullptr, nullptr, pages + row * row_pages, capacity, slots * step.key_width,
+                values_at + slots * step.value_width};
+    }
+};
+
+struct Scratch {
+    std::vector<float> queries, scores;
 };
 
 static INLINE Floats sigmoid(Floats x) { return 1.0f / (1.0f + exponential(-x)); }
@@ -59,40 +74,6 @@ static INLINE Floats activated(Floats x, long input) {
     case QUICK_GELU: return x * sigmoid(1.702f * x);
     default: return x;
     }
-}
-
-// f(i, vector of x from i) for all of x, whose last vector may reach beyond ``count`` and is filled with zeros.
-template <class F> static INLINE void vectors_of(const float *x, long count, F f) {
-    long i = 0;
-    for (; i + LANES <= count; i += LANES) f(i, load<Floats>(x + i));
-    if (i < count) {
-        float rest[LANES] = {};
-        std::memcpy(rest, x + i, (count - i) * sizeof *x);
-        f(i, load<Floats>(rest));
-    }
-}
-
-// to[i] = f(i, vector of x from i) for all of x; the last vector may reach beyond ``count``.
-template <class F> static INLINE void mapped(const float *x, long count, float *to, F f) {
-    vectors_of(x, count, [&](long i, Floats v) __attribute__((always_inline)) {
-        const Floats found = f(i, v);
-        if (i + LANES <= count) std::memcpy(to + i, &found, sizeof found);
-        else std::memcpy(to + i, &found, (count - i) * sizeof *to);
-    });
-}
-
-// The vector of ``x`` from ``i``, as ``vectors_of`` reads it.
-static INLINE Floats vector_at(const float *x, long i, long count) {
-    if (i + LANES <= count) return load<Floats>(x + i);
-    float rest[LANES] = {};
-    std::memcpy(rest, x + i, (count - i) * sizeof *x);
-    return load<Floats>(rest);
-}
-
-static INLINE float dot(const float *a, const float *b, long count) {
-    Floats sum = {};
-    vectors_of(a, count, [&](long i, Floats x) __attribute__((always_inline)) { sum += x * vector_at(b, i, count); });
-    return total(sum);
 }
 
 // The input of a product: one row of the buffer, normalised or activated.
@@ -131,50 +112,24 @@ static void rotate(const float *x, long width, const Store &store, long row, flo
     std::memcpy(to + rotated, x + rotated, (width - rotated) * sizeof *x);
 }
 
-// softmax(scale · q K^T) V of one query over ``count`` keys (count, key_width) and values. scores: room for ``count``.
-static void attend(const Step &step, const float *q, const float *keys, const float *values, long count, float *scores,
-                   float *to) {
-    float most = -INFINITY;
-    for (long j = 0; j < count; j++) {
-        scores[j] = (float)step.scale * dot(q, keys + j * step.key_width, step.key_width);
-        most = scores[j] > most ? scores[j] : most;
-    }
-    mapped(scores, count, scores, [&](long, Floats s) __attribute__((always_inline)) { return exponential(s - most); });
-    Floats sum = {};
-    vectors_of(scores, count, [&](long, Floats s) __attribute__((always_inline)) { sum += s; });
-    const float inverse = 1.0f / total(sum);
-    constexpr long TOGETHER = 4 * LANES;  // features whose sums are in registers
-    for (long begin = 0; begin < step.value_width; begin += TOGETHER) {
-        const long width = std::min(TOGETHER, step.value_width - begin);
-        Floats out[4] = {};
-        for (long j = 0; j < count; j++) {
-            const float *const v = values + j * step.value_width + begin;
-            if (width == TOGETHER) times<4>(OF(k) { out[k] += scores[j] * load<Floats>(v + k * LANES); });
-            else for (long i = 0; i < width; i += LANES) out[i / LANES] += scores[j] * vector_at(v, i, width);
-        }
-        times<4>(OF(k) { out[k] *= inverse; });
-        std::memcpy(to + begin, out, width * sizeof *to);
-    }
-}
-
 // One row and one head of keys: stores the new key and value, and attends from the heads of queries that read it.
 static void attend_group(const Step &step, const Store &store, const float *from, float *to, long row, long group,
-                         long position, std::vector<float> &scores) {
+                         long position, Scratch &scratch) {
     const long keys = step.heads * step.key_width, values = keys + step.kv_heads * step.key_width;
     const long width = values + step.kv_heads * step.value_width, share = step.heads / step.kv_heads;
     const float *const own = from + row * width;
-    const long slots = (row * step.kv_heads + group) * store.capacity;
-    float *const all_keys = store.keys + slots * step.key_width, *const all_values = store.values + slots * step.value_width;
-    rotate(own + keys + group * step.key_width, step.key_width, store, row, all_keys + position * step.key_width);
-    std::memcpy(all_values + position * step.value_width, own + values + group * step.value_width,
+    const Held held = store.held(step, row, group);
+    rotate(own + keys + group * step.key_width, step.key_width, store, row, held.key(position, step.key_width));
+    std::memcpy(held.value(position, step.value_width), own + values + group * step.value_width,
                 step.value_width * sizeof *own);
-    scores.resize(position + 1 + step.key_width);
-    float *const q = scores.data() + position + 1;
-    for (long head = group * share; head < (group + 1) * share; head++) {
-        rotate(own + head * step.key_width, step.key_width, store, row, q);
-        float *const out = to + (row * step.heads + head) * step.value_width;
-        attend(step, q, all_keys, all_values, position + 1, scores.data(), out);
-    }
+    scratch.queries.resize(share * step.key_width);
+    for (long i = 0; i < share; i++)
+        rotate(own + (group * share + i) * step.key_width, step.key_width, store, row,
+               scratch.queries.data() + i * step.key_width);
+    float *const out = to + (row * step.heads + group * share) * step.value_width;
+    attend({step.key_width, step.value_width, (float)step.scale, 0, nullptr, nullptr}, held,
+           {scratch.queries.data(), share, 1, group * share, position, position + 1, out, step.value_width, 0},
+           scratch.scores);
 }
 
 struct Team {
@@ -223,7 +178,7 @@ static void run_steps(const Team &team, int wanted) {
     {
         const long id = omp_get_thread_num(), threads = omp_get_num_threads();
         Prepared prepared(team);
-        std::vector<float> scores;
+        Scratch scratch;
         const Store *store = team.stores;
         for (long i = 0; i < team.count; i++) {
             const Step &step = team.steps[i];
@@ -231,7 +186,7 @@ static void run_steps(const Team &team, int wanted) {
                 const long groups = team.rows * step.kv_heads;
                 for (long g = groups * id / threads; g < groups * (id + 1) / threads; g++)
                     attend_group(step, *store, team.buffers[step.from], team.buffers[step.to], g / step.kv_heads,
-                                 g % step.kv_heads, team.positions[g / step.kv_heads], scores);
+                                 g % step.kv_heads, team.positions[g / step.kv_heads], scratch);
                 store++;
             } else {
                 multiply_part(team, step, prepared, id, threads);

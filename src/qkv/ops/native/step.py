@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from qkv.ops.native import library
+from qkv.ops.native.pages import PageTable
 
 INPUTS = ("as it is", "layer norm", "rms norm", "relu", "relu2", "gelu", "gelu_tanh", "silu", "quick_gelu")
 """What can become of the input of a product; the names of activations are those of ``qkv.layers.activations``."""
@@ -48,8 +49,8 @@ class _Step(ctypes.Structure):
 
 class _Store(ctypes.Structure):
     _fields_ = (
-        *((name, _POINTER) for name in ("keys", "values")),
-        ("capacity", _NUMBER),
+        *((name, _POINTER) for name in ("keys", "values", "pages")),
+        *((name, _NUMBER) for name in ("row_pages", "capacity")),
         *((name, _POINTER) for name in ("cosines", "sines")),
         *((name, _NUMBER) for name in ("rotated", "rotations")),
     )
@@ -105,11 +106,11 @@ class Attending:
 
 @dataclass(frozen=True)
 class HeldKeys:
-    """Store of an attention in a step: (keys (B, G, C, Dk), values (B, G, C, Dv)) in fp32, with room for the new
-    positions, and the rotation (cosines, sines) of queries and keys, each (B or 1, …, Dr), or None.
+    """Store of an attention in a step: (keys (B, G, C, Dk), values (B, G, C, Dv)) in fp32, or pages, with room for the
+    new positions, and the rotation (cosines, sines) of queries and keys, each (B or 1, …, Dr), or None.
     """
 
-    store: tuple[Tensor, Tensor]
+    store: tuple[Tensor, Tensor] | PageTable
     rotation: tuple[Tensor, Tensor] | None = None
 
 
@@ -176,8 +177,12 @@ class Steps:
 
 
 def _described(held: HeldKeys) -> _Store:
-    keys, values = held.store
-    found = _Store(keys=keys.data_ptr(), values=values.data_ptr(), capacity=keys.shape[2], rotations=1)
+    if isinstance(held.store, PageTable):
+        addresses, size = held.store
+        found = _Store(pages=addresses.data_ptr(), row_pages=addresses.shape[1], capacity=size, rotations=1)
+    else:
+        keys, values = held.store
+        found = _Store(keys=keys.data_ptr(), values=values.data_ptr(), capacity=keys.shape[2], rotations=1)
     if held.rotation is not None:
         cosines, sines = held.rotation
         found.cosines, found.sines = cosines.data_ptr(), sines.data_ptr()

@@ -147,3 +147,37 @@ static INLINE Floats exponential(Floats x) {
     p = p * (r * r) + r + 1.0f;
     return (Floats)((Ints)p + (((Ints)shifted - 0x4b400000) << 23));
 }
+
+// f(i, vector of x from i) for all of x, whose last vector may reach beyond ``count`` and is filled with zeros.
+template <class F> static INLINE void vectors_of(const float *x, long count, F f) {
+    long i = 0;
+    for (; i + LANES <= count; i += LANES) f(i, load<Floats>(x + i));
+    if (i < count) {
+        float rest[LANES] = {};
+        std::memcpy(rest, x + i, (count - i) * sizeof *x);
+        f(i, load<Floats>(rest));
+    }
+}
+
+// to[i] = f(i, vector of x from i) for all of x; the last vector may reach beyond ``count``.
+template <class F> static INLINE void mapped(const float *x, long count, float *to, F f) {
+    vectors_of(x, count, [&](long i, Floats v) __attribute__((always_inline)) {
+        const Floats found = f(i, v);
+        if (i + LANES <= count) std::memcpy(to + i, &found, sizeof found);
+        else std::memcpy(to + i, &found, (count - i) * sizeof *to);
+    });
+}
+
+// The vector of ``x`` from ``i``, as ``vectors_of`` reads it.
+static INLINE Floats vector_at(const float *x, long i, long count) {
+    if (i + LANES <= count) return load<Floats>(x + i);
+    float rest[LANES] = {};
+    std::memcpy(rest, x + i, (count - i) * sizeof *x);
+    return load<Floats>(rest);
+}
+
+static INLINE float dot(const float *a, const float *b, long count) {
+    Floats sum = {};
+    vectors_of(a, count, [&](long i, Floats x) __attribute__((always_inline)) { sum += x * vector_at(b, i, count); });
+    return total(sum);
+}

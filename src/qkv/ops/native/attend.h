@@ -1,0 +1,137 @@
+// Attention of a few queries to the keys and values of one row and one head, where these are stored: one after the
+// other, or in pages.
+
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include "vectors.h"
+
+// A score is scale · q k^T, then cap · tanh(score / cap), then minus slope · (i - j). ``sink``: logit that takes weight
+// and has no value. Both have a number for each head of queries.
+struct Scoring {
+    long key_width, value_width;
+    float scale, cap;  // cap 0: none
+    const float *slopes, *sink;  // null: none
+};
+
+// Keys and values of one row and one head: position p is the (p mod size)-th of page p / size, in which keys begin at
+// ``keys_at`` and values at ``values_at``. Without pages both begin at pointers.
+struct Held {
+    float *keys, *values;
+    float *const *pages;  // null: none
+    long size, keys_at, values_at;
+
+    float *key(long position, long width) const {
+        return (pages ? pages[position / size] + keys_at + position % size * width : keys + position * width);
+    }
+    float *value(long position, long width) const {
+        return (pages ? pages[position / size] + values_at + position % size * width : values + position * width);
+    }
+    // Number of positions from ``position`` on that lie one after the other, ``most`` at most.
+    long run(long position, long most) const {
+        return pages ? std::min(most, size - position % size) : most;
+    }
+    // True if ``position``, before ``end``, is on another page than the one before.
+    bool jumps(long position, long end) const { return pages && position < end && position % size == 0; }
+};
+
+// Queries of one row that read the same head of keys: (heads, count), each ``key_width`` numbers, one after the other.
+struct Queries {
+    const float *q;
+    long heads, count, first_head;
+    long past, after;  // query n sees the positions up to past + n, of which there are ``after``
+    float *out;        // output of query n of head h at h · of_head + n · of_query
+    long of_head, of_query;
+
+    long total() const { return heads * count; }
+    long seen(long i) const { return std::min(after, past + i % count + 1); }
+    float *to(long i) const { return out + i / count * of_head + i % count * of_query; }
+};
+
+constexpr long RUN = 64;  // positions that all queries read before the next ones, so that they stay in the cache
+
+// f(first position, number of positions) for all positions that the queries see.
+template <class F> static INLINE void runs_of(const Held &held, const Queries &queries, F f) {
+    const long end = queries.seen(queries.count - 1);
+    for (long begin = 0; begin < end;) {
+        const long count = held.run(begin, std::min(RUN, end - begin));
+        f(begin, count);
+        begin += count;
+    }
+}
+
+// Begins to bring ``count`` numbers into the second cache: where a page ends, the processor does not know the next one.
+// From the first cache they would be lost again before they are read.
+static INLINE void fetch(const float *from, long count) {
+    for (long i = 0; i < count; i += 64 / sizeof *from) __builtin_prefetch(from + i, 0, 2);
+}
+
+// Scores become weights that add up to 1, but for that of the sink. Returns the factor that remains to be applied.
+static INLINE float weigh(const Scoring &how, float *scores, long count, long position, long head) {
+    if (how.cap != 0)
+        for (long j = 0; j < count; j++) scores[j] = how.cap * std::tanh(scores[j] / how.cap);
+    if (how.slopes)
+        for (long j = 0; j < count; j++) scores[j] -= how.slopes[head] * (float)(position - j);
+    float most = how.sink ? how.sink[head] : -INFINITY;
+    for (long j = 0; j < count; j++) most = scores[j] > most ? scores[j] : most;
+    mapped(scores, count, scores, [&](long, Floats s) __attribute__((always_inline)) { return exponential(s - most); });
+    Floats sum = {};
+    vectors_of(scores, count, [&](long, Floats s) __attribute__((always_inline)) { sum += s; });
+    return 1.0f / (total(sum) + (how.sink ? exponential(Floats{} + (how.sink[head] - most))[0] : 0.0f));
+}
+
+// to += weights · values of ``count`` positions; ``width`` features.
+static INLINE void add_values(const float *weights, const float *values, long count, long width, float *to,
+                              const float *next) {
+    constexpr long TOGETHER = 4 * LANES;  // features whose sums are in registers
+    for (long begin = 0; begin < width; begin += TOGETHER) {
+        const long part = std::min(TOGETHER, width - begin);
+        Floats out[4] = {};
+        std::memcpy(out, to + begin, part * sizeof *to);
+        for (long j = 0; j < count; j++) {
+            const float *const v = values + j * width + begin;
+            if (next) fetch(next + j * width + begin, part);
+            if (part == TOGETHER) times<4>(OF(k) { out[k] += weights[j] * load<Floats>(v + k * LANES); });
+            else for (long i = 0; i < part; i += LANES) out[i / LANES] += weights[j] * vector_at(v, i, part);
+        }
+        std::memcpy(to + begin, out, part * sizeof *to);
+    }
+}
+
+// softmax(scores) V of all queries. scores: room that grows as needed.
+static void attend(const Scoring &how, const Held &held, const Queries &queries, std::vector<float> &scores) {
+    const long longest = queries.seen(queries.count - 1), number = queries.total();
+    if ((long)scores.size() < number * longest) scores.resize(number * longest);
+    runs_of(held, queries, [&](long begin, long count) {
+        const float *const keys = held.key(begin, how.key_width);
+        const float *const next = held.jumps(begin + count, longest) ? held.key(begin + count, how.key_width) : nullptr;
+        for (long i = 0; i < number; i++) {
+            const long own = std::min(count, queries.seen(i) - begin);
+            for (long j = 0; j < own; j++) {
+                if (next && !i) fetch(next + j * how.key_width, how.key_width);
+                scores[i * longest + begin + j] =
+                    how.scale * dot(queries.q + i * how.key_width, keys + j * how.key_width, how.key_width);
+            }
+        }
+    });
+    std::vector<float> factors(number);
+    for (long i = 0; i < number; i++) {
+        const long head = queries.first_head + i / queries.count;
+        factors[i] = weigh(how, scores.data() + i * longest, queries.seen(i), queries.past + i % queries.count, head);
+        std::memset(queries.to(i), 0, how.value_width * sizeof(float));
+    }
+    runs_of(held, queries, [&](long begin, long count) {
+        const float *const values = held.value(begin, how.value_width);
+        const float *const next =
+            held.jumps(begin + count, longest) ? held.value(begin + count, how.value_width) : nullptr;
+        for (long i = 0; i < number; i++)
+            add_values(scores.data() + i * longest + begin, values, std::min(count, queries.seen(i) - begin),
+                       how.value_width, queries.to(i), i ? nullptr : next);
+    });
+    for (long i = 0; i < number; i++) {
+        float *const out = queries.to(i);
+        mapped(out, how.value_width, out, [&](long, Floats x) __attribute__((always_inline)) { return x * factors[i]; });
+    }
+}
