@@ -1,5 +1,4 @@
-// Attention of a few queries to the keys and values of one row and one head, where these are stored: one after the
-// other, or in pages.
+// Attention of a few queries to the keys and values of one row where these are stored: one after the other, or in pages.
 
 #pragma once
 
@@ -16,12 +15,13 @@ struct Scoring {
     const float *slopes, *sink;  // null: none
 };
 
-// Keys and values of one row and one head: position p is the (p mod size)-th of page p / size, in which keys begin at
-// ``keys_at`` and values at ``values_at``. Without pages both begin at pointers.
+// Keys and values of some heads of one row: position p is the (p mod size)-th of page p / size, in which keys begin at
+// ``keys_at`` and values at ``values_at``. Without pages both begin at pointers. The next heads are ``to_key`` and
+// ``to_value`` numbers further.
 struct Held {
     float *keys, *values;
     float *const *pages;  // null: none
-    long size, keys_at, values_at;
+    long size, keys_at, values_at, to_key, to_value;
 
     float *key(long position, long width) const {
         return (pages ? pages[position / size] + keys_at + position % size * width : keys + position * width);
@@ -33,20 +33,20 @@ struct Held {
     long run(long position, long most) const {
         return pages ? std::min(most, size - position % size) : most;
     }
-    // True if ``position``, before ``end``, is on another page than the one before.
-    bool jumps(long position, long end) const { return pages && position < end && position % size == 0; }
 };
 
-// Queries of one row that read the same head of keys: (heads, count), each ``key_width`` numbers, one after the other.
+// Queries of one row: (heads, count), each ``key_width`` numbers, one after the other. ``share`` heads of queries read
+// the same head of keys.
 struct Queries {
     const float *q;
-    long heads, count, first_head;
+    long heads, share, count, first_head;
     long past, after;  // query n sees the positions up to past + n, of which there are ``after``
     float *out;        // output of query n of head h at h · of_head + n · of_query
     long of_head, of_query;
 
     long total() const { return heads * count; }
     long seen(long i) const { return std::min(after, past + i % count + 1); }
+    long group(long i) const { return i / (share * count); }
     float *to(long i) const { return out + i / count * of_head + i % count * of_query; }
 };
 
@@ -60,12 +60,6 @@ template <class F> static INLINE void runs_of(const Held &held, const Queries &q
         f(begin, count);
         begin += count;
     }
-}
-
-// Begins to bring ``count`` numbers into the second cache: where a page ends, the processor does not know the next one.
-// From the first cache they would be lost again before they are read.
-static INLINE void fetch(const float *from, long count) {
-    for (long i = 0; i < count; i += 64 / sizeof *from) __builtin_prefetch(from + i, 0, 2);
 }
 
 // Scores become weights that add up to 1, but for that of the sink. Returns the factor that remains to be applied.
@@ -83,8 +77,7 @@ static INLINE float weigh(const Scoring &how, float *scores, long count, long po
 }
 
 // to += weights · values of ``count`` positions; ``width`` features.
-static INLINE void add_values(const float *weights, const float *values, long count, long width, float *to,
-                              const float *next) {
+static INLINE void add_values(const float *weights, const float *values, long count, long width, float *to) {
     constexpr long TOGETHER = 4 * LANES;  // features whose sums are in registers
     for (long begin = 0; begin < width; begin += TOGETHER) {
         const long part = std::min(TOGETHER, width - begin);
@@ -92,7 +85,6 @@ static INLINE void add_values(const float *weights, const float *values, long co
         std::memcpy(out, to + begin, part * sizeof *to);
         for (long j = 0; j < count; j++) {
             const float *const v = values + j * width + begin;
-            if (next) fetch(next + j * width + begin, part);
             if (part == TOGETHER) times<4>(OF(k) { out[k] += weights[j] * load<Floats>(v + k * LANES); });
             else for (long i = 0; i < part; i += LANES) out[i / LANES] += weights[j] * vector_at(v, i, part);
         }
@@ -104,16 +96,14 @@ static INLINE void add_values(const float *weights, const float *values, long co
 static void attend(const Scoring &how, const Held &held, const Queries &queries, std::vector<float> &scores) {
     const long longest = queries.seen(queries.count - 1), number = queries.total();
     if ((long)scores.size() < number * longest) scores.resize(number * longest);
+    // Page by page and not head by head: a page is read from its beginning to its end.
     runs_of(held, queries, [&](long begin, long count) {
         const float *const keys = held.key(begin, how.key_width);
-        const float *const next = held.jumps(begin + count, longest) ? held.key(begin + count, how.key_width) : nullptr;
         for (long i = 0; i < number; i++) {
-            const long own = std::min(count, queries.seen(i) - begin);
-            for (long j = 0; j < own; j++) {
-                if (next && !i) fetch(next + j * how.key_width, how.key_width);
-                scores[i * longest + begin + j] =
-                    how.scale * dot(queries.q + i * how.key_width, keys + j * how.key_width, how.key_width);
-            }
+            const float *const own = keys + queries.group(i) * held.to_key, *const q = queries.q + i * how.key_width;
+            const long seen = std::min(count, queries.seen(i) - begin);
+            for (long j = 0; j < seen; j++)
+                scores[i * longest + begin + j] = how.scale * dot(q, own + j * how.key_width, how.key_width);
         }
     });
     std::vector<float> factors(number);
@@ -124,11 +114,9 @@ static void attend(const Scoring &how, const Held &held, const Queries &queries,
     }
     runs_of(held, queries, [&](long begin, long count) {
         const float *const values = held.value(begin, how.value_width);
-        const float *const next =
-            held.jumps(begin + count, longest) ? held.value(begin + count, how.value_width) : nullptr;
         for (long i = 0; i < number; i++)
-            add_values(scores.data() + i * longest + begin, values, std::min(count, queries.seen(i) - begin),
-                       how.value_width, queries.to(i), i ? nullptr : next);
+            add_values(scores.data() + i * longest + begin, values + queries.group(i) * held.to_value,
+                       std::min(count, queries.seen(i) - begin), how.value_width, queries.to(i));
     });
     for (long i = 0; i < number; i++) {
         float *const out = queries.to(i);

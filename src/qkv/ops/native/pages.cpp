@@ -21,23 +21,27 @@ struct Job {
     long heads, kv_heads, count;
 };
 
-static void attend_group(const Job &job, long row, long group, std::vector<float> &queries, std::vector<float> &scores) {
-    const long width = job.how.key_width, value_width = job.how.value_width, slots = group * job.size;
-    const long share = job.heads / job.kv_heads, past = job.past[row], after = job.after[row];
-    const long values_at = job.kv_heads * job.size * width + slots * value_width;
-    const Held held{nullptr, nullptr, job.pages + row * job.row_pages, job.size, slots * width, values_at};
-    for (long n = 0; n < after - past; n++) {
-        std::memcpy(held.key(past + n, width), job.k.at(row, group, n), width * sizeof(float));
-        std::memcpy(held.value(past + n, value_width), job.v.at(row, group, n), value_width * sizeof(float));
-    }
-    queries.resize(share * job.count * width);
-    for (long i = 0; i < share * job.count; i++)
-        std::memcpy(queries.data() + i * width, job.q.at(row, group * share + i / job.count, i % job.count),
-                    width * sizeof(float));
-    float *const out = job.y + (row * job.count * job.heads + group * share) * value_width;
+// One row and ``groups`` heads of keys.
+static void attend_groups(const Job &job, long row, long group, long groups, std::vector<float> &q,
+                          std::vector<float> &scores) {
+    const long width = job.how.key_width, value_width = job.how.value_width, past = job.past[row], after = job.after[row];
+    const long share = job.heads / job.kv_heads, heads = groups * share, first = group * share;
+    const long to_key = job.size * width, to_value = job.size * value_width;
+    const Held held{nullptr, nullptr, job.pages + row * job.row_pages, job.size, group * to_key,
+                    job.kv_heads * to_key + group * to_value, to_key, to_value};
+    for (long n = 0; n < after - past; n++)
+        for (long g = 0; g < groups; g++) {
+            float *const key = held.key(past + n, width) + g * to_key;
+            float *const value = held.value(past + n, value_width) + g * to_value;
+            std::memcpy(key, job.k.at(row, group + g, n), width * sizeof *key);
+            std::memcpy(value, job.v.at(row, group + g, n), value_width * sizeof *value);
+        }
+    q.resize(heads * job.count * width);
+    for (long i = 0; i < heads * job.count; i++)
+        std::memcpy(q.data() + i * width, job.q.at(row, first + i / job.count, i % job.count), width * sizeof(float));
+    float *const out = job.y + (row * job.count * job.heads + first) * value_width;
     attend(job.how, held,
-           {queries.data(), share, job.count, group * share, past, after, out, value_width, job.heads * value_width},
-           scores);
+           {q.data(), heads, share, job.count, first, past, after, out, value_width, job.heads * value_width}, scores);
 }
 
 // strides: of row, head and position of q, k and v. y is zeros; outputs of positions that a row lacks mean nothing.
@@ -51,11 +55,15 @@ qkv_pages(const float *q, const float *k, const float *v, float *y, const long *
     };
     const Job job{{width, value_width, scale, cap, slopes, sink}, of(q, 0), of(k, 1), of(v, 2), y, pages, row_pages,
                   size, past, after, heads, kv_heads, count};
+    const long parts = std::min(kv_heads, (threads + rows - 1) / rows);  // of a row's heads
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         std::vector<float> queries, scores;
 #pragma omp for schedule(dynamic, 1)
-        for (long i = 0; i < rows * kv_heads; i++)
-            if (after[i / kv_heads]) attend_group(job, i / kv_heads, i % kv_heads, queries, scores);
+        for (long i = 0; i < rows * parts; i++) {
+            const long row = i / parts, part = i % parts, first = kv_heads * part / parts;
+            if (after[row])
+                attend_groups(job, row, first, kv_heads * (part + 1) / parts - first, queries, scores);
+        }
     }
 }

@@ -39,11 +39,11 @@ struct Store {
     long rotated, rotations;       // rotations: 1 if all rows have the same, else their number
 
     Held held(const Step &step, long row, long group) const {
-        const long slots = (pages ? group : row * step.kv_heads + group) * capacity;
-        if (!pages) return {keys + slots * step.key_width, values + slots * step.value_width, nullptr, 0, 0, 0};
-        const long values_at = step.kv_heads * capacity * step.key_width;
-        return {nullptr, nullptr, pages + row * row_pages, capacity, slots * step.key_width,
-                values_at + slots * step.value_width};
+        const long to_key = capacity * step.key_width, to_value = capacity * step.value_width;
+        const long first = pages ? group : row * step.kv_heads + group;
+        if (!pages) return {keys + first * to_key, values + first * to_value, nullptr, 0, 0, 0, to_key, to_value};
+        return {nullptr, nullptr, pages + row * row_pages, capacity, first * to_key,
+                step.kv_heads * to_key + first * to_value, to_key, to_value};
     }
 };
 
@@ -112,23 +112,27 @@ static void rotate(const float *x, long width, const Store &store, long row, flo
     std::memcpy(to + rotated, x + rotated, (width - rotated) * sizeof *x);
 }
 
-// One row and one head of keys: stores the new key and value, and attends from the heads of queries that read it.
-static void attend_group(const Step &step, const Store &store, const float *from, float *to, long row, long group,
-                         long position, Scratch &scratch) {
-    const long keys = step.heads * step.key_width, values = keys + step.kv_heads * step.key_width;
-    const long width = values + step.kv_heads * step.value_width, share = step.heads / step.kv_heads;
-    const float *const own = from + row * width;
+// One row and ``groups`` heads of keys: stores the new keys and values, and attends from the heads of queries that read
+// them.
+static void attend_groups(const Step &step, const Store &store, const float *from, float *to, long row, long group,
+                          long groups, long position, Scratch &scratch) {
+    const long width = step.key_width, value_width = step.value_width, share = step.heads / step.kv_heads;
+    const float *const own = from + row * ((step.heads + step.kv_heads) * width + step.kv_heads * value_width);
+    const float *const new_keys = own + (step.heads + group) * width;
+    const float *const new_values = own + (step.heads + step.kv_heads) * width + group * value_width;
     const Held held = store.held(step, row, group);
-    rotate(own + keys + group * step.key_width, step.key_width, store, row, held.key(position, step.key_width));
-    std::memcpy(held.value(position, step.value_width), own + values + group * step.value_width,
-                step.value_width * sizeof *own);
-    scratch.queries.resize(share * step.key_width);
-    for (long i = 0; i < share; i++)
-        rotate(own + (group * share + i) * step.key_width, step.key_width, store, row,
-               scratch.queries.data() + i * step.key_width);
-    float *const out = to + (row * step.heads + group * share) * step.value_width;
-    attend({step.key_width, step.value_width, (float)step.scale, 0, nullptr, nullptr}, held,
-           {scratch.queries.data(), share, 1, group * share, position, position + 1, out, step.value_width, 0},
+    float *const key = held.key(position, width), *const value = held.value(position, value_width);
+    for (long g = 0; g < groups; g++) {
+        rotate(new_keys + g * width, width, store, row, key + g * held.to_key);
+        std::memcpy(value + g * held.to_value, new_values + g * value_width, value_width * sizeof *own);
+    }
+    const long heads = groups * share, first = group * share;
+    scratch.queries.resize(heads * width);
+    float *const q = scratch.queries.data();
+    for (long i = 0; i < heads; i++) rotate(own + (first + i) * width, width, store, row, q + i * width);
+    attend({width, value_width, (float)step.scale, 0, nullptr, nullptr}, held,
+           {q, heads, share, 1, first, position, position + 1, to + (row * step.heads + first) * value_width,
+            value_width, 0},
            scratch.scores);
 }
 
@@ -140,6 +144,18 @@ struct Team {
     const long *positions;  // (rows)
     const Store *stores;    // one for each attention, in order
 };
+
+// The part of an attention that a thread computes: some heads of keys of some rows.
+static void attend_part(const Team &team, const Step &step, const Store &store, Scratch &scratch, long id, long threads) {
+    const long all = team.rows * step.kv_heads, end = all * (id + 1) / threads;
+    for (long g = all * id / threads; g < end;) {
+        const long row = g / step.kv_heads, group = g % step.kv_heads;
+        const long count = store.pages ? std::min(step.kv_heads - group, end - g) : 1;
+        attend_groups(step, store, team.buffers[step.from], team.buffers[step.to], row, group, count,
+                      team.positions[row], scratch);
+        g += count;
+    }
+}
 
 // Rows of the input that one thread prepares for a product.
 struct Prepared {
@@ -183,10 +199,7 @@ static void run_steps(const Team &team, int wanted) {
         for (long i = 0; i < team.count; i++) {
             const Step &step = team.steps[i];
             if (step.heads) {
-                const long groups = team.rows * step.kv_heads;
-                for (long g = groups * id / threads; g < groups * (id + 1) / threads; g++)
-                    attend_group(step, *store, team.buffers[step.from], team.buffers[step.to], g / step.kv_heads,
-                                 g % step.kv_heads, team.positions[g / step.kv_heads], scratch);
+                attend_part(team, step, *store, scratch, id, threads);
                 store++;
             } else {
                 multiply_part(team, step, prepared, id, threads);
