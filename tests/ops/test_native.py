@@ -192,6 +192,7 @@ from qkv.ops.native import loading
 from qkv.ops.quantized import choose, reference
 from qkv.ops.masks import Causal
 from tests.ops.test_native import in_eight_bits
+from tests.ops import test_native_pages as pages
 from tests.ops.test_native_attention import SIZES, problem_of, sample
 torch.manual_seed(0)
 worst = 0.0
@@ -208,6 +209,7 @@ with torch.no_grad():
         problem, inputs = problem_of(Causal(), *size[3:5]), sample(size)
         expected = attention.reference.attention(*(t.double() for t in inputs), problem)
         worst = max(worst, float((native_attention.attention(*inputs, problem) - expected).abs().max()))
+    worst = max(worst, *(pages.worst_error(size, how) for size in pages.SIZES for how in pages.TERMS.values()))
 print(json.dumps([loading.flags()[2], worst]))
 """
 

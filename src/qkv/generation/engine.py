@@ -122,6 +122,11 @@ class Engine:
         """Bytes of the decoding state of all rows."""
         return nbytes(self.states)
 
+    def clear(self) -> None:
+        """Remove all rows and free their states, of which none is kept."""
+        self.rows, self._state, self._held, self._mark = [], None, 0, None
+        self._prefill = Prefill(self.model, self.capacity, self._prefill.prefixes, self._prefill.pages)
+
     def share(self, prefixes: Prefixes) -> None:
         """Let rows that are admitted from now on begin with kept states, and keep those of rows that end."""
         self._prefill.prefixes = prefixes

@@ -347,6 +347,7 @@ class RequestQueue:
         """End all running requests with the error; the queue goes on with an empty batch."""
         said = _sentence(error)
         self._ended += [TextDelta(own.number, finished="failed", error=said) for own in self._running.values()]
+        self._sampling.engine.clear()
         self.prefixes.shrink(0)  # they may hold what has failed
         self._running, self._sampling = {}, self._empty()
 

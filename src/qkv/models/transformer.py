@@ -29,7 +29,7 @@ from qkv.spec.model import Model
 from qkv.spec.model import Stack as StackSpec
 from qkv.spec.parts import Learned as LearnedSpec
 from qkv.state.arrival import Counts
-from qkv.state.pages import PAGE, pages_for
+from qkv.state.pages import room_for
 from qkv.state.store import slots_for
 from qkv.state.tree import cut
 
@@ -285,7 +285,7 @@ class Transformer(Stack):
         """Bytes of the pages of a row of ``length`` positions; 0 if no branch reads pages."""
         if self.segmentation is not None:
             return 0
-        return sum(branch.state_bytes(pages_for(length) * PAGE) for branch in self.branches if branch.reads_pages)
+        return sum(branch.state_bytes(room_for(length)) for branch in self.branches if branch.reads_pages)
 
     def rewind(self, state: State, lengths: Tensor) -> State:
         """State reduced to the first ``lengths`` (B) positions of each row; its buffers are those of ``state``.

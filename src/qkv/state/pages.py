@@ -30,7 +30,7 @@ class PageSizes(NamedTuple):
 
     heads: int
     widths: tuple[int, int]
-    positions: int = PAGE
+    positions: int
 
     @property
     def keys(self) -> int:
@@ -48,9 +48,14 @@ class PageSizes(NamedTuple):
         return tuple(t.view(self.heads, self.positions, -1) for t in (keys, values))  # type: ignore[return-value]
 
 
-def pages_for(length: int, positions: int = PAGE) -> int:
-    """Number of pages of a row of ``length`` positions."""
+def pages_for(length: int, positions: int) -> int:
+    """Number of pages of ``positions`` positions that a row of ``length`` positions has."""
     return -(-length // positions)
+
+
+def room_for(length: int) -> int:
+    """Number of positions for which the pages of a row of ``length`` positions have room."""
+    return pages_for(length, PAGE) * PAGE
 
 
 class Page:
@@ -99,7 +104,8 @@ class Paged(Store):
     def instead(cls, store: Dense) -> Paged:
         """Empty store with the rows and sizes of an empty dense one."""
         (rows, heads, _, width), value_width = store.keys.shape, store.values.shape[3]
-        return cls(PageSizes(heads, (width, value_width)), store.keys.new_empty(0), [_Row() for _ in range(rows)])
+        sizes = PageSizes(heads, (width, value_width), PAGE)
+        return cls(sizes, store.keys.new_empty(0), [_Row() for _ in range(rows)])
 
     def __del__(self) -> None:
         for row in self._rows:
@@ -110,10 +116,10 @@ class Paged(Store):
         end = arrival.end
         positions = arrival.once(("slots", end), lambda: torch.arange(end, device=keys.device)[None])
         if any(arrival.past):
-            found = self.gathered(end)
+            keys, values = self.gathered(end)
         else:  # what has just been written is all there is
-            found = tuple(t.narrow(2, 0, end).to(self.like.dtype) for t in (keys, values))
-        return View(*found, positions, in_place=True)
+            keys, values = (t.narrow(2, 0, end).to(self.like.dtype) for t in (keys, values))
+        return View(keys, values, positions, in_place=True)
 
     def room(self, arrival: Arrival) -> Tensor:
         """Addresses of the pages of each row (B, W), int64, for code that writes its new positions itself; 0 where a
@@ -165,9 +171,10 @@ class Paged(Store):
             self._rows[place] = row = _Row(row.pages)
             row.holders = 1
         for i in range(first, len(row.pages)):
-            if row.pages[i].holders > 1:
-                row.pages[i].holders -= 1
-                self._put(place, i, row.pages[i].data.clone())
+            page = row.pages[i]
+            if page.holders > 1:
+                self._put(place, i, page.data.clone())
+                page.holders -= 1
         for i in range(len(row.pages), count):
             self._put(place, i, self.like.new_zeros(self.sizes.total))
 
@@ -184,7 +191,8 @@ class Paged(Store):
     def map(self, change: Callable[[Tensor], Tensor]) -> Paged:
         like = change(self.like)
         pages = {id(page): Page(change(page.data)) for page in self._pages()}
-        rows = {id(row): _Row([pages[id(page)] for page in row.pages]) for row in self._rows}
+        own = {id(row): row for row in self._rows}
+        rows = {known: _Row([pages[id(page)] for page in row.pages]) for known, row in own.items()}
         return Paged(self.sizes, like, [rows[id(row)] for row in self._rows])
 
     def tensors(self) -> Iterator[Tensor]:
@@ -197,7 +205,7 @@ class Paged(Store):
         yield from {id(page): page for row in self._rows for page in row.pages}.values()
 
     def rows(self, index: Tensor) -> Paged:
-        return Paged(self.sizes, self.like, [self._rows[row] for row in index.tolist()])
+        return Paged(self.sizes, self.like, [self._rows[row] for row in Counts.of(index)])
 
     def one_row(self, row: int, length: int | None = None) -> Paged:
         return Paged(self.sizes, self.like, [self._rows[row]])

@@ -33,16 +33,11 @@ class Store(ABC):
     """Base class of KV caches: keys and values of the positions that B rows have read.
 
     Mixers call ``append`` alone and attend to the view that it returns; the slots of positions are internal to the
-    store. So other stores fit without a change in a mixer, by another choice in ``new_store``:
-
-    - Paged: a pool of pages (P, H, page, D) that all rows and layers may share, and a page table per row. ``append``
-      takes a free page where a row needs one and gathers the row's pages for the view; ``rows`` and ``join`` copy
-      tables, not pages, and count references; ``cut`` returns pages; ``nbytes`` counts each page once.
-    - Quantised: 8-bit codes with a scale per position. ``append`` encodes what is new and decodes it in the view; all
-      other methods apply to codes and scales alike.
+    store. So other stores fit without a change in a mixer. ``qkv.state.pages`` has one whose rows share memory; one of
+    8-bit codes with a scale per position would encode what is new in ``append`` and decode it in the view.
 
     Stores are changed in place by ``append`` and ``overwrite``, and shared by nothing else: ``rows`` and ``join`` copy
-    what a later ``append`` may write to.
+    what a later ``append`` may write to, at the latest before it does.
     """
 
     @abstractmethod
