@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
 import re
+import weakref
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -32,6 +34,8 @@ from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation, Speculation
 from qkv.spec.tokenizers import Characters
 from qkv.state import pages
+from qkv.state.pages import MemoryPage
+from qkv.system import compiler
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
 
@@ -369,6 +373,41 @@ def test_cancelled_and_expired_requests_free_their_state_at_once() -> None:
     assert queue.idle
     queue.cancel(first)  # it has ended
     assert queue.idle
+
+
+def test_no_page_outlives_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finished, cancelled, expired or failed, beside states that are kept; without a garbage collection."""
+    alive, original = weakref.WeakSet[MemoryPage](), MemoryPage.__init__
+
+    def noted(page: MemoryPage, data: torch.Tensor) -> None:
+        original(page, data)
+        alive.add(page)
+
+    monkeypatch.setattr(MemoryPage, "__init__", noted)
+    monkeypatch.setattr(pages, "PAGE", 4)
+    clock, failed = Clock(), False
+    queue = queue_of(model("rope"), clock=clock, keep=1 << 20, speculator=look_up())
+    gc.disable()
+    try:
+        for ends in ("finished", "cancelled", "deadline", "failed"):
+            deadline = clock.now + 1 if ends == "deadline" else None
+            numbers = [queue.submit(Request([*range(1, 20), i], SETTINGS[0], deadline=deadline)) for i in range(3)]
+            for _ in range(3):
+                queue.step()
+            assert bool(alive) == (compiler.compiler() is not None)
+            if ends == "cancelled":
+                list(map(queue.cancel, numbers))
+            clock.now += 2
+            if ends == "failed":
+                queue._fail(RuntimeError("broken"))
+                failed = not alive
+            list(until_idle(queue))
+            assert sum(page.data.nbytes for page in alive) <= queue.prefixes.nbytes
+            queue.prefixes.shrink(0)
+            assert not alive, ends
+    finally:
+        gc.enable()
+    assert failed
 
 
 @pytest.mark.parametrize("scheme", ["characters", "bytes", "words", "bpe"])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.masks import Causal, Sites
-from qkv.ops.native.pages import MOST, PageTable, Scoring, attention, suits
+from qkv.ops.native.pages import MOST, PageTable, ScoreTerms, attention, suits
 from qkv.system import compiler
 
 needs_native = pytest.mark.skipif(compiler.compiler() is None, reason="there is no C++ compiler here")
@@ -47,11 +47,11 @@ SIZES = [
     Size(8, 4, 32, 80, 16, (100, 1), (MOST, 2)),
 ]
 TERMS = {
-    "plain": Scoring(0.3),
-    "slopes": Scoring(0.3, slopes=torch.linspace(0.02, 0.4, 8)),
-    "softcap": Scoring(0.8, softcap=1.5),
-    "sink": Scoring(0.3, sink=torch.linspace(-2, 3, 8)),
-    "all": Scoring(0.5, 2.0, torch.linspace(0.02, 0.4, 8), torch.linspace(-2, 3, 8)),
+    "plain": ScoreTerms(0.3),
+    "slopes": ScoreTerms(0.3, slopes=torch.linspace(0.02, 0.4, 8)),
+    "softcap": ScoreTerms(0.8, softcap=1.5),
+    "sink": ScoreTerms(0.3, sink=torch.linspace(-2, 3, 8)),
+    "all": ScoreTerms(0.5, 2.0, torch.linspace(0.02, 0.4, 8), torch.linspace(-2, 3, 8)),
 }
 
 
@@ -87,7 +87,7 @@ def sample(size: Size) -> tuple[tuple[Tensor, Tensor, Tensor], list[Tensor], Pag
     return new, pages, PageTable(table, size.page), held
 
 
-def expected(q: Tensor, held: Held, row: int, how: Scoring) -> Tensor:
+def expected(q: Tensor, held: Held, row: int, how: ScoreTerms) -> Tensor:
     """Outputs (H, n, Dv) of the new positions of a row."""
     past, after = held.past[row], held.after[row]
     steps = torch.arange(after)[None]
@@ -99,7 +99,7 @@ def expected(q: Tensor, held: Held, row: int, how: Scoring) -> Tensor:
     return by_loops(own[0], own[1], own[2], problem)[0]
 
 
-def worst_error(size: Size, how: Scoring) -> float:
+def worst_error(size: Size, how: ScoreTerms) -> float:
     (q, k, v), pages, table, held = sample(size)
     slopes, sink = (None if t is None else t[: size.heads] for t in (how.slopes, how.sink))
     found = attention(q, k, v, table, held.past, held.after, how._replace(slopes=slopes, sink=sink))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from qkv.state import pages
 from qkv.state.arrival import Arrival, Counts
-from qkv.state.pages import Page, Paged
+from qkv.state.pages import MemoryPage, Paged
 from qkv.state.store import Dense, new_store
 from qkv.state.tree import join, map_tensors, nbytes, one_row, overwrite, rows
 
@@ -26,15 +26,15 @@ PAGE = 8 * HEADS * SIZE * sum(WIDTHS)
 
 
 @pytest.fixture(autouse=True)
-def alive(monkeypatch: pytest.MonkeyPatch) -> Iterator[weakref.WeakSet[Page]]:
+def alive(monkeypatch: pytest.MonkeyPatch) -> Iterator[weakref.WeakSet[MemoryPage]]:
     """All pages that exist; after the test none may be left."""
-    found, original = weakref.WeakSet[Page](), Page.__init__
+    found, original = weakref.WeakSet[MemoryPage](), MemoryPage.__init__
 
-    def noted(self: Page, data: Tensor) -> None:
+    def noted(self: MemoryPage, data: Tensor) -> None:
         original(self, data)
         found.add(self)
 
-    monkeypatch.setattr(Page, "__init__", noted)
+    monkeypatch.setattr(MemoryPage, "__init__", noted)
     monkeypatch.setattr(pages, "PAGE", SIZE)
     yield found
     gc.collect()
@@ -156,7 +156,7 @@ def test_whatever_happens_rows_hold_what_dense_ones_do(seed: int) -> None:
         assert_counted([both.pages for both in several])
 
 
-def test_a_row_takes_pages_for_its_own_positions_only(alive: weakref.WeakSet[Page]) -> None:
+def test_a_row_takes_pages_for_its_own_positions_only(alive: weakref.WeakSet[MemoryPage]) -> None:
     store = written(paged(3), [0, 0, 0], [1, 4, 30])
     assert nbytes(store) == (1 + 1 + 8) * PAGE
     assert len(alive) == 10
@@ -175,7 +175,7 @@ def test_forks_share_pages_until_they_write() -> None:
     assert nbytes(forked) == (2 + 3) * PAGE, "the last one with the third page wrote there itself"
 
 
-def test_rows_that_stay_are_not_copied(alive: weakref.WeakSet[Page]) -> None:
+def test_rows_that_stay_are_not_copied(alive: weakref.WeakSet[MemoryPage]) -> None:
     """Rows that leave and join move no page, and those that stay write on where they are."""
     store = written(paged(3), [0, 0, 0], [6, 9, 3])
     before = {id(page) for page in alive}

@@ -66,6 +66,7 @@ class Attention(KeyValueAttention):
 
     @property
     def reads_pages(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """True under a causal mask, of scores that the kernel of pages knows, in its precision and on its device."""
         known = isinstance(self.mask, Causal) and self.relative.only_slopes and self.shape is None
         return known and self.part.top_k is None and pages.available(self.like())
 
@@ -89,7 +90,7 @@ class Attention(KeyValueAttention):
         arrival = context.arrival
         assert arrival is not None
         table = pages.PageTable(state.room(arrival), state.sizes.positions)
-        how = pages.Scoring(self.scale, self.part.softcap, self.relative.slopes(q, self.scale), self.sink)
+        how = pages.ScoreTerms(self.scale, self.part.softcap, self.relative.slopes(q, self.scale), self.sink)
         return pages.attention(q, k, v, table, arrival.past, arrival.after, how)
 
     def _problem(self, q: Tensor, sites: Sites, context: Context) -> AttentionProblem:

@@ -58,7 +58,7 @@ def room_for(length: int) -> int:
     return pages_for(length, PAGE) * PAGE
 
 
-class Page:
+class MemoryPage:
     """Memory of a page. holders: number of rows that have it."""
 
     __slots__ = ("__weakref__", "data", "holders")
@@ -72,7 +72,7 @@ class _Row:
 
     __slots__ = ("holders", "pages")
 
-    def __init__(self, pages: Sequence[Page] = ()):
+    def __init__(self, pages: Sequence[MemoryPage] = ()):
         self.pages, self.holders = list(pages), 0
         for page in pages:
             page.holders += 1
@@ -180,7 +180,7 @@ class Paged(Store):
 
     def _put(self, place: int, i: int, data: Tensor) -> None:
         """Let the ``i``-th page of a row, or the one after its last, be a new one."""
-        page = Page(data)
+        page = MemoryPage(data)
         page.holders = 1
         self._rows[place].pages[i : i + 1] = [page]
         if self._addresses is not None and i < self._addresses.shape[1]:
@@ -190,7 +190,7 @@ class Paged(Store):
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Paged:
         like = change(self.like)
-        pages = {id(page): Page(change(page.data)) for page in self._pages()}
+        pages = {id(page): MemoryPage(change(page.data)) for page in self._pages()}
         own = {id(row): row for row in self._rows}
         rows = {known: _Row([pages[id(page)] for page in row.pages]) for known, row in own.items()}
         return Paged(self.sizes, like, [rows[id(row)] for row in self._rows])
@@ -200,7 +200,7 @@ class Paged(Store):
         for page in self._pages():
             yield page.data
 
-    def _pages(self) -> Iterator[Page]:
+    def _pages(self) -> Iterator[MemoryPage]:
         """Iterate over the pages of all rows, each once."""
         yield from {id(page): page for row in self._rows for page in row.pages}.values()
 

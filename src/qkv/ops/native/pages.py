@@ -30,7 +30,7 @@ class PageTable(NamedTuple):
     size: int
 
 
-class Scoring(NamedTuple):
+class ScoreTerms(NamedTuple):
     """Scores of queries and keys: scale · q k^T, c · tanh(s / c) with a soft cap c, minus slope (H) · (i - j).
 
     sink (H): logit per head that takes weight and has no value.
@@ -59,7 +59,7 @@ def suits(q: Tensor) -> bool:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, table: PageTable, past: Sequence[int], after: Sequence[int], how: Scoring
+    q: Tensor, k: Tensor, v: Tensor, table: PageTable, past: Sequence[int], after: Sequence[int], how: ScoreTerms
 ) -> Tensor:
     """Outputs O (B, H, N, Dv) of queries q (B, H, N, Dk), after k (B, G, N, Dk) and v (B, G, N, Dv) were stored.
 
@@ -72,7 +72,7 @@ def attention(
     y = q.new_zeros(batch, count, heads, value_width)
     strides = [stride for t in (q, k, v) for stride in t.stride()[:3]]
     whole = kv_heads * (width + value_width) * sum(after)
-    slopes, sink = (None if t is None else t.float().contiguous() for t in (how.slopes, how.sink))
+    slopes, sink = (None if t is None else t.to(torch.float32).contiguous() for t in (how.slopes, how.sink))
     functions = _loaded()
     assert not isinstance(functions, str), functions
     functions.qkv_pages(
