@@ -96,12 +96,13 @@ struct Bf16 {
     static long width(long inner) { return (inner + COUNT - 1) / COUNT * STEP; }
 
     static void prepare(const float *x, long inner, char *to) {
-        float *packed = (float *)to;
-        for (long begin = 0; begin < inner; begin += COUNT)
-            for (long i = 0; i < COUNT; i++) {
-                const long from = begin + i % LANES * 2 + i / LANES;
-                *packed++ = from < inner ? x[from] : 0.0f;
-            }
+        for (long i = 0; i < inner; i += COUNT, to += STEP) {
+            float step[COUNT] = {};
+            std::memcpy(step, x + i, std::min(COUNT, inner - i) * sizeof *x);
+            float packed[COUNT];
+            for (long j = 0; j < LANES; j++) packed[j] = step[2 * j], packed[LANES + j] = step[2 * j + 1];
+            std::memcpy(to, packed, STEP);
+        }
     }
     template <int V> static INLINE Floats read(const char *from) {
         const Words pairs = load<Words>(from);
@@ -115,24 +116,25 @@ struct Bf16 {
 };
 #endif
 
-// R rows of x, from the row ``first``, times K rows of W, from the row ``row``. A number of y has the same value for all K
-// and R. ``next`` is fetched meanwhile, ``share`` bytes for each step.
+// R rows of x, from the row ``first``, times K rows of W, from the row ``row`` and ``apart`` rows from each other. A number
+// of y has the same value for all K and R. ``next`` is fetched meanwhile, ``share`` bytes for each step.
 template <class W, bool MANY, int K, int R>
-static INLINE void multiply_rows(const Product &job, long row, long first, const char *next, long share) {
+static INLINE void multiply_rows(const Product &job, long row, long first, const char *next, long share, long apart = 1) {
     const long whole = job.inner / W::COUNT, rest = job.inner % W::COUNT, width = W::width(job.inner);
+    const long stride = job.stride * apart;
     const char *from = job.weights + row * job.stride, *x = job.prepared + first * width;
     Floats sum[K][R] = {};
-    constexpr long ONCE = K * R == 1 ? UNROLLED : 1;  // with few instructions per load, processors load further ahead
+    constexpr long ONCE = R == 1 && K < 4 ? 4 : 1;  // with few instructions per load, processors load further ahead
     const char *const end = from + whole * W::BYTES, *const last_of_many = from + whole / ONCE * ONCE * W::BYTES;
     const char *fetched = next;
     for (; from < last_of_many; from += ONCE * W::BYTES, x += ONCE * W::STEP) {
         for (next += share; fetched < next; fetched += 64) __builtin_prefetch(fetched, 0, 2);
-        times<ONCE>(OF(i) { W::template add<MANY>(from + i * W::BYTES, job.stride, x + i * W::STEP, width, sum); });
+        times<ONCE>(OF(i) { W::template add<MANY>(from + i * W::BYTES, stride, x + i * W::STEP, width, sum); });
     }
-    for (; from < end; from += W::BYTES, x += W::STEP) W::template add<MANY>(from, job.stride, x, width, sum);
+    for (; from < end; from += W::BYTES, x += W::STEP) W::template add<MANY>(from, stride, x, width, sum);
     if (rest) {
         char last[K * W::BYTES] = {};
-        times<K>(OF(k) { std::memcpy(last + k * W::BYTES, from + k * job.stride, rest * W::BYTES / W::COUNT); });
+        times<K>(OF(k) { std::memcpy(last + k * W::BYTES, from + k * stride, rest * W::BYTES / W::COUNT); });
         W::template add<MANY>(last, W::BYTES, x, width, sum);
     }
     float found[R][K];
@@ -140,7 +142,10 @@ static INLINE void multiply_rows(const Product &job, long row, long first, const
     else times<R>(OF(r) { times<K>(OF(k) { found[r][k] = total(sum[k][r]); }); });
     times<R>(OF(r) {
         float *const y = job.y + (first + r) * job.outer + row;
-        times<K>(OF(k) { y[k] = found[r][k] + (job.bias ? job.bias[row + k] : 0.0f) + (job.adds ? y[k] : 0.0f); });
+        const float *const bias = job.bias ? job.bias + row : nullptr;
+        times<K>(OF(k) {
+            y[k * apart] = found[r][k] + (bias ? bias[k * apart] : 0.0f) + (job.adds ? y[k * apart] : 0.0f);
+        });
     });
 }
 
@@ -175,7 +180,10 @@ template <class W, long = W::COUNT> static void multiply_tiles(const Product &jo
         for (; row + HEIGHT <= end; row += HEIGHT) multiply_block<W, true>(job, row, row + HEIGHT);
     else if (job.rows > 1)
         for (; row + HEIGHT <= end; row += HEIGHT) multiply_block<W, false>(job, row, row + HEIGHT);
-    for (; row < end; row++)
+    // One row of x: two streams, far from each other, so that a sum waits less for itself.
+    const long half = job.rows == 1 ? (end - row) / 2 : 0;
+    for (long i = 0; i < half; i++) multiply_rows<W, false, 2, 1>(job, row + i, 0, nullptr, 0, half);
+    for (row += 2 * half; row < end; row++)
         for (long first = 0; first < job.rows; first++) multiply_rows<W, false, 1, 1>(job, row, first, nullptr, 0);
 }
 
