@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,7 @@ def test_every_decoder_is_written_exactly_or_refused_with_one_sentence(case: Cas
     if not known or refused(case):
         with pytest.raises(UserError) as raised:
             save_gguf(ours.model, tmp_path / "a.gguf", family=ours.family)
-        assert "llama.cpp has no" in str(raised.value) or "qkv writes GGUF for" in str(raised.value)
+        assert re.search("llama.cpp has no|qkv writes GGUF for|does not store", str(raised.value))
         assert not (tmp_path / "a.gguf").exists()
         return
     save_gguf(ours.model, tmp_path / "a.gguf", family=ours.family)
@@ -258,10 +259,11 @@ def test_bad_files_are_refused_with_one_sentence(
             {"architecture": "gpt3"},
             "the architecture is 'gpt3', which qkv does not know; did you mean 'gpt2'",
         ),
-        "missing": ({"drop": "blk.1.ffn_up.bias"}, "lacks the tensor 'transformer.h.1.mlp.c_fc.bias'"),
+        "missing": ({"drop": "blk.1.ffn_up.bias"}, "lacks the tensor 'blk.1.ffn_up.bias'"),
+        "missing norm": ({"drop": "blk.1.attn_norm.weight"}, "lacks the tensor 'blk.1.attn_norm.weight'"),
         "table": ({"drop": "token_embd.weight"}, "lacks the tensor 'token_embd.weight'"),
         "layers": ({"block_count": 10**9}, "gpt2.block_count is 1,000,000,000, but the file has only"),
-        "sizes": ({"feed_forward_length": 7}, "'transformer.h.0.mlp.c_fc.weight' has the shape"),
+        "sizes": ({"feed_forward_length": 7}, "'blk.0.ffn_up.weight' has the shape"),
     }
     for name, (changed, said) in made.items():
         file = by_hand(tmp_path / f"{name}.gguf", gpt2, **changed)
@@ -306,11 +308,18 @@ def test_export_writes_a_file_that_generates_the_same_words(
 
 
 def test_models_that_llama_cpp_cannot_run_are_refused(tmp_path: Path) -> None:
+    neox = next(case for case in every_case() if case.name.startswith("neox") and case.config.hidden_act == "gelu_new")
+    neox.model(neox.config).save_pretrained(tmp_path / "neox")
     linear = qkv.Model.parse({**SQUARE, "blocks": [{"branches": ["linear_attention(4)", "feed_forward"]}]})
     case = next(case for case in every_case() if case.name == "gpt2-classes")
     case.model(case.config).save_pretrained(tmp_path / "hf")
     for model, said in (
         (qkv.build(linear), "llama.cpp has no architecture for this model"),
+        (
+            load_published(tmp_path / "neox").model,
+            "a GGUF file of the architecture 'gptneox' does not store hidden_act: it always means 'gelu', "
+            "and this model has 'gelu_new'; export it with --format hf",
+        ),
         (load_published(tmp_path / "hf").model, "llama.cpp generates text, and this GPT-2 has a head of the kind"),
     ):
         with pytest.raises(UserError, match=said):
@@ -320,7 +329,7 @@ def test_models_that_llama_cpp_cannot_run_are_refused(tmp_path: Path) -> None:
         broken.get_parameter("blocks.0.branches.1.body.up.weight")[0, 0] = torch.nan
     with pytest.raises(UserError, match=r"blk\.0\.ffn_up\.weight has weights that are not finite"):
         save_gguf(broken, tmp_path / "a.gguf")
-    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+    assert {path.name for path in tmp_path.iterdir()} == {"hf", "neox"}
 
 
 def test_rows_that_are_no_multiple_of_a_block_are_kept_in_fp16(tmp_path: Path) -> None:

@@ -220,6 +220,11 @@ def check_kept(layout: GGUFLayout, config: Values, header: Header, factors: np.n
     ours, theirs = (_settings(values) for values in (config, values_of(header, factors, layout)))
     for key in ours.keys() | theirs.keys():
         if ours.get(key) != theirs.get(key):
+            if key in layout.built_in:
+                raise UserError(
+                    f"a GGUF file of the architecture {layout.name!r} does not store {key}: it always means "
+                    f"{quoted(theirs.get(key))}, and this model has {quoted(ours.get(key))}; export it with --format hf"
+                )
             raise UserError(
                 f"llama.cpp has no model with {key} {quoted(ours.get(key))} in its architecture {layout.name!r}, "
                 f"only with {quoted(theirs.get(key))}; export it with --format hf"

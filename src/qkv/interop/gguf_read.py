@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qkv.interop.folder import Stored
 from qkv.interop.gguf_config import FACTORS, names_of, values_of
-from qkv.interop.gguf_layouts import LAYOUTS, Values, cut_of_change, layout_of
+from qkv.interop.gguf_layouts import LAYOUTS, GGUFLayout, Values, cut_of_change, layout_of
 from qkv.interop.mapped import MappedFile, mapped
 from qkv.interop.mapping.ways import Cut, Way
 from qkv.interop.registry import FAMILIES
@@ -100,15 +100,23 @@ def gguf_values(file: Path) -> dict[str, Any]:
     return values_of(found, None if factors is None else _entry(found, factors, None).read().numpy())
 
 
+def gguf_names(values: Values) -> dict[str, str]:
+    """Name in GGUF of each tensor of the model by its published name. ``values``: result of ``gguf_values``."""
+    layout = _layout(values)
+    return names_of(layout, values[next(key.config for key in layout.keys if key.name == "block_count")])
+
+
+def _layout(values: Values) -> GGUFLayout:
+    family = next(family for family in FAMILIES if values["model_type"] in family.model_types)
+    return layout_of(family.name) or LAYOUTS[0]
+
+
 def gguf_tensors(file: Path, values: Values, copy: bool = True) -> dict[str, Stored]:
     """Tensors of a GGUF file by published name, not yet read. ``values``: result of ``gguf_values``; ``copy`` False:
     memory-map the file. Tensors that no name of the family stands for keep theirs. Raises ``UserError``.
     """
-    found = header(file)
-    family = next(family for family in FAMILIES if values["model_type"] in family.model_types)
-    layout = layout_of(family.name) or LAYOUTS[0]
-    layers = sum(1 for name in found.tensors if name.endswith(".attn_norm.weight"))
-    names = {stored: published for published, stored in names_of(layout, layers).items()}
+    found, layout = header(file), _layout(values)
+    names = {stored: published for published, stored in gguf_names(values).items()}
     source = None if copy else mapped(file)
     tensors = dict[str, Stored]()
     for name, stored in found.tensors.items():

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -111,7 +111,7 @@ def read_published(
     spec = read_spec(family, architecture, config)
     processor = read_processor(folder, spec)
     model, precision = _empty(sized_for(spec, processor), folder), _precision(dtype, stored)
-    ignored = fill(model, family, architecture, stored, precision, str(folder))
+    ignored = fill(model, family, architecture, stored, precision, Origin(folder, found.names()))
     _watch(model, stored)
     tokenizer = _tokenizer(found.tokenizer_folder)
     return PublishedModel(
@@ -154,18 +154,32 @@ def _empty(spec: Model, folder: Path) -> Transformer:
         ) from None
 
 
+class Origin(NamedTuple):
+    """Checkpoint in messages: its path, and its own name of each tensor that has another than the published one."""
+
+    path: Path
+    names: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def own(self, name: str) -> str:
+        """Name in the checkpoint of the tensor with the published ``name``."""
+        return self.names.get(name, name)
+
+
 def fill(
     model: nn.Module,
     family: Family,
     architecture: str,
     stored: Mapping[str, Stored],
     dtype: torch.dtype | None,
-    source: str,
+    source: Origin,
 ) -> list[tuple[str, str]]:
     """Load the stored tensors into ``model`` one by one; return (name, reason) of each tensor that is ignored.
 
-    ``dtype``: of the loaded tensors, None for as stored; ``source``: name of the checkpoint, for errors. Raises
-    ``UserError`` for a tensor that is missing, unexpected, or not of the shape that the config gives.
+    ``dtype``: of the loaded tensors, None for as stored; ``source``: the checkpoint, for errors. Raises ``UserError``
+    for a tensor that is missing, unexpected, or not of the shape that the config gives.
     """
     said = family.architectures[architecture]
     rows, reasons = family.rows(architecture), {**family.ignored, **said.ignored, **said.kept, **said.zeros}
@@ -200,7 +214,11 @@ def _shared(model: nn.Module, found: Sequence[Match]) -> tuple[list[Match], list
 
 
 def _ignored(
-    stored: Mapping[str, Stored], first: Sequence[Match], tied: Sequence[Match], reasons: Mapping[str, str], source: str
+    stored: Mapping[str, Stored],
+    first: Sequence[Match],
+    tied: Sequence[Match],
+    reasons: Mapping[str, str],
+    source: Origin,
 ) -> list[tuple[str, str]]:
     wanted = {name for match in first for name in match.theirs}
     again = {name for match in tied for name in match.theirs} - wanted
@@ -213,12 +231,13 @@ def _ignored(
             ignored.append((name, reason))
     missing = sorted(wanted - stored.keys())
     if missing:
+        name = source.own(missing[0])
         raise UserError(
-            f"{source} lacks the tensor {missing[0]!r}{_more(missing)}, which its config requires; "
-            f"{_near(missing[0], set(unexpected))}"
+            f"{source} lacks the tensor {name!r}{_more(missing)}, which its config requires; "
+            f"{_near(name, set(unexpected))}"
         )
     if unexpected:
-        expected = _near(unexpected[0], wanted)
+        expected = _near(unexpected[0], {source.own(name) for name in wanted})
         raise UserError(
             f"{source} holds the tensor {unexpected[0]!r}{_more(unexpected)}, which its config does not use; {expected}"
         )
@@ -245,19 +264,19 @@ def _near(name: str, known: Mapping[str, Any] | set[str]) -> str:
     return clause if clause.startswith("did you mean") else "no known name is close to it"
 
 
-def _check(match: Match, shape: torch.Size, stored: Mapping[str, Stored], source: str) -> None:
+def _check(match: Match, shape: torch.Size, stored: Mapping[str, Stored], source: Origin) -> None:
     parts = match.way.outward(torch.empty(shape, device="meta"), match.cut)
     for name, part in zip(match.theirs, parts, strict=True):
         if stored[name].shape != tuple(part.shape):
             given = f"{list(stored[name].shape)}, but its config requires {list(part.shape)}"
-            raise UserError(f"{source}: the tensor {name!r} has the shape {given}")
+            raise UserError(f"{source}: the tensor {source.own(name)!r} has the shape {given}")
 
 
-def _check_zeros(zeros: Mapping[str, str], stored: Mapping[str, Stored], source: str) -> None:
+def _check_zeros(zeros: Mapping[str, str], stored: Mapping[str, Stored], source: Origin) -> None:
     for name, reason in zeros.items():
         if name in stored and bool(stored[name].read().any()):
             raise UserError(
-                f"{source}: the tensor {name!r} holds values other than 0, which qkv does not support; "
+                f"{source}: the tensor {source.own(name)!r} holds values other than 0, which qkv does not support; "
                 f"it supports {reason}"
             )
 
@@ -267,7 +286,7 @@ def _check_tied(
     found: tuple[Sequence[Match], Sequence[Match]],
     stored: Mapping[str, Stored],
     dtype: torch.dtype | None,
-    source: str,
+    source: Origin,
 ) -> None:
     """Raise ``UserError`` if a file stores a shared tensor under two names with different values. ``found``: the result
     of ``_shared``.
@@ -279,8 +298,8 @@ def _check_tied(
         for name, part in zip(match.theirs, match.way.outward(tensors[match.ours].detach(), match.cut), strict=True):
             if name in stored and not torch.equal(_cast(stored[name].read(), dtype), part):
                 raise UserError(
-                    f"{source}: {name!r} and {owner!r} are one shared tensor in qkv's model of this config, "
-                    "but their values differ"
+                    f"{source}: {source.own(name)!r} and {source.own(owner)!r} are one shared tensor in qkv's model of "
+                    "this config, but their values differ"
                 )
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from qkv.interop import hub
 from qkv.interop.adapted import StoredAdapter, adapted_tensors, adapted_values, base_of, read_adapter, task_of
 from qkv.interop.folder import Stored, read_json, stored_tensors
-from qkv.interop.gguf_read import gguf_tensors, gguf_values
+from qkv.interop.gguf_read import gguf_names, gguf_tensors, gguf_values
 from qkv.interop.mapping.config import Config, Held
 from qkv.interop.mapping.family import Family, choose
 from qkv.interop.places import ADAPTER_CONFIG, CONFIG, INDEX, WEIGHTS, is_published, may_be_name
@@ -44,6 +44,10 @@ class Opened(NamedTuple):
     def tokenizer_folder(self) -> Path:
         """Folder of the tokenizer: that of the adapter if it holds one."""
         return self.adapter.folder if self.adapter and holds_tokenizer(self.adapter.folder) else self.folder
+
+    def names(self) -> dict[str, str]:
+        """Name of each tensor of a GGUF file by its published name; empty for a folder."""
+        return gguf_names(self.values) if is_gguf(self.folder) else {}
 
     def tensors(self, pickles: bool = False, copy: bool = True) -> dict[str, Stored]:
         """Stored tensors by name, see ``stored_tensors``, with the adapter applied. Raises ``UserError``."""
