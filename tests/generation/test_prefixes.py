@@ -19,6 +19,8 @@ from qkv.generation.sample import generate
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.generation import Generation
+from qkv.state import pages
+from qkv.system import compiler
 
 GREEDY = Generation(max_new_tokens=6, temperature=0)
 DRAWN = Generation(max_new_tokens=6, temperature=0.9, top_p=0.95, seed=3)
@@ -160,6 +162,32 @@ def test_kept_states_leave_the_budget_to_requests() -> None:
     queue.step()
     assert queue.prefixes.nbytes == 0, "the request needs all of it"
     assert 0 < running(queue) <= budget
+
+
+@pytest.mark.skipif(compiler.compiler() is None, reason="no kernel reads pages")
+def test_the_budget_counts_pages_that_running_texts_share_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget for four texts apart takes more that share a beginning, which is kept until they have it."""
+    monkeypatch.setattr(pages, "PAGE", 4)
+    m, long = model("rope"), [*SYSTEM, *SYSTEM, *SYSTEM]
+    settings = GREEDY.changed(max_new_tokens=40)
+    requests = [Request([*long, row, 3, row], settings) for row in range(6)]
+    queue = queue_of(m)
+    for request in requests:
+        queue.submit(request)
+    budget = queue._needed(list(queue._waiting)[:4])
+    queue, found, most = queue_of(m, budget=budget), dict[int, list[int]](), list[int]()
+    queue.submit(Request(long, GREEDY))
+    while not queue.idle:
+        queue.step()
+    for request in requests:
+        queue.submit(request)
+    while not queue.idle:
+        for piece in queue.step():
+            found.setdefault(piece.number - 1, []).extend(piece.tokens)
+        most.append(queue.running)
+        assert running(queue) + queue.prefixes.nbytes <= budget
+    assert max(most) == 5, "and the kept state, which the budget counts by itself"
+    assert found == {i: generate(m, [request.prompt], settings)[0] for i, request in enumerate(requests)}
 
 
 def test_a_text_whose_context_slides_is_read_from_its_start() -> None:

@@ -87,12 +87,24 @@ class Prefixes:
     def take(self, shared: SharedPrefix) -> State:
         """Copy of the state of a shared beginning, one row."""
         kept, length = shared
-        self._kept.remove(kept)
-        self._kept.append(kept)
+        self._use(kept)
         self.hits += 1
         self.tokens += length
         state = one_row(kept.state, 0, self._room(length))
         return state if length == len(kept.tokens) else self.model.rewind(state, torch.tensor([length]))
+
+    def hold(self, tokens: Sequence[int]) -> int:
+        """Bytes of the state with which a text begins, which is now removed last; 0 if none is kept."""
+        shared = self.find(tokens)
+        if shared is None:
+            return 0
+        self._use(shared.kept)
+        return nbytes(shared.kept.state)
+
+    def _use(self, kept: KeptPrefix) -> None:
+        """Let a state be the most recently used one."""
+        self._kept.remove(kept)
+        self._kept.append(kept)
 
     def parting(self, tokens: Sequence[int], read: int) -> int | None:
         """Number of tokens, more than ``read``, after which a text parts from one that was read lately; None if the
@@ -114,8 +126,7 @@ class Prefixes:
             return
         for kept in self._kept:
             if self._serves(kept.tokens, tokens):
-                self._kept.remove(kept)
-                self._kept.append(kept)
+                self._use(kept)
                 return
         if self.model.rewindable:  # its beginnings are part of the new state
             self._kept, self._nbytes = [kept for kept in self._kept if not self._serves(tokens, kept.tokens)], None

@@ -12,8 +12,11 @@ positions, and never moves. All other states have slots in a batch.
 The budget bounds the bytes of the decoding states, copies included: rows that join, leave or grow have their slots
 copied, so that two states exist for a moment. For rows r = 1 … R that may reach n_r positions, n at most, this is
 
-    Σ_r p(n_r) + c R (s(n) + m e)    p: pages of a row        s: slots of a row with room for n positions    c = 2
-                                     m: longest source        e: bytes per position of a source
+    Σ_r p(n_r) - f + c R (s(n) + m e)    p: pages of a row    s: slots of a row with room for n positions    c = 2
+                                         m: longest source    e: bytes per position of a source
+
+f: full pages that rows share now, and keep until they end: 0 beside a row whose context slides, which is read anew, and
+for a model whose state cannot drop positions.
 
 Proposals are read at positions that the request may reach anyway. To take rejected ones back from a state that cannot
 drop positions, a copy of it is kept, joined and selected from: c = 5 for such a model, whose row and its copy also
@@ -45,7 +48,8 @@ from qkv.layers.signal import Signal
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
-from qkv.state.tree import nbytes
+from qkv.state.pages import Paged, shared_bytes
+from qkv.state.tree import nbytes, stores
 from qkv.tokenizers.tokenizer import Tokenizer
 
 Finish = Literal["stop", "length", "cancelled", "deadline", "refused", "failed"]
@@ -260,8 +264,12 @@ class RequestQueue:
 
     def _positions(self, request: Request) -> int:
         """Maximum number of positions in the state of a request."""
-        needed = len(request.prompt) + max(0, request.generation.max_new_tokens - 1)
+        needed = _most_tokens(request)
         return needed if self.model.limit is None else min(needed, self.model.limit)
+
+    def _slides(self, own: _Waiting) -> bool:
+        """True if the text may become longer than the model's context."""
+        return own.positions < _most_tokens(own.request)
 
     def _empty(self) -> Sampling:
         """Batch without rows."""
@@ -272,23 +280,43 @@ class RequestQueue:
 
     def _admit(self) -> None:
         """Admit waiting requests, and keep states of others in what they leave of the budget."""
-        self._admit_waiting()
-        if self.budget is not None and shares(self.model):
-            left = self.budget - (self._needed(self._running.values()) if self._running else 0)
+        if self.budget is None:
+            self._admit_waiting(None)
+            return
+        most = self.budget + self._shared_bytes()
+        self._admit_waiting(most)
+        if shares(self.model):
+            left = most - (self._needed(self._running.values()) if self._running else 0)
             self.prefixes.most = min(self.keep, left)
             self.prefixes.shrink(self.prefixes.most)
 
-    def _admit_waiting(self) -> None:
-        """Admit waiting requests in order, as far as budget and batch size allow."""
+    def _shared_bytes(self) -> int:
+        """Bytes of pages that ``_needed`` counts for several running requests, and that stay shared until these end."""
+        if not self.model.rewindable or any(map(self._slides, self._running.values())):
+            return 0
+        held = (store for state in self._sampling.engine.states for store in stores(state))
+        return shared_bytes(store for store in held if isinstance(store, Paged))
+
+    def _admit_waiting(self, most: int | None) -> None:
+        """Admit waiting requests in order, as far as ``most`` bytes, if given, and the batch size allow."""
         while self._waiting and len(self._running) < self.max_batch:
             first = self._waiting[0]
-            if self.budget is not None and self._needed([first, *self._running.values()]) > self.budget:
+            if most is not None and not self._fits(first, most):
                 return
             self._waiting.popleft()
             try:
                 self._start(first)
             except (UserError, RuntimeError, MemoryError) as error:
                 self._ended.append(TextDelta(first.number, finished="failed", error=_sentence(error)))
+
+    def _fits(self, first: _Waiting, most: int) -> bool:
+        """True if a request fits into ``most`` bytes, beside the running ones and the state with which it begins.
+
+        That would have to be removed otherwise, and the pages that the request shares with it would be its own.
+        """
+        needed = self._needed([first, *self._running.values()])
+        held = self.prefixes.hold(first.request.prompt) if self._running and self.model.page_bytes(1) else 0
+        return needed + held <= most
 
     def _start(self, own: _Waiting) -> None:
         """Add a request to the batch."""
@@ -350,6 +378,11 @@ class RequestQueue:
         self._sampling.engine.clear()
         self.prefixes.shrink(0)  # they may hold what has failed
         self._running, self._sampling = {}, self._empty()
+
+
+def _most_tokens(request: Request) -> int:
+    """Maximum number of tokens that the model reads of a text."""
+    return len(request.prompt) + max(0, request.generation.max_new_tokens - 1)
 
 
 def _sentence(error: Exception) -> str:

@@ -12,7 +12,7 @@ gathered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -204,6 +204,11 @@ class Paged(Store):
         """Iterate over the pages of all rows, each once."""
         yield from {id(page): page for row in self._rows for page in row.pages}.values()
 
+    @property
+    def full(self) -> list[MemoryPage]:
+        """All pages of each row but its last one, which may have room: these are written to no more."""
+        return [page for row in self._rows for page in row.pages[:-1]]
+
     def rows(self, index: Tensor) -> Paged:
         return Paged(self.sizes, self.like, [self._rows[row] for row in Counts.of(index)])
 
@@ -233,3 +238,10 @@ class Paged(Store):
                     row.shorten(kept)
                 self._addresses = None
         return self
+
+
+def shared_bytes(stores: Iterable[Paged]) -> int:
+    """Bytes that rows of the stores save for good by sharing pages."""
+    places = [page for store in stores for page in store.full]
+    own = {id(page): page for page in places}.values()
+    return sum(page.data.nbytes for page in places) - sum(page.data.nbytes for page in own)

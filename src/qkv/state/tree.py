@@ -62,6 +62,14 @@ def tensors(state: Any) -> Iterator[Tensor]:
             yield from tensors(part)
 
 
+def stores(state: Any) -> Iterator[Store]:
+    """Iterate over the stores of a state, in order."""
+    if isinstance(state, Store):
+        yield state
+    for part in _parts(state):
+        yield from stores(part)
+
+
 def rows(state: S, index: Tensor | list[int]) -> S:
     """Select rows ``index``, in any order and with repeats: reorder, fork, drop. Always a copy."""
     listed = list(Counts.of(index))
