@@ -94,9 +94,11 @@ class Prefixes:
         return state if length == len(kept.tokens) else self.model.rewind(state, torch.tensor([length]))
 
     def hold(self, tokens: Sequence[int]) -> int:
-        """Bytes of the state with which a text begins, which is now removed last; 0 if none is kept."""
+        """Bytes of the state with which a text begins, which is now removed last; 0 if none is kept, or if the text
+        shares less than half of it.
+        """
         shared = self.find(tokens)
-        if shared is None:
+        if shared is None or 2 * shared.length < len(shared.kept.tokens):
             return 0
         self._use(shared.kept)
         return nbytes(shared.kept.state)

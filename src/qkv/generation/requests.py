@@ -315,7 +315,7 @@ class RequestQueue:
         That would have to be removed otherwise, and the pages that the request shares with it would be its own.
         """
         needed = self._needed([first, *self._running.values()])
-        held = self.prefixes.hold(first.request.prompt) if self._running and self.model.page_bytes(1) else 0
+        held = self.prefixes.hold(first.request.prompt) if self._running and self._page_bytes(first) else 0
         return needed + held <= most
 
     def _start(self, own: _Waiting) -> None:
