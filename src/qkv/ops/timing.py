@@ -55,7 +55,7 @@ def race(runs: Mapping[str, Callable[[], object]], repeats: int = 4, budget: flo
     return found
 
 
-def duel(a: Callable[[], object], b: Callable[[], object], pairs: int = 16, budget: float = 0.4) -> list[float]:
+def duel(a: Callable[[], object], b: Callable[[], object], pairs: int = 16, budget: float = 1.0) -> list[float]:
     """Sorted ratios time of ``a`` / time of ``b``, measured in alternating runs.
 
     Other work on the machine slows both runs of a pair alike. At most ``pairs`` pairs; after ``budget`` seconds at
