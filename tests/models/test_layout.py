@@ -66,7 +66,7 @@ def test_a_model_that_is_laid_out_trains_and_is_copied(tied: Tied) -> None:
     assert again.columns.data_ptr() != tied.columns.data_ptr()
 
 
-def test_a_model_is_laid_out_once_and_only_if_it_fits(tied: Tied, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_laid_out_once_and_as_far_as_it_fits_and_gains(tied: Tied, monkeypatch: pytest.MonkeyPatch) -> None:
     other, places = copy.deepcopy(tied), addresses(tied)
     monkeypatch.setattr(layout, "free_memory", lambda: 100)
     lay_out(tied)
@@ -75,8 +75,8 @@ def test_a_model_is_laid_out_once_and_only_if_it_fits(tied: Tied, monkeypatch: p
     lay_out(tied)
     assert addresses(tied) == places
     places = addresses(other)
-    lay_out(other)  # of a few bytes
-    assert addresses(other) == places
+    lay_out(other)  # of a few bytes: only what is not stored in rows
+    assert {name for name, place in addresses(other).items() if place != places[name]} == {"columns"}
 
 
 def test_blocks_are_separate_and_aligned() -> None:

@@ -101,7 +101,6 @@ class Engine:
 
         ``pages``: hold keys and values in pages, see ``Transformer.init_state``.
         """
-        lay_out(model)
         self.model, self.policy, self.capacity = model, policy, capacity
         self._limit = model.limit
         self.rows: list[DecodedRow] = []
@@ -236,6 +235,7 @@ class Engine:
         self._keep(going)
         parts, states = list[_Part](), list[State]()
         if self._state is not None:
+            lay_out(self.model)  # not before the first token
             vectors, state = continued(self.model, [self.rows[place] for place in going], self._state)
             parts.append(_Part(going, vectors))
             states.append(state)

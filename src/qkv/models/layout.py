@@ -17,7 +17,7 @@ from qkv.system import huge_pages
 from qkv.system.allowance import free_memory
 
 _LEAST = 16 << 20
-"""Bytes of a model below which caches hold what is read."""
+"""Bytes of a model below which caches hold what is read, and huge pages make no difference."""
 _AT_ONCE = 64 << 20
 """Bytes that are copied before their sources are freed."""
 _laid_out: WeakSet[nn.Module] = WeakSet()
@@ -26,14 +26,15 @@ _laid_out: WeakSet[nn.Module] = WeakSet()
 def lay_out(model: nn.Module) -> None:
     """Lay out the weights of a model on the CPU for decoding, once per model; values, parameters and ties stay.
 
-    Nothing happens with small models, and if half of the free memory is too small for a copy.
+    Nothing is copied if half of the free memory is too small for it. Not while another thread runs the model.
     """
     if model in _laid_out:
         return
     _laid_out.add(model)
-    held = [t for t in _weights(model) if huge_pages.possible() or not t.is_contiguous()]
-    total = sum(t.nbytes for t in held)
-    if not _LEAST <= total <= free_memory() // 2:
+    held = _weights(model)
+    if not huge_pages.possible() or sum(t.nbytes for t in held) < _LEAST:
+        held = [t for t in held if not t.is_contiguous()]
+    if sum(t.nbytes for t in held) > free_memory() // 2:
         return
     several: list[Tensor] = []
     while held:

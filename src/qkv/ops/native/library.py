@@ -77,6 +77,13 @@ def _multiplied(x: Tensor, outer: int, bias: Tensor | None, nbytes: int, matrix:
     return y
 
 
+def activation(x: Tensor, kind: int) -> Tensor:
+    """φ(x) of numbers in fp32 that lie side by side. kind: index of φ in ``qkv.ops.native.step.INPUTS``."""
+    y = torch.empty_like(x)
+    functions().qkv_activation(kind, x.data_ptr(), y.data_ptr(), x.numel(), torch.get_num_threads())
+    return y
+
+
 def functions() -> Any:
     """Library with its functions; ``available`` must be true."""
     found = _loaded()
@@ -93,6 +100,7 @@ def _loaded() -> Any:
         _SOURCE,
         {
             "qkv_product": [*matrix, *outside, number, number, number, count],
+            "qkv_activation": [number, pointer, pointer, number, count],
             "qkv_step": [pointer, number, *outside, number, pointer, pointer, count],
         },
     )

@@ -19,6 +19,15 @@ PUBLIC void qkv_product(int bits, const void *weights, long stride, const uint16
 // 1 if x is rounded to bf16 for weights in bf16, else 0.
 PUBLIC const int qkv_rounds_to_bf16 = Bf16::ROUNDS;
 
+// y = φ(x) for ``count`` numbers; activation: one of ``Input``.
+PUBLIC void qkv_activation(long activation, const float *x, float *y, long count, int threads) {
+    constexpr long PART = 1 << 12;
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (long i = 0; i < count; i += PART)
+        mapped(x + i, std::min(PART, count - i), y + i,
+               [&](long, Floats v) __attribute__((always_inline)) { return activated(v, activation); });
+}
+
 // One new position of each row through ``count`` steps. x (rows, width) is the residual stream, before and after.
 PUBLIC void qkv_step(const Step *steps, long count, float *x, float *first, float *second, long rows,
                      const long *positions, const Store *stores, int threads) {
