@@ -4,8 +4,8 @@
     python benchmarks/speculate.py --new 256 --tokens 8
 
 Random weights write nothing that can be looked up. The model, 12 layers of width 768 (GPT-2 124M without its table of
-50,257 tokens: 85 M parameters), and a draft, 2 layers of width 128, are therefore trained here, for about a minute, to
-continue a text that repeats itself: lines of a log with some fields that change. Measured are
+50,257 tokens: 85 M parameters), and a draft, 2 layers of width 128, are therefore trained here, once, for some minutes,
+to continue a text that repeats itself: lines of a log with some fields that change. Measured are
 
 - greedy decoding of that text, plain, by look-up and by the draft; the tokens must be the same;
 - sampling of noise by a model with random weights, where nothing is accepted: proposals are measured and stopped.
@@ -16,14 +16,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from functools import partial
+from hashlib import sha256 as digest
 
 import torch
+from safetensors.torch import load_model, save_model
 
 import qkv
 from qkv.generation.sample import generate
 from qkv.generation.speculate import Speculator
 from qkv.models.transformer import Transformer
 from qkv.spec.generation import Speculation
+from qkv.system.cache import cache_folder
 from side_by_side import compare, in_turns, parser, say_where
 
 CONTEXT, VOCAB = 1024, 256
@@ -35,7 +38,7 @@ def arguments() -> argparse.Namespace:
     options.set_defaults(repeats=3)
     options.add_argument("--new", type=int, default=256, help="number of tokens to generate")
     options.add_argument("--tokens", type=int, nargs="*", default=[4, 8, 16], help="numbers of tokens to look up")
-    options.add_argument("--steps", type=int, default=60, help="training steps of the model")
+    options.add_argument("--steps", type=int, default=150, help="training steps of the model")
     return options.parse_args()
 
 
@@ -52,6 +55,18 @@ def model(width: int, layers: int, heads: int, seed: int = 0) -> Transformer:
     frontend = {"kind": "text", "vocab_size": VOCAB}
     sizes = {"width": width, "num_layers": layers, "context_length": CONTEXT}
     return qkv.build(qkv.Model.parse({**sizes, "frontend": frontend, "blocks": blocks}), seed=seed)
+
+
+def trained(net: Transformer, text: bytes, steps: int, length: int, rate: float) -> Transformer:
+    """``net`` after ``train``, whose weights are kept in the cache folder."""
+    named = repr((net.spec.model_dump(), digest(text).hexdigest(), steps, length, rate))
+    file = cache_folder() / "benchmarks" / f"{digest(named.encode()).hexdigest()[:16]}.safetensors"
+    if file.is_file():
+        load_model(net, file)
+        return net.eval()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    save_model(train(net, text, steps, length, rate), str(file))
+    return net
 
 
 def train(net: Transformer, text: bytes, steps: int, length: int, rate: float) -> Transformer:
@@ -105,8 +120,8 @@ def main() -> None:
     smoke, new = asked.smoke, 48 if asked.smoke else asked.new
     sizes = (32, 1, 2) if smoke else (768, 12, 12)
     text, length = log(400), 64 if smoke else 256
-    net = train(model(*sizes), text, 2 if smoke else asked.steps, length, 6e-4)
-    small = train(model(32 if smoke else 128, 1 if smoke else 2, 2), text, 2 if smoke else 400, length, 3e-3)
+    net = trained(model(*sizes), text, 2 if smoke else asked.steps, length, 6e-4)
+    small = trained(model(32 if smoke else 128, 1 if smoke else 2, 2), text, 2 if smoke else 400, length, 3e-3)
     prompt = list(log(8)[: length - 1])
     greedy = qkv.Generation(max_new_tokens=new, temperature=0.0)
     ways: dict[str, Speculator | None] = {"plain": None}
