@@ -20,6 +20,7 @@ _LEAST = 16 << 20
 """Bytes of a model below which caches hold what is read, and huge pages make no difference."""
 _AT_ONCE = 64 << 20
 """Bytes that are copied before their sources are freed."""
+_TYPES = (Tensor, nn.Parameter)
 _laid_out: WeakSet[nn.Module] = WeakSet()
 
 
@@ -54,7 +55,7 @@ def _weights(model: nn.Module) -> list[Tensor]:
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
     for owned in (module._parameters, module._buffers):
-        yield from (t for t in owned.values() if type(t) in (Tensor, nn.Parameter) and t.layout == torch.strided)
+        yield from (t for t in owned.values() if t is not None and type(t) in _TYPES and t.layout == torch.strided)
 
 
 def _end(t: Tensor) -> int:
