@@ -45,6 +45,8 @@ _LARGEST_MASK = 1 << 24
 # Below this many multiplications no implementation is selected by timing.
 _SMALLEST = 1 << 16
 _LONGEST_TIMED = 1024
+_PAST = 256
+"""Earlier positions in the sample of a few queries after a past."""
 # Above this many scores of all rows and heads, storing them is not worth the memory.
 _MOST_SCORES = 1 << 25
 
@@ -153,7 +155,7 @@ def _follows_a_past(q: Tensor, v: Tensor, problem: AttentionProblem) -> bool:
     plain = problem.slopes is None and problem.added is None and not problem.dropout
     return (
         (plain and q.shape[3] == v.shape[3] and problem.sites.aligned and sdpa.is_causal_here(problem))
-        and after_past.FEWEST <= q.shape[2] < v.shape[2]
+        and (after_past.FEWEST if not native.suits(q, v) else 2) <= q.shape[2] < v.shape[2]
         and q.device.type == "cpu"
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
@@ -162,21 +164,22 @@ def _follows_a_past(q: Tensor, v: Tensor, problem: AttentionProblem) -> bool:
 
 def _past(q: Tensor, v: Tensor) -> Choice:
     """Faster implementation for queries after a past, at their number rounded up to a power of two; timed once."""
-    name = "causal, after a past"
+    name, plain = "causal, after a past", "after a past" if q.shape[2] >= after_past.FEWEST else "sdpa"
     if not native.suits(q, v):
-        return _fixed(name, "after a past", "two passes without a mask: earlier keys, and own ones")
+        return _fixed(name, plain, "two passes without a mask: earlier keys, and own ones")
     size = min(1 << (q.shape[2] - 1).bit_length(), _LONGEST_TIMED)
-    dtype = q.dtype
+    dtype, past = q.dtype, max(size, _PAST)
     case = f"{name}, {str(dtype).removeprefix('torch.')}, {size} positions"
 
     def measured() -> Choice:
-        heads = max(16, 8192 // size)
+        heads = max(16, 8192 // past)
         generator = torch.Generator().manual_seed(0)
-        sample = [torch.randn(1, heads, n * size, 64, generator=generator).to(dtype) for n in (1, 2, 2)]
-        positions = torch.arange(2 * size)[None]
-        problem = AttentionProblem(Causal(), Sites(positions[:, size:], positions, aligned=True), 0.125)
-        runs = {name: _run(TWINS[name], sample, problem, False) for name in ("after a past", "native")}
-        return fastest("attention", case, "after a past", runs, f"forward, {heads} heads × 64, {2 * size} keys")
+        shapes = ((1, heads, count, 64) for count in (size, past + size, past + size))
+        sample = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+        positions = torch.arange(past + size)[None]
+        problem = AttentionProblem(Causal(), Sites(positions[:, past:], positions, aligned=True), 0.125)
+        runs = {name: _run(TWINS[name], sample, problem, False) for name in (plain, "native")}
+        return fastest("attention", case, plain, runs, f"forward, {heads} heads × 64, {past + size} keys")
 
     return chosen("attention", case) or choose("attention", case, measured, TWINS)
 
