@@ -21,6 +21,10 @@ INPUTS = ("as it is", "layer norm", "rms norm", "relu", "relu2", "gelu", "gelu_t
 """What can become of the input of a product; the names of activations are those of ``qkv.layers.activations``."""
 MOST_ROWS = 32
 """Rows up to which a step takes less time than its parts."""
+_SMALL = 1 << 19
+"""Bytes per step, of weights times rows and of keys and values, below which one thread is faster than several that wait
+for each other at each step; beside other processes, waiting takes a hundred times as long.
+"""
 STREAM, WIDE, MIXED = range(3)
 """Buffers: the residual stream x, and two for what lies between products."""
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_long
@@ -120,7 +124,7 @@ class Steps:
     def __init__(self) -> None:
         self._steps: list[_Step] = []
         self._array: ctypes.Array[_Step] | None = None
-        self._widths = [0, 0, 0]
+        self._widths, self._weights, self._position = [0, 0, 0], 0, 0
 
     def multiply(
         self,
@@ -141,12 +145,14 @@ class Steps:
         if norm is not None:
             step.norm_weight, step.norm_bias, step.eps = _address(norm.weight), _address(norm.bias), norm.eps
         self._steps.append(step)
+        self._weights += matrix.stored.nbytes
         self._widths[to] = max(self._widths[to], matrix.outer)
 
     def attend(self, sizes: Attending, origin: int, to: int) -> None:
         """Add the attention of the queries in ``origin``, beside which are keys and values, to the stored positions."""
         step = _Step(origin=origin, to=to, heads=sizes.heads, kv_heads=sizes.kv_heads, scale=sizes.scale)
         step.key_width, step.value_width = sizes.key_width, sizes.value_width
+        self._position += 4 * sizes.kv_heads * (sizes.key_width + sizes.value_width)
         self._steps.append(step)
         self._widths[to] = max(self._widths[to], sizes.heads * sizes.value_width)
 
@@ -171,9 +177,13 @@ class Steps:
             rows,
             (_NUMBER * rows)(*positions),
             held,
-            torch.get_num_threads(),
+            self._threads(positions),
         )
         return y
+
+    def _threads(self, positions: Sequence[int]) -> int:
+        work = self._weights * len(positions) + self._position * sum(positions)
+        return torch.get_num_threads() if work >= _SMALL * len(self._steps) else 1
 
 
 def _described(held: HeldKeys) -> _Store:
