@@ -143,6 +143,7 @@ def test_documents_of_reviews() -> None:
     assert np.median([len(text.encode()) for text in texts]) > 850
 
 
+@pytest.mark.slow
 def test_tables_of_the_parts_are_written_once(program: ModuleType, tmp_path: Path) -> None:
     given = program.arguments(["--smoke", "--out", str(tmp_path)])
     files = program.tables("listops", given)

@@ -292,6 +292,7 @@ def test_every_learning_rate_is_scaled() -> None:
     assert (found.lr, found.others.lr) == (1.5, pytest.approx(0.3))
 
 
+@pytest.mark.slow
 def test_a_run_in_a_process_gives_the_same_results(whole: Path, tmp_path: Path) -> None:
     watcher = Quiet()
     one = comparison(entries={"attention": []}, rates=[1.0], seeds=[1])

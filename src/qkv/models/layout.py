@@ -68,6 +68,7 @@ def _dense(t: Tensor) -> bool:
     return _end(t) - t.data_ptr() == t.nbytes
 
 
+@torch.inference_mode(mode=False)  # in which decoding runs, and whose tensors have no gradients later
 @torch.no_grad()
 def _copy(tensors: list[Tensor]) -> None:
     """Let ``tensors`` be copies of themselves in one block."""

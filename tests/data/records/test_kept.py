@@ -76,6 +76,7 @@ def test_two_texts_and_a_tsv_are_read_once(
     assert readings == dict.fromkeys(source.split(" | "), 1)
 
 
+@pytest.mark.slow
 def test_the_command_reads_its_table_once(tables: Path, readings: Counter[str], tmp_path: Path) -> None:
     short = (
         "training.steps=1",
