@@ -127,8 +127,16 @@ def cut(state: S, lengths: Counts) -> S:
 
 
 def nbytes(state: Any) -> int:
-    """Total size in bytes of all tensors and counts; a tensor in several places, such as a page, is counted once."""
-    return sum(t.nbytes for t in {id(t): t for t in tensors(state)}.values())
+    """Total size in bytes of all tensors and counts; a page that several stores hold is counted once.
+
+    A tensor outside of stores is counted in each place: the first change of rows makes copies of it.
+    """
+    held = {id(t): t for store in stores(state) for t in store.tensors()}
+    return sum(t.nbytes for t in held.values()) + _outside_of_stores(state)
+
+
+def _outside_of_stores(state: Any) -> int:
+    return state.nbytes if isinstance(state, (Tensor, Counts)) else sum(map(_outside_of_stores, _parts(state)))
 
 
 def to(state: S, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> S:
