@@ -80,6 +80,14 @@ def test_a_model_is_laid_out_once_and_as_far_as_it_fits_and_gains(tied: Tied, mo
     assert {name for name, place in addresses(other).items() if place != places[name]} == {"columns"}
 
 
+def test_matrices_become_rows_where_free_memory_is_unknown(tied: Tied, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS and Windows, which have no huge pages of this kind either."""
+    monkeypatch.setattr(huge_pages, "possible", lambda: False)
+    monkeypatch.setattr(layout, "free_memory", lambda: None)
+    lay_out(tied)
+    assert tied.columns.is_contiguous()
+
+
 def test_blocks_are_separate_and_aligned() -> None:
     first, second, third = huge_pages.blocks([100, 64, 5000])
     assert [t.numel() for t in (first, second, third)] == [100, 64, 5000]

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from qkv.state.arrival import Counts
+from qkv.state.store import Dense
 from qkv.state.tree import load, map_tensors, nbytes, overwrite, rows, save, tensors, to
 
 
@@ -98,3 +100,12 @@ def test_a_tensor_whose_rows_share_their_memory_is_copied_before_it_is_written()
     assert after.tolist() == [[0, 1], [5, 6], [0, 1]]
     assert shared.tolist() == [[0, 1]] * 3
     assert overwrite((shared,), [], [])[0] is shared
+
+
+def test_a_tensor_outside_of_stores_is_counted_in_each_place_and_a_store_once() -> None:
+    """The first change of rows makes copies of the tensor, as of an encoder's output that several layers read."""
+    memory, store = torch.zeros(2, 3, 4), Dense(torch.zeros(2, 1, 5, 4), torch.zeros(2, 1, 5, 4))
+    held = (Counts([3, 3]), (memory, store), (memory,))
+    assert nbytes(held) == 16 + 2 * memory.nbytes + store.nbytes
+    assert nbytes(rows(held, [0, 1])) == nbytes(held)
+    assert nbytes((store, store)) == store.nbytes

@@ -134,5 +134,5 @@ def test_free_memory_is_that_of_the_system_within_the_container(
     assert free_memory(tmp_path, tmp_path / "absent", state) == wanted
 
 
-def test_free_memory_that_is_unknown_is_none_at_all(tmp_path: Path) -> None:
-    assert free_memory(tmp_path, tmp_path / "absent", tmp_path / "absent") == 0
+def test_free_memory_is_none_where_the_system_does_not_tell_it(tmp_path: Path) -> None:
+    assert free_memory(tmp_path, tmp_path / "absent", tmp_path / "absent") is None

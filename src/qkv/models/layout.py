@@ -35,7 +35,8 @@ def lay_out(model: nn.Module) -> None:
     held = _weights(model)
     if not huge_pages.possible() or sum(t.nbytes for t in held) < _LEAST:
         held = [t for t in held if not t.is_contiguous()]
-    if sum(t.nbytes for t in held) > free_memory() // 2:
+    free = free_memory()
+    if free is not None and sum(t.nbytes for t in held) > free // 2:
         return
     several: list[Tensor] = []
     while held:

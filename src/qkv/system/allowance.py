@@ -31,13 +31,13 @@ def memory_limit(groups: Path = GROUPS, membership: Path = MEMBERSHIP) -> int | 
     return min((int(text) for text in limits if text.isdecimal()), default=None)
 
 
-def free_memory(groups: Path = GROUPS, membership: Path = MEMBERSHIP, system: Path = MEMORY) -> int:
-    """Bytes that this process can still take, within the limit of its container; 0 if unknown."""
+def free_memory(groups: Path = GROUPS, membership: Path = MEMBERSHIP, system: Path = MEMORY) -> int | None:
+    """Bytes that this process can still take, within its container; None if unknown, as outside of Linux."""
     try:
         lines = dict(line.split(":", 1) for line in system.read_text().splitlines())
         free = int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, ValueError, KeyError, IndexError):
-        return 0
+        return None
     limit, used = memory_limit(groups, membership), _values(groups, membership, "", "memory.current")
     used += _values(groups / "memory", membership, "memory", "memory.usage_in_bytes")
     taken = next((int(text) for text in used if text.isdecimal()), 0)

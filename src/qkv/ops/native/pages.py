@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils import _python_dispatch
 
-from qkv.ops.native import loading
+from qkv.ops.native import library, loading
 
 MOST = 16
 """Positions of a row up to which reading pages takes less time than a copy of them and a kernel of many queries."""
@@ -53,7 +52,7 @@ def suits(q: Tensor) -> bool:
         0 < q.shape[2] <= MOST
         and not torch.compiler.is_compiling()
         and not torch.is_grad_enabled()
-        and _python_dispatch._get_current_dispatch_mode() is None
+        and library.readable(q)
         and available(q)
     )
 
