@@ -32,7 +32,9 @@ def blocks(sizes: Sequence[int]) -> list[Tensor]:
     Each is a storage of its own; the memory is freed with the last of them.
     """
     padded = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
-    region = mmap.mmap(-1, sum(padded) + SIZE)
+    # Private, as systems give shared memory, which mmap's default is, no huge pages.
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    region = mmap.mmap(-1, sum(padded) + SIZE, **private)
     if possible():
         region.madvise(mmap.MADV_HUGEPAGE)
     begin = -torch.frombuffer(region, dtype=torch.uint8, count=1).data_ptr() % SIZE

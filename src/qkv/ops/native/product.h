@@ -124,7 +124,7 @@ static INLINE void multiply_rows(const Product &job, long row, long first, const
     const long stride = job.stride * apart;
     const char *from = job.weights + row * job.stride, *x = job.prepared + first * width;
     Floats sum[K][R] = {};
-    constexpr long ONCE = R == 1 && K < 4 ? 4 : 1;  // with few instructions per load, processors load further ahead
+    constexpr long ONCE = R == 1 && K < 4 ? 8 : 1;  // with few instructions per load, processors load further ahead
     const char *const end = from + whole * W::BYTES, *const last_of_many = from + whole / ONCE * ONCE * W::BYTES;
     const char *fetched = next;
     for (; from < last_of_many; from += ONCE * W::BYTES, x += ONCE * W::STEP) {
