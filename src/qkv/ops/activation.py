@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qkv.ops.choices import Choice, by_reference, choose, chosen, fastest
+from qkv.ops.choices import Choice, choose, chosen, fastest
 from qkv.ops.native import library
 from qkv.ops.native.step import INPUTS
 
@@ -26,16 +26,7 @@ class Activation:
     plain: Callable[[Tensor], Tensor]
 
     def __call__(self, x: Tensor) -> Tensor:
-        if (
-            torch.is_grad_enabled()
-            or torch.compiler.is_compiling()
-            or x.dtype != torch.float32
-            or x.numel() < _SMALLEST
-            or not (x.is_cpu and x.is_contiguous() and library.readable(x))
-            or torch.is_autocast_enabled("cpu")
-            or by_reference()
-            or self.choice().twin == "torch"
-        ):
+        if not library.suits(x) or x.numel() < _SMALLEST or not x.is_contiguous() or self.choice().twin == "torch":
             return self.plain(x)
         return self.native(x)
 
