@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qkv.ops.choices import Choice, choose, chosen, fastest
+from qkv.ops.choices import Choice, by_reference, choose, chosen, fastest
 from qkv.ops.native import library
 from qkv.ops.native.step import INPUTS
 
@@ -16,6 +16,21 @@ _SMALLEST = 1 << 15
 """Numbers below which the call takes as long as the work."""
 _SAMPLE = (512, 3072)
 _OP = "activation"
+
+
+def plain_inference(x: Tensor) -> bool:
+    """True if forward-only implementations in fp32 on the CPU can compute with ``x``: there are no gradients, compiler,
+    export, autocast or mode.
+    """
+    return (
+        x.dtype == torch.float32
+        and x.is_cpu
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and library.readable(x)
+        and not torch.is_autocast_enabled("cpu")
+        and not by_reference()
+    )
 
 
 @dataclass(frozen=True)
@@ -26,7 +41,7 @@ class Activation:
     plain: Callable[[Tensor], Tensor]
 
     def __call__(self, x: Tensor) -> Tensor:
-        if not library.suits(x) or x.numel() < _SMALLEST or not x.is_contiguous() or self.choice().twin == "torch":
+        if not plain_inference(x) or x.numel() < _SMALLEST or not x.is_contiguous() or self.choice().twin == "torch":
             return self.plain(x)
         return self.native(x)
 

@@ -11,11 +11,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from qkv.ops.activation import Activation
+from qkv.ops.activation import Activation, plain_inference
 from qkv.ops.choices import Choice, choose, chosen, fastest
 from qkv.ops.linear import operator
 from qkv.ops.linear.choose import SAMPLES, SMALLEST, kind_of, linear
-from qkv.ops.native import library
 
 _OP = "linear and activation"
 _KINDS = ("many rows", "many rows, large")
@@ -29,7 +28,7 @@ def activated(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activa
         activation.name in _FUSED
         and weight.numel() >= SMALLEST
         and x.numel()
-        and library.suits(x)
+        and plain_inference(x)
         and weight.dtype == torch.float32
         and weight.is_contiguous()
     ):

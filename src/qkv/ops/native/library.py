@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.utils import _python_dispatch
 
-from qkv.ops.choices import by_reference
 from qkv.ops.native import loading
 
 BLOCK = 32
@@ -40,21 +39,6 @@ def rounds_to_bf16() -> bool:
 def readable(t: Tensor) -> bool:
     """True if native code can read ``t``: it has values, and no mode counts or records the operations."""
     return type(t) is Tensor and _python_dispatch._get_current_dispatch_mode() is None
-
-
-def suits(x: Tensor) -> bool:
-    """True if native code can compute with ``x`` in the place of torch: numbers in fp32 on the CPU, without gradients,
-    and no compiler, export, autocast or mode.
-    """
-    return (
-        x.dtype == torch.float32
-        and x.is_cpu
-        and not torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
-        and readable(x)
-        and not torch.is_autocast_enabled("cpu")
-        and not by_reference()
-    )
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
