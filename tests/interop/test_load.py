@@ -14,10 +14,12 @@ from safetensors.torch import load_file, save_file
 from tests.interop.folders import TEXT, counted, edit, tiny, tiny_model
 
 import qkv
+from qkv.interop import load
 from qkv.interop.load import load_published
 from qkv.interop.save import save_published
 from qkv.spec.errors import UserError
 from qkv.spec.tokenizers import BPE
+from qkv.system import allocator
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
 
@@ -143,6 +145,7 @@ def test_a_folder_of_that_name_comes_first(hub: Path, monkeypatch: pytest.Monkey
 MEASURE = """
 import re, sys, torch
 from pathlib import Path
+from qkv.interop import load
 from qkv.interop.load import load_published
 
 def kilobytes(what):
@@ -185,3 +188,11 @@ def test_what_no_family_is_cannot_be_saved(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no published family"):
         save_published(odd, tmp_path / "a")
     assert not (tmp_path / "a").exists()
+
+
+def test_threads_and_memory_are_set_as_for_a_new_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(load, "limit_threads", lambda: done.append("threads"))
+    monkeypatch.setattr(allocator, "keep_freed_memory", lambda: bool(done.append("memory")))
+    load_published(tiny(tmp_path / "a"))
+    assert done == ["threads", "memory"]

@@ -12,15 +12,24 @@ from qkv.system import allocator
 
 SCRIPT = """
 import ctypes, resource, sys
-from qkv.system.allocator import keep_freed_memory
-done = keep_freed_memory() if sys.argv[1] == "keep" else None
+from qkv.system.allocator import apart_from_kept_memory, keep_freed_memory
+done = None if sys.argv[1] == "default" else keep_freed_memory()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(8):
-    place = libc.malloc(64 << 20)
-    ctypes.memset(place, 1, 64 << 20)
-    libc.free(place)
+def use():
+    for _ in range(8):
+        place = libc.malloc(64 << 20)
+        ctypes.memset(place, 1, 64 << 20)
+        libc.free(place)
+if sys.argv[1] == "apart":
+    with apart_from_kept_memory():
+        use()
+else:
+    if sys.argv[1] == "after":
+        with apart_from_kept_memory():
+            pass
+    use()
 print(done, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
@@ -37,7 +46,10 @@ def test_freed_memory_is_used_again() -> None:
     done, kept = faults("keep")
     if done != "True":
         pytest.skip("an environment variable sets the allocator")
-    assert kept < faults("default")[1] / 4
+    default = faults("default")[1]
+    assert kept < default / 4
+    assert faults("after")[1] < default / 4
+    assert faults("apart")[1] > default / 2
 
 
 @pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD"])

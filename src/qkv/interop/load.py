@@ -40,6 +40,8 @@ from qkv.spec.errors import UserError, nearest
 from qkv.spec.generation import Generation
 from qkv.spec.model import Model
 from qkv.spec.processors import Processor
+from qkv.system.allocator import apart_from_kept_memory
+from qkv.system.allowance import limit_threads
 from qkv.tokenizers.folder import holds_tokenizer
 from qkv.tokenizers.tokenizer import Tokenizer
 
@@ -103,6 +105,7 @@ def read_published(
     found: Opened, dtype: torch.dtype | str | None = None, pickles: bool = False, copy: bool = False
 ) -> PublishedModel:
     """Load an opened checkpoint; see ``load_published``. Raises ``UserError``."""
+    limit_threads()
     folder = found.folder
     stored = found.tensors(pickles, copy)
     config = found.config(held_by(stored))
@@ -111,7 +114,8 @@ def read_published(
     spec = read_spec(family, architecture, config)
     processor = read_processor(folder, spec)
     model, precision = _empty(sized_for(spec, processor), folder), _precision(dtype, stored)
-    ignored = fill(model, family, architecture, stored, precision, Origin(folder, found.names()))
+    with apart_from_kept_memory():
+        ignored = fill(model, family, architecture, stored, precision, Origin(folder, found.names()))
     _watch(model, stored)
     tokenizer = _tokenizer(found.tokenizer_folder)
     return PublishedModel(

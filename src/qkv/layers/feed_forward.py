@@ -8,7 +8,7 @@ from qkv.layers.activations import ACTIVATIONS
 from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, matrix
-from qkv.layers.linear import Linear
+from qkv.layers.linear import Linear, activated_by
 from qkv.ops.dropout import dropout
 from qkv.spec import branches as spec
 from qkv.spec.register import implements
@@ -26,7 +26,7 @@ class FeedForward(Branch):
         self.activation, self.dropout = ACTIVATIONS[part.activation], part.dropout
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
-        hidden = dropout(self.activation(self.up(x)), self.dropout, self.training)
+        hidden = dropout(activated_by(self.activation, self.up, x), self.dropout, self.training)
         return self.down(hidden), state
 
     def ending(self) -> nn.Module:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
+from qkv.ops.activation import Activation
+from qkv.ops.linear.activated import activated
 from qkv.ops.linear.choose import linear
 
 
@@ -12,3 +16,11 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
+
+
+def activated_by(activation: Callable[[Tensor], Tensor], layer: nn.Module, x: Tensor) -> Tensor:
+    """φ(layer(x)); in one operation where the layer is a plain one whose output nothing else sees."""
+    heard = layer._forward_hooks or layer._forward_pre_hooks
+    if type(layer) is Linear and isinstance(activation, Activation) and not heard:
+        return activated(x, layer.weight, layer.bias, activation)
+    return activation(layer(x))

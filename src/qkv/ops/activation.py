@@ -18,6 +18,21 @@ _SAMPLE = (512, 3072)
 _OP = "activation"
 
 
+def plain_inference(x: Tensor) -> bool:
+    """True if forward-only implementations in fp32 on the CPU can compute with ``x``: there are no gradients, compiler,
+    export, autocast or mode.
+    """
+    return (
+        x.dtype == torch.float32
+        and x.is_cpu
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and library.readable(x)
+        and not torch.is_autocast_enabled("cpu")
+        and not by_reference()
+    )
+
+
 @dataclass(frozen=True)
 class Activation:
     """Activation function φ of a name in ``INPUTS``; ``plain``: by torch, with gradients."""
@@ -26,16 +41,7 @@ class Activation:
     plain: Callable[[Tensor], Tensor]
 
     def __call__(self, x: Tensor) -> Tensor:
-        if (
-            torch.is_grad_enabled()
-            or torch.compiler.is_compiling()
-            or x.dtype != torch.float32
-            or x.numel() < _SMALLEST
-            or not (x.is_cpu and x.is_contiguous() and library.readable(x))
-            or torch.is_autocast_enabled("cpu")
-            or by_reference()
-            or self.choice().twin == "torch"
-        ):
+        if not plain_inference(x) or x.numel() < _SMALLEST or not x.is_contiguous() or self.choice().twin == "torch":
             return self.plain(x)
         return self.native(x)
 

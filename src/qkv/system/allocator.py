@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+from collections.abc import Iterator
 from functools import cache
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt (malloc.h of glibc)."""
+_OWN_PAGES, _ALL_KEPT = 1 << 20, 1 << 30
+"""Thresholds in bytes from which an allocation has pages of its own, which are returned when it is freed."""
 _VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
 
@@ -25,4 +29,21 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # macOS, musl, Windows
         return False
-    return bool(mallopt(_MMAP_THRESHOLD, 1 << 30)) and bool(mallopt(_TRIM_THRESHOLD, (1 << 31) - 1))
+    return bool(mallopt(_MMAP_THRESHOLD, _ALL_KEPT)) and bool(mallopt(_TRIM_THRESHOLD, (1 << 31) - 1))
+
+
+@contextlib.contextmanager
+def apart_from_kept_memory() -> Iterator[None]:
+    """Context: tensors of 1 MB and more are returned to the system when they are freed, and others are kept afterwards.
+
+    For loading weights, whose copies on the way would leave holes among them.
+    """
+    if not keep_freed_memory():
+        yield
+        return
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(_MMAP_THRESHOLD, _OWN_PAGES)
+    try:
+        yield
+    finally:
+        mallopt(_MMAP_THRESHOLD, _ALL_KEPT)

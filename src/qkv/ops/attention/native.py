@@ -15,8 +15,6 @@ from qkv.ops.native import library, loading
 
 _STEP = 16
 """Number of which both widths are multiples, so that rows are whole vectors on every processor."""
-_KEYS = 64
-"""Keys of a block of the kernel."""
 _TYPES = (torch.float32, torch.bfloat16)
 
 
@@ -43,13 +41,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Ten
     q, k, v = (_rows(at_least_single(t)) for t in (q, k, v))
     batch, heads, queries, width = q.shape
     kv_heads, keys, value_width = k.shape[1], k.shape[2], v.shape[3]
-    y = q.new_zeros(batch, queries, heads, value_width)
-    packed = q.new_empty(batch * kv_heads * -(-keys // _KEYS) * _KEYS * width)
+    y = q.new_empty(batch, queries, heads, value_width)
     strides = [stride for t in (q, k, v) for stride in t.stride()[:3]]
     functions = _loaded()
     assert not isinstance(functions, str), functions
     functions.qkv_attention(
-        *(t.data_ptr() for t in (q, k, v, y, packed)),
+        *(t.data_ptr() for t in (q, k, v, y)),
         (ctypes.c_long * len(strides))(*strides),
         *(batch, heads, heads // kv_heads, queries, keys, width, value_width),
         problem.scale,
@@ -68,5 +65,5 @@ def _rows(t: Tensor) -> Tensor:
 def _loaded() -> Any:
     """Library with its function, or the reason, as text, for which it does not run here."""
     pointer, number, count = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
-    types = [*[pointer] * 6, *[number] * 7, ctypes.c_float, count, count]
+    types = [*[pointer] * 5, *[number] * 7, ctypes.c_float, count, count]
     return loading.load("sequence.cpp", {"qkv_attention": types})

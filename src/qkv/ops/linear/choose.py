@@ -22,7 +22,7 @@ TWINS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
     "native": native.linear,
 }
 # Below this a product lasts microseconds, and what is saved inside it goes to the call.
-_SMALLEST = 1 << 14
+SMALLEST = 1 << 14
 _SMALLEST_ROW = 1 << 18
 # In training, oneDNN's three products are called from Python, torch's from C++: below the first size this costs more
 # than they save, and below the second it counts.
@@ -34,7 +34,7 @@ _LARGE = 1 << 28
 _ON_COLD_ROWS = 8
 """Rows up to which reading the weights from memory takes longest."""
 # Rows, inner and outer width that stand for each case.
-_SAMPLES = {
+SAMPLES = {
     "training": (512, 256, 768),
     "training, small": (512, 128, 512),
     "up to 8 rows": (4, 768, 3072),
@@ -57,7 +57,7 @@ def linear(x: Tensor, weight: Tensor | PackedMatrix, bias: Tensor | None = None)
         return quantized.linear(x, weight, bias)
     size, trained = weight.numel(), torch.is_grad_enabled() or torch.compiler.is_compiling()
     if (
-        size < (_SMALLEST_TRAINED if trained else _SMALLEST)
+        size < (_SMALLEST_TRAINED if trained else SMALLEST)
         or not x.is_cpu
         or by_reference()
         or x.dtype != torch.float32
@@ -73,11 +73,11 @@ def linear(x: Tensor, weight: Tensor | PackedMatrix, bias: Tensor | None = None)
     if rows == 1:
         found = row_choice(weight.shape[1], weight.shape[0], transposed)
     else:
-        found = choice(_kind(rows, size), transposed)
+        found = choice(kind_of(rows, size), transposed)
     return TWINS[found.twin](x, weight, bias)
 
 
-def _kind(rows: int, size: int) -> str:
+def kind_of(rows: int, size: int) -> str:
     """Kind of a product of several ``rows`` with a weight of ``size`` numbers, without gradients."""
     if rows <= _ON_COLD_ROWS:
         return "up to 8 rows"
@@ -96,7 +96,7 @@ def choice(kind: str, transposed: bool = False) -> Choice:
     case = kind + _IN_OUT if transposed else kind
 
     def decide() -> Choice:
-        rows, inner, outer = _SAMPLES[kind]
+        rows, inner, outer = SAMPLES[kind]
         x, maps, cold = torch.ones(rows, inner), _CHAINS.get(kind), kind == _ON_COLD
         if maps is None:
             weights = [_ones(outer, inner, transposed) for _ in range(-(-_COLD // (inner * outer)) if cold else 1)]

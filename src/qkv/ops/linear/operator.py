@@ -14,8 +14,13 @@ def available() -> bool:
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """y = x W^T + b without gradients: x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none", variant: str = ""
+) -> Tensor:
+    """y = φ(x W^T + b) without gradients: x (…, I), weight (O, I), bias (O) or None -> (…, O).
+
+    activation, variant: oneDNN's names of φ, by default the identity.
+    """
     if bias is not None:
         bias = bias.contiguous()  # the operator does not look at its stride
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], variant)

@@ -7,6 +7,7 @@
 #include "vectors.h"
 
 #include <cmath>
+#include <vector>
 
 constexpr int COLUMNS = LANES == 16 ? 4 : 2;  // vectors of keys or features of a tile
 constexpr int TALL = 6;  // queries of a tile, whose sums fill the registers
@@ -14,8 +15,6 @@ constexpr int KEYS = 64;  // keys of a block
 constexpr int VECTORS = KEYS / LANES;
 constexpr int QUERIES = 8 * TALL;  // queries of a task, which share a block of keys in the cache
 
-static INLINE void store(float *to, Floats x) { std::memcpy(to, &x, sizeof x); }
-static INLINE Floats all(float x) { return Floats{} + x; }
 static INLINE Floats larger(Floats a, Floats b) { return either(a > b, a, b); }
 // exp(x) for x <= 0, 0 below -87.
 static INLINE Floats weight_of(Floats x) { return either(x < all(-87.0f), Floats{}, exponential(x)); }
@@ -60,8 +59,7 @@ struct Matrix {
 
 struct Job {
     Matrix q, k, v;
-    float *y;       // (batch, queries, heads, value width), zeros
-    float *packed;  // (batch, key heads, blocks, width, KEYS)
+    float *y;  // (batch, queries, heads, value width)
     long heads, group, queries, keys, width, value_width;
     float scale;
     bool causal;  // query i sees the keys up to i + keys - queries
@@ -69,6 +67,8 @@ struct Job {
     long key_heads() const { return heads / group; }
     long out_row() const { return heads * value_width; }
     long blocks() const { return (keys + KEYS - 1) / KEYS; }
+    long parts() const { return (queries + QUERIES - 1) / QUERIES; }
+    long packed() const { return blocks() * KEYS * width; }  // numbers of a head of keys
     long seen(long query) const { return causal ? std::min(keys, query + 1 + keys - queries) : keys; }
 };
 
@@ -78,10 +78,10 @@ struct Running {
     Floats sum[QUERIES];
 };
 
-// Stores a block of keys as columns, with zeros after the last key.
-static void pack(const Job &job, long head, long block) {
+// Stores a block of keys as columns, with zeros after the last key. packed (blocks, width, KEYS): of the head.
+static void pack(const Job &job, long head, long block, float *packed) {
     const float *from = job.k.at(head / job.key_heads(), head % job.key_heads()) + block * KEYS * job.k.row;
-    float *to = job.packed + (head * job.blocks() + block) * KEYS * job.width;
+    float *to = packed + block * KEYS * job.width;
     const long count = std::min<long>(KEYS, job.keys - block * KEYS);
     for (long first = 0; first < KEYS; first += LANES)
         for (long x = 0; x < job.width; x += LANES) {
@@ -93,23 +93,21 @@ static void pack(const Job &job, long head, long block) {
         }
 }
 
-// scores (R, KEYS) = scale q k^T of R queries and the first ``count`` keys of a packed block, in whole vectors.
-template <int R>
-static INLINE void multiply(const Job &job, const float *q, const float *k, long count, float (&scores)[TALL][KEYS]) {
-    for (long first = 0; first < count; first += COLUMNS * LANES) {
-        Floats sum[R][COLUMNS] = {};
-        for (long x = 0; x < job.width; x++) {
-            Floats key[COLUMNS];
-            times<COLUMNS>(OF(w) { key[w] = load<Floats>(k + x * KEYS + first + w * LANES); });
-            times<R>(OF(r) {
-                const Floats query = all(q[r * job.q.row + x]);
-                times<COLUMNS>(OF(w) { sum[r][w] += query * key[w]; });
-            });
-        }
+// scores (R, W vectors) = scale q k^T of R queries and W vectors of a packed block's keys, from the key ``first``.
+template <int R, int W>
+static INLINE void multiply(const Job &job, const float *q, const float *k, long first, float (&scores)[TALL][KEYS]) {
+    Floats sum[R][W] = {};
+    for (long x = 0; x < job.width; x++) {
+        Floats key[W];
+        times<W>(OF(w) { key[w] = load<Floats>(k + x * KEYS + first + w * LANES); });
         times<R>(OF(r) {
-            times<COLUMNS>(OF(w) { store(&scores[r][first + w * LANES], sum[r][w] * job.scale); });
+            const Floats query = all(q[r * job.q.row + x]);
+            times<W>(OF(w) { sum[r][w] += query * key[w]; });
         });
     }
+    times<R>(OF(r) {
+        times<W>(OF(w) { store(&scores[r][first + w * LANES], sum[r][w] * job.scale); });
+    });
 }
 
 // Scores of a query become weights exp(score - maximum), 0 from ``seen`` on; returns the factor of what was summed
@@ -144,14 +142,15 @@ static INLINE float weigh(float (&scores)[KEYS], long seen, long count, float &t
     return factor;
 }
 
-// out (R, VW vectors) = factor out + weights v of ``count`` keys.
+// out (R, VW vectors) = factor out + weights v of ``count`` keys; ``fresh``: out holds nothing yet.
 template <int R, int VW>
 static INLINE void add(const Job &job, const float (&weights)[TALL][KEYS], const float *v, long count,
-                       const float (&factor)[TALL], float *out) {
-    Floats sum[R][VW];
-    times<R>(OF(r) {
-        times<VW>(OF(w) { sum[r][w] = load<Floats>(out + r * job.out_row() + w * LANES) * factor[r]; });
-    });
+                       const float (&factor)[TALL], bool fresh, float *out) {
+    Floats sum[R][VW] = {};
+    if (!fresh)
+        times<R>(OF(r) {
+            times<VW>(OF(w) { sum[r][w] = load<Floats>(out + r * job.out_row() + w * LANES) * factor[r]; });
+        });
     for (long key = 0; key < count; key++) {
         Floats value[VW];
         times<VW>(OF(w) { value[w] = load<Floats>(v + key * job.v.row + w * LANES); });
@@ -172,22 +171,23 @@ static void tile(const Job &job, const float *q, const float *k, const float *v,
     const long count = std::min<long>(KEYS, job.seen(first + R - 1) - begin);
     if (count <= 0) return;
     float scores[TALL][KEYS], factor[TALL];
-    multiply<R>(job, q, k, count, scores);
+    long key = 0;
+    for (; key + (COLUMNS - 1) * LANES < count; key += COLUMNS * LANES) multiply<R, COLUMNS>(job, q, k, key, scores);
+    for (; key < count; key += LANES) multiply<R, 1>(job, q, k, key, scores);
     times<R>(OF(r) {
         float &top = running.top[place + r];
         factor[r] = weigh(scores[r], job.seen(first + r) - begin, count, top, running.sum[place + r]);
     });
     long x = 0;
     for (; x + COLUMNS * LANES <= job.value_width; x += COLUMNS * LANES)
-        add<R, COLUMNS>(job, scores, v + x, count, factor, out + x);
-    for (; x < job.value_width; x += LANES) add<R, 1>(job, scores, v + x, count, factor, out + x);
+        add<R, COLUMNS>(job, scores, v + x, count, factor, begin == 0, out + x);
+    for (; x < job.value_width; x += LANES) add<R, 1>(job, scores, v + x, count, factor, begin == 0, out + x);
 }
 
-// A part of the queries of one head.
-static void attend(const Job &job, long b, long h, long first) {
-    const long rows = std::min<long>(QUERIES, job.queries - first), kv = h / job.group;
-    const float *q = job.q.at(b, h) + first * job.q.row, *v = job.v.at(b, kv);
-    const float *packed = job.packed + (b * job.key_heads() + kv) * job.blocks() * KEYS * job.width;
+// A part of the queries of one head. packed: its keys.
+static void attend(const Job &job, long b, long h, long part, const float *packed) {
+    const long first = part * QUERIES, rows = std::min<long>(QUERIES, job.queries - first);
+    const float *q = job.q.at(b, h) + first * job.q.row, *v = job.v.at(b, h / job.group);
     float *out = job.y + (b * job.queries + first) * job.out_row() + h * job.value_width;
     Running running;
     for (long r = 0; r < rows; r++) {
@@ -204,30 +204,56 @@ static void attend(const Job &job, long b, long h, long first) {
     }
     for (long r = 0; r < rows; r++) {
         const float whole = 1.0f / total(running.sum[r]);
-        for (long x = 0; x < job.value_width; x++) out[r * job.out_row() + x] *= whole;
+        float *const y = out + r * job.out_row();
+        for (long x = 0; x < job.value_width; x += LANES) store(y + x, load<Floats>(y + x) * whole);
     }
 }
 
-// strides: of batch, head and row of q, k and v. Widths are multiples of 16.
-extern "C" __attribute__((visibility("default"))) void
-qkv_attention(const float *q, const float *k, const float *v, float *y, float *packed, const long *strides, long batch,
-              long heads, long group, long queries, long keys, long width, long value_width, float scale, int causal,
-              int threads) {
-    const auto matrix = [&](const float *data, int i) {
-        return Matrix{data, strides[3 * i], strides[3 * i + 1], strides[3 * i + 2]};
-    };
-    const Job job{matrix(q, 0), matrix(k, 1), matrix(v, 2), y, packed, heads, group, queries, keys, width, value_width,
-                  scale, causal != 0};
-    const long parts = (queries + QUERIES - 1) / QUERIES, packs = batch * job.key_heads() * job.blocks();
+// A thread computes whole heads, whose keys and values stay in its cache.
+static void attend_heads(const Job &job, long batch, int threads) {
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        std::vector<float> packed(job.packed());
+#pragma omp for schedule(dynamic, 1)
+        for (long head = 0; head < batch * job.key_heads(); head++) {
+            for (long block = 0; block < job.blocks(); block++) pack(job, head, block, packed.data());
+            const long b = head / job.key_heads(), first = head % job.key_heads() * job.group;
+            for (long i = 0; i < job.group * job.parts(); i++)
+                attend(job, b, first + i / job.parts(), i % job.parts(), packed.data());
+        }
+    }
+}
+
+// Threads share the queries of a head.
+static void attend_parts(const Job &job, long batch, int threads) {
+    const long packs = batch * job.key_heads() * job.blocks();
+    std::vector<float> packed(batch * job.key_heads() * job.packed());
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
 #pragma omp for schedule(static)
-        for (long i = 0; i < packs; i++) pack(job, i / job.blocks(), i % job.blocks());
+        for (long i = 0; i < packs; i++)
+            pack(job, i / job.blocks(), i % job.blocks(), packed.data() + i / job.blocks() * job.packed());
         // The last parts first, which see the most keys.
 #pragma omp for schedule(dynamic, 1)
-        for (long i = 0; i < batch * heads * parts; i++) {
-            const long head = i % (batch * heads);
-            attend(job, head / heads, head % heads, (parts - 1 - i / (batch * heads)) * QUERIES);
+        for (long i = 0; i < batch * job.heads * job.parts(); i++) {
+            const long b = i % (batch * job.heads) / job.heads, h = i % job.heads;
+            attend(job, b, h, job.parts() - 1 - i / (batch * job.heads),
+                   packed.data() + (b * job.key_heads() + h / job.group) * job.packed());
         }
     }
+}
+
+constexpr long MANY_HEADS = 4;  // for each thread, so that they end at the same time
+
+// strides: of batch, head and row of q, k and v. Widths are multiples of 16.
+extern "C" __attribute__((visibility("default"))) void
+qkv_attention(const float *q, const float *k, const float *v, float *y, const long *strides, long batch, long heads,
+              long group, long queries, long keys, long width, long value_width, float scale, int causal, int threads) {
+    const auto matrix = [&](const float *data, int i) {
+        return Matrix{data, strides[3 * i], strides[3 * i + 1], strides[3 * i + 2]};
+    };
+    const Job job{matrix(q, 0), matrix(k, 1), matrix(v, 2), y, heads, group, queries, keys, width, value_width,
+                  scale, causal != 0};
+    if (batch * job.key_heads() >= MANY_HEADS * threads) attend_heads(job, batch, threads);
+    else attend_parts(job, batch, threads);
 }

@@ -48,6 +48,10 @@ template <class T> static INLINE T load(const void *from) {
     std::memcpy(&found, from, sizeof found);
     return found;
 }
+static INLINE void store(float *to, Floats x) { std::memcpy(to, &x, sizeof x); }
+
+// x in all lanes. Compilers read it once from memory; 0 + x would be an addition, as it is not x for -0.
+static INLINE Floats all(float x) { return x - Floats{}; }
 
 #if WIDE || MIDDLE
 static INLINE float total_of(__m256 numbers) {
@@ -128,7 +132,7 @@ static INLINE Floats lanes_of(const uint16_t *numbers) {
 static INLINE Bytes repeated(const int8_t *four) { return (Bytes)(Ints{} + load<int32_t>(four)); }
 
 static INLINE Floats either(Ints chosen, Floats yes, Floats no) {
-    return (Floats)((chosen & (Ints)yes) | (~chosen & (Ints)no));
+    return chosen ? yes : no;
 }
 
 // e^x with a relative error below 3e-7; x is limited to where that is a normal number. (Cephes' polynomial.)
