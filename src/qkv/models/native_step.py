@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _python_dispatch
 
 from qkv.layers import norms, relative
 from qkv.layers.context import Context
@@ -24,6 +23,7 @@ from qkv.layers.quantized import QuantizedLinear
 from qkv.layers.residuals import Residual
 from qkv.mixers.attention import Attention
 from qkv.models.block import Block, PreNorm
+from qkv.models.contents import Contents, observed
 from qkv.ops.choices import Choice, choose
 from qkv.ops.masks import Causal
 from qkv.ops.native import library
@@ -50,22 +50,11 @@ class NativeStep:
             self._modules += [block, block.branches]
             for j, slot in enumerate(block.branches):
                 self._add(i, j, slot)
-        self._owners, self._names, self._held = map(tuple, zip(*self._contents(), strict=True))
-        self._tensors = [held for held in self._held if isinstance(held, Tensor)]
-        self._addresses = [tensor.data_ptr() for tensor in self._tensors]
-        self._hooks = [hooks for m in self._modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
+        self.contents = Contents(self._modules)
 
     def current(self, blocks: Sequence[nn.Module]) -> bool:
         """True if the parts still hold the modules and tensors from which the steps were made."""
-        return (
-            all(map(operator.is_, self._blocks, blocks))
-            and all(map(operator.is_, map(dict.get, self._owners, self._names), self._held))
-            and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
-        )
-
-    def heard(self) -> bool:
-        """True if a part has a hook, which is called only with the part."""
-        return any(self._hooks)
+        return all(map(operator.is_, self._blocks, blocks)) and self.contents.current()
 
     def takes(self, rows: int, state: Sequence[Any]) -> bool:
         """True for so few rows that this is fastest, if all stores of ``state`` are dense or in pages, in fp32."""
@@ -91,12 +80,6 @@ class NativeStep:
         if not isinstance(attention.relative, relative.Rope):
             return None
         return attention.relative.angles(context, torch.float32)
-
-    def _contents(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
-        """Yield (owner, name, module or tensor) for all that the parts hold."""
-        for module in self._modules:
-            for owner in (module._modules, module._parameters, module._buffers):
-                yield from ((owner, name, held) for name, held in owner.items() if held is not None)
 
     def _add(self, i: int, j: int, slot: nn.Module) -> None:
         if type(slot) is not PreNorm or type(slot.residual) is not Residual or slot.training:
@@ -185,26 +168,14 @@ def native_step(
         or not x.is_cpu
         or x.dtype != torch.float32
         or stack.training
-        or _observed(context)
+        or observed(context, "cpu")
         or not library.available()
     ):
         return None
     found = _made.get(stack)
     if stack not in _made or (found is not None and not found.current(blocks)):
         found = _made[stack] = _built(blocks)
-    return found if found is not None and not found.heard() and found.takes(x.shape[0], state) else None
-
-
-def _observed(context: Context) -> bool:
-    """True if something reads what lies between the parts: a tap, gradients, a compiler, a mode such as a counter."""
-    return (
-        context.tap is not None
-        or context.lengths is not None
-        or torch.is_grad_enabled()
-        or torch.compiler.is_compiling()
-        or torch.is_autocast_enabled("cpu")
-        or _python_dispatch._get_current_dispatch_mode() is not None
-    )
+    return found if found is not None and not found.contents.heard() and found.takes(x.shape[0], state) else None
 
 
 def _built(blocks: Sequence[nn.Module]) -> NativeStep | None:
