@@ -1,4 +1,4 @@
-"""What parts hold, by which a step that was made from them notices a change; and whether a call is observed."""
+"""Contents of parts, by which a step that was made from them notices a change; question whether a call is observed."""
 
 from __future__ import annotations
 
