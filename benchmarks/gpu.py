@@ -13,6 +13,7 @@ A token of training has 6 P + 12 L D N FLOPs for P weights, L layers of width D 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ import attention
 from decode import build_qkv, prompts
 from gpt_models import Size, qkv_gpt, transformers_gpt
 from qkv.report.table import print_table
-from qkv.runs.bench.sides import other_model, other_writer, writer
+from qkv.runs.bench.sides import Writer, other_model, other_writer, writer
 from side_by_side import Times, available, in_turns, parser, say_where, version, write_table
 from train_step import step_of
 
@@ -37,7 +38,7 @@ BATCHES, PROMPT, NEW = (1, 8, 32), 32, 128
 SIDES = {
     "training": ("qkv", "qkv, compiled", "transformers", "transformers, compiled"),
     "attention": ("sdpa", "FlexAttention, compiled", "qkv"),
-    "decoding": ("qkv", "transformers"),
+    "decoding": ("qkv", "qkv, CUDA graph", "transformers", "transformers, compiled"),
 }
 Sides = Mapping[str, Callable[[], object]]
 
@@ -130,13 +131,30 @@ def _milliseconds(
     return {name: f"{t.best * 1e3:.3f}" for name, t in times.items()}
 
 
+def part_by_part(write: Writer) -> Writer:
+    """``write`` without CUDA graphs."""
+
+    def run(texts: list[list[int]], new: int) -> object:
+        os.environ["QKV_GRAPHS"] = "0"
+        try:
+            return write(texts, new)
+        finally:
+            del os.environ["QKV_GRAPHS"]
+
+    return run
+
+
 def decoding(device: str, smoke: bool, repeats: int) -> list[list[str]]:
     """Rows (batch, tokens/s of each side) of greedy generation in bf16."""
     model = build_qkv("gpt2", smoke)
     theirs = other_model(model) if not smoke and available("transformers", "transformers") else None
-    models = {"qkv": writer(model.bfloat16().to(device))}
+    models = {"qkv": part_by_part(writer(model.bfloat16().to(device)))}
+    if device.startswith("cuda"):
+        models["qkv, CUDA graph"] = writer(model)
     if theirs is not None:
         models["transformers"] = other_writer(theirs.bfloat16().to(device))
+        if device.startswith("cuda"):  # where the library compiles the steps of a cache of fixed size
+            models["transformers, compiled"] = other_writer(theirs, cache_implementation="static")
     new, rows = 4 if smoke else NEW, []
     for batch in (1,) if smoke else BATCHES:
         texts = prompts(batch, PROMPT, model.vocab_size or 0)

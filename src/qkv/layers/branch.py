@@ -35,6 +35,9 @@ class Branch(Declared):
     """True if the latest positions can be dropped by decreasing the stack's position count alone."""
     reads_pages: bool = False
     """True if keys and values that are stored in pages are read where they are; see ``qkv.state.pages``."""
+    replayable: bool = False
+    """True if a call with a state finds its positions in tensors alone, so that its kernels can be recorded and
+    replayed at others; see ``qkv.models.replayed_step``."""
     loss_share: float = 1.0
     """Share of the batch in the targets of a training step, by which a loss of the branch itself is multiplied."""
 

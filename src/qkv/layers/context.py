@@ -62,7 +62,7 @@ class Context:
     ``Signal``. grid: layout of the positions of image patches and the like; None for a sequence. graph: edges between
     the nodes of graphs; None for others. memories: inputs of cross-attention, by name; empty with a state, which holds
     what they need. arrival: place of the new positions after those read before; None without a state. memo: cache of
-    ``once``.
+    ``once``. constants: cache of ``constant`` for the calls that share it; None: nothing is kept.
     """
 
     positions: Tensor
@@ -77,6 +77,7 @@ class Context:
     grid: PositionGrid | None = None
     graph: Graph | None = None
     memo: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
+    constants: dict[Hashable, Any] | None = field(default=None, repr=False, compare=False)
 
     def of_layer(self, i: int) -> Context:
         """Copy of the context with the memories that layer ``i`` reads."""
@@ -133,6 +134,14 @@ class Context:
         if key not in self.memo:
             self.memo[key] = compute()
         return self.memo[key]
+
+    def constant(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """Result of ``compute()``, which is the same at all positions, such as numbers copied from the host."""
+        if self.constants is None:
+            return compute()
+        if key not in self.constants:
+            self.constants[key] = compute()
+        return self.constants[key]
 
 
 def _coordinates(grid: PositionGrid | None, like: Tensor) -> Tensor:

@@ -18,6 +18,8 @@ from qkv.spec.register import implements
 class FeedForward(Branch):
     """Feed-forward branch φ(x W1 + b1) W2 + b2 (Vaswani et al. 2017)."""
 
+    replayable = True
+
     def __init__(self, part: spec.FeedForward, width: int):
         super().__init__(part, width)
         hidden = part.hidden_at(width)
@@ -36,6 +38,8 @@ class FeedForward(Branch):
 @implements(spec.GatedFeedForward)
 class GatedFeedForward(Branch):
     """Gated feed-forward branch (φ(x Wg) ⊙ x Wu) Wd (GLU variants, Shazeer 2020). Wg and Wu share one stored matrix."""
+
+    replayable = True
 
     def __init__(self, part: spec.GatedFeedForward, width: int):
         super().__init__(part, width)

@@ -31,6 +31,8 @@ class Relative(LookupTable):
 
     only_slopes: bool = False
     """True if ``rotate`` and ``slopes`` are all that attention takes from it."""
+    replayable: bool = False
+    """True if all that it gives is computed on the device from positions there; see ``Branch.replayable``."""
 
     def rotate(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """Return queries (B, H, N, Dk) and keys (B, G, N, Dk) rotated by their positions in ``context`` (RoPE)."""
@@ -56,7 +58,7 @@ class Relative(LookupTable):
 class NoRelative(Relative):
     """No relative positions: no rotation, bias or added values."""
 
-    only_slopes = True
+    only_slopes = replayable = True
 
     def __init__(self, part: parts.NoRelative, attention: branches.Attention, widths: tuple[int, int]):
         super().__init__()
@@ -66,7 +68,7 @@ class NoRelative(Relative):
 class Rope(Relative):
     """Rotary position embedding: rotates q and k by angles proportional to their position (RoPE, Su et al. 2021)."""
 
-    only_slopes = True
+    only_slopes = replayable = True
 
     def __init__(self, part: parts.Rope, attention: branches.Attention, widths: tuple[int, int]):
         super().__init__()
@@ -83,8 +85,15 @@ class Rope(Relative):
 
     def rotation(self, context: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """(cosines, sines) of the rotation angles at the positions of ``context``."""
+        frequencies, magnitude = context.constant(
+            ("rope", self.part, self.head_dim, dtype), lambda: self._turns(context, dtype)
+        )
+        return position_ops.rotation(context.positions[:, None], frequencies, magnitude)
+
+    def _turns(self, context: Context, dtype: torch.dtype) -> tuple[Tensor, float]:
+        """Frequencies on the device of the positions, and magnitude."""
         frequencies, magnitude = rope_frequencies(self.part, self.part.rotated(self.head_dim), dtype)
-        return position_ops.rotation(context.positions[:, None], frequencies.to(context.positions.device), magnitude)
+        return frequencies.to(context.positions.device), magnitude
 
 
 @implements(parts.Rope2D)

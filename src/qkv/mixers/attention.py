@@ -70,6 +70,11 @@ class Attention(KeyValueAttention):
         known = isinstance(self.mask, Causal) and self.relative.only_slopes and self.shape is None
         return known and self.part.top_k is None and pages.available(self.like())
 
+    @property
+    def replayable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """True under a causal mask, which hides the slots after a position, with all scores in use."""
+        return isinstance(self.mask, Causal) and self.relative.replayable and self.part.top_k is None
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         q, k, v = self.projected(x, context)
         q, k = self.relative.rotate(q, k, context)

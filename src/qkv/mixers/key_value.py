@@ -11,7 +11,7 @@ from qkv.layers.layout import Layouts, from_heads, matrix
 from qkv.layers.linear import Linear
 from qkv.layers.norms import build_norm
 from qkv.mixers.masks import build_mask
-from qkv.ops.masks import Sites
+from qkv.ops.masks import SharedSites, Sites
 from qkv.spec.branches import Branch as BranchSpec
 from qkv.spec.branches import MaskedAttention
 from qkv.spec.masks import AllOf, Mask
@@ -54,7 +54,7 @@ class KeyValueBranch(Branch):
         aligned = seen.in_place and arrival.start is not None
 
         def sites() -> Sites:
-            return Sites(context.positions, seen.positions, aligned=aligned, full=full, prefix=context.prefix)
+            return SharedSites(context.positions, seen.positions, aligned=aligned, full=full, prefix=context.prefix)
 
         return seen.keys, seen.values, state, context.once(("slots", id(seen.positions), aligned, full), sites)
 

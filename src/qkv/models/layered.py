@@ -17,6 +17,7 @@ from qkv.layers.relative import share_tables
 from qkv.models.block import Block
 from qkv.models.depth_average import DepthAverage
 from qkv.models.native_step import NativeStep, native_step
+from qkv.models.replayed_step import replayed_step
 from qkv.models.reversible import through_reversible
 from qkv.spec.model import Layered as LayeredSpec
 from qkv.state.pages import Paged
@@ -111,6 +112,8 @@ class Layered(Declared):
         """Return (vectors (B, N, D) after the last block and the norm, next state of the blocks; None without one)."""
         if state is None:
             return self.norm(self.last(x, context), context), None
+        if (recorded := replayed_step(self, x, context, state)) is not None:
+            return recorded(x, context), tuple(state)
         if (step := self._native(x, context, state)) is not None:
             return self.norm(step(x, context, state), context), tuple(state)
         after = []

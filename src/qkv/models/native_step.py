@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _python_dispatch
 
 from qkv.layers import norms, relative
 from qkv.layers.context import Context
@@ -24,7 +23,7 @@ from qkv.layers.quantized import QuantizedLinear, QuantizedTable
 from qkv.layers.residuals import Residual
 from qkv.mixers.attention import Attention
 from qkv.models.block import Block, PreNorm
-from qkv.models.unchanged import Promise, promise
+from qkv.models.contents import Contents, observed, watched
 from qkv.ops.choices import Choice, choose
 from qkv.ops.masks import Causal
 from qkv.ops.native import library
@@ -47,27 +46,11 @@ class NativeStep:
         self.steps, self._attentions = Steps(), list[tuple[int, int]]()
         self._ropes: dict[Hashable, relative.Rope] = {}
         self._build(self._parts)
-        self._owners, self._names, self._held = map(tuple, zip(*self._contents(), strict=True))
-        self._tensors = [held for held in self._held if isinstance(held, Tensor)]
-        self._addresses = [tensor.data_ptr() for tensor in self._tensors]
-        self._hooks = [hooks for m in self._modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
-        self._compared: Promise | None = promise()
+        self.contents = Contents(self._modules)
 
     def current(self, parts: Sequence[nn.Module]) -> bool:
         """True if ``parts`` are those from which the steps were made, and hold the same modules and tensors."""
-        given = promise()
-        if given is not None and given is self._compared:
-            return True
-        self._compared = given
-        return (
-            all(map(operator.is_, self._parts, parts))
-            and all(map(operator.is_, map(dict.get, self._owners, self._names), self._held))
-            and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
-        )
-
-    def heard(self) -> bool:
-        """True if a part has a hook, which is called only with the part."""
-        return any(self._hooks)
+        return all(map(operator.is_, self._parts, parts)) and self.contents.current()
 
     def takes(self, rows: int, state: Sequence[Any]) -> bool:
         """True for so few rows that this is fastest, if all stores of ``state`` are dense or in pages, in fp32."""
@@ -111,12 +94,6 @@ class NativeStep:
             self._modules += [block, block.branches]
             for j, slot in enumerate(block.branches):
                 self._add(i, j, slot)
-
-    def _contents(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
-        """Yield (owner, name, module or tensor) for all that the parts hold."""
-        for module in self._modules:
-            for owner in (module._modules, module._parameters, module._buffers):
-                yield from ((owner, name, held) for name, held in owner.items() if held is not None)
 
     def _add(self, i: int, j: int, slot: nn.Module) -> None:
         if type(slot) is not PreNorm or type(slot.residual) is not Residual or slot.training:
@@ -221,8 +198,7 @@ def native_step(
     """Step of ``stack``, whose blocks are run in the order ``blocks``, for new positions x (B, N, D); None where the
     blocks are to be called.
     """
-    seen = context.tap is not None or context.lengths is not None
-    if x.shape[1] != 1 or not x.is_cpu or x.dtype != torch.float32 or seen:
+    if x.shape[1] != 1 or not x.is_cpu or x.dtype != torch.float32 or watched(context):
         return None
     return step_of(_made, stack, blocks, x.shape[0], state, NativeStep)
 
@@ -241,22 +217,12 @@ def step_of(
     """Step of a kind for one new position of ``rows`` rows, made once of the ``parts`` of a stack; None where they are
     to be called. made: the steps of other stacks.
     """
-    if stack.training or _observed() or not library.available():
+    if stack.training or observed("cpu") or not library.available():
         return None
     found = made.get(stack)
     if stack not in made or (found is not None and not found.current(parts)):
         found = made[stack] = _built(kind, parts)
-    return found if found is not None and not found.heard() and found.takes(rows, state) else None
-
-
-def _observed() -> bool:
-    """True if something reads what lies between the parts: gradients, a compiler, a mode such as a counter."""
-    return (
-        torch.is_grad_enabled()
-        or torch.compiler.is_compiling()
-        or torch.is_autocast_enabled("cpu")
-        or _python_dispatch._get_current_dispatch_mode() is not None
-    )
+    return found if found is not None and not found.contents.heard() and found.takes(rows, state) else None
 
 
 def _built(kind: Callable[[Sequence[nn.Module]], Step], parts: Sequence[nn.Module]) -> Step | None:

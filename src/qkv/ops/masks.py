@@ -6,11 +6,14 @@ by setting logits to -inf, not by multiplying weights.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -231,6 +234,10 @@ class Sites:
     prefix: Tensor | None = None
     given: Tensor | None = None
 
+    def once(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """Result of ``compute()``, which depends on ``key`` and the sites alone; see ``SharedSites``."""
+        return compute()
+
     def grid(self, num_heads: int) -> Grid:
         """Index tensors of all (row, head, query, key), the arguments of mask predicates."""
         device = self.query.device
@@ -268,3 +275,17 @@ class Sites:
             prefix=self.prefix,
             given=None if self.given is None else self.given[:, queries, keys],
         )
+
+
+@dataclass(frozen=True)
+class SharedSites(Sites):
+    """Sites of several layers: what ``once`` computes for the first of them is kept for the others."""
+
+    memo: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def once(self, key: Hashable, compute: Callable[[], T]) -> T:
+        if torch.compiler.is_compiling():  # the compiler merges equal subexpressions, and cannot hash a mask
+            return compute()
+        if key not in self.memo:
+            self.memo[key] = compute()
+        return self.memo[key]

@@ -19,14 +19,22 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Ten
             return F.scaled_dot_product_attention(q, k, v, **options)
         if sites.aligned and q.shape[2] == k.shape[2] and is_causal_here(problem):
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
-    visible = sites.visible(problem.mask, q.shape[1])
+    visible, blind = sites.once((problem.mask, q.shape[1]), lambda: _visible(problem, q.shape[1]))
     bias = problem.bias()
-    blind = None if sites.aligned else ~visible.any(-1, keepdim=True)
-    if blind is not None:
-        visible = visible | blind
     shown = visible if bias is None else torch.where(visible, bias.to(q.dtype), -torch.inf)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=shown, **options)
     return out if blind is None else out.masked_fill(blind, 0.0)
+
+
+def _visible(problem: AttentionProblem, num_heads: int) -> tuple[Tensor, Tensor | None]:
+    """(visible keys (B or 1, H or 1, N, M), all for a query that sees none; mask of such queries, None if known that
+    there are none).
+    """
+    visible = problem.sites.visible(problem.mask, num_heads)
+    if problem.sites.aligned:
+        return visible, None
+    blind = ~visible.any(-1, keepdim=True)
+    return visible | blind, blind
 
 
 def is_causal_here(problem: AttentionProblem) -> bool:

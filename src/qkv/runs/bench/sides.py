@@ -61,14 +61,18 @@ def reader(model: Transformer) -> Reader:
     return run
 
 
-def other_writer(model: Any) -> Writer:
-    """``generate`` of a model of the transformers library: greedy, eager, with its key/value cache, no end token."""
+def other_writer(model: Any, **settings: Any) -> Writer:
+    """``generate`` of a model of the transformers library: greedy, eager, with its key/value cache, no end token.
+
+    ``settings``: further arguments of it.
+    """
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
 
     def run(prompts: list[list[int]], new: int) -> object:
         ids = torch.tensor(prompts, device=model.device)
-        written = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False)
+        greedy = {"max_new_tokens": new, "do_sample": False, **settings}
+        written = model.generate(ids, attention_mask=torch.ones_like(ids), **greedy)
         if written.shape[1] != len(prompts[0]) + new:
             raise RuntimeError(f"{written.shape[1] - len(prompts[0])} tokens were generated in place of {new}")
         return written

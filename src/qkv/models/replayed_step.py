@@ -1,0 +1,201 @@
+"""Decoding of one position of each row by kernels that are recorded once and launched together, as a CUDA graph.
+
+    x, positions ── copied to ── x (B, 1, D), positions (B, 1) ─ blocks ─ norm ─ y (B, 1, D)
+                                         keys and values of the state, all slots
+
+A graph repeats its kernels with the same addresses and shapes. So the step reads positions from a tensor, writes keys
+and values to the slots that it names, and attends to all slots under a mask by positions (``qkv.state.slots``). The
+parts run as ever; a stack is recorded if all its branches are ``replayable``. Counts stay on the host, beside the
+graph, and the state after a step is that of a step part by part. ``QKV_GRAPHS=0`` turns recording off.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from functools import cache
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from qkv.layers.context import Context
+from qkv.models.contents import Contents, observed, watched
+from qkv.state.arrival import Arrival
+from qkv.state.slots import DeviceArrival, Slots
+from qkv.state.store import Dense
+from qkv.state.tree import stores
+
+
+class Recorded(Protocol):
+    """Kernels of a function without arguments, which ``replay`` runs again on what lies at their addresses."""
+
+    def replay(self) -> Tensor:
+        """Run the kernels; returns the output of the function, at the same address each time."""
+        ...
+
+
+class CudaGraph:
+    """CUDA graph of the function ``run`` on ``device``, which is called twice: the first call makes what kernels set up
+    when they are first launched, the second is recorded.
+    """
+
+    def __init__(self, run: Callable[[], Tensor], device: torch.device):
+        self._graph = torch.cuda.CUDAGraph()
+        now, aside = torch.cuda.current_stream(device), _stream(device)
+        with torch.cuda.stream(now):  # current again afterwards, also where recording fails
+            aside.wait_stream(now)
+            with torch.cuda.stream(aside):
+                run()
+            with torch.cuda.graph(self._graph, stream=aside, capture_error_mode="thread_local"):
+                self._output = run()
+
+    def replay(self) -> Tensor:
+        self._graph.replay()
+        return self._output
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """Stream on which all graphs of a device are recorded: products keep memory for each stream that they see."""
+    return torch.cuda.Stream(device)
+
+
+RECORDERS: dict[str, Callable[[Callable[[], Tensor], torch.device], Recorded]] = {"cuda": CudaGraph}
+"""Classes that record a function of a device, by the device's type."""
+
+
+class StepInputs:
+    """Tensors that a step reads at each of its runs, like x (B, 1, D), and what it keeps from one to the next."""
+
+    def __init__(self, x: Tensor):
+        with torch.inference_mode(mode=False):  # so that steps outside of it may write to them too
+            self.x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+            self.positions = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
+        self.constants: dict[Hashable, Any] = {}
+
+    def set(self, x: Tensor, positions: Tensor) -> None:
+        """Copy x (B, 1, D) and positions (B or 1, 1) to them."""
+        self.x.copy_(x)
+        self.positions.copy_(positions)
+
+
+def fixed_step(stack: Any, inputs: StepInputs, state: Sequence[Sequence[Any]]) -> Callable[[], Tensor]:
+    """Function without arguments for the vectors (B, 1, D) after blocks and norm of ``stack``, at ``inputs``.
+
+    It stores keys and values in ``state``, whose stores are dense, and calls of it with equal inputs change nothing.
+    """
+    fixed = [[Slots(s.keys, s.values) if isinstance(s, Dense) else s for s in branches] for branches in state]
+
+    def run() -> Tensor:
+        y, place = inputs.x, DeviceArrival(inputs.positions)
+        context = Context(inputs.positions, arrival=place, constants=inputs.constants)
+        for after, _ in stack.through(y, context, fixed):
+            y = after
+        return stack.norm(y, context)
+
+    return run
+
+
+class ReplayedStep:
+    """Steps of a stack: recorded in the second call in a row on stores at the same addresses, then replayed.
+
+    Stores are new where rows join, leave or change places, and where they grow: the first step on them is left to the
+    parts, as recording runs the code of a step twice. The recording does not keep the stores: others at their addresses
+    are as good. Each thread has recordings of its own, as their memory serves one step at a time.
+    """
+
+    def __init__(self, stack: Any):
+        self._parts = _parts(stack)
+        self.contents = Contents([module for part in self._parts for module in part.modules()])
+        self._before: Hashable = None
+        self._recorded: tuple[Hashable, StepInputs, Recorded] | None = None
+        self._failed = False
+
+    def current(self, stack: Any) -> bool:
+        """True if the stack has the modules and tensors for which this was made."""
+        return self._parts == _parts(stack) and self.contents.current()
+
+    def prepare(self, stack: Any, x: Tensor, context: Context, state: Sequence[Any]) -> bool:
+        """Make room in the stores of ``state``, and record the step if it is time; True if it is recorded for them."""
+        if self._failed:
+            return False
+        assert context.arrival is not None
+        place, before = _place(x, context.arrival, state), self._before
+        self._before = place
+        if self._recorded is not None and self._recorded[0] == place:
+            return True
+        if place is None or place != before:
+            return False
+        self._record(place, stack, x, context, state)
+        return not self._failed
+
+    def _record(self, place: Hashable, stack: Any, x: Tensor, context: Context, state: Sequence[Any]) -> None:
+        self._recorded = None  # its memory is free then
+        inputs = StepInputs(x)
+        inputs.set(x, context.positions)
+        try:
+            self._recorded = place, inputs, RECORDERS[x.device.type](fixed_step(stack, inputs, state), x.device)
+        except RuntimeError as error:
+            self._failed = True
+            warnings.warn(
+                f"decoding steps cannot be recorded on {x.device} and run part by part, which is slower "
+                f"(QKV_GRAPHS=0 does not try): {error}",
+                stacklevel=2,
+            )
+
+    def __call__(self, x: Tensor, context: Context) -> Tensor:
+        """Vectors (B, 1, D) after blocks and norm, after ``prepare``; x (B, 1, D): input of the blocks."""
+        assert self._recorded is not None
+        _, inputs, recorded = self._recorded
+        inputs.set(x, context.positions)
+        return recorded.replay().clone()
+
+
+def _parts(stack: Any) -> list[nn.Module]:
+    average = stack.depth_average
+    return [*stack.walked, stack.norm, *([] if average is None else [average])]
+
+
+def _place(x: Tensor, arrival: Arrival, state: Sequence[Any]) -> Hashable:
+    """Shapes and addresses of a step, which has room in all stores then; None if there are other stores than dense."""
+    held = list(stores(state))
+    if any(type(store) is not Dense for store in held):
+        return None
+    rooms = [t for store in held for t in store.room(arrival.end)]  # type: ignore[attr-defined]
+    return x.shape, x.dtype, x.device, *((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in rooms)
+
+
+class _Made(threading.local):
+    def __init__(self) -> None:
+        self.steps: WeakKeyDictionary[nn.Module, ReplayedStep | None] = WeakKeyDictionary()
+
+
+_made = _Made()
+
+
+def replayed_step(stack: Any, x: Tensor, context: Context, state: Sequence[Any]) -> ReplayedStep | None:
+    """Step of ``stack``, a module of blocks in sequence, for new positions x (B, N, D); None where the parts are to be
+    called.
+    """
+    kind = x.device.type
+    if kind not in RECORDERS or x.shape[1] != 1 or stack.training or _off() or observed(kind) or watched(context):
+        return None
+    found = _made.steps.get(stack)
+    if stack not in _made.steps or (found is not None and not found.current(stack)):
+        found = _made.steps[stack] = ReplayedStep(stack) if _replayable(stack) else None
+    return (
+        found if found is not None and not found.contents.heard() and found.prepare(stack, x, context, state) else None
+    )
+
+
+def _replayable(stack: Any) -> bool:
+    replayable = all(branch.replayable for branch in stack.branches)
+    return replayable and not any(module.training for part in _parts(stack) for module in part.modules())
+
+
+def _off() -> bool:
+    return os.environ.get("QKV_GRAPHS") == "0"
