@@ -11,11 +11,14 @@ from torch import Tensor
 
 import qkv
 from qkv.generation.sample import generate
+from qkv.layers.branch import linear_maps
+from qkv.layers.lora import adapters, merged, wrap
 from qkv.models import layered, native_step
 from qkv.models.quantize import quantize
 from qkv.models.transformer import Transformer
 from qkv.ops.choices import made
 from qkv.ops.native.step import INPUTS
+from qkv.spec.adapt import LoRA
 from qkv.spec.model import Model
 from qkv.spec.quantization import Quantization
 from qkv.system import compiler
@@ -101,6 +104,32 @@ def test_quantised_weights(name: str, bits: int, monkeypatch: pytest.MonkeyPatch
     assert used(model)
     monkeypatch.setattr(layered, "native_step", lambda *given: None)
     torch.testing.assert_close(found, decoded(model, ids, 5), rtol=0, atol=1e-4 if bits == 16 else 0.02)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "odd sizes"])
+def test_low_rank_adapters(name: str, rows: int) -> None:
+    """Beside all products, of inputs of every kind; a merge and its end are noticed, and another scale is left to the
+    layers.
+    """
+    model, ids = built(FORMS[name]), tokens(rows, 12)
+    every = {path.rpartition(".")[2] for path in linear_maps(model)}
+    wrap(model, linear_maps(model), LoRA(rank=3, alpha=6.0))
+    for layer in adapters(model).values():
+        torch.nn.init.normal_(layer.lora_b, std=0.1)
+        layer.absorb_scale()
+    assert {"qkv", "output", "down"} <= every
+    expected = decoded(copy.deepcopy(model).double(), ids, 5)
+    torch.testing.assert_close(decoded(model, ids, 5).double(), expected, rtol=0, atol=2e-5)
+    with merged(model):
+        torch.testing.assert_close(decoded(model, ids, 5).double(), expected, rtol=0, atol=2e-5)
+        assert used(model)
+    torch.testing.assert_close(decoded(model, ids, 5).double(), expected, rtol=0, atol=2e-5)
+    assert used(model)
+    next(iter(adapters(model).values())).scale = 2.0
+    other = copy.deepcopy(model)
+    decoded(other, ids, 5)
+    assert not used(other)
 
 
 def test_rows_of_different_lengths_and_stores_that_grow() -> None:

@@ -1,8 +1,8 @@
 """Decoding of one position of a few rows by the native library, of stacks whose parts it knows.
 
 It knows blocks in pre-norm order, of attention under a causal mask (any number of key heads, RoPE) and feed-forward
-layers, plain and gated; weights in fp32 or quantised. Other stacks, and calls with a tap, gradients or hooks, run part
-by part. See ``qkv.ops.native.step``.
+layers, plain and gated; weights in fp32, also with a low-rank adapter whose scale is 1, or quantised. Other stacks, and
+calls with a tap, gradients or hooks, run part by part. See ``qkv.ops.native.step``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from qkv.layers import norms, relative
 from qkv.layers.context import Context
 from qkv.layers.feed_forward import FeedForward, GatedFeedForward
 from qkv.layers.linear import Linear
+from qkv.layers.lora import LowRank
 from qkv.layers.quantized import QuantizedLinear
 from qkv.layers.residuals import Residual
 from qkv.mixers.attention import Attention
@@ -119,16 +120,16 @@ class NativeStep:
             raise Unknown
         sizes = Attending(body.num_heads, body.kv_heads, body.head_dim, body.value_dim, body.scale)
         self._modules.append(body.relative)
-        self.steps.multiply(self._matrix(body.qkv), STREAM, WIDE, norm)
+        self._multiply(body.qkv, STREAM, WIDE, norm)
         self.steps.attend(sizes, WIDE, MIXED)
-        self.steps.multiply(self._matrix(body.output), MIXED, STREAM)
+        self._multiply(body.output, MIXED, STREAM)
 
     def _feed_forward(self, body: Any, norm: InputNorm | None) -> None:
         gated, activation = isinstance(body, GatedFeedForward), body.spec.activation
         if activation not in INPUTS:
             raise Unknown
-        self.steps.multiply(self._matrix(body.gate_up if gated else body.up), STREAM, WIDE, norm)
-        self.steps.multiply(self._matrix(body.down), WIDE, STREAM, None, activation, gated)
+        self._multiply(body.gate_up if gated else body.up, STREAM, WIDE, norm)
+        self._multiply(body.down, WIDE, STREAM, None, activation, gated)
 
     def _norm(self, norm: nn.Module) -> InputNorm | None:
         self._modules.append(norm)
@@ -140,6 +141,14 @@ class NativeStep:
             return InputNorm("rms norm", norm.weight, None, norm.eps)
         raise Unknown
 
+    def _multiply(self, layer: nn.Module, origin: int, to: int, *how: Any) -> None:
+        """Add the product of ``layer``, and that of its adapter, W f(x) + b + B A f(x); ``how``: f."""
+        self.steps.multiply(self._matrix(layer), origin, to, *how)
+        if type(layer) is LowRank and not layer.merged:
+            between = next(buffer for buffer in (WIDE, MIXED) if buffer not in (origin, to))
+            self.steps.multiply(_rows(layer.lora_a, None), origin, between, *how)
+            self.steps.multiply(_rows(layer.lora_b, None), between, to, adds=True)
+
     def _matrix(self, layer: nn.Module) -> Matrix:
         self._modules.append(layer)
         if type(layer) is QuantizedLinear:
@@ -148,12 +157,18 @@ class NativeStep:
             return Matrix(
                 packed.stored, layer.bias, packed.outer, packed.inner, packed.bits, packed.scale, packed.group
             )
+        if type(layer) is LowRank and (layer.merged or layer.scale == 1.0):
+            return _rows(layer.stored, layer.bias)
         if type(layer) is not Linear:
             raise Unknown
-        weight = layer.weight
-        if weight.dtype != torch.float32 or not weight.is_cpu or weight.stride(1) != 1:
-            raise Unknown
-        return Matrix(weight, layer.bias, weight.shape[0], weight.shape[1])
+        return _rows(layer.weight, layer.bias)
+
+
+def _rows(weight: Tensor, bias: Tensor | None) -> Matrix:
+    """Weights (O, I) in fp32. Raises ``Unknown`` for others, and for those that are not stored in rows."""
+    if weight.dtype != torch.float32 or not weight.is_cpu or weight.stride(1) != 1:
+        raise Unknown
+    return Matrix(weight, bias, weight.shape[0], weight.shape[1])
 
 
 def _is_known(store: Any) -> bool:

@@ -134,14 +134,15 @@ class Steps:
         norm: InputNorm | None = None,
         activation: str | None = None,
         gated: bool = False,
+        adds: bool = False,
     ) -> None:
-        """Add ``to`` = W f(``origin``) + b; the residual stream is added to, other buffers are replaced.
+        """Add ``to`` = W f(``origin``) + b; with ``adds``, and for the residual stream, ``to`` += W f(``origin``) + b.
 
         f: ``norm``, or ``activation``, or with ``gated`` activation(a) ⊙ b of an input (a, b), or nothing.
         """
         kind = norm.kind if norm is not None else activation or INPUTS[0]
         step = _Step(product=matrix.described(), input=INPUTS.index(kind), gated=gated, origin=origin, to=to)
-        step.product.adds = to == STREAM
+        step.product.adds = adds or to == STREAM
         if norm is not None:
             step.norm_weight, step.norm_bias, step.eps = _address(norm.weight), _address(norm.bias), norm.eps
         self._steps.append(step)
