@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import qkv
+from qkv.generation.requests import Request, RequestQueue
 from qkv.generation.sample import generate
 from qkv.layers.branch import linear_maps
 from qkv.layers.lora import adapters, merged, wrap
@@ -17,7 +18,7 @@ from qkv.models import layered, native_step
 from qkv.models.quantize import quantize
 from qkv.models.transformer import Transformer
 from qkv.ops.choices import made
-from qkv.ops.native.step import INPUTS
+from qkv.ops.native.step import INPUTS, Steps
 from qkv.spec.adapt import LoRA
 from qkv.spec.model import Model
 from qkv.spec.quantization import Quantization
@@ -140,6 +141,26 @@ def test_rows_of_different_lengths_and_stores_that_grow() -> None:
     assert used(model)
     for text, written in zip(texts, together, strict=True):
         assert generate(copy.deepcopy(model).double(), [text], settings) == [written]
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "one key head", "odd sizes"])
+def test_threads_divide_rows_of_different_lengths(name: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each head of each row is computed by one thread, also with more threads than heads; in slots and in pages."""
+    model, lengths = built(FORMS[name]), (70, 1, 90, 3, 41)
+    texts = [tokens(1, length)[0].tolist() for length in lengths]
+    settings = qkv.Generation(max_new_tokens=8, temperature=0.0)
+    expected = generate(copy.deepcopy(model).double(), texts, settings)
+    monkeypatch.setattr(Steps, "_threads", lambda self, positions: threads)
+    assert generate(model, texts, settings) == expected
+    queue, found = RequestQueue(model, None), dict[int, list[int]]()
+    for text in texts:
+        queue.submit(Request(text, settings))
+    while not queue.idle:
+        for piece in queue.step():
+            found.setdefault(piece.number, []).extend(piece.tokens)
+    assert [found[i] for i in range(len(texts))] == expected
+    assert used(model)
 
 
 def test_changes_of_the_model_are_noticed() -> None:
