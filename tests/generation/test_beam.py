@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.generation.models import STACKS, VOCABULARY, model
+from tests.generation.reads import shapes_read
 from tests.models.test_published import VOCABULARY as PUBLISHED
 from tests.models.test_published import pair
 from transformers import GenerationConfig
@@ -235,9 +236,8 @@ def test_a_batch_is_its_rows_one_by_one_though_they_end_at_different_times(name:
 
 
 def test_rows_that_are_done_leave_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    m, read = model("gru"), []
-    reads = m._read
-    monkeypatch.setattr(m, "_read", lambda signal, *a: read.append(tuple(signal.values.shape)) or reads(signal, *a))
+    m = model("gru")
+    read = shapes_read(m, monkeypatch)
     generation = BEAMS.changed(early_stopping=True, num_beams=2, num_return=1, max_new_tokens=40)
     ends = [4, 9, 6]
     found = beam_search(m, PROMPTS, generation, ends=lambda row, new: len(new) >= ends[row])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.generation.models import STACKS, model
+from tests.generation.reads import shapes_read
 from tests.generation.test_beam import translator
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -50,9 +51,8 @@ def test_a_row_admitted_while_others_decode_gets_the_tokens_that_it_gets_alone(n
 
 
 def test_rows_come_and_go_without_a_second_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    m, read = model("rope"), []
-    reads = m._read
-    monkeypatch.setattr(m, "_read", lambda signal, *a: read.append(tuple(signal.values.shape)) or reads(signal, *a))
+    m = model("rope")
+    read = shapes_read(m, monkeypatch)
     sampling = Sampling(m, PROMPTS[:2], DRAWN.changed(max_new_tokens=4))
     sampling.step()
     sampling.admit(PROMPTS[2:])
@@ -78,9 +78,8 @@ def test_a_row_that_is_dropped_before_it_is_read_leaves_the_others() -> None:
 
 
 def test_only_rows_whose_context_slides_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    m, read = model("learned", context_length=8), []
-    reads = m._read
-    monkeypatch.setattr(m, "_read", lambda signal, *a: read.append(tuple(signal.values.shape)) or reads(signal, *a))
+    m = model("learned", context_length=8)
+    read = shapes_read(m, monkeypatch)
     generate(m, [[1, 2, 3, 4, 5, 6, 7], [1, 2, 3], [5, 4, 3, 2, 1, 2, 3]], Generation(max_new_tokens=4, temperature=0))
     assert read == [(3, 7), (3, 1), (1, 1), (2, 5), (3, 1)]
 

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from tests.generation.models import model
+from tests.generation.reads import shapes_read
 from tests.generation.test_requests import letters
 from tests.generation.test_text import system
 
@@ -91,9 +92,8 @@ def test_prompts_together_score_as_each_alone(name: str) -> None:
 
 
 def test_the_shared_beginning_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    m, read = model("rope"), []
-    reads = m._read
-    monkeypatch.setattr(m, "_read", lambda signal, *a: read.append(tuple(signal.values.shape)) or reads(signal, *a))
+    m = model("rope")
+    read = shapes_read(m, monkeypatch)
     score_prompts(m, [[5, 1, 7, 2, 3], [5, 1, 7, 2, 9, 4]], [[[1], [2, 3]]] * 2)
     assert read == [(1, 4), (2, 2), (2, 1)]
 

@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from tests.generation.models import STACKS, VOCABULARY, model
+from tests.generation.reads import tell_reads
 from tests.generation.test_beam import translator
 from tests.generation.test_prefix import prefix_model
 
@@ -30,10 +31,7 @@ def passes_of(size: int, m: Transformer | None = None) -> Iterator[list[tuple[in
     shapes: list[tuple[int, ...]] = []
     with pytest.MonkeyPatch.context() as changed, patch.dict(prefill.PASS, cpu=size):
         if m is not None:
-            reads = m._read
-            changed.setattr(
-                m, "_read", lambda signal, *a: shapes.append(tuple(signal.values.shape)) or reads(signal, *a)
-            )
+            tell_reads(m, changed, shapes.append)
         yield shapes
 
 

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.generation.models import STACKS, VOCABULARY, model
+from tests.generation.reads import shapes_read
 from tests.generation.test_filters import chi_square_p
 from tests.ops.clock import forget_choices
 
@@ -122,9 +123,8 @@ def test_refusing_names_the_numbers_and_allows_the_last_position() -> None:
 
 
 def test_one_forward_pass_reads_one_new_token_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    m, read = model("all"), []
-    reads = m._read
-    monkeypatch.setattr(m, "_read", lambda signal, *a: read.append(tuple(signal.values.shape)) or reads(signal, *a))
+    m = model("all")
+    read = shapes_read(m, monkeypatch)
     generate(m, PROMPTS, GREEDY.changed(max_new_tokens=5))
     assert read == [(3, 9)] + [(3, 1)] * 4
 

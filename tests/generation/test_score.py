@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.generation.models import STACKS, VOCABULARY, model
+from tests.generation.reads import shapes_read
 from tests.generation.test_text import SCHEMES, system
 
 from qkv.generation import score
@@ -70,18 +71,16 @@ def test_all_options_of_two_tokens_hold_all_probability() -> None:
 
 @pytest.mark.parametrize("options", [[[6], [22], [0]], [[6]]])
 def test_options_of_one_token_need_the_prompt_alone(options: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    m, read = model("gru"), []
-    reads = m._read
-    monkeypatch.setattr(m, "_read", lambda signal, *a: read.append(tuple(signal.values.shape)) or reads(signal, *a))
+    m = model("gru")
+    read = shapes_read(m, monkeypatch)
     got = score_options(m, PROMPT, options)
     assert read == [(1, 5)]
     assert [s.sum for s in got] == pytest.approx([full_pass(m, PROMPT, option) for option in options], abs=1e-4)
 
 
 def test_the_prompt_is_read_once_and_the_options_in_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    m, read = model("all"), []
-    reads = m._read
-    monkeypatch.setattr(m, "_read", lambda signal, *a: read.append(tuple(signal.values.shape)) or reads(signal, *a))
+    m = model("all")
+    read = shapes_read(m, monkeypatch)
     score_options(m, PROMPT, OPTIONS)
     assert read == [(1, 5), (3, 5)]
 

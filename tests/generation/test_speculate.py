@@ -15,6 +15,7 @@ from tests.contracts.samples import FORMS, SAMPLES, SEGMENTED, describe, positio
 from tests.contracts.samples import STACKS as CONTRACT_STACKS
 from tests.contracts.subjects import scrambled
 from tests.generation.models import STACKS, model
+from tests.generation.reads import tell_reads
 from tests.generation.test_filters import chi_square_p
 from tests.generation.test_text import SCHEMES, system
 
@@ -201,8 +202,8 @@ def test_a_draft_that_is_always_wrong_costs_nothing_but_time(monkeypatch: pytest
 
 def widths_read(m: Transformer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of positions of all forward passes that follow."""
-    widths, reads = list[int](), m._read
-    monkeypatch.setattr(m, "_read", lambda signal, *a: widths.append(signal.values.shape[1]) or reads(signal, *a))
+    widths: list[int] = []
+    tell_reads(m, monkeypatch, lambda shape: widths.append(shape[1]))
     return widths
 
 
@@ -361,13 +362,12 @@ class Clock:
     """Time that passes with every position read: one second, or the time given for passes with proposals."""
 
     def __init__(self, m: Transformer, pass_seconds: float, monkeypatch: pytest.MonkeyPatch):
-        self.now, reads = 0.0, m._read
+        self.now = 0.0
 
-        def read(signal, *rest):  # type: ignore[no-untyped-def]
-            self.now += 1.0 if signal.values.shape[1] == 1 else pass_seconds
-            return reads(signal, *rest)
+        def add(shape: tuple[int, ...]) -> None:
+            self.now += 1.0 if shape[1] == 1 else pass_seconds
 
-        monkeypatch.setattr(m, "_read", read)
+        tell_reads(m, monkeypatch, add)
 
     def __call__(self) -> float:
         return self.now

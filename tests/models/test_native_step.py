@@ -14,12 +14,15 @@ from qkv.generation.requests import Request, RequestQueue
 from qkv.generation.sample import generate
 from qkv.layers.branch import linear_maps
 from qkv.layers.lora import adapters, merged, wrap
-from qkv.models import layered, native_step
+from qkv.models import layered, native_step, native_token
+from qkv.models.layout import lay_out
 from qkv.models.quantize import quantize
 from qkv.models.transformer import Transformer
+from qkv.models.unchanged import unchanged
 from qkv.ops.choices import made
 from qkv.ops.native.step import INPUTS, Steps
 from qkv.spec.adapt import LoRA
+from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.quantization import Quantization
 from qkv.system import compiler
@@ -63,6 +66,23 @@ def decoded(model: Transformer, ids: Tensor, split: int) -> Tensor:
 
 def used(model: Transformer) -> bool:
     return native_step._made.get(model) is not None
+
+
+def used_token(model: Transformer) -> bool:
+    return native_token._made.get(model) is not None
+
+
+def by_tokens(model: Transformer, ids: Tensor, split: int) -> tuple[Tensor, Tensor]:
+    """(logits, input vectors of the head) of each position from ``split`` on, from one token of each row at a time."""
+    with torch.inference_mode():
+        _, state = model(ids[:, :split], model.init_state(len(ids)))
+        found = []
+        for i in range(split, ids.shape[1]):
+            logits, vectors, state = model.decode(ids[:, i].tolist(), state)
+            found.append((logits, vectors[:, 0]))
+    assert state.positions.tolist() == [ids.shape[1]] * len(ids)
+    logits, vectors = (torch.stack(each, 1) for each in zip(*found, strict=True))
+    return logits, vectors
 
 
 def tokens(rows: int, length: int) -> Tensor:
@@ -138,7 +158,7 @@ def test_rows_of_different_lengths_and_stores_that_grow() -> None:
     texts = [tokens(1, length)[0].tolist() for length in (3, 90, 41)]
     settings = qkv.Generation(max_new_tokens=60, temperature=0.0)
     together = generate(model, texts, settings)
-    assert used(model)
+    assert used_token(model)
     for text, written in zip(texts, together, strict=True):
         assert generate(copy.deepcopy(model).double(), [text], settings) == [written]
 
@@ -160,7 +180,7 @@ def test_threads_divide_rows_of_different_lengths(name: str, threads: int, monke
         for piece in queue.step():
             found.setdefault(piece.number, []).extend(piece.tokens)
     assert [found[i] for i in range(len(texts))] == expected
-    assert used(model)
+    assert used_token(model)
 
 
 def test_changes_of_the_model_are_noticed() -> None:
@@ -203,3 +223,101 @@ def test_other_parts_are_called(branch: str, more: dict[str, Any]) -> None:
     found = decoded(model, ids, 4)
     assert not used(model)
     torch.testing.assert_close(found.double(), decoded(copy.deepcopy(model).double(), ids, 4), rtol=0, atol=1e-4)
+
+
+WHOLE: dict[str, tuple[dict[str, Any], bool]] = {
+    "learned positions": ({}, True),
+    "no positions": ({"frontend": {"kind": "text", "vocab_size": 50, "positions": "none"}}, True),
+    "positions with an offset": (
+        {"frontend": {"kind": "text", "vocab_size": 50, "positions": {"kind": "learned", "offset": 2}}},
+        True,
+    ),
+    "sinusoidal positions": ({"frontend": {"kind": "text", "vocab_size": 50, "positions": "sinusoidal"}}, False),
+    "scaled embedding": ({"frontend": {"kind": "text", "vocab_size": 50, "scale": True}}, False),
+    "own output matrix with a bias": ({"head": {"kind": "language_model", "tied": False, "bias": True}}, True),
+    "no final norm": ({"norm": "none"}, True),
+    "rms norm at the end": ({"norm": "rms_norm"}, True),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("form", ["gpt2", "llama"])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_a_token_of_the_whole_model_equals_its_parts_in_float64(name: str, form: str, rows: int) -> None:
+    more, embeds = WHOLE[name]
+    model, ids = built(FORMS[form], **more), tokens(rows, 12)
+    found = by_tokens(model, ids, 5)
+    step = native_token._made.get(model)
+    assert step is not None
+    assert step.embeds == embeds
+    wide = copy.deepcopy(model).double()
+    for own, expected in zip(found, by_tokens(wide, ids, 5), strict=True):
+        torch.testing.assert_close(own.double(), expected, rtol=0, atol=2e-5)
+    assert not used_token(wide)
+    torch.testing.assert_close(by_tokens(wide, ids, 5)[0], decoded(wide, ids, 5))
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("width", [64, 80])
+def test_a_token_with_quantised_tables(bits: int, width: int) -> None:
+    model, ids = built(FORMS["llama"], width), tokens(3, 12)
+    quantize(model, Quantization.parse({"bits": bits}))
+    found = by_tokens(model, ids, 5)[0]
+    assert used_token(model)
+    with torch.inference_mode():
+        _, state = model(ids[:, :5], model.init_state(3))
+        expected = []
+        for i in range(5, 12):
+            vectors, state = model.features(ids[:, i : i + 1], state)
+            expected.append(model.head(vectors)[:, 0])
+    torch.testing.assert_close(found, torch.stack(expected, 1), rtol=0, atol=1e-4 if bits == 16 else 0.02)
+
+
+@pytest.mark.parametrize("more", [{"softcap": 4.0}, {"scale": 0.5}, {"transform": "gelu"}])
+def test_other_heads_are_called(more: dict[str, Any]) -> None:
+    model, ids = built(FORMS["gpt2"], head={"kind": "language_model", **more}), tokens(2, 9)
+    found = by_tokens(model, ids, 4)[0]
+    assert not used_token(model)
+    assert used(model)
+    torch.testing.assert_close(found.double(), by_tokens(copy.deepcopy(model).double(), ids, 4)[0], rtol=0, atol=1e-4)
+
+
+def test_a_token_is_refused_as_by_the_parts() -> None:
+    """Unknown ids, full states and other numbers of rows."""
+    model, ids = built(FORMS["gpt2"]), tokens(2, 4)
+    with torch.inference_mode():
+        _, state = model(ids, model.init_state(2, capacity=5))
+        for wrong in ([3, 50], [-1, 3]):
+            with pytest.raises(UserError, match="outside of the vocabulary"):
+                model.decode(wrong, state)
+        with pytest.raises(UserError, match="not of the same rows"):
+            model.decode([1, 2, 3], state)
+        state = model.decode([1, 2], state).state
+        with pytest.raises(UserError, match="holds 5 positions and 6 are needed"):
+            model.decode([1, 2], state)
+        _, state = model(tokens(1, 160), model.init_state(1))
+        with pytest.raises(UserError, match="161 positions are more than the 160"):
+            model.decode([1], state)
+    assert used_token(model)
+
+
+def test_a_promise_spares_the_comparison_until_it_ends_or_weights_are_laid_out() -> None:
+    model, ids = built(FORMS["gpt2"]), tokens(2, 8)
+    by_tokens(model, ids, 4)
+    step = native_token._made.get(model)
+    assert step is not None
+    parts = (model.frontend, *model.walked, model.norm, model.head)
+    other: Any = model.branches[3]
+    with unchanged():
+        assert step.current(parts)
+        kept, other.down.weight = other.down.weight, torch.nn.Parameter(other.down.weight.detach() * 1.5)
+        assert step.current(parts)  # not compared again
+        with unchanged():
+            assert step.current(parts)
+        other.down.weight = kept
+        kept.data = kept.data.t().contiguous().t()  # columns, which are laid out as rows
+        lay_out(model)
+        assert not step.current(parts)
+    assert step.current(parts) is False
+    found = by_tokens(model, ids, 4)[0]
+    torch.testing.assert_close(found.double(), by_tokens(copy.deepcopy(model).double(), ids, 4)[0], rtol=0, atol=1e-4)

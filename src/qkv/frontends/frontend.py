@@ -147,8 +147,7 @@ class Frontend(Declared):
         check_rows("the state", len(past.positions), "the input", signal.num_rows)
         device, lengths = signal.values.device, self.lengths(signal)
         arrival = Arrival(past.positions, self.count(signal), lengths, device)
-        _check_room(past.limit, arrival.after)
-        self.fits(arrival.end)
+        self.admit(arrival, past.limit)
         positions = arrival.positions
         if lengths is not None and self.limit is not None:  # positions of padding may exceed the table
             positions = positions.clamp(max=self.limit - 1)
@@ -168,6 +167,11 @@ class Frontend(Declared):
             raise UserError(f"the position {int(real.min())} is before the first, 0")
         self.fits(int(real.max()) + 1)
         return positions.clamp(0, self.limit - 1)
+
+    def admit(self, arrival: Arrival, limits: Counts) -> None:
+        """Raise ``UserError`` if a row has no room for its new positions. limits: see ``Past``."""
+        _check_room(limits, arrival.after)
+        self.fits(arrival.end)
 
     def fits(self, end: int) -> None:
         """Raise ``UserError`` if the position table, or a branch, has weights for fewer than ``end`` positions."""

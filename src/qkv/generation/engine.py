@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from qkv.generation.context import first_seen
-from qkv.generation.prefill import DecodedRow, HeadInput, Prefill, continued
+from qkv.generation.prefill import Begun, DecodedRow, HeadInput, Prefill, continued
 from qkv.generation.prefixes import Prefixes
 from qkv.layers.context import Memory
 from qkv.models.layout import lay_out
@@ -65,27 +65,31 @@ class Reading:
 
     def logits(self) -> Tensor:
         """Next-token logits (B, V) after the last token of each row."""
-        last = [part.vectors.last() for part in self.parts]
-        if len(last) > 1:
-            places = [place for part in self.parts for place in part.places]
-            last = [torch.cat(last)[inverse(places)]]
-        # The head is applied to one vector of each row only.
-        return self.model.head(last[0])[:, 0]
+        known = [part for part in self.parts if part.vectors.logits is not None]
+        rest = [part for part in self.parts if part.vectors.logits is None]
+        found = [part.vectors.logits for part in known if part.vectors.logits is not None]
+        if rest:  # the head is applied to one vector of each row only
+            last = [part.vectors.last() for part in rest]
+            found.append(self.model.head(last[0] if len(last) == 1 else torch.cat(last))[:, 0])
+        if len(self.parts) == 1:
+            return found[0]
+        places = [place for part in (*known, *rest) for place in part.places]
+        return torch.cat(found)[inverse(places)]
 
     def all_logits(self, place: int) -> Tensor:
         """Next-token logits (N, V) after each new token of the row at ``place``."""
         part = next(part for part in self.parts if place in part.places)
         i = part.places.index(place)
-        vectors, counts = part.vectors
-        return self.model.head(vectors[i : i + 1, : counts[i]])[0]
+        read = part.vectors
+        return self.model.head(read.vectors[i : i + 1, : read.counts[i]])[0]
 
     def ends(self, counts: Sequence[int]) -> Tensor:
         """Next-token logits (M, V) after each of the last ``counts[place]`` tokens of a row, M in all, row by row."""
         where = {place: (part.vectors, i) for part in self.parts for i, place in enumerate(part.places)}
         found: list[Tensor] = []
         for place, count in enumerate(counts):
-            (vectors, ends), i = where[place]
-            found.append(vectors[i, ends[i] - count : ends[i]])
+            read, i = where[place]
+            found.append(read.vectors[i, read.counts[i] - count : read.counts[i]])
         return self.model.head(torch.cat(found)[None])[0]
 
 
@@ -229,8 +233,6 @@ class Engine:
         """Run the forward pass over the tokens that the state lacks, and one over rows that wait."""
         anew = self._beginning()
         going = [place for place in range(self._held) if place not in anew]
-        again = Prefill(self.model, self.capacity, pages=self._prefill.pages)
-        again.add([self.rows[place] for place in anew])
         first = self._held
         self._keep(going)
         parts, states = list[_Part](), list[State]()
@@ -240,16 +242,23 @@ class Engine:
             parts.append(_Part(going, vectors))
             states.append(state)
             self._state = None
-        while again.waiting:
-            again.step()
+        begun_anew = self._read_anew([self.rows[place] for place in anew]) if anew else []
         self._prefill.step()
         places = [*anew, *range(first, len(self.rows))]
-        for begun in (*again.ready(), *self._prefill.ready()):
+        for begun in (*begun_anew, *self._prefill.ready()):
             own, places = places[: len(begun.rows)], places[len(begun.rows) :]
             parts.append(_Part(own, HeadInput(begun.last, [1] * len(own))))
             states.append(begun.state)
         self._hold(states, [place for part in parts for place in part.places])
         return Reading(self.model, parts)
+
+    def _read_anew(self, several: Sequence[DecodedRow]) -> list[Begun]:
+        """Read ready rows from the start of their context."""
+        again = Prefill(self.model, self.capacity, pages=self._prefill.pages)
+        again.add(several)
+        while again.waiting:
+            again.step()
+        return again.ready()
 
     def _hold(self, states: list[State], places: Sequence[int]) -> None:
         """Join ``states``, whose rows are those at ``places``, to the state of all ready rows, in their order."""

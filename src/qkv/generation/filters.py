@@ -175,7 +175,8 @@ def _largest(logits: Tensor) -> tuple[list[float], list[int]]:
     """Largest logit of each row (B, V), NaN if it has one, and its token."""
     if logits.is_cpu:  # NumPy takes a tenth of the time here
         found = logits.detach().numpy()
-        return found.max(-1).tolist(), found.argmax(-1).tolist()
+        tokens = found.argmax(-1).tolist()  # a NaN counts as the largest
+        return [float(row[token]) for row, token in zip(found, tokens, strict=True)], tokens
     best, tokens = logits.max(-1)
     return best.tolist(), tokens.tolist()
 

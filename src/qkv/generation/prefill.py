@@ -68,10 +68,14 @@ class DecodedRow:
 
 
 class HeadInput(NamedTuple):
-    """Input vectors (B, N, D) of the head at the latest positions of B rows, of which ``counts`` (B) are no padding."""
+    """Input vectors (B, N, D) of the head at the latest positions of B rows, of which ``counts`` (B) are no padding.
+
+    logits (B, V): those of a single position, if they are known.
+    """
 
     vectors: Tensor
     counts: list[int]
+    logits: Tensor | None = None
 
     def last(self) -> Tensor:
         """Vector of the last unpadded position of each row, (B, 1, D)."""
@@ -279,6 +283,11 @@ def forward(
 
 def continued(model: Transformer, read: Sequence[DecodedRow], state: State) -> tuple[HeadInput, State]:
     """Run the model on all tokens that the state lacks, in passes of bounded size over all rows."""
+    if all(row.unread == 1 for row in read):
+        logits, vectors, after = model.decode([row.tokens[-1] for row in read], state)
+        for row in read:
+            row.read += 1
+        return HeadInput(vectors, [1] * len(read), logits), after
     most = pass_size(model.device)
     if len(read) * max(row.unread for row in read) <= most:
         return forward(model, read, state)

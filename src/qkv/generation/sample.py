@@ -22,6 +22,7 @@ from qkv.generation.verify import RowSpan, Uniforms, laid, verified
 from qkv.layers.context import Memory
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
+from qkv.models.unchanged import unchanged
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
@@ -251,7 +252,7 @@ class Sampling:
         """Successors of all rows, as a policy of the engine: each with its new tokens."""
         spans = laid([self._span(row.key) for row in rows])
         logits = reading.ends([len(span.lines) for span in spans]) if self._proposals else reading.logits()
-        logits = at_least_single(logits[:, : self._allowed])
+        logits = at_least_single(logits if self._allowed is None else logits[:, : self._allowed])
         found = verified(spans, self._guided(rows, spans, logits), self._seen(rows, spans, logits))
         kept = [self._accepted(row.key, tokens) for row, tokens in zip(rows, found, strict=True)]
         if self._proposals:
@@ -382,5 +383,6 @@ def generate(
 
     ``speculation``: decode speculatively, see ``qkv.generation.speculate``.
     """
-    steps = list(stream(model, prompts, generation or Generation(), capacity, speculation))
+    with unchanged():
+        steps = list(stream(model, prompts, generation or Generation(), capacity, speculation))
     return [list(row) for row in zip(*steps, strict=True)] if steps else [[] for _ in prompts]

@@ -12,6 +12,7 @@ from qkv.generation.speculate import Speculator
 from qkv.generation.writer import PROMPT_END, TextWriter
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
+from qkv.models.unchanged import unchanged
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
 from qkv.tokenizers.tokenizer import Tokenizer
@@ -63,8 +64,11 @@ def generate_texts(
     Row i uses seed ``generation.seed + i``; finished rows leave the batch.
     """
     texts = [""] * len(prompts)
-    for row, piece in _pieces(model, tokenizer, prompts, generation or Generation(), capacity, speculation, constraint):
-        texts[row] += piece
+    with unchanged():
+        for row, piece in _pieces(
+            model, tokenizer, prompts, generation or Generation(), capacity, speculation, constraint
+        ):
+            texts[row] += piece
     return texts
 
 

@@ -50,6 +50,11 @@ class Layered(Declared):
         self.norm = build_norm(spec.norm, spec.leaving(width))
 
     @property
+    def native(self) -> bool:
+        """True if the native library may know how the blocks are joined."""
+        return self.depth_average is None and not self.reversible
+
+    @property
     def walked(self) -> Sequence[nn.Module]:
         """Blocks in order of execution; repeated ones appear several times."""
         return list(self.blocks)
@@ -115,7 +120,7 @@ class Layered(Declared):
         return self.norm(x, context), tuple(after)
 
     def _native(self, x: Tensor, context: Context, state: Sequence[Any]) -> NativeStep | None:
-        if self.depth_average is not None or self.reversible:
+        if not self.native:
             return None
         return native_step(self, self.walked, x, context, state)
 

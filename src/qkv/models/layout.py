@@ -13,6 +13,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from qkv.models.unchanged import changed
 from qkv.system import huge_pages
 from qkv.system.allowance import free_memory
 
@@ -40,6 +41,7 @@ def lay_out(*models: nn.Module) -> None:
     free = free_memory()
     if free is not None and sum(t.nbytes for t in held) > free // 2:
         return
+    changed()
     several: list[Tensor] = []
     while held:
         several.append(held.pop())

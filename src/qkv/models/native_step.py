@@ -8,8 +8,8 @@ calls with a tap, gradients or hooks, run part by part. See ``qkv.ops.native.ste
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,15 +21,16 @@ from qkv.layers.context import Context
 from qkv.layers.feed_forward import FeedForward, GatedFeedForward
 from qkv.layers.linear import Linear
 from qkv.layers.lora import LowRank
-from qkv.layers.quantized import QuantizedLinear
+from qkv.layers.quantized import QuantizedLinear, QuantizedTable
 from qkv.layers.residuals import Residual
 from qkv.mixers.attention import Attention
 from qkv.models.block import Block, PreNorm
+from qkv.models.unchanged import Promise, promise
 from qkv.ops.choices import Choice, choose
 from qkv.ops.masks import Causal
 from qkv.ops.native import library
 from qkv.ops.native.pages import PageTable
-from qkv.ops.native.step import INPUTS, MIXED, MOST_ROWS, STREAM, WIDE, Attending, HeldKeys, InputNorm, Matrix, Steps
+from qkv.ops.native.step import INPUTS, MIXED, MOST_ROWS, STREAM, WIDE, Attending, Held, InputNorm, Matrix, Steps
 from qkv.state.arrival import Arrival
 from qkv.state.pages import Paged
 from qkv.state.store import Dense
@@ -43,23 +44,24 @@ class NativeStep:
     """Steps of the ``blocks`` of a stack. Raises ``Unknown`` if there is a part among them that the library lacks."""
 
     def __init__(self, blocks: Sequence[nn.Module]):
-        self._blocks, self._modules = tuple(blocks), list[nn.Module]()
-        self.steps, self._attentions = Steps(), list[tuple[int, int, Attention]]()
-        for i, block in enumerate(blocks):
-            if not isinstance(block, Block) or block.spec.order != "pre":
-                raise Unknown
-            self._modules += [block, block.branches]
-            for j, slot in enumerate(block.branches):
-                self._add(i, j, slot)
+        self._parts, self._modules = tuple(blocks), list[nn.Module]()
+        self.steps, self._attentions = Steps(), list[tuple[int, int]]()
+        self._ropes: dict[Hashable, relative.Rope] = {}
+        self._build(self._parts)
         self._owners, self._names, self._held = map(tuple, zip(*self._contents(), strict=True))
         self._tensors = [held for held in self._held if isinstance(held, Tensor)]
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         self._hooks = [hooks for m in self._modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
+        self._compared: Promise | None = promise()
 
-    def current(self, blocks: Sequence[nn.Module]) -> bool:
-        """True if the parts still hold the modules and tensors from which the steps were made."""
+    def current(self, parts: Sequence[nn.Module]) -> bool:
+        """True if ``parts`` are those from which the steps were made, and hold the same modules and tensors."""
+        given = promise()
+        if given is not None and given is self._compared:
+            return True
+        self._compared = given
         return (
-            all(map(operator.is_, self._blocks, blocks))
+            all(map(operator.is_, self._parts, parts))
             and all(map(operator.is_, map(dict.get, self._owners, self._names), self._held))
             and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
         )
@@ -76,22 +78,40 @@ class NativeStep:
 
     def __call__(self, x: Tensor, context: Context, state: Sequence[Any]) -> Tensor:
         """Vectors (B, 1, D) after the last block; the stores of ``state`` take the new positions."""
-        arrival = context.arrival
-        assert arrival is not None
-        held = [
-            HeldKeys(_room(store, arrival), self._rotation(attention, context))
-            for store, (_, _, attention) in zip(self._stores(state), self._attentions, strict=True)
-        ]
-        return self.steps.run(x, arrival.past, held)
+        assert context.arrival is not None
+        (y,) = self._run((STREAM,), context.arrival, state, context, x)
+        return y[:, None]
+
+    def _run(
+        self,
+        wanted: Sequence[int],
+        arrival: Arrival,
+        state: Sequence[Any],
+        context: Context | None = None,
+        x: Tensor | None = None,
+        tokens: Sequence[int] = (),
+    ) -> list[Tensor]:
+        """Buffers ``wanted`` (B, width) after the steps, from x (B, 1, D) or tokens (B). context: read by rotations."""
+        self.steps.hold([_room(store, arrival) for store in self._stores(state)])
+        if context is None and self._ropes:
+            context = Context(arrival.positions, arrival=arrival)
+        rotations = [rope.angles(context, torch.float32) for rope in self._ropes.values() if context is not None]
+        return self.steps.run(arrival.past, wanted, rotations, x, tokens)
 
     def _stores(self, state: Sequence[Any]) -> Iterator[Any]:
-        return (state[i][j] for i, j, _ in self._attentions)
+        return (state[i][j] for i, j in self._attentions)
 
-    @staticmethod
-    def _rotation(attention: Attention, context: Context) -> tuple[Tensor, Tensor] | None:
-        if not isinstance(attention.relative, relative.Rope):
-            return None
-        return attention.relative.angles(context, torch.float32)
+    def _build(self, parts: Sequence[nn.Module]) -> None:
+        """Add the steps of all parts."""
+        self._add_blocks(parts)
+
+    def _add_blocks(self, blocks: Sequence[nn.Module]) -> None:
+        for i, block in enumerate(blocks):
+            if not isinstance(block, Block) or block.spec.order != "pre":
+                raise Unknown
+            self._modules += [block, block.branches]
+            for j, slot in enumerate(block.branches):
+                self._add(i, j, slot)
 
     def _contents(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
         """Yield (owner, name, module or tensor) for all that the parts hold."""
@@ -106,7 +126,7 @@ class NativeStep:
         self._modules += [slot, body, slot.residual]
         if type(body) is Attention:
             self._attention(body, norm)
-            self._attentions.append((i, j, body))
+            self._attentions.append((i, j))
         elif type(body) in (FeedForward, GatedFeedForward):
             self._feed_forward(body, norm)
         else:
@@ -118,11 +138,20 @@ class NativeStep:
         known = isinstance(body.mask, Causal) and type(body.relative) in (relative.NoRelative, relative.Rope)
         if not (plain and known and body.maps_values) or part.top_k is not None or part.softcap is not None:
             raise Unknown
-        sizes = Attending(body.num_heads, body.kv_heads, body.head_dim, body.value_dim, body.scale)
+        turning = self._rotation(body.relative)
+        sizes = Attending(body.num_heads, body.kv_heads, body.head_dim, body.value_dim, body.scale, turning)
         self._modules.append(body.relative)
         self._multiply(body.qkv, STREAM, WIDE, norm)
         self.steps.attend(sizes, WIDE, MIXED)
         self._multiply(body.output, MIXED, STREAM)
+
+    def _rotation(self, part: nn.Module) -> int:
+        """Number of the rotation by ``part``, equal for equal ones; -1 without one."""
+        if not isinstance(part, relative.Rope):
+            return -1
+        key = (part.part, part.head_dim)
+        self._ropes.setdefault(key, part)
+        return list(self._ropes).index(key)
 
     def _feed_forward(self, body: Any, norm: InputNorm | None) -> None:
         gated, activation = isinstance(body, GatedFeedForward), body.spec.activation
@@ -136,9 +165,9 @@ class NativeStep:
         if type(norm) is norms.NoNorm:
             return None
         if type(norm) is norms.LayerNorm:
-            return InputNorm("layer norm", norm.weight, norm.bias, norm.eps)
+            return InputNorm("layer norm", _readable(norm.weight), norm.bias, norm.eps)
         if type(norm) is norms.RMSNorm and norm.eps is not None:
-            return InputNorm("rms norm", norm.weight, None, norm.eps)
+            return InputNorm("rms norm", None if norm.weight is None else _readable(norm.weight), None, norm.eps)
         raise Unknown
 
     def _multiply(self, layer: nn.Module, origin: int, to: int, *how: Any) -> None:
@@ -146,29 +175,37 @@ class NativeStep:
         self.steps.multiply(self._matrix(layer), origin, to, *how)
         if type(layer) is LowRank and not layer.merged:
             between = next(buffer for buffer in (WIDE, MIXED) if buffer not in (origin, to))
-            self.steps.multiply(_rows(layer.lora_a, None), origin, between, *how)
-            self.steps.multiply(_rows(layer.lora_b, None), between, to, adds=True)
+            self.steps.multiply(self._table(layer.lora_a), origin, between, *how)
+            self.steps.multiply(self._table(layer.lora_b), between, to, adds=True)
 
     def _matrix(self, layer: nn.Module) -> Matrix:
         self._modules.append(layer)
         if type(layer) is QuantizedLinear:
-            self._modules.append(layer.matrix)
-            packed = layer.matrix.packed
-            return Matrix(
-                packed.stored, layer.bias, packed.outer, packed.inner, packed.bits, packed.scale, packed.group
-            )
+            return self._table(layer.matrix, layer.bias)
         if type(layer) is LowRank and (layer.merged or layer.scale == 1.0):
-            return _rows(layer.stored, layer.bias)
+            return self._table(layer.stored, layer.bias)
         if type(layer) is not Linear:
             raise Unknown
-        return _rows(layer.weight, layer.bias)
+        return self._table(layer.weight, layer.bias)
+
+    def _table(self, table: Tensor | QuantizedTable, bias: Tensor | None = None) -> Matrix:
+        """Matrix of a parameter or of a quantised table."""
+        if isinstance(table, QuantizedTable):
+            self._modules.append(table)
+            packed = table.packed
+            if not packed.stored.is_cpu:
+                raise Unknown
+            return Matrix(packed.stored, bias, packed.outer, packed.inner, packed.bits, packed.scale, packed.group)
+        if _readable(table).stride(1) != 1:
+            raise Unknown
+        return Matrix(table, bias, table.shape[0], table.shape[1])
 
 
-def _rows(weight: Tensor, bias: Tensor | None) -> Matrix:
-    """Weights (O, I) in fp32. Raises ``Unknown`` for others, and for those that are not stored in rows."""
-    if weight.dtype != torch.float32 or not weight.is_cpu or weight.stride(1) != 1:
+def _readable(t: Tensor) -> Tensor:
+    """The tensor, if it is in fp32 on the CPU. Raises ``Unknown``."""
+    if t.dtype != torch.float32 or not t.is_cpu:
         raise Unknown
-    return Matrix(weight, bias, weight.shape[0], weight.shape[1])
+    return t
 
 
 def _is_known(store: Any) -> bool:
@@ -178,7 +215,7 @@ def _is_known(store: Any) -> bool:
     return type(store) is Dense and store.keys.dtype == torch.float32
 
 
-def _room(store: Any, arrival: Arrival) -> tuple[Tensor, Tensor] | PageTable:
+def _room(store: Any, arrival: Arrival) -> Held:
     """Memory of a store with room for the new positions of a call."""
     if type(store) is Paged:
         return PageTable(store.room(arrival), store.sizes.positions)
@@ -195,36 +232,47 @@ def native_step(
     """Step of ``stack``, whose blocks are run in the order ``blocks``, for new positions x (B, N, D); None where the
     blocks are to be called.
     """
-    if (
-        x.shape[1] != 1
-        or not x.is_cpu
-        or x.dtype != torch.float32
-        or stack.training
-        or _observed(context)
-        or not library.available()
-    ):
+    seen = context.tap is not None or context.lengths is not None
+    if x.shape[1] != 1 or not x.is_cpu or x.dtype != torch.float32 or seen:
         return None
-    found = _made.get(stack)
-    if stack not in _made or (found is not None and not found.current(blocks)):
-        found = _made[stack] = _built(blocks)
-    return found if found is not None and not found.heard() and found.takes(x.shape[0], state) else None
+    return step_of(_made, stack, blocks, x.shape[0], state, NativeStep)
 
 
-def _observed(context: Context) -> bool:
-    """True if something reads what lies between the parts: a tap, gradients, a compiler, a mode such as a counter."""
+Step = TypeVar("Step", bound=NativeStep)
+
+
+def step_of(
+    made: WeakKeyDictionary[nn.Module, Step | None],
+    stack: nn.Module,
+    parts: Sequence[nn.Module],
+    rows: int,
+    state: Sequence[Any],
+    kind: Callable[[Sequence[nn.Module]], Step],
+) -> Step | None:
+    """Step of a kind for one new position of ``rows`` rows, made once of the ``parts`` of a stack; None where they are
+    to be called. made: the steps of other stacks.
+    """
+    if stack.training or _observed() or not library.available():
+        return None
+    found = made.get(stack)
+    if stack not in made or (found is not None and not found.current(parts)):
+        found = made[stack] = _built(kind, parts)
+    return found if found is not None and not found.heard() and found.takes(rows, state) else None
+
+
+def _observed() -> bool:
+    """True if something reads what lies between the parts: gradients, a compiler, a mode such as a counter."""
     return (
-        context.tap is not None
-        or context.lengths is not None
-        or torch.is_grad_enabled()
+        torch.is_grad_enabled()
         or torch.compiler.is_compiling()
         or torch.is_autocast_enabled("cpu")
         or _python_dispatch._get_current_dispatch_mode() is not None
     )
 
 
-def _built(blocks: Sequence[nn.Module]) -> NativeStep | None:
+def _built(kind: Callable[[Sequence[nn.Module]], Step], parts: Sequence[nn.Module]) -> Step | None:
     try:
-        found = NativeStep(blocks)
+        found = kind(parts)
     except Unknown:
         return None
     case = f"up to {MOST_ROWS} rows, all blocks"

@@ -19,6 +19,7 @@ from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap, tapped
 from qkv.models.heads import build_head
 from qkv.models.layered import Layered
+from qkv.models.native_token import native_token
 from qkv.models.queries import Queries
 from qkv.models.segmentation import build_segmentation
 from qkv.models.wide import DEEP, build_wide
@@ -28,7 +29,7 @@ from qkv.spec.model import Latents as LatentsSpec
 from qkv.spec.model import Model
 from qkv.spec.model import Stack as StackSpec
 from qkv.spec.parts import Learned as LearnedSpec
-from qkv.state.arrival import Counts
+from qkv.state.arrival import Arrival, Counts
 from qkv.state.pages import room_for
 from qkv.state.store import slots_for
 from qkv.state.tree import cut
@@ -49,6 +50,14 @@ class State(NamedTuple):
     limit: Counts
     blocks: Any
     prefix: Counts
+
+
+class Decoded(NamedTuple):
+    """Result of one more token of each row: logits (B, V), input vectors of the head (B, 1, D), next state."""
+
+    logits: Tensor
+    vectors: Tensor
+    state: State
 
 
 class Stack(Layered):
@@ -340,6 +349,35 @@ class Transformer(Stack):
         """Return (input vectors of the head (B, N, D), next state). With latents or queries, N is their number."""
         x, _, state = self._read(Signal.of(signal), state, tap, memory)
         return x, state
+
+    def decode(self, tokens: Sequence[int], state: State) -> Decoded:
+        """Read one more token of each row, given by its id. Where the native library knows all parts of the model, this
+        is one call of it.
+        """
+        if (found := self._decoded(tokens, state)) is not None:
+            return found
+        vectors, after = self.features(torch.tensor(tokens, device=self.device)[:, None], state)
+        assert after is not None
+        return Decoded(self.head(vectors)[:, 0], vectors, after)
+
+    def _decoded(self, tokens: Sequence[int], state: State) -> Decoded | None:
+        """Result of the native library; None where it lacks a part or the input is not in order."""
+        beside = self.segmentation is not None or self.latents is not None or self.wide is not None
+        if beside or not self.native or len(tokens) != len(state.positions):
+            return None
+        parts = (self.frontend, *self.walked, self.norm, self.head)
+        step, size = native_token(self, parts, len(tokens), state.blocks), self.vocab_size
+        if step is None or size is None or not all(0 <= token < size for token in tokens):
+            return None
+        arrival = Arrival(state.positions, 1)
+        self.frontend.admit(arrival, state.limit)
+
+        def embed() -> Embedded:
+            past = Past(state.positions, state.limit, None)
+            return self.embed(Signal(torch.tensor(tokens)[:, None]), past)
+
+        logits, vectors = step(tokens, arrival, state.blocks, embed)
+        return Decoded(logits, vectors, State(arrival.after, state.limit, state.blocks, state.prefix))
 
     def _read(
         self, signal: Signal, state: State | None, tap: Tap | None, memory: Memory | Memories | None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+_WIDE = (torch.float32, torch.float64)
+
 
 def single_or_wider(dtype: torch.dtype) -> torch.dtype:
     """dtype for sums and softmaxes of ``dtype``: float64 for float64, float32 for all others."""
@@ -13,4 +15,4 @@ def single_or_wider(dtype: torch.dtype) -> torch.dtype:
 
 def at_least_single(x: Tensor) -> Tensor:
     """Cast ``x`` to float32; float64 is unchanged."""
-    return x.to(single_or_wider(x.dtype))
+    return x if x.dtype in _WIDE else x.to(single_or_wider(x.dtype))

@@ -24,6 +24,7 @@ from qkv.generation.requests import QueueFull, Request, RequestQueue, TextDelta
 from qkv.generation.sample import Sampling
 from qkv.layers.signal import Signal
 from qkv.models.transformer import Transformer
+from qkv.models.unchanged import unchanged
 from qkv.serving.errors import as_api_error
 from qkv.serving.limits import UNREAD
 from qkv.spec.errors import UserError
@@ -160,11 +161,12 @@ class Worker:
             for model in (self.requests.model, speculator and speculator.draft):
                 if model is not None:
                     self._warm_up(model)
-        while not (self._stopping and self._idle):
-            self._obey()
-            self._next_call()
-            if self.requests is not None and not self.requests.idle:
-                self._step(self.requests)
+        with unchanged():  # a served model belongs to its thread
+            while not (self._stopping and self._idle):
+                self._obey()
+                self._next_call()
+                if self.requests is not None and not self.requests.idle:
+                    self._step(self.requests)
 
     def _warm_up(self, model: Transformer) -> None:
         """Let the model choose and build its kernels before the first request needs them."""

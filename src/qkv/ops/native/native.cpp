@@ -28,8 +28,11 @@ PUBLIC void qkv_activation(long activation, const float *x, float *y, long count
                [&](long, Floats v) __attribute__((always_inline)) { return activated(v, activation); });
 }
 
-// One new position of each row through ``count`` steps. x (rows, width) is the residual stream, before and after.
-PUBLIC void qkv_step(const Step *steps, long count, float *x, float *first, float *second, long rows,
-                     const long *positions, const Store *stores, int threads) {
-    run_steps({steps, count, {x, first, second}, rows, positions, stores}, threads);
+// One new position of each row through ``count`` steps. buffers: of (rows, width) numbers each; the first is the residual
+// stream x, before and after, or, with an embedding, only after.
+PUBLIC void qkv_step(const Step *steps, long count, float *const *buffers, long rows, const long *positions,
+                     const Store *stores, const Rotation *rotations, const Embedding *embedding, const long *tokens,
+                     int threads) {
+    std::vector<std::atomic<long>> taken(count);
+    run_steps({steps, count, buffers, rows, positions, stores, rotations, embedding, tokens, taken.data()}, threads);
 }

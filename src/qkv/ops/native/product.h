@@ -354,6 +354,27 @@ template <class W, bool = W::GROUPED> static void multiply_tiles(const Product &
     }
 }
 
+// Row ``row`` of a table in 32, 16 or 8 bits, in fp32.
+static void read_row(const Product &table, long row, float *to) {
+    const char *const from = table.weights + row * table.stride;
+    if (table.bits == 32) {
+        std::memcpy(to, from, table.inner * sizeof *to);
+    } else if (table.bits == 16) {
+        for (long i = 0; i < table.inner; i++) {
+            const uint32_t number = (uint32_t)load<uint16_t>(from + 2 * i) << 16;
+            std::memcpy(to + i, &number, sizeof *to);
+        }
+    } else {
+        const long tile = row / TILE, lane = row % TILE, blocks = (table.inner + BLOCK - 1) / BLOCK;
+        const uint16_t *const scales = table.scales + tile * table.groups * TILE + lane;
+        for (long i = 0; i < table.inner; i++) {
+            const long block = tile * blocks + i / BLOCK, four = i % BLOCK / 4;
+            const uint32_t scale = (uint32_t)scales[table.groups > 1 ? i / BLOCK / table.size * TILE : 0] << 16;
+            to[i] = (int8_t)table.weights[((block * (BLOCK / 4) + four) * TILE + lane) * 4 + i % 4] * load<float>(&scale);
+        }
+    }
+}
+
 // f(W{}) with the format W of the weights.
 template <class F> static void with_format(const Product &job, F f) {
     if (job.bits == 32) f(Single{});

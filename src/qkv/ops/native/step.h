@@ -1,11 +1,12 @@
-// A decoding step: one new position of each of a few rows through all blocks of a model, as a list of products and
-// attentions, by one team of threads.
+// A decoding step: one new position of each of a few rows through all blocks of a model, as a list of products, norms
+// and attentions, by one team of threads; from vectors or from tokens, to vectors or to logits.
 //
 // Each thread computes a part of the outputs of a product, or the attention of some heads, and prepares the whole input
 // of a product itself: norms and activations of a few thousand numbers take less time than waiting for other threads.
 
 #pragma once
 
+#include <atomic>
 #include <cmath>
 #include <omp.h>
 #include <vector>
@@ -16,8 +17,8 @@
 // The order is that of ``INPUTS`` in step.py.
 enum Input { AS_IT_IS, LAYER_NORM, RMS_NORM, RELU, RELU2, GELU, GELU_TANH, SILU, QUICK_GELU };
 
-// A product, or attention if ``heads`` is not 0. ``from`` and ``to`` number the buffers: 0 the residual stream x, 1 and 2
-// scratch. Attention reads queries, keys and values side by side from ``from``.
+// A product; attention if ``heads`` is not 0; only what becomes of the input if the product has no weights. ``from`` and
+// ``to`` number the buffers, of which 0 is the residual stream x. Attention reads queries, keys and values side by side.
 struct Step {
     Product product;  // without x, y, rows
     long input;       // what becomes of its input first
@@ -27,16 +28,29 @@ struct Step {
     long from, to;
     long heads, kv_heads, key_width, value_width;
     double scale;
+    long rotation;  // of queries and keys: its number, or -1
+};
+
+// Rotation of queries and keys, cosines and sines (rows or 1, rotated). rows: 1 if all rows have the same.
+struct Rotation {
+    const float *cosines, *sines;
+    long rotated, rows;
+};
+
+// Input of the blocks: E[token] of a table in 32, 16 or 8 bits, plus the vector of the position, if ``positions`` is not
+// null: (rows, width), from the row ``offset`` on.
+struct Embedding {
+    Product table;
+    const float *positions;
+    long offset;
 };
 
 // Of one attention: its store (rows, heads, capacity, width), or the pages of each row (rows, row_pages), which hold
-// ``capacity`` positions: keys (heads, capacity, width), then values. Rotation of queries and keys: (rows or 1, rotated).
+// ``capacity`` positions: keys (heads, capacity, width), then values.
 struct Store {
     float *keys, *values;
     float *const *pages;  // null: none
     long row_pages, capacity;
-    const float *cosines, *sines;  // null: no rotation
-    long rotated, rotations;       // rotations: 1 if all rows have the same, else their number
 
     Held held(const Step &step, long row, long group) const {
         const long to_key = capacity * step.key_width, to_value = capacity * step.value_width;
@@ -102,20 +116,20 @@ static void read_input(const Step &step, const float *x, float *to) {
     }
 }
 
-// RoPE: pairs (i, i + rotated / 2) of the first features.
-static void rotate(const float *x, long width, const Store &store, long row, float *to) {
-    const long rotated = store.cosines ? store.rotated : 0, half = rotated / 2, from = row % store.rotations * rotated;
+// RoPE: pairs (i, i + rotated / 2) of the first features. by: null: none.
+static void rotate(const float *x, long width, const Rotation *by, long row, float *to) {
+    const long rotated = by ? by->rotated : 0, half = rotated / 2, from = by ? row % by->rows * rotated : 0;
     for (long i = 0; i < half; i++) {
-        to[i] = x[i] * store.cosines[from + i] - x[i + half] * store.sines[from + i];
-        to[i + half] = x[i + half] * store.cosines[from + i + half] + x[i] * store.sines[from + i + half];
+        to[i] = x[i] * by->cosines[from + i] - x[i + half] * by->sines[from + i];
+        to[i + half] = x[i + half] * by->cosines[from + i + half] + x[i] * by->sines[from + i + half];
     }
     std::memcpy(to + rotated, x + rotated, (width - rotated) * sizeof *x);
 }
 
 // One row and ``groups`` heads of keys: stores the new keys and values, and attends from the heads of queries that read
 // them.
-static void attend_groups(const Step &step, const Store &store, const float *from, float *to, long row, long group,
-                          long groups, long position, Scratch &scratch) {
+static void attend_groups(const Step &step, const Store &store, const Rotation *by, const float *from, float *to, long row,
+                          long group, long groups, long position, Scratch &scratch) {
     const long width = step.key_width, value_width = step.value_width, share = step.heads / step.kv_heads;
     const float *const own = from + row * ((step.heads + step.kv_heads) * width + step.kv_heads * value_width);
     const float *const new_keys = own + (step.heads + group) * width;
@@ -123,13 +137,13 @@ static void attend_groups(const Step &step, const Store &store, const float *fro
     const Held held = store.held(step, row, group);
     float *const key = held.key(position, width), *const value = held.value(position, value_width);
     for (long g = 0; g < groups; g++) {
-        rotate(new_keys + g * width, width, store, row, key + g * held.to_key);
+        rotate(new_keys + g * width, width, by, row, key + g * held.to_key);
         std::memcpy(value + g * held.to_value, new_values + g * value_width, value_width * sizeof *own);
     }
     const long heads = groups * share, first = group * share;
     scratch.queries.resize(heads * width);
     float *const q = scratch.queries.data();
-    for (long i = 0; i < heads; i++) rotate(own + (first + i) * width, width, store, row, q + i * width);
+    for (long i = 0; i < heads; i++) rotate(own + (first + i) * width, width, by, row, q + i * width);
     attend({width, value_width, (float)step.scale, 0, nullptr, nullptr}, held,
            {q, heads, share, 1, first, position, position + 1, to + (row * step.heads + first) * value_width,
             value_width, 0},
@@ -139,10 +153,14 @@ static void attend_groups(const Step &step, const Store &store, const float *fro
 struct Team {
     const Step *steps;
     long count;
-    float *buffers[3];
+    float *const *buffers;
     long rows;
     const long *positions;  // (rows)
     const Store *stores;    // one for each attention, in order
+    const Rotation *rotations;
+    const Embedding *embedding;  // null: the stream holds the input of the blocks
+    const long *tokens;          // (rows), of the embedding
+    std::atomic<long> *taken;    // of each step: tiles that the threads have taken by turns
 };
 
 // The part of an attention that a thread computes: heads of keys of some rows, of about as many positions as the others.
@@ -159,8 +177,9 @@ static void attend_part(const Team &team, const Step &step, const Store &store, 
         const long end = first(id + 1);
         for (long group = first(id); group < end;) {
             const long count = store.pages ? end - group : 1;
-            attend_groups(step, store, team.buffers[step.from], team.buffers[step.to], row, group, count,
-                          team.positions[row], scratch);
+            attend_groups(step, store, step.rotation < 0 ? nullptr : team.rotations + step.rotation,
+                          team.buffers[step.from], team.buffers[step.to], row, group, count, team.positions[row],
+                          scratch);
             group += count;
         }
         at += each * step.kv_heads;
@@ -181,7 +200,10 @@ struct Prepared {
     ~Prepared() { std::free(rows); }
 };
 
+// The part of a product that a thread computes: an equal share of most tiles, and of the last ones as many as it gets to
+// while others are still at theirs, as no two processors read memory equally fast.
 static void multiply_part(const Team &team, const Step &step, Prepared &prepared, long id, long threads) {
+    constexpr long SHARED = 16, TURNS = 2;  // one tile of sixteen is shared, in two turns for each thread
     with_format(step.product, [&](auto format) {
         using W = decltype(format);
         Product job = step.product;
@@ -195,8 +217,35 @@ static void multiply_part(const Team &team, const Step &step, Prepared &prepared
             }
             W::prepare(x, job.inner, job.prepared + r * width);
         }
-        multiply_tiles<W>(job, tiles * id / threads, tiles * (id + 1) / threads);
+        const long fixed = threads > 1 ? tiles - tiles / SHARED : tiles;
+        const long turn = std::max(1L, (tiles - fixed) / (TURNS * threads));
+        multiply_tiles<W>(job, fixed * id / threads, fixed * (id + 1) / threads);
+        std::atomic<long> &taken = team.taken[&step - team.steps];
+        for (long tile = fixed; tile < tiles;) {
+            tile = fixed + taken.fetch_add(turn, std::memory_order_relaxed);
+            if (tile < tiles) multiply_tiles<W>(job, tile, std::min(tile + turn, tiles));
+        }
     });
+}
+
+// The rows of the stream that a thread embeds.
+static void embed_part(const Team &team, long id, long threads) {
+    const Embedding &its = *team.embedding;
+    const long width = its.table.inner;
+    for (long r = id; r < team.rows; r += threads) {
+        float *const x = team.buffers[0] + r * width;
+        read_row(its.table, team.tokens[r], x);
+        if (!its.positions) continue;
+        const float *const place = its.positions + (its.offset + team.positions[r]) * width;
+        for (long i = 0; i < width; i++) x[i] += place[i];
+    }
+}
+
+// The rows that a thread normalises or activates, without a product.
+static void read_part(const Team &team, const Step &step, long id, long threads) {
+    const long width = step.product.inner;
+    for (long r = id; r < team.rows; r += threads)
+        read_input(step, team.buffers[step.from] + r * width, team.buffers[step.to] + r * width);
 }
 
 static void run_steps(const Team &team, int wanted) {
@@ -206,11 +255,17 @@ static void run_steps(const Team &team, int wanted) {
         Prepared prepared(team);
         Scratch scratch;
         const Store *store = team.stores;
+        if (team.embedding) {
+            embed_part(team, id, threads);
+#pragma omp barrier
+        }
         for (long i = 0; i < team.count; i++) {
             const Step &step = team.steps[i];
             if (step.heads) {
                 attend_part(team, step, *store, scratch, id, threads);
                 store++;
+            } else if (!step.product.weights) {
+                read_part(team, step, id, threads);
             } else {
                 multiply_part(team, step, prepared, id, threads);
             }

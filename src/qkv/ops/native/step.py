@@ -1,8 +1,9 @@
 """A decoding step of a whole stack in one call: its products and attentions as a list that the native library follows.
 
-    x ─ product(norm x) ─ attention ─ + product ─ product(norm x) ─ + product(φ) ─ … ─ x
+    embedding ─ x ─ product(norm x) ─ attention ─ + product ─ product(norm x) ─ + product(φ) ─ … ─ norm x ─ product
 
-Called part by part, a step of GPT-2 124M spends 3.3 ms outside of its products, as long as reading its weights in int4.
+The embedding, and what follows the blocks, may be left out. Called part by part, a step of GPT-2 124M spends 3.3 ms
+outside of its products, as long as reading its weights in int4.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -25,8 +27,8 @@ _SMALL = 1 << 19
 """Bytes per step, of weights times rows and of keys and values, below which one thread is faster than several that wait
 for each other at each step; beside other processes, waiting takes a hundred times as long.
 """
-STREAM, WIDE, MIXED = range(3)
-"""Buffers: the residual stream x, and two for what lies between products."""
+STREAM, WIDE, MIXED, NORMED, LOGITS = range(5)
+"""Buffers: the residual stream x, two for what lies between products, and what follows the blocks."""
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_long
 
 
@@ -48,15 +50,25 @@ class _Step(ctypes.Structure):
         ("eps", ctypes.c_double),
         *((name, _NUMBER) for name in ("origin", "to", "heads", "kv_heads", "key_width", "value_width")),
         ("scale", ctypes.c_double),
+        ("rotation", _NUMBER),
     )
+
+
+class _Rotation(ctypes.Structure):
+    _fields_ = (
+        *((name, _POINTER) for name in ("cosines", "sines")),
+        *((name, _NUMBER) for name in ("rotated", "rows")),
+    )
+
+
+class _Embedding(ctypes.Structure):
+    _fields_ = (("table", _Product), ("positions", _POINTER), ("offset", _NUMBER))
 
 
 class _Store(ctypes.Structure):
     _fields_ = (
         *((name, _POINTER) for name in ("keys", "values", "pages")),
         *((name, _NUMBER) for name in ("row_pages", "capacity")),
-        *((name, _POINTER) for name in ("cosines", "sines")),
-        *((name, _NUMBER) for name in ("rotated", "rotations")),
     )
 
 
@@ -99,23 +111,24 @@ class InputNorm:
 
 @dataclass(frozen=True)
 class Attending:
-    """Sizes of an attention: heads of queries and of keys, features of a key and of a value, factor of the scores."""
+    """Sizes of an attention: heads of queries and of keys, features of a key and of a value, factor of the scores, and
+    the number of the rotation of queries and keys, or -1.
+    """
 
     heads: int
     kv_heads: int
     key_width: int
     value_width: int
     scale: float
+    rotation: int = -1
 
 
-@dataclass(frozen=True)
-class HeldKeys:
-    """Store of an attention in a step: (keys (B, G, C, Dk), values (B, G, C, Dv)) in fp32, or pages, with room for the
-    new positions, and the rotation (cosines, sines) of queries and keys, each (B or 1, …, Dr), or None.
-    """
-
-    store: tuple[Tensor, Tensor] | PageTable
-    rotation: tuple[Tensor, Tensor] | None = None
+Held = tuple[Tensor, Tensor] | PageTable
+"""Store of an attention in a step: (keys (B, G, C, Dk), values (B, G, C, Dv)) in fp32, or pages, with room for the new
+positions.
+"""
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines (B or 1, …, Dr) of the rotation of queries and keys."""
 
 
 class Steps:
@@ -124,7 +137,14 @@ class Steps:
     def __init__(self) -> None:
         self._steps: list[_Step] = []
         self._array: ctypes.Array[_Step] | None = None
-        self._widths, self._weights, self._position = [0, 0, 0], 0, 0
+        self._embedding: _Embedding | None = None
+        self._widths, self._weights, self._position = [0] * 5, 0, 0
+        self._held: list[ref[Tensor]] = []  # weak, as requests come and go and the steps stay
+        self._stores: ctypes.Array[_Store] = (_Store * 0)()
+
+    def embed(self, table: Matrix, positions: Tensor | None = None, offset: int = 0) -> None:
+        """Begin with x = E[token] + P[position + ``offset``]. table: E (V, D); positions: P (L, D) in fp32, or None."""
+        self._embedding = _Embedding(table=table.described(), positions=_address(positions), offset=offset)
 
     def multiply(
         self,
@@ -140,65 +160,106 @@ class Steps:
 
         f: ``norm``, or ``activation``, or with ``gated`` activation(a) ⊙ b of an input (a, b), or nothing.
         """
-        kind = norm.kind if norm is not None else activation or INPUTS[0]
-        step = _Step(product=matrix.described(), input=INPUTS.index(kind), gated=gated, origin=origin, to=to)
+        step = self._reading(origin, to, norm, activation)
+        step.product, step.gated = matrix.described(), gated
         step.product.adds = adds or to == STREAM
-        if norm is not None:
-            step.norm_weight, step.norm_bias, step.eps = _address(norm.weight), _address(norm.bias), norm.eps
         self._steps.append(step)
         self._weights += matrix.stored.nbytes
+        self._widths[origin] = max(self._widths[origin], matrix.inner * (1 + gated))
         self._widths[to] = max(self._widths[to], matrix.outer)
+
+    def normalise(self, norm: InputNorm | None, width: int, origin: int, to: int) -> None:
+        """Add ``to`` = ``norm``(``origin``), or a copy without a norm, of ``width`` numbers a row."""
+        step = self._reading(origin, to, norm, None)
+        step.product.inner = width
+        self._steps.append(step)
+        self._widths[to] = max(self._widths[to], width)
 
     def attend(self, sizes: Attending, origin: int, to: int) -> None:
         """Add the attention of the queries in ``origin``, beside which are keys and values, to the stored positions."""
         step = _Step(origin=origin, to=to, heads=sizes.heads, kv_heads=sizes.kv_heads, scale=sizes.scale)
-        step.key_width, step.value_width = sizes.key_width, sizes.value_width
+        step.key_width, step.value_width, step.rotation = sizes.key_width, sizes.value_width, sizes.rotation
         self._position += 4 * sizes.kv_heads * (sizes.key_width + sizes.value_width)
         self._steps.append(step)
         self._widths[to] = max(self._widths[to], sizes.heads * sizes.value_width)
 
-    def _listed(self) -> ctypes.Array[_Step]:
+    @staticmethod
+    def _reading(origin: int, to: int, norm: InputNorm | None, activation: str | None) -> _Step:
+        kind = norm.kind if norm is not None else activation or INPUTS[0]
+        step = _Step(input=INPUTS.index(kind), origin=origin, to=to)
+        if norm is not None:
+            step.norm_weight, step.norm_bias, step.eps = _address(norm.weight), _address(norm.bias), norm.eps
+        return step
+
+    def hold(self, stores: Sequence[Held]) -> None:
+        """Use ``stores``, one for each attention in order, in the next run, which writes to them."""
+        tensors = [t for held in stores for t in (held[:1] if isinstance(held, PageTable) else held)]
+        known = self._held
+        if len(known) != len(tensors) or not all(old() is new for old, new in zip(known, tensors, strict=True)):
+            self._held, self._stores = list(map(ref, tensors)), (_Store * len(stores))(*map(_described, stores))
+
+    def run(
+        self,
+        positions: Sequence[int],
+        wanted: Sequence[int] = (STREAM,),
+        rotations: Sequence[Rotation] = (),
+        x: Tensor | None = None,
+        tokens: Sequence[int] = (),
+    ) -> list[Tensor]:
+        """Buffers ``wanted`` (B, width), in fp32, after the steps for a new position of each row.
+
+        positions (B): number of positions in the stores that ``hold`` was given. x (B, 1, D): residual stream before;
+        None with an embedding, which reads ``tokens`` (B), ids in its table.
+        """
         if self._array is None or len(self._array) < len(self._steps):
             self._array = (_Step * len(self._steps))(*self._steps)
-        return self._array
-
-    def run(self, x: Tensor, positions: Sequence[int], stores: Sequence[HeldKeys]) -> Tensor:
-        """Residual stream after the steps: x (B, 1, D) in fp32, a new position of each row -> (B, 1, D).
-
-        positions (B): number of positions in the stores, one for each attention in order, which are written to.
-        """
-        rows, y = len(positions), x.clone(memory_format=torch.contiguous_format)
-        scratch = [x.new_empty(rows * width) for width in self._widths[1:]]
-        held = (_Store * len(stores))(*map(_described, stores))
+        rows = len(positions)
+        # Few and large pieces of memory: between two steps, torch's operators take ten times as long as in a loop.
+        found = {each: torch.empty(rows, self._widths[each], dtype=torch.float32) for each in wanted}
+        others = sum(width for each, width in enumerate(self._widths) if each not in found)
+        rest = torch.empty(rows * others, dtype=torch.float32)
+        places, free = list[int](), rest.data_ptr()
+        for each, width in enumerate(self._widths):
+            places.append(found[each].data_ptr() if each in found else free)
+            free += 0 if each in found else 4 * rows * width
+        if x is not None:
+            self._begin_with(x, places[STREAM])
+        embedding = None if self._embedding is None else ctypes.byref(self._embedding)
         library.functions().qkv_step(
-            self._listed(),
+            self._array,
             len(self._steps),
-            y.data_ptr(),
-            *(buffer.data_ptr() for buffer in scratch),
+            (_POINTER * len(places))(*places),
             rows,
             (_NUMBER * rows)(*positions),
-            held,
+            self._stores,
+            (_Rotation * len(rotations))(*map(_turning, rotations)),
+            embedding if x is None else None,
+            (_NUMBER * len(tokens))(*tokens),
             self._threads(positions),
         )
-        return y
+        return list(found.values())
+
+    @staticmethod
+    def _begin_with(x: Tensor, place: int) -> None:
+        x = x.contiguous()
+        ctypes.memmove(place, x.data_ptr(), x.nbytes)
 
     def _threads(self, positions: Sequence[int]) -> int:
         work = self._weights * len(positions) + self._position * sum(positions)
         return torch.get_num_threads() if work >= _SMALL * len(self._steps) else 1
 
 
-def _described(held: HeldKeys) -> _Store:
-    if isinstance(held.store, PageTable):
-        addresses, size = held.store
-        found = _Store(pages=addresses.data_ptr(), row_pages=addresses.shape[1], capacity=size, rotations=1)
-    else:
-        keys, values = held.store
-        found = _Store(keys=keys.data_ptr(), values=values.data_ptr(), capacity=keys.shape[2], rotations=1)
-    if held.rotation is not None:
-        cosines, sines = held.rotation
-        found.cosines, found.sines = cosines.data_ptr(), sines.data_ptr()
-        found.rotations, found.rotated = cosines.shape[0], cosines.shape[-1]
-    return found
+def _described(held: Held) -> _Store:
+    if isinstance(held, PageTable):
+        addresses, size = held
+        return _Store(pages=addresses.data_ptr(), row_pages=addresses.shape[1], capacity=size)
+    keys, values = held
+    return _Store(keys=keys.data_ptr(), values=values.data_ptr(), capacity=keys.shape[2])
+
+
+def _turning(rotation: Rotation) -> _Rotation:
+    cosines, sines = rotation
+    return _Rotation(cosines.data_ptr(), sines.data_ptr(), cosines.shape[-1], cosines.shape[0])
 
 
 def _address(tensor: Tensor | None) -> int | None:

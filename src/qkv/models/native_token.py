@@ -1,0 +1,85 @@
+"""Decoding of one token of a few rows by the native library, of models all of whose parts it knows.
+
+    token ─ embedding ─ blocks ─ norm ─ output matrix ─ logits      one call, instead of one for the blocks
+
+Between two calls Python and torch run from cold caches, as the weights have just passed through them: a token of GPT-2
+124M takes 0.7 ms less than with a call for the blocks alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+
+from qkv.frontends.text import TextFrontend
+from qkv.layers import positions
+from qkv.layers.context import Context
+from qkv.layers.norms import NoNorm
+from qkv.models.heads import LanguageModelHead
+from qkv.models.native_step import NativeStep, Unknown, step_of
+from qkv.ops.native.step import LOGITS, NORMED, STREAM
+from qkv.state.arrival import Arrival
+
+Embed = Callable[[], tuple[Tensor, Context]]
+"""Function () -> (vectors (B, 1, D) of the tokens, their context)."""
+
+
+class NativeToken(NativeStep):
+    """Steps from tokens to logits. parts: front end, blocks, final norm, head.
+
+    An embedding that the library lacks is computed before the call. Raises ``Unknown`` for other parts that it lacks.
+    """
+
+    embeds = False
+    """True if the call computes the embedding."""
+
+    def __call__(  # type: ignore[override]
+        self, tokens: Sequence[int], arrival: Arrival, state: Sequence[Any], embed: Embed
+    ) -> tuple[Tensor, Tensor]:
+        """Return (logits (B, V), input vectors of the head (B, 1, D)) after ``tokens`` (B), ids of the vocabulary;
+        the stores of ``state`` take the new positions.
+        """
+        x, context = (None, None) if self.embeds else embed()
+        logits, vectors = self._run((LOGITS, NORMED), arrival, state, context, x, tokens)
+        return logits, vectors[:, None]
+
+    def _build(self, parts: Sequence[nn.Module]) -> None:
+        frontend, *blocks, norm, head = parts
+        self._modules += [frontend, head]
+        if type(head) is not LanguageModelHead or head.transform is not None or head.cap or head.scale != 1.0:
+            raise Unknown
+        self.embeds = self._embed(frontend)
+        self._add_blocks(blocks)
+        matrix = self._table(head.weight, head.bias)
+        self.steps.normalise(self._norm(norm), matrix.inner, STREAM, NORMED)
+        self.steps.multiply(matrix, NORMED, LOGITS)
+
+    def _embed(self, frontend: nn.Module) -> bool:
+        """Add the embedding, if the library knows it."""
+        if type(frontend) is not TextFrontend or type(frontend.norm) is not NoNorm or frontend.scale != 1.0:
+            return False
+        plain = frontend.types is None and frontend.query is None and frontend.part.join == "add"
+        place = frontend.positions
+        if not plain or not (place is None or type(place) is positions.Learned):
+            return False
+        self._modules += [frontend.norm]
+        table = self._table(frontend.table)
+        if place is None:
+            self.steps.embed(table)
+        else:
+            self._modules.append(place)
+            self.steps.embed(table, self._table(place.table).stored, place.offset)
+        return True
+
+
+_made: WeakKeyDictionary[nn.Module, NativeToken | None] = WeakKeyDictionary()
+
+
+def native_token(model: nn.Module, parts: Sequence[nn.Module], rows: int, state: Sequence[Any]) -> NativeToken | None:
+    """Step of ``model`` for a new token of each of ``rows`` rows; None where its parts are to be called. parts: front
+    end, blocks in the order in which they are run, final norm, head. state: of the blocks.
+    """
+    return step_of(_made, model, parts, rows, state, NativeToken)
