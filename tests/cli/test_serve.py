@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -49,6 +50,20 @@ def test_a_draft_of_another_vocabulary_is_refused(qkv: Call, folder: Path, run: 
     said = qkv("serve", run, "--draft", tmp_path / "other", "--port", 0)
     assert (said.code, said.out) == (2, "")
     assert "the draft model has another vocabulary: the token" in said.err
+
+
+def test_adapters_of_one_base_share_its_weights(
+    qkv: Call, folder: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = (f"start={run}", "training.adapt=lora(2)", "training.steps=2", "--out", tmp_path / "other")
+    assert qkv("train", folder / "tiny.yaml", *asked).code == 0
+    monkeypatch.setattr("qkv.serving.listen.serve", lambda *given: None)
+    said = qkv("serve", run, f"a={tmp_path / 'other'}", f"b={tmp_path / 'other'}", "--port", 0)
+    first, *others = said.out.splitlines()
+    held, apart = re.fullmatch(r"weights: (.*) instead of (.*), as what models have alike is held once", first).groups()  # type: ignore[union-attr]
+    assert float(apart.split()[0]) > 2.5 * float(held.split()[0])
+    assert others[:3] == ["run: completions, embeddings", "a: completions, embeddings", "b: completions, embeddings"]
+    assert "weights" not in qkv("serve", run, "--port", 0).out
 
 
 def test_the_libraries_of_the_server_are_imported_by_it_alone() -> None:

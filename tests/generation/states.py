@@ -18,3 +18,10 @@ def taken(states: list[Any], copies: int = 2) -> int:
 def running(queue: RequestQueue) -> int:
     """Bytes of the states of running requests while they are copied."""
     return taken(queue._sampling.engine.states)
+
+
+def held(queue: RequestQueue) -> int:
+    """Bytes of the states of running requests while they are copied, and of kept states; pages of both are counted
+    once.
+    """
+    return running(queue) + queue.nbytes - nbytes(queue._sampling.engine.states)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from unittest.mock import patch
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.generation.models import STACKS, VOCABULARY, model
-from tests.generation.states import running
+from tests.generation.states import held, running
 from tests.generation.test_beam import translator
 from tests.generation.test_prefill import passes_of
 from tests.generation.test_prefix import prefix_model
@@ -185,9 +188,36 @@ def test_the_budget_counts_pages_that_running_texts_share_once(monkeypatch: pyte
         for piece in queue.step():
             found.setdefault(piece.number - 1, []).extend(piece.tokens)
         most.append(queue.running)
-        assert running(queue) + queue.prefixes.nbytes <= budget
-    assert max(most) == 5, "and the kept state, which the budget counts by itself"
+        assert held(queue) <= budget
+    assert max(most) == 6
     assert found == {i: generate(m, [request.prompt], settings)[0] for i, request in enumerate(requests)}
+
+
+@pytest.mark.skipif(compiler.compiler() is None, reason="no kernel reads pages")
+@given(st.integers(1, 5), st.integers(5, 40), st.integers(10, 25))
+def test_pages_of_a_kept_state_that_running_texts_have_take_nothing_more(rows: int, shared: int, new: int) -> None:
+    """A budget for texts that share a beginning, and for what the kept state has beside their pages, takes them all."""
+    m, settings = model("rope"), GREEDY.changed(max_new_tokens=new)
+    beginning = [(7 * i * i + 3) % VOCABULARY for i in range(shared)]
+    requests = [Request([*beginning, row, 3], settings) for row in range(rows)]
+    with patch.object(pages, "PAGE", 4), patch.object(prefixes, "FEWEST", 4):
+        queue = queue_of(m)
+        for request in requests:
+            queue.submit(request)
+        apart = queue._needed(list(queue._waiting))
+        # Full pages that all have; those of the last one are known when it has begun.
+        once = max(0, rows - 2) * m.page_bytes((shared - 1) // 4 * 4)
+        beside = m.room_bytes(shared, 1, True) + prefixes.COUNTS + m.page_bytes(1)
+        budget = max(apart - once, m.page_bytes(shared) + queue._needed([queue._waiting[0]])) + beside
+        queue, most = queue_of(m, budget=budget), 0
+        served(queue, [beginning], GREEDY.changed(max_new_tokens=1))
+        for request in requests:
+            queue.submit(request)
+        while not queue.idle:
+            queue.step()
+            most = max(most, queue.running)
+            assert held(queue) <= budget
+        assert (queue.prefixes.hits, most) == (rows, rows)
 
 
 def test_a_text_whose_context_slides_is_read_from_its_start() -> None:

@@ -59,6 +59,15 @@ def test_merged_equals_unmerged_within_rounding_and_unmerging_gives_the_bits_bac
     assert torch.equal(module(x), before)
 
 
+def test_the_scale_goes_into_b_for_inference() -> None:
+    module, x = adapted(LoRA(rank=3, alpha=5.0)), torch.randn(5, 12)
+    expected = equation(module, x, 5 / 3)
+    module.absorb_scale()
+    assert module.scale == 1.0
+    torch.testing.assert_close(equation(module, x, 1.0), expected, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(module(x).double(), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_it_begins_as_the_map_that_it_adapts() -> None:
     base, x = Linear(12, 7), torch.randn(5, 12)
     expected = base(x)

@@ -80,6 +80,18 @@ def test_a_model_is_laid_out_once_and_as_far_as_it_fits_and_gains(tied: Tied, mo
     assert {name for name, place in addresses(other).items() if place != places[name]} == {"columns"}
 
 
+def test_what_several_models_share_is_laid_out_once(tied: Tied) -> None:
+    other = copy.deepcopy(tied)
+    other.columns = tied.columns
+    lay_out(tied, other)
+    assert tied.columns is other.columns
+    places = addresses(tied), addresses(other)
+    assert {name for name in places[0] if places[0][name] == places[1][name]} == {"columns"}
+    lay_out(tied)
+    lay_out(other)
+    assert (addresses(tied), addresses(other)) == places
+
+
 def test_matrices_become_rows_where_free_memory_is_unknown(tied: Tied, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on macOS and Windows, which have no huge pages of this kind either."""
     monkeypatch.setattr(huge_pages, "possible", lambda: False)

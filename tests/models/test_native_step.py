@@ -10,14 +10,18 @@ import torch
 from torch import Tensor
 
 import qkv
+from qkv.generation.requests import Request, RequestQueue
 from qkv.generation.sample import generate
+from qkv.layers.branch import linear_maps
+from qkv.layers.lora import adapters, merged, wrap
 from qkv.models import layered, native_step, native_token
 from qkv.models.layout import lay_out
 from qkv.models.quantize import quantize
 from qkv.models.transformer import Transformer
 from qkv.models.unchanged import unchanged
 from qkv.ops.choices import made
-from qkv.ops.native.step import INPUTS
+from qkv.ops.native.step import INPUTS, Steps
+from qkv.spec.adapt import LoRA
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.quantization import Quantization
@@ -123,6 +127,32 @@ def test_quantised_weights(name: str, bits: int, monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(found, decoded(model, ids, 5), rtol=0, atol=1e-4 if bits == 16 else 0.02)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "odd sizes"])
+def test_low_rank_adapters(name: str, rows: int) -> None:
+    """Beside all products, of inputs of every kind; a merge and its end are noticed, and another scale is left to the
+    layers.
+    """
+    model, ids = built(FORMS[name]), tokens(rows, 12)
+    every = {path.rpartition(".")[2] for path in linear_maps(model)}
+    wrap(model, linear_maps(model), LoRA(rank=3, alpha=6.0))
+    for layer in adapters(model).values():
+        torch.nn.init.normal_(layer.lora_b, std=0.1)
+        layer.absorb_scale()
+    assert {"qkv", "output", "down"} <= every
+    expected = decoded(copy.deepcopy(model).double(), ids, 5)
+    torch.testing.assert_close(decoded(model, ids, 5).double(), expected, rtol=0, atol=2e-5)
+    with merged(model):
+        torch.testing.assert_close(decoded(model, ids, 5).double(), expected, rtol=0, atol=2e-5)
+        assert used(model)
+    torch.testing.assert_close(decoded(model, ids, 5).double(), expected, rtol=0, atol=2e-5)
+    assert used(model)
+    next(iter(adapters(model).values())).scale = 2.0
+    other = copy.deepcopy(model)
+    decoded(other, ids, 5)
+    assert not used(other)
+
+
 def test_rows_of_different_lengths_and_stores_that_grow() -> None:
     model = built(FORMS["llama"])
     texts = [tokens(1, length)[0].tolist() for length in (3, 90, 41)]
@@ -131,6 +161,26 @@ def test_rows_of_different_lengths_and_stores_that_grow() -> None:
     assert used_token(model)
     for text, written in zip(texts, together, strict=True):
         assert generate(copy.deepcopy(model).double(), [text], settings) == [written]
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "one key head", "odd sizes"])
+def test_threads_divide_rows_of_different_lengths(name: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each head of each row is computed by one thread, also with more threads than heads; in slots and in pages."""
+    model, lengths = built(FORMS[name]), (70, 1, 90, 3, 41)
+    texts = [tokens(1, length)[0].tolist() for length in lengths]
+    settings = qkv.Generation(max_new_tokens=8, temperature=0.0)
+    expected = generate(copy.deepcopy(model).double(), texts, settings)
+    monkeypatch.setattr(Steps, "_threads", lambda self, positions: threads)
+    assert generate(model, texts, settings) == expected
+    queue, found = RequestQueue(model, None), dict[int, list[int]]()
+    for text in texts:
+        queue.submit(Request(text, settings))
+    while not queue.idle:
+        for piece in queue.step():
+            found.setdefault(piece.number, []).extend(piece.tokens)
+    assert [found[i] for i in range(len(texts))] == expected
+    assert used_token(model)
 
 
 def test_changes_of_the_model_are_noticed() -> None:

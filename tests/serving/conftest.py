@@ -38,7 +38,7 @@ class Running(NamedTuple):
 
 @contextlib.contextmanager
 def serving(
-    runs: Mapping[str, Run],
+    runs: Mapping[str, Run | ServedModel],
     limits: Limits | None = None,
     access: Access | None = None,
     sent: int | None = None,
@@ -48,8 +48,9 @@ def serving(
 
     sent: bytes that the system keeps for a client who does not read. speculation: see ``ServedModel``.
     """
-    limits = limits or Limits()
-    service = Service({name: ServedModel(name, run, limits, speculation) for name, run in runs.items()}, limits)
+    limits, models = limits or Limits(), {n: each for n, each in runs.items() if isinstance(each, ServedModel)}
+    models |= {n: ServedModel(n, run, limits, speculation) for n, run in runs.items() if isinstance(run, Run)}
+    service = Service(models, limits)
     server = http_server(service, access or Access())
     with open_socket("127.0.0.1", 0) as listener:
         if sent:

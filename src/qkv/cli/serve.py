@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from qkv.cli.decoding import speculation_options, speculator_of
 from qkv.cli.runs import run_or_published
 from qkv.interop.places import is_sentence_folder
+from qkv.report.figures import size
 from qkv.spec.errors import UserError
+
+if TYPE_CHECKING:
+    from qkv.generation.speculate import Speculator
+    from qkv.runs.run import Run
+    from qkv.serving.limits import Limits
+    from qkv.serving.service import Service
 
 _NEEDED = ("starlette", "uvicorn", "prometheus_client", "jinja2")
 KEY = "QKV_API_KEY"
@@ -85,20 +93,32 @@ def serve_command(
     from qkv.serving.app import LOOPBACK, Access
     from qkv.serving.limits import Limits
     from qkv.serving.listen import open_socket, serve, url_of
-    from qkv.serving.model import ServedModel
-    from qkv.serving.service import Service
 
     limits = Limits(max_body, max_tokens, max_batch, max_queue, memory, timeout)
     key = api_key if api_key is not None else os.environ.get(KEY)
     access = Access(key or None, LOOPBACK if host in LOOPBACK else (), tuple(cors or ()))
     speculation = None if asked is None else partial(speculator_of, asked)
     with open_socket(host, port) as listener:
-        models = {name: ServedModel(name, folder, limits, speculation) for name, folder in folders.items()}
-        service = Service(models, limits)
+        service = _service(folders, limits, speculation)
         for name, model in service.models.items():
             typer.echo(f"{name}: {', '.join(model.to_dict()['capabilities'])}")
         typer.echo(f"serving at {url_of(listener)} (OpenAI's interface: {url_of(listener)}/v1); Ctrl-C ends")
         serve(service, access, listener, patience)
+
+
+def _service(folders: dict[str, Path], limits: Limits, speculation: Callable[[Run], Speculator] | None) -> Service:
+    """Load the models, which hold once what they have alike, and print how much that saves."""
+    from qkv.serving.model import ServedModel, share
+    from qkv.serving.service import Service
+
+    several = len(folders) > 1
+    models = {name: ServedModel(name, folder, limits, speculation, several) for name, folder in folders.items()}
+    saved = share(models.values()) if several else 0
+    service = Service(models, limits)
+    if saved:
+        held, apart = size(service.weight_bytes), size(service.weight_bytes + saved)
+        typer.echo(f"weights: {held} instead of {apart}, as what models have alike is held once")
+    return service
 
 
 def _named(runs: list[str]) -> dict[str, Path]:

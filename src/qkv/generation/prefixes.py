@@ -21,7 +21,8 @@ from typing import NamedTuple
 import torch
 
 from qkv.models.transformer import State, Transformer
-from qkv.state.tree import nbytes, one_row
+from qkv.state.pages import paged
+from qkv.state.tree import nbytes, one_row, stores
 
 FEWEST = 16
 """Tokens of a shared beginning below which it is read again: a copy takes as long."""
@@ -52,19 +53,36 @@ class Prefixes:
     def __init__(self, model: Transformer, most: int, pages: bool = False):
         """Keep nothing yet. ``most``: bytes of all states; 0 keeps none. ``pages``: the states hold pages."""
         self.model, self.most, self.pages = model, most, pages
+        self._limit = most
+        self.lent: set[int] | None = None
+        """Identities of pages that running texts have until they end, whose bytes are counted there; ``most`` is for
+        the others. None: all pages are counted here.
+        """
         self.hits = self.tokens = 0
         """Texts that began with a kept state, and their tokens that were not read again."""
         self._kept: list[KeptPrefix] = []
         """Least recently used first."""
         self._nbytes: int | None = None
+        self._page_bytes: dict[int, int] = {}
+        """Bytes of the pages of all kept states by identity, while ``_nbytes`` is known."""
         self._texts: deque[list[int]] = deque(maxlen=_RECENT)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all kept states; pages that several share are counted once."""
         if self._nbytes is None:
-            self._nbytes = nbytes(self.states)
+            self._nbytes, self._page_bytes = nbytes(self.states), _bytes_of_pages(self.states)
         return self._nbytes
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of all kept states without pages that running texts have."""
+        whole, pages = self.nbytes, self._page_bytes
+        return whole - self._lent_bytes(pages)
+
+    def _lent_bytes(self, pages: dict[int, int]) -> int:
+        """Bytes of those of ``pages``, by identity, that running texts have."""
+        return sum(pages[page] for page in pages.keys() & (self.lent or set()))
 
     @property
     def states(self) -> list[State]:
@@ -94,14 +112,16 @@ class Prefixes:
         return state if length == len(kept.tokens) else self.model.rewind(state, torch.tensor([length]))
 
     def hold(self, tokens: Sequence[int]) -> int:
-        """Bytes of the state with which a text begins, which is now removed last; 0 if none is kept, or if the text
-        shares less than half of it.
+        """Bytes of the state with which a text begins, without pages that running texts have; it is now removed last.
+
+        0 if none is kept, or if the text shares less than half of it.
         """
         shared = self.find(tokens)
         if shared is None or 2 * shared.length < len(shared.kept.tokens):
             return 0
         self._use(shared.kept)
-        return nbytes(shared.kept.state)
+        state = shared.kept.state
+        return nbytes(state) - self._lent_bytes(_bytes_of_pages([state]))
 
     def _use(self, kept: KeptPrefix) -> None:
         """Let a state be the most recently used one."""
@@ -132,15 +152,21 @@ class Prefixes:
                 return
         if self.model.rewindable:  # its beginnings are part of the new state
             self._kept, self._nbytes = [kept for kept in self._kept if not self._serves(tokens, kept.tokens)], None
-        needed = self.model.room_bytes(len(tokens), 1, self.pages) + self.page_bytes(len(tokens)) + COUNTS
-        if needed <= self.most:
+        other = self.model.room_bytes(len(tokens), 1, self.pages) + COUNTS
+        # All pages of a running text but the last one, which it writes to, are counted there.
+        needed = other + self.page_bytes(len(tokens) if self.lent is None else 1)
+        if needed <= self.most and other + self.page_bytes(len(tokens)) <= self._limit:
             self.shrink(self.most - needed)
             self._kept.append(KeptPrefix(list(tokens), one_row(state, row, self._room(len(tokens)))))
             self._nbytes = None
+            if self.lent is not None:
+                self.lent |= {id(page) for store in paged(stores(self._kept[-1].state)) for page in store.full}
 
     def shrink(self, most: int) -> None:
-        """Remove the least recently used states until all others together have at most ``most`` bytes."""
-        while self._kept and self.nbytes > most:
+        """Remove the least recently used states until all others together have at most ``most`` bytes, without pages
+        that running texts have.
+        """
+        while self._kept and self.own_bytes > most:
             del self._kept[0]
             self._nbytes = None
 
@@ -156,6 +182,12 @@ class Prefixes:
     def _room(self, length: int) -> int | None:
         """Number of positions for which stores of a copy need room; None: they hold something else than positions."""
         return length if self.model.segmentation is None else None
+
+
+def _bytes_of_pages(states: Sequence[State]) -> dict[int, int]:
+    """Bytes of the pages of states by identity."""
+    pages = (page for state in states for store in paged(stores(state)) for page in store.pages())
+    return {id(page): page.data.nbytes for page in pages}
 
 
 def shares(model: Transformer) -> bool:

@@ -23,7 +23,7 @@ drop positions, a copy of it is kept, joined and selected from: c = 5 for such a
 differ in the pages of the k tokens since then: p(n_r) + p(k) + a page. A draft has slots only, which are counted like
 those of the model. A request waits while the bytes, with all running requests, exceed the budget. What they leave of it
 can hold states of texts that were read before, for texts that begin alike (``qkv.generation.prefixes``), which share
-their pages with these.
+their pages with these: the full pages of running requests, which f is about, are not counted again for kept states.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from qkv.layers.signal import Signal
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
-from qkv.state.pages import Paged, shared_bytes
+from qkv.state.pages import MemoryPage, paged, shared_bytes
 from qkv.state.tree import nbytes, stores
 from qkv.tokenizers.tokenizer import Tokenizer
 
@@ -283,19 +283,23 @@ class RequestQueue:
         if self.budget is None:
             self._admit_waiting(None)
             return
-        most = self.budget + self._shared_bytes()
+        lasting = self._lasting_pages()
+        self.prefixes.lent = None if lasting is None else {id(page) for page in lasting}
+        most = self.budget + shared_bytes(lasting or [])
         self._admit_waiting(most)
         if shares(self.model):
             left = most - (self._needed(self._running.values()) if self._running else 0)
             self.prefixes.most = min(self.keep, left)
             self.prefixes.shrink(self.prefixes.most)
 
-    def _shared_bytes(self) -> int:
-        """Bytes of pages that ``_needed`` counts for several running requests, and that stay shared until these end."""
+    def _lasting_pages(self) -> list[MemoryPage] | None:
+        """Pages that each running request has until it ends, and that ``_needed`` counts for each; None if a request
+        may give them up before.
+        """
         if not self.model.rewindable or any(map(self._slides, self._running.values())):
-            return 0
-        held = (store for state in self._sampling.engine.states for store in stores(state))
-        return shared_bytes(store for store in held if isinstance(store, Paged))
+            return None
+        held = paged(store for state in self._sampling.engine.states for store in stores(state))
+        return [page for store in held for page in store.full]
 
     def _admit_waiting(self, most: int | None) -> None:
         """Admit waiting requests in order, as far as ``most`` bytes, if given, and the batch size allow."""

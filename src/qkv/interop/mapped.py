@@ -187,6 +187,12 @@ def watch(model: nn.Module, entrances: Iterable[nn.Module], files: Iterable[Mapp
             entrance.register_forward_pre_hook(hook)
 
 
+def watched_files(model: nn.Module) -> list[MappedFile]:
+    """Files of which ``watch`` has registered hooks."""
+    hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
+    return list(dict.fromkeys(file for hook in hooks if isinstance(hook, Watch) for file in hook.files))
+
+
 def mapped(path: Path) -> MappedFile | None:
     """Memory-map a file; None if this system or file system does not support it."""
     try:

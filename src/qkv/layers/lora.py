@@ -91,6 +91,11 @@ class LowRank(Linear):
         if self.base is not None:
             self.stored.data, self.base = self.base, None
 
+    @torch.no_grad()
+    def absorb_scale(self) -> None:
+        """Let B be a new parameter, s B, and s be 1, for inference: s of further training would be another one."""
+        self.lora_b, self.scale = nn.Parameter(self.scale * self.lora_b), 1.0
+
     def plain(self) -> Linear:
         """Return an equivalent linear layer without adapter."""
         with torch.device("meta"):

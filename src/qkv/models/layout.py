@@ -6,7 +6,7 @@ Weights that a file holds as (in, out) become rows, as the native kernel reads t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from weakref import WeakSet
 
@@ -25,15 +25,17 @@ _TYPES = (Tensor, nn.Parameter)
 _laid_out: WeakSet[nn.Module] = WeakSet()
 
 
-def lay_out(model: nn.Module) -> None:
-    """Lay out the weights of a model on the CPU for decoding, once per model; values, parameters and ties stay.
+def lay_out(*models: nn.Module) -> None:
+    """Lay out the weights of models on the CPU for decoding, once per model; values, parameters and ties stay.
 
-    Nothing is copied if half of the free memory is too small for it. Not while another thread runs the model.
+    models: all those that share weights. Nothing is copied if half of the free memory is too small for it. Not while
+    another thread runs one of them.
     """
-    if model in _laid_out:
+    new = [model for model in models if model not in _laid_out]
+    if not new:
         return
-    _laid_out.add(model)
-    held = _weights(model)
+    _laid_out.update(new)
+    held = _weights(new)
     if not huge_pages.possible() or sum(t.nbytes for t in held) < _LEAST:
         held = [t for t in held if not t.is_contiguous()]
     free = free_memory()
@@ -48,9 +50,10 @@ def lay_out(model: nn.Module) -> None:
             several.clear()
 
 
-def _weights(model: nn.Module) -> list[Tensor]:
-    """Tensors of the model in order of their addresses, without those that share memory with another one."""
-    tensors = {id(t): t for module in model.modules() for t in _tensors(module) if t.is_cpu and t.numel()}
+def _weights(models: Iterable[nn.Module]) -> list[Tensor]:
+    """Tensors of the models in order of their addresses, without those that share memory with another one."""
+    modules = (module for model in models for module in model.modules())
+    tensors = {id(t): t for module in modules for t in _tensors(module) if t.is_cpu and t.numel()}
     ordered = sorted(tensors.values(), key=Tensor.data_ptr)
     shared = {id(t) for a, b in pairwise(ordered) if _end(a) > b.data_ptr() for t in (a, b)}
     return [t for t in ordered if id(t) not in shared and _dense(t)]

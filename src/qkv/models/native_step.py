@@ -1,8 +1,8 @@
 """Decoding of one position of a few rows by the native library, of stacks whose parts it knows.
 
 It knows blocks in pre-norm order, of attention under a causal mask (any number of key heads, RoPE) and feed-forward
-layers, plain and gated; weights in fp32 or quantised. Other stacks, and calls with a tap, gradients or hooks, run part
-by part. See ``qkv.ops.native.step``.
+layers, plain and gated; weights in fp32, also with a low-rank adapter whose scale is 1, or quantised. Other stacks, and
+calls with a tap, gradients or hooks, run part by part. See ``qkv.ops.native.step``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from qkv.layers import norms, relative
 from qkv.layers.context import Context
 from qkv.layers.feed_forward import FeedForward, GatedFeedForward
 from qkv.layers.linear import Linear
+from qkv.layers.lora import LowRank
 from qkv.layers.quantized import QuantizedLinear, QuantizedTable
 from qkv.layers.residuals import Residual
 from qkv.mixers.attention import Attention
@@ -117,9 +118,9 @@ class NativeStep:
         turning = self._rotation(body.relative)
         sizes = Attending(body.num_heads, body.kv_heads, body.head_dim, body.value_dim, body.scale, turning)
         self._modules.append(body.relative)
-        self.steps.multiply(self._matrix(body.qkv), STREAM, WIDE, norm)
+        self._multiply(body.qkv, STREAM, WIDE, norm)
         self.steps.attend(sizes, WIDE, MIXED)
-        self.steps.multiply(self._matrix(body.output), MIXED, STREAM)
+        self._multiply(body.output, MIXED, STREAM)
 
     def _rotation(self, part: nn.Module) -> int:
         """Number of the rotation by ``part``, equal for equal ones; -1 without one."""
@@ -133,8 +134,8 @@ class NativeStep:
         gated, activation = isinstance(body, GatedFeedForward), body.spec.activation
         if activation not in INPUTS:
             raise Unknown
-        self.steps.multiply(self._matrix(body.gate_up if gated else body.up), STREAM, WIDE, norm)
-        self.steps.multiply(self._matrix(body.down), WIDE, STREAM, None, activation, gated)
+        self._multiply(body.gate_up if gated else body.up, STREAM, WIDE, norm)
+        self._multiply(body.down, WIDE, STREAM, None, activation, gated)
 
     def _norm(self, norm: nn.Module) -> InputNorm | None:
         self._modules.append(norm)
@@ -146,10 +147,20 @@ class NativeStep:
             return InputNorm("rms norm", None if norm.weight is None else _readable(norm.weight), None, norm.eps)
         raise Unknown
 
+    def _multiply(self, layer: nn.Module, origin: int, to: int, *how: Any) -> None:
+        """Add the product of ``layer``, and that of its adapter, W f(x) + b + B A f(x); ``how``: f."""
+        self.steps.multiply(self._matrix(layer), origin, to, *how)
+        if type(layer) is LowRank and not layer.merged:
+            between = next(buffer for buffer in (WIDE, MIXED) if buffer not in (origin, to))
+            self.steps.multiply(self._table(layer.lora_a), origin, between, *how)
+            self.steps.multiply(self._table(layer.lora_b), between, to, adds=True)
+
     def _matrix(self, layer: nn.Module) -> Matrix:
         self._modules.append(layer)
         if type(layer) is QuantizedLinear:
             return self._table(layer.matrix, layer.bias)
+        if type(layer) is LowRank and (layer.merged or layer.scale == 1.0):
+            return self._table(layer.stored, layer.bias)
         if type(layer) is not Linear:
             raise Unknown
         return self._table(layer.weight, layer.bias)

@@ -63,7 +63,8 @@ class NativeToken(NativeStep):
             return False
         plain = frontend.types is None and frontend.query is None and frontend.part.join == "add"
         place = frontend.positions
-        if not plain or not (place is None or type(place) is positions.Learned):
+        known = place is None or (type(place) is positions.Learned and place.table.is_contiguous())
+        if not plain or not known:
             return False
         self._modules += [frontend.norm]
         table = self._table(frontend.table)

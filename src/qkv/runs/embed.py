@@ -56,18 +56,20 @@ def embed_opened(
     return embed_texts(run.model, run.vocabulary.tokenizer, texts, how, text, batch_size)
 
 
-def opened(source: Run | str | Path, copy: bool = False) -> tuple[Run, EmbeddingSettings | None]:
+def opened(
+    source: Run | str | Path, copy: bool = False, keep_adapters: bool = False
+) -> tuple[Run, EmbeddingSettings | None]:
     """Load a run, checkpoint or sentence-transformers folder: (run, embedding settings of a sentence-transformers
     folder or None).
 
-    In old sentence-transformers folders the Transformer is in a subfolder.
+    copy, keep_adapters: see ``load``. In old sentence-transformers folders the Transformer is in a subfolder.
     """
     if not isinstance(source, Run):
         folder = Path(source).expanduser()
         if is_sentence_folder(folder):
             said = read_sentence(folder)
-            return load(said.body, copy=copy), said
-        source = load(source, copy=copy)
+            return load(said.body, copy=copy, keep_adapters=keep_adapters), said
+        source = load(source, copy=copy, keep_adapters=keep_adapters)
     return source, read_sentence(source.folder) if is_sentence_folder(source.folder) else None
 
 

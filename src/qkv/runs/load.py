@@ -32,7 +32,13 @@ from qkv.spec.yaml_io import read_recipe
 from qkv.tokenizers.absent import AbsentTokenizer
 
 
-def load(source: str | Path, accept_changes: bool = False, copy: bool = False, **published: Any) -> Run:
+def load(
+    source: str | Path,
+    accept_changes: bool = False,
+    copy: bool = False,
+    keep_adapters: bool = False,
+    **published: Any,
+) -> Run:
     """Load the run in the folder ``source``, or the published checkpoint in that folder or of that name.
 
     Before the first validation of a run in progress, the weights are those of its newest checkpoint.
@@ -40,6 +46,7 @@ def load(source: str | Path, accept_changes: bool = False, copy: bool = False, *
     accept_changes: load the folder even if spec or vocabulary were edited since the weights were stored, and use the
         newest checkpoint if the best weights are missing.
     copy: read weights into memory instead of mapping their file.
+    keep_adapters: keep adapters such as LoRA, if any, separate from the weights.
     published: dtype, revision and pickles, as for ``qkv.interop.load.load_published``.
 
     Raises UserError if the folder is neither, or a file in it is missing, damaged, edited or belongs to another model.
@@ -52,7 +59,8 @@ def load(source: str | Path, accept_changes: bool = False, copy: bool = False, *
     if published:
         raise UserError(f"{next(iter(published))!r} applies to published checkpoints, and {folder} is a run")
     run = load_adapted(folder, accept_changes, copy)
-    fold(run.model)
+    if not keep_adapters:
+        fold(run.model)
     return run
 
 

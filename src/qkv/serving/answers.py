@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from qkv.generation.requests import Request, TextDelta
 from qkv.serving.bodies import GenerationBody
@@ -80,7 +80,6 @@ async def _events(asked: AskedTexts, pieces: AsyncIterator[tuple[int, TextDelta]
             written += len(piece.tokens)
             if choice := asked.form.delta(index, piece):
                 yield _event({**head, "choices": [choice], **usual})
-                await asyncio.sleep(0)  # lets the event loop notice that the client has left
     except ApiError as error:
         yield _event(error.to_dict())
         return
@@ -122,7 +121,14 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events, as an ASGI application."""
+
+        async def sent(message: Message) -> None:
+            await send(message)
+            # The event loop notices that the client has left, so that nothing more is written: of several events that
+            # are ready, too.
+            await asyncio.sleep(0)
+
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, sent)
         finally:
             self._close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -30,9 +30,10 @@ COUNTERS: Mapping[str, tuple[str, Callable[[LoadCounts], int]]] = {
 class Metrics:
     """Metrics of a server, in a registry of its own."""
 
-    def __init__(self, workers: Mapping[str, Worker]):
-        """``workers`` by the name of their model."""
+    def __init__(self, workers: Mapping[str, Worker], weight_bytes: int):
+        """``workers`` by the name of their model. ``weight_bytes``: of all models."""
         self.registry = CollectorRegistry()
+        Gauge("qkv_weight_bytes", "Bytes of the weights of all models.", registry=self.registry).set(weight_bytes)
         self.registry.register(_OfWorkers(workers))
         self._http = Counter(
             "qkv_http_requests", "HTTP requests by path and status.", ["path", "status"], registry=self.registry

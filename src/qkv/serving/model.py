@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,10 @@ from qkv.generation.constrain import Constraint
 from qkv.generation.requests import Request, RequestQueue
 from qkv.generation.speculate import Speculator
 from qkv.generation.text import prompt_ids
+from qkv.interop.load import entrances
+from qkv.interop.mapped import watch, watched_files
+from qkv.models.sharing import share_weights
+from qkv.models.transformer import Transformer
 from qkv.runs.embed import opened
 from qkv.runs.run import Run, task_of
 from qkv.serving.bodies import GenerationBody
@@ -42,13 +46,15 @@ class ServedModel:
         source: Run | str | Path,
         limits: Limits,
         speculation: Callable[[Run], Speculator] | None = None,
+        keep_adapters: bool = False,
     ):
         """Load ``source``, a run or a folder.
 
-        speculation: makes what proposes tokens for the texts of a run; None for plain decoding. Raises ``UserError`` if
-        the model can be asked for nothing, or the speculator cannot propose for it.
+        speculation: makes what proposes tokens for the texts of a run; None for plain decoding. keep_adapters: keep
+        adapters separate, see ``share``. Raises ``UserError`` if the model can be asked for nothing, or the speculator
+        cannot propose for it.
         """
-        run, self.embedding = opened(source)
+        run, self.embedding = opened(source, keep_adapters=keep_adapters)
         self.name, self.run, self.limits, self.created = name, run, limits, int(time.time())
         self.task, self.tokenizer = task_of(run), run.tokenizer
         model, text = run.model, run.vocabulary.has_text
@@ -65,6 +71,13 @@ class ServedModel:
             speculator.check(model, Generation())
         requests = RequestQueue(*queued, speculator=speculator, keep=keep) if self.writes else None
         self.worker = Worker(requests, name, limits.queue)
+
+    @property
+    def networks(self) -> list[Transformer]:
+        """The model and its draft, if it has one."""
+        speculator = self.worker.requests and self.worker.requests.speculator
+        draft = speculator and speculator.draft
+        return [self.run.model, *([draft] if draft else [])]
 
     @cached_property
     def ends(self) -> frozenset[int]:
@@ -176,3 +189,17 @@ class ServedModel:
             code = "context_length_exceeded"
             raise ApiError(f"{said} tokens is passed; ask for less", param="max_tokens", code=code)
         return min(usual, room) if asked is None else asked
+
+
+def share(models: Iterable[ServedModel]) -> int:
+    """Let models hold their equal weights once, before they answer; return the bytes that this saves.
+
+    Adapters of models loaded with ``keep_adapters`` stay beside weights that are shared, and are merged into others.
+    """
+    networks = [network for model in models for network in model.networks]
+    saved = share_weights(networks)
+    files = dict.fromkeys(file for network in networks for file in watched_files(network))
+    for network in networks:
+        known = watched_files(network)
+        watch(network, entrances(network), [file for file in files if file not in known])
+    return saved

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from qkv.models.sharing import weight_bytes
 from qkv.serving.errors import ApiError
 from qkv.serving.limits import Limits
 from qkv.serving.metrics import Metrics
@@ -16,7 +17,9 @@ class Service:
 
     def __init__(self, models: Mapping[str, ServedModel], limits: Limits):
         self.models, self.limits = dict(models), limits
-        self.metrics = Metrics({name: model.worker for name, model in models.items()})
+        self.weight_bytes = weight_bytes(network for model in models.values() for network in model.networks)
+        """Bytes of the weights of all models, those that several share counted once."""
+        self.metrics = Metrics({name: model.worker for name, model in models.items()}, self.weight_bytes)
 
     def model(self, name: str | None) -> ServedModel:
         """Model of that name; without a name the only one. Raises ``ApiError`` (404, or 400 if a name is needed)."""

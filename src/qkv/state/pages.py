@@ -190,17 +190,17 @@ class Paged(Store):
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Paged:
         like = change(self.like)
-        pages = {id(page): MemoryPage(change(page.data)) for page in self._pages()}
+        pages = {id(page): MemoryPage(change(page.data)) for page in self.pages()}
         own = {id(row): row for row in self._rows}
         rows = {known: _Row([pages[id(page)] for page in row.pages]) for known, row in own.items()}
         return Paged(self.sizes, like, [rows[id(row)] for row in self._rows])
 
     def tensors(self) -> Iterator[Tensor]:
         yield self.like
-        for page in self._pages():
+        for page in self.pages():
             yield page.data
 
-    def _pages(self) -> Iterator[MemoryPage]:
+    def pages(self) -> Iterator[MemoryPage]:
         """Iterate over the pages of all rows, each once."""
         yield from {id(page): page for row in self._rows for page in row.pages}.values()
 
@@ -240,8 +240,12 @@ class Paged(Store):
         return self
 
 
-def shared_bytes(stores: Iterable[Paged]) -> int:
-    """Bytes that rows of the stores save for good by sharing pages."""
-    places = [page for store in stores for page in store.full]
-    own = {id(page): page for page in places}.values()
-    return sum(page.data.nbytes for page in places) - sum(page.data.nbytes for page in own)
+def shared_bytes(pages: Sequence[MemoryPage]) -> int:
+    """Bytes of ``pages``, one for each row that has it, beyond those of each page once."""
+    own = {id(page): page for page in pages}.values()
+    return sum(page.data.nbytes for page in pages) - sum(page.data.nbytes for page in own)
+
+
+def paged(stores: Iterable[Store]) -> Iterator[Paged]:
+    """Iterate over the stores in pages."""
+    return (store for store in stores if isinstance(store, Paged))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from qkv.system.cache import cache_folder, replace_text
@@ -47,7 +50,7 @@ def build(source: Path, flags: Sequence[str]) -> Path:
 
     Compiler and linker run apart, so that a library named by a flag of the compiler, as by ``-fopenmp``, is not linked.
     The file is written under a temporary name and renamed: of two processes that build at once, the last one wins. A
-    failed build is remembered beside it. Raises ``BuildError``.
+    failed build is remembered beside it. The first build of a process is announced. Raises ``BuildError``.
     """
     path = library_path(source, flags)
     if path is None:
@@ -56,6 +59,7 @@ def build(source: Path, flags: Sequence[str]) -> Path:
     if not path.exists():
         if failure.exists():
             raise BuildError(f"{failure.read_text()} (remove {failure} to build again)")
+        _announce()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -66,6 +70,15 @@ def build(source: Path, flags: Sequence[str]) -> Path:
             replace_text(failure, str(error))
             raise
     return path
+
+
+@cache
+def _announce() -> None:
+    """Print on standard error why the program waits, once; without a terminal nothing is printed."""
+    with contextlib.suppress(OSError, ValueError):
+        if sys.stderr is not None and sys.stderr.isatty():
+            sys.stderr.write("compiling native kernels for this processor, once (about 6 s)\n")
+            sys.stderr.flush()
 
 
 def _compile(source: Path, flags: Sequence[str], folder: Path, path: Path) -> None:

@@ -163,15 +163,26 @@ struct Team {
     std::atomic<long> *taken;    // of each step: tiles that the threads have taken by turns
 };
 
-// The part of an attention that a thread computes: some heads of keys of some rows.
+// The part of an attention that a thread computes: heads of keys of some rows, of about as many positions as the others.
 static void attend_part(const Team &team, const Step &step, const Store &store, Scratch &scratch, long id, long threads) {
-    const long all = team.rows * step.kv_heads, end = all * (id + 1) / threads;
-    for (long g = all * id / threads; g < end;) {
-        const long row = g / step.kv_heads, group = g % step.kv_heads;
-        const long count = store.pages ? std::min(step.kv_heads - group, end - g) : 1;
-        attend_groups(step, store, step.rotation < 0 ? nullptr : team.rotations + step.rotation,
-                      team.buffers[step.from], team.buffers[step.to], row, group, count, team.positions[row], scratch);
-        g += count;
+    long whole = 0, at = 0;  // positions of all heads of keys, of those of the rows before
+    for (long row = 0; row < team.rows; row++) whole += (team.positions[row] + 1) * step.kv_heads;
+    for (long row = 0; row < team.rows; row++) {
+        const long each = team.positions[row] + 1;
+        // The first head whose middle lies after the positions of the threads before ``thread``.
+        const auto first = [&](long thread) {
+            const long half = (2 * (whole * thread / threads - at) + each - 1) / (2 * each);
+            return std::min(std::max(half, 0L), step.kv_heads);
+        };
+        const long end = first(id + 1);
+        for (long group = first(id); group < end;) {
+            const long count = store.pages ? end - group : 1;
+            attend_groups(step, store, step.rotation < 0 ? nullptr : team.rotations + step.rotation,
+                          team.buffers[step.from], team.buffers[step.to], row, group, count, team.positions[row],
+                          scratch);
+            group += count;
+        }
+        at += each * step.kv_heads;
     }
 }
 

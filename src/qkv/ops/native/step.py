@@ -154,14 +154,15 @@ class Steps:
         norm: InputNorm | None = None,
         activation: str | None = None,
         gated: bool = False,
+        adds: bool = False,
     ) -> None:
-        """Add ``to`` = W f(``origin``) + b; the residual stream is added to, other buffers are replaced.
+        """Add ``to`` = W f(``origin``) + b; with ``adds``, and for the residual stream, ``to`` += W f(``origin``) + b.
 
         f: ``norm``, or ``activation``, or with ``gated`` activation(a) ⊙ b of an input (a, b), or nothing.
         """
         step = self._reading(origin, to, norm, activation)
         step.product, step.gated = matrix.described(), gated
-        step.product.adds = to == STREAM
+        step.product.adds = adds or to == STREAM
         self._steps.append(step)
         self._weights += matrix.stored.nbytes
         self._widths[origin] = max(self._widths[origin], matrix.inner * (1 + gated))

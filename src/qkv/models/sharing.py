@@ -1,0 +1,81 @@
+"""Weights that several models have alike are held once: those of one base under several adapters, and of the base.
+
+base       W ──┐
+adapter 1  W ──┼── W        only A and B of each adapter are its own
+adapter 2  W ──┘
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qkv.layers.lora import adapters
+from qkv.models.layout import lay_out
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Types by which the bits of numbers of 1, 2, 4 and 8 bytes are compared."""
+
+
+def share_weights(models: Sequence[nn.Module]) -> int:
+    """Let models have one tensor where they have the same bits at the same path; return the bytes of those given up.
+
+    An adapter whose weight is not shared is merged. Shared weights are laid out for decoding at once, as each model may
+    run in a thread of its own later. For inference only: a change of a weight is one of all models that share it.
+    """
+    saved = _join_equal(models)
+    holders = Counter(place for model in models for place in {id(held) for *_, held in _places(model)})
+    for model in models:
+        _settle(model, holders)
+    lay_out(*(model for model in models if any(holders[id(held)] > 1 for *_, held in _places(model))))
+    return saved
+
+
+def weight_bytes(models: Iterable[nn.Module]) -> int:
+    """Bytes of the weights of all models; one that several hold is counted once."""
+    return sum({id(held): held.nbytes for model in models for *_, held in _places(model)}.values())
+
+
+def _join_equal(models: Iterable[nn.Module]) -> int:
+    """Let models have one tensor for equal ones; return the bytes of the others."""
+    known: dict[Hashable, list[Tensor]] = {}
+    given_up: dict[int, Tensor] = {}
+    for model in models:
+        for owner, path, name, held in _places(model):
+            alike = known.setdefault((path, held.shape, held.dtype, held.device), [])
+            first = next((other for other in alike if other is held or _same_bits(other, held)), None)
+            if first is None:
+                alike.append(held)
+            elif first is not held:
+                owner[name], given_up[id(held)] = first, held
+    return sum(held.nbytes for held in given_up.values())
+
+
+def _settle(model: nn.Module, holders: Counter[int]) -> None:
+    """Merge the adapters whose weight no other model holds, and ready the others for inference."""
+    for path, layer in adapters(model).items():
+        if holders[id(layer.stored)] == 1:
+            model.set_submodule(path, layer.plain())
+        else:
+            layer.absorb_scale()
+
+
+def _places(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, str, Tensor]]:
+    """Yield (dictionary that holds it, path, name, tensor) for all parameters and buffers, a tied one at each place."""
+    for path, module in model.named_modules():
+        for owner in (module._parameters, module._buffers):
+            yield from (
+                (owner, f"{path}.{name}", name, held)
+                for name, held in list(owner.items())
+                if held is not None and held.layout == torch.strided
+            )
+
+
+def _same_bits(first: Tensor, second: Tensor) -> bool:
+    """True if two tensors of the same shape and type are equal bit by bit, also where they are not a number."""
+    kind = _INTEGERS.get(first.element_size())
+    return kind is not None and torch.equal(first.detach().view(kind), second.detach().view(kind))
