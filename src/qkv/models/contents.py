@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _python_dispatch
 
 from qkv.layers.context import Context
-from qkv.models.unchanged import promise
+from qkv.models.unchanged import promised
 
 
 class Contents:
@@ -26,14 +26,14 @@ class Contents:
         self._tensors = [kept for kept in self._held if isinstance(kept, Tensor)]
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         self._hooks = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
-        self._compared = promise()
+        self._compared = promised()
 
     def current(self) -> bool:
         """True if the modules hold the same modules and tensors as before, at the same addresses, and no others.
 
         Compared once in the time of a promise that models are ``unchanged``.
         """
-        given = promise()
+        given = promised()
         if given is not None and given is self._compared:
             return True
         self._compared = given

@@ -62,7 +62,7 @@ class NativeToken(NativeStep):
         if type(frontend) is not TextFrontend or type(frontend.norm) is not NoNorm or frontend.scale != 1.0:
             return False
         plain = frontend.types is None and frontend.query is None and frontend.part.join == "add"
-        place = frontend.positions
+        place: Any = frontend.positions
         known = place is None or (type(place) is positions.Learned and place.table.is_contiguous())
         if not plain or not known:
             return False

@@ -10,11 +10,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 
-class Promise:
-    """Time in which models stay as they are."""
+class _Promise:
+    """Promise that models stay as they are. state: object that stands for how they are."""
+
+    def __init__(self) -> None:
+        self.state = object()
 
 
-_current: ContextVar[Promise | None] = ContextVar("promise", default=None)
+_current: ContextVar[_Promise | None] = ContextVar("promise", default=None)
 
 
 @contextmanager
@@ -22,19 +25,21 @@ def unchanged() -> Iterator[None]:
     """Context manager: no code that runs in it in this thread gives a model other tensors, modules or hooks. Not around
     a ``yield`` to code of others.
     """
-    before = _current.set(_current.get() or Promise())
+    before = _current.set(_current.get() or _Promise())
     try:
         yield
     finally:
         _current.reset(before)
 
 
-def promise() -> Promise | None:
-    """The promise that holds now; None without one."""
-    return _current.get()
+def promised() -> object | None:
+    """Object that stays the same as long as models are promised to stay as they are; None without a promise."""
+    now = _current.get()
+    return None if now is None else now.state
 
 
 def changed() -> None:
-    """Begin another promise in place of the present one, as a model has been given other tensors."""
-    if _current.get() is not None:
-        _current.set(Promise())
+    """Tell that a model has been given other tensors all the same."""
+    now = _current.get()
+    if now is not None:
+        now.state = object()
