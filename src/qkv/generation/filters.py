@@ -183,8 +183,11 @@ def _largest(logits: Tensor) -> tuple[list[float], list[int]]:
 
 def alike(settings: Iterable[Generation]) -> list[tuple[Generation, list[int]]]:
     """Groups of rows that are sampled in the same way: (their settings, their places)."""
+    several = list(settings)
+    if all(generation is several[0] for generation in several):  # mostly; comparing fields takes longer
+        return [(several[0], list(range(len(several))))] if several else []
     groups: dict[tuple[object, ...], tuple[Generation, list[int]]] = {}
-    for place, generation in enumerate(settings):
+    for place, generation in enumerate(several):
         key = tuple(getattr(generation, name) for name in DRAWING)
         groups.setdefault(key, (generation, []))[1].append(place)
     return list(groups.values())

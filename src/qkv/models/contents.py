@@ -26,7 +26,7 @@ class Contents:
         self._tensors = [kept for kept in self._held if isinstance(kept, Tensor)]
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         self._hooks = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
-        self._compared = promised()
+        self._compared, self._heard = promised(), any(self._hooks)
 
     def current(self) -> bool:
         """True if the modules hold the same modules and tensors as before, at the same addresses, and no others.
@@ -36,7 +36,7 @@ class Contents:
         given = promised()
         if given is not None and given is self._compared:
             return True
-        self._compared = given
+        self._compared, self._heard = given, any(self._hooks)
         return (
             sum(map(len, self._all)) == self._number
             and all(map(operator.is_, map(dict.get, self._owners, self._names), self._held))
@@ -44,8 +44,8 @@ class Contents:
         )
 
     def heard(self) -> bool:
-        """True if a module has a hook, which is called only with the module."""
-        return any(self._hooks)
+        """True if a module had a hook, which is called only with the module, when ``current`` last compared."""
+        return self._heard
 
 
 def _entries(owners: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str, Any]]:

@@ -63,7 +63,7 @@ class NativeStep:
         """Vectors (B, 1, D) after the last block; the stores of ``state`` take the new positions."""
         assert context.arrival is not None
         (y,) = self._run((STREAM,), context.arrival, state, context, x)
-        return y[:, None]
+        return y
 
     def _run(
         self,
@@ -74,7 +74,7 @@ class NativeStep:
         x: Tensor | None = None,
         tokens: Sequence[int] = (),
     ) -> list[Tensor]:
-        """Buffers ``wanted`` (B, width) after the steps, from x (B, 1, D) or tokens (B). context: read by rotations."""
+        """Buffers ``wanted`` after the steps, from x (B, 1, D) or tokens (B). context: read by rotations."""
         self.steps.hold([_room(store, arrival) for store in self._stores(state)])
         if context is None and self._ropes:
             context = Context(arrival.positions, arrival=arrival)

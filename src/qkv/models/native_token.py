@@ -44,7 +44,7 @@ class NativeToken(NativeStep):
         """
         x, context = (None, None) if self.embeds else embed()
         logits, vectors = self._run((LOGITS, NORMED), arrival, state, context, x, tokens)
-        return logits, vectors[:, None]
+        return logits, vectors
 
     def _build(self, parts: Sequence[nn.Module]) -> None:
         frontend, *blocks, norm, head = parts

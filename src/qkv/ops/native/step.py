@@ -206,7 +206,7 @@ class Steps:
         x: Tensor | None = None,
         tokens: Sequence[int] = (),
     ) -> list[Tensor]:
-        """Buffers ``wanted`` (B, width), in fp32, after the steps for a new position of each row.
+        """Buffers ``wanted`` (B, 1, width), and logits (B, V), in fp32, after the steps for a new position of each row.
 
         positions (B): number of positions in the stores that ``hold`` was given. x (B, 1, D): residual stream before;
         None with an embedding, which reads ``tokens`` (B), ids in its table.
@@ -215,7 +215,10 @@ class Steps:
             self._array = (_Step * len(self._steps))(*self._steps)
         rows = len(positions)
         # Few and large pieces of memory: between two steps, torch's operators take ten times as long as in a loop.
-        found = {each: torch.empty(rows, self._widths[each], dtype=torch.float32) for each in wanted}
+        shapes = {
+            each: (rows, self._widths[each]) if each == LOGITS else (rows, 1, self._widths[each]) for each in wanted
+        }
+        found = {each: torch.empty(shape, dtype=torch.float32) for each, shape in shapes.items()}
         others = sum(width for each, width in enumerate(self._widths) if each not in found)
         rest = torch.empty(rows * others, dtype=torch.float32)
         places, free = list[int](), rest.data_ptr()
