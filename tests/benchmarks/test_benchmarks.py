@@ -68,6 +68,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
         "identical tokens",
     ),
     "serving": ("4 clients", "lost", "0", "requests by kind", "streamed"),
+    "first_token": ("fresh process to its first token", "qkv", "ratio: none"),
     "startup": ("import qkv", "qkv --help"),
     "time_to_loss": ("left out: nanoGPT", "loss over the whole validation split", "qkv fast"),
     "translation": ("German to English", "BLEU tokenized", "nrefs:1", "the table and the curves are in"),

@@ -176,6 +176,7 @@ def test_a_full_queue_is_told_and_passes(runs: dict[str, Run]) -> None:
         refused(posted(server, **{**LONG, "n": 2}), 400, "2 texts are asked for, and the queue holds 1")
         with line_of(server, **endless, stream=True) as first:
             first.recv(10)
+            until(lambda: counts.counts.running == 1)  # and does not wait itself
             with line_of(server, **{**LONG, "max_tokens": 2}) as second:
                 until(lambda: counts.counts.waiting == 1)
                 answer = posted(server, **LONG)
@@ -218,9 +219,9 @@ def test_a_fault_ends_the_requests_and_not_the_server(runs: dict[str, Run], monk
 
 def test_the_end_of_the_server_waits_for_what_it_began(runs: dict[str, Run]) -> None:
     found: list[httpx.Response] = []
-    with serving({"rope": runs["rope"]}, Limits(batch=1)) as server:
+    with serving({"rope": runs["rope"]}, Limits(batch=1, tokens=4_000)) as server:
         worker = server.service.models["rope"].worker
-        bodies = [{**LONG, "max_tokens": 120}, {**LONG, "max_tokens": 80, "stream": True}]
+        bodies = [{**LONG, "max_tokens": 2_000}, {**LONG, "max_tokens": 80, "stream": True}]
         threads = [threading.Thread(target=lambda body=body: found.append(posted(server, **body))) for body in bodies]
         for thread in threads:
             thread.start()
@@ -232,7 +233,7 @@ def test_the_end_of_the_server_waits_for_what_it_began(runs: dict[str, Run]) -> 
         with pytest.raises(httpx.ConnectError):
             posted(server, **LONG)
     whole, streamed = sorted(found, key=lambda answer: "event-stream" in answer.headers["content-type"])
-    texts = [alone(runs["rope"], "the", max_new_tokens=tokens, temperature=0.0) for tokens in (120, 80)]
+    texts = [alone(runs["rope"], "the", max_new_tokens=tokens, temperature=0.0) for tokens in (2_000, 80)]
     assert whole.json()["choices"][0]["text"] == texts[0]
     assert "".join(event["choices"][0]["text"] for event in events(streamed.content)) == texts[1]
 

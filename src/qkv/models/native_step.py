@@ -75,11 +75,11 @@ class NativeStep:
         tokens: Sequence[int] = (),
     ) -> list[Tensor]:
         """Buffers ``wanted`` after the steps, from x (B, 1, D) or tokens (B). context: read by rotations."""
-        self.steps.hold([_room(store, arrival) for store in self._stores(state)])
+        stores = [_room(store, arrival) for store in self._stores(state)]
         if context is None and self._ropes:
             context = Context(arrival.positions, arrival=arrival)
         rotations = [rope.angles(context, torch.float32) for rope in self._ropes.values() if context is not None]
-        return self.steps.run(arrival.past, wanted, rotations, x, tokens)
+        return self.steps.run(arrival.past, stores, wanted, rotations, x, tokens)
 
     def _stores(self, state: Sequence[Any]) -> Iterator[Any]:
         return (state[i][j] for i, j in self._attentions)

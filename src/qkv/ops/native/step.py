@@ -139,8 +139,8 @@ class Steps:
         self._array: ctypes.Array[_Step] | None = None
         self._embedding: _Embedding | None = None
         self._widths, self._weights, self._position = [0] * 5, 0, 0
-        self._held: list[ref[Tensor]] = []  # weak, as requests come and go and the steps stay
-        self._stores: ctypes.Array[_Store] = (_Store * 0)()
+        # Weak, as requests come and go and the steps stay. Replaced as a whole: several threads may run the steps.
+        self._held: tuple[list[ref[Tensor]], ctypes.Array[_Store]] = [], (_Store * 0)()
 
     def embed(self, table: Matrix, positions: Tensor | None = None, offset: int = 0) -> None:
         """Begin with x = E[token] + P[position + ``offset``]. table: E (V, D); positions: P (L, D) in fp32, or None."""
@@ -191,16 +191,19 @@ class Steps:
             step.norm_weight, step.norm_bias, step.eps = _address(norm.weight), _address(norm.bias), norm.eps
         return step
 
-    def hold(self, stores: Sequence[Held]) -> None:
-        """Use ``stores``, one for each attention in order, in the next run, which writes to them."""
+    def _described(self, stores: Sequence[Held]) -> ctypes.Array[_Store]:
+        """Stores as the library takes them; those of the last run, if they are the same."""
         tensors = [t for held in stores for t in (held[:1] if isinstance(held, PageTable) else held)]
-        known = self._held
+        known, described = self._held
         if len(known) != len(tensors) or not all(old() is new for old, new in zip(known, tensors, strict=True)):
-            self._held, self._stores = list(map(ref, tensors)), (_Store * len(stores))(*map(_described, stores))
+            described = (_Store * len(stores))(*map(_described, stores))
+            self._held = list(map(ref, tensors)), described
+        return described
 
     def run(
         self,
         positions: Sequence[int],
+        stores: Sequence[Held],
         wanted: Sequence[int] = (STREAM,),
         rotations: Sequence[Rotation] = (),
         x: Tensor | None = None,
@@ -208,8 +211,8 @@ class Steps:
     ) -> list[Tensor]:
         """Buffers ``wanted`` (B, 1, width), and logits (B, V), in fp32, after the steps for a new position of each row.
 
-        positions (B): number of positions in the stores that ``hold`` was given. x (B, 1, D): residual stream before;
-        None with an embedding, which reads ``tokens`` (B), ids in its table.
+        positions (B): number of positions in the stores, one for each attention in order, which are written to.
+        x (B, 1, D): residual stream before; None with an embedding, which reads ``tokens`` (B), ids in its table.
         """
         if self._array is None or len(self._array) < len(self._steps):
             self._array = (_Step * len(self._steps))(*self._steps)
@@ -234,7 +237,7 @@ class Steps:
             (_POINTER * len(places))(*places),
             rows,
             (_NUMBER * rows)(*positions),
-            self._stores,
+            self._described(stores),
             (_Rotation * len(rotations))(*map(_turning, rotations)),
             embedding if x is None else None,
             (_NUMBER * len(tokens))(*tokens),
