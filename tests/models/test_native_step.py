@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -65,24 +66,25 @@ def decoded(model: Transformer, ids: Tensor, split: int) -> Tensor:
 
 
 def used(model: Transformer) -> bool:
-    return native_step._made.get(model) is not None
+    step = native_step._made.get(model)
+    return step is not None and step.known
 
 
 def used_token(model: Transformer) -> bool:
-    return native_token._made.get(model) is not None
+    step = native_token._made.get(model)
+    return step is not None and step.known
 
 
-def by_tokens(model: Transformer, ids: Tensor, split: int) -> tuple[Tensor, Tensor]:
-    """(logits, input vectors of the head) of each position from ``split`` on, from one token of each row at a time."""
+def by_tokens(model: Transformer, ids: Tensor, split: int) -> Tensor:
+    """Logits of each position from ``split`` on, from one token of each row at a time."""
     with torch.inference_mode():
         _, state = model(ids[:, :split], model.init_state(len(ids)))
         found = []
         for i in range(split, ids.shape[1]):
-            logits, vectors, state = model.decode(ids[:, i].tolist(), state)
-            found.append((logits, vectors[:, 0]))
+            logits, state = model.decode(ids[:, i : i + 1].tolist(), state)
+            found.append(logits)
     assert state.positions.tolist() == [ids.shape[1]] * len(ids)
-    logits, vectors = (torch.stack(each, 1) for each in zip(*found, strict=True))
-    return logits, vectors
+    return torch.stack(found, 1)
 
 
 def tokens(rows: int, length: int) -> Tensor:
@@ -95,7 +97,7 @@ def test_steps_equal_the_parts_in_float64(name: str, rows: int) -> None:
     model, ids = built(FORMS[name]), tokens(rows, 12)
     found = decoded(model, ids, 5)
     assert used(model)
-    assert made("decoding step", "up to 32 rows, all blocks") == "native"
+    assert made("decoding step", "up to 32 new positions, all blocks") == "native"
     expected = decoded(copy.deepcopy(model).double(), ids, 5)
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-5)
 
@@ -171,7 +173,7 @@ def test_threads_divide_rows_of_different_lengths(name: str, threads: int, monke
     texts = [tokens(1, length)[0].tolist() for length in lengths]
     settings = qkv.Generation(max_new_tokens=8, temperature=0.0)
     expected = generate(copy.deepcopy(model).double(), texts, settings)
-    monkeypatch.setattr(Steps, "_threads", lambda self, positions: threads)
+    monkeypatch.setattr(Steps, "_threads", lambda self, past, counts: threads)
     assert generate(model, texts, settings) == expected
     queue, found = RequestQueue(model, None), dict[int, list[int]]()
     for text in texts:
@@ -251,10 +253,63 @@ def test_a_token_of_the_whole_model_equals_its_parts_in_float64(name: str, form:
     assert step is not None
     assert step.embeds == embeds
     wide = copy.deepcopy(model).double()
-    for own, expected in zip(found, by_tokens(wide, ids, 5), strict=True):
+    torch.testing.assert_close(found.double(), by_tokens(wide, ids, 5), rtol=0, atol=2e-5)
+    assert not used_token(wide)
+    torch.testing.assert_close(by_tokens(wide, ids, 5), decoded(wide, ids, 5))
+
+
+def by_pieces(model: Transformer, ids: Tensor, pieces: Sequence[Sequence[int]], pages: bool) -> tuple[Tensor, Tensor]:
+    """(logits of ``decode``, logits of calls with padding) of all tokens, read in ``pieces``: the number of new tokens
+    of each row. Logits (M, V) are row by row within each piece.
+    """
+    decoded, padded = list[Tensor](), list[Tensor]()
+    with torch.inference_mode():
+        one, other = (model.init_state(len(ids), pages=pages) for _ in range(2))
+        done = [0] * len(ids)
+        for counts in pieces:
+            texts = [
+                ids[i, begin : begin + count].tolist()
+                for i, (begin, count) in enumerate(zip(done, counts, strict=True))
+            ]
+            logits, one = model.decode(texts, one)
+            decoded.append(logits)
+            logits, other = model(qkv.Signal.of_rows(texts), other)
+            padded += [logits[i, :count] for i, count in enumerate(counts)]
+            done = [a + b for a, b in zip(done, counts, strict=True)]
+    assert one.positions.tolist() == other.positions.tolist() == done
+    return torch.cat(decoded), torch.cat(padded)
+
+
+@pytest.mark.parametrize("pages", [False, True])
+@pytest.mark.parametrize("more", [{}, {"frontend": {"kind": "text", "vocab_size": 50, "positions": "sinusoidal"}}])
+@pytest.mark.parametrize("name", FORMS)
+def test_several_positions_of_a_row_equal_the_parts_in_float64(name: str, more: dict[str, Any], pages: bool) -> None:
+    """Different numbers in each row, from the beginning and across a page; one of them without a new position."""
+    model, ids = built(FORMS[name], **more), tokens(3, 60)
+    pieces = [(9, 2, 15), (1, 1, 1), (4, 4, 4), (13, 1, 16), (5, 20, 0), (1, 9, 1)]
+    found = by_pieces(model, ids, pieces, pages)
+    assert used(model)
+    assert used_token(model)
+    wide = copy.deepcopy(model).double()
+    for own, expected in zip(found, by_pieces(wide, ids, pieces, pages), strict=True):
         torch.testing.assert_close(own.double(), expected, rtol=0, atol=2e-5)
     assert not used_token(wide)
-    torch.testing.assert_close(by_tokens(wide, ids, 5)[0], decoded(wide, ids, 5))
+
+
+@pytest.mark.parametrize(("counts", "native"), [((16, 16), True), ((17, 16), False), ((33, 0), False)])
+def test_more_positions_than_a_step_takes_are_read_by_the_parts(
+    counts: tuple[int, ...], native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, ids, calls = built(FORMS["llama"]), tokens(2, 40), list[Any]()
+    run = Steps.run
+    monkeypatch.setattr(Steps, "run", lambda self, *given: calls.append(given) or run(self, *given))
+    with torch.inference_mode():
+        expected = model(ids)[0]
+        logits, state = model.decode([ids[i, :n].tolist() for i, n in enumerate(counts)], model.init_state(2))
+    assert state.positions.tolist() == list(counts)
+    assert len(calls) == native
+    own = torch.cat([expected[i, :n] for i, n in enumerate(counts)])
+    torch.testing.assert_close(logits, own, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4])
@@ -262,7 +317,7 @@ def test_a_token_of_the_whole_model_equals_its_parts_in_float64(name: str, form:
 def test_a_token_with_quantised_tables(bits: int, width: int) -> None:
     model, ids = built(FORMS["llama"], width), tokens(3, 12)
     quantize(model, Quantization.parse({"bits": bits}))
-    found = by_tokens(model, ids, 5)[0]
+    found = by_tokens(model, ids, 5)
     assert used_token(model)
     with torch.inference_mode():
         _, state = model(ids[:, :5], model.init_state(3))
@@ -276,10 +331,10 @@ def test_a_token_with_quantised_tables(bits: int, width: int) -> None:
 @pytest.mark.parametrize("more", [{"softcap": 4.0}, {"scale": 0.5}, {"transform": "gelu"}])
 def test_other_heads_are_called(more: dict[str, Any]) -> None:
     model, ids = built(FORMS["gpt2"], head={"kind": "language_model", **more}), tokens(2, 9)
-    found = by_tokens(model, ids, 4)[0]
+    found = by_tokens(model, ids, 4)
     assert not used_token(model)
     assert used(model)
-    torch.testing.assert_close(found.double(), by_tokens(copy.deepcopy(model).double(), ids, 4)[0], rtol=0, atol=1e-4)
+    torch.testing.assert_close(found.double(), by_tokens(copy.deepcopy(model).double(), ids, 4), rtol=0, atol=1e-4)
 
 
 def test_a_token_is_refused_as_by_the_parts() -> None:
@@ -287,17 +342,19 @@ def test_a_token_is_refused_as_by_the_parts() -> None:
     model, ids = built(FORMS["gpt2"]), tokens(2, 4)
     with torch.inference_mode():
         _, state = model(ids, model.init_state(2, capacity=5))
-        for wrong in ([3, 50], [-1, 3]):
+        for wrong in ([[3], [50]], [[-1], [3]]):
             with pytest.raises(UserError, match="outside of the vocabulary"):
                 model.decode(wrong, state)
         with pytest.raises(UserError, match="not of the same rows"):
-            model.decode([1, 2, 3], state)
-        state = model.decode([1, 2], state).state
+            model.decode([[1], [2], [3]], state)
         with pytest.raises(UserError, match="holds 5 positions and 6 are needed"):
-            model.decode([1, 2], state)
+            model.decode([[1], [2, 3]], state)
+        state = model.decode([[1], [2]], state).state
+        with pytest.raises(UserError, match="holds 5 positions and 6 are needed"):
+            model.decode([[1], [2]], state)
         _, state = model(tokens(1, 160), model.init_state(1))
         with pytest.raises(UserError, match="161 positions are more than the 160"):
-            model.decode([1], state)
+            model.decode([[1]], state)
     assert used_token(model)
 
 
@@ -320,5 +377,5 @@ def test_a_promise_spares_the_comparison_until_it_ends_or_weights_are_laid_out()
             lay_out(model)
         assert not step.current(parts)
     assert step.current(parts) is False
-    found = by_tokens(model, ids, 4)[0]
-    torch.testing.assert_close(found.double(), by_tokens(copy.deepcopy(model).double(), ids, 4)[0], rtol=0, atol=1e-4)
+    found = by_tokens(model, ids, 4)
+    torch.testing.assert_close(found.double(), by_tokens(copy.deepcopy(model).double(), ids, 4), rtol=0, atol=1e-4)

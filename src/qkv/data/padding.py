@@ -33,11 +33,3 @@ def padded_tables(rows: Sequence[np.ndarray], filler: int) -> tuple[Tensor, Tens
 def lengths_or_none(ids: Tensor, lengths: Tensor) -> Tensor | None:
     """``lengths`` (B) if a row of ``ids`` (B, N) is padded, else None, which saves masking."""
     return None if bool((lengths == ids.shape[1]).all()) else lengths
-
-
-def batch_of(texts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Ids (B, N) on ``device``, padded on the right with 0, and lengths (B); None if no row is padded."""
-    if min(map(len, texts)) == max(map(len, texts)):
-        return torch.tensor(texts, device=device), None
-    ids, lengths = padded(texts)
-    return ids.to(device), lengths.to(device)

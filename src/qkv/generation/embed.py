@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.data.padding import batch_of
 from qkv.layers.pooling import SENTENCE_NAMES, pooled_over
 from qkv.layers.signal import Signal
 from qkv.models.evaluating import evaluating
@@ -75,12 +74,12 @@ def embed_texts(
 def _embedded(model: Transformer, texts: Sequence[Framed], how: Embedding, skipped: int) -> Tensor:
     """Pooled embeddings (B, D · poolings) of a batch. ``skipped``: number of first tokens left out of the pooling."""
     device = model.device
-    ids, lengths = batch_of([text.ids for text in texts], device)
+    signal = Signal.of_rows([text.ids for text in texts], device)
     kinds = [(model.spec.encoder or model.spec).types_read(text.types) for text in texts]
-    types = batch_of(kinds, device)[0] if any(kinds) else None
-    x = at_least_single(_vectors(model, Signal(ids, lengths, types=types)))
+    types = Signal.of_rows(kinds, device).values if any(kinds) else None
+    x = at_least_single(_vectors(model, replace(signal, types=types)))
     steps, lengths = (
-        torch.arange(ids.shape[1], device=device),
+        torch.arange(signal.values.shape[1], device=device),
         torch.tensor([len(text.ids) for text in texts], device=device),
     )
     real = steps < lengths[:, None]

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from qkv.generation.context import first_seen
-from qkv.generation.prefill import Begun, DecodedRow, HeadInput, Prefill, continued
+from qkv.generation.prefill import Begun, DecodedRow, HeadInput, Logits, Prefill, continued
 from qkv.generation.prefixes import Prefixes
 from qkv.layers.context import Memory
 from qkv.models.layout import lay_out
@@ -51,46 +51,45 @@ class _Mark(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """HeadInput of the rows at ``places`` of the batch."""
+    """Result of the rows at ``places`` of the batch."""
 
     places: list[int]
-    vectors: HeadInput
+    read: HeadInput | Logits
 
 
 class Reading:
-    """Result of a forward pass over all rows: the head's input vectors at the new tokens."""
+    """Result of a forward pass over all rows: logits after the new tokens, or the head's input vectors there."""
 
     def __init__(self, model: Transformer, parts: Sequence[_Part]):
         self.model, self.parts = model, parts
 
     def logits(self) -> Tensor:
         """Next-token logits (B, V) after the last token of each row."""
-        known = [part for part in self.parts if part.vectors.logits is not None]
-        rest = [part for part in self.parts if part.vectors.logits is None]
-        found = [part.vectors.logits for part in known if part.vectors.logits is not None]
-        if rest:  # the head is applied to one vector of each row only
-            last = [part.vectors.last() for part in rest]
-            found.append(self.model.head(last[0] if len(last) == 1 else torch.cat(last))[:, 0])
-        if len(self.parts) == 1:
-            return found[0]
-        places = [place for part in (*known, *rest) for place in part.places]
-        return torch.cat(found)[inverse(places)]
+        return self.ends([1] * sum(len(part.places) for part in self.parts))
 
     def all_logits(self, place: int) -> Tensor:
         """Next-token logits (N, V) after each new token of the row at ``place``."""
         part = next(part for part in self.parts if place in part.places)
         i = part.places.index(place)
-        read = part.vectors
-        return self.model.head(read.vectors[i : i + 1, : read.counts[i]])[0]
+        return self._computed([part], [part.read.lines(i, part.read.counts[i])])[0]
 
     def ends(self, counts: Sequence[int]) -> Tensor:
         """Next-token logits (M, V) after each of the last ``counts[place]`` tokens of a row, M in all, row by row."""
-        where = {place: (part.vectors, i) for part in self.parts for i, place in enumerate(part.places)}
-        found: list[Tensor] = []
-        for place, count in enumerate(counts):
-            read, i = where[place]
-            found.append(read.vectors[i, read.counts[i] - count : read.counts[i]])
-        return self.model.head(torch.cat(found)[None])[0]
+        if len(self.parts) == 1 and isinstance(read := self.parts[0].read, Logits) and read.counts == counts:
+            return read.values
+        where = {place: (part, i) for part in self.parts for i, place in enumerate(part.places)}
+        parts = [where[place][0] for place in range(len(counts))]
+        lines = [where[place][0].read.lines(where[place][1], count) for place, count in enumerate(counts)]
+        return torch.cat(self._computed(parts, lines))
+
+    def _computed(self, parts: Sequence[_Part], lines: list[Tensor]) -> list[Tensor]:
+        """Logits of ``lines``, to whose vectors the head is applied at once; parts: that of each."""
+        several = [i for i, part in enumerate(parts) if isinstance(part.read, HeadInput)]
+        if several:
+            found = self.model.head(torch.cat([lines[i] for i in several])[:, None])[:, 0]
+            for i, logits in zip(several, found.split([len(lines[i]) for i in several]), strict=True):
+                lines[i] = logits
+        return lines
 
 
 Policy = Callable[[Sequence[DecodedRow], Reading], Sequence[Next]]
@@ -238,8 +237,8 @@ class Engine:
         parts, states = list[_Part](), list[State]()
         if self._state is not None:
             lay_out(self.model)  # not before the first token
-            vectors, state = continued(self.model, [self.rows[place] for place in going], self._state)
-            parts.append(_Part(going, vectors))
+            read, state = continued(self.model, [self.rows[place] for place in going], self._state)
+            parts.append(_Part(going, read))
             states.append(state)
             self._state = None
         begun_anew = self._read_anew([self.rows[place] for place in anew]) if anew else []

@@ -13,7 +13,7 @@ prefix (``reads_prefix``) reads it in one pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import NamedTuple
 
@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from qkv.data.padding import batch_of
 from qkv.generation.context import first_seen
 from qkv.generation.prefixes import Prefixes, SharedPrefix
 from qkv.layers.context import Memory
 from qkv.layers.signal import Signal
 from qkv.models.transformer import State, Transformer
+from qkv.ops.native.step import MOST_VECTORS
 from qkv.state.tree import join, rows
 
 PASS = {"cpu": 512}
@@ -68,14 +68,15 @@ class DecodedRow:
 
 
 class HeadInput(NamedTuple):
-    """Input vectors (B, N, D) of the head at the latest positions of B rows, of which ``counts`` (B) are no padding.
-
-    logits (B, V): those of a single position, if they are known.
-    """
+    """Input vectors (B, N, D) of the head at the latest positions of B rows, of which ``counts`` (B) are no padding."""
 
     vectors: Tensor
     counts: list[int]
-    logits: Tensor | None = None
+
+    def lines(self, place: int, count: int) -> Tensor:
+        """Vectors (count, D) of the last positions of the row ``place``."""
+        end = self.counts[place]
+        return self.vectors[place, end - count : end]
 
     def last(self) -> Tensor:
         """Vector of the last unpadded position of each row, (B, 1, D)."""
@@ -85,6 +86,18 @@ class HeadInput(NamedTuple):
         device = self.vectors.device
         rows = torch.arange(len(self.counts), device=device)
         return self.vectors[rows, torch.tensor(self.counts, device=device) - 1][:, None]
+
+
+class Logits(NamedTuple):
+    """Logits (M, V) after the latest positions of B rows, ``counts`` (B) of each, row by row."""
+
+    values: Tensor
+    counts: list[int]
+
+    def lines(self, place: int, count: int) -> Tensor:
+        """Logits (count, V) after the last positions of the row ``place``."""
+        end = sum(self.counts[: place + 1])
+        return self.values[end - count : end]
 
 
 @dataclass
@@ -273,21 +286,21 @@ def forward(
         prefix = torch.tensor([max(0, row.prompt - row.start) for row in read], device=model.device)
     texts = [row.tokens[row.read :] if most is None else row.tokens[row.read : row.read + most] for row in read]
     counts = list(map(len, texts))
-    ids, lengths = batch_of(texts, model.device)
-    vectors, after = model.features(Signal(ids, lengths, prefix=prefix), state)
+    vectors, after = model.features(replace(Signal.of_rows(texts, model.device), prefix=prefix), state)
     for row, count in zip(read, counts, strict=True):
         row.read += count
     assert after is not None
     return HeadInput(vectors, counts), after
 
 
-def continued(model: Transformer, read: Sequence[DecodedRow], state: State) -> tuple[HeadInput, State]:
+def continued(model: Transformer, read: Sequence[DecodedRow], state: State) -> tuple[HeadInput | Logits, State]:
     """Run the model on all tokens that the state lacks, in passes of bounded size over all rows."""
-    if all(row.unread == 1 for row in read):
-        logits, vectors, after = model.decode([row.tokens[-1] for row in read], state)
+    counts = [row.unread for row in read]
+    if max(counts) == 1 or sum(counts) <= MOST_VECTORS:
+        logits, after = model.decode([row.tokens[row.read :] for row in read], state)
         for row in read:
-            row.read += 1
-        return HeadInput(vectors, [1] * len(read), logits), after
+            row.read = len(row.tokens)
+        return Logits(logits, counts), after
     most = pass_size(model.device)
     if len(read) * max(row.unread for row in read) <= most:
         return forward(model, read, state)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from qkv.layers.graph import Graph
 
@@ -52,6 +54,15 @@ class Signal:
     def of(cls, values: Self | Tensor) -> Self:
         """Wrap ``values`` as a signal without further facts; a signal is returned unchanged."""
         return values if isinstance(values, cls) else cls(values)  # type: ignore[arg-type]
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Sequence[int]], device: torch.device | str | None = None) -> Self:
+        """Signal of ids on ``device``, padded on the right with 0 where rows are of different length."""
+        sizes = list(map(len, rows))
+        if sizes.count(max(sizes)) == len(sizes):
+            return cls(torch.tensor(rows, dtype=torch.long, device=device))
+        several = [torch.tensor(row, dtype=torch.long) for row in rows]
+        return cls(pad_sequence(several, batch_first=True).to(device), torch.tensor(sizes, device=device))
 
     @property
     def num_rows(self) -> int:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _python_dispatch
 
-from qkv.layers.context import Context
 from qkv.models.unchanged import promised
 
 
@@ -54,14 +53,9 @@ def _entries(owners: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any],
         yield from ((owner, name, held) for name, held in owner.items())
 
 
-def watched(context: Context) -> bool:
-    """True if a tap reads what lies between the parts, or there is padding, which the parts alone handle."""
-    return context.tap is not None or context.lengths is not None
-
-
 def observed(kind: str) -> bool:
-    """True if something reads what lies between the parts: gradients, a compiler, a mode such as a counter. Also under
-    autocast, which the parts alone handle. kind: type of the device.
+    """True if something other than a tap reads what lies between the parts: gradients, a compiler, a mode such as a
+    counter. Also under autocast, which the parts alone handle. kind: type of the device.
     """
     return (
         torch.is_grad_enabled()

@@ -16,7 +16,7 @@ from qkv.layers.norms import Norm, build_norm
 from qkv.layers.relative import share_tables
 from qkv.models.block import Block
 from qkv.models.depth_average import DepthAverage
-from qkv.models.native_step import NativeStep, native_step
+from qkv.models.native_step import native_step
 from qkv.models.replayed_step import replayed_step
 from qkv.models.reversible import through_reversible
 from qkv.spec.model import Layered as LayeredSpec
@@ -114,18 +114,20 @@ class Layered(Declared):
             return self.norm(self.last(x, context), context), None
         if (recorded := replayed_step(self, x, context, state)) is not None:
             return recorded(x, context), tuple(state)
-        if (step := self._native(x, context, state)) is not None:
-            return self.norm(step(x, context, state), context), tuple(state)
+        if (y := self._native(x, context, state)) is not None:
+            return self.norm(y, context), tuple(state)
         after = []
         for y, kept in self.through(x, context, state):
             x = y
             after.append(kept)
         return self.norm(x, context), tuple(after)
 
-    def _native(self, x: Tensor, context: Context, state: Sequence[Any]) -> NativeStep | None:
-        if not self.native:
+    def _native(self, x: Tensor, context: Context, state: Sequence[Any]) -> Tensor | None:
+        """Vectors (B, N, D) after the last block by the native library; None where the blocks are to be called."""
+        if not self.native or context.tap is not None or context.arrival is None:
             return None
-        return native_step(self, self.walked, x, context, state)
+        step = native_step(self, self.walked, x, context.arrival, state)
+        return None if step is None else step(x, context.arrival, state)
 
     def _entering(self, x: Tensor) -> Tensor:
         """Input of the first block: x, or for reversible blocks x twice, as both streams (B, N, 2 D)."""

@@ -1,4 +1,4 @@
-"""Decoding of one position of a few rows by the native library, of stacks whose parts it knows.
+"""Decoding of a few positions of some rows by the native library, of stacks whose parts it knows.
 
 It knows blocks in pre-norm order, of attention under a causal mask (any number of key heads, RoPE) and feed-forward
 layers, plain and gated; weights in fp32, also with a low-rank adapter whose scale is 1, or quantised. Other stacks, and
@@ -24,12 +24,24 @@ from qkv.layers.quantized import QuantizedLinear, QuantizedTable
 from qkv.layers.residuals import Residual
 from qkv.mixers.attention import Attention
 from qkv.models.block import Block, PreNorm
-from qkv.models.contents import Contents, observed, watched
+from qkv.models.contents import Contents, observed
 from qkv.ops.choices import Choice, choose
 from qkv.ops.masks import Causal
 from qkv.ops.native import library
 from qkv.ops.native.pages import PageTable
-from qkv.ops.native.step import INPUTS, MIXED, MOST_ROWS, STREAM, WIDE, Attending, Held, InputNorm, Matrix, Steps
+from qkv.ops.native.step import (
+    INPUTS,
+    MIXED,
+    MOST_VECTORS,
+    STREAM,
+    WIDE,
+    Attending,
+    Held,
+    InputNorm,
+    Matrix,
+    Rotation,
+    Steps,
+)
 from qkv.state.arrival import Arrival
 from qkv.state.pages import Paged
 from qkv.state.store import Dense
@@ -40,46 +52,57 @@ class Unknown(Exception):
 
 
 class NativeStep:
-    """Steps of the ``blocks`` of a stack. Raises ``Unknown`` if there is a part among them that the library lacks."""
+    """Steps of the ``blocks`` of a stack."""
 
     def __init__(self, blocks: Sequence[nn.Module]):
         self._parts, self._modules = tuple(blocks), list[nn.Module]()
         self.steps, self._attentions = Steps(), list[tuple[int, int]]()
         self._ropes: dict[Hashable, relative.Rope] = {}
-        self._build(self._parts)
+        self.known = self._is_known()
+        """False if there is a part that the library lacks."""
         self.contents = Contents(self._modules)
+
+    def _is_known(self) -> bool:
+        try:
+            self._build(self._parts)
+        except Unknown:
+            return False
+        return True
 
     def current(self, parts: Sequence[nn.Module]) -> bool:
         """True if ``parts`` are those from which the steps were made, and hold the same modules and tensors."""
         return all(map(operator.is_, self._parts, parts)) and self.contents.current()
 
-    def takes(self, rows: int, state: Sequence[Any]) -> bool:
-        """True for so few rows that this is fastest, if all stores of ``state`` are dense or in pages, in fp32."""
-        if rows > MOST_ROWS:
-            return False
-        return all(map(_is_known, self._stores(state)))
+    def takes(self, state: Sequence[Any]) -> bool:
+        """True if the library knows all parts, and all stores of ``state`` are dense or in pages, in fp32."""
+        return self.known and all(map(_is_known, self._stores(state)))
 
-    def __call__(self, x: Tensor, context: Context, state: Sequence[Any]) -> Tensor:
-        """Vectors (B, 1, D) after the last block; the stores of ``state`` take the new positions."""
-        assert context.arrival is not None
-        (y,) = self._run((STREAM,), context.arrival, state, context, x)
+    def __call__(self, x: Tensor, arrival: Arrival, state: Sequence[Any]) -> Tensor:
+        """Vectors (B, N, D) after the last block, of padding 0; the stores of ``state`` take the new positions.
+
+        x (B, N, D): input of the first block.
+        """
+        if arrival.real is None:
+            return self._run(STREAM, arrival, state, x.flatten(0, 1)).view_as(x)
+        y = torch.zeros_like(x)
+        y[arrival.real] = self._run(STREAM, arrival, state, x[arrival.real])
         return y
 
     def _run(
         self,
-        wanted: Sequence[int],
+        wanted: int,
         arrival: Arrival,
         state: Sequence[Any],
-        context: Context | None = None,
         x: Tensor | None = None,
         tokens: Sequence[int] = (),
-    ) -> list[Tensor]:
-        """Buffers ``wanted`` after the steps, from x (B, 1, D) or tokens (B). context: read by rotations."""
-        stores = [_room(store, arrival) for store in self._stores(state)]
-        if context is None and self._ropes:
-            context = Context(arrival.positions, arrival=arrival)
-        rotations = [rope.angles(context, torch.float32) for rope in self._ropes.values() if context is not None]
-        return self.steps.run(arrival.past, stores, wanted, rotations, x, tokens)
+    ) -> Tensor:
+        """Buffer ``wanted`` (M, width) after the steps, from x (M, D) or tokens (M), without padding."""
+        stores, rotations = [_room(store, arrival) for store in self._stores(state)], list[Rotation]()
+        if self._ropes:
+            positions = arrival.positions if arrival.real is None else arrival.positions[arrival.real][None]
+            context = Context(positions, arrival=arrival)
+            rotations = [rope.angles(context, torch.float32) for rope in self._ropes.values()]
+        return self.steps.run(arrival.past, arrival.counts, stores, wanted, rotations, x, tokens)
 
     def _stores(self, state: Sequence[Any]) -> Iterator[Any]:
         return (state[i][j] for i, j in self._attentions)
@@ -200,47 +223,42 @@ def _room(store: Any, arrival: Arrival) -> Held:
 
 
 _OP = "decoding step"
-_made: WeakKeyDictionary[nn.Module, NativeStep | None] = WeakKeyDictionary()
+_made: WeakKeyDictionary[nn.Module, NativeStep] = WeakKeyDictionary()
 
 
 def native_step(
-    stack: nn.Module, blocks: Sequence[nn.Module], x: Tensor, context: Context, state: Sequence[Any]
+    stack: nn.Module, blocks: Sequence[nn.Module], x: Tensor, arrival: Arrival, state: Sequence[Any]
 ) -> NativeStep | None:
     """Step of ``stack``, whose blocks are run in the order ``blocks``, for new positions x (B, N, D); None where the
     blocks are to be called.
     """
-    if x.shape[1] != 1 or not x.is_cpu or x.dtype != torch.float32 or watched(context):
+    if not x.is_cpu or x.dtype != torch.float32:
         return None
-    return step_of(_made, stack, blocks, x.shape[0], state, NativeStep)
+    return step_of(_made, stack, blocks, arrival, state, NativeStep)
 
 
 Step = TypeVar("Step", bound=NativeStep)
 
 
 def step_of(
-    made: WeakKeyDictionary[nn.Module, Step | None],
+    made: WeakKeyDictionary[nn.Module, Step],
     stack: nn.Module,
     parts: Sequence[nn.Module],
-    rows: int,
+    arrival: Arrival,
     state: Sequence[Any],
     kind: Callable[[Sequence[nn.Module]], Step],
 ) -> Step | None:
-    """Step of a kind for one new position of ``rows`` rows, made once of the ``parts`` of a stack; None where they are
-    to be called. made: the steps of other stacks.
+    """Step of a kind for the new positions of a call, made once of the ``parts`` of a stack; None where they are to be
+    called. made: the steps of other stacks.
     """
     if stack.training or observed("cpu") or not library.available():
         return None
-    found = made.get(stack)
-    if stack not in made or (found is not None and not found.current(parts)):
-        found = made[stack] = _built(kind, parts)
-    return found if found is not None and not found.contents.heard() and found.takes(rows, state) else None
-
-
-def _built(kind: Callable[[Sequence[nn.Module]], Step], parts: Sequence[nn.Module]) -> Step | None:
-    try:
-        found = kind(parts)
-    except Unknown:
+    if not 0 < sum(arrival.counts) <= MOST_VECTORS:
         return None
-    case = f"up to {MOST_ROWS} rows, all blocks"
-    choose(_OP, case, lambda: Choice(_OP, case, "native", "one call for all blocks"))
-    return found
+    found = made.get(stack)
+    if found is None or not found.current(parts):
+        found = made[stack] = kind(parts)
+        if found.known:
+            case = f"up to {MOST_VECTORS} new positions, all blocks"
+            choose(_OP, case, lambda: Choice(_OP, case, "native", "one call for all blocks"))
+    return found if not found.contents.heard() and found.takes(state) else None

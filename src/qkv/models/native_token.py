@@ -1,4 +1,4 @@
-"""Decoding of one token of a few rows by the native library, of models all of whose parts it knows.
+"""Decoding of a few tokens of some rows by the native library, of models all of whose parts it knows.
 
     token ─ embedding ─ blocks ─ norm ─ output matrix ─ logits      one call, instead of one for the blocks
 
@@ -16,15 +16,14 @@ from torch import Tensor, nn
 
 from qkv.frontends.text import TextFrontend
 from qkv.layers import positions
-from qkv.layers.context import Context
 from qkv.layers.norms import NoNorm
 from qkv.models.heads import LanguageModelHead
 from qkv.models.native_step import NativeStep, Unknown, step_of
 from qkv.ops.native.step import LOGITS, NORMED, STREAM
 from qkv.state.arrival import Arrival
 
-Embed = Callable[[], tuple[Tensor, Context]]
-"""Function () -> (vectors (B, 1, D) of the tokens, their context)."""
+Embed = Callable[[], Tensor]
+"""Function () -> vectors (M, D) of the tokens."""
 
 
 class NativeToken(NativeStep):
@@ -38,13 +37,11 @@ class NativeToken(NativeStep):
 
     def __call__(  # type: ignore[override]
         self, tokens: Sequence[int], arrival: Arrival, state: Sequence[Any], embed: Embed
-    ) -> tuple[Tensor, Tensor]:
-        """Return (logits (B, V), input vectors of the head (B, 1, D)) after ``tokens`` (B), ids of the vocabulary;
-        the stores of ``state`` take the new positions.
+    ) -> Tensor:
+        """Logits (M, V) after each of ``tokens`` (M), ids of the vocabulary, those of a row one after the other; the
+        stores of ``state`` take the new positions.
         """
-        x, context = (None, None) if self.embeds else embed()
-        logits, vectors = self._run((LOGITS, NORMED), arrival, state, context, x, tokens)
-        return logits, vectors
+        return self._run(LOGITS, arrival, state, None if self.embeds else embed(), tokens)
 
     def _build(self, parts: Sequence[nn.Module]) -> None:
         frontend, *blocks, norm, head = parts
@@ -76,11 +73,13 @@ class NativeToken(NativeStep):
         return True
 
 
-_made: WeakKeyDictionary[nn.Module, NativeToken | None] = WeakKeyDictionary()
+_made: WeakKeyDictionary[nn.Module, NativeToken] = WeakKeyDictionary()
 
 
-def native_token(model: nn.Module, parts: Sequence[nn.Module], rows: int, state: Sequence[Any]) -> NativeToken | None:
-    """Step of ``model`` for a new token of each of ``rows`` rows; None where its parts are to be called. parts: front
-    end, blocks in the order in which they are run, final norm, head. state: of the blocks.
+def native_token(
+    model: nn.Module, parts: Sequence[nn.Module], arrival: Arrival, state: Sequence[Any]
+) -> NativeToken | None:
+    """Step of ``model`` for the new tokens of a call; None where its parts are to be called. parts: front end, blocks
+    in the order in which they are run, final norm, head. state: of the blocks.
     """
-    return step_of(_made, model, parts, rows, state, NativeToken)
+    return step_of(_made, model, parts, arrival, state, NativeToken)

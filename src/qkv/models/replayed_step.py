@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.layers.context import Context
-from qkv.models.contents import Contents, observed, watched
+from qkv.models.contents import Contents, observed
 from qkv.state.arrival import Arrival
 from qkv.state.slots import DeviceArrival, Slots
 from qkv.state.store import Dense
@@ -181,8 +181,8 @@ def replayed_step(stack: Any, x: Tensor, context: Context, state: Sequence[Any])
     """Step of ``stack``, a module of blocks in sequence, for new positions x (B, N, D); None where the parts are to be
     called.
     """
-    kind = x.device.type
-    if kind not in RECORDERS or x.shape[1] != 1 or stack.training or _off() or observed(kind) or watched(context):
+    kind, one = x.device.type, x.shape[1] == 1 and context.lengths is None
+    if kind not in RECORDERS or not one or context.tap is not None or stack.training or _off() or observed(kind):
         return None
     found = _made.steps.get(stack)
     if stack not in _made.steps or (found is not None and not found.current(stack)):

@@ -53,10 +53,9 @@ class State(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """Result of one more token of each row: logits (B, V), input vectors of the head (B, 1, D), next state."""
+    """Result of some more tokens of each row: logits (M, V) after each of the M tokens, row by row, and next state."""
 
     logits: Tensor
-    vectors: Tensor
     state: State
 
 
@@ -350,34 +349,36 @@ class Transformer(Stack):
         x, _, state = self._read(Signal.of(signal), state, tap, memory)
         return x, state
 
-    def decode(self, tokens: Sequence[int], state: State) -> Decoded:
-        """Read one more token of each row, given by its id. Where the native library knows all parts of the model, this
-        is one call of it.
+    def decode(self, tokens: Sequence[Sequence[int]], state: State) -> Decoded:
+        """Read one or more tokens of each row, given by their ids. Where the native library knows all parts of the
+        model, this is one call of it.
         """
         if (found := self._decoded(tokens, state)) is not None:
             return found
-        vectors, after = self.features(torch.tensor(tokens, device=self.device)[:, None], state)
+        signal = Signal.of_rows(tokens, self.device)
+        vectors, after = self.features(signal, state)
         assert after is not None
-        return Decoded(self.head(vectors)[:, 0], vectors, after)
+        return Decoded(self.head(_unpadded(vectors, signal)[:, None])[:, 0], after)
 
-    def _decoded(self, tokens: Sequence[int], state: State) -> Decoded | None:
+    def _decoded(self, tokens: Sequence[Sequence[int]], state: State) -> Decoded | None:
         """Result of the native library; None where it lacks a part or the input is not in order."""
         beside = self.segmentation is not None or self.latents is not None or self.wide is not None
         if beside or not self.native or len(tokens) != len(state.positions):
             return None
+        arrival = _arrival(state.positions, tokens)
         parts = (self.frontend, *self.walked, self.norm, self.head)
-        step, size = native_token(self, parts, len(tokens), state.blocks), self.vocab_size
-        if step is None or size is None or not all(0 <= token < size for token in tokens):
+        step, size = native_token(self, parts, arrival, state.blocks), self.vocab_size
+        flat = [token for row in tokens for token in row]
+        if step is None or size is None or not all(0 <= token < size for token in flat):
             return None
-        arrival = Arrival(state.positions, 1)
         self.frontend.admit(arrival, state.limit)
 
-        def embed() -> Embedded:
-            past = Past(state.positions, state.limit, None)
-            return self.embed(Signal(torch.tensor(tokens)[:, None]), past)
+        def embed() -> Tensor:
+            signal = Signal.of_rows(tokens, self.device)
+            return _unpadded(self.embed(signal, Past(state.positions, state.limit, None))[0], signal)
 
-        logits, vectors = step(tokens, arrival, state.blocks, embed)
-        return Decoded(logits, vectors, State(arrival.after, state.limit, state.blocks, state.prefix))
+        logits = step(flat, arrival, state.blocks, embed)
+        return Decoded(logits, State(arrival.after, state.limit, state.blocks, state.prefix))
 
     def _read(
         self, signal: Signal, state: State | None, tap: Tap | None, memory: Memory | Memories | None
@@ -446,6 +447,20 @@ class Transformer(Stack):
         if any(name not in read for name in given):
             raise UserError(_NOT_READ)
         return given
+
+
+def _arrival(past: Counts, tokens: Sequence[Sequence[int]]) -> Arrival:
+    """Place of the new ``tokens`` of each row."""
+    counts = Counts(map(len, tokens))
+    most = max(counts, default=0)
+    return Arrival(past, most, None if counts.count(most) == len(counts) else counts)
+
+
+def _unpadded(vectors: Tensor, signal: Signal) -> Tensor:
+    """Vectors (M, D) of the positions of ``signal`` that are not padding, row by row, of all (B, N, D)."""
+    if signal.lengths is None:
+        return vectors.flatten(0, 1)
+    return vectors[torch.arange(vectors.shape[1], device=vectors.device) < signal.lengths[:, None]]
 
 
 _NOT_READ = "the model has no branch that reads a memory; leave the memory out"

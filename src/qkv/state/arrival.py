@@ -89,6 +89,11 @@ class Arrival:
         return Counts(map(int.__add__, self.past, Counts.of(lengths)))
 
     @cached_property
+    def counts(self) -> Counts:
+        """Number of new positions of each row that are not padding, (B)."""
+        return Counts(map(int.__sub__, self.after, self.past))
+
+    @cached_property
     def positions(self) -> Tensor:
         """Position in its row of each new token, (B, N), or (1, N) if ``start`` is known."""
         if self.start is None:

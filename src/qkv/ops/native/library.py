@@ -101,6 +101,6 @@ def _loaded() -> Any:
         {
             "qkv_product": [*matrix, *outside, number, number, number, count],
             "qkv_activation": [number, pointer, pointer, number, count],
-            "qkv_step": [pointer, number, pointer, number, *[pointer] * 5, count],
+            "qkv_step": [pointer, number, pointer, pointer, number, *[pointer] * 4, count],
         },
     )

@@ -28,11 +28,12 @@ PUBLIC void qkv_activation(long activation, const float *x, float *y, long count
                [&](long, Floats v) __attribute__((always_inline)) { return activated(v, activation); });
 }
 
-// One new position of each row through ``count`` steps. buffers: of (rows, width) numbers each; the first is the residual
-// stream x, before and after, or, with an embedding, only after.
-PUBLIC void qkv_step(const Step *steps, long count, float *const *buffers, long rows, const long *positions,
+// New positions of ``rows`` rows, one span each, through ``count`` steps. buffers: of (vectors, width) numbers each; the
+// first is the residual stream x, before and after, or, with an embedding, only after.
+PUBLIC void qkv_step(const Step *steps, long count, float *const *buffers, const Span *spans, long rows,
                      const Store *stores, const Rotation *rotations, const Embedding *embedding, const long *tokens,
                      int threads) {
     std::vector<std::atomic<long>> taken(count);
-    run_steps({steps, count, buffers, rows, positions, stores, rotations, embedding, tokens, taken.data()}, threads);
+    const long vectors = spans[rows - 1].first + spans[rows - 1].count;
+    run_steps({steps, count, buffers, spans, rows, vectors, stores, rotations, embedding, tokens, taken.data()}, threads);
 }

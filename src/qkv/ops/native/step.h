@@ -1,5 +1,6 @@
-// A decoding step: one new position of each of a few rows through all blocks of a model, as a list of products, norms
-// and attentions, by one team of threads; from vectors or from tokens, to vectors or to logits.
+// A decoding step: a few new positions of some rows through all blocks of a model, as a list of products, norms and
+// attentions, by one team of threads; from vectors or from tokens, to vectors or to logits. Buffers have a vector for
+// each new position, those of a row one after the other.
 //
 // Each thread computes a part of the outputs of a product, or the attention of some heads, and prepares the whole input
 // of a product itself: norms and activations of a few thousand numbers take less time than waiting for other threads.
@@ -31,10 +32,15 @@ struct Step {
     long rotation;  // of queries and keys: its number, or -1
 };
 
-// Rotation of queries and keys, cosines and sines (rows or 1, rotated). rows: 1 if all rows have the same.
+// Rotation of queries and keys, cosines and sines (number, rotated), of which vector v has those at v mod ``number``.
 struct Rotation {
     const float *cosines, *sines;
-    long rotated, rows;
+    long rotated, number;
+};
+
+// New positions of a row of a store: ``count`` vectors from the ``first`` on, after ``past`` positions.
+struct Span {
+    long first, count, past;
 };
 
 // Input of the blocks: E[token] of a table in 32, 16 or 8 bits, plus the vector of the position, if ``positions`` is not
@@ -116,9 +122,9 @@ static void read_input(const Step &step, const float *x, float *to) {
     }
 }
 
-// RoPE: pairs (i, i + rotated / 2) of the first features. by: null: none.
-static void rotate(const float *x, long width, const Rotation *by, long row, float *to) {
-    const long rotated = by ? by->rotated : 0, half = rotated / 2, from = by ? row % by->rows * rotated : 0;
+// RoPE of the vector ``number``: pairs (i, i + rotated / 2) of the first features. by: null: none.
+static void rotate(const float *x, long width, const Rotation *by, long number, float *to) {
+    const long rotated = by ? by->rotated : 0, half = rotated / 2, from = by ? number % by->number * rotated : 0;
     for (long i = 0; i < half; i++) {
         to[i] = x[i] * by->cosines[from + i] - x[i + half] * by->sines[from + i];
         to[i + half] = x[i + half] * by->cosines[from + i + half] + x[i] * by->sines[from + i + half];
@@ -129,24 +135,28 @@ static void rotate(const float *x, long width, const Rotation *by, long row, flo
 // One row and ``groups`` heads of keys: stores the new keys and values, and attends from the heads of queries that read
 // them.
 static void attend_groups(const Step &step, const Store &store, const Rotation *by, const float *from, float *to, long row,
-                          long group, long groups, long position, Scratch &scratch) {
+                          const Span &span, long group, long groups, Scratch &scratch) {
     const long width = step.key_width, value_width = step.value_width, share = step.heads / step.kv_heads;
-    const float *const own = from + row * ((step.heads + step.kv_heads) * width + step.kv_heads * value_width);
-    const float *const new_keys = own + (step.heads + group) * width;
-    const float *const new_values = own + (step.heads + step.kv_heads) * width + group * value_width;
+    const long heads = groups * share, first = group * share, whole = step.heads * value_width;
     const Held held = store.held(step, row, group);
-    float *const key = held.key(position, width), *const value = held.value(position, value_width);
-    for (long g = 0; g < groups; g++) {
-        rotate(new_keys + g * width, width, by, row, key + g * held.to_key);
-        std::memcpy(value + g * held.to_value, new_values + g * value_width, value_width * sizeof *own);
-    }
-    const long heads = groups * share, first = group * share;
-    scratch.queries.resize(heads * width);
+    scratch.queries.resize(heads * span.count * width);
     float *const q = scratch.queries.data();
-    for (long i = 0; i < heads; i++) rotate(own + (first + i) * width, width, by, row, q + i * width);
+    for (long n = 0; n < span.count; n++) {
+        const long vector = span.first + n;
+        const float *const own = from + vector * ((step.heads + step.kv_heads) * width + step.kv_heads * value_width);
+        const float *const new_keys = own + (step.heads + group) * width;
+        const float *const new_values = own + (step.heads + step.kv_heads) * width + group * value_width;
+        float *const key = held.key(span.past + n, width), *const value = held.value(span.past + n, value_width);
+        for (long g = 0; g < groups; g++) {
+            rotate(new_keys + g * width, width, by, vector, key + g * held.to_key);
+            std::memcpy(value + g * held.to_value, new_values + g * value_width, value_width * sizeof *own);
+        }
+        for (long i = 0; i < heads; i++)
+            rotate(own + (first + i) * width, width, by, vector, q + (i * span.count + n) * width);
+    }
     attend({width, value_width, (float)step.scale, 0, nullptr, nullptr}, held,
-           {q, heads, share, 1, first, position, position + 1, to + (row * step.heads + first) * value_width,
-            value_width, 0},
+           {q, heads, share, span.count, first, span.past, span.past + span.count,
+            to + span.first * whole + first * value_width, value_width, whole},
            scratch.scores);
 }
 
@@ -154,22 +164,27 @@ struct Team {
     const Step *steps;
     long count;
     float *const *buffers;
-    long rows;
-    const long *positions;  // (rows)
-    const Store *stores;    // one for each attention, in order
+    const Span *spans;    // (rows)
+    long rows, vectors;   // vectors: of all rows
+    const Store *stores;  // one for each attention, in order
     const Rotation *rotations;
     const Embedding *embedding;  // null: the stream holds the input of the blocks
-    const long *tokens;          // (rows), of the embedding
+    const long *tokens;          // (vectors), of the embedding
     std::atomic<long> *taken;    // of each step: tiles that the threads have taken by turns
 };
 
-// The part of an attention that a thread computes: heads of keys of some rows, of about as many positions as the others.
+// The part of an attention that a thread computes: heads of keys of some rows, of about as many scores as the others.
 static void attend_part(const Team &team, const Step &step, const Store &store, Scratch &scratch, long id, long threads) {
-    long whole = 0, at = 0;  // positions of all heads of keys, of those of the rows before
-    for (long row = 0; row < team.rows; row++) whole += (team.positions[row] + 1) * step.kv_heads;
+    const auto scores = [&](long row) {
+        const Span &span = team.spans[row];
+        return span.count * (span.past + span.count);
+    };
+    long whole = 0, at = 0;  // scores of all heads of keys, of those of the rows before
+    for (long row = 0; row < team.rows; row++) whole += scores(row) * step.kv_heads;
     for (long row = 0; row < team.rows; row++) {
-        const long each = team.positions[row] + 1;
-        // The first head whose middle lies after the positions of the threads before ``thread``.
+        const long each = scores(row);
+        if (!each) continue;
+        // The first head whose middle lies after the scores of the threads before ``thread``.
         const auto first = [&](long thread) {
             const long half = (2 * (whole * thread / threads - at) + each - 1) / (2 * each);
             return std::min(std::max(half, 0L), step.kv_heads);
@@ -178,15 +193,14 @@ static void attend_part(const Team &team, const Step &step, const Store &store, 
         for (long group = first(id); group < end;) {
             const long count = store.pages ? end - group : 1;
             attend_groups(step, store, step.rotation < 0 ? nullptr : team.rotations + step.rotation,
-                          team.buffers[step.from], team.buffers[step.to], row, group, count, team.positions[row],
-                          scratch);
+                          team.buffers[step.from], team.buffers[step.to], row, team.spans[row], group, count, scratch);
             group += count;
         }
         at += each * step.kv_heads;
     }
 }
 
-// Rows of the input that one thread prepares for a product.
+// Vectors of the input that one thread prepares for a product.
 struct Prepared {
     std::vector<float> row;
     char *rows;
@@ -195,7 +209,7 @@ struct Prepared {
         long inner = 0;
         for (long i = 0; i < team.count; i++) inner = std::max(inner, team.steps[i].product.inner);
         row.resize(inner);
-        rows = (char *)std::aligned_alloc(64, team.rows * (inner * sizeof(float) + 64 * LANES));
+        rows = (char *)std::aligned_alloc(64, team.vectors * (inner * sizeof(float) + 64 * LANES));
     }
     ~Prepared() { std::free(rows); }
 };
@@ -208,8 +222,8 @@ static void multiply_part(const Team &team, const Step &step, Prepared &prepared
         using W = decltype(format);
         Product job = step.product;
         const long width = W::width(job.inner), tiles = tiles_of(job);
-        job.rows = team.rows, job.y = team.buffers[step.to], job.prepared = prepared.rows;
-        for (long r = 0; r < team.rows; r++) {
+        job.rows = team.vectors, job.y = team.buffers[step.to], job.prepared = prepared.rows;
+        for (long r = 0; r < team.vectors; r++) {
             const float *x = team.buffers[step.from] + r * job.inner * (step.gated ? 2 : 1);
             if (step.input != AS_IT_IS || step.gated) {
                 read_input(step, x, prepared.row.data());
@@ -228,23 +242,28 @@ static void multiply_part(const Team &team, const Step &step, Prepared &prepared
     });
 }
 
-// The rows of the stream that a thread embeds.
+// The vectors of the stream that a thread embeds.
 static void embed_part(const Team &team, long id, long threads) {
     const Embedding &its = *team.embedding;
     const long width = its.table.inner;
-    for (long r = id; r < team.rows; r += threads) {
-        float *const x = team.buffers[0] + r * width;
-        read_row(its.table, team.tokens[r], x);
-        if (!its.positions) continue;
-        const float *const place = its.positions + (its.offset + team.positions[r]) * width;
-        for (long i = 0; i < width; i++) x[i] += place[i];
+    for (long row = 0; row < team.rows; row++) {
+        const Span &span = team.spans[row];
+        for (long n = 0; n < span.count; n++) {
+            const long vector = span.first + n;
+            if (vector % threads != id) continue;
+            float *const x = team.buffers[0] + vector * width;
+            read_row(its.table, team.tokens[vector], x);
+            if (!its.positions) continue;
+            const float *const place = its.positions + (its.offset + span.past + n) * width;
+            for (long i = 0; i < width; i++) x[i] += place[i];
+        }
     }
 }
 
-// The rows that a thread normalises or activates, without a product.
+// The vectors that a thread normalises or activates, without a product.
 static void read_part(const Team &team, const Step &step, long id, long threads) {
     const long width = step.product.inner;
-    for (long r = id; r < team.rows; r += threads)
+    for (long r = id; r < team.vectors; r += threads)
         read_input(step, team.buffers[step.from] + r * width, team.buffers[step.to] + r * width);
 }
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from weakref import ref
 
 import torch
@@ -21,11 +22,11 @@ from qkv.ops.native.pages import PageTable
 
 INPUTS = ("as it is", "layer norm", "rms norm", "relu", "relu2", "gelu", "gelu_tanh", "silu", "quick_gelu")
 """What can become of the input of a product; the names of activations are those of ``qkv.layers.activations``."""
-MOST_ROWS = 32
-"""Rows up to which a step takes less time than its parts."""
+MOST_VECTORS = 32
+"""New positions of all rows together up to which a step takes less time than its parts."""
 _SMALL = 1 << 19
-"""Bytes per step, of weights times rows and of keys and values, below which one thread is faster than several that wait
-for each other at each step; beside other processes, waiting takes a hundred times as long.
+"""Bytes per step, of weights times vectors and of keys and values, below which one thread is faster than several that
+wait for each other at each step; beside other processes, waiting takes a hundred times as long.
 """
 STREAM, WIDE, MIXED, NORMED, LOGITS = range(5)
 """Buffers: the residual stream x, two for what lies between products, and what follows the blocks."""
@@ -57,8 +58,12 @@ class _Step(ctypes.Structure):
 class _Rotation(ctypes.Structure):
     _fields_ = (
         *((name, _POINTER) for name in ("cosines", "sines")),
-        *((name, _NUMBER) for name in ("rotated", "rows")),
+        *((name, _NUMBER) for name in ("rotated", "number")),
     )
+
+
+class _Span(ctypes.Structure):
+    _fields_ = tuple((name, _NUMBER) for name in ("first", "count", "past"))
 
 
 class _Embedding(ctypes.Structure):
@@ -128,7 +133,9 @@ Held = tuple[Tensor, Tensor] | PageTable
 positions.
 """
 Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines (B or 1, …, Dr) of the rotation of queries and keys."""
+"""Cosines and sines (…, Dr) of the rotation of queries and keys: one for all new positions, one for each of a row, the
+same in all rows, or one for each of all rows.
+"""
 
 
 class Steps:
@@ -202,32 +209,31 @@ class Steps:
 
     def run(
         self,
-        positions: Sequence[int],
+        past: Sequence[int],
+        counts: Sequence[int],
         stores: Sequence[Held],
-        wanted: Sequence[int] = (STREAM,),
+        wanted: int = STREAM,
         rotations: Sequence[Rotation] = (),
         x: Tensor | None = None,
         tokens: Sequence[int] = (),
-    ) -> list[Tensor]:
-        """Buffers ``wanted`` (B, 1, width), and logits (B, V), in fp32, after the steps for a new position of each row.
+    ) -> Tensor:
+        """Buffer ``wanted`` (M, width), in fp32, after the steps for the M new positions of all rows, row by row.
 
-        positions (B): number of positions in the stores, one for each attention in order, which are written to.
-        x (B, 1, D): residual stream before; None with an embedding, which reads ``tokens`` (B), ids in its table.
+        past (B): number of positions in the stores, one for each attention in order. counts (B): number of new ones,
+        which are written to the stores. x (M, D): residual stream before; None with an embedding, which reads
+        ``tokens`` (M), ids in its table.
         """
         if self._array is None or len(self._array) < len(self._steps):
             self._array = (_Step * len(self._steps))(*self._steps)
-        rows = len(positions)
+        ends = list(accumulate(counts))
+        number, firsts = ends[-1], (end - count for end, count in zip(ends, counts, strict=True))
         # Few and large pieces of memory: between two steps, torch's operators take ten times as long as in a loop.
-        shapes = {
-            each: (rows, self._widths[each]) if each == LOGITS else (rows, 1, self._widths[each]) for each in wanted
-        }
-        found = {each: torch.empty(shape, dtype=torch.float32) for each, shape in shapes.items()}
-        others = sum(width for each, width in enumerate(self._widths) if each not in found)
-        rest = torch.empty(rows * others, dtype=torch.float32)
+        found = torch.empty(number, self._widths[wanted], dtype=torch.float32)
+        rest = torch.empty(number * (sum(self._widths) - self._widths[wanted]), dtype=torch.float32)
         places, free = list[int](), rest.data_ptr()
         for each, width in enumerate(self._widths):
-            places.append(found[each].data_ptr() if each in found else free)
-            free += 0 if each in found else 4 * rows * width
+            places.append(found.data_ptr() if each == wanted else free)
+            free += 0 if each == wanted else 4 * number * width
         if x is not None:
             self._begin_with(x, places[STREAM])
         embedding = None if self._embedding is None else ctypes.byref(self._embedding)
@@ -235,23 +241,23 @@ class Steps:
             self._array,
             len(self._steps),
             (_POINTER * len(places))(*places),
-            rows,
-            (_NUMBER * rows)(*positions),
+            (_Span * len(counts))(*zip(firsts, counts, past, strict=True)),
+            len(counts),
             self._described(stores),
             (_Rotation * len(rotations))(*map(_turning, rotations)),
             embedding if x is None else None,
             (_NUMBER * len(tokens))(*tokens),
-            self._threads(positions),
+            self._threads(past, counts),
         )
-        return list(found.values())
+        return found
 
     @staticmethod
     def _begin_with(x: Tensor, place: int) -> None:
         x = x.contiguous()
         ctypes.memmove(place, x.data_ptr(), x.nbytes)
 
-    def _threads(self, positions: Sequence[int]) -> int:
-        work = self._weights * len(positions) + self._position * sum(positions)
+    def _threads(self, past: Sequence[int], counts: Sequence[int]) -> int:
+        work = self._weights * sum(counts) + self._position * sum(past)
         return torch.get_num_threads() if work >= _SMALL * len(self._steps) else 1
 
 
@@ -265,7 +271,8 @@ def _described(held: Held) -> _Store:
 
 def _turning(rotation: Rotation) -> _Rotation:
     cosines, sines = rotation
-    return _Rotation(cosines.data_ptr(), sines.data_ptr(), cosines.shape[-1], cosines.shape[0])
+    width = cosines.shape[-1]
+    return _Rotation(cosines.data_ptr(), sines.data_ptr(), width, cosines.numel() // width)
 
 
 def _address(tensor: Tensor | None) -> int | None:
