@@ -38,7 +38,7 @@ def arguments() -> argparse.Namespace:
     options.set_defaults(repeats=3)
     options.add_argument("--new", type=int, default=128, help="number of tokens to generate")
     options.add_argument("--tokens", type=int, nargs="*", default=[4, 8, 16], help="numbers of tokens to look up")
-    options.add_argument("--steps", type=int, default=150, help="training steps of the model")
+    options.add_argument("--steps", type=int, default=400, help="training steps of the model")
     return options.parse_args()
 
 

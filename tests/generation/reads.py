@@ -21,7 +21,7 @@ def tell_reads(m: Transformer, patch: pytest.MonkeyPatch, tell: Callable[[tuple[
     def in_one_call(tokens: Any, state: Any) -> Any:
         found = decoded(tokens, state)
         if found is not None:
-            tell((len(tokens), 1))
+            tell((len(tokens), max(map(len, tokens))))
         return found
 
     patch.setattr(m, "_read", in_parts)

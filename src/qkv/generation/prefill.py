@@ -295,14 +295,14 @@ def forward(
 
 def continued(model: Transformer, read: Sequence[DecodedRow], state: State) -> tuple[HeadInput | Logits, State]:
     """Run the model on all tokens that the state lacks, in passes of bounded size over all rows."""
-    counts = [row.unread for row in read]
-    if max(counts) == 1 or sum(counts) <= MOST_VECTORS:
+    counts, most = [row.unread for row in read], pass_size(model.device)
+    fits = len(read) * max(counts) <= most
+    if max(counts) == 1 or (fits and sum(counts) <= MOST_VECTORS):
         logits, after = model.decode([row.tokens[row.read :] for row in read], state)
         for row in read:
             row.read = len(row.tokens)
         return Logits(logits, counts), after
-    most = pass_size(model.device)
-    if len(read) * max(row.unread for row in read) <= most:
+    if fits:
         return forward(model, read, state)
     parts: list[HeadInput] = []
     while any(row.unread for row in read):
