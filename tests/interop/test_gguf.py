@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
+import weakref
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -374,6 +377,25 @@ def test_llama_cpp_writes_the_same_tokens(name: str, published: dict[str, Publis
         theirs.close()
     settings = qkv.Generation(max_new_tokens=GREEDY, temperature=0.0)
     assert generate(model.model, prompts, settings) == written
+
+
+def test_llama_cpp_works_after_a_model_of_it_is_freed(published: dict[str, PublishedModel], tmp_path: Path) -> None:
+    """With llama-cpp-python only. It goes on to call the function that it was given to print with."""
+    llama_cpp: Any = pytest.importorskip("llama_cpp")
+    from qkv.interop import gguf_peer
+
+    model, file = next(iter(published.values())), tmp_path / "a.gguf"
+    save_gguf(model.model, file, dtype="fp32", family=model.family)
+    with patch.object(llama_cpp, "llama_log_set", wraps=llama_cpp.llama_log_set) as given:
+        gguf_peer._silence.cache_clear()
+        peer = gguf_peer.LlamaCpp(file)
+        printing = weakref.ref(given.call_args.args[0])
+        given.reset_mock()
+    peer.close()
+    del peer
+    gc.collect()
+    assert printing() is not None
+    gguf_peer.LlamaCpp(file).close()
 
 
 def test_a_file_has_the_tokenizer_of_the_run(tmp_path: Path) -> None:

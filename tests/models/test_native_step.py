@@ -358,6 +358,17 @@ def test_a_token_is_refused_as_by_the_parts() -> None:
     assert used_token(model)
 
 
+def test_weights_in_columns_are_known_once_they_are_laid_out() -> None:
+    model, ids = built(FORMS["gpt2"]), tokens(2, 8)
+    weight = model.branches[3].down.weight  # type: ignore[union-attr]
+    weight.data = weight.data.t().contiguous().t()
+    first = decoded(model, ids, 4)
+    assert not used(model)
+    lay_out(model)
+    torch.testing.assert_close(decoded(model, ids, 4), first, rtol=0, atol=2e-5)
+    assert used(model)
+
+
 def test_a_promise_spares_the_comparison_until_it_ends_or_weights_are_laid_out() -> None:
     model, ids = built(FORMS["gpt2"]), tokens(2, 8)
     by_tokens(model, ids, 4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,8 +41,7 @@ class LlamaCpp:
         except ImportError:
             raise UserError("the package llama-cpp-python is not installed") from None
         self._library = llama_cpp
-        self._silent = llama_cpp.llama_log_callback(lambda *_: None)
-        llama_cpp.llama_log_set(self._silent, ctypes.c_void_p(0))
+        _silence(llama_cpp)
         llama_cpp.llama_backend_init()
         options = llama_cpp.llama_model_default_params()
         options.n_gpu_layers = 0
@@ -114,6 +114,16 @@ class LlamaCpp:
     def _row(self, index: int) -> np.ndarray:
         pointer = self._library.llama_get_logits_ith(self._context, index)
         return np.ctypeslib.as_array(pointer, shape=(self.rows,))
+
+
+@cache
+def _silence(library: Any) -> Any:
+    """Let llama.cpp print nothing. Returns the function that it calls instead, which the cache keeps: llama.cpp calls
+    it until the process ends.
+    """
+    silent = library.llama_log_callback(lambda *_: None)
+    library.llama_log_set(silent, ctypes.c_void_p(0))
+    return silent
 
 
 def logits_of(file: Path, ids: Sequence[int]) -> np.ndarray:
