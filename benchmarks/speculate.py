@@ -35,7 +35,7 @@ CONTEXT, VOCAB = 1024, 256
 def arguments() -> argparse.Namespace:
     """Parse the command line."""
     options = parser(__doc__ or "")
-    options.set_defaults(repeats=3)
+    options.set_defaults(repeats=7)
     options.add_argument("--new", type=int, default=128, help="number of tokens to generate")
     options.add_argument("--tokens", type=int, nargs="*", default=[4, 8, 16], help="numbers of tokens to look up")
     options.add_argument("--steps", type=int, default=400, help="training steps of the model")

@@ -165,8 +165,15 @@ template <class W, bool MANY> static void multiply_block(const Product &job, lon
     const long height = end - row, steps = std::max(1L, job.inner / W::COUNT) * (height / 4) * ((job.rows + ROWS - 1) / ROWS);
     const long share = end + height <= job.outer ? height * job.stride / steps + 1 : 0;
     const char *next = job.weights + end * job.stride;
-    long first = 0;
+    // One row of x takes nearly the time of three, whose sums fit the registers where these are wide.
+    constexpr bool THREES = LANES == 16;
+    long first = THREES && job.rows % ROWS == 1 ? 3 : 0;
+    if (first) multiply_fours<W, MANY, 3>(job, row, end, 0, next, share);
     for (; first + ROWS <= job.rows; first += ROWS) multiply_fours<W, MANY, ROWS>(job, row, end, first, next, share);
+    if (THREES && first + 3 == job.rows) {
+        multiply_fours<W, MANY, 3>(job, row, end, first, next, share);
+        first += 3;
+    }
     for (; first + 2 <= job.rows; first += 2) multiply_fours<W, MANY, 2>(job, row, end, first, next, share);
     for (; first < job.rows; first++) multiply_fours<W, MANY, 1>(job, row, end, first, next, share);
 }
