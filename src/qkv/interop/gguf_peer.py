@@ -118,8 +118,8 @@ class LlamaCpp:
 
 @cache
 def _silence(library: Any) -> Any:
-    """Let llama.cpp print nothing. Returns the function that it calls instead, which the cache keeps: llama.cpp calls
-    it until the process ends.
+    """Turn off the log of llama.cpp. Returns the callback that receives its messages instead; the cache keeps it, as
+    llama.cpp calls it until the process ends.
     """
     silent = library.llama_log_callback(lambda *_: None)
     library.llama_log_set(silent, ctypes.c_void_p(0))

@@ -58,11 +58,12 @@ class NativeStep:
         self._parts, self._modules = tuple(blocks), list[nn.Module]()
         self.steps, self._attentions = Steps(), list[tuple[int, int]]()
         self._ropes: dict[Hashable, relative.Rope] = {}
-        self.known = self._is_known()
+        self.known = self._builds()
         """False if there is a part that the library lacks."""
         self.contents = Contents(self._modules)
 
-    def _is_known(self) -> bool:
+    def _builds(self) -> bool:
+        """Add the steps of all parts; False if the library lacks one of them."""
         try:
             self._build(self._parts)
         except Unknown:
@@ -75,7 +76,7 @@ class NativeStep:
 
     def takes(self, state: Sequence[Any]) -> bool:
         """True if the library knows all parts, and all stores of ``state`` are dense or in pages, in fp32."""
-        return self.known and all(map(_is_known, self._stores(state)))
+        return self.known and all(map(_is_writable, self._stores(state)))
 
     def __call__(self, x: Tensor, arrival: Arrival, state: Sequence[Any]) -> Tensor:
         """Vectors (B, N, D) after the last block, of padding 0; the stores of ``state`` take the new positions.
@@ -208,8 +209,8 @@ def _readable(t: Tensor) -> Tensor:
     return t
 
 
-def _is_known(store: Any) -> bool:
-    """True for a store that the native library writes to."""
+def _is_writable(store: Any) -> bool:
+    """True for a store that the native library can write to."""
     if type(store) is Paged:
         return store.like.dtype == torch.float32
     return type(store) is Dense and store.keys.dtype == torch.float32
