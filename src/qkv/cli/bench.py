@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +18,6 @@ from qkv.spec.errors import UserError, nearest
 from qkv.spec.shipped import is_shipped
 
 if TYPE_CHECKING:
-    from qkv.models.transformer import Transformer
     from qkv.runs.bench.measure import Bench, BenchPlan, Figure
 
 EXAMPLES = """\
@@ -59,10 +60,9 @@ def bench_command(
     if folder.is_file():
         raise UserError(f"--out: {folder} is a file; name a folder")
     from qkv.report.table import print_table
-    from qkv.runs.bench.measure import bench
     from qkv.runs.bench.page import tables
 
-    found = bench(Path(model).stem, _opened(model, overrides or []), plan, _tell)
+    found = _measured(model, overrides or [], plan)
     _write(found, folder)
     if as_json:
         typer.echo(json.dumps(found.plain()))
@@ -91,20 +91,31 @@ def _numbers(option: str, given: str) -> tuple[int, ...]:
     return tuple(int(word) for word in words)
 
 
-def _opened(name: str, overrides: list[str]) -> Transformer:
-    """Model of a run or a published checkpoint, or one with random weights of a spec."""
+def _measured(name: str, overrides: list[str], plan: BenchPlan) -> Bench:
+    """Measure a run or a published checkpoint through its files, or a model with random weights of a spec."""
+    from qkv.runs.bench.measure import bench
+
     path = Path(name)
     stored = (path / "spec.yaml").is_file() or is_published(path)
-    if stored or (not path.exists() and name not in PRESETS and not is_shipped(name) and may_be_name(name)):
-        from qkv.interop.load import load_published
-        from qkv.runs.load import load
+    if not stored and (path.exists() or name in PRESETS or is_shipped(name) or not may_be_name(name)):
+        from qkv.models.build import build
 
-        if overrides:
-            raise UserError(f"{overrides[0]!r} changes a spec, and {name} has trained weights; leave it out")
-        return load(path).model if (path / "spec.yaml").is_file() else load_published(name).model
-    from qkv.models.build import build
+        return bench(path.stem, build(read_model(name, overrides)[0]).eval(), plan, _tell)
+    if overrides:
+        raise UserError(f"{overrides[0]!r} changes a spec, and {name} has trained weights; leave it out")
+    from qkv.runs.bench.sides import BITS, through_folders
+    from qkv.runs.load import load
 
-    return build(read_model(name, overrides)[0]).eval()
+    run = load(path)
+    if run.recipe.quantized is not None:
+        if plan.peers:
+            raise UserError(f"--peers: {name} has quantised weights; bench the run that it was made from")
+        precision = next(key for key, bits in BITS.items() if bits == run.recipe.quantized.bits)
+        only = replace(plan, precisions=(precision,))
+        return bench(path.stem, run.model, only, _tell, lambda _: run.model)
+    with tempfile.TemporaryDirectory() as folder:
+        opener = through_folders(path, Path(folder))
+        return bench(path.stem, opener("fp32"), plan, _tell, opener)
 
 
 def _tell(figure: Figure) -> None:

@@ -286,14 +286,16 @@ def _print(run: Run, prompt: str, generation: Generation, count: int, stream: bo
 
 def _print_one(run: Run, prompt: str, generation: Generation, stream: bool, how: dict[str, Any]) -> None:
     from qkv.generation.text import stream_text
+    from qkv.models.unchanged import unchanged
 
     pieces = stream_text(run.model, run.tokenizer, prompt, generation, **how)
-    first = next(pieces, "")  # raise for a refused prompt before anything is printed
-    for piece in (prompt, first, *([] if stream else ["".join(pieces)])):
-        typer.echo(piece, nl=False)
-    for piece in pieces:
-        sys.stdout.write(piece)
-        sys.stdout.flush()
+    with unchanged():
+        first = next(pieces, "")  # raise for a refused prompt before anything is printed
+        for piece in (prompt, first, *([] if stream else ["".join(pieces)])):
+            typer.echo(piece, nl=False)
+        for piece in pieces:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
     typer.echo()
 
 

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qkv.interop.places import is_published
 from qkv.spec.errors import UserError
 
 if TYPE_CHECKING:
+    from qkv.models.transformer import Transformer
     from qkv.spec.model import Model
     from qkv.spec.quantization import Quantization
     from qkv.spec.training import Training
@@ -21,12 +23,13 @@ qkv why runs/my --fresh
 qkv why char_shakespeare_cpu model.context_length=1024
 """
 
-_VOCABULARY, _LARGEST = 256, 500_000_000
+_VOCABULARY, _LARGEST, _LONGEST = 256, 500_000_000, 1024
 
 
 def why_command(
     spec: Annotated[
-        Path | None, typer.Argument(metavar="[SPEC|RUN]", help="A recipe, a model or a run folder.")
+        Path | None,
+        typer.Argument(metavar="[SPEC|RUN]", help="A recipe, a model, a run folder or a published checkpoint."),
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as model.width=512.")
@@ -35,8 +38,8 @@ def why_command(
         bool, typer.Option("--fresh", help="Discard choices measured earlier on this machine and measure again.")
     ] = False,
 ) -> None:
-    """Run one training step and one decoding step of each kind of block, and show which implementations were used.
-    Of a quantised run, only the decoding step.
+    """Run one training step and one decoding step of each kind of block, and show which implementations were used,
+    and how a text is decoded. Of a quantised run or a published checkpoint, only the decoding step.
 
     The speedup of a measured choice is relative to torch's default implementation on this machine in the requested
     precision. Measured choices are cached per processor, settings and versions.
@@ -49,18 +52,23 @@ def why_command(
     from qkv.spec.training import Training
     from qkv.spec.yaml_io import read_spec
 
-    found = read_spec(spec, overrides or []) if spec else Model()
-    recipe, model = (found, found.model) if isinstance(found, Recipe) else (None, found)
     if fresh:
         _forget()
-    _try(_one_of_each(model), recipe.training if recipe else Training(), recipe and recipe.quantized)
+    if spec and is_published(spec):
+        path = _try_published(spec, overrides or [])
+    else:
+        found = read_spec(spec, overrides or []) if spec else Model()
+        recipe, model = (found, found.model) if isinstance(found, Recipe) else (None, found)
+        path = _try(_one_of_each(model), recipe.training if recipe else Training(), recipe and recipe.quantized)
     choices = sorted(all_choices(), key=lambda choice: choice.op)
     rows = [(c.op, c.case, c.twin, "" if c.gain is None else f"{c.gain:.2f} ×", c.reason) for c in choices]
     print_table(
         str(spec or "a model of default sizes"), ["operation", "case", "implementation", "speedup", "reason"], rows
     )
-    if (path := remembered_file()).exists():
-        typer.echo(f"\nmeasured choices are cached in {path}; --fresh measures again")
+    if path:
+        typer.echo(f"\na text is decoded by {path}")
+    if (file := remembered_file()).exists():
+        typer.echo(f"\nmeasured choices are cached in {file}; --fresh measures again")
 
 
 def _forget() -> None:
@@ -86,7 +94,32 @@ def _one_of_each(model: Model) -> Model:
     return small
 
 
-def _try(model: Model, training: Training, quantized: Quantization | None) -> None:
+def _try_published(place: Path, overrides: list[str]) -> str:
+    """Decode one token with a published checkpoint; return how a text is decoded, empty if none is."""
+    from qkv.runs.load import load
+
+    if overrides:
+        raise UserError(f"{overrides[0]!r} changes a spec, and {place} has trained weights; leave it out")
+    return _decode(load(place).model)
+
+
+def _decode(model: Transformer) -> str:
+    """Decode one token after a prompt; return how a text is decoded, empty if none is."""
+    import torch
+
+    if not model.spec.decodes or model.encoder is not None or not model.vocab_size:
+        return ""
+    length = min(model.spec.context_length, model.limit or _LONGEST)
+    prompt = torch.randint(model.vocab_size, (1, length - 1), device=model.device)
+    model.eval()
+    with torch.inference_mode():
+        _, state = model(prompt, model.init_state(1))
+        model.decode([[0]], state)
+        return model.decoding_path()
+
+
+def _try(model: Model, training: Training, quantized: Quantization | None) -> str:
+    """Train and decode one step with a model of a spec; return how a text is decoded, empty if none is."""
     import torch
 
     from qkv.data.batch import Batch
@@ -108,8 +141,4 @@ def _try(model: Model, training: Training, quantized: Quantization | None) -> No
         build_optimizer(training.optimizer, transformer).step()
     else:  # which cannot be trained
         quantize(transformer, quantized)
-    if not model.causal:
-        return
-    with torch.inference_mode():
-        _, state = transformer(ids[:1, : model.context_length - 1], transformer.init_state(1))
-        transformer(ids[:1, -1:], state)
+    return _decode(transformer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -55,6 +56,8 @@ class Frontend(Declared):
         self.part, self.limit = part, stack.position_limit
         branch, own = stack.limiting_branch, part.limit(stack.context_length)
         self.limiting = None if branch is None or own == self.limit else branch.kind
+        self.guards: list[Callable[[], None]] = []
+        """Called before each pass of the model. A guard raises ``UserError`` if the model cannot be used any more."""
         self.register_parameter("table", None)
 
     @property
@@ -104,10 +107,17 @@ class Frontend(Declared):
 
         ``past``: positions read by earlier calls; None for whole rows.
         """
+        self.call_guards()
         self.check(signal)
         check_signal(signal, self.count(signal), self.axes)
         context = self._whole(signal, tap, memories or {}) if past is None else self._following(signal, past, tap)
         return self(signal, context), context
+
+    def call_guards(self) -> None:
+        """Call all ``guards``, except while the model is compiled or exported."""
+        if not torch.compiler.is_compiling():
+            for guard in self.guards:
+                guard()
 
     def _whole(self, signal: Signal, tap: Tap | None, memories: Memories) -> Context:
         """Context of a call without a state, on whole rows."""

@@ -27,6 +27,7 @@ from qkv.generation.engine import DecodedRow, Engine, Next, Reading
 from qkv.layers.context import Memory
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
+from qkv.models.unchanged import unchanged
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
@@ -234,7 +235,7 @@ def beam_search(
     search = BeamSearch(model, prompts, generation, end_id, capacity, memory, ends)
     if not generation.max_new_tokens:
         return [[Hypothesis([], 0.0, 0.0)] for _ in prompts]
-    with evaluating(model):
+    with unchanged(), evaluating(model):
         while search.running:
             search.step()
     return [beams.finished[: generation.num_return] for beams in search.beams]

@@ -33,7 +33,7 @@ def generate_text(
     ``qkv.generation.speculate``; ``constraint``: what the text must match, see ``qkv.generation.constrain``. Raises
     ``UserError`` for invalid prompts or options. ``best_texts`` returns several beams.
     """
-    return "".join(stream_text(model, tokenizer, prompt, generation, capacity, speculation, constraint))
+    return generate_texts(model, tokenizer, [prompt], generation, capacity, speculation, constraint)[0]
 
 
 def stream_text(
@@ -45,7 +45,11 @@ def stream_text(
     speculation: Speculator | None = None,
     constraint: Constraint | None = None,
 ) -> Iterator[str]:
-    """Yield the text of ``generate_text`` in pieces as it is generated; with num_beams > 1 as one piece at the end."""
+    """Yield the text of ``generate_text`` in pieces as it is generated; with num_beams > 1 as one piece at the end.
+
+    Parts of the model are compared with those of the last token at each token, as the caller may change them between
+    two pieces. A caller that does not iterates within ``qkv.models.unchanged.unchanged``.
+    """
     pieces = _pieces(model, tokenizer, [prompt], generation or Generation(), capacity, speculation, constraint)
     return (piece for _, piece in pieces)
 

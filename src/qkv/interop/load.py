@@ -355,12 +355,7 @@ def _viewed(match: Match, entry: Entry) -> Tensor | None:
 
 def _watch(model: Transformer, stored: Mapping[str, Stored]) -> None:
     files = dict.fromkeys(entry.source for entry in stored.values() if isinstance(entry, Entry) and entry.source)
-    watch(model, entrances(model), files)
-
-
-def entrances(model: Transformer) -> list[nn.Module]:
-    """Front ends of the model and its encoder; every forward pass calls one of them."""
-    return [stack.frontend for stack in (model, model.encoder) if stack is not None]
+    watch(model, files)
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

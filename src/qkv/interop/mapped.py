@@ -18,12 +18,16 @@ import weakref
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from qkv.spec.errors import UserError
+
+if TYPE_CHECKING:
+    from qkv.frontends.frontend import Frontend
+    from qkv.models.transformer import Transformer
 
 CAN_MAP = os.name == "posix" and sys.byteorder == "little"
 """True if files can be mapped: not on Windows, where an open mapping blocks renaming the file, nor on big-endian
@@ -144,15 +148,16 @@ def _system_mmap() -> Any:
 
 
 class Watch:
-    """Forward pre-hook of a model that raises ``UserError`` if a file that its tensors are mapped from has changed."""
+    """Guard of a model. It raises ``UserError`` if a file that the model's tensors are mapped from has changed.
+
+    A guard, unlike a hook of a module, leaves the native call of a whole token in use.
+    """
 
     def __init__(self, model: nn.Module | None = None, files: Iterable[MappedFile] = ()):
         self.model = weakref.ref(model) if model is not None else lambda: None
         self.files = tuple(files)
 
-    def __call__(self, *_: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
+    def __call__(self) -> None:
         changed = next((file for file in self.files if file.changed()), None)
         model = self.model()
         if changed and model is not None and any(changed.holds(tensor) for tensor in tensors_of(model)):
@@ -173,24 +178,27 @@ def tensors_of(model: nn.Module) -> list[Tensor]:
     return [*model.parameters(), *model.buffers()]
 
 
-def watch(model: nn.Module, entrances: Iterable[nn.Module], files: Iterable[MappedFile]) -> None:
-    """Register hooks that check before every forward pass that the mapped ``files`` are unchanged. ``entrances``:
-    modules of which each forward pass calls one.
-    """
+def watch(model: Transformer, files: Iterable[MappedFile]) -> None:
+    """Let ``model`` and its encoder check before every pass that the mapped ``files`` are unchanged."""
     tensors = tensors_of(model)
     used = [file for file in files if any(file.holds(tensor) for tensor in tensors)]
     for file in used:
         file.release()
     if used:
-        hook = Watch(model, used)
-        for entrance in entrances:
-            entrance.register_forward_pre_hook(hook)
+        guard = Watch(model, used)
+        for frontend in _frontends(model):
+            frontend.guards.append(guard)
 
 
-def watched_files(model: nn.Module) -> list[MappedFile]:
-    """Files of which ``watch`` has registered hooks."""
-    hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
-    return list(dict.fromkeys(file for hook in hooks if isinstance(hook, Watch) for file in hook.files))
+def watched_files(model: Transformer) -> list[MappedFile]:
+    """Files that the guards of ``model`` check."""
+    guards = (guard for frontend in _frontends(model) for guard in frontend.guards)
+    return list(dict.fromkeys(file for guard in guards if isinstance(guard, Watch) for file in guard.files))
+
+
+def _frontends(model: Transformer) -> list[Frontend]:
+    """Front ends of the model and its encoder. Every pass begins at one of them."""
+    return [stack.frontend for stack in (model, model.encoder) if stack is not None]
 
 
 def mapped(path: Path) -> MappedFile | None:

@@ -8,7 +8,7 @@ calls with a tap, gradients or hooks, run part by part. See ``qkv.ops.native.ste
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -48,27 +48,35 @@ from qkv.state.store import Dense
 
 
 class Unknown(Exception):
-    """A part that the native library does not know."""
+    """A part that the native library does not know; the message names it."""
 
 
 class NativeStep:
     """Steps of the ``blocks`` of a stack."""
 
+    covers = "all blocks"
+    """Name of the computation of one call."""
+
     def __init__(self, blocks: Sequence[nn.Module]):
         self._parts, self._modules = tuple(blocks), list[nn.Module]()
         self.steps, self._attentions = Steps(), list[tuple[int, int]]()
         self._ropes: dict[Hashable, relative.Rope] = {}
-        self.known = self._builds()
-        """False if there is a part that the library lacks."""
+        self.unknown = self._built()
+        """The first part that the library lacks; empty if it knows all of them."""
         self.contents = Contents(self._modules)
 
-    def _builds(self) -> bool:
-        """Add the steps of all parts; False if the library lacks one of them."""
+    @property
+    def known(self) -> bool:
+        """True if the library knows all parts."""
+        return not self.unknown
+
+    def _built(self) -> str:
+        """Add the steps of all parts; return the first one that the library lacks, or an empty string."""
         try:
             self._build(self._parts)
-        except Unknown:
-            return False
-        return True
+        except Unknown as lacking:
+            return str(lacking)
+        return ""
 
     def current(self, parts: Sequence[nn.Module]) -> bool:
         """True if ``parts`` are those from which the steps were made, and hold the same modules and tensors."""
@@ -114,15 +122,19 @@ class NativeStep:
 
     def _add_blocks(self, blocks: Sequence[nn.Module]) -> None:
         for i, block in enumerate(blocks):
-            if not isinstance(block, Block) or block.spec.order != "pre":
-                raise Unknown
+            if not isinstance(block, Block):
+                raise Unknown(f"a block of the class {type(block).__name__}")
+            if block.spec.order != "pre":
+                raise Unknown(f"blocks in the order {block.spec.order!r}")
             self._modules += [block, block.branches]
             for j, slot in enumerate(block.branches):
                 self._add(i, j, slot)
 
     def _add(self, i: int, j: int, slot: nn.Module) -> None:
-        if type(slot) is not PreNorm or type(slot.residual) is not Residual or slot.training:
-            raise Unknown
+        if type(slot) is not PreNorm or type(slot.residual) is not Residual:
+            raise Unknown("a residual connection other than 'add'")
+        if slot.training:
+            raise Unknown("training mode")
         norm, body = self._norm(slot.norm), slot.body
         self._modules += [slot, body, slot.residual]
         if type(body) is Attention:
@@ -131,14 +143,17 @@ class NativeStep:
         elif type(body) in (FeedForward, GatedFeedForward):
             self._feed_forward(body, norm)
         else:
-            raise Unknown
+            raise Unknown(f"the branch {type(body).__name__}")
 
     def _attention(self, body: Attention, norm: InputNorm | None) -> None:
         part = body.part
         plain = body.query_norm is None and body.key_norm is None and body.sink is None and body.shape is None
-        known = isinstance(body.mask, Causal) and type(body.relative) in (relative.NoRelative, relative.Rope)
-        if not (plain and known and body.maps_values) or part.top_k is not None or part.softcap is not None:
-            raise Unknown
+        if not (plain and body.maps_values) or part.top_k is not None or part.softcap is not None:
+            raise Unknown("attention with norms of queries or keys, sinks, a soft cap, top-k, or without value matrix")
+        if not isinstance(body.mask, Causal):
+            raise Unknown("attention under a mask other than 'causal'")
+        if type(body.relative) not in (relative.NoRelative, relative.Rope):
+            raise Unknown(f"attention with the relative positions {type(body.relative).__name__}")
         turning = self._rotation(body.relative)
         sizes = Attending(body.num_heads, body.kv_heads, body.head_dim, body.value_dim, body.scale, turning)
         self._modules.append(body.relative)
@@ -157,7 +172,7 @@ class NativeStep:
     def _feed_forward(self, body: Any, norm: InputNorm | None) -> None:
         gated, activation = isinstance(body, GatedFeedForward), body.spec.activation
         if activation not in INPUTS:
-            raise Unknown
+            raise Unknown(f"the activation {activation!r}")
         self._multiply(body.gate_up if gated else body.up, STREAM, WIDE, norm)
         self._multiply(body.down, WIDE, STREAM, None, activation, gated)
 
@@ -169,7 +184,7 @@ class NativeStep:
             return InputNorm("layer norm", _readable(norm.weight), norm.bias, norm.eps)
         if type(norm) is norms.RMSNorm and norm.eps is not None:
             return InputNorm("rms norm", None if norm.weight is None else _readable(norm.weight), None, norm.eps)
-        raise Unknown
+        raise Unknown(f"the norm {type(norm).__name__}")
 
     def _multiply(self, layer: nn.Module, origin: int, to: int, *how: Any) -> None:
         """Add the product of ``layer``, and that of its adapter, W f(x) + b + B A f(x); ``how``: f."""
@@ -186,7 +201,7 @@ class NativeStep:
         if type(layer) is LowRank and (layer.merged or layer.scale == 1.0):
             return self._table(layer.stored, layer.bias)
         if type(layer) is not Linear:
-            raise Unknown
+            raise Unknown(f"a linear layer of the class {type(layer).__name__}")
         return self._table(layer.weight, layer.bias)
 
     def _table(self, table: Tensor | QuantizedTable, bias: Tensor | None = None) -> Matrix:
@@ -195,17 +210,19 @@ class NativeStep:
             self._modules.append(table)
             packed = table.packed
             if not packed.stored.is_cpu:
-                raise Unknown
+                raise Unknown("weights on another device than the CPU")
             return Matrix(packed.stored, bias, packed.outer, packed.inner, packed.bits, packed.scale, packed.group)
         if _readable(table).stride(1) != 1:
-            raise Unknown
+            raise Unknown("weights stored in columns")
         return Matrix(table, bias, table.shape[0], table.shape[1])
 
 
 def _readable(t: Tensor) -> Tensor:
     """The tensor, if it is in fp32 on the CPU. Raises ``Unknown``."""
-    if t.dtype != torch.float32 or not t.is_cpu:
-        raise Unknown
+    if not t.is_cpu:
+        raise Unknown("weights on another device than the CPU")
+    if t.dtype != torch.float32:
+        raise Unknown(f"weights of the type {str(t.dtype).removeprefix('torch.')}")
     return t
 
 
@@ -247,7 +264,7 @@ def step_of(
     parts: Sequence[nn.Module],
     arrival: Arrival,
     state: Sequence[Any],
-    kind: Callable[[Sequence[nn.Module]], Step],
+    kind: type[Step],
 ) -> Step | None:
     """Step of a kind for the new positions of a call, made once of the ``parts`` of a stack; None where they are to be
     called. made: the steps of other stacks.
@@ -260,6 +277,6 @@ def step_of(
     if found is None or not found.current(parts):
         found = made[stack] = kind(parts)
         if found.known:
-            case = f"up to {MOST_VECTORS} new positions, all blocks"
-            choose(_OP, case, lambda: Choice(_OP, case, "native", "one call for all blocks"))
+            case = f"up to {MOST_VECTORS} new positions, {kind.covers}"
+            choose(_OP, case, lambda: Choice(_OP, case, "native", f"one call for {kind.covers}"))
     return found if not found.contents.heard() and found.takes(state) else None

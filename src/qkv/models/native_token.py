@@ -19,6 +19,7 @@ from qkv.layers import positions
 from qkv.layers.norms import NoNorm
 from qkv.models.heads import LanguageModelHead
 from qkv.models.native_step import NativeStep, Unknown, step_of
+from qkv.ops.native import library
 from qkv.ops.native.step import LOGITS, NORMED, STREAM
 from qkv.state.arrival import Arrival
 
@@ -32,6 +33,7 @@ class NativeToken(NativeStep):
     An embedding that the library lacks is computed before the call. Raises ``Unknown`` for other parts that it lacks.
     """
 
+    covers = "a whole token"
     embeds = False
     """True if the call computes the embedding."""
 
@@ -47,7 +49,7 @@ class NativeToken(NativeStep):
         frontend, *blocks, norm, head = parts
         self._modules += [frontend, head]
         if type(head) is not LanguageModelHead or head.transform is not None or head.cap or head.scale != 1.0:
-            raise Unknown
+            raise Unknown("a head other than a plain language model's")
         self.embeds = self._embed(frontend)
         self._add_blocks(blocks)
         matrix = self._table(head.weight, head.bias)
@@ -83,3 +85,17 @@ def native_token(
     in the order in which they are run, final norm, head. state: of the blocks.
     """
     return step_of(_made, model, parts, arrival, state, NativeToken)
+
+
+def obstacle(model: nn.Module, parts: Sequence[nn.Module]) -> str:
+    """Reason why ``native_token`` takes no call of ``model``; empty if there is none. parts: as for it."""
+    if not library.available():
+        return f"the native library does not run here: {library.described()}"
+    if model.training:
+        return "the model is in training mode"
+    step = _made.get(model)
+    if step is None or not step.current(parts):
+        step = NativeToken(parts)
+    if step.unknown:
+        return f"the native library lacks {step.unknown}"
+    return "a module has a hook, which is called only with the module" if step.contents.heard() else ""

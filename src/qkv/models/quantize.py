@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -14,6 +15,7 @@ from qkv.models.heads import LanguageModelHead
 from qkv.models.placing import Place, places_of
 from qkv.spec.errors import UserError
 from qkv.spec.quantization import Quantization
+from qkv.system.allowance import free_memory
 
 _TABLES = ((TextFrontend, "table"), (LanguageModelHead, "weight"))
 """Modules, and their attributes, that can hold a quantised matrix besides linear layers."""
@@ -27,7 +29,8 @@ def quantize(model: nn.Module, part: Quantization) -> None:
     """Replace the linear layers, embedding tables and output matrices of ``model`` by quantised ones, in place.
 
     A tied output matrix stays the embedding table: both read the same bytes. Weights that modules of other kinds use,
-    such as those of convolutions and experts, stay as they are. Raises ``UserError`` for weights that are not finite.
+    such as those of convolutions and experts, are not quantised; they are in fp32 afterwards, as activations are.
+    Raises ``UserError`` for weights that are not finite.
     """
     for name, places in places_of(model).items():
         owner, leaf = places[0]
@@ -40,6 +43,37 @@ def quantize(model: nn.Module, part: Quantization) -> None:
         elif leaf == "weight" and isinstance(owner, nn.Linear) and type(owner) in _PLAIN and len(places) == 1:
             _check(name, weight)
             model.set_submodule(name.rpartition(".")[0], QuantizedLinear(owner, part.bits, part.size))
+    for module in model.modules():
+        if not isinstance(module, QuantizedTable):
+            _widen(module)
+
+
+def compute_in_fp32(model: nn.Module) -> None:
+    """Let a model with weights in bf16 or fp16 compute in fp32, in place, for inference on the CPU.
+
+    Matrices in bf16 stay as they are stored, without a copy: the kernels widen them while they read them. Weights in
+    fp16, which no kernel reads, are widened if half of the free memory is enough; otherwise the model stays as it is.
+    """
+    held = Counter[torch.dtype]()
+    for weight in model.parameters():
+        held[weight.dtype] += weight.numel()
+    if not held:
+        return
+    (most, count), *_ = held.most_common()
+    if most == torch.bfloat16:
+        quantize(model, Quantization.parse({"bits": 16}))
+    elif most == torch.float16:
+        free = free_memory()
+        if free is None or count * torch.float32.itemsize < free // 2:
+            model.float()
+
+
+def _widen(module: nn.Module) -> None:
+    """Let the weights that ``module`` itself holds in bf16 or fp16 be in fp32."""
+    for owned in (module._parameters, module._buffers):
+        for tensor in owned.values():
+            if tensor is not None and tensor.dtype in (torch.bfloat16, torch.float16):
+                tensor.data = tensor.data.to(torch.float32)
 
 
 def _holds_table(place: Place) -> bool:

@@ -19,7 +19,7 @@ from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap, tapped
 from qkv.models.heads import build_head
 from qkv.models.layered import Layered
-from qkv.models.native_token import native_token
+from qkv.models.native_token import native_token, obstacle
 from qkv.models.queries import Queries
 from qkv.models.segmentation import build_segmentation
 from qkv.models.wide import DEEP, build_wide
@@ -360,17 +360,38 @@ class Transformer(Stack):
         assert after is not None
         return Decoded(self.head(_unpadded(vectors, signal)[:, None])[:, 0], after)
 
+    def decoding_path(self) -> str:
+        """Path of ``decode``: "one native call a token", or "part by part" with the reason."""
+        obstacle = self._obstacle()
+        return f"part by part: {obstacle}" if obstacle else "one native call a token"
+
+    def _obstacle(self) -> str:
+        """Reason why ``decode`` is not one native call; empty if it is."""
+        if lacking := self._not_native():
+            return f"the model has {lacking[0]}"
+        if not self.native:
+            return "the native library lacks averages over depth and reversible blocks"
+        return obstacle(self, self._token_parts())
+
+    def _not_native(self) -> tuple[str, ...]:
+        """Names of the parts that decode with the blocks and that the native library does not know."""
+        parts = {"a segmentation": self.segmentation, "latents": self.latents, "a wide path": self.wide}
+        return tuple(name for name, part in parts.items() if part is not None)
+
+    def _token_parts(self) -> tuple[nn.Module, ...]:
+        """Modules from tokens to logits, in the order in which they run."""
+        return (self.frontend, *self.walked, self.norm, self.head)
+
     def _decoded(self, tokens: Sequence[Sequence[int]], state: State) -> Decoded | None:
         """Result of the native library; None where it lacks a part or the input is not in order."""
-        beside = self.segmentation is not None or self.latents is not None or self.wide is not None
-        if beside or not self.native or len(tokens) != len(state.positions):
+        if self._not_native() or not self.native or len(tokens) != len(state.positions):
             return None
         arrival = _arrival(state.positions, tokens)
-        parts = (self.frontend, *self.walked, self.norm, self.head)
-        step, size = native_token(self, parts, arrival, state.blocks), self.vocab_size
+        step, size = native_token(self, self._token_parts(), arrival, state.blocks), self.vocab_size
         flat = [token for row in tokens for token in row]
         if step is None or size is None or not all(0 <= token < size for token in flat):
             return None
+        self.frontend.call_guards()
         self.frontend.admit(arrival, state.limit)
 
         def embed() -> Tensor:

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from qkv.data.batch import INPUT
 from qkv.data.vocabulary import Vocabulary
-from qkv.interop.load import entrances, load_published
+from qkv.interop.load import load_published
 from qkv.interop.mapped import MappedFile, watch
 from qkv.interop.places import is_published, may_be_name
 from qkv.layers.lora import fold
 from qkv.models.adapt import add_adapters
-from qkv.models.quantize import quantize
+from qkv.models.quantize import compute_in_fp32, quantize
 from qkv.models.transformer import Transformer
 from qkv.runs.checkpoint import CheckpointStore, save_weights, take_weights
 from qkv.runs.files import map_tensors, read_metadata
@@ -47,10 +47,25 @@ def load(
         newest checkpoint if the best weights are missing.
     copy: read weights into memory instead of mapping their file.
     keep_adapters: keep adapters such as LoRA, if any, separate from the weights.
-    published: dtype, revision and pickles, as for ``qkv.interop.load.load_published``.
+    published: dtype, revision and pickles, as for ``qkv.interop.load.load_published``. Without dtype, a checkpoint in
+        bf16 or fp16 computes in fp32, see ``qkv.models.quantize.compute_in_fp32``; ``load_stored`` keeps it as it is.
 
     Raises UserError if the folder is neither, or a file in it is missing, damaged, edited or belongs to another model.
     """
+    run = load_stored(source, accept_changes, copy, keep_adapters, **published)
+    if published.get("dtype") is None:
+        compute_in_fp32(run.model)
+    return run
+
+
+def load_stored(
+    source: str | Path,
+    accept_changes: bool = False,
+    copy: bool = False,
+    keep_adapters: bool = False,
+    **published: Any,
+) -> Run:
+    """Load a run or published checkpoint as ``load`` does, with weights in the precision in which they are stored."""
     folder = Path(source)
     if not (folder / SPEC).is_file():
         if is_published(folder) or (not folder.exists() and may_be_name(str(source))):
@@ -79,7 +94,7 @@ def load_adapted(folder: Path, accept_changes: bool = False, copy: bool = False)
         if recipe.quantized is not None:
             quantize(model, recipe.quantized)
     take_weights(model, tensors, folder / WEIGHTS)
-    watch(model, entrances(model), [source] if source else [])
+    watch(model, [source] if source else [])
     return Run(folder, recipe, model.eval(), vocabulary, rows_of(folder), int(metadata.get("step", 0)))
 
 

@@ -20,7 +20,7 @@ from qkv.runs.evaluation import evaluate
 from qkv.runs.files import clear_errors, write_file
 from qkv.runs.folder import SPEC, locked
 from qkv.runs.identity import MADE_WITH, made_with, write_parts
-from qkv.runs.load import load
+from qkv.runs.load import load, load_stored
 from qkv.runs.published import NOT_SAID
 from qkv.runs.run import Run
 from qkv.spec.adapt import Whole
@@ -73,23 +73,28 @@ def quantize(
     ``load``. A ``Run`` that is given keeps its weights as they are. Raises ``UserError``.
     """
     part = Quantization.parse({"bits": bits, "group": group}, "quantize")
-    old = load(source.folder if isinstance(source, Run) else source, copy=copy)
+    place = source.folder if isinstance(source, Run) else source
+    old = load_stored(place, copy=copy)
     if old.recipe.quantized is not None:
         raise UserError(f"{old.folder} has weights in {old.recipe.quantized.bits} bits already; give the run before it")
     if batches is not None and batches < 1:
         raise UserError(f"batches: {quoted(batches)} given; give at least 1, or leave it out for all data")
     folder = _new(Path(out))
-    recipe = _recipe(old.recipe, part)
-    figures = {BEFORE: _figures(old, data, batches)}
-    quantize_model(old.model, part)
-    with locked(folder), clear_errors(str(folder)):
-        _write(old, recipe, folder)
+    figures = {BEFORE: _figures(load(place, copy=copy), data, batches)}
+    write_quantized(old, part, folder)
     found = load(folder, copy=copy)
     figures[AFTER] = _figures(found, data, batches)
     done = QuantizedRun(found, figures)
     with clear_errors(str(folder)):
         write_file(folder / "report.html", _report(done).encode())
     return done
+
+
+def write_quantized(run: Run, part: Quantization, folder: Path) -> None:
+    """Quantise the model of ``run`` in place, and write it as a run to the new folder ``folder``."""
+    quantize_model(run.model, part)
+    with locked(folder), clear_errors(str(folder)):
+        _write(run, _recipe(run.recipe, part), folder)
 
 
 def _new(folder: Path) -> Path:

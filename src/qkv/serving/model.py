@@ -12,7 +12,6 @@ from qkv.generation.constrain import Constraint
 from qkv.generation.requests import Request, RequestQueue
 from qkv.generation.speculate import Speculator
 from qkv.generation.text import prompt_ids
-from qkv.interop.load import entrances
 from qkv.interop.mapped import watch, watched_files
 from qkv.models.sharing import share_weights
 from qkv.models.transformer import Transformer
@@ -201,5 +200,5 @@ def share(models: Iterable[ServedModel]) -> int:
     files = dict.fromkeys(file for network in networks for file in watched_files(network))
     for network in networks:
         known = watched_files(network)
-        watch(network, entrances(network), [file for file in files if file not in known])
+        watch(network, [file for file in files if file not in known])
     return saved

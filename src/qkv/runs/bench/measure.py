@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from importlib import metadata
@@ -14,7 +14,7 @@ import torch
 
 from qkv.inspection.turns import in_turns, reading_seconds
 from qkv.models.transformer import Transformer
-from qkv.runs.bench.sides import lowered, other_model, other_reader, other_writer, reader, writer
+from qkv.runs.bench.sides import Opener, in_memory, other_model, other_reader, other_writer, reader, writer
 from qkv.spec.errors import UserError
 from qkv.system.processor import processor_name
 
@@ -63,13 +63,17 @@ class Figure:
 
 @dataclass(frozen=True)
 class Bench:
-    """Figures of one model with what they depend on: parameters, bytes of weights by precision, machine, versions."""
+    """Figures of one model with what they depend on: parameters, bytes of weights by precision, machine, versions.
+
+    paths: how a text is decoded, by precision, see ``Transformer.decoding_path``.
+    """
 
     name: str
     parameters: int
     weights: dict[str, int]
     figures: tuple[Figure, ...]
     about: dict[str, str]
+    paths: dict[str, str] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
         """The figures as plain data."""
@@ -80,9 +84,14 @@ class Bench:
 
 
 def bench(
-    name: str, model: Transformer, plan: BenchPlan, tell: Callable[[Figure], None] = lambda figure: None
+    name: str,
+    model: Transformer,
+    plan: BenchPlan,
+    tell: Callable[[Figure], None] = lambda figure: None,
+    opener: Opener | None = None,
 ) -> Bench:
-    """Measure ``model``; ``tell`` receives each figure. ``name``: of the model, for the tables.
+    """Measure ``model``; ``tell`` receives each figure. ``name``: of the model, for the tables. ``opener``: gives the
+    model in a precision; default: copies of ``model``.
 
     A model that decodes: greedy generation of ``plan.new`` tokens after the first of ``plan.prompts``, for each number
     of rows, and the time to the first token of one row after each prompt. Others: forward passes over rows of these
@@ -93,17 +102,21 @@ def bench(
             "an encoder–decoder reads a source for each text, which is not measured; bench one of its stacks"
         )
     peer = other_model(model) if plan.peers else None
-    figures, weights = list[Figure](), dict[str, int]()
+    opened = opener or in_memory(model)
+    figures, weights, paths = list[Figure](), dict[str, int](), dict[str, str]()
     for precision in plan.precisions:
-        own = lowered(model, precision)
+        own = opened(precision)
         weights[precision] = _bytes_of(own)
         other = peer.to(_PEER_PRECISIONS[precision]) if peer is not None and precision in _PEER_PRECISIONS else None
-        measured = _decoding if model.spec.decodes and model.vocab_size else _reading
+        decodes = bool(model.spec.decodes and model.vocab_size)
+        measured = _decoding if decodes else _reading
         for figure in measured(own, other, precision, plan):
             figures.append(figure)
             tell(figure)
+        if decodes:
+            paths[precision] = own.decoding_path()
     count = sum(weight.numel() for weight in model.parameters())
-    return Bench(name, count, weights, tuple(figures), _about())
+    return Bench(name, count, weights, tuple(figures), _about(), paths)
 
 
 def _decoding(own: Transformer, other: Any, precision: str, plan: BenchPlan) -> Iterator[Figure]:

@@ -19,6 +19,8 @@ def tables(found: Bench) -> list[TableOf]:
         limited = any(each.limit for each in found.figures if each.quantity == quantity)
         columns = ["side", "precision", "rows", "positions", unit, *(["memory limit", "reached"] if limited else [])]
         made.append(TableOf(_WHAT.get(quantity, "forward pass"), columns, [row[: len(columns)] for row in rows]))
+    rows = [[precision, path] for precision, path in found.paths.items()]
+    made.append(TableOf("how a text is decoded", ["precision", "path"], rows))
     return [table for table in made if table.rows]
 
 

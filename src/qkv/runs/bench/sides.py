@@ -21,12 +21,17 @@ from qkv.interop.save import covering, save_published
 from qkv.layers.signal import Signal
 from qkv.models.quantize import quantize
 from qkv.models.transformer import Transformer
+from qkv.runs.folder import SPEC
+from qkv.runs.load import load, load_stored
+from qkv.runs.quantize import write_quantized
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
 from qkv.spec.quantization import Quantization
 
 BITS = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}
 """Bits of a weight by precision, as in ``qkv quantize``."""
+Opener = Callable[[str], Transformer]
+"""Precision, of ``BITS`` -> the model that is measured."""
 Writer = Callable[[list[list[int]], int], object]
 """(prompts of equal length, number of new tokens) -> generated tokens."""
 Reader = Callable[[Tensor], object]
@@ -41,12 +46,32 @@ def lowered(model: Transformer, precision: str) -> Transformer:
     return found
 
 
+def in_memory(model: Transformer) -> Opener:
+    """Opener of copies of ``model``."""
+    return lambda precision: lowered(model, precision)
+
+
+def through_folders(place: Path, folder: Path) -> Opener:
+    """Opener of the run or published checkpoint ``place`` as users load it: the weights are mapped from its files. In
+    fewer than 32 bits it is a run that ``qkv quantize`` would write, in a new folder within ``folder``.
+    """
+
+    def opened(precision: str) -> Transformer:
+        if BITS[precision] == 32:
+            whole = {} if (place / SPEC).is_file() else {"dtype": "fp32"}
+            return load(place, **whole).model
+        written = folder / precision
+        write_quantized(load_stored(place), Quantization.parse({"bits": BITS[precision]}), written)
+        return load(written).model
+
+    return opened
+
+
 def writer(model: Transformer) -> Writer:
-    """qkv's own ``generate``, greedy, with a state of fixed capacity."""
+    """qkv's own ``generate``, greedy, as ``qkv.generate`` calls it."""
 
     def run(prompts: list[list[int]], new: int) -> object:
-        greedy = Generation(max_new_tokens=new, temperature=0.0)
-        return generate(model, prompts, greedy, capacity=len(prompts[0]) + new)
+        return generate(model, prompts, Generation(max_new_tokens=new, temperature=0.0))
 
     return run
 
