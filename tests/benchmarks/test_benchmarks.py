@@ -67,6 +67,13 @@ PRINTS: dict[str, tuple[str, ...]] = {
         "noise, drawn from random weights",
         "identical tokens",
     ),
+    "doors": (
+        "gpt2, as given",
+        "run in 4 bits",
+        "tokens per second, and share",
+        "server",
+        "First answer of a fresh server",
+    ),
     "serving": ("4 clients", "lost", "0", "requests by kind", "streamed"),
     "first_token": ("fresh process to its first token", "qkv", "ratio: none"),
     "startup": ("import qkv", "qkv --help"),

@@ -1,0 +1,269 @@
+"""Benchmark of one model through every way in which users reach it: in memory, loaded, by command and by server.
+
+    python benchmarks/doors.py --model SmolLM2.gguf --out benchmarks/results/doors.md
+
+    in memory   ``sample.generate`` of a copy of the model, with weights in the precision
+    loaded      ``qkv.generate`` of the text, of the folder or file loaded by ``qkv.load``
+    command     ``qkv generate`` in a process of its own, which prints the text in pieces
+    server      a streamed completion of ``qkv serve`` in a process of its own
+
+The places are the GGUF file or folder that is given, its exports in fp32 and bf16, and the runs that ``qkv quantize``
+makes of it. Without ``--model``: GPT-2 124M with random weights. A rate is the number of tokens by which one text is
+longer than another, over the seconds by which it takes longer. The best of several repeats counts, in which all ways
+take turns. Below the table are the seconds of the first answer of a fresh server, and those of a later one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+
+import qkv
+from load_checkpoint import gpt2
+from qkv.cli.main import main as command_line
+from qkv.generation.sample import generate
+from qkv.generation.text import prompt_ids
+from qkv.interop.save import save_published
+from qkv.models.transformer import Transformer
+from qkv.report.table import print_table
+from qkv.runs.bench.sides import lowered
+from qkv.runs.run import Run
+from qkv.spec import tokenizers
+from qkv.spec.generation import Generation
+from qkv.tokenizers.train import train
+from side_by_side import parser, say_where, write_table
+
+PROMPT = "w1 w2 w3 w4 w5 w6 w7 w8"
+TEXT = "Here is a long story about a lighthouse, its keeper and the sea. Once upon a time"
+WAYS = ("in memory", "loaded", "command", "server")
+LEAST = 0.95
+"""Share of the rate in memory that every way should reach."""
+
+
+class Place(NamedTuple):
+    """Folder or file with a model, and the precision of its weights while it decodes."""
+
+    name: str
+    path: Path
+    precision: str
+
+
+def places(model: Path, folder: Path) -> list[Place]:
+    """``model``, its exports and its quantised runs, which are written to ``folder``."""
+    made = [Place(f"{model.name}, as given", model, "fp32")]
+    for precision in ("fp32", "bf16"):
+        out = folder / f"export-{precision}"
+        _call("export", str(model), "--out", str(out), "--dtype", precision, "--no-check")
+        made.append(Place(f"export in {precision}", out, precision))
+    for precision, bits in (("bf16", 16), ("int8", 8), ("int4", 4)):
+        run = qkv.quantize(model, folder / f"run-{bits}", bits=bits).run
+        made.append(Place(f"run in {bits} bits", run.folder, precision))
+    return made
+
+
+def _call(*words: str) -> None:
+    if command_line(list(words)) != 0:
+        raise SystemExit(f"qkv {' '.join(words)} failed")
+
+
+def random_gpt2(folder: Path, smoke: bool) -> Path:
+    """Published folder of GPT-2 124M with random weights, whose tokens are words; ``smoke``: a tiny one."""
+    spec = gpt2(64, 1, 300) if smoke else gpt2(768, 12, 50257)
+    words = " ".join(f"w{i}" for i in range(spec.vocab_size or 0))
+    tokenizer = train(tokenizers.Words(vocab_size=spec.vocab_size), [words])
+    if tokenizer.vocab_size > (spec.vocab_size or 0):
+        raise SystemExit(f"the tokenizer has {tokenizer.vocab_size} tokens, and the model {spec.vocab_size} rows")
+    save_published(qkv.build(spec, seed=1).eval(), folder, tokenizer)
+    return folder
+
+
+Written = Callable[[int], float]
+"""Function (number of tokens of a text) -> seconds."""
+
+
+def rate(write: Written, new: int) -> float:
+    """Tokens per second of a text of ``new`` tokens, without what happens once in each text."""
+    short = max(2, new // 4)
+    before, after = write(short), write(new)
+    return (new - short) / (after - before)
+
+
+def in_memory(model: Transformer, ids: list[int]) -> Written:
+    """``sample.generate``."""
+
+    def write(count: int) -> float:
+        begin = time.perf_counter()
+        generate(model, [ids], Generation(max_new_tokens=count, temperature=0.0))
+        return time.perf_counter() - begin
+
+    return write
+
+
+def loaded(run: Run, prompt: str) -> Written:
+    """``qkv.generate`` of a text."""
+
+    def write(count: int) -> float:
+        begin = time.perf_counter()
+        qkv.generate(run, prompt, max_new_tokens=count, temperature=0.0)
+        return time.perf_counter() - begin
+
+    return write
+
+
+def by_command(place: Path, prompt: str) -> Written:
+    """Pieces that ``qkv generate`` prints, from the first to the last one."""
+
+    def write(count: int) -> float:
+        words = ["--max-new-tokens", str(count), "--temperature", "0"]
+        command = [sys.executable, "-m", "qkv", "generate", str(place), prompt, *words]
+        times = list[float]()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            assert process.stdout is not None
+            while os.read(process.stdout.fileno(), 1 << 16):
+                times.append(time.perf_counter())
+        if process.returncode:
+            raise SystemExit(f"{' '.join(command)} failed")
+        return times[-1] - times[0]
+
+    return write
+
+
+class Server:
+    """``qkv serve`` of several places, in a process of its own."""
+
+    def __init__(self, several: list[Place]):
+        command = [sys.executable, "-m", "qkv", "serve", *(str(place.path) for place in several), "--port", "0"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.url = self._address()
+        self.models = [each["id"] for each in httpx.get(f"{self.url}/v1/models").json()["data"]]
+
+    def _address(self) -> str:
+        assert self.process.stdout is not None
+        line = next((line for line in self.process.stdout if line.startswith("serving at")), None)
+        if line is None:
+            raise SystemExit("qkv serve ended before it served")
+        return line.split()[2]
+
+    def times(self, model: str, prompt: str, new: int) -> list[float]:
+        """Times of the request and of each event with text."""
+        body = {"model": model, "prompt": prompt, "max_tokens": new, "temperature": 0, "stream": True}
+        asked, found = {**body, "ignore_eos": True}, [time.perf_counter()]
+        with httpx.stream("POST", f"{self.url}/v1/completions", json=asked, timeout=600) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    event = json.loads(line.removeprefix("data: "))
+                    if event.get("error"):
+                        raise SystemExit(event["error"])
+                    found.append(time.perf_counter())
+        return found
+
+    def by_request(self, model: str, prompt: str) -> Written:
+        """Streamed completion."""
+
+        def write(count: int) -> float:
+            times = self.times(model, prompt, count)
+            return times[-1] - times[0]
+
+        return write
+
+    def end(self) -> None:
+        """Stop the process."""
+        self.process.terminate()
+        self.process.communicate(timeout=30)
+
+
+@contextmanager
+def served(several: list[Place]) -> Iterator[Server]:
+    """``Server`` that is stopped at the end."""
+    server = Server(several)
+    try:
+        yield server
+    finally:
+        server.end()
+
+
+def first_answer(place: Place, prompt: str, repeats: int) -> tuple[float, float]:
+    """Seconds of the first answer of a fresh server, and the median of five later ones; those of the best ratio."""
+    found = []
+    for _ in range(repeats):
+        with served([place]) as server:
+            seconds = [(times := server.times(server.models[0], prompt, 8))[-1] - times[0] for _ in range(6)]
+        found.append((seconds[0], sorted(seconds[1:])[2]))
+    return min(found, key=lambda pair: pair[0] / pair[1])
+
+
+def measured(several: list[Place], prompt: str, new: int, repeats: int) -> dict[str, dict[str, float]]:
+    """Best rate of each way by place; all ways of a place take turns."""
+    found: dict[str, dict[str, float]] = {}
+    whole = qkv.load(several[0].path).model
+    with served(several) as server:
+        for place, model in zip(several, server.models, strict=True):
+            run = qkv.load(place.path)
+            _check_length(run, prompt, new)
+            copy = lowered(whole, place.precision)
+            ways = {
+                "in memory": in_memory(copy, prompt_ids(run.tokenizer, prompt)),
+                "loaded": loaded(run, prompt),
+                "command": by_command(place.path, prompt),
+                "server": server.by_request(model, prompt),
+            }
+            for write in ways.values():  # builds kernels, lays out weights, times choices
+                write(new)
+            rates = [{name: rate(write, new) for name, write in ways.items()} for _ in range(repeats)]
+            found[place.name] = {name: max(each[name] for each in rates) for name in WAYS}
+            print_table("", ["place", *WAYS], [_row(place, found[place.name])])
+    return found
+
+
+def _check_length(run: Run, prompt: str, new: int) -> None:
+    """Exit if the model ends its text before ``new`` tokens, whose rate would be one of fewer."""
+    shorter, longer = (qkv.generate(run, prompt, max_new_tokens=most, temperature=0.0) for most in (new - 8, new))
+    if shorter == longer:
+        raise SystemExit(f"{run.folder} ends its text before {new} tokens; ask for fewer")
+
+
+def _row(place: Place, rates: dict[str, float]) -> list[str]:
+    shares = [f"{rates[way]:.1f} ({rates[way] / rates['in memory']:.2f})" for way in WAYS[1:]]
+    return [place.name, place.precision, f"{rates['in memory']:.1f}", *shares]
+
+
+def main() -> None:
+    """Measure, print and write the table."""
+    options = parser(__doc__ or "")
+    options.add_argument("--model", type=Path, help="a published folder or GGUF file; default: random GPT-2 124M")
+    options.add_argument("--new", type=int, default=128, help="tokens of a text")
+    options.add_argument("--out", type=Path, help="page whose table is written")
+    asked = options.parse_args()
+    say_where()
+    new, repeats = (24, 1) if asked.smoke else (asked.new, asked.repeats)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        given = asked.model or random_gpt2(folder / "gpt2", asked.smoke)
+        prompt = TEXT if asked.model else PROMPT
+        several = places(given, folder)
+        several = [several[0], several[-1]] if asked.smoke else several
+        rates = measured(several, prompt, new, repeats)
+        first, later = first_answer(several[0], prompt, 1 if asked.smoke else 3)
+    rows = [_row(place, rates[place.name]) for place in several]
+    columns = ["place", "precision", "in memory, tokens/s", *WAYS[1:]]
+    print_table("\ntokens per second, and share of the rate in memory", columns, rows)
+    short = [(n, way) for n, each in rates.items() for way in WAYS if each[way] < LEAST * each["in memory"]]
+    print("below 0.95 of the rate in memory: " + (", ".join(f"{n} by {way}" for n, way in short) or "none"))
+    said = f"First answer of a fresh server {first:.3f} s, a later one {later:.3f} s ({first / later:.2f} ×)."
+    print(said)
+    if asked.out:
+        write_table(asked.out, f"{given.stem}: doors.py", columns, rows, said)
+
+
+if __name__ == "__main__":
+    main()
