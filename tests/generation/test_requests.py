@@ -429,7 +429,7 @@ def test_an_end_token_ends_the_text_and_is_not_part_of_it() -> None:
     tokens = alone(m, Request([5, 1], SETTINGS[0]))
     end = tokens[3]
     queue = queue_of(m)
-    queue.submit(Request([5, 1], SETTINGS[0], ends=frozenset({end})))
+    queue.submit(Request([5, 1], SETTINGS[0].changed(stop_token_ids=[end])))
     pieces = list(until_idle(queue))
     assert tokens_by_number(pieces)[0] == tokens[: tokens.index(end)]
     assert pieces[-1].finished == "stop"

@@ -246,8 +246,9 @@ def generate(
     with a draft model; afterwards it has the figures of this call. ``regex``, ``json_schema``: what the whole new text
     must match, see ``qkv.generation.constrain``; a schema is a dict or its text.
     ``options``: fields of ``qkv.spec.generation.Generation``: max_new_tokens, temperature, top_k, top_p, min_p,
-    repetition_penalty, stop, seed, overflow; num_beams, length_penalty, early_stopping. Defaults are those of the
-    recipe's ``sample``; with ``num_beams`` above 1, its sampling settings are ignored.
+    repetition_penalty, presence_penalty, frequency_penalty, logit_bias, min_tokens, stop, stop_token_ids, seed,
+    overflow; num_beams, length_penalty, early_stopping. Defaults are those of the recipe's ``sample``; with
+    ``num_beams`` above 1, its sampling settings are ignored.
 
     Raises ``UserError``.
     """

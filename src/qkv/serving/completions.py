@@ -18,7 +18,7 @@ from qkv.serving.forms import ChatForm, CompletionForm
 from qkv.serving.model import ServedModel
 from qkv.serving.reading import read_body, unless_dropped
 from qkv.serving.service import Service
-from qkv.serving.tools import CallForm, CallReader, call_form, required_call
+from qkv.serving.tools import CallForm, CallReader, call_form, call_or_answer, required_call
 from qkv.spec.errors import UserError
 
 
@@ -87,7 +87,12 @@ def _asked_to_chat(model: ServedModel, body: ChatBody, service: Service) -> Aske
         form = _call_form(model, body)
         opening = f"{form.begin}\n" if form and form.begin and body.required else ""
         ids = model.chat_prompt(messages, variables, opening)
-        structure = required_call(body.required, form) if form and body.required else body.structure
+        structure = body.structure
+        if form and body.required:
+            structure = required_call(body.required, form)
+        elif form and structure:
+            form = form._replace(begin="", end="")  # the answer is JSON: a call or what the schema allows
+            structure = call_or_answer(body.tools, form, structure)
         stopped = body.stop is not None or structure is not None
         ended = body if stopped else body.changed(stop=model.template.stop or None)
         requests = model.requests(ids, ended, asked, structure)
@@ -107,7 +112,7 @@ def _asked_to_chat(model: ServedModel, body: ChatBody, service: Service) -> Aske
 
 def _call_form(model: ServedModel, body: ChatBody) -> CallForm | None:
     """Form of calls in the answer; None without tools. Raises ``ApiError`` for a template without a place for them."""
-    called = any(message.tool_calls for message in body.messages)
+    called = any(message.calls for message in body.messages)
     if not (body.usable or called):
         return None
     if not model.template.reads_tools:

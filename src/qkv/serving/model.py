@@ -26,11 +26,10 @@ from qkv.serving.structure import Constraints, Structure
 from qkv.serving.templates import ChatTemplate, find_template
 from qkv.serving.worker import Worker
 from qkv.spec.errors import UserError
-from qkv.spec.generation import Generation
+from qkv.spec.generation import DRAWING, Generation
 
 _SHORTEST_LIMIT = 2048
 """Tokens of a text that a server allows by default, also for models of a shorter context."""
-_SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 class ServedModel:
@@ -138,25 +137,20 @@ class ServedModel:
     def requests(
         self, prompt: Sequence[int], body: GenerationBody, asked: int | None, structure: Structure | None
     ) -> list[Request]:
-        """Requests of the ``n`` texts after a prompt. asked: maximum number of new tokens; None for the run's.
-        structure: form of the texts.
+        """Requests of the ``n`` texts after a prompt. asked: maximum number of new tokens; None for as many as there is
+        room for, or for the run's if the body does not go on. structure: form of the texts.
 
         Text i has the seed of the body + i. Raises ``ApiError`` for a text that may be longer than the limit.
         """
-        generation = self._generation(body, structure)
-        most = self._most_new(len(prompt), asked, generation.max_new_tokens)
+        settings = self._settings(body, self._most_new(len(prompt), asked, body.goes_on), structure)
         constraint = None if structure is None else self._constraint(structure)
-        settings = generation.changed(max_new_tokens=most)
         source, begin = None, list(prompt)
         if self.run.model.encoder is not None:
             source, begin = begin, list(self.task.first_ids(self.run.vocabulary))
-        ends = frozenset[int]() if body.ignore_eos else self.ends
         several = range(body.n or 1)
         seeds = [None if settings.seed is None else settings.seed + i for i in several]
         return [
-            Request(
-                begin, settings.changed(seed=seed), ends, source, body.alternatives, self.limits.seconds, constraint
-            )
+            Request(begin, settings.changed(seed=seed), source, body.alternatives, self.limits.seconds, constraint)
             for seed in seeds
         ]
 
@@ -166,24 +160,29 @@ class ServedModel:
         except UserError as error:
             raise as_api_error(error, structure.name) from None
 
-    def _generation(self, body: GenerationBody, structure: Structure | None) -> Generation:
-        """The run's settings without beams, changed by those of the body."""
+    def _settings(self, body: GenerationBody, most: int, structure: Structure | None) -> Generation:
+        """The run's settings without beams, changed by those of the body. most: maximum number of new tokens."""
         own = self.run.recipe.sample
-        plain = Generation(
-            **{name: getattr(own, name) for name in (*_SAMPLED, "max_new_tokens", "overflow")},
-            seed=None,  # a recipe's is for its samples in training
-            # A constraint ends a text itself.
-            stop=() if structure else tuple(text for text in own.stop if not self._is_end(text)),
-        )
-        asked = {name: getattr(body, name) for name in (*_SAMPLED, "stop", "seed") if getattr(body, name) is not None}
-        return plain.changed(**asked)
+        # A constraint ends a text itself.
+        stop = () if structure else tuple(text for text in own.stop if not self._is_end(text))
+        ends = () if body.ignore_eos else (*own.stop_token_ids, *sorted(self.ends))
+        settings: dict[str, Any] = {name: getattr(own, name) for name in (*DRAWING, "overflow")}
+        settings |= {"stop": stop, "min_tokens": min(own.min_tokens, most), **body.settings}
+        settings["stop_token_ids"] = tuple(dict.fromkeys((*(body.stop_token_ids or ()), *ends)))
+        return Generation.parse({**settings, "max_new_tokens": most})
 
     def _is_end(self, text: str) -> bool:
         """True if ``text`` is an end token as text; the token itself ends a text, whatever its stop strings."""
         return self.tokenizer.core.token_to_id(text) in self.ends
 
-    def _most_new(self, prompt: int, asked: int | None, usual: int) -> int:
-        room = self.most_tokens - prompt
+    def _most_new(self, prompt: int, asked: int | None, goes_on: bool) -> int:
+        """Maximum number of new tokens. Not asked for, it is the run's, or what the context has room for: where a
+        prompt has more tokens than were read in training, the run's.
+        """
+        room, usual = self.most_tokens - prompt, self.run.recipe.sample.max_new_tokens
+        reach = self.limits.tokens or min(self.most_tokens, self.run.model.spec.context_length)
+        if goes_on and reach > prompt:
+            usual = reach - prompt
         if room < (asked or 0):
             said = f"the prompt has {prompt} tokens, and with {asked or 0} new ones the limit of {self.most_tokens}"
             code = "context_length_exceeded"
