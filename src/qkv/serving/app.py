@@ -61,7 +61,7 @@ def app_of(service: Service, access: Access) -> Starlette:
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         workers = [model.worker for model in service.models.values()]
         for worker in workers:
-            worker.start(asyncio.get_running_loop())
+            await asyncio.to_thread(worker.start, asyncio.get_running_loop())
         yield
         for worker in workers:
             await asyncio.to_thread(worker.stop)

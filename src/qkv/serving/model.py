@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -16,14 +17,15 @@ from qkv.interop.load import entrances
 from qkv.interop.mapped import watch, watched_files
 from qkv.models.sharing import share_weights
 from qkv.models.transformer import Transformer
-from qkv.runs.embed import opened
+from qkv.runs.embed import embed_opened, opened
 from qkv.runs.run import Run, task_of
 from qkv.serving.bodies import GenerationBody
 from qkv.serving.ends import end_ids
 from qkv.serving.errors import ApiError, as_api_error
 from qkv.serving.limits import KEPT, Limits
 from qkv.serving.structure import Constraints, Structure
-from qkv.serving.templates import ChatTemplate, find_template
+from qkv.serving.templates import PLAIN, ChatTemplate, find_template
+from qkv.serving.warm import attempt, write_twice
 from qkv.serving.worker import Worker
 from qkv.spec.errors import UserError
 from qkv.spec.generation import DRAWING, Generation
@@ -69,7 +71,36 @@ class ServedModel:
         if speculator is not None:
             speculator.check(model, Generation())
         requests = RequestQueue(*queued, speculator=speculator, keep=keep) if self.writes else None
-        self.worker = Worker(requests, name, limits.queue)
+        self.worker = Worker(requests, name, limits.queue, self._warm_up)
+
+    def _warm_up(self) -> None:
+        """Do what the first request needs, in the thread that owns the model; see ``qkv.serving.warm``."""
+        digit = Structure("regex", "[0-9]", "guided_regex")
+        steps: list[Callable[[], object]] = []
+        if self.worker.requests is not None:
+            steps = [self._write, lambda: self.ends, lambda: self.constraints.of(digit)]
+        if self.chats:
+            steps.append(lambda: self.chat_prompt([{"role": "user", "content": "1"}], {}))
+        if self.embeds:
+            steps.append(lambda: embed_opened(self.run, self.embedding, [self._word]))
+        attempt(steps)
+
+    def _write(self) -> None:
+        """Write a short text, from the tokens of a word."""
+        run, requests = self.run, self.worker.requests
+        assert requests is not None
+        ids = self.prompt(self._word)
+        if run.model.encoder is None:
+            write_twice(requests, ids, None)
+        else:
+            write_twice(requests, list(self.task.first_ids(run.vocabulary)), ids)
+
+    @property
+    def _word(self) -> str:
+        """Text that the tokenizer knows."""
+        ids = range(min(256, self.tokenizer.vocab_size))
+        texts = (self.tokenizer.decode([index]) for index in reversed(ids))
+        return next((text for text in texts if text.strip() and not self.tokenizer.unknown(text)), "1")
 
     @property
     def networks(self) -> list[Transformer]:
@@ -93,6 +124,15 @@ class ServedModel:
         """Template of chats."""
         return find_template(self.run.folder, self.tokenizer)
 
+    @cached_property
+    def chats(self) -> bool:
+        """True if the checkpoint has a template of chats."""
+        if not self.writes or self.run.model.encoder is not None:
+            return False
+        with contextlib.suppress(UserError):  # a chat will tell
+            return self.template.source != PLAIN
+        return False
+
     @property
     def most_tokens(self) -> int:
         """Limit of prompt and new tokens of one text together."""
@@ -100,7 +140,8 @@ class ServedModel:
 
     def to_dict(self) -> dict[str, Any]:
         """Entry of ``/v1/models``."""
-        can = {"completions": self.writes, "embeddings": self.embeds, "predict": self.predicts}
+        can = {"completions": self.writes, "chat": self.chats}
+        can |= {"embeddings": self.embeds, "predict": self.predicts}
         return {
             "id": self.name,
             "object": "model",
