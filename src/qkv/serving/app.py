@@ -27,6 +27,7 @@ from qkv.serving.effects import HEADER, header
 from qkv.serving.embeddings import embeddings
 from qkv.serving.errors import ApiError, as_api_error
 from qkv.serving.predictions import predictions
+from qkv.serving.responses import responses
 from qkv.serving.service import Service
 
 Endpoint = Callable[[HttpRequest, Service], Awaitable[Response]]
@@ -69,6 +70,7 @@ def app_of(service: Service, access: Access) -> Starlette:
     posts: dict[str, Endpoint] = {
         "/v1/completions": completions,
         "/v1/chat/completions": chat,
+        "/v1/responses": responses,
         "/v1/embeddings": embeddings,
         "/predict": predictions,
     }

@@ -83,7 +83,7 @@ class Tool(Lenient):
     function: Function
 
 
-def _tools(value: Any) -> Any:
+def tools_of(value: Any) -> Any:
     """Tools as they were given, because a template writes them so."""
     if not value:
         return None
@@ -102,7 +102,7 @@ def _tools(value: Any) -> Any:
     return value
 
 
-def _choice(value: Any) -> Any:
+def choice_of(value: Any) -> Any:
     """One of ``CHOICES``, or the name of a function within a list."""
     if value is None or value in CHOICES or isinstance(value, tuple):
         return value
@@ -165,8 +165,8 @@ class ChatBody(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: Annotated[Any, BeforeValidator(_tools)] = None
-    tool_choice: Annotated[Any, BeforeValidator(_choice)] = None
+    tools: Annotated[Any, BeforeValidator(tools_of)] = None
+    tool_choice: Annotated[Any, BeforeValidator(choice_of)] = None
     parallel_tool_calls: bool | None = None
     functions: Annotated[Any, BeforeValidator(only([]))] = None
     function_call: Annotated[Any, BeforeValidator(only("none", "auto"))] = None
