@@ -35,6 +35,7 @@ from qkv.spec.generation import Generation, Speculation
 from qkv.spec.tokenizers import Characters
 from qkv.state import pages
 from qkv.state.pages import MemoryPage
+from qkv.state.tree import nbytes
 from qkv.system import compiler
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
@@ -156,7 +157,7 @@ def _carry_out(name: str, actions: list[tuple[str, int]], budget_rows: int, keep
     def steps() -> None:
         pieces.extend(queue.step())
         assert held(queue) <= budget
-        assert queue.prefixes.nbytes <= keep
+        assert queue.prefixes.nbytes == nbytes(queue.prefixes.states) <= keep
         assert queue.running <= 4
 
     for action, value in actions:

@@ -421,14 +421,19 @@ def explain(run: Run | str | Path, *inputs: Any, columns: Mapping[str, str] | No
 
 
 def embed(
-    run: Run | str | Path, texts: Sequence[str], prompt: str | None = None, prefix: str | None = None, **options: Any
+    run: Run | str | Path,
+    texts: Sequence[str | Sequence[int]],
+    prompt: str | None = None,
+    prefix: str | None = None,
+    **options: Any,
 ) -> np.ndarray:
-    """Embed each text: (texts, D) float32, the vectors before the head, pooled over the tokens of the text.
+    """Embed each text: (texts, D) float32, the vectors before the head, pooled over the tokens of the text. A text may
+    be given as token ids, which are read as they are.
 
     A sentence-transformers folder defines pooling, length, normalisation and prompts. ``prompt``: name of one of its
     prompts; ``prefix``: your own text instead. Other models use the mean over all tokens. ``options``: fields of
-    ``qkv.generation.embed.Embedding`` (poolings, normalise, max_length), which override the folder's, batch_size, and
-    copy as for ``load``.
+    ``qkv.generation.embed.Embedding`` (poolings, normalise, max_length, dimensions), which override the folder's,
+    batch_size, and copy as for ``load``.
 
     Raises ``UserError``.
     """

@@ -17,7 +17,7 @@ from qkv.interop.load import entrances
 from qkv.interop.mapped import watch, watched_files
 from qkv.models.sharing import share_weights
 from qkv.models.transformer import Transformer
-from qkv.runs.embed import embed_opened, opened
+from qkv.runs.embed import embed_opened, matryoshka, opened
 from qkv.runs.run import Run, task_of
 from qkv.serving.bodies import GenerationBody
 from qkv.serving.ends import end_ids
@@ -28,8 +28,10 @@ from qkv.serving.templates import PLAIN, ChatTemplate, find_template
 from qkv.serving.warm import attempt, write_twice
 from qkv.serving.worker import Worker
 from qkv.spec.errors import UserError
-from qkv.spec.generation import DRAWING, Generation
+from qkv.spec.generation import Generation
 
+_SEARCH = ("num_beams", "length_penalty", "num_return", "early_stopping", "seed")
+"""Settings of a run that are not those of its answers: of beam search, and the seed of its samples in training."""
 _SHORTEST_LIMIT = 2048
 """Tokens of a text that a server allows by default, also for models of a shorter context."""
 
@@ -133,6 +135,11 @@ class ServedModel:
             return self.template.source != PLAIN
         return False
 
+    @cached_property
+    def sizes(self) -> tuple[int, ...] | None:
+        """Sizes to which embeddings may be cut; () for any, None for none."""
+        return matryoshka(self.run, self.embedding)
+
     @property
     def most_tokens(self) -> int:
         """Limit of prompt and new tokens of one text together."""
@@ -207,7 +214,7 @@ class ServedModel:
         # A constraint ends a text itself.
         stop = () if structure else tuple(text for text in own.stop if not self._is_end(text))
         ends = () if body.ignore_eos else (*own.stop_token_ids, *sorted(self.ends))
-        settings: dict[str, Any] = {name: getattr(own, name) for name in (*DRAWING, "overflow")}
+        settings: dict[str, Any] = {name: getattr(own, name) for name in Generation.model_fields if name not in _SEARCH}
         settings |= {"stop": stop, "min_tokens": min(own.min_tokens, most), **body.settings}
         settings["stop_token_ids"] = tuple(dict.fromkeys((*(body.stop_token_ids or ()), *ends)))
         return Generation.parse({**settings, "max_new_tokens": most})
