@@ -28,7 +28,7 @@ Pieces = AsyncIterator[tuple[int, TextDelta]]
 """Pieces of texts with the index of their text."""
 
 
-class Layout(ABC):
+class AnswerLayout(ABC):
     """Layout of an answer: the object that it is as a whole, and the events that it is as a stream."""
 
     @abstractmethod
@@ -42,7 +42,7 @@ class Layout(ABC):
 
 @dataclass(frozen=True)
 class AskedTexts:
-    """What one HTTP request asks for. read: number of prompt tokens. layout: what its texts are written in."""
+    """Texts that one HTTP request asks for. read: number of prompt tokens. layout: of the answer."""
 
     model: ServedModel
     body: GenerationBody
@@ -50,7 +50,7 @@ class AskedTexts:
     requests: Sequence[Request]
     read: int
     metrics: Metrics
-    layout: Layout
+    layout: AnswerLayout
 
 
 async def answer(http: HttpRequest, asked: AskedTexts) -> Response:
@@ -82,7 +82,7 @@ async def _whole(asked: AskedTexts, pieces: Pieces) -> dict[str, Any]:
     return asked.layout.whole(asked, texts)
 
 
-class ChoicesLayout(Layout):
+class ChoicesLayout(AnswerLayout):
     """Layout of completions and chats: choices, and chunks of them."""
 
     def whole(self, asked: AskedTexts, texts: Sequence[Written]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from qkv.generation.sample import TokenScore
 from qkv.generation.score import score_tokens
-from qkv.serving.answers import AskedTexts, ChoicesLayout, Layout, answer
+from qkv.serving.answers import AskedTexts, ChoicesLayout, AnswerLayout, answer
 from qkv.serving.bodies import CompletionBody
 from qkv.serving.chats import ChatBody
 from qkv.serving.errors import ApiError, as_api_error
@@ -80,8 +80,8 @@ def _asked_to_continue(model: ServedModel, body: CompletionBody, service: Servic
     return AskedTexts(model, body, form, requests, read, service.metrics, ChoicesLayout()), form
 
 
-def asked_to_chat(model: ServedModel, body: ChatBody, service: Service, layout: Layout) -> AskedTexts:
-    """What a chat asks for. Raises ``ApiError``."""
+def asked_to_chat(model: ServedModel, body: ChatBody, service: Service, layout: AnswerLayout) -> AskedTexts:
+    """Texts that a chat asks for. Raises ``ApiError``."""
     messages = [message.to_template() for message in body.messages]
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     variables = {**(body.chat_template_kwargs or {}), **({"tools": body.usable} if body.usable else {})}

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
-from qkv.serving.answers import AskedTexts, Layout, Pieces, event, raise_failed
+from qkv.serving.answers import AskedTexts, AnswerLayout, Pieces, event, raise_failed
 from qkv.serving.errors import ApiError
 from qkv.serving.forms import Written
 
@@ -85,7 +85,7 @@ class Output:
         return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, "content_index": 0}
 
 
-class ResponseLayout(Layout):
+class ResponseLayout(AnswerLayout):
     """Layout of one response. echo: fields of the request that are part of it."""
 
     def __init__(self, echo: Mapping[str, Any]):

@@ -1,4 +1,4 @@
-"""What the first request to a model would have to wait for, done before a server takes requests.
+"""Preparation of a model for its first request, done before a server takes requests.
 
 A text is written through the model's queue, twice, so that kernels are chosen and built for a prompt, for single tokens
 and for a prompt that begins like another one, and weights are laid out; a text is embedded; tokenizer, chat template,
