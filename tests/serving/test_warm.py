@@ -126,7 +126,7 @@ def test_a_port_that_is_taken_meanwhile_is_told() -> None:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(opened.getsockname())
         other.listen()
-        with pytest.raises(UserError, match="the server cannot listen at .*; give another --port"):
+        with pytest.raises(UserError, match=r"the server cannot listen at .*; give another --port"):
             listen.listen(opened)
 
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from qkv.generation.sample import TokenScore
 from qkv.generation.score import score_tokens
-from qkv.serving.answers import AskedTexts, ChoicesLayout, AnswerLayout, answer
+from qkv.serving.answers import AnswerLayout, AskedTexts, ChoicesLayout, answer
 from qkv.serving.bodies import CompletionBody
 from qkv.serving.chats import ChatBody
 from qkv.serving.errors import ApiError, as_api_error

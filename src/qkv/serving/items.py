@@ -7,7 +7,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
-from qkv.serving.answers import AskedTexts, AnswerLayout, Pieces, event, raise_failed
+from qkv.serving.answers import AnswerLayout, AskedTexts, Pieces, event, raise_failed
 from qkv.serving.errors import ApiError
 from qkv.serving.forms import Written
 
