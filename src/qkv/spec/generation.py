@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
@@ -20,8 +19,9 @@ DRAWING = (*FILTERS, *ADJUSTMENTS)
 
 def _pairs(value: Any) -> Any:
     """Biases as pairs (id, bias) in the order of ids; given as a mapping, whose keys may be text, or as pairs."""
-    entries: Any = value.items() if isinstance(value, Mapping) else value
+    items = getattr(value, "items", None)  # of a mapping
     try:
+        entries = value if items is None else items()
         pairs = {_token(index): bias for index, bias in entries}
     except (TypeError, ValueError):
         raise ValueError(f"{quoted(value)} given; allowed: numbers by token id, such as {{15: -2.5}}") from None
