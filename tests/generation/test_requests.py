@@ -35,6 +35,7 @@ from qkv.spec.generation import Generation, Speculation
 from qkv.spec.tokenizers import Characters
 from qkv.state import pages
 from qkv.state.pages import MemoryPage
+from qkv.state.tree import nbytes
 from qkv.system import compiler
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
@@ -156,7 +157,7 @@ def _carry_out(name: str, actions: list[tuple[str, int]], budget_rows: int, keep
     def steps() -> None:
         pieces.extend(queue.step())
         assert held(queue) <= budget
-        assert queue.prefixes.nbytes <= keep
+        assert queue.prefixes.nbytes == nbytes(queue.prefixes.states) <= keep
         assert queue.running <= 4
 
     for action, value in actions:
@@ -429,7 +430,7 @@ def test_an_end_token_ends_the_text_and_is_not_part_of_it() -> None:
     tokens = alone(m, Request([5, 1], SETTINGS[0]))
     end = tokens[3]
     queue = queue_of(m)
-    queue.submit(Request([5, 1], SETTINGS[0], ends=frozenset({end})))
+    queue.submit(Request([5, 1], SETTINGS[0].changed(stop_token_ids=[end])))
     pieces = list(until_idle(queue))
     assert tokens_by_number(pieces)[0] == tokens[: tokens.index(end)]
     assert pieces[-1].finished == "stop"

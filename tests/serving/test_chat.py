@@ -166,7 +166,7 @@ def test_a_chat_with_a_template_and_log_probabilities(tmp_path: Path) -> None:
         ({"tool_choice": "required"}, "tool_choice: it asks for a call, and there are no tools"),
         ({"tools": [FUNCTION], "tool_choice": NAMED}, "tool_choice: there is no tool 'loo'; did you mean 'look'?"),
         ({"tools": [FUNCTION], "tool_choice": "maybe"}, "tool_choice: 'maybe' given; allowed: none, auto, required"),
-        ({"tools": [FUNCTION], "response_format": {"type": "json_object"}}, "response_format: tools are given beside"),
+        ({"tools": [FUNCTION], "extra_body": {"guided_regex": "a+"}}, "guided_regex: tools are given beside"),
         ({"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]}, "of the role 'user' calls no tools"),
         ({"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, "messages: the chat template .* knows no tools"),
         ({"messages": [{"role": "assistant", "tool_calls": [WRONG]}]}, "'1' given; allowed: the JSON of an object"),

@@ -246,8 +246,9 @@ def generate(
     with a draft model; afterwards it has the figures of this call. ``regex``, ``json_schema``: what the whole new text
     must match, see ``qkv.generation.constrain``; a schema is a dict or its text.
     ``options``: fields of ``qkv.spec.generation.Generation``: max_new_tokens, temperature, top_k, top_p, min_p,
-    repetition_penalty, stop, seed, overflow; num_beams, length_penalty, early_stopping. Defaults are those of the
-    recipe's ``sample``; with ``num_beams`` above 1, its sampling settings are ignored.
+    repetition_penalty, presence_penalty, frequency_penalty, logit_bias, min_tokens, stop, stop_token_ids, seed,
+    overflow; num_beams, length_penalty, early_stopping. Defaults are those of the recipe's ``sample``; with
+    ``num_beams`` above 1, its sampling settings are ignored.
 
     Raises ``UserError``.
     """
@@ -420,14 +421,19 @@ def explain(run: Run | str | Path, *inputs: Any, columns: Mapping[str, str] | No
 
 
 def embed(
-    run: Run | str | Path, texts: Sequence[str], prompt: str | None = None, prefix: str | None = None, **options: Any
+    run: Run | str | Path,
+    texts: Sequence[str | Sequence[int]],
+    prompt: str | None = None,
+    prefix: str | None = None,
+    **options: Any,
 ) -> np.ndarray:
-    """Embed each text: (texts, D) float32, the vectors before the head, pooled over the tokens of the text.
+    """Embed each text: (texts, D) float32, the vectors before the head, pooled over the tokens of the text. A text may
+    be given as token ids, which are read as they are.
 
     A sentence-transformers folder defines pooling, length, normalisation and prompts. ``prompt``: name of one of its
     prompts; ``prefix``: your own text instead. Other models use the mean over all tokens. ``options``: fields of
-    ``qkv.generation.embed.Embedding`` (poolings, normalise, max_length), which override the folder's, batch_size, and
-    copy as for ``load``.
+    ``qkv.generation.embed.Embedding`` (poolings, normalise, max_length, dimensions), which override the folder's,
+    batch_size, and copy as for ``load``.
 
     Raises ``UserError``.
     """

@@ -13,6 +13,7 @@ import typer
 from qkv.cli.decoding import DecodingOptions, decoding, decoding_options
 from qkv.cli.inputs import text_of_input
 from qkv.cli.runs import Copy, RunFolder, load_run, output_file, run_folder
+from qkv.spec.base import LARGEST
 from qkv.spec.errors import SpecError, UserError, nearest
 from qkv.spec.generation import Generation, Measure
 
@@ -50,6 +51,19 @@ _MinP = Annotated[
 ]
 _RepetitionPenalty = Annotated[
     float | None, typer.Option(metavar="R", help="Values above 1 make repeated tokens less likely.")
+]
+_PresencePenalty = Annotated[
+    float | None, typer.Option(metavar="P", help="Subtract P from the logits of tokens that were written.")
+]
+_FrequencyPenalty = Annotated[
+    float | None, typer.Option(metavar="F", help="Subtract F from a token's logit for each time that it was written.")
+]
+_LogitBias = Annotated[
+    list[str] | None, typer.Option(metavar="ID=BIAS", help="Add BIAS to the logit of token ID; repeatable.")
+]
+_MinTokens = Annotated[int | None, typer.Option(metavar="N", help="Let nothing end the text before N new tokens.")]
+_StopTokenIds = Annotated[
+    list[int] | None, typer.Option("--stop-token-id", metavar="ID", help="Stop before this token; repeatable.")
 ]
 _Stop = Annotated[
     list[str] | None, typer.Option(metavar="TEXT", help="Stop before this text; may be given several times.")
@@ -97,6 +111,11 @@ def generate_command(
     top_p: _TopP = None,
     min_p: _MinP = None,
     repetition_penalty: _RepetitionPenalty = None,
+    presence_penalty: _PresencePenalty = None,
+    frequency_penalty: _FrequencyPenalty = None,
+    logit_bias: _LogitBias = None,
+    min_tokens: _MinTokens = None,
+    stop_token_ids: _StopTokenIds = None,
     stop: _Stop = None,
     seed: _Seed = None,
     overflow: _Overflow = None,
@@ -129,9 +148,23 @@ def generate_command(
 def _options(given: dict[str, Any]) -> dict[str, Any]:
     """Fields of ``Generation`` among the options, checked before importing torch, which is slow."""
     chosen = {name: value for name, value in given.items() if name in Generation.model_fields and value is not None}
-    _checked(Generation(), chosen)
+    if "logit_bias" in chosen:
+        chosen["logit_bias"] = _biases(chosen["logit_bias"])
+    _checked(Generation(max_new_tokens=LARGEST), chosen)
     _check_choice(chosen, given["choose"], given["choose_by"], given["num_samples"])
     return {**chosen, "seed": given["seed"]}
+
+
+def _biases(given: list[str]) -> dict[int, float]:
+    """Biases by token id of texts ``ID=BIAS``. Raises ``UserError``."""
+    found: dict[int, float] = {}
+    for text in given:
+        index, _, bias = text.partition("=")
+        try:
+            found[int(index)] = float(bias)
+        except ValueError:
+            raise UserError(f"--logit-bias: {text!r} given; allowed: ID=BIAS, such as 15=-2.5") from None
+    return found
 
 
 def _generate(given: dict[str, Any], options: dict[str, Any], wanted: DecodingOptions) -> None:
@@ -219,7 +252,7 @@ def _checked(base: Generation, options: dict[str, Any]) -> Generation:
 
 
 def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+    return "--stop-token-id" if name == "stop_token_ids" else f"--{name.replace('_', '-')}"
 
 
 def _check_choice(chosen: dict[str, Any], choose: list[str] | None, choose_by: str | None, num_samples: int) -> None:

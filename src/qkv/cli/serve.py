@@ -64,6 +64,7 @@ _DraftTokens = Annotated[int | None, typer.Option(metavar="N", help="Tokens that
 _Timeout = Annotated[
     float | None, typer.Option(metavar="SECONDS", min=0, help="Maximum time of a request; default: none.")
 ]
+_Strict = Annotated[bool, typer.Option("--strict", help="Refuse requests that have parameters without effect.")]
 _Patience = Annotated[
     float | None, typer.Option(metavar="SECONDS", min=0, help="Time to finish at the end; default: as it needs.")
 ]
@@ -84,6 +85,7 @@ def serve_command(
     draft: _Draft = None,
     draft_tokens: _DraftTokens = None,
     timeout: _Timeout = None,
+    strict: _Strict = False,
     patience: _Patience = None,
 ) -> None:
     """Serve models over HTTP in the form of OpenAI's interface, and a page to try them in a browser."""
@@ -92,18 +94,17 @@ def serve_command(
     _check_installed()
     from qkv.serving.app import LOOPBACK, Access
     from qkv.serving.limits import Limits
-    from qkv.serving.listen import open_socket, serve, url_of
+    from qkv.serving.listen import open_socket, serve
 
-    limits = Limits(max_body, max_tokens, max_batch, max_queue, memory, timeout)
+    limits = Limits(max_body, max_tokens, max_batch, max_queue, memory, timeout, strict=strict)
     key = api_key if api_key is not None else os.environ.get(KEY)
     access = Access(key or None, LOOPBACK if host in LOOPBACK else (), tuple(cors or ()))
     speculation = None if asked is None else partial(speculator_of, asked)
-    with open_socket(host, port) as listener:
+    with open_socket(host, port) as opened:
         service = _service(folders, limits, speculation)
         for name, model in service.models.items():
             typer.echo(f"{name}: {', '.join(model.to_dict()['capabilities'])}")
-        typer.echo(f"serving at {url_of(listener)} (OpenAI's interface: {url_of(listener)}/v1); Ctrl-C ends")
-        serve(service, access, listener, patience)
+        serve(service, access, opened, patience, typer.echo)
 
 
 def _service(folders: dict[str, Path], limits: Limits, speculation: Callable[[Run], Speculator] | None) -> Service:

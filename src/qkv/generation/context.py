@@ -58,6 +58,7 @@ def check(model: Transformer, prompts: Sequence[Sequence[int]], generation: Gene
         )
     if known is None:
         raise UserError("the model reads no tokens, so it cannot generate text")
+    _check_ids(generation, known)
     for row, prompt in enumerate(prompts):
         which = f"prompt {row + 1} of {len(prompts)}" if len(prompts) > 1 else "the prompt"
         if not prompt:
@@ -68,6 +69,15 @@ def check(model: Transformer, prompts: Sequence[Sequence[int]], generation: Gene
         _check_length(model.limit, len(prompt), which, generation)
     # The last generated token is not fed back.
     _warn_of_inexactness(model, max(map(len, prompts), default=0) + generation.max_new_tokens - 1)
+
+
+def _check_ids(generation: Generation, known: int) -> None:
+    """Raise ``UserError`` for settings that name a token outside the vocabulary."""
+    named = {"logit_bias": [index for index, _ in generation.logit_bias], "stop_token_ids": generation.stop_token_ids}
+    for name, ids in named.items():
+        wrong = next((index for index in ids if index >= known), None)
+        if wrong is not None:
+            raise UserError(f"{name}: the token {wrong} is outside the vocabulary (0 to {known - 1})")
 
 
 def _warn_of_inexactness(model: Transformer, length: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -28,6 +29,8 @@ class Embedding:
 
     normalise: scale to L2 norm 1.   max_length: truncate texts to this many tokens; None: the model's context length.
     lower_case: lower-case the texts first.   pools_prompt: include the prompt's tokens in the pooling.
+    dimensions: keep so many first numbers of a vector, and scale them to L2 norm 1, for models that were trained for it
+    (Matryoshka representations, Kusupati et al. 2022); None keeps all.
     """
 
     poolings: tuple[str, ...] = ("mean",)
@@ -35,6 +38,7 @@ class Embedding:
     max_length: int | None = None
     lower_case: bool = False
     pools_prompt: bool = True
+    dimensions: int | None = None
 
     def __post_init__(self) -> None:
         for name in self.poolings:
@@ -47,22 +51,29 @@ class Embedding:
 def embed_texts(
     model: Transformer,
     tokenizer: Tokenizer,
-    texts: Sequence[str],
+    texts: Sequence[str | Sequence[int]],
     how: Embedding,
     prompt: str = "",
     batch_size: int = 32,
 ) -> np.ndarray:
-    """Return text embeddings (texts, D · poolings), float32. ``prompt`` is prepended to each text.
+    """Return text embeddings (texts, D · poolings), float32, or of ``how.dimensions`` numbers. ``prompt`` is prepended
+    to each text. A text may be given as token ids, which are read as they are, without prompt or special tokens.
 
     Batches group texts of similar length; padding does not change the result. Surrounding white space is stripped.
     Texts longer than ``how.max_length`` are truncated with a warning. Raises ``UserError`` for a text that is not a
-    string or has no tokens.
+    string or has no tokens, for ids outside the vocabulary, and for more dimensions than there are.
     """
+    width = model.spec.leaving(model.spec.width) * len(how.poolings)
+    if how.dimensions is not None and not 1 <= how.dimensions <= width:
+        raise UserError(f"dimensions: {how.dimensions} given, and the vectors have {width}; allowed: 1 to {width}")
     most = _most(model, how)
-    read = [_read(tokenizer, text, how, prompt, most, i) for i, text in enumerate(texts)]
+    read = [
+        _read(tokenizer, text, how, prompt, most, i) if isinstance(text, str) else _of_ids(model, text, most, i)
+        for i, text in enumerate(texts)
+    ]
     _tell_cuts(read, most)
     skipped = 0 if how.pools_prompt or not prompt else _prompt_tokens(tokenizer, prompt, how)
-    found = np.zeros((len(read), model.spec.leaving(model.spec.width) * len(how.poolings)), np.float32)
+    found = np.zeros((len(read), how.dimensions or width), np.float32)
     order = sorted(range(len(read)), key=lambda i: len(read[i].ids))
     with torch.inference_mode(), evaluating(model):
         for begin in range(0, len(order), batch_size):
@@ -88,8 +99,8 @@ def _embedded(model: Transformer, texts: Sequence[Framed], how: Embedding, skipp
         model.spec.num_outputs is not None
     ):  # latents or a fixed number of queries: outputs are not tokens, and none is padding
         counted = torch.ones(x.shape[:2], dtype=torch.bool, device=device)
-    found = torch.cat([pooled_over(x, counted, SENTENCE_NAMES[name]) for name in how.poolings], -1)
-    return F.normalize(found, dim=-1) if how.normalise else found
+    found = torch.cat([pooled_over(x, counted, SENTENCE_NAMES[name]) for name in how.poolings], -1)[:, : how.dimensions]
+    return F.normalize(found, dim=-1) if how.normalise or how.dimensions else found
 
 
 def _vectors(model: Transformer, signal: Signal) -> Tensor:
@@ -110,6 +121,19 @@ def _read(tokenizer: Tokenizer, text: str, how: Embedding, prompt: str, most: in
     if not found.ids:
         raise UserError(f"text {number + 1} has no tokens, so it has no embedding")
     return found
+
+
+def _of_ids(model: Transformer, ids: Sequence[int], most: int, number: int) -> Framed:
+    """A text given as token ids, whose token types are all 0."""
+    known = (model.spec.encoder or model.spec).vocab_size or 0
+    wrong = next((index for index in ids if not isinstance(index, Integral) or not 0 <= index < known), None)
+    if wrong is not None:
+        said = f"text {number + 1} has the token {wrong!r}"
+        raise UserError(f"{said}, which is outside the vocabulary (0 to {known - 1})")
+    if not ids:
+        raise UserError(f"text {number + 1} has no tokens, so it has no embedding")
+    kept = list(ids[:most])
+    return Framed(kept, [0] * len(kept), [0], len(ids))
 
 
 def _prompt_tokens(tokenizer: Tokenizer, prompt: str, how: Embedding) -> int:

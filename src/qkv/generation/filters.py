@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
-from qkv.spec.generation import DRAWING, Generation
+from qkv.spec.generation import FILTERS, Generation
 
 BELOW_ONE = 1.0 - 2.0**-52
 """Factor just below 1: keeps uniform · total mass below the total mass, so rounding never selects a removed token."""
@@ -188,7 +188,7 @@ def alike(settings: Iterable[Generation]) -> list[tuple[Generation, list[int]]]:
         return [(several[0], list(range(len(several))))] if several else []
     groups: dict[tuple[object, ...], tuple[Generation, list[int]]] = {}
     for place, generation in enumerate(several):
-        key = tuple(getattr(generation, name) for name in DRAWING)
+        key = tuple(getattr(generation, name) for name in FILTERS)
         groups.setdefault(key, (generation, []))[1].append(place)
     return list(groups.values())
 

@@ -13,7 +13,7 @@ Not for models whose state depends on more than the tokens before it: with an en
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -34,10 +34,12 @@ _RECENT = 64
 
 @dataclass(eq=False)
 class KeptPrefix:
-    """State of one row after ``tokens``."""
+    """State of one row after ``tokens``. pages: bytes of its pages by identity. apart: its bytes outside of pages."""
 
     tokens: list[int]
     state: State
+    pages: dict[int, int]
+    apart: int
 
 
 class SharedPrefix(NamedTuple):
@@ -60,25 +62,39 @@ class Prefixes:
         """
         self.hits = self.tokens = 0
         """Texts that began with a kept state, and their tokens that were not read again."""
+        self.nbytes = 0
+        """Bytes of all kept states, counted as they come and go; pages that several share are counted once."""
         self._kept: list[KeptPrefix] = []
         """Least recently used first."""
-        self._nbytes: int | None = None
-        self._page_bytes: dict[int, int] = {}
-        """Bytes of the pages of all kept states by identity, while ``_nbytes`` is known."""
+        self._pages: dict[int, int] = {}
+        """Bytes of the pages of all kept states by identity."""
+        self._holders: Counter[int] = Counter()
+        """Number of kept states that have a page."""
         self._texts: deque[list[int]] = deque(maxlen=_RECENT)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all kept states; pages that several share are counted once."""
-        if self._nbytes is None:
-            self._nbytes, self._page_bytes = nbytes(self.states), _bytes_of_pages(self.states)
-        return self._nbytes
 
     @property
     def own_bytes(self) -> int:
         """Bytes of all kept states without pages that running texts have."""
-        whole, pages = self.nbytes, self._page_bytes
-        return whole - self._lent_bytes(pages)
+        return self.nbytes - self._lent_bytes(self._pages)
+
+    def _add(self, tokens: list[int], state: State) -> KeptPrefix:
+        """Keep a state, as the most recently used one."""
+        pages = _bytes_of_pages([state])
+        new = KeptPrefix(tokens, state, pages, nbytes(state) - sum(pages.values()))
+        self._kept.append(new)
+        self.nbytes += new.apart + sum(size for page, size in pages.items() if page not in self._pages)
+        self._pages |= pages
+        self._holders.update(pages.keys())
+        return new
+
+    def _remove(self, kept: KeptPrefix) -> None:
+        """Keep a state no more."""
+        self._kept.remove(kept)
+        self._holders.subtract(kept.pages.keys())
+        free = [page for page in kept.pages if not self._holders[page]]
+        self.nbytes -= kept.apart + sum(self._pages.pop(page) for page in free)
+        for page in free:
+            del self._holders[page]
 
     def _lent_bytes(self, pages: dict[int, int]) -> int:
         """Bytes of those of ``pages``, by identity, that running texts have."""
@@ -120,8 +136,8 @@ class Prefixes:
         if shared is None or 2 * shared.length < len(shared.kept.tokens):
             return 0
         self._use(shared.kept)
-        state = shared.kept.state
-        return nbytes(state) - self._lent_bytes(_bytes_of_pages([state]))
+        kept = shared.kept
+        return kept.apart + sum(kept.pages.values()) - self._lent_bytes(kept.pages)
 
     def _use(self, kept: KeptPrefix) -> None:
         """Let a state be the most recently used one."""
@@ -151,24 +167,23 @@ class Prefixes:
                 self._use(kept)
                 return
         if self.model.rewindable:  # its beginnings are part of the new state
-            self._kept, self._nbytes = [kept for kept in self._kept if not self._serves(tokens, kept.tokens)], None
+            for kept in [kept for kept in self._kept if self._serves(tokens, kept.tokens)]:
+                self._remove(kept)
         other = self.model.room_bytes(len(tokens), 1, self.pages) + COUNTS
         # All pages of a running text but the last one, which it writes to, are counted there.
         needed = other + self.page_bytes(len(tokens) if self.lent is None else 1)
         if needed <= self.most and other + self.page_bytes(len(tokens)) <= self._limit:
             self.shrink(self.most - needed)
-            self._kept.append(KeptPrefix(list(tokens), one_row(state, row, self._room(len(tokens)))))
-            self._nbytes = None
+            new = self._add(list(tokens), one_row(state, row, self._room(len(tokens))))
             if self.lent is not None:
-                self.lent |= {id(page) for store in paged(stores(self._kept[-1].state)) for page in store.full}
+                self.lent |= {id(page) for store in paged(stores(new.state)) for page in store.full}
 
     def shrink(self, most: int) -> None:
         """Remove the least recently used states until all others together have at most ``most`` bytes, without pages
         that running texts have.
         """
-        while self._kept and self.own_bytes > most:
-            del self._kept[0]
-            self._nbytes = None
+        while self._kept and self.nbytes > most and self.own_bytes > most:
+            self._remove(self._kept[0])
 
     def page_bytes(self, length: int) -> int:
         """Bytes of the pages of a state after ``length`` tokens."""

@@ -62,14 +62,12 @@ constraint that no token meets; or a failure of the model.
 class Request:
     """Text to continue.
 
-    prompt: token ids. ends: ids of tokens that end the text and are not part of it. source: ids for the encoder of an
-    encoder–decoder. alternatives, constraint: see ``Sampling.admit``; a text that ends by its length may not match its
-    constraint. deadline: seconds after submission.
+    prompt: token ids. source: ids for the encoder of an encoder–decoder. alternatives, constraint: see
+    ``Sampling.admit``; a text that ends by its length may not match its constraint. deadline: seconds after submission.
     """
 
     prompt: Sequence[int]
     generation: Generation = field(default_factory=Generation)
-    ends: frozenset[int] = frozenset()
     source: Sequence[int] | None = None
     alternatives: int | None = None
     deadline: float | None = None
@@ -178,7 +176,8 @@ class RequestQueue:
             )
         self._check(request)
         until = None if request.deadline is None else self.clock() + request.deadline
-        writer = TextWriter(self.tokenizer, list(request.prompt[-PROMPT_END:]), request.generation.stop)
+        own = request.generation
+        writer = TextWriter(self.tokenizer, list(request.prompt[-PROMPT_END:]), own.stop, own.min_tokens)
         new = _Waiting(next(self._numbers), request, until, writer, self._positions(request))
         needed = self._needed([new])
         if self.budget is not None and needed > self.budget:
@@ -342,9 +341,6 @@ class RequestQueue:
         assert own.row is not None
         end, kept, text, finished = self._sampling.ends.get(own.row), list[Drawn](), "", None
         for each in drawn:
-            if each.token in own.request.ends:
-                finished = "stop"
-                break
             kept.append(each)
             text += own.writer.feed(each.token)
             if own.writer.stop.ended:

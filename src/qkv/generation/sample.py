@@ -7,12 +7,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from qkv.generation import context
+from qkv.generation.adjust import adjusted
 from qkv.generation.constrain import Constraint, Guide
 from qkv.generation.engine import DecodedRow, Engine, Next, Reading
 from qkv.generation.filters import history
@@ -46,8 +48,9 @@ class Drawn(NamedTuple):
 
 
 class End(NamedTuple):
-    """Why a row has ended: "length" after ``max_new_tokens``, "stop" where its constraint ends it, "refused" where
-    no token meets its constraint. problem: sentence if the text does not match its constraint, else empty.
+    """Why a row has ended: "length" after ``max_new_tokens``, "stop" where one of ``stop_token_ids`` is drawn, which is
+    no part of the text, or where its constraint ends it, "refused" where no token meets its constraint. problem:
+    sentence if the text does not match its constraint, else empty.
     """
 
     reason: Literal["length", "stop", "refused"]
@@ -56,13 +59,15 @@ class End(NamedTuple):
 
 @dataclass
 class _Row:
-    """Settings of a row. seed: of its random numbers. most: number of tokens at its end. alternatives: see
+    """Settings of a row. seed: of its random numbers. begin, most: number of tokens of its prompt, and at its end.
+    alternatives: see
     ``Sampling.admit``. guide: of its constraint. speculator: that proposes tokens for it.
     """
 
     generation: Generation
     seed: int
     uniforms: Uniforms
+    begin: int
     most: int
     alternatives: int | None
     guide: Guide | None
@@ -150,8 +155,9 @@ class Sampling:
         first = self._first + added[0] if generation is None and added else _seed(settings)
         for i, (row, prompt) in enumerate(zip(added, prompts, strict=True)):
             self.texts[row] = list(prompt)
-            most, guide = len(prompt) + settings.max_new_tokens, constraint and constraint.guide()
-            self._rows[row] = _Row(settings, first + i, Uniforms(first + i), most, alternatives, guide, speculator)
+            begin, guide = len(prompt), constraint and constraint.guide()
+            most, uniforms = begin + settings.max_new_tokens, Uniforms(first + i)
+            self._rows[row] = _Row(settings, first + i, uniforms, begin, most, alternatives, guide, speculator)
         going = [row for row in added if not self._has_ended(row)]
         self.engine.admit([self.texts[row] for row in going], going, memory)
         return added
@@ -159,7 +165,7 @@ class Sampling:
     def step(self) -> list[Drawn]:
         """Append one token or several to each running row; return them, in the order of each text.
 
-        A row that its constraint ends may gain none; see ``ends``.
+        A row that a token or its constraint ends may gain none; see ``ends``.
         """
         self._drawn, timed = [], self._timed()
         rereads = bool(timed) and any(len(row.tokens) - row.read > 1 for row in self.engine.rows)
@@ -253,7 +259,7 @@ class Sampling:
         spans = laid([self._span(row.key) for row in rows])
         logits = reading.ends([len(span.lines) for span in spans]) if self._proposals else reading.logits()
         logits = at_least_single(logits if self._allowed is None else logits[:, : self._allowed])
-        found = verified(spans, self._guided(rows, spans, logits), self._seen(rows, spans, logits))
+        found = verified(spans, self._guided(rows, spans, adjusted(logits, spans)), self._seen(rows, spans, logits))
         kept = [self._accepted(row.key, tokens) for row, tokens in zip(rows, found, strict=True)]
         if self._proposals:
             lengths = [len(span.text) + max(0, len(tokens) - 1) for span, tokens in zip(spans, kept, strict=True)]
@@ -267,7 +273,7 @@ class Sampling:
 
     def _span(self, key: int) -> RowSpan:
         own = self._rows[key]
-        return RowSpan(self.texts[key], self._proposed(key), own.generation, own.uniforms)
+        return RowSpan(self.texts[key], self._proposed(key), own.generation, own.uniforms, begin=own.begin)
 
     def _guided(self, rows: Sequence[DecodedRow], spans: Sequence[RowSpan], logits: Tensor) -> Tensor:
         """Logits of the spans, -inf for what constraints forbid. A row whose constraint cannot be met ends."""
@@ -286,13 +292,21 @@ class Sampling:
         return self._rows[row.key].guide
 
     def _accepted(self, key: int, tokens: Sequence[int]) -> list[int]:
-        """The tokens that become part of a text: those that its constraint accepts."""
+        """The tokens that become part of a text: those that its constraint accepts, or those before one that ends it.
+
+        A constraint alone ends its text, so that it is never cut before it matches.
+        """
         own, proposal = self._rows[key], self._proposed(key)
         if proposal.tokens and own.speculator is not None:
             own.speculator.count(len(proposal.tokens), len(tokens) - 1)
         if key in self.ends:
             return []
-        return list(tokens) if own.guide is None else own.guide.accepted(tokens)
+        if own.guide is not None:
+            return own.guide.accepted(tokens)
+        kept = list(takewhile(lambda token: token not in own.generation.stop_token_ids, tokens))
+        if len(kept) < len(tokens):
+            self.ends[key] = End("stop")
+        return kept
 
     def _append(self, key: int, span: RowSpan, tokens: Sequence[int], logits: Tensor) -> None:
         """Add new tokens of a row to its text and to those of the step."""
@@ -355,14 +369,12 @@ def stream(
 ) -> Iterator[list[int]]:
     """Yield the new token of each prompt, one list per position. See ``Sampling``; for stop strings ``stream_text``.
 
-    ``speculation``: decode speculatively, see ``qkv.generation.speculate``.
+    ``speculation``: decode speculatively, see ``qkv.generation.speculate``. Raises ``UserError`` for several prompts
+    with ``stop_token_ids``, whose texts end at different positions.
     """
-    if generation.stop:
-        raise UserError(
-            "stop: stop strings need a tokenizer, and only token ids are given; "
-            "generate with a tokenizer or without 'stop'"
-        )
-    sampling = Sampling(model, prompts, generation, capacity, speculator=speculation)
+    if len(prompts) > 1 and generation.stop_token_ids:
+        raise UserError("stop_token_ids: texts of several prompts would end at different positions; call generate")
+    sampling = _of_ids(model, prompts, generation, capacity, speculation)
     done = [len(prompt) for prompt in prompts]
     with evaluating(model):
         while sampling.running:
@@ -383,6 +395,24 @@ def generate(
 
     ``speculation``: decode speculatively, see ``qkv.generation.speculate``.
     """
-    with unchanged():
-        steps = list(stream(model, prompts, generation or Generation(), capacity, speculation))
-    return [list(row) for row in zip(*steps, strict=True)] if steps else [[] for _ in prompts]
+    sampling = _of_ids(model, prompts, generation or Generation(), capacity, speculation)
+    with unchanged(), evaluating(model):
+        while sampling.running:
+            sampling.step()
+    return [text[len(prompt) :] for text, prompt in zip(sampling.texts.values(), prompts, strict=True)]
+
+
+def _of_ids(
+    model: Transformer,
+    prompts: Sequence[Sequence[int]],
+    generation: Generation,
+    capacity: int | None,
+    speculation: Speculator | None,
+) -> Sampling:
+    """Sampler after ``prompts`` without a tokenizer. Raises ``UserError`` for stop strings."""
+    if generation.stop:
+        raise UserError(
+            "stop: stop strings need a tokenizer, and only token ids are given; "
+            "generate with a tokenizer or without 'stop'"
+        )
+    return Sampling(model, prompts, generation, capacity, speculator=speculation)

@@ -15,6 +15,7 @@ from qkv.models.transformer import Transformer
 from qkv.models.unchanged import unchanged
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
+from qkv.tokenizers.special import special_ids
 from qkv.tokenizers.tokenizer import Tokenizer
 
 
@@ -126,9 +127,9 @@ def _pieces(
     if generation.num_beams > 1 and speculation is None and constraint is None:
         yield from _searched(model, tokenizer, prompts, generation, capacity)
         return
-    ids = [prompt_ids(tokenizer, prompt) for prompt in prompts]
+    ids, generation = [prompt_ids(tokenizer, prompt) for prompt in prompts], _with_ends(tokenizer, generation)
     sampling = Sampling(model, ids, generation, capacity, None, constraint, speculation)
-    writers = [TextWriter(tokenizer, prompt, generation.stop) for prompt in ids]
+    writers = [TextWriter(tokenizer, prompt, generation.stop, generation.min_tokens) for prompt in ids]
     with evaluating(model):
         while sampling.running:
             drawn = sampling.step()
@@ -143,6 +144,13 @@ def _pieces(
         rest = writer.flush()
         if rest:
             yield row, rest
+
+
+def _with_ends(tokenizer: Tokenizer, generation: Generation) -> Generation:
+    """Settings in which stop strings that are special tokens are also ``stop_token_ids``, for ``min_tokens``."""
+    special = special_ids(tokenizer.core) if generation.stop and generation.min_tokens else {}
+    ids = {special[text] for text in generation.stop if text in special}
+    return generation.changed(stop_token_ids=tuple({*generation.stop_token_ids, *ids})) if ids else generation
 
 
 def _searched(

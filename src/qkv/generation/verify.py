@@ -2,8 +2,8 @@
 
     text ── proposals x₁ … xₖ ── one forward pass: p₀ … pₖ ── x₁ … xₐ accepted, one more token drawn ── text
 
-pᵢ is the distribution from which plain sampling would draw after x₁ … xᵢ: constraint, filters and repetition penalty
-included. A row without proposals has k = 0 and gains one token.
+pᵢ is the distribution from which plain sampling would draw after x₁ … xᵢ: constraint, adjustments and filters included.
+A row without proposals has k = 0 and gains one token.
 
 - A certain proposal (look-up, or a draft at temperature 0) is accepted where it is the token that plain decoding takes:
   the argmax, or the token drawn with the row's next random number. Texts are those of plain decoding with the same
@@ -54,7 +54,7 @@ class Uniforms:
 class RowSpan:
     """Lines of logits (M, V) that belong to one row: after its text, and after each of its proposals.
 
-    text: tokens before the proposals. first: its first line.
+    text: tokens before the proposals. first: its first line. begin: number of first tokens that belong to the prompt.
     """
 
     text: Sequence[int]
@@ -62,11 +62,17 @@ class RowSpan:
     generation: Generation
     uniforms: Uniforms
     first: int = 0
+    begin: int = 0
 
     @property
     def lines(self) -> range:
         """Its lines, one more than proposals."""
         return range(self.first, self.first + len(self.proposal.tokens) + 1)
+
+    @property
+    def written(self) -> list[list[int]]:
+        """New tokens before the token of each line."""
+        return [text[self.begin :] for text in self.prefixes]
 
     @property
     def prefixes(self) -> list[list[int]]:

@@ -15,19 +15,25 @@ PROMPT_END = 16
 class TextWriter:
     """Decoder of one row's token stream to text, up to a stop string."""
 
-    def __init__(self, tokenizer: Tokenizer | None, prompt: Sequence[int], stop: Sequence[str]):
+    def __init__(
+        self, tokenizer: Tokenizer | None, prompt: Sequence[int], stop: Sequence[str] = (), min_tokens: int = 0
+    ):
         """``prompt``: ids before the text, of which at least the last ``PROMPT_END`` must be given. ``tokenizer``: None
-        if there is none; all pieces are then empty.
+        if there is none; all pieces are then empty. ``min_tokens``: number of first tokens in whose text no stop string
+        is looked for.
         """
         self.decoder = None if tokenizer is None else StreamDecoder(tokenizer)
-        self.stop = StopStrings(stop)
+        self.stop, self._free = StopStrings(stop), min_tokens
         if self.decoder is not None:
             # Some decoders treat the first token of a text differently, and the first new one is not the first.
             self.decoder.feed(prompt)
 
     def feed(self, token: int) -> str:
         """Add a token; return the text that is certain now."""
-        return "" if self.decoder is None else self.stop.feed(self.decoder.feed([token]))
+        if self.decoder is None:
+            return ""
+        piece, self._free = self.decoder.feed([token]), self._free - 1
+        return piece if self._free >= 0 else self.stop.feed(piece)
 
     def flush(self) -> str:
         """Text that is still held back when the tokens end."""

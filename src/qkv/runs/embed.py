@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from qkv.generation.embed import Embedding, embed_texts
-from qkv.interop.places import is_sentence_folder
+from qkv.interop.folder import read_json
+from qkv.interop.places import CONFIG, is_sentence_folder
 from qkv.interop.sentence import EmbeddingSettings, read_sentence
 from qkv.runs.load import load
 from qkv.runs.run import Run
@@ -18,7 +19,7 @@ from qkv.spec.errors import UserError, nearest
 
 def embed(
     source: Run | str | Path,
-    texts: Sequence[str],
+    texts: Sequence[str | Sequence[int]],
     prompt: str | None = None,
     prefix: str | None = None,
     batch_size: int = 32,
@@ -32,7 +33,7 @@ def embed(
 def embed_opened(
     run: Run,
     said: EmbeddingSettings | None,
-    texts: Sequence[str],
+    texts: Sequence[str | Sequence[int]],
     prompt: str | None = None,
     prefix: str | None = None,
     batch_size: int = 32,
@@ -54,6 +55,18 @@ def embed_opened(
             f"{run.folder} has no prompts, so there is none named {prompt!r}; give the text itself as prefix"
         )
     return embed_texts(run.model, run.vocabulary.tokenizer, texts, how, text, batch_size)
+
+
+def matryoshka(run: Run, said: EmbeddingSettings | None) -> tuple[int, ...] | None:
+    """Sizes to which vectors may be cut, as ``config.json`` names them in ``matryoshka_dimensions``; () for any size,
+    if it only says ``is_matryoshka``; None if it says neither.
+    """
+    path = (run.folder if said is None else said.body) / CONFIG
+    config = read_json(path) if path.is_file() else {}
+    sizes = config.get("matryoshka_dimensions")
+    if isinstance(sizes, list) and sizes and all(type(size) is int for size in sizes):
+        return tuple(sizes)
+    return () if config.get("is_matryoshka") is True else None
 
 
 def opened(

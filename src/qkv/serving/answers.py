@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +24,25 @@ from qkv.serving.model import ServedModel
 from qkv.serving.reading import unless_dropped
 from qkv.serving.worker import Mailbox
 
+Pieces = AsyncIterator[tuple[int, TextDelta]]
+"""Pieces of texts with the index of their text."""
+
+
+class AnswerLayout(ABC):
+    """Layout of an answer: the object that it is as a whole, and the events that it is as a stream."""
+
+    @abstractmethod
+    def whole(self, asked: AskedTexts, texts: Sequence[Written]) -> dict[str, Any]:
+        """Body of a whole answer."""
+
+    @abstractmethod
+    def events(self, asked: AskedTexts, pieces: Pieces) -> AsyncIterator[bytes]:
+        """Server-sent events of a streamed answer; an error after its start is an event of its own."""
+
 
 @dataclass(frozen=True)
 class AskedTexts:
-    """What one HTTP request asks for. read: number of prompt tokens."""
+    """Texts that one HTTP request asks for. read: number of prompt tokens. layout: of the answer."""
 
     model: ServedModel
     body: GenerationBody
@@ -34,6 +50,7 @@ class AskedTexts:
     requests: Sequence[Request]
     read: int
     metrics: Metrics
+    layout: AnswerLayout
 
 
 async def answer(http: HttpRequest, asked: AskedTexts) -> Response:
@@ -44,7 +61,7 @@ async def answer(http: HttpRequest, asked: AskedTexts) -> Response:
     mailbox = await unless_dropped(http, asked.model.worker.submit(asked.requests))
     watched = asked.metrics.watched(asked.model.name, asked.read, mailbox, begun)
     if asked.body.stream:
-        return EventStream(_events(asked, watched), lambda: _close(asked, mailbox))
+        return EventStream(asked.layout.events(asked, watched), lambda: _close(asked, mailbox))
     try:
         return JSONResponse(await unless_dropped(http, _whole(asked, watched)))
     finally:
@@ -57,35 +74,40 @@ def _close(asked: AskedTexts, mailbox: Mailbox) -> None:
     asked.model.worker.cancel(mailbox)
 
 
-async def _whole(asked: AskedTexts, pieces: AsyncIterator[tuple[int, TextDelta]]) -> dict[str, Any]:
+async def _whole(asked: AskedTexts, pieces: Pieces) -> dict[str, Any]:
     texts = [Written() for _ in asked.requests]
     async for index, piece in pieces:
         raise_failed(piece)
         texts[index].add(piece)
-    choices = [asked.form.choice(index, text) for index, text in enumerate(texts)]
-    usage = _usage(asked, sum(len(text.tokens) for text in texts))
-    return {**_head(asked, asked.form.whole), "choices": choices, "usage": usage}
+    return asked.layout.whole(asked, texts)
 
 
-async def _events(asked: AskedTexts, pieces: AsyncIterator[tuple[int, TextDelta]]) -> AsyncIterator[bytes]:
-    """Chunks of a streamed answer; an error after its start is an event of its own."""
-    head, written = _head(asked, asked.form.chunk), 0
-    usual = {"usage": None} if asked.body.wants_usage else {}
-    for index in range(len(asked.requests)):
-        if opening := asked.form.opening(index):
-            yield _event({**head, "choices": [opening], **usual})
-    try:
-        async for index, piece in pieces:
-            raise_failed(piece)
-            written += len(piece.tokens)
-            if choice := asked.form.delta(index, piece):
-                yield _event({**head, "choices": [choice], **usual})
-    except ApiError as error:
-        yield _event(error.to_dict())
-        return
-    if asked.body.wants_usage:
-        yield _event({**head, "choices": [], "usage": _usage(asked, written)})
-    yield b"data: [DONE]\n\n"
+class ChoicesLayout(AnswerLayout):
+    """Layout of completions and chats: choices, and chunks of them."""
+
+    def whole(self, asked: AskedTexts, texts: Sequence[Written]) -> dict[str, Any]:
+        choices = [asked.form.choice(index, text) for index, text in enumerate(texts)]
+        usage = _usage(asked, sum(len(text.tokens) for text in texts))
+        return {**_head(asked, asked.form.whole), "choices": choices, "usage": usage}
+
+    async def events(self, asked: AskedTexts, pieces: Pieces) -> AsyncIterator[bytes]:
+        head, written = _head(asked, asked.form.chunk), 0
+        usual = {"usage": None} if asked.body.wants_usage else {}
+        for index in range(len(asked.requests)):
+            if opening := asked.form.opening(index):
+                yield event({**head, "choices": [opening], **usual})
+        try:
+            async for index, piece in pieces:
+                raise_failed(piece)
+                written += len(piece.tokens)
+                if choice := asked.form.delta(index, piece):
+                    yield event({**head, "choices": [choice], **usual})
+        except ApiError as error:
+            yield event(error.to_dict())
+            return
+        if asked.body.wants_usage:
+            yield event({**head, "choices": [], "usage": _usage(asked, written)})
+        yield b"data: [DONE]\n\n"
 
 
 def raise_failed(piece: TextDelta) -> None:
@@ -98,9 +120,11 @@ def raise_failed(piece: TextDelta) -> None:
         raise ApiError(piece.error or "the request was cancelled", 500, code=piece.finished)
 
 
-def _event(content: dict[str, Any]) -> bytes:
+def event(content: dict[str, Any], name: str = "") -> bytes:
+    """Server-sent event, with a ``name`` if given."""
     # In ASCII: some clients also end a line at other separators, such as U+2028, which a text may contain.
-    return b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(content, separators=(',', ':'))}\n\n".encode()
 
 
 def _head(asked: AskedTexts, name: str) -> dict[str, Any]:

@@ -23,9 +23,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qkv.serving.completions import chat, completions
+from qkv.serving.effects import HEADER, header
 from qkv.serving.embeddings import embeddings
 from qkv.serving.errors import ApiError, as_api_error
 from qkv.serving.predictions import predictions
+from qkv.serving.responses import responses
 from qkv.serving.service import Service
 
 Endpoint = Callable[[HttpRequest, Service], Awaitable[Response]]
@@ -60,7 +62,7 @@ def app_of(service: Service, access: Access) -> Starlette:
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         workers = [model.worker for model in service.models.values()]
         for worker in workers:
-            worker.start(asyncio.get_running_loop())
+            await asyncio.to_thread(worker.start, asyncio.get_running_loop())
         yield
         for worker in workers:
             await asyncio.to_thread(worker.stop)
@@ -68,6 +70,7 @@ def app_of(service: Service, access: Access) -> Starlette:
     posts: dict[str, Endpoint] = {
         "/v1/completions": completions,
         "/v1/chat/completions": chat,
+        "/v1/responses": responses,
         "/v1/embeddings": embeddings,
         "/predict": predictions,
     }
@@ -77,7 +80,8 @@ def app_of(service: Service, access: Access) -> Starlette:
     routes += [Route(path, _responding(each, service), methods=["GET"]) for path, each in gets.items()]
     guards = [Middleware(Guard, service=service, access=access, paths=[*posts, *gets])]
     if access.origins:
-        cors = Middleware(CORSMiddleware, allow_origins=list(access.origins), allow_methods=["*"], allow_headers=["*"])
+        anything: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"], "expose_headers": [HEADER]}
+        cors = Middleware(CORSMiddleware, allow_origins=list(access.origins), **anything)
         guards.insert(0, cors)
     handlers: dict[Any, Any] = {HTTPException: _not_found}
     return Starlette(routes=routes, middleware=guards, lifespan=lifespan, exception_handlers=handlers)
@@ -113,7 +117,10 @@ def _responding(endpoint: Endpoint, service: Service) -> Callable[[HttpRequest],
 
     async def respond(http: HttpRequest) -> Response:
         try:
-            return await endpoint(http, service)
+            response = await endpoint(http, service)
+            if ignored := getattr(http.state, "ignored", None):
+                response.headers[HEADER] = header(ignored)
+            return response
         except ClientDisconnect:
             return Response(status_code=499)  # nobody reads it; the status is counted
         except Exception as error:

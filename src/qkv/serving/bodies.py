@@ -1,7 +1,8 @@
 """Bodies of HTTP requests, in the form of OpenAI's interface.
 
-Parameters that cannot be honoured are refused, never ignored; their neutral values, such as ``presence_penalty`` 0, are
-accepted. Parameters without effect on an answer are accepted: ``user``, ``metadata``, ``store``, ``service_tier``,
+Parameters that cannot be honoured and would change an answer, such as ``suffix``, are refused, never ignored; their
+neutral values are accepted. Parameters without effect on an answer are accepted and named, see ``qkv.serving.effects``;
+not named are those that are meant for the records of an operator: ``user``, ``metadata``, ``store``, ``service_tier``,
 ``safety_identifier``, ``prompt_cache_key``.
 """
 
@@ -10,16 +11,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BeforeValidator, Field
 
 from qkv.serving import structure as read
+from qkv.serving.effects import Lenient, NoEffect
 from qkv.serving.errors import ApiError
-from qkv.serving.limits import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOPS
+from qkv.serving.limits import MAX_BIASES, MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_TOKENS, MAX_STOPS
 from qkv.serving.structure import Structure
 from qkv.spec.base import LARGEST_SEED, Spec
 from qkv.spec.errors import Problem, SpecError, quoted
+from qkv.spec.generation import Generation
 from qkv.tokenizers.tokenizer import well_formed
 
 
@@ -36,12 +39,29 @@ def only(*allowed: Any) -> Callable[[Any], Any]:
 
 
 def _stops(value: Any) -> Any:
-    """A single stop string as a list; too many are refused before each is read."""
+    """A single stop string as a list; empty ones say nothing. Too many are refused before each is read."""
     if isinstance(value, str):
-        return (value,)
+        value = [value]
     if isinstance(value, list) and len(value) > MAX_STOPS:
         raise ValueError(f"{len(value):,} stop strings given; allowed: at most {MAX_STOPS}")
+    return (tuple(text for text in value if text != "") or None) if isinstance(value, list) else value
+
+
+def _stop_tokens(value: Any) -> Any:
+    """Ids that end a text, as a tuple."""
+    if isinstance(value, list) and len(value) > MAX_STOP_TOKENS:
+        raise ValueError(f"{len(value):,} ids given; allowed: at most {MAX_STOP_TOKENS}")
     return tuple(value) if isinstance(value, list) else value
+
+
+def _biases(value: Any) -> Any:
+    """Biases of logits by token id; see ``Generation``."""
+    if isinstance(value, (dict, list)) and len(value) > MAX_BIASES:
+        raise ValueError(f"biases of {len(value):,} tokens given; allowed: at most {MAX_BIASES:,}")
+    try:
+        return value and Generation.parse({"logit_bias": value}).logit_bias
+    except SpecError as error:
+        raise ValueError(error.problems[0].sentence) from None
 
 
 def _prompts(value: Any) -> Any:
@@ -63,43 +83,59 @@ def _prompts(value: Any) -> Any:
     return tuple(tuple(each) if isinstance(each, list) else each for each in several)
 
 
+_SETTINGS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "min_tokens",
+    "stop",
+)
+"""Parameters that are fields of ``Generation`` as they are."""
 Neutral = Annotated[Any, BeforeValidator(only())]
-Zero = Annotated[Any, BeforeValidator(only(0, 0.0))]
 Unused = Annotated[Any, Field(description="accepted, without effect on an answer")]
 
 
-class StreamOptions(Spec):
+class StreamOptions(Lenient):
     """Options of a streamed answer. include_usage: end with the numbers of tokens."""
 
     include_usage: bool | None = None
-    include_obfuscation: Annotated[Any, BeforeValidator(only(False))] = None
+    include_obfuscation: Unused = None
 
 
-class GenerationBody(Spec):
+class GenerationBody(Lenient):
     """Parameters that completions and chats share; those without a value have that of the run's ``sample``.
 
-    Beyond OpenAI's: ``top_k``, ``min_p``, ``repetition_penalty``; ``ignore_eos``, with which an end token ends nothing;
-    ``guided_json``, ``guided_regex``, ``guided_choice`` and ``structured_outputs``, see ``qkv.serving.structure``.
+    Beyond OpenAI's: ``top_k`` (-1 and 0: off), ``min_p``, ``repetition_penalty``, also as ``repeat_penalty``;
+    ``stop_token_ids``, ``min_tokens``; ``ignore_eos``, with which an end token ends nothing; ``guided_json``,
+    ``guided_regex``, ``guided_choice`` and ``structured_outputs``, see ``qkv.serving.structure``. goes_on: without a
+    maximum, a text goes on to the end of the context, not to the run's ``max_new_tokens``.
     """
 
+    goes_on: ClassVar[bool] = True
     model: str | None = None
     max_tokens: int | None = Field(default=None, ge=0)
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, gt=0)
+    top_k: int | None = Field(default=None, ge=-1)
     min_p: float | None = Field(default=None, ge=0, lt=1)
     repetition_penalty: float | None = Field(default=None, gt=0)
+    repeat_penalty: float | None = Field(default=None, gt=0)
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Annotated[Any, BeforeValidator(_biases)] = None
+    min_tokens: int | None = Field(default=None, ge=0)
+    stop_token_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(_stop_tokens)] = None
     stop: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)], ...] | None, BeforeValidator(_stops)
     ] = None
-    seed: int | None = Field(default=None, ge=0, le=LARGEST_SEED)
+    seed: int | None = Field(default=None, ge=-1, le=LARGEST_SEED)
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    presence_penalty: Zero = None
-    frequency_penalty: Zero = None
-    logit_bias: Annotated[Any, BeforeValidator(only({}))] = None
     response_format: Annotated[Any, BeforeValidator(read.response_format)] = None
     guided_json: Annotated[Any, BeforeValidator(read.guided_json)] = None
     guided_regex: Annotated[Any, BeforeValidator(read.guided_regex)] = None
@@ -111,6 +147,12 @@ class GenerationBody(Spec):
     service_tier: Unused = None
     safety_identifier: Unused = None
     prompt_cache_key: Unused = None
+    reasoning_effort: NoEffect = None
+    verbosity: NoEffect = None
+    prompt_cache_retention: NoEffect = None
+    cache_prompt: NoEffect = None
+    keep_alive: NoEffect = None
+    skip_special_tokens: NoEffect = None
 
     def problems(self) -> list[Problem]:
         if self.stream_options is not None and not self.stream:
@@ -118,7 +160,22 @@ class GenerationBody(Spec):
         if len(self._structures) > 1:
             names = [each.name for each in self._structures]
             return [Problem((names[1],), f"it is given beside {names[0]}; an answer has one form, leave one out")]
+        if len({self.repetition_penalty, self.repeat_penalty} - {None}) > 1:
+            sentence = f"{self.repeat_penalty} given, and repetition_penalty {self.repetition_penalty}; give one"
+            return [Problem(("repeat_penalty",), sentence)]
         return []
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Fields of ``Generation`` that the request sets, without its maximum and its ends."""
+        penalty = self.repeat_penalty if self.repetition_penalty is None else self.repetition_penalty
+        given = {name: getattr(self, name) for name in _SETTINGS} | {"repetition_penalty": penalty}
+        found = {name: value for name, value in given.items() if value is not None}
+        if self.top_k is not None:
+            found["top_k"] = self.top_k if self.top_k > 0 else None
+        if self.seed is not None:
+            found["seed"] = self.seed if self.seed >= 0 else None
+        return found
 
     @property
     def _structures(self) -> list[Structure]:
@@ -144,6 +201,7 @@ class GenerationBody(Spec):
 class CompletionBody(GenerationBody):
     """Body of ``/v1/completions``."""
 
+    goes_on: ClassVar[bool] = False
     prompt: Annotated[tuple[str | tuple[int, ...], ...], BeforeValidator(_prompts)] = ("",)
     echo: bool | None = None
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)

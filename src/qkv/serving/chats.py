@@ -8,31 +8,37 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from qkv.serving.bodies import GenerationBody, Neutral, only
+from qkv.serving.bodies import GenerationBody, Neutral, Unused, only
+from qkv.serving.effects import Lenient, NoEffect
 from qkv.serving.limits import MAX_LOGPROBS, MAX_TOOLS
-from qkv.spec.base import Seq, Spec
+from qkv.spec.base import Seq
 from qkv.spec.errors import Problem, SpecError, nearest, quoted
 
 CHOICES = ("none", "auto", "required")
 
 
-def _text_of(value: Any) -> Any:
+PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Types of the parts of a content that are text -> key of their text."""
+
+
+def text_of(value: Any) -> Any:
     """Content of a message: parts of text are joined; other parts are refused."""
     if not isinstance(value, list):
         return value
     texts = []
     for part in value:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            kind = quoted(part.get("type") if isinstance(part, dict) else part)
-            raise ValueError(f"a part of the type {kind} given; allowed: text")
-        texts.append(part["text"])
+        kind = part.get("type") if isinstance(part, dict) else part
+        text = part.get(PARTS[kind]) if isinstance(part, dict) and isinstance(kind, str) and kind in PARTS else None
+        if not isinstance(text, str):
+            raise ValueError(f"a part of the type {quoted(kind)} given; allowed: {', '.join(PARTS)}, with a text")
+        texts.append(text)
     return "".join(texts)
 
 
 def _arguments(value: Any) -> Any:
-    """Arguments of a call, an object or its JSON, as the object that templates read."""
+    """Arguments of a call, an object or its JSON, as the object that templates read; an empty text for none."""
     try:
-        found = json.loads(value) if isinstance(value, str) else value
+        found = (json.loads(value) if value.strip() else {}) if isinstance(value, str) else value
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
@@ -40,22 +46,28 @@ def _arguments(value: Any) -> Any:
     return found
 
 
-class CalledFunction(Spec):
+class CalledFunction(Lenient):
     """Function of a call, with its arguments."""
 
     name: str
     arguments: Annotated[dict[str, Any], BeforeValidator(_arguments)]
 
 
-class MessageCall(Spec):
-    """Call of a tool in a message of the assistant."""
+class MessageCall(Lenient):
+    """Call of a tool in a message of the assistant. index: its place in a stream that a client has kept."""
 
+    index: Unused = None
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
 
+    def to_template(self) -> dict[str, Any]:
+        """The call as a chat template reads it."""
+        function = {"name": self.function.name, "arguments": self.function.arguments}
+        return {**({"id": self.id} if self.id else {}), "type": self.type, "function": function}
 
-class Function(Spec):
+
+class Function(Lenient):
     """Function that a model may call. parameters: JSON schema of its arguments."""
 
     name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.\-]+$")
@@ -64,14 +76,14 @@ class Function(Spec):
     strict: bool | None = None
 
 
-class Tool(Spec):
+class Tool(Lenient):
     """Tool that a model may use."""
 
     type: Literal["function"]
     function: Function
 
 
-def _tools(value: Any) -> Any:
+def tools_of(value: Any) -> Any:
     """Tools as they were given, because a template writes them so."""
     if not value:
         return None
@@ -90,7 +102,7 @@ def _tools(value: Any) -> Any:
     return value
 
 
-def _choice(value: Any) -> Any:
+def choice_of(value: Any) -> Any:
     """One of ``CHOICES``, or the name of a function within a list."""
     if value is None or value in CHOICES or isinstance(value, tuple):
         return value
@@ -101,31 +113,47 @@ def _choice(value: Any) -> Any:
     return (named["name"],)
 
 
-class ChatMessage(Spec):
-    """Message of a chat: ``content`` is a text, or parts of text that are joined."""
+class ChatMessage(Lenient):
+    """Message of a chat: ``content`` is a text, or parts of text that are joined.
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, BeforeValidator(_text_of)] = None
+    As clients keep them: ``function`` and ``function_call`` are a tool and its call in OpenAI's first form,
+    ``reasoning_content`` what a model has thought, ``refusal`` an answer that refuses.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Annotated[str | None, BeforeValidator(text_of)] = None
     name: str | None = None
     tool_calls: Seq[MessageCall] | None = None
     tool_call_id: str | None = None
-    refusal: Neutral = None
-    function_call: Neutral = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    function_call: CalledFunction | None = None
     audio: Neutral = None
-    annotations: Annotated[Any, BeforeValidator(only([]))] = None
+    annotations: Unused = None
+    id: Unused = None
+    type: Unused = None
+    status: Unused = None
+
+    @property
+    def calls(self) -> list[MessageCall]:
+        """Calls of tools in either form."""
+        own = [] if self.function_call is None else [MessageCall(function=self.function_call)]
+        return [*(self.tool_calls or ()), *own]
 
     def problems(self) -> list[Problem]:
-        if self.tool_calls and self.role != "assistant":
+        if self.calls and self.role != "assistant":
             return [Problem(("tool_calls",), f"a message of the role {self.role!r} calls no tools")]
         return []
 
     def to_template(self) -> dict[str, Any]:
-        """The message as a chat template reads it; a developer's is a system message."""
-        found: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
-        found["content"] = self.content or ""
-        found |= {key: getattr(self, key) for key in ("name", "tool_call_id") if getattr(self, key)}
-        if self.tool_calls:
-            found["tool_calls"] = [call.model_dump(exclude_none=True) for call in self.tool_calls]
+        """The message as a chat template reads it; a developer's is a system message, a function's that of a tool."""
+        known = {"developer": "system", "function": "tool"}
+        found: dict[str, Any] = {"role": known.get(self.role, self.role)}
+        found["content"] = self.content or self.refusal or ""
+        more = ("name", "tool_call_id", "reasoning_content")
+        found |= {key: getattr(self, key) for key in more if getattr(self, key)}
+        if self.calls:
+            found["tool_calls"] = [call.to_template() for call in self.calls]
         return found
 
 
@@ -137,16 +165,14 @@ class ChatBody(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: Annotated[Any, BeforeValidator(_tools)] = None
-    tool_choice: Annotated[Any, BeforeValidator(_choice)] = None
+    tools: Annotated[Any, BeforeValidator(tools_of)] = None
+    tool_choice: Annotated[Any, BeforeValidator(choice_of)] = None
     parallel_tool_calls: bool | None = None
     functions: Annotated[Any, BeforeValidator(only([]))] = None
     function_call: Annotated[Any, BeforeValidator(only("none", "auto"))] = None
     modalities: Annotated[Any, BeforeValidator(only(["text"]))] = None
     audio: Neutral = None
-    prediction: Neutral = None
-    reasoning_effort: Neutral = None
-    verbosity: Neutral = None
+    prediction: NoEffect = None
     web_search_options: Neutral = None
 
     def problems(self) -> list[Problem]:
@@ -164,8 +190,8 @@ class ChatBody(GenerationBody):
             return [Problem(("tool_choice",), "it asks for a call, and there are no tools; give them in tools")]
         if named and named not in self.names:
             return [Problem(("tool_choice",), f"there is no tool {named!r}; {nearest(named, self.names)}")]
-        if self.usable and self.structure:
-            sentence = "tools are given beside it, and an answer has one form; set tool_choice to none or leave {} out"
+        if self.usable and self.structure and self.structure.kind != "json_schema":
+            sentence = "tools are given beside it, and a call has another form; set tool_choice to none or leave {} out"
             return [Problem((self.structure.name,), sentence.format(self.structure.name))]
         return []
 

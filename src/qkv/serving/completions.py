@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from qkv.generation.sample import TokenScore
 from qkv.generation.score import score_tokens
-from qkv.serving.answers import AskedTexts, answer
+from qkv.serving.answers import AnswerLayout, AskedTexts, ChoicesLayout, answer
 from qkv.serving.bodies import CompletionBody
 from qkv.serving.chats import ChatBody
 from qkv.serving.errors import ApiError, as_api_error
@@ -18,7 +18,7 @@ from qkv.serving.forms import ChatForm, CompletionForm
 from qkv.serving.model import ServedModel
 from qkv.serving.reading import read_body, unless_dropped
 from qkv.serving.service import Service
-from qkv.serving.tools import CallForm, CallReader, call_form, required_call
+from qkv.serving.tools import CallForm, CallReader, call_form, call_or_answer, required_call
 from qkv.spec.errors import UserError
 
 
@@ -27,7 +27,7 @@ async def completions(http: HttpRequest, service: Service) -> Response:
     them.
     """
     body = await read_body(http, CompletionBody, service.limits)
-    model = _writer(service, body.model)
+    model = writer(service, body.model)
     asked, form = await asyncio.to_thread(_asked_to_continue, model, body, service)
     if body.echo and body.logprobs is not None:
         form.score_echoes(await unless_dropped(http, _prompt_scores(model, asked, body.logprobs)))
@@ -47,12 +47,13 @@ async def _prompt_scores(model: ServedModel, asked: AskedTexts, count: int) -> l
 async def chat(http: HttpRequest, service: Service) -> Response:
     """Answer ``POST /v1/chat/completions``."""
     body = await read_body(http, ChatBody, service.limits)
-    model = _writer(service, body.model)
-    asked = await asyncio.to_thread(_asked_to_chat, model, body, service)
+    model = writer(service, body.model)
+    asked = await asyncio.to_thread(asked_to_chat, model, body, service, ChoicesLayout())
     return await answer(http, asked)
 
 
-def _writer(service: Service, name: str | None) -> ServedModel:
+def writer(service: Service, name: str | None) -> ServedModel:
+    """Model that writes text. Raises ``ApiError``."""
     model = service.model(name)
     if not model.writes:
         can = ", ".join(model.to_dict()["capabilities"])
@@ -76,10 +77,11 @@ def _asked_to_continue(model: ServedModel, body: CompletionBody, service: Servic
         sentence = "echo: the prompt of a model with an encoder has no log-probabilities; leave echo or logprobs out"
         raise ApiError(sentence, param="echo", code="invalid_value")
     form = CompletionForm(model.tokenizer, body.alternatives is not None, echoes)
-    return AskedTexts(model, body, form, requests, read, service.metrics), form
+    return AskedTexts(model, body, form, requests, read, service.metrics, ChoicesLayout()), form
 
 
-def _asked_to_chat(model: ServedModel, body: ChatBody, service: Service) -> AskedTexts:
+def asked_to_chat(model: ServedModel, body: ChatBody, service: Service, layout: AnswerLayout) -> AskedTexts:
+    """Texts that a chat asks for. Raises ``ApiError``."""
     messages = [message.to_template() for message in body.messages]
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     variables = {**(body.chat_template_kwargs or {}), **({"tools": body.usable} if body.usable else {})}
@@ -87,7 +89,12 @@ def _asked_to_chat(model: ServedModel, body: ChatBody, service: Service) -> Aske
         form = _call_form(model, body)
         opening = f"{form.begin}\n" if form and form.begin and body.required else ""
         ids = model.chat_prompt(messages, variables, opening)
-        structure = required_call(body.required, form) if form and body.required else body.structure
+        structure = body.structure
+        if form and body.required:
+            structure = required_call(body.required, form)
+        elif form and structure:
+            form = form._replace(begin="", end="")  # the answer is JSON: a call or what the schema allows
+            structure = call_or_answer(body.tools, form, structure)
         stopped = body.stop is not None or structure is not None
         ended = body if stopped else body.changed(stop=model.template.stop or None)
         requests = model.requests(ids, ended, asked, structure)
@@ -95,19 +102,13 @@ def _asked_to_chat(model: ServedModel, body: ChatBody, service: Service) -> Aske
         raise as_api_error(error, "messages") from None
     most = 1 if body.parallel_tool_calls is False else None
     readers = [CallReader(form, body.names, bool(body.required), most) if form else None for _ in requests]
-    return AskedTexts(
-        model,
-        body,
-        ChatForm(model.tokenizer, body.alternatives is not None, readers),
-        requests,
-        len(ids),
-        service.metrics,
-    )
+    answered = ChatForm(model.tokenizer, body.alternatives is not None, readers)
+    return AskedTexts(model, body, answered, requests, len(ids), service.metrics, layout)
 
 
 def _call_form(model: ServedModel, body: ChatBody) -> CallForm | None:
     """Form of calls in the answer; None without tools. Raises ``ApiError`` for a template without a place for them."""
-    called = any(message.tool_calls for message in body.messages)
+    called = any(message.calls for message in body.messages)
     if not (body.usable or called):
         return None
     if not model.template.reads_tools:

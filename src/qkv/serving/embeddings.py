@@ -12,41 +12,44 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from qkv.runs.embed import embed_opened
-from qkv.serving.bodies import Neutral, Unused
+from qkv.serving.bodies import Unused
+from qkv.serving.effects import Lenient
 from qkv.serving.errors import ApiError
 from qkv.serving.limits import AT_ONCE, MAX_INPUTS
 from qkv.serving.model import ServedModel
 from qkv.serving.reading import read_body, unless_dropped
 from qkv.serving.service import Service
-from qkv.spec.base import Spec
 from qkv.spec.errors import quoted
 
 
 def _texts(value: Any) -> Any:
-    """Texts to embed as a list."""
-    if isinstance(value, str):
-        return (value,)
-    if not isinstance(value, list) or not value or len(value) > MAX_INPUTS:
-        given = f"{len(value):,} texts" if isinstance(value, list) else quoted(value)
-        raise ValueError(f"{given} given; allowed: a text, or a list of 1 to {MAX_INPUTS:,} texts")
-    wrong = next((text for text in value if not isinstance(text, str)), None)
+    """Texts to embed, each as text or as ids, as a list."""
+    several = [value] if isinstance(value, str) or _are_ids(value) else value
+    if not isinstance(several, list) or not several or len(several) > MAX_INPUTS:
+        given = f"{len(several):,} texts" if isinstance(several, list) else quoted(value)
+        raise ValueError(f"{given} given; allowed: a text, a list of ids, or a list of 1 to {MAX_INPUTS:,} of these")
+    wrong = next((text for text in several if not isinstance(text, str) and not _are_ids(text)), None)
     if wrong is not None:
-        raise ValueError(f"{quoted(wrong)} given; allowed: texts (ids are not read here)")
-    return tuple(value)
+        raise ValueError(f"{quoted(wrong)} given; allowed: a text or a list of ids")
+    return tuple(tuple(text) if isinstance(text, list) else text for text in several)
 
 
-class EmbeddingBody(Spec):
-    """Body of ``/v1/embeddings``.
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(index) is int for index in value)
+
+
+class EmbeddingBody(Lenient):
+    """Body of ``/v1/embeddings``. A text that is given as ids is read as it is, without prompt or special tokens.
 
     Beyond OpenAI's: ``prompt``, the name of one of the model's prompts, and ``prefix``, a text to put before each.
     """
 
     model: str | None = None
-    input: Annotated[tuple[str, ...], BeforeValidator(_texts)]
+    input: Annotated[tuple[str | tuple[int, ...], ...], BeforeValidator(_texts)]
     encoding_format: Literal["float", "base64"] | None = None
     prompt: str | None = None
     prefix: str | None = Field(default=None, max_length=10_000)
-    dimensions: Neutral = None
+    dimensions: int | None = Field(default=None, ge=1)
     user: Unused = None
 
 
@@ -56,6 +59,8 @@ async def embeddings(http: HttpRequest, service: Service) -> Response:
     model = service.model(body.model)
     if not model.embeds:
         raise ApiError(f"the model {model.name!r} reads no text", param="model", code="no_text")
+    _check_dimensions(model, body.dimensions)
+    _check_ids(model, body.input)
     vectors, read = await unless_dropped(http, _embedded(model, body))
     service.metrics.count_read(model.name, read)
     data = [
@@ -77,20 +82,44 @@ async def _embedded(model: ServedModel, body: EmbeddingBody) -> tuple[list[np.nd
     return vectors, read
 
 
-def _vectors(model: ServedModel, body: EmbeddingBody, texts: Sequence[str], first: int) -> tuple[np.ndarray, int]:
+def _check_ids(model: ServedModel, texts: Sequence[str | Sequence[int]]) -> None:
+    """Raise ``ApiError`` for ids outside the vocabulary, with the place of their text in the request."""
+    known = model.run.vocabulary.tokenizer.vocab_size
+    for place, text in enumerate(texts):
+        wrong = None if isinstance(text, str) else next((each for each in text if not 0 <= each < known), None)
+        if wrong is not None:
+            said = f"text {place + 1} has the token {wrong}, which is outside the vocabulary (0 to {known - 1})"
+            raise ApiError(said, param="input", code="invalid_value")
+
+
+def _check_dimensions(model: ServedModel, asked: int | None) -> None:
+    """Raise ``ApiError`` for a size to which the vectors of a model may not be cut."""
+    if asked is None or (model.sizes is not None and (asked in model.sizes or not model.sizes)):
+        return
+    allowed = "vectors of this model cannot be cut: its config.json names neither is_matryoshka nor its sizes"
+    if model.sizes:
+        allowed = f"allowed: {', '.join(map(str, model.sizes))}"
+    raise ApiError(f"dimensions: {asked} given; {allowed}", param="dimensions", code="invalid_value")
+
+
+def _vectors(
+    model: ServedModel, body: EmbeddingBody, texts: Sequence[str | Sequence[int]], first: int
+) -> tuple[np.ndarray, int]:
     said = model.embedding
     before = body.prefix or (said.prompt(body.prompt) if said is not None else "")
     reader = model.run.model.spec.encoder or model.run.model.spec
     own = said.max_length if said is not None else None
     most = min(own or reader.context_length, reader.context_length)
-    lengths = [model.run.vocabulary.tokenizer.encode_framed((before + text).strip()).whole for text in texts]
+    framed = model.run.vocabulary.tokenizer.encode_framed
+    lengths = [framed((before + text).strip()).whole if isinstance(text, str) else len(text) for text in texts]
     long = next((place for place, length in enumerate(lengths) if length > most), None)
     if 0 in lengths:
         raise ApiError(f"text {first + lengths.index(0) + 1} has no tokens, so it has no embedding", param="input")
     if long is not None:
         sentence = f"text {first + long + 1} has {lengths[long]:,} tokens, and the model reads {most:,}; shorten it"
         raise ApiError(sentence, param="input", code="context_length_exceeded")
-    return embed_opened(model.run, said, texts, body.prompt, body.prefix), sum(lengths)
+    cut: dict[str, Any] = {} if body.dimensions is None else {"dimensions": body.dimensions}
+    return embed_opened(model.run, said, texts, body.prompt, body.prefix, **cut), sum(lengths)
 
 
 def _written(vector: np.ndarray, form: str | None) -> list[float] | str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 
@@ -16,13 +17,32 @@ from qkv.spec.errors import UserError
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """Socket that listens at ``host`` and ``port``; 0 for a free one. Raises ``UserError`` if it is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    """Socket with the address ``host`` and ``port``, 0 for a free one, that takes no connections yet.
+
+    Raises ``UserError`` if it is taken.
+    """
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        return socket.create_server((host, port), family=family, backlog=512)
+        if os.name == "posix":  # a port that a server has just left is free
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((host, port))
     except (OSError, OverflowError) as error:
-        said = str(getattr(error, "strerror", None) or error).lower()
-        raise UserError(f"the server cannot listen at {host}, port {port}: {said}; give another --port") from None
+        found.close()
+        raise _taken(host, port, error) from None
+    return found
+
+
+def _taken(host: str, port: int, error: Exception) -> UserError:
+    said = str(getattr(error, "strerror", None) or error).lower()
+    return UserError(f"the server cannot listen at {host}, port {port}: {said}; give another --port")
+
+
+def listen(opened: socket.socket) -> None:
+    """Let a socket take connections. Raises ``UserError`` if another server does so at its address meanwhile."""
+    try:
+        opened.listen(512)
+    except OSError as error:
+        raise _taken(*opened.getsockname()[:2], error) from None
 
 
 class HttpServer(uvicorn.Server):
@@ -65,9 +85,23 @@ def http_server(service: Service, access: Access, patience: float | None = None)
     return HttpServer(config)
 
 
-def serve(service: Service, access: Access, listener: socket.socket, patience: float | None = None) -> None:
-    """Serve until a signal arrives and what was begun is finished."""
-    http_server(service, access, patience).run(sockets=[listener])
+def serve(
+    service: Service,
+    access: Access,
+    opened: socket.socket,
+    patience: float | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Serve at an ``opened`` socket until a signal arrives and what was begun is finished.
+
+    The port takes connections when all models are warm. tell: is given a line when a model is warm, and when the server
+    serves. Raises ``UserError`` for a port that is taken meanwhile.
+    """
+    for name, seconds in service.warm():
+        tell(f"{name}: warm after {seconds:.1f} s (weights laid out, kernels built, a text written)")
+    listen(opened)
+    tell(f"serving at {url_of(opened)} (OpenAI's interface: {url_of(opened)}/v1); Ctrl-C ends")
+    http_server(service, access, patience).run(sockets=[opened])
 
 
 def url_of(listener: socket.socket) -> str:

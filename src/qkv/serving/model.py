@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -15,21 +16,23 @@ from qkv.generation.text import prompt_ids
 from qkv.interop.mapped import watch, watched_files
 from qkv.models.sharing import share_weights
 from qkv.models.transformer import Transformer
-from qkv.runs.embed import opened
+from qkv.runs.embed import embed_opened, matryoshka, opened
 from qkv.runs.run import Run, task_of
 from qkv.serving.bodies import GenerationBody
 from qkv.serving.ends import end_ids
 from qkv.serving.errors import ApiError, as_api_error
 from qkv.serving.limits import KEPT, Limits
 from qkv.serving.structure import Constraints, Structure
-from qkv.serving.templates import ChatTemplate, find_template
+from qkv.serving.templates import PLAIN, ChatTemplate, find_template
+from qkv.serving.warm import attempt, write_twice
 from qkv.serving.worker import Worker
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
 
+_SEARCH = ("num_beams", "length_penalty", "num_return", "early_stopping", "seed")
+"""Settings of a run that are not those of its answers: of beam search, and the seed of its samples in training."""
 _SHORTEST_LIMIT = 2048
 """Tokens of a text that a server allows by default, also for models of a shorter context."""
-_SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 class ServedModel:
@@ -69,7 +72,36 @@ class ServedModel:
         if speculator is not None:
             speculator.check(model, Generation())
         requests = RequestQueue(*queued, speculator=speculator, keep=keep) if self.writes else None
-        self.worker = Worker(requests, name, limits.queue)
+        self.worker = Worker(requests, name, limits.queue, self._warm_up)
+
+    def _warm_up(self) -> None:
+        """Do what the first request needs, in the thread that owns the model; see ``qkv.serving.warm``."""
+        digit = Structure("regex", "[0-9]", "guided_regex")
+        steps: list[Callable[[], object]] = []
+        if self.worker.requests is not None:
+            steps = [self._write, lambda: self.ends, lambda: self.constraints.of(digit)]
+        if self.chats:
+            steps.append(lambda: self.chat_prompt([{"role": "user", "content": "1"}], {}))
+        if self.embeds:
+            steps.append(lambda: embed_opened(self.run, self.embedding, [self._word]))
+        attempt(steps)
+
+    def _write(self) -> None:
+        """Write a short text, from the tokens of a word."""
+        run, requests = self.run, self.worker.requests
+        assert requests is not None
+        ids = self.prompt(self._word)
+        if run.model.encoder is None:
+            write_twice(requests, ids, None)
+        else:
+            write_twice(requests, list(self.task.first_ids(run.vocabulary)), ids)
+
+    @property
+    def _word(self) -> str:
+        """Text that the tokenizer knows."""
+        ids = range(min(256, self.tokenizer.vocab_size))
+        texts = (self.tokenizer.decode([index]) for index in reversed(ids))
+        return next((text for text in texts if text.strip() and not self.tokenizer.unknown(text)), "1")
 
     @property
     def networks(self) -> list[Transformer]:
@@ -93,6 +125,20 @@ class ServedModel:
         """Template of chats."""
         return find_template(self.run.folder, self.tokenizer)
 
+    @cached_property
+    def chats(self) -> bool:
+        """True if the checkpoint has a template of chats."""
+        if not self.writes or self.run.model.encoder is not None:
+            return False
+        with contextlib.suppress(UserError):  # a chat will tell
+            return self.template.source != PLAIN
+        return False
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...] | None:
+        """Sizes to which embeddings may be cut; () for any, None for none."""
+        return matryoshka(self.run, self.embedding)
+
     @property
     def most_tokens(self) -> int:
         """Limit of prompt and new tokens of one text together."""
@@ -100,7 +146,8 @@ class ServedModel:
 
     def to_dict(self) -> dict[str, Any]:
         """Entry of ``/v1/models``."""
-        can = {"completions": self.writes, "embeddings": self.embeds, "predict": self.predicts}
+        can = {"completions": self.writes, "chat": self.chats}
+        can |= {"embeddings": self.embeds, "predict": self.predicts}
         return {
             "id": self.name,
             "object": "model",
@@ -137,25 +184,20 @@ class ServedModel:
     def requests(
         self, prompt: Sequence[int], body: GenerationBody, asked: int | None, structure: Structure | None
     ) -> list[Request]:
-        """Requests of the ``n`` texts after a prompt. asked: maximum number of new tokens; None for the run's.
-        structure: form of the texts.
+        """Requests of the ``n`` texts after a prompt. asked: maximum number of new tokens; None for as many as there is
+        room for, or for the run's if the body does not go on. structure: form of the texts.
 
         Text i has the seed of the body + i. Raises ``ApiError`` for a text that may be longer than the limit.
         """
-        generation = self._generation(body, structure)
-        most = self._most_new(len(prompt), asked, generation.max_new_tokens)
+        settings = self._settings(body, self._most_new(len(prompt), asked, body.goes_on), structure)
         constraint = None if structure is None else self._constraint(structure)
-        settings = generation.changed(max_new_tokens=most)
         source, begin = None, list(prompt)
         if self.run.model.encoder is not None:
             source, begin = begin, list(self.task.first_ids(self.run.vocabulary))
-        ends = frozenset[int]() if body.ignore_eos else self.ends
         several = range(body.n or 1)
         seeds = [None if settings.seed is None else settings.seed + i for i in several]
         return [
-            Request(
-                begin, settings.changed(seed=seed), ends, source, body.alternatives, self.limits.seconds, constraint
-            )
+            Request(begin, settings.changed(seed=seed), source, body.alternatives, self.limits.seconds, constraint)
             for seed in seeds
         ]
 
@@ -165,24 +207,29 @@ class ServedModel:
         except UserError as error:
             raise as_api_error(error, structure.name) from None
 
-    def _generation(self, body: GenerationBody, structure: Structure | None) -> Generation:
-        """The run's settings without beams, changed by those of the body."""
+    def _settings(self, body: GenerationBody, most: int, structure: Structure | None) -> Generation:
+        """The run's settings without beams, changed by those of the body. most: maximum number of new tokens."""
         own = self.run.recipe.sample
-        plain = Generation(
-            **{name: getattr(own, name) for name in (*_SAMPLED, "max_new_tokens", "overflow")},
-            seed=None,  # a recipe's is for its samples in training
-            # A constraint ends a text itself.
-            stop=() if structure else tuple(text for text in own.stop if not self._is_end(text)),
-        )
-        asked = {name: getattr(body, name) for name in (*_SAMPLED, "stop", "seed") if getattr(body, name) is not None}
-        return plain.changed(**asked)
+        # A constraint ends a text itself.
+        stop = () if structure else tuple(text for text in own.stop if not self._is_end(text))
+        ends = () if body.ignore_eos else (*own.stop_token_ids, *sorted(self.ends))
+        settings: dict[str, Any] = {name: getattr(own, name) for name in Generation.model_fields if name not in _SEARCH}
+        settings |= {"stop": stop, "min_tokens": min(own.min_tokens, most), **body.settings}
+        settings["stop_token_ids"] = tuple(dict.fromkeys((*(body.stop_token_ids or ()), *ends)))
+        return Generation.parse({**settings, "max_new_tokens": most})
 
     def _is_end(self, text: str) -> bool:
         """True if ``text`` is an end token as text; the token itself ends a text, whatever its stop strings."""
         return self.tokenizer.core.token_to_id(text) in self.ends
 
-    def _most_new(self, prompt: int, asked: int | None, usual: int) -> int:
-        room = self.most_tokens - prompt
+    def _most_new(self, prompt: int, asked: int | None, goes_on: bool) -> int:
+        """Maximum number of new tokens. Not asked for, it is the run's, or what the context has room for: where a
+        prompt has more tokens than were read in training, the run's.
+        """
+        room, usual = self.most_tokens - prompt, self.run.recipe.sample.max_new_tokens
+        reach = self.limits.tokens or min(self.most_tokens, self.run.model.spec.context_length)
+        if goes_on and reach > prompt:
+            usual = reach - prompt
         if room < (asked or 0):
             said = f"the prompt has {prompt} tokens, and with {asked or 0} new ones the limit of {self.most_tokens}"
             code = "context_length_exceeded"

@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
 from qkv.serving.bodies import Body, parsed
+from qkv.serving.effects import tell, without_effect
 from qkv.serving.errors import ApiError
 from qkv.serving.limits import Limits
 
@@ -19,10 +20,10 @@ _DISCARDED = 2**30
 
 
 async def read_body(request: HttpRequest, kind: type[Body], limits: Limits) -> Body:
-    """Read and parse the JSON body of a request.
+    """Read and parse the JSON body of a request, whose ``state.ignored`` becomes the parameters without effect.
 
     Raises ``ApiError``: 415 for another media type, 413 for too many bytes, 408 if it does not arrive in time, 400 for
-    what is not JSON or has wrong parameters.
+    what is not JSON or has wrong parameters, or, if the limits are strict, parameters without effect.
     """
     given = request.headers.get("content-type", "")
     # Pages of other hosts can send plain text without asking, but no JSON.
@@ -35,7 +36,10 @@ async def read_body(request: HttpRequest, kind: type[Body], limits: Limits) -> B
     if data is None:
         sentence = f"the body has more than {limits.body:,} bytes, the limit of this server"
         raise ApiError(sentence, 413, code="body_too_large")
-    return await asyncio.to_thread(parsed, data, kind)
+    body = await asyncio.to_thread(parsed, data, kind)
+    request.state.ignored = without_effect(body)
+    tell(request.state.ignored, body, limits.strict)
+    return body
 
 
 async def _bytes(request: HttpRequest, most: int) -> bytes | None:

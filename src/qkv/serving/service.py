@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 
 from qkv.models.sharing import weight_bytes
 from qkv.serving.errors import ApiError
@@ -20,6 +21,13 @@ class Service:
         self.weight_bytes = weight_bytes(network for model in models.values() for network in model.networks)
         """Bytes of the weights of all models, those that several share counted once."""
         self.metrics = Metrics({name: model.worker for name, model in models.items()}, self.weight_bytes)
+
+    def warm(self) -> Iterator[tuple[str, float]]:
+        """Let each model do what its first request needs; yield its name and the seconds that it took."""
+        for name, model in self.models.items():
+            began = time.monotonic()
+            model.worker.warm()
+            yield name, time.monotonic() - began
 
     def model(self, name: str | None) -> ServedModel:
         """Model of that name; without a name the only one. Raises ``ApiError`` (404, or 400 if a name is needed)."""

@@ -145,6 +145,18 @@ def required_call(tools: Sequence[Mapping[str, Any]], form: CallForm) -> Structu
     return Structure("json_schema", json.dumps({"$defs": schemas, "anyOf": calls}), "tools")
 
 
+def call_or_answer(tools: Sequence[Mapping[str, Any]], form: CallForm, answer: Structure) -> Structure:
+    """Structure of either one call of one of the tools or JSON that the schema of ``answer`` allows."""
+    try:
+        schema = json.loads(answer.text)
+    except (ValueError, RecursionError):
+        return answer  # it is refused with a sentence of its own
+    both = json.loads(required_call(tools, form).text)
+    both["$defs"]["answer"] = _moved(schema, "#/$defs/answer")
+    both["anyOf"].append({"$ref": "#/$defs/answer"})
+    return Structure("json_schema", json.dumps(both), answer.name)
+
+
 def _moved(schema: Any, place: str) -> Any:
     """Schema whose references to its own root point to ``place``, where it stands in another one."""
     if isinstance(schema, dict):

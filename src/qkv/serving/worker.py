@@ -14,21 +14,18 @@ import asyncio
 import contextlib
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import torch
-
 from qkv.generation.requests import QueueFull, Request, RequestQueue, TextDelta
-from qkv.generation.sample import Sampling
-from qkv.layers.signal import Signal
-from qkv.models.transformer import Transformer
 from qkv.models.unchanged import unchanged
 from qkv.serving.errors import as_api_error
 from qkv.serving.limits import UNREAD
-from qkv.spec.errors import UserError
-from qkv.spec.generation import Generation
+
+_RECOUNT = 0.25
+"""Seconds after which the bytes of decoding states are counted again while texts are written."""
 
 
 class Mailbox:
@@ -83,6 +80,8 @@ class _Call(NamedTuple):
 class LoadCounts(NamedTuple):
     """Texts that are written, texts and calls that wait, and bytes of decoding states.
 
+    They are counted by the worker's thread, which owns the states: no other one may walk them.
+
     kept: bytes of states kept for texts that begin alike, part of ``nbytes``. hits: texts that began with one. shared:
     their tokens that were not read again.
     """
@@ -98,9 +97,15 @@ class LoadCounts(NamedTuple):
 class Worker:
     """Thread that owns a ``RequestQueue``. All methods but ``start`` and ``stop`` are called in the event loop."""
 
-    def __init__(self, requests: RequestQueue | None, name: str, max_calls: int):
-        """requests: None for a model that writes no text. max_calls: maximum number of waiting calls."""
-        self.requests, self._max_calls = requests, max_calls
+    def __init__(
+        self, requests: RequestQueue | None, name: str, max_calls: int, warm_up: Callable[[], None] = lambda: None
+    ):
+        """requests: None for a model that writes no text. max_calls: maximum number of waiting calls. warm_up: does
+        what the first request needs, before the thread takes requests.
+        """
+        self.requests, self._max_calls, self._warm_up = requests, max_calls, warm_up
+        self._warm = threading.Event()
+        self._counted, self._recount = LoadCounts(0, 0), 0.0
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._calls: deque[_Call] = deque()
         self._open: dict[int, Mailbox] = {}
@@ -110,22 +115,24 @@ class Worker:
 
     @property
     def counts(self) -> LoadCounts:
-        """LoadCounts at this moment."""
-        queued = self.requests
-        if queued is None:
-            return LoadCounts(0, len(self._calls))
-        known = queued.prefixes
-        waiting = queued.waiting + len(self._calls)
-        return LoadCounts(queued.running, waiting, queued.nbytes, known.nbytes, known.hits, known.tokens)
+        """The latest counts of the thread; while texts are written, bytes are at most ``_RECOUNT`` seconds old."""
+        counted = self._counted
+        return counted._replace(waiting=counted.waiting + len(self._calls))
 
     @property
     def _idle(self) -> bool:
         return (self.requests is None or self.requests.idle) and not self._calls
 
+    def warm(self) -> None:
+        """Start the thread, unless it runs, and wait until it is warm."""
+        if self._thread.ident is None:
+            self._thread.start()
+        self._warm.wait()
+
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the thread, which answers in ``loop``."""
+        """Let the thread answer in ``loop``, once it is warm."""
         self._loop = loop
-        self._thread.start()
+        self.warm()
 
     def stop(self) -> None:
         """End the thread when all requests have ended, and wait for that."""
@@ -156,26 +163,28 @@ class Worker:
         return await future
 
     def _run(self) -> None:
-        if self.requests is not None:
-            speculator = self.requests.speculator
-            for model in (self.requests.model, speculator and speculator.draft):
-                if model is not None:
-                    self._warm_up(model)
         with unchanged():  # a served model belongs to its thread
+            try:
+                self._warm_up()
+            finally:
+                self._warm.set()
             while not (self._stopping and self._idle):
+                self._count()
                 self._obey()
                 self._next_call()
                 if self.requests is not None and not self.requests.idle:
                     self._step(self.requests)
 
-    def _warm_up(self, model: Transformer) -> None:
-        """Let the model choose and build its kernels before the first request needs them."""
-        source = Signal(torch.zeros(1, 1, dtype=torch.long, device=model.device))
-        with contextlib.suppress(UserError, RuntimeError), torch.inference_mode():  # a request will tell
-            sampling = Sampling(model, [], Generation(max_new_tokens=2, seed=0))
-            sampling.admit([[0]], memory=None if model.encoder is None else model.encode(source))
-            while sampling.running:
-                sampling.step()
+    def _count(self) -> None:
+        """Publish the counts: bytes when the texts are others or the time has come, as the states are walked for it."""
+        queued, before = self.requests, self._counted
+        if queued is None:
+            return
+        known, now = queued.prefixes, time.monotonic()
+        some = before._replace(running=queued.running, waiting=queued.waiting, hits=known.hits, shared=known.tokens)
+        if self._idle or some.running != before.running or now >= self._recount:
+            some, self._recount = some._replace(nbytes=queued.nbytes, kept=known.nbytes), now + _RECOUNT
+        self._counted = some
 
     def _obey(self) -> None:
         """Carry out all commands; wait for one if there is nothing else to do."""
@@ -240,6 +249,7 @@ class Worker:
             self.requests = RequestQueue(old.model, old.tokenizer, *limits, old.clock, old.speculator, old.keep)
             self._tell(self._broken, as_api_error(error).sentence)
             return
+        self._count()  # whoever has the last piece finds it counted
         if pieces:
             self._tell(self._deliver, pieces)
 

@@ -4,20 +4,54 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from qkv.spec.base import LARGEST_SEED, Seq, Spec
-from qkv.spec.errors import Problem
+from qkv.spec.errors import Problem, quoted
 
-DRAWING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+FILTERS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Fields of the filters, which rows with equal ones apply together."""
+ADJUSTMENTS = ("logit_bias", "presence_penalty", "frequency_penalty", "stop_token_ids", "min_tokens")
+"""Fields that each row applies alone: they depend on its new tokens."""
+DRAWING = (*FILTERS, *ADJUSTMENTS)
 """Fields that apply to sampling and not to beam search."""
+
+
+def _pairs(value: Any) -> Any:
+    """Biases as pairs (id, bias) in the order of ids; given as a mapping, whose keys may be text, or as pairs."""
+    items = getattr(value, "items", None)  # of a mapping
+    try:
+        entries = value if items is None else items()
+        pairs = {_token(index): bias for index, bias in entries}
+    except (TypeError, ValueError):
+        raise ValueError(f"{quoted(value)} given; allowed: numbers by token id, such as {{15: -2.5}}") from None
+    return tuple(sorted(pairs.items()))
+
+
+def _token(index: Any) -> int:
+    """An id, also one that is written as text, as JSON writes keys."""
+    if isinstance(index, str) and index.isascii() and index.isdigit() and len(index) < 10:
+        return int(index)
+    if type(index) is not int:
+        raise ValueError
+    return index
+
+
+LogitBias = Annotated[
+    tuple[tuple[Annotated[int, Field(ge=0)], float], ...],
+    BeforeValidator(_pairs),
+    PlainSerializer(lambda pairs: {str(index): bias for index, bias in pairs}),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}}),
+]
+"""Pairs (token id, what is added to its logit)."""
 
 Measure = Literal["sum", "token", "character"]
 """Score of a given text: log probability, or that per token or per character, which does not favour short texts."""
 
 
 class Generation(Spec):
-    """Options of text generation, applied in this order: repetition penalty, temperature, top-k, top-p, min-p.
+    """Options of text generation, applied in this order: bias, presence and frequency penalty, repetition penalty,
+    temperature, top-k, top-p, min-p. See ``qkv.generation.adjust`` and ``qkv.generation.filters``.
 
     ``num_beams`` > 1 selects beam search instead of sampling; see ``qkv.generation.beam``.
     """
@@ -30,8 +64,21 @@ class Generation(Spec):
         default=None, ge=0, lt=1, description="minimum probability of a token relative to the most probable one"
     )
     repetition_penalty: float = Field(default=1.0, gt=0)
+    presence_penalty: float = Field(default=0.0, description="subtracted from the logits of tokens that were written")
+    frequency_penalty: float = Field(
+        default=0.0, description="subtracted from the logit of a token for each time that it was written"
+    )
+    logit_bias: LogitBias = Field(default=(), description="numbers by token id, which are added to logits")
     stop: Seq[Annotated[str, Field(min_length=1)]] = Field(
         default=(), description="strings that end the text; not included in it"
+    )
+    stop_token_ids: Seq[Annotated[int, Field(ge=0)]] = Field(
+        default=(), description="tokens that end the text; not included in it"
+    )
+    min_tokens: int = Field(
+        default=0,
+        ge=0,
+        description="number of new tokens before which nothing in stop and stop_token_ids ends the text",
     )
     seed: int | None = Field(default=None, ge=0, le=LARGEST_SEED)
     overflow: Literal["slide", "refuse"] = Field(
@@ -53,6 +100,9 @@ class Generation(Spec):
                     f"{self.num_return} given, but beam search returns at most num_beams = {self.num_beams} texts",
                 )
             )
+        if self.min_tokens > self.max_new_tokens:
+            sentence = f"{self.min_tokens} given, but a text has at most max_new_tokens = {self.max_new_tokens}"
+            found.append(Problem(("min_tokens",), sentence))
         return found + (
             [Problem((name,), self._not_searched(name)) for name in self.drawing()] if self.num_beams > 1 else []
         )
@@ -66,7 +116,7 @@ class Generation(Spec):
         )
 
     def _not_searched(self, name: str) -> str:
-        wanted = "leave it out" if _default(name) is None else f"leave it at {_default(name)}"
+        wanted = "leave it out" if _default(name) in (None, ()) else f"leave it at {_default(name)}"
         return f"{getattr(self, name)} given, but beam search (num_beams {self.num_beams}) does not sample; {wanted}"
 
     def requested(self, **options: Any) -> Self:
