@@ -275,7 +275,7 @@ def generate(
         raise UserError("'regex' and 'json_schema' apply to text, but 'ids' are given; leave one of them out")
     if prompt or special:
         raise UserError("'prompt' and 'special' apply to text, but 'ids' are given; leave one of them out")
-    return write_ids(found.model, ids, generation, speculation)
+    return write_ids(found.model, ids, generation, speculation, found.drawn)
 
 
 @with_usual_settings

@@ -15,6 +15,7 @@ from qkv.models.transformer import Transformer
 from qkv.models.unchanged import unchanged
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
+from qkv.tokenizers.special import special_ids
 from qkv.tokenizers.tokenizer import Tokenizer
 
 
@@ -101,11 +102,14 @@ def best_texts(
         return text + writer.flush(), ended
 
     def best(row: int, found: Hypothesis) -> BestText:
-        tokens = found.tokens[:-1] if found.tokens and found.tokens[-1] == end_id else found.tokens
+        last = found.tokens[-1] if found.tokens else None
+        unwritten = last in generation.stop_token_ids and not _is_written(tokenizer, last)
+        tokens = found.tokens[:-1] if last is not None and (last == end_id or unwritten) else found.tokens
         return BestText(written(row, tokens)[0], found.score, found.log_probability)
 
     ends = (lambda row, tokens: written(row, tokens)[1]) if generation.stop else None
-    hypotheses = beam_search(model, ids, generation.changed(stop=()), end_id, capacity, ends=ends)
+    plain, drawn = generation.changed(stop=()), tokenizer.vocab_size
+    hypotheses = beam_search(model, ids, plain, end_id, capacity, ends=ends, drawn=drawn)
     return [[best(row, found) for found in several] for row, several in enumerate(hypotheses)]
 
 
@@ -123,7 +127,7 @@ def _pieces(
         yield from _searched(model, tokenizer, prompts, generation, capacity)
         return
     ids = [prompt_ids(tokenizer, prompt) for prompt in prompts]
-    sampling = Sampling(model, ids, generation, capacity, None, constraint, speculation)
+    sampling = Sampling(model, ids, generation, capacity, tokenizer.vocab_size, constraint, speculation)
     writers = [TextWriter(tokenizer, prompt, generation.stop) for prompt in ids]
     with evaluating(model):
         while sampling.running:
@@ -136,9 +140,16 @@ def _pieces(
             sampling.drop({row for row in sampling.running if writers[row].stop.ended})
     sampling.check()
     for row, writer in enumerate(writers):
-        rest = writer.flush()
+        end = sampling.ends[row].token if row in sampling.ends else None
+        last = writer.feed(end) if end is not None and _is_written(tokenizer, end) else ""
+        rest = last + writer.flush()
         if rest:
             yield row, rest
+
+
+def _is_written(tokenizer: Tokenizer, end: int) -> bool:
+    """True if an end token is part of the text, as in the transformers library: any but a special token."""
+    return end not in special_ids(tokenizer.core).values()
 
 
 def _searched(

@@ -54,7 +54,7 @@ class Uniforms:
 class RowSpan:
     """Lines of logits (M, V) that belong to one row: after its text, and after each of its proposals.
 
-    text: tokens before the proposals. first: its first line.
+    text: tokens before the proposals. first: its first line. begin: number of tokens of its prompt.
     """
 
     text: Sequence[int]
@@ -62,6 +62,7 @@ class RowSpan:
     generation: Generation
     uniforms: Uniforms
     first: int = 0
+    begin: int = 0
 
     @property
     def lines(self) -> range:

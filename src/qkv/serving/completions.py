@@ -88,9 +88,7 @@ def _asked_to_chat(model: ServedModel, body: ChatBody, service: Service) -> Aske
         opening = f"{form.begin}\n" if form and form.begin and body.required else ""
         ids = model.chat_prompt(messages, variables, opening)
         structure = required_call(body.required, form) if form and body.required else body.structure
-        stopped = body.stop is not None or structure is not None
-        ended = body if stopped else body.changed(stop=model.template.stop or None)
-        requests = model.requests(ids, ended, asked, structure)
+        requests = model.requests(ids, body, asked, structure)
     except UserError as error:
         raise as_api_error(error, "messages") from None
     most = 1 if body.parallel_tool_calls is False else None

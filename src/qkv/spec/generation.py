@@ -8,6 +8,7 @@ from pydantic import Field
 
 from qkv.spec.base import LARGEST_SEED, Seq, Spec
 from qkv.spec.errors import Problem
+from qkv.spec.forbidding import Forbidding
 
 DRAWING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Fields that apply to sampling and not to beam search."""
@@ -16,7 +17,7 @@ Measure = Literal["sum", "token", "character"]
 """Score of a given text: log probability, or that per token or per character, which does not favour short texts."""
 
 
-class Generation(Spec):
+class Generation(Forbidding):
     """Options of text generation, applied in this order: repetition penalty, temperature, top-k, top-p, min-p.
 
     ``num_beams`` > 1 selects beam search instead of sampling; see ``qkv.generation.beam``.
@@ -32,6 +33,9 @@ class Generation(Spec):
     repetition_penalty: float = Field(default=1.0, gt=0)
     stop: Seq[Annotated[str, Field(min_length=1)]] = Field(
         default=(), description="strings that end the text; not included in it"
+    )
+    stop_token_ids: Seq[Annotated[int, Field(ge=0)]] = Field(
+        default=(), description="tokens that end the text; not included in it"
     )
     seed: int | None = Field(default=None, ge=0, le=LARGEST_SEED)
     overflow: Literal["slide", "refuse"] = Field(

@@ -247,7 +247,17 @@ COMMON: Reasons = {
         ("gradient_checkpointing", "pretraining_tp", "attn_implementation", "_attn_implementation"), "execution setting"
     ),
     **dict.fromkeys(
-        ("task_specific_params", "finetuning_task", "max_length", "do_sample"), "settings of generation and of tasks"
+        (
+            "task_specific_params",
+            "finetuning_task",
+            "max_length",
+            "do_sample",
+            "temperature",
+            "top_k",
+            "top_p",
+            "num_beams",
+        ),
+        "settings of generation and of tasks",
     ),
     **dict.fromkeys(
         ("id2label", "label2id", "num_labels", "problem_type"), "class names; read if the head has classes"
