@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from transformers import CONFIG_MAPPING
 
 from qkv.interop.load import load_published
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import Family, read_spec
+from qkv.interop.mapping.family import COMMON, Family, ignored_keys, read_spec
 from qkv.interop.normal import normal
 from qkv.interop.registry import FAMILIES
 from qkv.spec.errors import UserError
@@ -66,17 +67,93 @@ def test_a_missing_key_means_what_the_published_class_means(family: Family, kind
 
 
 def keys_of(case: Case) -> list[tuple[str, Any]]:
-    """Of the pool what the family reads or ignores; any other key is refused."""
-    family = next(family for family, kind in TYPES if kind == case.config.model_type)
-    config = Config({**raw(case), "num_labels": 2})
-    with contextlib.suppress(UserError):
-        read_spec(family, case.model.__name__, config)
-    known = {*config.asked, *family.ignored_config, "pretraining_tp", "use_cache", "torch_dtype"}
-    return [(key, value) for key, values in POOL.items() if key in known for value in values]
+    """Keys of the pool, most of which the published code of a family does not know, and names for other ones."""
+    found = [(key, value) for key, values in POOL.items() for value in values]
+    values = raw(case)
+    return found + [(key, values[name]) for key, name in case.config.attribute_map.items() if name in values]
 
 
 def raw(case: Case) -> dict[str, Any]:
     return {**json.loads(case.config.to_json_string()), "architectures": [case.model.__name__]}
+
+
+def usual(family: Family, kind: str) -> tuple[str, dict[str, Any]]:
+    """(first architecture of a family, all keys of its published config class as they are for a usual model)."""
+    name, architecture = next(iter(family.architectures.items()))
+    more = {"axial_pos_embds_dim": [64, 192]} if kind == "reformer" else {}
+    return name, written(CONFIG_MAPPING[kind](**{**family.typical, **architecture.typical, **more}))
+
+
+METADATA = {
+    "unsloth_version": "2025.3.1",
+    "is_llama_config": True,
+    "rope_interleaved": False,
+    "transformers.js_config": {"dtype": "q4", "kv_cache_dtype": {"fp16": 1.0}},
+    "model_max_length": 10**30,
+    "max_sequence_length": 2048,
+    "_attn_implementation_autoset": True,
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "training_notes": [float("inf"), {"best": float("nan")}],
+    "finetuned_by": "somebody",
+}
+"""Keys of published configs that no code of a family reads, numbers without end among their values."""
+
+
+@pytest.mark.parametrize(("family", "kind"), TYPES, ids=[kind for _, kind in TYPES])
+def test_keys_that_no_code_reads_are_left_unread_and_listed(family: Family, kind: str) -> None:
+    name, plain = usual(family, kind)
+    config = Config({**plain, **METADATA, "architectures": [name]})
+    assert normal(read_spec(family, name, config)) == read(family, name, plain)
+    listed = dict(ignored_keys(family, config))
+    assert METADATA.keys() <= listed.keys()
+    assert listed["finetuned_by"] == f"not known to the published code of {family.name}"
+
+
+@pytest.mark.parametrize(("family", "kind"), TYPES, ids=[kind for _, kind in TYPES])
+def test_a_misspelt_key_is_refused_by_its_name(family: Family, kind: str) -> None:
+    """Every key whose value is another than the default, with two letters exchanged."""
+    name, plain = usual(family, kind)
+    asked = Config({**plain, "architectures": [name]})
+    whole = normal(read_spec(family, name, asked))
+    refused = 0
+    for key in asked.asked & plain.keys() - {"model_type", "architectures"}:
+        place = len(key) // 2
+        wrong = key[:place] + key[place + 1] + key[place] + key[place + 2 :]
+        if plain[key] is None or wrong == key:
+            continue
+        given = {wrong if other == key else other: value for other, value in plain.items()}
+        found = read(family, name, given)
+        assert isinstance(found, str) or found == whole, key
+        refused += repr(wrong) in str(found)
+    assert refused > 4
+
+
+def test_a_key_like_one_that_is_given_too_is_no_mistake() -> None:
+    family = next(family for family, kind in TYPES if kind == "llama")
+    values = {"model_type": "llama", **family.typical, "rms_norm_eps": 1e-5, "rms_norm_epss": 1.0}
+    with pytest.warns(UserWarning, match="'rms_norm_epss' is not read; 'rms_norm_eps' is"):
+        assert isinstance(read(family, "LlamaForCausalLM", values), Model)
+    del values["rms_norm_eps"]
+    assert "did you mean 'rms_norm_eps'?" in str(read(family, "LlamaForCausalLM", values))
+
+
+@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
+def test_keys_that_every_library_reads_are_refused_by_their_names(key: str) -> None:
+    family = next(family for family, kind in TYPES if kind == "llama")
+    assert f"{key} is given" in str(read(family, "LlamaForCausalLM", {"model_type": "llama", key: {"bits": 4}}))
+
+
+@pytest.mark.parametrize(("family", "kind"), TYPES, ids=[kind for _, kind in TYPES])
+def test_every_key_of_the_published_class_is_read_or_has_a_reason(family: Family, kind: str) -> None:
+    names = {field.name for field in fields(CONFIG_MAPPING[kind])} | CONFIG_MAPPING[kind].attribute_map.keys()
+    known = {*COMMON, *family.ignored_config, *family.synonyms, "_out_features", "_out_indices"}
+    _, values = usual(family, kind)
+    for name in family.architectures:
+        config = Config({**values, "architectures": [name]})
+        with contextlib.suppress(UserError):
+            read_spec(family, name, config)
+        known |= config.asked
+    assert not names - known
 
 
 @pytest.mark.parametrize("kind", FIRST_CASES)

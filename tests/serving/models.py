@@ -15,17 +15,27 @@ from qkv.spec.recipe import Recipe
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
 
+TEMPLATE = (
+    "{% for message in messages %}{% if message.role == 'system' %}{{ message.content + '\n\n' }}"
+    "{% else %}{{ message.role | capitalize + ': ' + message.content + '\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+"""Chat template of the tokenizers here."""
 TEXT = "the quick brown fox jumps over the lazy dog; User: Assistant: \n, ä € 😀 " * 3
 
 
 def characters() -> Tokenizer:
     """One id per character of ``TEXT``, and an end token."""
-    return train(spec.Characters(), [TEXT]).with_specials(("eos",))
+    found = train(spec.Characters(), [TEXT]).with_specials(("eos",))
+    found.chat_template = TEMPLATE
+    return found
 
 
 def byte_pairs(*specials: str) -> Tokenizer:
     """Byte-level BPE, in which a character can have several tokens; without special tokens no text ends early."""
-    return train(spec.BPE(vocab_size=270), [TEXT]).with_specials(specials)
+    found = train(spec.BPE(vocab_size=270), [TEXT]).with_specials(specials)
+    found.chat_template = TEMPLATE
+    return found
 
 
 def run_of(folder: Path, tokenizer: Tokenizer, model: dict[str, Any], **recipe: Any) -> Run:

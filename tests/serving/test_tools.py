@@ -155,7 +155,7 @@ def test_tools_calls_and_their_results_are_rendered_as_by_transformers(tmp_path:
         eos_token="<eos>",
         chat_template=TEMPLATES[template],
     )
-    found = find_template(tmp_path, tokenizer)
+    found = find_template(tokenizer)
     assert found.reads_tools
     messages = called({"city": "Köln", "days": 2})
     for tools in (TOOLS, None):

@@ -16,6 +16,7 @@ from qkv.spec.overrides import measured, override, quick_form
 from qkv.spec.recipe import Recipe
 from qkv.spec.training import Training
 from qkv.spec.yaml_io import read_recipe
+from qkv.system.torch_settings import with_usual_settings
 from qkv.training.verbs import data_fields, split_settings, task_named
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from qkv.training.swap import Swapped
 
 
+@with_usual_settings
 def train(
     recipe: Any,
     out: str | Path | None = None,
@@ -91,6 +93,7 @@ def train(
         return run_training(found, folder, resume, on_event, began)
 
 
+@with_usual_settings
 def swap(
     run: Run | str | Path,
     changes: Iterable[str],
@@ -117,6 +120,7 @@ def swap(
     )
 
 
+@with_usual_settings
 def quantize(
     run: Run | str | Path,
     out: str | Path | None = None,
@@ -140,6 +144,7 @@ def quantize(
     return quantize_run(run, folder, bits, group, None if data is None else str(data), batches, copy)
 
 
+@with_usual_settings
 def compare(
     recipe: Recipe | str | Path,
     entries: Mapping[str, Iterable[str]] | None = None,
@@ -183,6 +188,7 @@ def compare(
     return compare_models(found, folder, executor_of(jobs, ray, threads), base)
 
 
+@with_usual_settings
 def load(run: str | Path, accept_changes: bool = False, copy: bool = False, **published: Any) -> Run:
     """Load the run in a folder, with its best weights, or a published checkpoint: a folder in Hugging Face format, or a
     name like "gpt2".
@@ -226,6 +232,7 @@ def generate(
     """Generate token ids after ``ids``."""
 
 
+@with_usual_settings
 def generate(
     run: Run | Transformer | str | Path,
     prompt: str = "",
@@ -269,9 +276,10 @@ def generate(
         raise UserError("'regex' and 'json_schema' apply to text, but 'ids' are given; leave one of them out")
     if prompt or special:
         raise UserError("'prompt' and 'special' apply to text, but 'ids' are given; leave one of them out")
-    return write_ids(found.model, ids, generation, speculation)
+    return write_ids(found.model, ids, generation, speculation, found.drawn)
 
 
+@with_usual_settings
 def generate_images(
     run: Run | str | Path, count: int = 1, label: str | None = None, **options: Any
 ) -> list[np.ndarray]:
@@ -285,6 +293,7 @@ def generate_images(
     return generated_images(load(run) if isinstance(run, (str, Path)) else run, count, label, **options)
 
 
+@with_usual_settings
 def evaluate(
     run: Run | str | Path,
     split: str | None = None,
@@ -320,6 +329,7 @@ def evaluate(
         return Figures(evaluate_run(replace(loaded, recipe=recipe), part, batches, source), "data in memory")
 
 
+@with_usual_settings
 def evaluate_choices(
     run: Run | str | Path,
     questions: Any,
@@ -351,6 +361,7 @@ def evaluate_choices(
     return Figures(evaluate_prompt(prompt, rows), "data in memory")
 
 
+@with_usual_settings
 def predict(run: Run | str | Path, *inputs: Any, columns: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
     """Predict the task's output (label, number, span, text …) for each input, as a mapping whose ``answer`` is
     readable.
@@ -368,6 +379,7 @@ def predict(run: Run | str | Path, *inputs: Any, columns: Mapping[str, str] | No
     return predict_run(loaded, rows_of_inputs(loaded, inputs, columns))
 
 
+@with_usual_settings
 def ask(
     run: Run | str | Path,
     inputs: Iterable[str | Mapping[str, str]],
@@ -407,6 +419,7 @@ def _labelled(examples: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:
     return shown
 
 
+@with_usual_settings
 def explain(run: Run | str | Path, *inputs: Any, columns: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
     """Predict for inputs as ``predict`` does, and say what the answer owes to each word.
 
@@ -420,6 +433,7 @@ def explain(run: Run | str | Path, *inputs: Any, columns: Mapping[str, str] | No
     return explain_run(loaded, rows_of_inputs(loaded, inputs, columns))
 
 
+@with_usual_settings
 def embed(
     run: Run | str | Path,
     texts: Sequence[str | Sequence[int]],
@@ -442,6 +456,7 @@ def embed(
     return embed_with(run, texts, prompt, prefix, **options)
 
 
+@with_usual_settings
 def cost(
     spec: Model | Recipe, batch_size: int | None = None, length: int | None = None, precision: str | None = None
 ) -> Cost:

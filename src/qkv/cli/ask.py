@@ -9,7 +9,7 @@ import typer
 
 from qkv.cli.predict import named_values
 from qkv.cli.prompting import NUM_EXAMPLES, Examples, NumExamples, TemplateText, template_of
-from qkv.cli.runs import Copy, RunFolder, run_or_published
+from qkv.cli.runs import Copy, ModelFolder, run_or_published
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.generation import Measure
 
@@ -38,7 +38,7 @@ _Column = Annotated[
 
 
 def ask_command(
-    run: RunFolder,
+    run: ModelFolder,
     inputs: _Inputs = None,
     examples: Examples = None,
     data: _Data = None,

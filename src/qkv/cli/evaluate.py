@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from qkv.cli.prompting import NUM_EXAMPLES, Examples, NumExamples, TemplateText, template_of
-from qkv.cli.runs import Copy, Json, RunFolder, output_file, run_folder, run_or_published
+from qkv.cli.runs import Copy, Json, ModelFolder, output_file, run_folder, run_or_published
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.overrides import measured
 from qkv.spec.yaml_io import read_recipe
@@ -44,7 +44,7 @@ _Batches = Annotated[int | None, typer.Option(metavar="N", help="Evaluate on N e
 
 
 def evaluate_command(
-    run: RunFolder,
+    run: ModelFolder,
     changes: _Changes = None,
     data: _Data = None,
     split: _Split = None,

@@ -40,7 +40,10 @@ FORMATS = {
 
 
 def export_command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a published checkpoint.")],
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="A run folder, a folder in Hugging Face format, a GGUF file, or a name."),
+    ],
     out: Annotated[
         Path | None,
         typer.Option(
@@ -119,7 +122,7 @@ def _write_gguf(read: _Source, file: Path, dtype: str | None, check: bool | None
         raise UserError(f"{file} exists; name another file with --out")
     partial = file.with_name(f"{file.stem}-partial-{os.getpid()}.gguf")
     try:
-        written = save_gguf(read.model, partial, read.tokenizer, dtype, read.family)
+        written = save_gguf(read.model, partial, read.tokenizer, dtype, read.family, read.ends)
         asked = size_of(read.model) <= LIMIT if check is None else check
         said = compare_gguf(partial, written.type) if asked else "not compared with llama.cpp"
         partial.replace(file)
@@ -168,7 +171,8 @@ class _Source(NamedTuple):
 
     tokenizer, labels, begin: tokenizer, class names, and ids that start a target.   family: published family, "" if
     not known.   kept: tensors of the checkpoint that are passed on as they are.   processor: of inputs other than text.
-    temperature: divisor of the logits of a classifier, for calibrated probabilities.
+    temperature: divisor of the logits of a classifier, for calibrated probabilities.   ends: ids of tokens that end a
+    text.
     """
 
     model: Transformer
@@ -179,20 +183,21 @@ class _Source(NamedTuple):
     kept: Mapping[str, Tensor] | None = None
     processor: Processor | None = None
     temperature: float = 1.0
+    ends: Sequence[int] = ()
 
 
 def _read(source: Path, copy: bool) -> _Source:
     from qkv.data.batch import INPUT
     from qkv.interop.load import load_published
     from qkv.models.wide import DEEP
+    from qkv.runs.ends import end_ids
     from qkv.runs.load import load
     from qkv.tasks.pairs import marks
 
     if not (source / "spec.yaml").is_file():
         found = load_published(source, copy=copy)
-        return _Source(
-            found.model, found.tokenizer, found.labels, found.family, found.begin, found.kept, found.processor
-        )
+        own = found.model, found.tokenizer, found.labels, found.family, found.begin, found.kept, found.processor
+        return _Source(*own, ends=found.sample.stop_token_ids)
     run = load(source, copy=copy)
     if run.recipe.quantized is not None:
         raise UserError(f"{source} has quantised weights; export the run that it was made from")
@@ -205,7 +210,8 @@ def _read(source: Path, copy: bool) -> _Source:
     begin = marks(run.vocabulary, getattr(run.recipe.task, "begin", ())).begin if run.model.encoder else ()
     tokenizer, processor = run.tokenizer if run.vocabulary.has_text else None, run.vocabulary.processors.get(INPUT)
     labels, heat = run.vocabulary.labels, run.temperature
-    return _Source(run.model, tokenizer, labels, begin=begin, processor=processor, temperature=heat)
+    ends = end_ids(run)
+    return _Source(run.model, tokenizer, labels, begin=begin, processor=processor, temperature=heat, ends=ends)
 
 
 def _write(read: _Source, folder: Path, dtype: str | None, check: bool | None) -> str:
@@ -253,7 +259,6 @@ def _write_model(read: _Source, folder: Path) -> str:
             "no published family is this model, so the folder holds a model file of its own, modeling_qkv.py; "
             "transformers opens it with trust_remote_code=True"
         )
-    written = save_published(
-        read.model, folder, read.tokenizer, read.labels, read.family, read.begin, read.kept, read.processor
-    )
+    own = read.tokenizer, read.labels, read.family, read.begin, read.kept, read.processor
+    written = save_published(read.model, folder, *own, read.ends)
     return f"{written.family.name} ({written.architecture})"

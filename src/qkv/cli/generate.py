@@ -12,7 +12,7 @@ import typer
 
 from qkv.cli.decoding import DecodingOptions, decoding, decoding_options
 from qkv.cli.inputs import text_of_input
-from qkv.cli.runs import Copy, RunFolder, load_run, output_file, run_folder
+from qkv.cli.runs import Copy, ModelFolder, load_run, output_file, run_folder
 from qkv.spec.base import LARGEST
 from qkv.spec.errors import SpecError, UserError, nearest
 from qkv.spec.generation import Generation, Measure
@@ -28,6 +28,7 @@ qkv generate runs/my "Once upon" --num-beams 4 --num-return 3
 qkv generate runs/my "The door was" --choose " open" --choose " closed"
 qkv generate runs/images --image images.png --num-samples 16
 qkv generate my-checkpoint --ids "464 2068 7586"
+qkv generate SmolLM2-135M-Instruct.gguf "Once upon a time"
 qkv generate runs/my "Once upon" --lookup 8
 qkv generate runs/large "Once upon" --draft runs/small
 qkv generate runs/my "Date: " --regex "[0-9]{4}-[0-9]{2}-[0-9]{2}"
@@ -103,7 +104,7 @@ _Special = Annotated[
 
 
 def generate_command(
-    run: RunFolder,
+    run: ModelFolder,
     prompt: _Prompt = "",
     max_new_tokens: _MaxNewTokens = None,
     temperature: _Temperature = None,
@@ -184,7 +185,9 @@ def _generate(given: dict[str, Any], options: dict[str, Any], wanted: DecodingOp
 
 def _write(run: Run, prompt: str, options: dict[str, Any], count: int, stream: bool, wanted: DecodingOptions) -> None:
     """Generate and print ``count`` texts after ``prompt``. Raises ``UserError`` for options that do not go together."""
-    sample = run.recipe.sample
+    from qkv.runs.ends import writing
+
+    sample = writing(run)
     generation = _checked(sample.changed(stop=()) if wanted.constraint else sample, options)
     _check_beams(generation, options, count)
     _note_the_context(run, prompt, generation)
@@ -236,9 +239,11 @@ def _print_ids(run: Run, ids: str, options: dict[str, Any], wanted: DecodingOpti
     if wrong is not None:
         raise UserError(f"--ids: {wrong!r} is not an id; give whole numbers, as in --ids '1 2 3'")
     before = [int(word) for word in words]
+    from qkv.runs.generator import generator_of
+
     generation = _checked(run.recipe.sample.changed(stop=()), options)
     with decoding(wanted, run, generation) as how:
-        after = write_ids(run.model, before, generation, **how)
+        after = write_ids(run.model, before, generation, drawn=generator_of(run).drawn, **how)
     typer.echo(" ".join(map(str, before + after)))
 
 

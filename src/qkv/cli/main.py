@@ -28,6 +28,7 @@ COMMANDS = {
     "train": "Train a model from a recipe, a text file, or a table of examples.",
     "predict": "Predict with a trained model: labels, tags, answers, translations, summaries, numbers.",
     "generate": "Generate text.",
+    "chat": "Chat with a model in the form of its chat template.",
     "ask": "Answer by few-shot prompting: examples before the input, options by score.",
     "serve": "Serve models over HTTP in the form of OpenAI's interface.",
     "evaluate": "Evaluate a trained model on held-out data.",

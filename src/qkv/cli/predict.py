@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from qkv.cli.inputs import lines_of_input, text_of_file
-from qkv.cli.runs import Copy, RunFolder, load_run, output_file, run_or_published
+from qkv.cli.runs import Copy, ModelFolder, load_run, output_file, run_or_published
 from qkv.cli.why_words import tell_why
 from qkv.spec.errors import UserError, nearest
 
@@ -62,7 +62,7 @@ _Report = Annotated[Path | None, typer.Option(metavar="FILE.html", help="--why: 
 
 
 def predict_command(
-    run: RunFolder,
+    run: ModelFolder,
     inputs: _Inputs = None,
     context: _Context = None,
     part: _Part = None,

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 Copy = Annotated[bool, typer.Option("--copy", help="Read the weights into memory instead of mapping the file.")]
 """Option of every command that uses the weights of a run or of a published folder."""
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, made by 'qkv train'.")]
-"""First argument of commands that use a trained model."""
+"""First argument of commands that use a trained run."""
+ModelFolder = Annotated[
+    Path, typer.Argument(metavar="RUN", help="A run folder, a folder in Hugging Face format, a GGUF file, or a name.")
+]
+"""First argument of commands that use a trained model, of qkv or published."""
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 """Option of commands that print a table."""
 

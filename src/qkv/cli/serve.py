@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.cli.decoding import speculation_options, speculator_of
+from qkv.cli.inputs import text_of_file
 from qkv.cli.runs import run_or_published
 from qkv.interop.places import is_sentence_folder
 from qkv.report.figures import size
 from qkv.spec.errors import UserError
+from qkv.tokenizers.gguf_file import SUFFIX
 
 if TYPE_CHECKING:
     from qkv.generation.speculate import Speculator
     from qkv.runs.run import Run
     from qkv.serving.limits import Limits
+    from qkv.serving.model import ServedModel
     from qkv.serving.service import Service
 
 _NEEDED = ("starlette", "uvicorn", "prometheus_client", "jinja2")
@@ -30,13 +33,18 @@ EXAMPLES = """\
 qkv serve runs/my
 qkv serve runs/my small=runs/small --port 9000
 qkv serve runs/large --draft runs/small
+qkv serve SmolLM2-135M-Instruct.gguf
+qkv serve my-checkpoint --chat-template chatml.jinja
 QKV_API_KEY=secret qkv serve my-checkpoint --host 0.0.0.0
 """
 
 
 _Runs = Annotated[
     list[str],
-    typer.Argument(metavar="RUN [NAME=RUN2 ...]", help="Run folders or published models, with a name if wanted."),
+    typer.Argument(
+        metavar="RUN [NAME=RUN2 ...]",
+        help="Run folders, published folders or names, GGUF files; with a name if wanted.",
+    ),
 ]
 _Host = Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen at.")]
 _Port = Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 for a free one.")]
@@ -61,6 +69,9 @@ _Draft = Annotated[
     Path | None, typer.Option(metavar="RUN", help="Propose tokens by a smaller model with the same vocabulary.")
 ]
 _DraftTokens = Annotated[int | None, typer.Option(metavar="N", help="Tokens that the draft proposes at a time; 4.")]
+_ChatTemplate = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Jinja template of chats, in the place of the model's own.")
+]
 _Timeout = Annotated[
     float | None, typer.Option(metavar="SECONDS", min=0, help="Maximum time of a request; default: none.")
 ]
@@ -84,6 +95,7 @@ def serve_command(
     lookup: _LookUp = None,
     draft: _Draft = None,
     draft_tokens: _DraftTokens = None,
+    chat_template: _ChatTemplate = None,
     timeout: _Timeout = None,
     strict: _Strict = False,
     patience: _Patience = None,
@@ -91,6 +103,7 @@ def serve_command(
     """Serve models over HTTP in the form of OpenAI's interface, and a page to try them in a browser."""
     folders = _named(runs)
     asked = speculation_options(lookup, draft, draft_tokens)
+    template = None if chat_template is None else text_of_file(chat_template, "--chat-template")
     _check_installed()
     from qkv.serving.app import LOOPBACK, Access
     from qkv.serving.limits import Limits
@@ -101,19 +114,30 @@ def serve_command(
     access = Access(key or None, LOOPBACK if host in LOOPBACK else (), tuple(cors or ()))
     speculation = None if asked is None else partial(speculator_of, asked)
     with open_socket(host, port) as opened:
-        service = _service(folders, limits, speculation)
+        service = _service(folders, limits, speculation, template)
         for name, model in service.models.items():
-            typer.echo(f"{name}: {', '.join(model.to_dict()['capabilities'])}")
+            typer.echo(f"{name}: {', '.join(model.to_dict()['capabilities'])}{_without_chat(model)}")
         serve(service, access, opened, patience, typer.echo)
 
 
-def _service(folders: dict[str, Path], limits: Limits, speculation: Callable[[Run], Speculator] | None) -> Service:
+def _without_chat(model: ServedModel) -> str:
+    """Sentence on a model that could chat, if its template were known."""
+    if not model.writes or model.chats or model.run.model.encoder is not None:
+        return ""
+    return "; no chat, since the model has no chat template (--chat-template FILE)"
+
+
+def _service(
+    folders: dict[str, Path], limits: Limits, speculation: Callable[[Run], Speculator] | None, template: str | None
+) -> Service:
     """Load the models, which hold once what they have alike, and print how much that saves."""
     from qkv.serving.model import ServedModel, share
     from qkv.serving.service import Service
 
     several = len(folders) > 1
-    models = {name: ServedModel(name, folder, limits, speculation, several) for name, folder in folders.items()}
+    models = {
+        name: ServedModel(name, folder, limits, speculation, several, template) for name, folder in folders.items()
+    }
     saved = share(models.values()) if several else 0
     service = Service(models, limits)
     if saved:
@@ -128,7 +152,7 @@ def _named(runs: list[str]) -> dict[str, Path]:
     for given in runs:
         first, equals, rest = given.partition("=")
         folder = Path(rest if equals and not Path(given).exists() else given).expanduser()
-        name = first if equals and not Path(given).exists() else folder.resolve().name
+        name = first if equals and not Path(given).exists() else folder.resolve().name.removesuffix(SUFFIX)
         if not name or name in found:
             said = f"the name {name!r} is given twice" if name else f"{given!r} has no name before '='"
             raise UserError(f"{said}; write NAME=RUN with another name for each")

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from qkv.generation import context
 from qkv.generation.engine import DecodedRow, Engine, Next, Reading
+from qkv.generation.forbid import Line, forbid
 from qkv.layers.context import Memory
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
@@ -149,13 +150,15 @@ class BeamSearch:
         capacity: int | None = None,
         memory: Memory | None = None,
         ends: Ends | None = None,
+        drawn: int | None = None,
     ):
         """Start the search; arguments as for ``beam_search``."""
         context.check(model, prompts, generation)
         _check(model, generation, end_id)
         self.generation = generation
         self.beams = [Beams(generation) for _ in prompts]
-        self._end_id, self._ends = end_id, ends
+        self._end_ids, self._ends, self._drawn = {end_id, *generation.stop_token_ids} - {None}, ends, drawn
+        self._prompts = [list(prompt) for prompt in prompts]
         self._engine = Engine(model, self._chosen, capacity)
         self._engine.admit(prompts, range(len(prompts)), memory)
 
@@ -188,17 +191,29 @@ class BeamSearch:
     def _ending(self, prompt: int) -> Callable[[list[int]], bool]:
         """Return the test of whether a continuation of the prompt is finished: by the end token or by ``ends``."""
         most, ends = self.generation.max_new_tokens, self._ends
-        return lambda text: len(text) == most or text[-1] == self._end_id or (ends is not None and ends(prompt, text))
+        return lambda text: len(text) == most or text[-1] in self._end_ids or (ends is not None and ends(prompt, text))
+
+    def _drawable(self, prompts: Sequence[int], logits: Tensor) -> Tensor:
+        """Logits of the ids that may be drawn, and -inf for what the settings forbid."""
+        logits = logits[:, : self._drawn]
+        if not self.generation.forbids:
+            return logits
+        pairs = [(self._prompts[prompt], text) for prompt in prompts for text in self.beams[prompt].texts]
+        return forbid(logits, [Line([*before, *text], len(before), self.generation) for before, text in pairs])
 
     def _candidates(self, prompts: Sequence[int], logits: Tensor) -> list[list[Beam]]:
-        """Best 2 K continuations of each prompt by log probability, best first. logits (beams of all prompts, V)."""
+        """Best 2 K continuations of each prompt by log probability, best first; K more for each end token after the
+        first. logits (beams of all prompts, V).
+        """
         count = len(prompts)
         before = [self.beams[prompt].log_probabilities for prompt in prompts]
-        # The best 2 K of all beams contain at most 2 K tokens of one beam.
-        best, tokens = logits.topk(min(2 * self.generation.num_beams, logits.shape[-1]))
+        most = max(2, 1 + len(self._end_ids)) * self.generation.num_beams
+        # The best candidates of all beams contain at most as many tokens of one beam.
+        drawable = self._drawable(prompts, logits)
+        best, tokens = drawable.topk(min(most, drawable.shape[-1]))
         found = (best - logits.logsumexp(-1, keepdim=True)).double().view(count, len(logits) // count, -1)
         found = (found + torch.tensor(before, dtype=torch.float64, device=logits.device)[..., None]).flatten(1)
-        found, place = found.topk(min(2 * self.generation.num_beams, found.shape[1]))
+        found, place = found.topk(min(most, found.shape[1]))
         # One read from the device: float64 holds indices exactly.
         columns = torch.stack(
             (found, (place // tokens.shape[1]).double(), tokens.view(count, -1).gather(1, place).double())
@@ -220,19 +235,21 @@ def beam_search(
     capacity: int | None = None,
     memory: Memory | None = None,
     ends: Ends | None = None,
+    drawn: int | None = None,
 ) -> list[list[Hypothesis]]:
     """Return the best ``num_return`` continuations of each prompt, best first (fewer if fewer exist).
 
     K = 1 is greedy decoding.
 
-    end_id: the token that ends a text.   capacity: fixed number of positions of the state; None grows by doubling.
+    end_id: a token that ends a text, besides those of ``generation``.   drawn: only ids below it are candidates.
+    capacity: fixed number of positions of the state; None grows by doubling.
     memory: encoder output, one row per prompt.   ends(row, new tokens): additional stopping criterion.
     With bounded positions the context slides as in ``Sampling``. Raises ``UserError`` for invalid prompts, a model that
     cannot generate, and sampling options.
     """
     if not prompts:
         return []
-    search = BeamSearch(model, prompts, generation, end_id, capacity, memory, ends)
+    search = BeamSearch(model, prompts, generation, end_id, capacity, memory, ends, drawn)
     if not generation.max_new_tokens:
         return [[Hypothesis([], 0.0, 0.0)] for _ in prompts]
     with unchanged(), evaluating(model):

@@ -13,11 +13,15 @@ from qkv.spec.generation import Generation
 
 
 def write_ids(
-    model: Transformer, ids: Sequence[int], generation: Generation, speculation: Speculator | None = None
+    model: Transformer,
+    ids: Sequence[int],
+    generation: Generation,
+    speculation: Speculator | None = None,
+    drawn: int | None = None,
 ) -> list[int]:
     """Generate token ids after ``ids``: a sample, or the best beam if num_beams > 1.
 
-    ``speculation``: decode speculatively, see ``qkv.generation.speculate``.
+    ``speculation``: decode speculatively, see ``qkv.generation.speculate``. ``drawn``: only ids below it are written.
 
     Raises ``UserError`` for ids outside the vocabulary, an encoder–decoder, stop strings and num_return > 1.
     """
@@ -38,5 +42,5 @@ def write_ids(
             f"ids: {given} given; allowed: at least one id, each from 0 to {(model.spec.vocab_size or 0) - 1}"
         )
     if generation.num_beams > 1 and speculation is None:
-        return beam_search(model, [list(ids)], generation)[0][0].tokens
-    return generate(model, [list(ids)], generation, speculation=speculation)[0]
+        return beam_search(model, [list(ids)], generation, drawn=drawn)[0][0].tokens
+    return generate(model, [list(ids)], generation, speculation=speculation, drawn=drawn)[0]

@@ -22,13 +22,14 @@ class Wanted(NamedTuple):
     """Text for which tokens are proposed.
 
     text: its tokens so far; it only ever grows. count: number of tokens to propose at most; 0 for none now.
-    generation, seed: its settings.
+    generation, seed: its settings. drawn: only ids below it may be proposed; None for all.
     """
 
     text: Sequence[int]
     count: int
     generation: Generation
     seed: int
+    drawn: int | None = None
 
 
 class Proposal(NamedTuple):
@@ -128,7 +129,8 @@ class Draft(Proposer):
         """Successors of all rows, as a policy of the engine: each with one token of the draft."""
         logits = reading.logits()
         for generation, places in alike([self._rows[row.key].generation for row in rows]):
-            self._draw([rows[place] for place in places], logits[places], generation)
+            own = [rows[place] for place in places]
+            self._draw(own, logits[places, : self._rows[own[0].key].drawn], generation)
         return [Next(place, self._found[row.key][0][-1:]) for place, row in enumerate(rows)]
 
     def _draw(self, rows: Sequence[DecodedRow], logits: Tensor, generation: Generation) -> None:

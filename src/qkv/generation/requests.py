@@ -272,7 +272,8 @@ class RequestQueue:
 
     def _empty(self) -> Sampling:
         """Batch without rows."""
-        sampling = Sampling(self.model, [], Generation(), pages=self.pages)
+        drawn = None if self.tokenizer is None else self.tokenizer.vocab_size
+        sampling = Sampling(self.model, [], Generation(), drawn=drawn, pages=self.pages)
         if self.keep and shares(self.model):
             sampling.engine.share(self.prefixes)
         return sampling

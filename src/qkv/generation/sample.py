@@ -18,6 +18,7 @@ from qkv.generation.adjust import adjusted
 from qkv.generation.constrain import Constraint, Guide
 from qkv.generation.engine import DecodedRow, Engine, Next, Reading
 from qkv.generation.filters import history
+from qkv.generation.forbid import Line, forbid
 from qkv.generation.proposals import Proposal, Proposer, Wanted
 from qkv.generation.speculate import Speculator
 from qkv.generation.verify import RowSpan, Uniforms, laid, verified
@@ -50,18 +51,18 @@ class Drawn(NamedTuple):
 class End(NamedTuple):
     """Why a row has ended: "length" after ``max_new_tokens``, "stop" where one of ``stop_token_ids`` is drawn, which is
     no part of the text, or where its constraint ends it, "refused" where no token meets its constraint. problem:
-    sentence if the text does not match its constraint, else empty.
+    sentence if the text does not match its constraint, else empty. token: the one that was drawn.
     """
 
     reason: Literal["length", "stop", "refused"]
     problem: str = ""
+    token: int | None = None
 
 
 @dataclass
 class _Row:
     """Settings of a row. seed: of its random numbers. begin, most: number of tokens of its prompt, and at its end.
-    alternatives: see
-    ``Sampling.admit``. guide: of its constraint. speculator: that proposes tokens for it.
+    alternatives: see ``Sampling.admit``. guide: of its constraint. speculator: that proposes tokens for it.
     """
 
     generation: Generation
@@ -236,7 +237,7 @@ class Sampling:
             if own.speculator is speculator:
                 count = min(most, own.most - len(row.tokens) - 1, most if room is None else room)
                 count = max(0, count) if len(row.tokens) - row.read <= most + 1 else 0
-                found[row.key] = Wanted(self.texts[row.key], count, own.generation, own.seed)
+                found[row.key] = Wanted(self.texts[row.key], count, own.generation, own.seed, self._allowed)
         return found
 
     def _shorten(self, key: int, proposal: Proposal) -> None:
@@ -258,8 +259,9 @@ class Sampling:
         """Successors of all rows, as a policy of the engine: each with its new tokens."""
         spans = laid([self._span(row.key) for row in rows])
         logits = reading.ends([len(span.lines) for span in spans]) if self._proposals else reading.logits()
-        logits = at_least_single(logits if self._allowed is None else logits[:, : self._allowed])
-        found = verified(spans, self._guided(rows, spans, adjusted(logits, spans)), self._seen(rows, spans, logits))
+        logits = at_least_single(logits)
+        drawable = self._guided(rows, spans, adjusted(self._drawable(spans, logits), spans))
+        found = verified(spans, drawable, self._seen(rows, spans, logits))
         kept = [self._accepted(row.key, tokens) for row, tokens in zip(rows, found, strict=True)]
         if self._proposals:
             lengths = [len(span.text) + max(0, len(tokens) - 1) for span, tokens in zip(spans, kept, strict=True)]
@@ -270,6 +272,20 @@ class Sampling:
             if not self._has_ended(row.key):
                 going.append(Next(place, tokens[-1:]))
         return going
+
+    def _drawable(self, spans: Sequence[RowSpan], logits: Tensor) -> Tensor:
+        """Logits of the ids that may be drawn: a part of the columns, which is no copy, and -inf for what the settings
+        of a row forbid. The repetition penalty looks up tokens of prompts, which may be any, so all columns stay then.
+        """
+        if self._allowed is not None and all(span.generation.repetition_penalty == 1.0 for span in spans):
+            logits = logits[:, : self._allowed]
+        elif self._allowed is not None:
+            logits = torch.where(
+                torch.arange(logits.shape[-1], device=logits.device) < self._allowed, logits, -torch.inf
+            )
+        if not any(span.generation.forbids for span in spans):
+            return logits
+        return forbid(logits, [Line(text, span.begin, span.generation) for span in spans for text in span.prefixes])
 
     def _span(self, key: int) -> RowSpan:
         own = self._rows[key]
@@ -305,14 +321,14 @@ class Sampling:
             return own.guide.accepted(tokens)
         kept = list(takewhile(lambda token: token not in own.generation.stop_token_ids, tokens))
         if len(kept) < len(tokens):
-            self.ends[key] = End("stop")
+            self.ends[key] = End("stop", token=tokens[len(kept)])
         return kept
 
     def _append(self, key: int, span: RowSpan, tokens: Sequence[int], logits: Tensor) -> None:
         """Add new tokens of a row to its text and to those of the step."""
         count = self._rows[key].alternatives
         for line, token in zip(span.lines, tokens, strict=False):
-            score = None if count is None else scored(logits[line].log_softmax(-1), token, count)
+            score = None if count is None else scored(logits[line].log_softmax(-1)[: self._allowed], token, count)
             self._drawn.append(Drawn(key, token, score))
         self.texts[key] += tokens
 
@@ -366,15 +382,16 @@ def stream(
     generation: Generation,
     capacity: int | None = None,
     speculation: Speculator | None = None,
+    drawn: int | None = None,
 ) -> Iterator[list[int]]:
     """Yield the new token of each prompt, one list per position. See ``Sampling``; for stop strings ``stream_text``.
 
-    ``speculation``: decode speculatively, see ``qkv.generation.speculate``. Raises ``UserError`` for several prompts
-    with ``stop_token_ids``, whose texts end at different positions.
+    ``speculation``: decode speculatively, see ``qkv.generation.speculate``. ``drawn``: only ids below it are drawn.
+    Raises ``UserError`` for several prompts with ``stop_token_ids``, whose texts end at different positions.
     """
     if len(prompts) > 1 and generation.stop_token_ids:
         raise UserError("stop_token_ids: texts of several prompts would end at different positions; call generate")
-    sampling = _of_ids(model, prompts, generation, capacity, speculation)
+    sampling = _of_ids(model, prompts, generation, capacity, speculation, drawn)
     done = [len(prompt) for prompt in prompts]
     with evaluating(model):
         while sampling.running:
@@ -390,12 +407,13 @@ def generate(
     generation: Generation | None = None,
     capacity: int | None = None,
     speculation: Speculator | None = None,
+    drawn: int | None = None,
 ) -> list[list[int]]:
     """Generate the new tokens of each prompt; see ``Sampling``. Raises ``UserError`` for invalid prompts or options.
 
-    ``speculation``: decode speculatively, see ``qkv.generation.speculate``.
+    ``speculation``: decode speculatively, see ``qkv.generation.speculate``. ``drawn``: only ids below it are drawn.
     """
-    sampling = _of_ids(model, prompts, generation or Generation(), capacity, speculation)
+    sampling = _of_ids(model, prompts, generation or Generation(), capacity, speculation, drawn)
     with unchanged(), evaluating(model):
         while sampling.running:
             sampling.step()
@@ -408,6 +426,7 @@ def _of_ids(
     generation: Generation,
     capacity: int | None,
     speculation: Speculator | None,
+    drawn: int | None,
 ) -> Sampling:
     """Sampler after ``prompts`` without a tokenizer. Raises ``UserError`` for stop strings."""
     if generation.stop:
@@ -415,4 +434,4 @@ def _of_ids(
             "stop: stop strings need a tokenizer, and only token ids are given; "
             "generate with a tokenizer or without 'stop'"
         )
-    return Sampling(model, prompts, generation, capacity, speculator=speculation)
+    return Sampling(model, prompts, generation, capacity, drawn, speculator=speculation)

@@ -106,11 +106,14 @@ def best_texts(
         return text + writer.flush(), ended
 
     def best(row: int, found: Hypothesis) -> BestText:
-        tokens = found.tokens[:-1] if found.tokens and found.tokens[-1] == end_id else found.tokens
+        last = found.tokens[-1] if found.tokens else None
+        unwritten = last in generation.stop_token_ids and not _is_written(tokenizer, last)
+        tokens = found.tokens[:-1] if last is not None and (last == end_id or unwritten) else found.tokens
         return BestText(written(row, tokens)[0], found.score, found.log_probability)
 
     ends = (lambda row, tokens: written(row, tokens)[1]) if generation.stop else None
-    hypotheses = beam_search(model, ids, generation.changed(stop=()), end_id, capacity, ends=ends)
+    plain, drawn = generation.changed(stop=()), tokenizer.vocab_size
+    hypotheses = beam_search(model, ids, plain, end_id, capacity, ends=ends, drawn=drawn)
     return [[best(row, found) for found in several] for row, several in enumerate(hypotheses)]
 
 
@@ -128,7 +131,7 @@ def _pieces(
         yield from _searched(model, tokenizer, prompts, generation, capacity)
         return
     ids, generation = [prompt_ids(tokenizer, prompt) for prompt in prompts], _with_ends(tokenizer, generation)
-    sampling = Sampling(model, ids, generation, capacity, None, constraint, speculation)
+    sampling = Sampling(model, ids, generation, capacity, tokenizer.vocab_size, constraint, speculation)
     writers = [TextWriter(tokenizer, prompt, generation.stop, generation.min_tokens) for prompt in ids]
     with evaluating(model):
         while sampling.running:
@@ -141,7 +144,9 @@ def _pieces(
             sampling.drop({row for row in sampling.running if writers[row].stop.ended})
     sampling.check()
     for row, writer in enumerate(writers):
-        rest = writer.flush()
+        end = sampling.ends[row].token if row in sampling.ends else None
+        last = writer.feed(end) if end is not None and _is_written(tokenizer, end) else ""
+        rest = last + writer.flush()
         if rest:
             yield row, rest
 
@@ -151,6 +156,11 @@ def _with_ends(tokenizer: Tokenizer, generation: Generation) -> Generation:
     special = special_ids(tokenizer.core) if generation.stop and generation.min_tokens else {}
     ids = {special[text] for text in generation.stop if text in special}
     return generation.changed(stop_token_ids=tuple({*generation.stop_token_ids, *ids})) if ids else generation
+
+
+def _is_written(tokenizer: Tokenizer, end: int) -> bool:
+    """True if an end token is part of the text, as in the transformers library: any but a special token."""
+    return end not in special_ids(tokenizer.core).values()
 
 
 def _searched(

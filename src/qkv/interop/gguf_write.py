@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,12 +50,14 @@ def save_gguf(
     tokenizer: Tokenizer | None = None,
     dtype: str | None = None,
     family: str = "",
+    ends: Sequence[int] = (),
 ) -> GGUFExport:
     """Write ``model`` as the GGUF file ``file``, which llama.cpp opens.
 
     dtype: of the matrices, a key of ``TYPES``; default: the model's. Vectors and position tables have 32 bits; in Q4_0,
         the token table and the output matrix have Q8_0; matrices whose rows are no multiple of 32 long have F16.
     family: preferred published family.
+    ends: ids of tokens that end a text, besides the tokenizer's.
 
     Raises ``UserError`` if llama.cpp has no architecture for the model, its form would lose a setting, or a weight is
     not finite.
@@ -69,7 +71,7 @@ def save_gguf(
     shapes = {each.name: StoredTensor(each.type, tuple(each.value.shape), 0, 0) for each in tensors}
     check_kept(layout, config, Header(file, values, shapes), factors)
     _check_finite(tensors)
-    words, said = metadata_of_tokenizer(tokenizer, model.spec.vocab_size or 0)
+    words, said = metadata_of_tokenizer(tokenizer, model.spec.vocab_size or 0, ends)
     if factors is not None:
         tensors.append(_Tensor(FACTORS, torch.from_numpy(factors), "F32"))
     try:

@@ -110,7 +110,7 @@ def _images(config: Config, kind: _Kind, channels: int) -> Images:
         },
         config.source,
     )
-    config.finish(_IGNORED)
+    config.leave_unread(_IGNORED)
     return found
 
 

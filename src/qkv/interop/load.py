@@ -33,7 +33,7 @@ from qkv.interop.opened import Opened, opened
 from qkv.interop.places import CONFIG
 from qkv.interop.registry import FAMILIES
 from qkv.interop.safetensors_file import Entry, in_place
-from qkv.interop.writing import answering, beginning, going_on
+from qkv.interop.writing import answering, beginning, going_on, unused_settings
 from qkv.models.placing import place, places_of
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError, nearest
@@ -124,11 +124,11 @@ def read_published(
         architecture,
         model.eval(),
         tokenizer,
-        answering(folder, config) if model.encoder is not None else going_on(folder, tokenizer),
+        answering(folder, config) if model.encoder is not None else going_on(folder, tokenizer, config),
         labels_of(config) or _numbered(model.spec),
         len(stored) - len(ignored),
         tuple(ignored),
-        tuple(ignored_keys(family, config)),
+        (*ignored_keys(family, config), *unused_settings(folder, config)),
         beginning(folder, config) if model.encoder is not None else (),
         _kept(family, architecture, stored, precision),
         found.adapter,

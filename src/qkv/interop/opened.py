@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from qkv.interop.folder import Stored, read_json, stored_tensors
 from qkv.interop.gguf_read import gguf_names, gguf_tensors, gguf_values
 from qkv.interop.mapping.config import Config, Held
 from qkv.interop.mapping.family import Family, choose
-from qkv.interop.places import ADAPTER_CONFIG, CONFIG, INDEX, WEIGHTS, is_published, may_be_name
+from qkv.interop.places import ADAPTER_CONFIG, CONFIG, INDEX, WEIGHTS, gguf_files, is_published, may_be_name
 from qkv.interop.registry import FAMILIES
 from qkv.spec.errors import UserError
 from qkv.tokenizers.folder import holds_tokenizer
@@ -106,6 +106,14 @@ def _base_folder(folder: Path, pickles: bool) -> Path:
     return find_folder(name, revision, pickles)
 
 
+def _only(files: Sequence[Path], folder: Path) -> Path:
+    """The only GGUF file of a folder. Raises ``UserError`` if there are several."""
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise UserError(f"{folder} holds {len(files)} GGUF files: {names}; name one of them")
+    return files[0]
+
+
 def find_folder(source: str | Path, revision: str | None = None, pickles: bool = False) -> Path:
     """Folder of a published checkpoint, or GGUF file: ``source`` itself, or where the published model of that name was
     downloaded to. Raises ``UserError``.
@@ -118,7 +126,7 @@ def find_folder(source: str | Path, revision: str | None = None, pickles: bool =
             raise UserError(f"{folder} holds no published checkpoint: there is no {CONFIG}")
         if revision:
             raise UserError(f"{folder} is a folder here, and only published names have revisions")
-        return folder
+        return _only(gguf_files(folder), folder) if gguf_files(folder) else folder
     if folder.exists():
         raise UserError(f"{folder} is a file; name the folder that holds it, or a published model")
     if not may_be_name(str(source)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from qkv.tokenizers.gguf_file import is_gguf
+from qkv.tokenizers.gguf_file import SUFFIX, is_gguf
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -19,9 +19,18 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 def is_published(folder: Path) -> bool:
     """True if ``folder`` has a config.json, as a checkpoint in Hugging Face format does, or holds a PEFT adapter, or is
-    a GGUF file.
+    a GGUF file or a folder of such files.
     """
-    return is_gguf(folder) or (folder / CONFIG).is_file() or (folder / ADAPTER_CONFIG).is_file()
+    named = any((folder / name).is_file() for name in (CONFIG, ADAPTER_CONFIG))
+    return is_gguf(folder) or named or bool(gguf_files(folder))
+
+
+def gguf_files(folder: Path) -> list[Path]:
+    """GGUF files of language models in a folder that holds no other weights; those of images (mmproj) are left out."""
+    others = (WEIGHTS, INDEX, PICKLE, PICKLE_INDEX, ADAPTER_CONFIG, "spec.yaml")
+    if not folder.is_dir() or any((folder / name).is_file() for name in others):
+        return []
+    return [file for file in sorted(folder.glob(f"*{SUFFIX}")) if is_gguf(file) and "mmproj" not in file.name]
 
 
 def is_sentence_folder(folder: Path) -> bool:

@@ -71,6 +71,7 @@ def save_published(
     begin: Sequence[int] = (),
     kept: Mapping[str, Tensor] | None = None,
     processor: Processor | None = None,
+    ends: Sequence[int] = (),
 ) -> Covering:
     """Write ``model`` as a checkpoint in Hugging Face format: config.json, model.safetensors, generation_config.json
     and, given a tokenizer or an image processor, their files.
@@ -78,8 +79,8 @@ def save_published(
     Returns the published family and its config. ``family``: preferred family if several cover the model, such as the
     one it was loaded from. ``labels``: class names. ``begin``: the one or two ids that the decoder of an
     encoder–decoder starts with; default: the tokenizer's beginning-of-text token. ``kept``: ignored tensors of the
-    loaded folder, written back if files of this architecture may hold them. Raises ``UserError`` if no published family
-    covers the model, or the folder cannot be written.
+    loaded folder, written back if files of this architecture may hold them. ``ends``: ids of all tokens that end a
+    text. Raises ``UserError`` if no published family covers the model, or the folder cannot be written.
     """
     found = covering(model.spec, family)
     if found is None:
@@ -97,7 +98,8 @@ def save_published(
         write_tensors(folder / WEIGHTS, {**tensors, **copies, **_kept(kept or {}, found, model)})
         write_json(folder / CONFIG, config)
         if model.spec.frontend.reads_tokens:
-            write_json(folder / GENERATION, {key: value for key, value in config.items() if key.endswith("_token_id")})
+            ids = {key: value for key, value in config.items() if key.endswith("_token_id")}
+            write_json(folder / GENERATION, {**ids, **({"eos_token_id": list(ends)} if len(ends) > 1 else {})})
         images = written_processor(processor)
         if images is not None:
             write_json(folder / PREPROCESSOR, images)

@@ -1,67 +1,215 @@
-"""Generation settings of a published checkpoint, from ``generation_config.json`` or, in older folders,
-``config.json``.
+"""Generation settings of a published checkpoint, from ``generation_config.json`` or, in older folders, ``config.json``;
+of a GGUF file, from its metadata.
+
+Every setting is used, changes no text, or is named by a warning (``SETTINGS``).
 """
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from qkv.interop.folder import read_json
 from qkv.interop.mapping.config import Config
 from qkv.interop.places import GENERATION
+from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
+from qkv.tokenizers.gguf_file import is_gguf
+from qkv.tokenizers.gguf_read import ends_of
 from qkv.tokenizers.tokenizer import Tokenizer
 
+USED = (
+    *("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "stop_strings"),
+    *("num_beams", "length_penalty", "early_stopping", "eos_token_id", "no_repeat_ngram_size"),
+    *("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "decoder_start_token_id", "forced_bos_token_id"),
+)
+"""Settings that qkv has."""
+WITHOUT: Mapping[str, tuple[Any, ...]] = {
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "encoder_repetition_penalty": (1, 1.0),
+    "encoder_no_repeat_ngram_size": (0,),
+    "exponential_decay_length_penalty": (),
+    "sequence_bias": (),
+    "guidance_scale": (1, 1.0),
+    "watermarking_config": (),
+    "penalty_alpha": (0, 0.0),
+    "diversity_penalty": (0, 0.0),
+    "num_beam_groups": (1,),
+    "constraints": (),
+    "force_words_ids": (),
+    "dola_layers": (),
+    "token_healing": (False,),
+    "renormalize_logits": (False,),
+}
+"""Settings that change texts and that qkv has not, with the values that change nothing."""
+WITHOUT_IN_SAMPLING: Mapping[str, tuple[Any, ...]] = {
+    "typical_p": (1, 1.0),
+    "epsilon_cutoff": (0, 0.0),
+    "eta_cutoff": (0, 0.0),
+    "top_h": (1, 1.0),
+}
+"""Those that apply to sampling only."""
+_TOP_K = 50
+"""The published library's default with ``do_sample``."""
 
-def going_on(folder: Path, tokenizer: Tokenizer | None) -> Generation:
-    """Generation settings of a published decoder-only model: greedy unless ``do_sample`` is set. Generation stops at
-    the end-of-text token.
+
+class Said(NamedTuple):
+    """Settings of a file, and their keys that were not used, each with the reason."""
+
+    values: Mapping[str, Any]
+    file: Path
+
+    @property
+    def config(self) -> Config:
+        """Checked access to the settings."""
+        return Config(self.values, str(self.file))
+
+
+def said_by(folder: Path, config: Config) -> Said:
+    """Settings of ``generation_config.json``; without that file those of ``config.json``, as in older folders."""
+    file = folder / GENERATION
+    if not is_gguf(folder) and file.is_file():
+        return Said({key: value for key, value in read_json(file).items() if value is not None}, file)
+    known = {*USED, *WITHOUT, *WITHOUT_IN_SAMPLING, "max_length"}
+    return Said({key: value for key, value in config.values.items() if key in known}, Path(config.source))
+
+
+def going_on(folder: Path, tokenizer: Tokenizer | None, config: Config) -> Generation:
+    """Generation settings of a published decoder-only model: greedy unless ``do_sample`` is set. Warns of settings that
+    qkv has not.
     """
-    said = Config(_said(folder), str(folder / GENERATION))
-    draws = said.flag("do_sample", False)
-    end = tokenizer.specials.get("eos") if tokenizer else None
-    piece = tokenizer.core.id_to_token(end) if tokenizer and end is not None else None
-    return Generation(
-        temperature=said.number("temperature", 1.0) if draws else 0.0,
-        top_k=(said.integer("top_k", 0) or None) if draws else None,
-        top_p=said.number("top_p", 1.0) if draws and said.has("top_p") else None,
-        repetition_penalty=said.number("repetition_penalty", 1.0),
-        stop=(piece,) if piece else (),
-    )
+    said = said_by(folder, config)
+    found = said.config
+    draws, beams = found.flag("do_sample", False), found.integer("num_beams", 1)
+    _warn(said, draws, beams)
+    drawing = {
+        "temperature": found.number("temperature", 1.0),
+        "top_k": found.integer("top_k", _TOP_K) or None,
+        "top_p": found.number("top_p", 1.0) if found.has("top_p") else None,
+        "min_p": found.number("min_p", 0.0) if found.has("min_p") else None,
+    }
+    settings: dict[str, Any] = {**(drawing if draws else {"temperature": 0.0}), **_forbidden(found)}
+    if beams > 1 and not draws:
+        settings |= _beams(found)
+    else:
+        settings["repetition_penalty"] = found.number("repetition_penalty", 1.0)
+    if found.has("max_new_tokens"):
+        settings["max_new_tokens"] = found.integer("max_new_tokens")
+    ends = tuple(dict.fromkeys((*_ends(folder, found, config), *_own_end(tokenizer))))
+    return Generation.parse({**settings, "stop": _strings(found), "stop_token_ids": ends}, str(said.file))
 
 
 def answering(folder: Path, config: Config) -> Generation:
     """Generation settings of a published encoder–decoder: beam search with ``num_beams`` (default 1) up to the stated
-    maximum length.
+    maximum length. Warns of settings that qkv has not.
 
     Stated lengths include the tokens of ``beginning``: ``max_length`` all of them, ``max_new_tokens`` those after the
     first.
     """
-    said = Config({**config.values, **_said(folder)}, str(folder / GENERATION))
-    longest = said.integer("max_new_tokens") + 1 if said.has("max_new_tokens") else said.integer("max_length", 0)
+    said = said_by(folder, config)
+    found = said.config
+    _warn(said, False, found.integer("num_beams", 1))
+    longest = found.integer("max_new_tokens") + 1 if found.has("max_new_tokens") else found.integer("max_length", 0)
     longest -= len(beginning(folder, config))
-    found = Generation(
-        temperature=0.0,
-        num_beams=said.integer("num_beams", 1),
-        length_penalty=said.number("length_penalty", 1.0),
-        early_stopping=said.values.get("early_stopping") is True,
-    )
-    return found.changed(max_new_tokens=longest) if longest > 0 else found
+    settings = {
+        "temperature": 0.0,
+        **_forbidden(found),
+        **_beams(found),
+        "stop_token_ids": _ends(folder, found, config),
+    }
+    if longest > 0:
+        settings["max_new_tokens"] = longest
+    return Generation.parse(settings, str(said.file))
 
 
 def beginning(folder: Path, config: Config) -> tuple[int, ...]:
     """Ids that the decoder of a published encoder–decoder starts with: its start token and a forced first token, if
     any.
     """
-    said = Config({**config.values, **_said(folder)}, str(folder / GENERATION))
+    said = Config({**config.values, **said_by(folder, config).values}, str(folder / GENERATION))
     first = "decoder_start_token_id" if said.has("decoder_start_token_id") else "bos_token_id"
     old = said.flag("force_bos_token_to_be_generated", False) and not said.has("forced_bos_token_id")
     second = "bos_token_id" if old else "forced_bos_token_id"
     return tuple(said.integer(key) for key in (first, second) if said.has(key))
 
 
-def _said(folder: Path) -> dict[str, Any]:
-    if not (folder / GENERATION).is_file():
-        return {}
-    return {key: value for key, value in read_json(folder / GENERATION).items() if value is not None}
+def named_ends(folder: Path, config: Config) -> tuple[int, ...]:
+    """Ids of the tokens that end a text, as the files of a published checkpoint name them. Raises ``UserError``."""
+    return _ends(folder, said_by(folder, config).config, config)
+
+
+def unused_settings(folder: Path, config: Config) -> Iterator[tuple[str, str]]:
+    """(key, reason) of each setting in ``generation_config.json`` that was not used."""
+    said = said_by(folder, config)
+    if said.file.name != GENERATION:
+        return
+    draws = said.values.get("do_sample") is True
+    for key in sorted(said.values.keys() - set(USED)):
+        if key in WITHOUT or key in WITHOUT_IN_SAMPLING:
+            yield key, "a setting that qkv has not" if _changes(said, key, draws) else "it changes nothing here"
+        elif key == "max_length":
+            yield key, "prompt and text together; qkv counts new tokens: max_new_tokens"
+        else:
+            yield key, "it changes no text"
+
+
+def _changes(said: Said, key: str, draws: bool) -> bool:
+    """True if a setting that qkv has not changes texts."""
+    neutral = WITHOUT[key] if key in WITHOUT else WITHOUT_IN_SAMPLING[key]
+    return (key in WITHOUT or draws) and said.values[key] not in neutral and said.values[key] not in ([], {})
+
+
+def _warn(said: Said, draws: bool, beams: int) -> None:
+    """Warn of the settings that change texts and that qkv has not."""
+    named = [key for key in (*WITHOUT, *WITHOUT_IN_SAMPLING) if key in said.values and _changes(said, key, draws)]
+    if draws and beams > 1:
+        named.append("num_beams with do_sample")
+    if said.values.get("early_stopping") == "never":
+        named.append('early_stopping "never"')
+    for name in named:
+        warnings.warn(f"{said.file}: qkv has no {name}, so texts are written without it", stacklevel=2)
+
+
+def _beams(found: Config) -> dict[str, Any]:
+    """Settings of beam search."""
+    return {
+        "num_beams": found.integer("num_beams", 1),
+        "length_penalty": found.number("length_penalty", 1.0),
+        "early_stopping": found.values.get("early_stopping") is True,
+    }
+
+
+def _forbidden(found: Config) -> dict[str, Any]:
+    """Settings that forbid tokens."""
+    lists = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
+    return {
+        **{name: tuple(found.items(name)) for name in lists},
+        "no_repeat_ngram_size": found.integer("no_repeat_ngram_size", 0),
+    }
+
+
+def _strings(found: Config) -> tuple[str, ...]:
+    given = found.values.get("stop_strings", ())
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _ends(folder: Path, found: Config, config: Config) -> tuple[int, ...]:
+    """Ids of the tokens that end a text: ``eos_token_id``, one or several, or those of a GGUF file. Raises
+    ``UserError``.
+    """
+    if is_gguf(folder):
+        return ends_of(folder)
+    named = found.values.get("eos_token_id", config.values.get("eos_token_id"))
+    listed = named if isinstance(named, list) else [] if named is None else [named]
+    wrong = next((index for index in listed if type(index) is not int), None)
+    if wrong is not None:
+        raise UserError(f"{found.source}: eos_token_id holds {wrong!r}; allowed: an id, or a list of ids")
+    return tuple(index for index in listed if index >= 0)
+
+
+def _own_end(tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    end = tokenizer.specials.get("eos") if tokenizer else None
+    return () if end is None else (end,)

@@ -12,6 +12,7 @@ from qkv.models.transformer import Stack, Transformer
 from qkv.spec.model import Model
 from qkv.system.allocator import keep_freed_memory
 from qkv.system.allowance import limit_threads
+from qkv.system.torch_settings import usual_settings
 
 
 def build(spec: Model, seed: int = 0) -> Transformer:
@@ -22,7 +23,7 @@ def build(spec: Model, seed: int = 0) -> Transformer:
     """
     limit_threads()
     keep_freed_memory()
-    with torch.random.fork_rng(devices=[]):
+    with usual_settings(device=False), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Transformer(spec)
         _initialise(model, spec)

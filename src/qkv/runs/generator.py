@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from qkv.models.transformer import Transformer
+from qkv.runs.ends import writing
 from qkv.runs.run import Run
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
@@ -20,13 +21,18 @@ class Generator(NamedTuple):
     tokenizer: Tokenizer
     sample: Generation
 
+    @property
+    def drawn(self) -> int | None:
+        """Number of ids that have a token; None without a tokenizer."""
+        return None if isinstance(self.tokenizer, AbsentTokenizer) else self.tokenizer.vocab_size
+
 
 def generator_of(source: Any, tokenizer: Any = None) -> Generator:
     """``Generator`` of a run or of a model alone, with another ``tokenizer`` if one is given. Raises ``UserError``."""
     if isinstance(source, Run):
-        return Generator(
-            source.model, source.tokenizer if tokenizer is None else adopted(tokenizer), source.recipe.sample
-        )
+        if tokenizer is None:
+            return Generator(source.model, source.tokenizer, writing(source))
+        return Generator(source.model, adopted(tokenizer), source.recipe.sample)
     if not isinstance(source, Transformer):
         raise UserError(f"{type(source).__name__} given; allowed: a run, its folder, or a model made by qkv.build")
     absent = AbsentTokenizer("a model alone has no tokenizer: give it as tokenizer=…, or give ids=[…]")

@@ -152,6 +152,7 @@ def _published(source: str | Path, options: dict[str, Any]) -> Run:
     recipe = recipe_of(found)
     if found.processor is not None:
         vocabulary = Vocabulary.without_text(found.labels, **{INPUT: found.processor})
-        return Run(found.folder, recipe, found.model, vocabulary, [], 0)
+        return Run(found.folder, recipe, found.model, vocabulary, [], 0, found.ignored_config)
     tokenizer = found.tokenizer or AbsentTokenizer.of_published(found.folder)
-    return Run(found.folder, recipe, found.model, Vocabulary(tokenizer, tokenizer, found.labels), [], 0)
+    vocabulary = Vocabulary(tokenizer, tokenizer, found.labels)
+    return Run(found.folder, recipe, found.model, vocabulary, [], 0, found.ignored_config)

@@ -20,7 +20,7 @@ from qkv.tokenizers.tokenizer import Tokenizer
 @dataclass(frozen=True)
 class Run:
     """Trained run, loaded from its folder. ``model`` has the best weights, those of ``step``, by held-out loss or the
-    metric that the recipe names.
+    metric that the recipe names. ``ignored``: (key, reason) of each setting in a published folder that was not used.
     """
 
     folder: Path
@@ -29,6 +29,7 @@ class Run:
     vocabulary: Vocabulary
     metrics: list[dict[str, Any]]
     step: int
+    ignored: tuple[tuple[str, str], ...] = ()
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -20,6 +20,7 @@ from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.tokenizers import TokenizerFile
 from qkv.spec.yaml_io import read_recipe, write_spec
+from qkv.system.torch_settings import with_usual_settings
 from qkv.tasks.dataset import with_vocabulary
 from qkv.tokenizers.adopt import adopted
 from qkv.tokenizers.tokenizer import Tokenizer
@@ -28,6 +29,7 @@ _TRAINED = ("resume", "metrics.jsonl")
 """Files of a run that ``qkv.train`` trained."""
 
 
+@with_usual_settings
 def save(
     model: Transformer,
     folder: str | Path,

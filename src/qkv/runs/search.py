@@ -23,6 +23,7 @@ from qkv.runs.run import Run
 from qkv.runs.search_index import VERSION, index_path, model_digest, nearest_rows, read_index, unit, write_index
 from qkv.spec.data import Data
 from qkv.spec.errors import UserError
+from qkv.system.torch_settings import with_usual_settings
 
 _AT_ONCE = 512
 """Texts embedded at once: bounds memory and sets the steps of the progress."""
@@ -40,6 +41,7 @@ class Hit(NamedTuple):
     line: int
 
 
+@with_usual_settings
 def search(
     source: Run | str | Path,
     file: str | Path,

@@ -95,9 +95,7 @@ def asked_to_chat(model: ServedModel, body: ChatBody, service: Service, layout: 
         elif form and structure:
             form = form._replace(begin="", end="")  # the answer is JSON: a call or what the schema allows
             structure = call_or_answer(body.tools, form, structure)
-        stopped = body.stop is not None or structure is not None
-        ended = body if stopped else body.changed(stop=model.template.stop or None)
-        requests = model.requests(ids, ended, asked, structure)
+        requests = model.requests(ids, body, asked, structure)
     except UserError as error:
         raise as_api_error(error, "messages") from None
     most = 1 if body.parallel_tool_calls is False else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -17,13 +16,13 @@ from qkv.interop.mapped import watch, watched_files
 from qkv.models.sharing import share_weights
 from qkv.models.transformer import Transformer
 from qkv.runs.embed import embed_opened, matryoshka, opened
+from qkv.runs.ends import writing
 from qkv.runs.run import Run, task_of
 from qkv.serving.bodies import GenerationBody
-from qkv.serving.ends import end_ids
 from qkv.serving.errors import ApiError, as_api_error
 from qkv.serving.limits import KEPT, Limits
 from qkv.serving.structure import Constraints, Structure
-from qkv.serving.templates import PLAIN, ChatTemplate, find_template
+from qkv.serving.templates import NO_TEMPLATE, ChatTemplate, find_template
 from qkv.serving.warm import attempt, write_twice
 from qkv.serving.worker import Worker
 from qkv.spec.errors import UserError
@@ -49,17 +48,20 @@ class ServedModel:
         limits: Limits,
         speculation: Callable[[Run], Speculator] | None = None,
         keep_adapters: bool = False,
+        chat_template: str | None = None,
     ):
         """Load ``source``, a run or a folder.
 
         speculation: makes what proposes tokens for the texts of a run; None for plain decoding. keep_adapters: keep
-        adapters separate, see ``share``. Raises ``UserError`` if the model can be asked for nothing, or the speculator
-        cannot propose for it.
+        adapters separate, see ``share``. chat_template: in the place of the tokenizer's. Raises ``UserError`` if the
+        model can be asked for nothing, or the speculator cannot propose for it.
         """
         run, self.embedding = opened(source, keep_adapters=keep_adapters)
         self.name, self.run, self.limits, self.created = name, run, limits, int(time.time())
         self.task, self.tokenizer = task_of(run), run.tokenizer
         model, text = run.model, run.vocabulary.has_text
+        if text and chat_template is not None:
+            self.tokenizer.chat_template = chat_template
         written = model.spec.decodes and model.vocab_size is not None and run.recipe.model.head.predicts_tokens
         # A model that writes from a source without an encoder reads it as a prefix, which a request does not have.
         self.writes = text and written and (model.encoder is not None) == self.task.writes_from_source
@@ -113,7 +115,12 @@ class ServedModel:
     @cached_property
     def ends(self) -> frozenset[int]:
         """Ids of tokens that end a text."""
-        return end_ids(self.run)
+        return frozenset(self.writing.stop_token_ids)
+
+    @cached_property
+    def writing(self) -> Generation:
+        """Settings of the run for texts."""
+        return writing(self.run)
 
     @cached_property
     def constraints(self) -> Constraints:
@@ -122,17 +129,16 @@ class ServedModel:
 
     @cached_property
     def template(self) -> ChatTemplate:
-        """Template of chats."""
-        return find_template(self.run.folder, self.tokenizer)
+        """Template of chats. Raises ``UserError`` without one."""
+        if self.tokenizer.chat_template is None:
+            way_out = "use /v1/completions, or start the server with --chat-template FILE"
+            raise UserError(f"messages: the model {self.name!r} has {NO_TEMPLATE}; {way_out}")
+        return find_template(self.tokenizer)
 
-    @cached_property
+    @property
     def chats(self) -> bool:
-        """True if the checkpoint has a template of chats."""
-        if not self.writes or self.run.model.encoder is not None:
-            return False
-        with contextlib.suppress(UserError):  # a chat will tell
-            return self.template.source != PLAIN
-        return False
+        """True if it answers chats: it writes text after a prompt, and has a template."""
+        return self.writes and self.run.model.encoder is None and self.tokenizer.chat_template is not None
 
     @cached_property
     def sizes(self) -> tuple[int, ...] | None:
@@ -146,8 +152,7 @@ class ServedModel:
 
     def to_dict(self) -> dict[str, Any]:
         """Entry of ``/v1/models``."""
-        can = {"completions": self.writes, "chat": self.chats}
-        can |= {"embeddings": self.embeds, "predict": self.predicts}
+        can = {"completions": self.writes, "chat": self.chats, "embeddings": self.embeds, "predict": self.predicts}
         return {
             "id": self.name,
             "object": "model",
@@ -209,24 +214,19 @@ class ServedModel:
 
     def _settings(self, body: GenerationBody, most: int, structure: Structure | None) -> Generation:
         """The run's settings without beams, changed by those of the body. most: maximum number of new tokens."""
-        own = self.run.recipe.sample
-        # A constraint ends a text itself.
-        stop = () if structure else tuple(text for text in own.stop if not self._is_end(text))
-        ends = () if body.ignore_eos else (*own.stop_token_ids, *sorted(self.ends))
+        own = self.writing
+        stop = () if structure else own.stop  # a constraint ends a text itself
+        ends = () if body.ignore_eos else own.stop_token_ids
         settings: dict[str, Any] = {name: getattr(own, name) for name in Generation.model_fields if name not in _SEARCH}
         settings |= {"stop": stop, "min_tokens": min(own.min_tokens, most), **body.settings}
         settings["stop_token_ids"] = tuple(dict.fromkeys((*(body.stop_token_ids or ()), *ends)))
         return Generation.parse({**settings, "max_new_tokens": most})
 
-    def _is_end(self, text: str) -> bool:
-        """True if ``text`` is an end token as text; the token itself ends a text, whatever its stop strings."""
-        return self.tokenizer.core.token_to_id(text) in self.ends
-
     def _most_new(self, prompt: int, asked: int | None, goes_on: bool) -> int:
         """Maximum number of new tokens. Not asked for, it is the run's, or what the context has room for: where a
         prompt has more tokens than were read in training, the run's.
         """
-        room, usual = self.most_tokens - prompt, self.run.recipe.sample.max_new_tokens
+        room, usual = self.most_tokens - prompt, self.writing.max_new_tokens
         reach = self.limits.tokens or min(self.most_tokens, self.run.model.spec.context_length)
         if goes_on and reach > prompt:
             usual = reach - prompt

@@ -1,15 +1,10 @@
 """Chat templates: messages to the text that a model continues, rendered as the transformers library does.
 
-The template is that of the checkpoint: ``chat_template.jinja``, or ``chat_template`` in ``tokenizer_config.json``. It
-is rendered in the sandbox of Jinja. Special tokens that it writes are read as such; those that occur in a message are
-read as plain text, so that a message cannot end itself. Without a template:
-
-    User: the first message
-    Assistant: the answer
-    User: the second message
-    Assistant:
-
-A message of the system stands before it, followed by an empty line. The answer ends before "\\nUser:".
+The template is that of the tokenizer (``Tokenizer.chat_template``), which comes from ``chat_template.jinja``, from
+``tokenizer_config.json`` or from the metadata of a GGUF file, and goes along when the model is trained, quantised or
+exported. It is rendered in the sandbox of Jinja. Special tokens that it writes are read as such; those that occur in a
+message are read as plain text, so that a message cannot end itself. Without a template there is no chat: no form is
+invented that the model was not trained on.
 """
 
 from __future__ import annotations
@@ -18,7 +13,6 @@ import json
 import re
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
@@ -26,37 +20,28 @@ from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from qkv.interop.folder import read_json
-from qkv.interop.places import TOKENIZER_CONFIG
 from qkv.spec.errors import UserError
 from qkv.tokenizers.special import special_ids
 from qkv.tokenizers.tokenizer import Tokenizer
 
-TEMPLATE_FILE = "chat_template.jinja"
-PLAIN = (
-    "{% for message in messages %}"
-    "{% if message.role == 'system' %}{{ message.content + '\\n\\n' }}"
-    "{% else %}{{ message.role | capitalize + ': ' + message.content + '\\n' }}{% endif %}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
-)
-PLAIN_STOP = "\nUser:"
 _MARKED = re.compile("\ue000([0-9]+)\ue001")
 """Place of a special token's text within a message; these characters belong to no alphabet."""
-_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+NO_TEMPLATE = "no chat template, so it is not known how a chat is written for it"
 
 
 class ChatTemplate:
     """Compiled template of chats of one model.
 
-    source: its text. stop: strings that end an answer. reads_tools: it has a place for tools.
+    source: its text. reads_tools: it has a place for tools.
     """
 
-    def __init__(self, text: str, tokenizer: Tokenizer, variables: dict[str, Any], stop: tuple[str, ...] = ()):
-        """``variables``: what the template may name besides the messages, such as ``bos_token``. Raises ``UserError``
+    def __init__(self, text: str, tokenizer: Tokenizer):
+        """Besides the messages, the template may name the special tokens, such as ``bos_token``. Raises ``UserError``
         for a template that cannot be read.
         """
-        self.source, self.stop, self._tokenizer, self._variables = text, stop, tokenizer, variables
+        self.source, self._tokenizer = text, tokenizer
+        named = {role: tokenizer.core.id_to_token(index) for role, index in tokenizer.specials.items()}
+        self._variables = {f"{role}_token": content for role, content in named.items()}
         self._specials = sorted(special_ids(tokenizer.core), key=len, reverse=True)
         try:
             self._template = _environment().from_string(text)
@@ -98,32 +83,11 @@ class ChatTemplate:
         return text
 
 
-def find_template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate:
-    """Template of the checkpoint in ``folder``, or the plain one. Raises ``UserError`` if it cannot be read."""
-    path = folder / TOKENIZER_CONFIG
-    settings = read_json(path) if path.is_file() else {}
-    variables = {name: _content(settings[name]) for name in _TOKENS if settings.get(name)}
-    try:
-        text = (folder / TEMPLATE_FILE).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        text = _default(settings.get("chat_template"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{folder / TEMPLATE_FILE} cannot be read: {error}") from None
-    if text is None:
-        return ChatTemplate(PLAIN, tokenizer, variables, (PLAIN_STOP,))
-    return ChatTemplate(text, tokenizer, variables)
-
-
-def _default(given: Any) -> str | None:
-    """The template of ``tokenizer_config.json``: a text, or a list of named ones, of which "default" is taken."""
-    if isinstance(given, list):
-        named = {each.get("name"): each.get("template") for each in given if isinstance(each, dict)}
-        given = named.get("default")
-    return given if isinstance(given, str) else None
-
-
-def _content(token: Any) -> str:
-    return str(token["content"] if isinstance(token, dict) else token)
+def find_template(tokenizer: Tokenizer) -> ChatTemplate:
+    """Chat template of a tokenizer. Raises ``UserError`` if it has none, or one that cannot be read."""
+    if tokenizer.chat_template is None:
+        raise UserError(f"the tokenizer has {NO_TEMPLATE}")
+    return ChatTemplate(tokenizer.chat_template, tokenizer)
 
 
 class _Generation(Extension):

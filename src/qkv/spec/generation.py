@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from qkv.spec.base import LARGEST_SEED, Seq, Spec
 from qkv.spec.errors import Problem, quoted
+from qkv.spec.forbidding import Forbidding
 
 FILTERS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Fields of the filters, which rows with equal ones apply together."""
@@ -49,7 +50,7 @@ Measure = Literal["sum", "token", "character"]
 """Score of a given text: log probability, or that per token or per character, which does not favour short texts."""
 
 
-class Generation(Spec):
+class Generation(Forbidding):
     """Options of text generation, applied in this order: bias, presence and frequency penalty, repetition penalty,
     temperature, top-k, top-p, min-p. See ``qkv.generation.adjust`` and ``qkv.generation.filters``.
 

@@ -53,8 +53,9 @@ def write_after(
         else:
             ids, lengths = padded(sources)
             prompts, memory = [list(first) for _ in sources], model.encode(Signal(ids, lengths).to(model.device))
-        for best in beam_search(model, prompts, generation, end, memory=memory):
-            yield [token for token in best[0].tokens if token != end] if best else []
+        drawn, ends = vocabulary.target.vocab_size, {end, *generation.stop_token_ids}
+        for best in beam_search(model, prompts, generation, end, memory=memory, drawn=drawn):
+            yield [token for token in best[0].tokens if token not in ends] if best else []
 
 
 def paired(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Batch:

@@ -22,7 +22,9 @@ def adopted(given: Any) -> Tokenizer:
         return Tokenizer.load(given)
     core = getattr(given, "backend_tokenizer", given)
     if isinstance(core, tokenizers.Tokenizer):
-        return Tokenizer(tokenizers.Tokenizer.from_str(core.to_str()))
+        template = getattr(given, "chat_template", None)
+        copied = tokenizers.Tokenizer.from_str(core.to_str())
+        return Tokenizer(copied, chat_template=template if isinstance(template, str) else None)
     own = getattr(given, "tokenizer", None)
     if isinstance(own, Tokenizer):
         return own

@@ -12,8 +12,9 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from qkv.spec.errors import UserError
 from qkv.tokenizers.byte_level import SYMBOLS
+from qkv.tokenizers.chat import template_in
 from qkv.tokenizers.gguf_file import is_gguf
-from qkv.tokenizers.gguf_read import reads_tokenizer, tokenizer_of
+from qkv.tokenizers.gguf_read import reads_tokenizer, template_of, tokenizer_of
 from qkv.tokenizers.special import CONTENTS
 
 FILE_NAME = "tokenizer.json"
@@ -46,13 +47,14 @@ SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "
 
 
 class Found(NamedTuple):
-    """Tokenizer found on disk: content of its ``tokenizer.json``, name of the source, and its special tokens by role
-    ("bos", "eos", …).
+    """Tokenizer found on disk: content of its ``tokenizer.json``, name of the source, its special tokens by role
+    ("bos", "eos", …), and its chat template.
     """
 
     text: str
     source: str
     roles: dict[str, str]
+    chat_template: str | None = None
 
 
 def find(path: Path) -> Found:
@@ -61,12 +63,16 @@ def find(path: Path) -> Found:
     """
     if is_gguf(path):
         text, roles = tokenizer_of(path)
-        return Found(text, str(path), roles)
+        return Found(text, str(path), roles, template_of(path))
+    folder = path if path.is_dir() else path.parent
+    settings = _settings(folder) if path.is_dir() or path.name == FILE_NAME else {}
     if path.is_dir() and not (path / FILE_NAME).exists():
-        settings = _settings(path)
-        return Found(_from_vocabulary(path, settings).to_str(), str(path), _roles(settings))
+        text = _from_vocabulary(path, settings).to_str()
+        return Found(text, str(path), _roles(settings), template_in(folder, settings))
     file = path / FILE_NAME if path.is_dir() else path
-    return Found(_read(file), str(file), _roles(_settings(file.parent)) if file.name == FILE_NAME else {})
+    if file.name != FILE_NAME:
+        return Found(_read(file), str(file), {})
+    return Found(_read(file), str(file), _roles(settings), template_in(folder, settings))
 
 
 def holds_tokenizer(folder: Path) -> bool:

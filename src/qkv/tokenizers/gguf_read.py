@@ -15,8 +15,10 @@ from qkv.tokenizers.gguf_words import (
     ADD_BOS,
     ADD_EOS,
     ADD_SPACE,
+    CHAT,
     CONTROL,
     DEFINED,
+    ENDS,
     IDS,
     MERGES,
     MODEL,
@@ -40,6 +42,18 @@ def reads_tokenizer(file: Path) -> bool:
     words = {name for row in WORDS for name in row.names}
     kind = values.get(MODEL)
     return WHOLE in values or kind == "llama" or (kind == "gpt2" and values.get(PRE) in words)
+
+
+def ends_of(file: Path) -> tuple[int, ...]:
+    """Ids of the tokens that end a text according to a GGUF file."""
+    values = header(file).values
+    return tuple(dict.fromkeys(values[key] for key in ENDS if isinstance(values.get(key), int) and values[key] >= 0))
+
+
+def template_of(file: Path) -> str | None:
+    """Chat template of a GGUF file; None if it has none."""
+    found = header(file).values.get(CHAT)
+    return found if isinstance(found, str) else None
 
 
 def tokenizer_of(file: Path) -> tuple[str, dict[str, str]]:

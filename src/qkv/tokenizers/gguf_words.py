@@ -17,6 +17,9 @@ IDS = {
     "pad": "tokenizer.ggml.padding_token_id",
     "mask": "tokenizer.ggml.mask_token_id",
 }
+ENDS = (IDS["eos"], "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+"""Tokens that end a text, a turn or a message."""
+CHAT = "tokenizer.chat_template"
 NORMAL, UNKNOWN, CONTROL, DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Types of tokens."""
 SPACE = "▁"

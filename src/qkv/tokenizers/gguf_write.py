@@ -17,8 +17,10 @@ from qkv.tokenizers.gguf_words import (
     ADD_EOS,
     ADD_SPACE,
     BYTE,
+    CHAT,
     CONTROL,
     DEFINED,
+    ENDS,
     IDS,
     MERGES,
     MODEL,
@@ -38,18 +40,27 @@ from qkv.tokenizers.gguf_words import (
 from qkv.tokenizers.tokenizer import Tokenizer
 
 
-def metadata_of_tokenizer(tokenizer: Tokenizer | None, rows: int) -> tuple[dict[str, Any], str]:
+def metadata_of_tokenizer(
+    tokenizer: Tokenizer | None, rows: int, ends: Sequence[int] = ()
+) -> tuple[dict[str, Any], str]:
     """(metadata of a tokenizer for a model with ``rows`` token vectors, sentence on what llama.cpp cannot do with it or
-    "").
+    ""). ``ends``: ids of tokens that end a text.
     """
     if tokenizer is None:
         return {MODEL: "none"}, "no tokenizer: llama.cpp reads and writes ids only"
     found = _byte_pairs(tokenizer) or _characters(tokenizer) or _sentence_pieces(tokenizer)
-    whole = {WHOLE: tokenizer.to_json()}
+    whole = {WHOLE: tokenizer.to_json(), **_chat(tokenizer, ends)}
     if found is None or tokenizer.vocab_size > rows:
         said = "llama.cpp cannot split text as this tokenizer does, so it reads and writes ids only"
         return {MODEL: "none", **whole}, said
     return {**found, **_listed(tokenizer, found[TOKENS], rows), **_framing(tokenizer), **whole}, ""
+
+
+def _chat(tokenizer: Tokenizer, ends: Sequence[int]) -> dict[str, Any]:
+    """Chat template, and further tokens that end a text: of a turn, and of a message."""
+    others = [index for index in ends if index != tokenizer.specials.get("eos")]
+    found: dict[str, Any] = dict(zip(ENDS[1:], others, strict=False))
+    return found if tokenizer.chat_template is None else {**found, CHAT: tokenizer.chat_template}
 
 
 def _listed(tokenizer: Tokenizer, tokens: Sequence[str], rows: int) -> dict[str, Any]:

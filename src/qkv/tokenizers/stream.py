@@ -25,8 +25,8 @@ class StreamDecoder:
         self._given = ""
 
     def feed(self, ids: Iterable[int]) -> str:
-        """Decode further ``ids``; return the text that they complete, possibly "". Raises ``UserError`` for an id
-        outside the vocabulary.
+        """Decode further ``ids``; return the text that they complete, possibly "". Raises ``UserError`` for a
+        negative id.
         """
         new = self._tokenizer.checked(ids)
         table = self._tokenizer.token_bytes

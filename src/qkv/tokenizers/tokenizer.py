@@ -19,6 +19,7 @@ from tokenizers import models
 
 from qkv.spec.errors import UserError
 from qkv.tokenizers.byte_level import token_bytes
+from qkv.tokenizers.chat import TEMPLATE_FILE
 from qkv.tokenizers.coders import PlainCoder, coder_for
 from qkv.tokenizers.files import write_whole
 from qkv.tokenizers.folder import FILE_NAME as FILE_NAME
@@ -35,17 +36,20 @@ class Tokenizer:
     Special tokens are neither added to texts nor parsed in them: "<eos>" in a text is plain text, so that neither data
     nor users can inject control tokens. ``reading_special`` parses them, as the transformers library does by default. A
     lone surrogate, which UTF-8 cannot encode, is read as U+FFFD. ``core``: the library's tokenizer; ``dtype``: smallest
-    unsigned type for all ids; ``roles``: role -> content of special tokens with unusual contents.
+    unsigned type for all ids; ``roles``: role -> content of special tokens with unusual contents. ``chat_template``:
+    Jinja text that writes the messages of a chat, saved in a file beside the tokenizer's; None without.
     """
 
-    def __init__(self, core: tokenizers.Tokenizer, roles: Mapping[str, str] | None = None):
+    def __init__(
+        self, core: tokenizers.Tokenizer, roles: Mapping[str, str] | None = None, chat_template: str | None = None
+    ):
         core.no_truncation()
         core.no_padding()
         roles = {role: content for role, content in (roles or {}).items() if core.token_to_id(content) is not None}
         core.add_special_tokens(
             [content for content in dict.fromkeys(roles.values()) if content not in special_ids(core)]
         )
-        self.core = core
+        self.core, self.chat_template = core, chat_template
         self.vocab_size = 1 + max(core.get_vocab(with_added_tokens=True).values(), default=-1)
         self.unknown_id = _unknown_id(core)
         self.dtype = np.min_scalar_type(max(self.vocab_size - 1, 0))
@@ -56,7 +60,7 @@ class Tokenizer:
         self._coder = coder_for(self._plain, self.dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self).from_json, (self.to_json(),)
+        return type(self).from_json, (self.to_json(), "the text", None, self.chat_template)
 
     @property
     def specials(self) -> dict[str, int]:
@@ -83,7 +87,7 @@ class Tokenizer:
         contents = [*missing(self.specials, roles), *(content for content in extra if content not in self._special_ids)]
         if not contents:
             return self
-        return Tokenizer(with_added(self.core, dict.fromkeys(contents)), self._roles)
+        return Tokenizer(with_added(self.core, dict.fromkeys(contents)), self._roles, self.chat_template)
 
     @cached_property
     def reading_special(self) -> Tokenizer:
@@ -123,7 +127,7 @@ class Tokenizer:
     def framing(self) -> Tokenizer:
         """Tokenizer whose file puts special tokens around texts in other libraries, as ``encode_framed`` does."""
         core = with_template(self.core, (self.frame, self.pair_frame))
-        return self if core is self.core else Tokenizer(core, self._roles)
+        return self if core is self.core else Tokenizer(core, self._roles, self.chat_template)
 
     @property
     def piece_size(self) -> int:
@@ -166,9 +170,8 @@ class Tokenizer:
             raise UserError(f"the tokenizer cannot encode this text: {error}") from None
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
-        """Text of ``ids``; invalid UTF-8 becomes U+FFFD. Raises ``UserError`` for an id outside the vocabulary.
-
-        ``skip_special``: omit special tokens.
+        """Text of ``ids``; invalid UTF-8 becomes U+FFFD. An id without a token, such as one of the last rows of a model
+        that has more rows than its tokenizer has tokens, is written as nothing. ``skip_special``: omit special tokens.
         """
         ids = self.checked(ids)
         if skip_special:
@@ -179,12 +182,18 @@ class Tokenizer:
         return b"".join(map(self.token_bytes.__getitem__, ids)).decode("utf-8", "replace")
 
     def checked(self, ids: Iterable[int]) -> list[int]:
-        """The ``ids`` as a list of ints. Raises ``UserError`` for an id outside the vocabulary."""
+        """The ``ids`` below the number of tokens as a list of ints. Raises ``UserError`` for a negative one."""
         found = [int(index) for index in ids]
-        wrong = next((index for index in found if not 0 <= index < self.vocab_size), None)
+        wrong = next((index for index in found if index < 0), None)
         if wrong is not None:
-            raise UserError(f"the id {wrong} is outside the tokenizer's vocabulary of {self.vocab_size} ids")
-        return found
+            raise UserError(f"the id {wrong} is negative, and a tokenizer has ids from 0")
+        return [index for index in found if index < self.vocab_size]
+
+    @cached_property
+    def absent_ids(self) -> tuple[int, ...]:
+        """Ids below the largest that stand for no token."""
+        known = set(self.core.get_vocab(with_added_tokens=True).values())
+        return tuple(index for index in range(self.vocab_size) if index not in known)
 
     def unknown(self, text: str) -> list[str]:
         """Distinct substrings of ``text`` that are encoded as the unknown token, in order of occurrence."""
@@ -205,10 +214,14 @@ class Tokenizer:
         return text if roles_by_content(self._special_ids) == self._roles else with_roles(text, self._roles, pretty)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a ``tokenizer.json`` atomically to the file ``path``, or into the folder ``path``."""
+        """Write a ``tokenizer.json`` atomically to the file ``path``, or into the folder ``path``, and the chat
+        template beside it.
+        """
         target = _file_in(path)
         try:
             write_whole(target, self.to_json(pretty=True).encode())
+            if self.chat_template is not None and target.name == FILE_NAME:
+                write_whole(target.with_name(TEMPLATE_FILE), self.chat_template.encode())
         except OSError as error:
             raise UserError(f"the tokenizer cannot be written to {target}: {error.strerror}") from None
 
@@ -222,12 +235,19 @@ class Tokenizer:
         return cls.from_json(*find(Path(path).expanduser()))
 
     @classmethod
-    def from_json(cls, text: str, source: str = "the text", roles: Mapping[str, str] | None = None) -> Tokenizer:
-        """Tokenizer from the content of a ``tokenizer.json``. ``source``: name for error messages; ``roles``: roles not
-        stored in it.
+    def from_json(
+        cls,
+        text: str,
+        source: str = "the text",
+        roles: Mapping[str, str] | None = None,
+        chat_template: str | None = None,
+    ) -> Tokenizer:
+        """Tokenizer from the content of a ``tokenizer.json``. ``source``: name for error messages; ``roles``,
+        ``chat_template``: roles and template, which are not stored in it.
         """
         try:
-            return cls(tokenizers.Tokenizer.from_str(text), {**(roles or {}), **written_roles(text)})
+            core, own = tokenizers.Tokenizer.from_str(text), {**(roles or {}), **written_roles(text)}
+            return cls(core, own, chat_template)
         except Exception as error:  # the library raises nothing more precise
             raise UserError(f"{source} is not a tokenizer.json: {error}") from None
 

@@ -20,6 +20,7 @@ from qkv.runs.run import Run
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe
+from qkv.system.torch_settings import with_usual_settings
 from qkv.tasks.registry import task_of_recipe
 from qkv.training.record import Done, trained_flops
 from qkv.training.surroundings import read_surroundings
@@ -78,6 +79,7 @@ class Comparison:
         return comparison_report(self.runs, self.tables(), self.curves, self.plain())
 
 
+@with_usual_settings
 def compare_runs(*runs: Run | str | Path) -> Comparison:
     """Compare two or more runs: the settings in which they differ, and their results.
 

@@ -28,7 +28,7 @@ from qkv.interop.opened import Opened, opened
 from qkv.interop.places import CONFIG, MODULES, PREPROCESSOR, is_published, is_sentence_folder, may_be_name
 from qkv.interop.sentence import SentencePooling, read_pooling
 from qkv.interop.task_heads import head_tensors, task_heads
-from qkv.interop.writing import beginning
+from qkv.interop.writing import beginning, named_ends
 from qkv.layers.layout import WHOLE, Layout, layouts
 from qkv.layers.lora import folded
 from qkv.layers.positions import regridded
@@ -70,6 +70,8 @@ class Start(NamedTuple):
     """Heads of a published checkpoint, by kind of head."""
     task: Task | None = None
     processor: Processor | None = None
+    ends: tuple[int, ...] = ()
+    """Ids of tokens that end a text of a language model."""
 
 
 def with_start(recipe: Recipe, known: Recipe | None = None) -> Recipe:
@@ -85,12 +87,15 @@ def with_start(recipe: Recipe, known: Recipe | None = None) -> Recipe:
         return recipe
     if known and known.start == source:
         tokenizers = known.data.tokenizer, known.data.target_tokenizer
-        start = Start(known.model, *tokenizers, task=known.task, processor=known.data.processor)
+        ends = known.sample.stop_token_ids
+        start = Start(known.model, *tokenizers, task=known.task, processor=known.data.processor, ends=ends)
     else:
         start = find_start(source)
     recipe = _with_tokenizers(recipe, start)
     recipe = recipe.changed(data=with_processor_of(start, recipe.data, source))
     recipe = recipe.changed(task=_written_alike(recipe.task, start.task)) if start.task else recipe
+    if start.ends and not recipe.sample.stop_token_ids and recipe.task.head == LanguageModelHead().serves:
+        recipe = recipe.changed(sample=recipe.sample.changed(stop_token_ids=start.ends))
     return recipe if start.model is None else recipe.changed(model=_described(recipe, start.model, start.heads))
 
 
@@ -106,7 +111,8 @@ def find_start(source: str) -> Start:
             check_trainable(recipe, str(folder))
         processor = Vocabulary.load(folder).processors.get(INPUT) if recipe and recipe.data.processor else None
         tokenizer = None if processor else TokenizerFile(path=str(folder / FILE_NAME))
-        return Start(recipe and recipe.model, tokenizer, target, task=recipe and recipe.task, processor=processor)
+        task, ends = recipe and recipe.task, recipe.sample.stop_token_ids if recipe else ()
+        return Start(recipe and recipe.model, tokenizer, target, task=task, processor=processor, ends=ends)
     if is_published(folder) or is_sentence_folder(folder) or (not folder.exists() and may_be_name(source)):
         published, pooling = _opened(source)
         model = read_spec(*published.family(), published.config())
@@ -114,7 +120,9 @@ def find_start(source: str) -> Start:
         heads = task_heads(published, pooling, model)
         if model.frontend.processor is not None:
             return Start(model, None, None, heads, task, read_processor(published.folder, model))
-        return Start(model, TokenizerFile(path=str(published.tokenizer_folder)), None, heads, task)
+        tokenizer = TokenizerFile(path=str(published.tokenizer_folder))
+        ends = named_ends(published.folder, published.config()) if model.encoder is None else ()
+        return Start(model, tokenizer, None, heads, task, ends=ends)
     raise UserError(
         f"start: {source!r} holds no {WEIGHTS}, so it is no trained run, and no {CONFIG} of a published checkpoint"
     )

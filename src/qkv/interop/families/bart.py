@@ -157,6 +157,12 @@ def config(spec: Model) -> dict[str, Any] | None:
     }
 
 
+_SYNONYMS = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "encoder_attention_heads",
+    "num_hidden_layers": "encoder_layers",
+}
+
 _HEADS = ("tie_word_embeddings", "classifier_dropout", "classif_dropout")
 _WRITING = (
     *(
@@ -175,7 +181,7 @@ _IGNORED_CONFIG = {
     **dict.fromkeys(_WRITING, "settings of generation and of tasks"),
     **dict.fromkeys(("decoder_start_token_id", "forced_bos_token_id"), "read as start of the output"),
     **dict.fromkeys(("encoder_layerdrop", "decoder_layerdrop"), "layer dropout in training, which qkv does not use"),
-    **dict.fromkeys(("num_hidden_layers", "_num_labels", "is_decoder"), "given by other keys, or fixed by the family"),
+    **dict.fromkeys(("_num_labels", "is_decoder"), "given by other keys, or fixed by the family"),
     "tokenizer_class": "given by the tokenizer",
 }
 _WORDS = language_model(tied=True)
@@ -240,6 +246,7 @@ def _family(name: str, kind: str, order: Literal["pre", "post"], last: Norm, def
             "model.decoder.version": "weight tying flags; the head defines it",
         },
         ignored_config=_IGNORED_CONFIG,
+        synonyms=_SYNONYMS,
     )
 
 

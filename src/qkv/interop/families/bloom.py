@@ -58,6 +58,7 @@ def _said(config: Config, name: str, older: str) -> str:
     """Key name that the config uses, ``name`` or ``older``. Raises ``UserError`` if it has both with different
     values.
     """
+    config.asked |= {name, older}
     if config.says(older) and config.says(name):
         config.fixed(older, config.values[name], f"the value of {name}")
     return older if config.says(older) else name
@@ -107,6 +108,7 @@ BLOOM = Family(
     names=NAMES,
     prefix="transformer.",
     defaults={"hidden_size": 64, "n_layer": 2, "n_head": 8, "hidden_dropout": 0.0},
+    synonyms={"num_attention_heads": "n_head"},
     ignored_config={
         **HEAD_KEYS,
         **dict.fromkeys(_FUSED, "execution setting"),

@@ -99,6 +99,12 @@ GPT2 = Family(
         "transformer.h.{i}.attn.bias": "a constant mask table",
         "transformer.h.{i}.attn.masked_bias": "a constant of older versions",
     },
+    synonyms={
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
     ignored_config={
         **HEAD_KEYS,
         **dict.fromkeys(

@@ -107,6 +107,7 @@ def _kinds(config: Config) -> list[str]:
 def _ropes(config: Config) -> dict[str, Rope]:
     """RoPE of each kind of layer (full, sliding): from a table per kind, or from keys of the first release."""
     tables, length = config.table("rope_parameters"), config.integer("max_position_embeddings", 8192)
+    config.fixed("rope_scaling", None, "the frequencies of both kinds of layers; give rope_parameters")
     older = {FULL: "global_rope_theta", SLIDING: "local_rope_theta"}
     found = {}
     for kind, key in older.items():

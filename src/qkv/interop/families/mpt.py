@@ -83,7 +83,7 @@ def _attention(table: Config, heads: int, head_dim: float) -> Attention:
     attention = Attention(
         num_heads=heads, relative=Alibi(), bias=False, temperature=temperature, dropout=table.number("attn_pdrop", 0.0)
     )
-    table.finish({**COMMON, "attn_impl": "execution setting"})
+    table.leave_unread({**COMMON, "attn_impl": "execution setting"})
     return attention
 
 
@@ -129,6 +129,7 @@ MPT = Family(
     config=config,
     names=NAMES,
     prefix="transformer.",
+    synonyms={"hidden_size": "d_model", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},
     ignored_config={
         **HEAD_KEYS,
         "learned_pos_emb": "replaced by ALiBi",

@@ -222,5 +222,6 @@ PATCHTST = Family(
     config=config,
     names=NAMES,
     prefix="model.",
+    synonyms={"hidden_size": "d_model"},
     ignored_config=IGNORED_CONFIG,
 )

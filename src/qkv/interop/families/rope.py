@@ -15,6 +15,12 @@ from qkv.spec.parts import LinearScaling, Llama3Scaling, Rope, RopeScaling, Yarn
 BASE = 10000.0
 ORIGINAL = "original_max_position_embeddings"
 FRACTION = "partial_rotary_factor"
+_REFUSED = {
+    **dict.fromkeys(("mscale", "mscale_all_dim"), "the scale of attention"),
+    **dict.fromkeys(("short_factor", "long_factor"), "the frequencies"),
+    **dict.fromkeys(("mrope_section", "mrope_interleaved"), "which positions the features turn with"),
+}
+"""Keys of RoPE that the published library reads for some kind and qkv does not support, with what they change."""
 
 
 def rope_of(config: Config, fraction: float | None = None) -> Rope:
@@ -34,7 +40,7 @@ def rope_of(config: Config, fraction: float | None = None) -> Rope:
             "ignore the key, some fail and some apply it; delete the key if the model was trained with whole heads"
         )
     rope = Rope(base=table.number("rope_theta", base), fraction=part, scaling=scaling)
-    table.finish(())
+    table.leave_unread((), _REFUSED)
     return rope
 
 

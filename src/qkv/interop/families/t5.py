@@ -193,6 +193,13 @@ _IGNORED_CONFIG = {
 }
 _ENCODER = body("shared.weight", ignored={"encoder.embed_tokens.weight": "the same as shared.weight"})
 
+_SYNONYMS = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "num_layers",
+    "head_dim": "d_kv",
+}
+
 T5 = Family(
     name="T5",
     model_types=("t5",),
@@ -207,6 +214,7 @@ T5 = Family(
     names=NAMES,
     ignored=_IGNORED,
     ignored_config=_IGNORED_CONFIG,
+    synonyms=_SYNONYMS,
 )
 
 MT5 = Family(
@@ -230,4 +238,5 @@ MT5 = Family(
     },
     ignored=_IGNORED,
     ignored_config=_IGNORED_CONFIG,
+    synonyms=_SYNONYMS,
 )

@@ -169,6 +169,12 @@ XLNET = Family(
     config=config,
     names=NAMES,
     prefix="transformer.",
+    synonyms={
+        "n_token": "vocab_size",
+        "hidden_size": "d_model",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
     ignored_config={
         **dict.fromkeys(_SUMMARY, "part of a head that this architecture lacks"),
         **dict.fromkeys(

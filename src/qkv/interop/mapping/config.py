@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from qkv.spec.base import LARGEST
-from qkv.spec.errors import UserError, nearest, quoted
+from qkv.spec.errors import UserError, closest, nearest, quoted
 from qkv.spec.model import MOST_LAYERS
 
 
@@ -32,11 +33,19 @@ class Config:
         self.source, self.held = source, held
         self.asked: set[str] = set()
         self.defaults: Mapping[str, Any] = {}
-        self._refuse_nonfinite()
+        self._tables: dict[str, Config] = {}
+        self._open = False
 
     def assume(self, defaults: Mapping[str, Any]) -> None:
         """Set the values of keys that are missing, in the family's published config class; null stays null."""
         self.defaults = defaults
+
+    def rename(self, synonyms: Mapping[str, str]) -> None:
+        """Read the keys of ``synonyms`` under the names that they stand for, which they override if both are given, as
+        the attribute map of the published config class does.
+        """
+        for key in self.values.keys() & synonyms.keys():
+            self.values[synonyms[key]] = self.values.pop(key)
 
     def has(self, key: str) -> bool:
         """True if the key has a value: present and not null, or missing with a default set by ``assume``."""
@@ -51,7 +60,10 @@ class Config:
         return key in self.defaults and key not in self.values and key not in self.nulls
 
     def _value(self, key: str) -> Any:
-        return self.defaults[key] if self._assumes(key) else self.values[key]
+        if self._assumes(key):
+            return self.defaults[key]
+        self._refuse_nonfinite(key)
+        return self.values[key]
 
     def beside(self, name: str) -> bool:
         """True if the weight files beside the config hold a tensor of that name."""
@@ -115,7 +127,9 @@ class Config:
 
     def table(self, key: str) -> Config:
         """Value of the key as a nested mapping with checked access; empty if the key is missing."""
-        return Config(self._typed(key, {}, (dict,), "a mapping"), f"{self.source}: {key}")
+        if key not in self._tables:
+            self._tables[key] = Config(self._typed(key, {}, (dict,), "a mapping"), f"{self.source}: {key}")
+        return self._tables[key]
 
     def fixed(self, key: str, only: Any, meaning: str) -> None:
         """Refuse every value of the key but ``only``, which is also its default. ``meaning``: what the key changes, for
@@ -127,6 +141,34 @@ class Config:
                 f"it changes {meaning}"
             )
 
+    def leave_unread(self, ignored: Iterable[str] = (), refused: Mapping[str, str] | None = None) -> None:
+        """Accept keys that were not read, as the published library does with keys that its code does not know; see
+        ``unread``.
+
+        Refused are keys of ``refused``, name -> what the published library changes by it, and misspelt keys: those
+        within two edits of a key that was asked for, is not in ``ignored`` and is missing. If that key is given too,
+        the misspelt one changes nothing, and a warning names it.
+        """
+        self._open = True
+        read = self.asked - set(ignored)
+        for key in sorted(self.values.keys() - self.asked - set(ignored)):
+            if refused and key in refused:
+                raise UserError(f"{self.source}: {key} is given, which qkv does not support; it changes {refused[key]}")
+            meant = closest(key, read)
+            if meant is not None and meant not in self.values:
+                raise UserError(
+                    f"{self.source}: the key {quoted(key)} is not known for this family, and {meant!r} is missing; did "
+                    f"you mean {meant!r}? If not, delete the key"
+                )
+            if meant is not None:
+                warnings.warn(f"{self.source}: the key {quoted(key)} is not read; {meant!r} is", stacklevel=2)
+
+    @property
+    def unread(self) -> list[str]:
+        """Keys that were not read, with those of nested tables as "table.key"."""
+        inner = [f"{name}.{key}" for name, table in self._tables.items() if table._open for key in table.unread]
+        return sorted([*(self.values.keys() - self.asked), *inner])
+
     def finish(self, ignored: Iterable[str]) -> None:
         """Refuse keys that were neither read nor are listed in ``ignored``: they may change what the model computes."""
         unknown = sorted(self.values.keys() - self.asked - set(ignored))
@@ -137,14 +179,13 @@ class Config:
                 f"computes; {_near(unknown[0], known)}"
             )
 
-    def _refuse_nonfinite(self) -> None:
+    def _refuse_nonfinite(self, key: str) -> None:
         """Raise ``UserError`` for a number, at any depth, that is not finite or needs more than 64 bits."""
-        for key, value in self.values.items():
-            wrong = next(_nonfinite(value), None)
-            if wrong is not None:
-                raise UserError(
-                    f"{self.source}: {quoted(key)} holds {quoted(wrong)}, and numbers are finite and of at most 64 bits"
-                )
+        wrong = next(_nonfinite(self.values[key]), None)
+        if wrong is not None:
+            raise UserError(
+                f"{self.source}: {quoted(key)} holds {quoted(wrong)}, and numbers are finite and of at most 64 bits"
+            )
 
     def _typed(self, key: str, default: Any, kinds: tuple[type, ...], noun: str) -> Any:
         if not self.has(key):

@@ -94,6 +94,8 @@ class Family:
     """Function from a spec to further names under which the published library expects a shared tensor -> the name under
     which it is written.
     """
+    synonyms: Mapping[str, str] = field(default_factory=dict)
+    """Further names of keys in the published config class, such as ``hidden_size`` -> the names that ``spec`` reads."""
     older: Mapping[str, str] = field(default_factory=dict)
     """Substrings of tensor names in old files -> the substrings in use now."""
 
@@ -210,23 +212,24 @@ def choose(families: Iterable[Family], config: Config) -> tuple[Family, str]:
 
 
 def read_spec(family: Family, architecture: str, config: Config) -> Model:
-    """Model spec from a published config. Raises ``UserError`` for a key that is neither used nor ignored for a stated
-    reason.
+    """Model spec from a published config. Keys that the published code does not know are left unread, as there. Raises
+    ``UserError`` for a key that changes what that code computes and that qkv does not support, and for a misspelt one.
     """
+    config.rename(family.synonyms)
     config.assume(family.defaults)
     try:
-        spec = family.spec(config, family.architectures[architecture].head(config))
+        return family.spec(config, family.architectures[architecture].head(config))
     except ValidationError as error:
         raise SpecError(problems_of(error, Model), config.source) from None
-    config.finish({**COMMON, **family.ignored_config})
-    return spec
+    finally:  # also after an error, of which a misspelt key is the likely reason
+        config.leave_unread({**COMMON, **family.ignored_config}, REFUSED)
 
 
 def ignored_keys(family: Family, config: Config) -> Iterator[tuple[str, str]]:
     """(key, reason) for each key of the config that ``read_spec`` ignored."""
     reasons = {**COMMON, **family.ignored_config}
-    for key in sorted(config.values.keys() - config.asked):
-        yield key, reasons[key]
+    for key in config.unread:
+        yield key, reasons.get(key, f"not known to the published code of {family.name}")
 
 
 COMMON: Reasons = {
@@ -244,10 +247,24 @@ COMMON: Reasons = {
         ("gradient_checkpointing", "pretraining_tp", "attn_implementation", "_attn_implementation"), "execution setting"
     ),
     **dict.fromkeys(
-        ("task_specific_params", "finetuning_task", "max_length", "do_sample"), "settings of generation and of tasks"
+        (
+            "task_specific_params",
+            "finetuning_task",
+            "max_length",
+            "do_sample",
+            "temperature",
+            "top_k",
+            "top_p",
+            "num_beams",
+        ),
+        "settings of generation and of tasks",
     ),
     **dict.fromkeys(
         ("id2label", "label2id", "num_labels", "problem_type"), "class names; read if the head has classes"
+    ),
+    **dict.fromkeys(
+        ("tokenizer_class", "processor_class", "model_max_length", "bos_token", "eos_token", "pad_token", "unk_token"),
+        "given by the tokenizer",
     ),
     "architectures": "selects the head",
     "model_type": "selects the family",
@@ -255,6 +272,10 @@ COMMON: Reasons = {
     "is_encoder_decoder": "fixed by the family",
     "chunk_size_feed_forward": "execution setting",
 }
-"""Keys of any config that do not change what a model computes, with the reason. quantization_config is not among
-them.
-"""
+"""Keys of any config that do not change what a model computes, with the reason."""
+
+REFUSED: Reasons = {
+    "quantization_config": "the form of the weights; load the weights that it was made from",
+    "compression_config": "the form of the weights; load the weights that it was made from",
+}
+"""Keys of any config that the published library reads and qkv does not support, with what they change."""

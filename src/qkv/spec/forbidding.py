@@ -1,0 +1,31 @@
+"""Settings of text generation that forbid tokens, as published checkpoints give them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from qkv.spec.base import Seq, Spec
+
+TokenId = Annotated[int, Field(ge=0)]
+
+
+class Forbidding(Spec):
+    """Tokens that are never drawn, at any temperature and in beam search."""
+
+    suppress_tokens: Seq[TokenId] = Field(default=(), description="ids that are never drawn")
+    begin_suppress_tokens: Seq[TokenId] = Field(default=(), description="ids that are not drawn as the first new one")
+    bad_words_ids: Seq[Annotated[Seq[TokenId], Field(min_length=1)]] = Field(
+        default=(), description="sequences of ids that are never completed"
+    )
+    no_repeat_ngram_size: int = Field(
+        default=0, ge=0, description="n-grams of this size occur once in prompt and text; 0: any number of times"
+    )
+
+    @property
+    def forbids(self) -> bool:
+        """True if some token may not be drawn."""
+        return bool(
+            self.suppress_tokens or self.begin_suppress_tokens or self.bad_words_ids or self.no_repeat_ngram_size
+        )

@@ -1,0 +1,50 @@
+"""Settings of torch that a caller may have changed for the whole process, such as a notebook without gradients."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@contextmanager
+def usual_settings(device: bool = True) -> Generator[None]:
+    """Context manager: gradients on, no inference mode, no autocast, fp32 and the CPU as defaults, as when torch was
+    imported; the settings of the caller are restored at the end.
+
+    device: False keeps the caller's default device.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is None:  # nothing can have been changed
+        yield
+        return
+    before = torch.get_default_dtype()
+    with ExitStack() as stack:
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        if device and torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        if before != torch.float32:
+            stack.callback(torch.set_default_dtype, before)
+            torch.set_default_dtype(torch.float32)
+        yield
+
+
+def with_usual_settings(function: Callable[P, T]) -> Callable[P, T]:
+    """``function`` under ``usual_settings``: decorator of what users of the package call."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        with usual_settings():
+            return function(*args, **kwargs)
+
+    return called

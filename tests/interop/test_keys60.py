@@ -1,0 +1,209 @@
+"""Config keys that a family follows, ignores or has defaults for: the transformers library's numbers, or a refusal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tests.interop.battery import Pair, answered, every_case, our_answer, rows_of, their_answer
+from tests.interop.cases.case import Case
+from tests.interop.pool import POOL
+from transformers import CONFIG_MAPPING
+
+from qkv.interop.load import load_published
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.family import COMMON, Family, ignored_keys, read_spec
+from qkv.interop.normal import normal
+from qkv.interop.registry import FAMILIES
+from qkv.spec.errors import UserError
+from qkv.spec.model import Model
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+FIRST_CASES = {case.config.model_type: case for case in reversed(every_case())}
+EXAMPLES = 60
+ALWAYS = ({"partial_rotary_factor": 0.5}, {"slow_but_exact": True, "pretraining_tp": 2})
+"""Tried with every family that knows the keys."""
+TYPES = [(family, kind) for family in FAMILIES for kind in family.model_types]
+
+
+def read(family: Family, architecture: str, values: dict[str, Any]) -> Model | str:
+    try:
+        return normal(read_spec(family, architecture, Config({**values, "architectures": [architecture]})))
+    except UserError as error:
+        return str(error)
+
+
+def written(config: Any) -> dict[str, Any]:
+    """All keys of a config of the library's, as its JSON has them."""
+    return json.loads(config.to_json_string(use_diff=False))
+
+
+@pytest.mark.parametrize(("family", "kind"), TYPES, ids=[kind for _, kind in TYPES])
+def test_a_missing_key_means_what_the_published_class_means(family: Family, kind: str) -> None:
+    """Without any key, and without each of them in turn."""
+    made = CONFIG_MAPPING[kind]
+    for name, architecture in family.architectures.items():
+        said = {"model_type": kind, **family.typical, **architecture.typical}
+        whole, bare = read(family, name, written(made(**said))), read(family, name, said)
+        assert bare == whole or isinstance(whole, str), name
+    name, architecture = next(iter(family.architectures.items()))
+    full = written(made(**family.typical, **architecture.typical))
+    compared = 0
+    for key in full.keys() - {"model_type", "architectures"}:
+        given = {other: value for other, value in full.items() if other != key}
+        with contextlib.suppress(ValueError, TypeError, KeyError):  # what that library cannot make has no meaning
+            theirs = written(made.from_dict(dict(given)))
+            ours = read(family, name, given)
+            assert isinstance(ours, str) or ours == read(family, name, theirs), key
+            compared += 1
+    assert compared > 10
+
+
+def keys_of(case: Case) -> list[tuple[str, Any]]:
+    """Keys of the pool, most of which the published code of a family does not know, and names for other ones."""
+    found = [(key, value) for key, values in POOL.items() for value in values]
+    values = raw(case)
+    return found + [(key, values[name]) for key, name in case.config.attribute_map.items() if name in values]
+
+
+def raw(case: Case) -> dict[str, Any]:
+    return {**json.loads(case.config.to_json_string()), "architectures": [case.model.__name__]}
+
+
+def usual(family: Family, kind: str) -> tuple[str, dict[str, Any]]:
+    """(first architecture of a family, all keys of its published config class as they are for a usual model)."""
+    name, architecture = next(iter(family.architectures.items()))
+    more = {"axial_pos_embds_dim": [64, 192]} if kind == "reformer" else {}
+    return name, written(CONFIG_MAPPING[kind](**{**family.typical, **architecture.typical, **more}))
+
+
+METADATA = {
+    "unsloth_version": "2025.3.1",
+    "is_llama_config": True,
+    "rope_interleaved": False,
+    "transformers.js_config": {"dtype": "q4", "kv_cache_dtype": {"fp16": 1.0}},
+    "model_max_length": 10**30,
+    "max_sequence_length": 2048,
+    "_attn_implementation_autoset": True,
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "training_notes": [float("inf"), {"best": float("nan")}],
+    "finetuned_by": "somebody",
+}
+"""Keys of published configs that no code of a family reads, numbers without end among their values."""
+
+
+@pytest.mark.parametrize(("family", "kind"), TYPES, ids=[kind for _, kind in TYPES])
+def test_keys_that_no_code_reads_are_left_unread_and_listed(family: Family, kind: str) -> None:
+    name, plain = usual(family, kind)
+    config = Config({**plain, **METADATA, "architectures": [name]})
+    assert normal(read_spec(family, name, config)) == read(family, name, plain)
+    listed = dict(ignored_keys(family, config))
+    assert METADATA.keys() <= listed.keys()
+    assert listed["finetuned_by"] == f"not known to the published code of {family.name}"
+
+
+@pytest.mark.parametrize(("family", "kind"), TYPES, ids=[kind for _, kind in TYPES])
+def test_a_misspelt_key_is_refused_by_its_name(family: Family, kind: str) -> None:
+    """Every key whose value is another than the default, with two letters exchanged."""
+    name, plain = usual(family, kind)
+    asked = Config({**plain, "architectures": [name]})
+    whole = normal(read_spec(family, name, asked))
+    refused = 0
+    for key in asked.asked & plain.keys() - {"model_type", "architectures"}:
+        place = len(key) // 2
+        wrong = key[:place] + key[place + 1] + key[place] + key[place + 2 :]
+        if plain[key] is None or wrong == key:
+            continue
+        given = {wrong if other == key else other: value for other, value in plain.items()}
+        found = read(family, name, given)
+        assert isinstance(found, str) or found == whole, key
+        refused += repr(wrong) in str(found)
+    assert refused > 4
+
+
+def test_a_key_like_one_that_is_given_too_is_no_mistake() -> None:
+    family = next(family for family, kind in TYPES if kind == "llama")
+    values = {"model_type": "llama", **family.typical, "rms_norm_eps": 1e-5, "rms_norm_epss": 1.0}
+    with pytest.warns(UserWarning, match="'rms_norm_epss' is not read; 'rms_norm_eps' is"):
+        assert isinstance(read(family, "LlamaForCausalLM", values), Model)
+    del values["rms_norm_eps"]
+    assert "did you mean 'rms_norm_eps'?" in str(read(family, "LlamaForCausalLM", values))
+
+
+@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
+def test_keys_that_every_library_reads_are_refused_by_their_names(key: str) -> None:
+    family = next(family for family, kind in TYPES if kind == "llama")
+    assert f"{key} is given" in str(read(family, "LlamaForCausalLM", {"model_type": "llama", key: {"bits": 4}}))
+
+
+@pytest.mark.parametrize(("family", "kind"), TYPES, ids=[kind for _, kind in TYPES])
+def test_every_key_of_the_published_class_is_read_or_has_a_reason(family: Family, kind: str) -> None:
+    names = {field.name for field in fields(CONFIG_MAPPING[kind])} | CONFIG_MAPPING[kind].attribute_map.keys()
+    known = {*COMMON, *family.ignored_config, *family.synonyms, "_out_features", "_out_indices"}
+    _, values = usual(family, kind)
+    for name in family.architectures:
+        config = Config({**values, "architectures": [name]})
+        with contextlib.suppress(UserError):
+            read_spec(family, name, config)
+        known |= config.asked
+    assert not names - known
+
+
+@pytest.mark.parametrize("kind", FIRST_CASES)
+def test_whatever_key_is_added_numbers_are_equal_or_it_is_refused(kind: str, tmp_path: Path) -> None:
+    case = FIRST_CASES[kind]
+    pool = keys_of(case)
+    drawn = st.lists(st.sampled_from(pool), min_size=1, max_size=3).map(dict)
+    first = next((keys for keys in ALWAYS if all(item in pool for item in keys.items())), {})
+    compared = []
+
+    @settings(max_examples=EXAMPLES)
+    @given(added=drawn)
+    @example(added=first)
+    @example(added={})
+    def holds(added: dict[str, Any]) -> None:
+        found = both(case, {**raw(case), **added}, tmp_path)
+        if found is not None:
+            ours, theirs = found
+            compared.append(added)
+            assert float((ours - theirs).abs().max() / theirs.abs().max()) < 1e-3, added
+
+    holds()
+    assert compared
+
+
+def both(case: Case, values: dict[str, Any], folder: Path) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Answers of both libraries under that config.json, with the same random weights; None where either refuses it."""
+    generator = torch.Generator().manual_seed(1)
+    try:
+        config = type(case.config).from_dict(json.loads(json.dumps(values)))
+        config._attn_implementation = (
+            "sdpa" if config.model_type == "falcon" else case.attention
+        )  # eager counts Falcon's ALiBi twice
+        theirs = case.model(config).eval()
+        with torch.no_grad():
+            for parameter in theirs.parameters():
+                parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+        theirs.tie_weights()
+        theirs.save_pretrained(folder)
+    except Exception:  # any: there is nothing to compare with
+        return None
+    (folder / "config.json").write_text(json.dumps(values))
+    try:
+        published = load_published(folder)
+    except UserError:
+        return None
+    pair = Pair(case, theirs, folder, published, *rows_of(case, published, generator))
+    with torch.no_grad():
+        try:
+            answer = their_answer(pair)
+        except Exception:  # any: that library does not notice before it computes
+            return None
+        return answered(pair, our_answer(pair)), answered(pair, answer)
