@@ -68,8 +68,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 def test_a_response_is_the_answer_of_the_chat(server: Running) -> None:
     client = server.client()
     messages = [{"role": "system", "content": "the fox"}, {"role": "user", "content": "a"}]
-    chat = client.chat.completions.create(**GREEDY, messages=messages, max_tokens=12)  # type: ignore[call-overload]
-    made = client.responses.create(**GREEDY, instructions="the fox", input="a", max_output_tokens=12)
+    chat: Any = client.chat.completions.create(**GREEDY, messages=messages, max_tokens=12)  # type: ignore[call-overload]
+    made: Any = client.responses.create(**GREEDY, instructions="the fox", input="a", max_output_tokens=12)
     assert made.output_text == chat.choices[0].message.content
     assert (made.object, made.status, made.model) == ("response", "incomplete", "chat")
     assert made.incomplete_details.reason == "max_output_tokens"
@@ -79,16 +79,16 @@ def test_a_response_is_the_answer_of_the_chat(server: Running) -> None:
 
 def test_items_are_read_as_messages(server: Running) -> None:
     client = server.client()
-    chat = client.chat.completions.create(**GREEDY, messages=MESSAGES, max_tokens=5)  # type: ignore[call-overload]
-    made = client.responses.create(**GREEDY, input=ITEMS, max_output_tokens=5)  # type: ignore[arg-type]
+    chat: Any = client.chat.completions.create(**GREEDY, messages=MESSAGES, max_tokens=5)  # type: ignore[call-overload]
+    made: Any = client.responses.create(**GREEDY, input=ITEMS, max_output_tokens=5)  # type: ignore[arg-type]
     assert made.output_text == chat.choices[0].message.content
     assert made.usage.input_tokens == chat.usage.prompt_tokens
 
 
 def test_a_streamed_response_has_the_events_of_the_whole_one(server: Running) -> None:
     asked = {**GREEDY, "input": "a", "max_output_tokens": 12, "top_logprobs": 2}
-    whole = server.client().responses.create(**asked)
-    events = list(server.client().responses.create(**asked, stream=True))
+    whole: Any = server.client().responses.create(**asked)
+    events: list[Any] = list(server.client().responses.create(**asked, stream=True))
     kinds = [each.type for each in events]
     assert kinds[:4] == [
         "response.created",
@@ -116,11 +116,11 @@ def test_a_streamed_response_has_the_events_of_the_whole_one(server: Running) ->
 
 def test_calls_are_items(server: Running) -> None:
     asked: dict[str, Any] = {**SEEDED, "input": "a", "tools": [TOOL], "tool_choice": "required"}
-    made = server.client().responses.create(**asked)
+    made: Any = server.client().responses.create(**asked)
     (call,) = made.output
     assert (call.type, call.name, call.status, made.status) == ("function_call", "look", "completed", "completed")
     assert json.loads(call.arguments).keys() == {"n"}
-    events = list(server.client().responses.create(**asked, stream=True))
+    events: list[Any] = list(server.client().responses.create(**asked, stream=True))
     assert [each.type for each in events[2:]] == [
         "response.output_item.added",
         "response.function_call_arguments.delta",
@@ -139,7 +139,7 @@ def test_calls_are_items(server: Running) -> None:
 def test_an_answer_has_the_form_of_a_schema(server: Running) -> None:
     form = {"format": {"type": "json_schema", "name": "a", "schema": ANSWER, "strict": True}}
     asked: dict[str, Any] = {**SEEDED, "input": "a", "text": form}
-    made = server.client().responses.create(**asked)
+    made: Any = server.client().responses.create(**asked)
     assert json.loads(made.output_text)["ok"] in (True, False)
     assert made.status == "completed"
     assert made.text.format.schema_ == ANSWER  # type: ignore[union-attr]
