@@ -1,4 +1,4 @@
-"""What one command reads of its data: each file once, however often its content is asked for.
+"""Shared reading of the data of one command: each file once, however often its content is asked for.
 
 A command looks at a file to tell its format, to choose a recipe, and to train each model of a race. Inside
 ``one_reading`` these share what was read: contents of files and tables until the data is open, the latest examples and
@@ -29,7 +29,7 @@ _ENCODES = ("tokenizer", "target_tokenizer", "processor", "batching")
 
 
 class Reading:
-    """What one command has read so far."""
+    """Files and results that one command has read so far."""
 
     def __init__(self) -> None:
         self.contents: dict[Hashable, bytes] = {}

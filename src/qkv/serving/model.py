@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -23,7 +24,7 @@ from qkv.serving.ends import end_ids
 from qkv.serving.errors import ApiError, as_api_error
 from qkv.serving.limits import KEPT, Limits
 from qkv.serving.structure import Constraints, Structure
-from qkv.serving.templates import ChatTemplate, find_template
+from qkv.serving.templates import PLAIN, ChatTemplate, find_template
 from qkv.serving.worker import Worker
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
@@ -94,6 +95,15 @@ class ServedModel:
         """Template of chats."""
         return find_template(self.run.folder, self.tokenizer)
 
+    @cached_property
+    def chats(self) -> bool:
+        """True if the checkpoint has a template of chats."""
+        if not self.writes or self.run.model.encoder is not None:
+            return False
+        with contextlib.suppress(UserError):  # a chat will tell
+            return self.template.source != PLAIN
+        return False
+
     @property
     def most_tokens(self) -> int:
         """Limit of prompt and new tokens of one text together."""
@@ -101,7 +111,8 @@ class ServedModel:
 
     def to_dict(self) -> dict[str, Any]:
         """Entry of ``/v1/models``."""
-        can = {"completions": self.writes, "embeddings": self.embeds, "predict": self.predicts}
+        can = {"completions": self.writes, "chat": self.chats}
+        can |= {"embeddings": self.embeds, "predict": self.predicts}
         return {
             "id": self.name,
             "object": "model",
@@ -110,7 +121,15 @@ class ServedModel:
             "max_model_len": self.most_tokens,
             "task": self.run.recipe.task.kind,
             "capabilities": [name for name, possible in can.items() if possible],
+            "defaults": self._defaults(),
         }
+
+    def _defaults(self) -> dict[str, Any]:
+        """Settings of a text whose request gives none."""
+        own = self.run.recipe.sample
+        found = {name: getattr(own, name) for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
+        stop = [text for text in own.stop if not self._is_end(text)]
+        return {**found, "max_tokens": own.max_new_tokens, "stop": stop} if self.writes else {}
 
     def prompt(self, given: str | Sequence[int]) -> list[int]:
         """Ids of a prompt. With an encoder it is the source."""
