@@ -180,7 +180,7 @@ PLAIN = [
 
 def test_histories_of_agents_are_read(tmp_path: Path) -> None:
     tokenizer = folder_of(tmp_path, MARKED_TEMPLATE, True)
-    expected = find_template(tmp_path, tokenizer).ids(PLAIN)
+    expected = find_template(tokenizer).ids(PLAIN)
     with serving({"chat": text_run(tmp_path, tokenizer=tokenizer)}) as server:
         answer = posted(server, "/v1/chat/completions", messages=HISTORY, max_tokens=3)
     assert answer.status_code == 200, answer.text

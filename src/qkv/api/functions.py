@@ -70,7 +70,7 @@ def train(
     from qkv.training import clock
 
     began = clock.seconds()
-    from qkv.data.records.kept import keeping_tables
+    from qkv.data.reading import one_reading
     from qkv.training.loop import train as run_training
 
     overrides = [*overrides, *([] if minutes is None else [f"training.minutes={minutes}"])]
@@ -88,7 +88,7 @@ def train(
     if task is not None:
         chosen, data = split_settings(task, data)
         overrides, task, data = [*chosen, *overrides], task_named(task), data_fields(task, data)
-    with keeping_tables(), training_files(recipe, task, place_of(out, quick), data) as (source, place, fields):
+    with one_reading(), training_files(recipe, task, place_of(out, quick), data) as (source, place, fields):
         found, folder = find_recipe(source, overrides, quick, place, resume, task, start, adapt, **fields)
         return run_training(found, folder, resume, on_event, began)
 

@@ -141,10 +141,10 @@ def train_command(
 def _train(recipe: str, table: dict[str, Any], options: dict[str, Any], began: float) -> None:
     """Train ``recipe``, or the verb of that name, on the data of ``table``; ``options``: arguments of find_recipe."""
     from qkv.api.functions import find_recipe, is_text
-    from qkv.data.records.kept import keeping_tables
+    from qkv.data.reading import one_reading
 
     is_data = recipe in (*VERBS, FINETUNE) or is_text(recipe)
-    with keeping_tables():
+    with one_reading():
         if is_data:  # a recipe is read at once, and its errors stand alone
             say_start(table["data"] or recipe)
         chosen, folder = find_recipe(**options, **_table(recipe, table, options["overrides"]))

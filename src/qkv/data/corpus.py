@@ -191,13 +191,45 @@ def _build(folder: Path, name: str, parts: dict[str, _Part], tokenizer: Tokenize
     """Encode all splits of a text and write their ids and document starts to ``folder``, and last the counts."""
     counts = {}
     with progress(f"encoding {name}", sum(part.stop - part.start for part in parts.values())) as advance:
-        for split, part in parts.items():
+        for split, blocks in _streams(parts):
             with (folder / f"{split}.ids").open("xb") as ids, (folder / f"{split}.documents").open("xb") as documents:
                 writer = _Writer(tokenizer, ids, documents)
-                for block in pieces(part.blocks(), tokenizer, data.batching.document_separator):
+                for block in pieces(blocks, tokenizer, data.batching.document_separator):
                     advance(writer.write(block))
                 counts[split] = asdict(writer.finished(name))
     write_whole(folder / "counts.json", json.dumps({"dtype": tokenizer.dtype.str, "splits": counts}).encode())
+
+
+def _streams(parts: dict[str, _Part]) -> Iterator[tuple[str, Iterator[str]]]:
+    """(split, blocks of its text), to be used in order. A part that begins where the one before it ends goes on in the
+    same pass over the text.
+    """
+    before: _Part | None = None
+    blocks: Iterator[str] = iter(())
+    for split, part in parts.items():
+        if before is None or (part.text, part.start) != (before.text, before.stop):
+            blocks = part.text.blocks(part.start)
+        own, blocks = _parted(blocks, part.stop - part.start)
+        yield split, own
+        before = part
+
+
+def _parted(blocks: Iterator[str], count: int) -> tuple[Iterator[str], Iterator[str]]:
+    """(first ``count`` characters of a text in blocks, what follows them, to be used after these)."""
+    rest = list[str]()
+
+    def first() -> Iterator[str]:
+        left = count
+        while left and (block := next(blocks, "")):
+            yield block[:left]
+            rest[:] = [block[left:]] if len(block) > left else []
+            left = max(0, left - len(block))
+
+    def others() -> Iterator[str]:
+        yield from rest
+        yield from blocks
+
+    return first(), others()
 
 
 def _sample(part: _Part, separator: str | None, most: int | None) -> Iterator[str]:

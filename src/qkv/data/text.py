@@ -8,11 +8,12 @@ import hashlib
 import io
 import itertools
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from qkv.data.reading import Reading, current, fact, identity_of
 from qkv.spec.errors import UserError
 
 BLOCK = 1 << 18
@@ -26,14 +27,15 @@ class TextSource:
     Line endings are kept; a leading byte order mark is dropped.
     """
 
-    def __init__(self, name: str, open_bytes: Callable[[], BinaryIO]):
+    def __init__(self, name: str, open_bytes: Callable[[], BinaryIO], path: Path | None = None):
         self.name = name
-        self._open = open_bytes
+        self._open, self._path = open_bytes, path
 
     @classmethod
     def of_file(cls, path: Path, name: str = "") -> TextSource:
         """Text of a file, decompressed if its first two bytes are those of gzip."""
-        return cls(name or str(path), lambda: _unpacked(path))
+        reading = current()
+        return cls(name or str(path), lambda: _opened(path, reading), path)
 
     @classmethod
     def of_string(cls, text: str, name: str) -> TextSource:
@@ -48,14 +50,18 @@ class TextSource:
 
     def digest(self) -> str:
         """SHA-256 of the unpacked bytes, in hexadecimal."""
-        digest = hashlib.sha256()
-        for block in self.raw():
-            digest.update(block)
-        return digest.hexdigest()
+        return self._measured()[0]
 
     def characters(self) -> int:
         """Number of characters. Raises ``UserError`` for bytes that are not UTF-8."""
-        return sum(map(len, self.blocks()))
+        found = self._measured()[1]
+        return sum(map(len, self.blocks())) if found is None else found  # the blocks tell what is wrong
+
+    def _measured(self) -> tuple[str, int | None]:
+        """(SHA-256 of the unpacked bytes, number of characters; None if they are not UTF-8), in one pass."""
+        if self._path is None:
+            return _measured(self.raw())
+        return fact(("measured", identity_of(self._path)), lambda: _measured(self.raw()))
 
     def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[str]:
         """Characters ``start`` to ``stop`` (None: to the end), in blocks. Raises ``UserError`` with byte and line of
@@ -100,10 +106,38 @@ class TextSource:
             raise UserError(f"{self.name} cannot be read: {error.strerror or error}") from None
 
 
+def _measured(blocks: Iterable[bytes]) -> tuple[str, int | None]:
+    digest, decoder = hashlib.sha256(), codecs.getincrementaldecoder("utf-8")()
+    count: int | None = 0
+    for block in itertools.chain(blocks, (b"",)):
+        digest.update(block)
+        if count is not None:
+            try:
+                text = decoder.decode(block, not block)
+            except UnicodeDecodeError:
+                count = None
+            else:
+                count += len(text) - (count == 0 and text.startswith("\ufeff"))
+    return digest.hexdigest(), count
+
+
+def _opened(path: Path, reading: Reading | None) -> BinaryIO:
+    """Unpacked bytes of a file, from memory if the reading holds them."""
+    content = None if reading is None else reading.content(path, _unpacked)
+    return _unpacked(path) if content is None else io.BytesIO(content)
+
+
 def _unpacked(path: Path) -> BinaryIO:
-    with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    return gzip.open(path, "rb") if packed else path.open("rb")  # type: ignore[return-value]
+    file = path.open("rb")
+    try:
+        if file.peek(2)[:2] != b"\x1f\x8b":
+            return file
+    except OSError:
+        file.close()
+        raise
+    unpacked = gzip.GzipFile(fileobj=file)
+    unpacked.myfileobj = file  # type: ignore[assignment]  # closed together
+    return unpacked  # type: ignore[return-value]
 
 
 def _first(blocks: Iterator[bytes], count: int) -> Iterator[bytes]:

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,8 @@ _PAGE_HEADERS = {
     ),
     "x-content-type-options": "nosniff",
 }
+_PART = re.compile(r"\{\{ ([\w.]+) \}\}")
+"""Place of another file in the page."""
 _LOG = logging.getLogger("qkv.serving")
 
 
@@ -89,7 +93,15 @@ def app_of(service: Service, access: Access) -> Starlette:
 
 async def page(_: HttpRequest, service: Service) -> Response:
     """Answer ``GET /``: a page to chat with the models, complete texts and watch the server. It loads nothing else."""
-    return HTMLResponse((Path(__file__).parent / "page.html").read_text(encoding="utf-8"), headers=_PAGE_HEADERS)
+    return HTMLResponse(_page(), headers=_PAGE_HEADERS)
+
+
+@cache
+def _page() -> str:
+    """The page with its styles and scripts in one file."""
+    folder = Path(__file__).parent / "page"
+    whole = (folder / "page.html").read_text(encoding="utf-8")
+    return _PART.sub(lambda found: (folder / found[1]).read_text(encoding="utf-8").rstrip(), whole)
 
 
 async def health(_: HttpRequest, service: Service) -> Response:

@@ -26,7 +26,7 @@ from qkv.serving.templates import NO_TEMPLATE, ChatTemplate, find_template
 from qkv.serving.warm import attempt, write_twice
 from qkv.serving.worker import Worker
 from qkv.spec.errors import UserError
-from qkv.spec.generation import Generation
+from qkv.spec.generation import FILTERS, Generation
 
 _SEARCH = ("num_beams", "length_penalty", "num_return", "early_stopping", "seed")
 """Settings of a run that are not those of its answers: of beam search, and the seed of its samples in training."""
@@ -161,7 +161,14 @@ class ServedModel:
             "max_model_len": self.most_tokens,
             "task": self.run.recipe.task.kind,
             "capabilities": [name for name, possible in can.items() if possible],
+            "defaults": self._defaults(),
         }
+
+    def _defaults(self) -> dict[str, Any]:
+        """Settings of a text whose request gives none."""
+        own = self.writing
+        found = {name: getattr(own, name) for name in (*FILTERS, "presence_penalty", "frequency_penalty")}
+        return {**found, "max_tokens": own.max_new_tokens, "stop": list(own.stop)} if self.writes else {}
 
     def prompt(self, given: str | Sequence[int]) -> list[int]:
         """Ids of a prompt. With an encoder it is the source."""

@@ -12,7 +12,7 @@ from qkv.spec.forbidding import Forbidding
 
 FILTERS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Fields of the filters, which rows with equal ones apply together."""
-ADJUSTMENTS = ("logit_bias", "presence_penalty", "frequency_penalty", "stop_token_ids", "min_tokens")
+ADJUSTMENTS = ("logit_bias", "presence_penalty", "frequency_penalty", "min_tokens")
 """Fields that each row applies alone: they depend on its new tokens."""
 DRAWING = (*FILTERS, *ADJUSTMENTS)
 """Fields that apply to sampling and not to beam search."""

@@ -14,7 +14,6 @@ from qkv.data.batch import Batch
 from qkv.data.corpus import TRAIN
 from qkv.data.padding import padded
 from qkv.data.records.duplicates import shared
-from qkv.data.records.kept import release_tables
 from qkv.data.records.model import Records, Role
 from qkv.data.records.open import open_records, open_rows
 from qkv.data.trained import trained_on
@@ -50,9 +49,7 @@ class ExampleTask(Task):
     def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Dataset:
         records, recipe, vocabulary = self._read(recipe, vocabulary)
         reader = self.reader(recipe, vocabulary)
-        dataset = self._dataset(recipe, records, vocabulary, reader)
-        release_tables()
-        return dataset
+        return self._dataset(recipe, records, vocabulary, reader)
 
     def _dataset(
         self, recipe: Recipe, records: Records, vocabulary: Vocabulary, reader: Reader, notes: Sequence[str] = ()

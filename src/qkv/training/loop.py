@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from qkv.data.batch import Batch
 from qkv.data.corpus import VALIDATION
+from qkv.data.reading import one_reading
 from qkv.inspection.losses import backward
 from qkv.models.adapt import rate_factors
 from qkv.ops.linear.precision import autocast
@@ -413,7 +414,7 @@ def train(
         with Show() as show:
             return train(recipe, out, resume, show, since)
     folder, began = Path(out), clock.seconds() if since is None else since
-    with locked(folder):
+    with one_reading(), locked(folder):
         if recipe.candidates and not resume and (folder / heats.FOLDER).exists():
             raise UserError(f"{folder} already holds heats; name another folder, or resume it")
         before = clock.seconds()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from qkv.data.reading import release
 from qkv.data.vocabulary import Vocabulary
 from qkv.models.adapt import adapt, learned_sentence
 from qkv.models.build import build
@@ -67,6 +68,7 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
         tell(Notice(f"{FORMER}, the evaluation's file in a run of format 1, is now {EVALUATION}"))
     recipe = with_start(recipe, known)
     dataset = task_of_recipe(recipe).open(recipe, Vocabulary.load(folder) if known else None)
+    release()  # the dataset holds what it needs
     recipe = dataset.recipe
     task = task_of_recipe(recipe)  # with the settings that the data determines
     checkpoints = CheckpointStore(folder / "resume", recipe.training.checkpoints.keep)

@@ -14,6 +14,7 @@ from qkv.data.corpus import TEST, TRAIN, VALIDATION
 from qkv.data.graphs.node_files import read_edge_file, read_node_files
 from qkv.data.graphs.raw import read_graph
 from qkv.data.named import PublishedFile
+from qkv.data.reading import identity_of_data, read_once
 from qkv.data.records.graph_arrays import arrays_of, feature_mapping, needed
 from qkv.data.sources import published
 from qkv.data.text import TextSource
@@ -46,6 +47,7 @@ class NodeTable:
     notes: tuple[str, ...] = ()
 
 
+@read_once(lambda data, fold=0: (identity_of_data(data), fold))
 def open_nodes(data: spec.Data, fold: int = 0) -> NodeTable:
     """Read the graph ``data.source``: a known one, an ``.npz`` file, or ``nodes.csv | edges.csv``.
 
@@ -56,6 +58,7 @@ def open_nodes(data: spec.Data, fold: int = 0) -> NodeTable:
     return replace(found, splits=_completed(found, data.validation_fraction))
 
 
+@read_once(identity_of_data)
 def open_graph(data: spec.Data) -> NodeTable:
     """Read the graph ``data.source`` for its edges, without labels and splits: see ``open_nodes``, or one table of
     edges. Raises ``UserError``.

@@ -177,7 +177,7 @@ class ImageCodesProcessor(Processor):
         (home / _REASONS).write_text(json.dumps(reasons), encoding="utf-8")
 
     def _encoded(self, values: Sequence[Any]) -> Iterator[np.ndarray | Unusable]:
-        each = self.coder.images.encode_all(values)
+        each = map(self.coder.images.tried, values)  # not shared: only the codes are kept
         while some := list(islice(each, _AT_ONCE)):
             images = [image for image in some if not isinstance(image, Unusable)]
             codes = iter(self._ordered(images) if images else ())

@@ -38,6 +38,7 @@ class ImageProcessor(Processor):
     role = Role("image", "image", ("image", "file", "filename", "path", "picture", "photo", "img", "url"))
     example = "picture.png"
     simple = "pixels"
+    signals_only = ("mean", "deviation", "augment")
     spec: Images
 
     @classmethod
@@ -57,7 +58,7 @@ class ImageProcessor(Processor):
             channels = found.channels or (1 if sizes[:, 2].all() else 3)
             found = found.changed(height=found.height or height, width=found.width or width, channels=channels)
         if found.mean is None:
-            pixels = np.stack(readable(ImageProcessor(found).encode, sample, "image")) / 255
+            pixels = np.stack(readable(ImageProcessor(found).read, sample, "image")) / 255
             mean, deviation = pixels.mean((0, 2, 3)), pixels.std((0, 2, 3)).clip(min=1e-3)
             found = found.changed(mean=tuple(mean.round(4).tolist()), deviation=tuple(deviation.round(4).tolist()))
         return found

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from qkv.data.processors.augment import Mixed
+from qkv.data.reading import identity_of, latest
 from qkv.data.records.model import Role
 from qkv.data.records.table import Table
 from qkv.data.records.values import Unusable
@@ -37,6 +41,8 @@ class Processor(ABC):
     simple: ClassVar[str] = "features"
     """Name of ``features`` in the metrics of the baseline, such as "pixels"."""
 
+    signals_only: ClassVar[tuple[str, ...]] = ()
+    """Fields of the spec that only ``signal`` and ``augmented`` read, so that encoded values do not depend on them."""
     automatic: ClassVar[bool] = True
     """False if it is never chosen for data, but named in a recipe or by an override."""
 
@@ -60,8 +66,34 @@ class Processor(ABC):
         """Convert a raw value to a compact array. Raises ``Unusable`` for one that cannot be read."""
 
     def read(self, value: Any) -> Any:
-        """Encoded value of a raw one, which may be ``Encoded`` already. Raises ``Unusable``."""
-        return value.encoded if isinstance(value, Encoded) else self.encode(value)
+        """Encoded value of a raw one, which may be ``Encoded`` already. Raises ``Unusable``.
+
+        A file is encoded once while its command runs: the values of the latest settings are shared, as the data of a
+        run holds them anyway (``qkv.data.reading``).
+        """
+        found = self.tried(value) if not isinstance(value, (str, Path)) else self._shared(value)
+        if isinstance(found, Unusable):
+            raise found.with_traceback(None)
+        return found
+
+    def tried(self, value: Any) -> Any:
+        """Encoded value of a raw one, or the ``Unusable`` that says why there is none."""
+        try:
+            return value.encoded if isinstance(value, Encoded) else self.encode(value)
+        except Unusable as error:
+            return error
+
+    def _shared(self, value: str | Path) -> Any:
+        shelf = latest(type(self), self._settings, dict[Any, Any])
+        key = identity_of(value)
+        if key not in shelf:
+            shelf[key] = self.tried(value)
+        return shelf[key]
+
+    @cached_property
+    def _settings(self) -> str:
+        fields = self.spec.to_dict()
+        return json.dumps({name: each for name, each in fields.items() if name not in self.signals_only})
 
     def encode_all(self, values: Sequence[Any]) -> Iterator[np.ndarray | Unusable]:
         """Encoded values in order, by default one by one; in place of one that cannot be read, the error."""

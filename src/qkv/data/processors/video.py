@@ -40,6 +40,7 @@ class VideoProcessor(Processor):
     role = Role("image", "image", ("image", "clip", "video", "file", "filename", "path", "animation"), clips=True)
     example = "clip.gif"
     simple = "pixels"
+    signals_only = ImageProcessor.signals_only
     spec: Video
 
     @classmethod

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from qkv.data.reading import identity_of, kept
 from qkv.data.records.clips import are_pixels, clips_in, pixel_table
 from qkv.data.records.conll import conll
 from qkv.data.records.delimited import delimited, first_fields
@@ -17,7 +18,6 @@ from qkv.data.records.fasta import fasta
 from qkv.data.records.graph_arrays import arrays_of
 from qkv.data.records.graph_tables import graph_table, with_graphs
 from qkv.data.records.jsonl import jsonl
-from qkv.data.records.kept import kept
 from qkv.data.records.model import Role
 from qkv.data.records.parallel import language_pair, parallel
 from qkv.data.records.pictures import Values, folder_table, folder_tables
@@ -73,11 +73,11 @@ def _table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, 
     text = _text(source, option, known)
     if kept_name(source):
         text.name = IN_MEMORY
-        return kept((_identity(source), "jsonl"), lambda: replace(with_graphs(jsonl(text)), given=True))
+        return kept((identity_of(source), "jsonl"), lambda: replace(with_graphs(jsonl(text)), given=True))
     if source.lower().endswith(".npz"):
-        return kept((_identity(source), "npz"), lambda: _arrays(text, arrays_of(text)))
+        return kept((identity_of(source), "npz"), lambda: _arrays(text, arrays_of(text)))
     if source.lower().endswith(".npy"):
-        return kept((_identity(source), "npy"), lambda: _arrays(text, {SERIES: npy_array(text)}))
+        return kept((identity_of(source), "npy"), lambda: _arrays(text, {SERIES: npy_array(text)}))
     if not head(text).strip():
         raise UserError(f"{option}: {source!r} is empty")
     kind = data.format or told(text, roles)
@@ -92,7 +92,7 @@ def _table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, 
         )
     given = tuple(data.columns.values())
     decides = (given, tuple(roles)) if kind == "parallel" else tuple(column for column in given if column.isdecimal())
-    return kept((_identity(source), kind, decides), lambda: _read(text, kind, given, roles))
+    return kept((identity_of(source), kind, decides), lambda: _read(text, kind, given, roles))
 
 
 def split_tables(
@@ -107,12 +107,6 @@ def split_tables(
 def folder_of(table: Table) -> Path | None:
     """Folder of the file that a table was read from; None for data in memory."""
     return None if table.given else Path(table.name.partition(SEPARATOR)[0].strip()).expanduser().parent
-
-
-def _identity(source: str) -> tuple[str, int, int]:
-    """(name, size, modification time) of a file: cache key that changes with its content."""
-    found = Path(source).expanduser().stat()
-    return source, found.st_size, found.st_mtime_ns
 
 
 def told(text: TextSource, roles: Sequence[Role]) -> Format | None:
@@ -213,7 +207,7 @@ def _joined(source: str, data: spec.Data, option: str) -> Table:
             f"{option}: {source!r} joins two texts, but the format is {data.format!r}; leave it out, or name one file"
         )
     first, second = (_text(name, option) for name in names)
-    return kept((_identity(names[0]), _identity(names[1])), lambda: parallel(first, second))
+    return kept((identity_of(names[0]), identity_of(names[1])), lambda: parallel(first, second))
 
 
 def _text(source: str, option: str, known: Sequence[str] = ()) -> TextSource:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.data.reading import current
 from qkv.data.records.pictures import URI, as_uri
 from qkv.data.records.values import Unusable
 
@@ -61,7 +62,10 @@ def _opened(value: Any) -> Any:
         path = Path(value).expanduser()
         if path.is_dir():
             raise ValueError("it is a directory")
-        return Image.open(io.BytesIO(path.read_bytes()))  # a file that stays open would be left to the collector
+        reading = current()
+        content = None if reading is None else reading.content(path, lambda path: path.open("rb"))
+        # In memory, since a file that stays open would be left to the collector.
+        return Image.open(io.BytesIO(path.read_bytes() if content is None else content))
     if isinstance(value, bytes):
         return Image.open(io.BytesIO(value))
     if isinstance(value, Image.Image):

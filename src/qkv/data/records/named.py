@@ -8,13 +8,13 @@ from functools import partial
 from typing import NamedTuple
 
 from qkv.data.named import PublishedFile
+from qkv.data.reading import kept
 from qkv.data.records.conll import conll
 from qkv.data.records.delimited import delimited
 from qkv.data.records.graph_arrays import arrays_of
 from qkv.data.records.graph_tables import graph_table
 from qkv.data.records.idx import idx_images
 from qkv.data.records.jsonl import jsonl
-from qkv.data.records.kept import kept
 from qkv.data.records.model import BadRow
 from qkv.data.records.moving import moving_garments
 from qkv.data.records.parallel import parallel

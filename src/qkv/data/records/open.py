@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from qkv.data.reading import identity_of_data, read_once
 from qkv.data.records.duplicates import shared
 from qkv.data.records.formats import folder_of, split_tables, table_of
 from qkv.data.records.guess import ColumnChoice, choose
@@ -36,6 +37,7 @@ class Read(NamedTuple):
     notes: list[str]
 
 
+@read_once(lambda data, roles, where="data": (identity_of_data(data), tuple(roles)))
 def open_records(data: spec.Data, roles: Sequence[Role], where: str = "data") -> Records:
     """Read the examples of ``data`` as values of the task's ``roles``, in splits.
 

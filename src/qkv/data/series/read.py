@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qkv.data.reading import identity_of_data, read_once
 from qkv.data.records.formats import table_of
 from qkv.data.records.named import TABLES, named_tables
 from qkv.data.records.table import Row, Table
@@ -61,6 +62,7 @@ class Panel(NamedTuple):
         return total.hexdigest()
 
 
+@read_once(lambda data, step=None, where="data": (identity_of_data(data), step))
 def read_panel(data: Data, step: Step | None = None, where: str = "data") -> Panel:
     """Read the series in ``data.source``: a named data set or a table.
 

@@ -12,8 +12,8 @@ from tests.cli.tables import write_tables
 
 from qkv.api.functions import find_recipe
 from qkv.cli.main import main
-from qkv.data.records.kept import keeping_tables, kept, release_tables
-from qkv.data.records.table import HEAD, Table
+from qkv.data.reading import one_reading
+from qkv.data.records.table import HEAD
 from qkv.data.text import TextSource
 from qkv.inspection.machine import Machine, store_machine
 from qkv.system.processor import processor_name
@@ -57,7 +57,7 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @pytest.mark.parametrize("kind", TABLES)
 def test_a_table_is_read_once_from_the_guess_to_the_examples(kind: str, tables: Path, readings: Counter[str]) -> None:
     source = str(tables / TABLES[kind])
-    with keeping_tables():
+    with one_reading():
         assert guess_task({"source": source}) == kind
         recipe, _ = find_recipe(source, task=kind, resume=False)
         dataset = build_task(recipe.task).open(recipe)
@@ -70,7 +70,7 @@ def test_two_texts_and_a_tsv_are_read_once(
     source: str, tables: Path, readings: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tables)
-    with keeping_tables():
+    with one_reading():
         recipe, _ = find_recipe(source, task="translation" if "|" in source else "classification", resume=False)
         build_task(recipe.task).open(recipe)
     assert readings == dict.fromkeys(source.split(" | "), 1)
@@ -108,19 +108,6 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
         recipe, _ = find_recipe(file, task="classification", resume=False)
         return build_task(recipe.task).open(recipe).records["train"]  # type: ignore[attr-defined]
 
-    with keeping_tables():
+    with one_reading():
         before = rows("a b,x\nc d,y\n" * 10)
         assert rows("a b,x\nc d,y\n" * 20) != before
-
-
-def test_tables_are_kept_only_inside_and_until_released() -> None:
-    table = Table("x", (), lambda: iter(()), "")
-    assert kept("x", lambda: table) is table
-    with keeping_tables():
-        first = kept("x", lambda: Table("x", (), lambda: iter(()), ""))
-        with keeping_tables():
-            assert kept("x", lambda: table) is first
-        assert kept("x", lambda: table) is first
-        release_tables()
-        assert kept("x", lambda: table) is table
-    assert kept("x", lambda: first) is first

@@ -1,0 +1,162 @@
+"""Shared reading of the data of one command: each file once, however often its content is asked for.
+
+A command looks at a file to tell its format, to choose a recipe, and to train each model of a race. Inside
+``one_reading`` these share what was read: contents of files and tables until the data is open, the latest examples and
+the latest encoded values until the end. Everything is found by the file's identity, so that one that changes is read
+again.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, BinaryIO, ParamSpec, TypeVar
+
+from qkv.spec.data import Data
+
+T = TypeVar("T")
+P = ParamSpec("P")
+HELD = 1 << 27
+"""Maximum size in bytes of the contents of files that are held together; beyond it, files are read again."""
+_BLOCK = 1 << 20
+_SEPARATOR = "|"
+_ENCODES = ("tokenizer", "target_tokenizer", "processor", "batching")
+"""Settings of data that decide what is made of the examples, not which they are."""
+
+
+class Reading:
+    """Files and results that one command has read so far."""
+
+    def __init__(self) -> None:
+        self.contents: dict[Hashable, bytes] = {}
+        self.kept: dict[Hashable, Any] = {}
+        self.facts: dict[Hashable, Any] = {}
+        self.latest: dict[Hashable, tuple[Hashable, Any]] = {}
+
+    def content(self, path: Path, open_bytes: Callable[[Path], BinaryIO]) -> bytes | None:
+        """Content of a file as ``open_bytes`` reads it, held until ``release``; None if all contents together would
+        exceed ``HELD``. Raises ``OSError``.
+        """
+        key = identity_of(path)
+        if key not in self.contents:
+            room = HELD - sum(map(len, self.contents.values()))
+            if self.facts.get(("unpacks to more", key)) or path.stat().st_size > room:
+                return None
+            with open_bytes(path) as file:
+                content = _up_to(file, room)
+            if content is None:
+                self.facts["unpacks to more", key] = True
+                return None
+            self.contents[key] = content
+        return self.contents[key]
+
+
+_reading: ContextVar[Reading | None] = ContextVar("reading", default=None)
+
+
+@contextmanager
+def one_reading() -> Iterator[None]:
+    """Context manager in which each file of data is read once; inside another one, a part of that."""
+    token = None if _reading.get() is not None else _reading.set(Reading())
+    try:
+        yield
+    finally:
+        if token is not None:
+            _reading.reset(token)
+
+
+def current() -> Reading | None:
+    """Reading that this code is part of. Threads that others start, such as those that train tokenizers, have none."""
+    return _reading.get()
+
+
+def identity_of(source: str | Path) -> Hashable:
+    """Key of the content of a file, a folder, or files joined by |: names, sizes and modification times.
+
+    ``source`` itself if it is none of them, such as the name of a data set.
+    """
+    path = Path(source).expanduser()
+    try:
+        if path.is_dir():
+            return str(source), tuple(identity_of(each) for each in sorted(path.rglob("*")) if each.is_file())
+        found = path.stat()
+        return str(source), found.st_size, found.st_mtime_ns
+    except (OSError, ValueError):
+        names = str(source).split(_SEPARATOR)
+        return tuple(identity_of(name.strip()) for name in names) if len(names) > 1 else str(source)
+
+
+def identity_of_data(data: Data) -> Hashable:
+    """Key of the examples of ``data``: identities of its files, and all settings by which rows are read from them."""
+    reads = {name: value for name, value in data.to_dict().items() if name not in _ENCODES}
+    files = (data.source, data.validation, data.test)
+    return json.dumps(reads, sort_keys=True), tuple(identity_of(file) for file in files if file is not None)
+
+
+def kept(key: Hashable, read: Callable[[], T]) -> T:
+    """Result of ``read`` for ``key``, kept until ``release``. ``key``: everything that the result depends on."""
+    reading = _reading.get()
+    return read() if reading is None else _found(reading.kept, key, read)
+
+
+def fact(key: Hashable, find: Callable[[], T]) -> T:
+    """Small result of ``find`` for ``key``, such as a digest, kept to the end of the reading."""
+    reading = _reading.get()
+    return find() if reading is None else _found(reading.facts, key, find)
+
+
+def latest(name: Hashable, key: Hashable, make: Callable[[], T]) -> T:
+    """Result of ``make`` for ``key``, kept until ``name`` is asked with another key: memory holds one of them."""
+    reading = _reading.get()
+    if reading is None:
+        return make()
+    if name not in reading.latest or reading.latest[name][0] != key:
+        reading.latest.pop(name, None)  # freed before the next one is made
+        reading.latest[name] = key, make()
+    return reading.latest[name][1]
+
+
+def read_once(key: Callable[P, Hashable]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorator of a function that reads data: its latest result is shared. ``key``: of its arguments, everything that
+    the result depends on.
+    """
+
+    def decorated(read: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(read)
+        def once(*args: P.args, **kwargs: P.kwargs) -> T:
+            if _reading.get() is None:
+                return read(*args, **kwargs)
+            return latest(read.__qualname__, key(*args, **kwargs), lambda: read(*args, **kwargs))
+
+        return once
+
+    return decorated
+
+
+def _up_to(file: BinaryIO, most: int) -> bytes | None:
+    """All that is left of a file; None if it is more than ``most`` bytes, as of a small file that unpacks to many."""
+    blocks, size = list[bytes](), 0
+    while block := file.read(_BLOCK):
+        blocks.append(block)
+        size += len(block)
+        if size > most:
+            return None
+    return b"".join(blocks)
+
+
+def release() -> None:
+    """Free contents of files and tables, once their rows are converted to examples."""
+    reading = _reading.get()
+    if reading is not None:
+        reading.contents.clear()
+        reading.kept.clear()
+
+
+def _found(shelf: dict[Hashable, Any], key: Hashable, make: Callable[[], T]) -> T:
+    if key not in shelf:
+        shelf[key] = make()
+    return shelf[key]
