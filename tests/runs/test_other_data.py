@@ -65,16 +65,19 @@ def test_other_columns_another_format_and_labels_that_the_run_does_not_know(run:
     known = [{"sentence": text, "stars": label} for text, label in rows(20)]
     strange = [{"sentence": "a film", "stars": label} for label in ("sideways", "sideways", "none")]
     path.write_text("\n".join(map(json.dumps, known + strange)))
-    evaluation = evaluate(run, data=str(path))
-    assert evaluation.figures["targets"] == 20
-    assert evaluation.figures["accuracy_of_ngrams"] == 100
-    by_name = qkv.evaluate(run, data=path, overrides=["data.columns={text: sentence, label: stars}"])
-    assert by_name["accuracy"] == evaluation.figures["accuracy"]
-    assert by_name["accuracy_of_ngrams"] == 100
-    assert any("3 of 23 rows" in note and "'sideways', 'none'" in note for note in evaluation.notes)
+    with pytest.raises(UserError) as caught:
+        evaluate(run, data=str(path))
+    assert str(caught.value) == (
+        f"{path} has no column 'text', which the run was trained on; name the one to read with data.columns.text=NAME"
+    )
+    named = ["data.columns={text: sentence, label: stars}"]
+    figures: Any = qkv.evaluate(run, data=path, overrides=named)
+    assert figures["targets"] == 20
+    assert figures["accuracy_of_ngrams"] == 100
+    assert any("3 of 23 rows" in note and "'sideways', 'none'" in note for note in figures.notes)
     path.write_text("\n".join(map(json.dumps, strange)))
     with pytest.raises(UserError, match="knows none of the labels"):
-        evaluate(run, data=str(path))
+        qkv.evaluate(run, data=path, overrides=named)
 
 
 @pytest.mark.parametrize("how", ["gone", "changed"])

@@ -50,7 +50,7 @@ _Data = Annotated[
 ]
 _Column = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=COLUMN", help="--data: column of an input field; default: as in training, or guessed."),
+    typer.Option(metavar="NAME=COLUMN", help="--data: column of an input field; default: as in training."),
 ]
 _Out = Annotated[
     Path | None,
