@@ -128,7 +128,9 @@ def _delimiter(text: TextSource) -> str:
 def _field_counts(beginning: Sequence[str], delimiter: str) -> list[int]:
     """Number of fields of each of the first records; empty if they cannot be read with that delimiter."""
     try:
-        return [len(fields) for fields in itertools.islice(csv.reader(beginning, delimiter=delimiter), SAMPLE) if fields]
+        return [
+            len(fields) for fields in itertools.islice(csv.reader(beginning, delimiter=delimiter), SAMPLE) if fields
+        ]
     except csv.Error:
         return []
 

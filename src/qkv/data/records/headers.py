@@ -115,7 +115,9 @@ def _told(name: str, header: Header, unnamed: Sequence[int]) -> list[str]:
     if empty:
         what = "1 column" if empty == 1 else f"{empty} columns"
         has = "has" if empty == 1 else "have"
-        notes.append(f"{what} of {name} {has} neither a name nor a value and {'is' if empty == 1 else 'are'} left aside")
+        notes.append(
+            f"{what} of {name} {has} neither a name nor a value and {'is' if empty == 1 else 'are'} left aside"
+        )
     if unnamed:
         called = ", ".join(f"column {i + 1} is called {header.names[i]!r}" for i in unnamed[:3])
         more = f" and {len(unnamed) - 3} more" if len(unnamed) > 3 else ""

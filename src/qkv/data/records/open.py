@@ -17,6 +17,7 @@ from qkv.data.records.named import TABLES, named_tables
 from qkv.data.records.table import Row, Table
 from qkv.data.records.trained import trained_columns
 from qkv.data.records.values import Missing, Unusable, Values
+from qkv.data.records.variants import variants
 from qkv.spec import data as spec
 from qkv.spec.errors import UserError
 
@@ -64,6 +65,7 @@ def open_records(data: spec.Data, roles: Sequence[Role], where: str = "data") ->
     if "validation" not in splits:
         notes += hold_out_rows(splits, places, roles, data, tables["train"])
     notes += [*_shared(splits, roles), *_single(splits["train"], roles, tables["train"].name)]
+    notes += variants([row for rows in splits.values() for row in rows], roles, tables["train"].name)
     splits = {name: splits[name] for name in ("train", "validation", "test") if name in splits}
     return Records(data.source, splits, choice.columns, tuple(bad), _digest(data, roles, tables, choice), tuple(notes))
 
