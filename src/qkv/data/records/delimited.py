@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
@@ -115,12 +116,14 @@ def _delimiter(text: TextSource) -> str:
     """
     beginning = head(text).splitlines(keepends=True)
     counts = {delimiter: _field_counts(beginning, delimiter) for delimiter in DELIMITERS}
-    if all(not found or found[0] == 1 for found in counts.values()):
-        counts = {mark: list(itertools.dropwhile(lambda count: count == 1, found)) for mark, found in counts.items()}
+    titled = all(not found or found[0] == 1 for found in counts.values())
 
     def agreement(delimiter: str) -> float:
         found = counts[delimiter]
-        return 0.0 if not found or found[0] == 1 else found.count(found[0]) / len(found)
+        several = Counter(count for count in found if count > 1)
+        if titled or not several:
+            return max(several.values(), default=0) / max(1, len(found))
+        return found.count(found[0]) / len(found) if found[0] > 1 else 0.0
 
     return max(DELIMITERS, key=agreement)
 
@@ -146,8 +149,19 @@ def _tab_separated(text: TextSource) -> Callable[[], Iterable[Fields]]:
         found = list(_records(text, Dialect("\t", True)))
     except UserError:  # a quote that is never closed
         return lambda: literal
-    alike = all(not record.error and len(record.fields) == len(found[0].fields) for record in found)
-    return lambda: found if alike else literal
+    return lambda: found if _are_alike(found) else literal
+
+
+def _are_alike(records: Sequence[Fields]) -> bool:
+    """True if all rows have the same number of fields; the header may lack the cell of an index column, or have empty
+    ones at its end, and titles may precede it.
+    """
+    below = list(itertools.dropwhile(lambda record: record.filled < 2, records)) or list(records)
+    header, *rows = [len(record.fields) for record in below]
+    widths = set(rows)
+    blank = below[0].fields[min(rows, default=header) :]
+    fits = not widths or header in {*widths, *(width - 1 for width in widths)} or not any(map(str.strip, blank))
+    return len(widths) < 2 and fits and not any(record.error for record in records)
 
 
 def _count(number: int, noun: str) -> str:

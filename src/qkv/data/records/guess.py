@@ -154,6 +154,8 @@ class _Guess:
             return
         most = max((self.profiles[name].filled for name in self.free), default=0)
         fitting = [name for name in self.free if self.profiles[name].fits("text") and self._is_filled(name, most)]
+        if not most and len(self.free) == len(roles):  # no row can be read, which is said when they are
+            fitting = self.free
         fitting.sort(key=self._length, reverse=True)
         enough = len(fitting) >= len(roles)
         if not enough or (
@@ -195,7 +197,7 @@ class _Guess:
     def _is_refuted(self, name: str, role: Role) -> bool:
         """True if the only column that is left is none for the role: it only numbers rows, or its content says so."""
         profile = self.profiles[name]
-        return (role.kind == "label" and profile.is_id) or profile.contradicts(role.kind)
+        return profile.filled > 0 and ((role.kind == "label" and profile.is_id) or profile.contradicts(role.kind))
 
     def _length(self, name: str) -> float:
         return self.profiles[name].length

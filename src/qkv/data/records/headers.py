@@ -150,7 +150,7 @@ def _titles(sample: Sequence[Fields]) -> int:
     header, rows = sample[count], sample[count + 1 :]
     if all(record.filled == 0 for record in sample[:count]):
         return count
-    padded = len(sample[0].fields) == len(header.fields)
+    padded = len(sample[0].fields) > 1
     apart = header.line > sample[count - 1].line + 1
     looks = _is_header([cell.strip() for cell in header.fields], rows, strict=not apart)
     return count if looks and (padded or apart or header.filled == len(header.fields)) else 0
