@@ -67,9 +67,7 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
         tell(Notice(f"{FORMER}, the evaluation's file in a run of format 1, is now {EVALUATION}"))
     recipe = with_start(recipe, known)
     dataset = task_of_recipe(recipe).open(recipe, Vocabulary.load(folder) if known else None)
-    recipe = dataset.recipe
-    if known and not known.data.columns:  # a run of a version that stored only the columns that were given
-        recipe = recipe.changed(data=recipe.data.changed(columns={}))
+    recipe = _with_columns(dataset.recipe, known)
     task = task_of_recipe(recipe)  # with the settings that the data determines
     checkpoints = CheckpointStore(folder / "resume", recipe.training.checkpoints.keep)
     checkpoint = checkpoints.load(lambda text: tell(Notice(text))) if known else None
@@ -101,6 +99,13 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
     setup = Setup(folder, recipe, dataset, task, model, device, checkpoints, surroundings)
     _write_identity(setup, known)
     return setup, checkpoint
+
+
+def _with_columns(recipe: Recipe, known: Recipe | None) -> Recipe:
+    """Recipe without the columns that were guessed, for a run of a version that stored only those that were given."""
+    if known is None or known.data.columns:
+        return recipe
+    return recipe.changed(data=recipe.data.changed(columns={}))
 
 
 def _known(folder: Path, resume: bool) -> Recipe | None:

@@ -159,7 +159,6 @@ def test_labels_that_are_nearly_the_same_are_told_and_kept(labels: list[str], to
         ({"remark": texts(20), "language": ["en"] * 20}, "no column looks like label"),
         ({"remark": texts(20), "ref": [f"x{i * 37 % 101}y" for i in range(20)]}, "no column looks like label"),
         ({"remark": texts(20), "rating": [f"{i * 37 % 101 + 0.5}" for i in range(20)]}, "no column looks like label"),
-        ({"comment": [f"C-{i}" for i in range(20)], "label": ["a", "b"] * 10}, "no column looks like text"),
         ({"Unnamed: 0": texts(20), "label": ["a", "b"] * 10}, "no column looks like text"),
     ],
 )
@@ -171,6 +170,13 @@ def test_columns_whose_content_says_otherwise_are_not_guessed(
         read(source, (TEXT, LABEL))
     first, second = columns
     assert read(source, (TEXT, LABEL), columns={"text": first, "label": second}).columns["text"] == first
+
+
+def test_a_name_is_not_believed_where_another_column_holds_the_texts(tmp_path: Path) -> None:
+    columns = {"comment": [f"C-{i}" for i in range(20)], "said": texts(20), "label": ["a", "b"] * 10}
+    assert read(write(tmp_path / "a.csv", table(columns)), CLASSIFY).columns["text"] == "said"
+    del columns["said"]
+    assert read(write(tmp_path / "b.csv", table(columns)), CLASSIFY).columns["text"] == "comment"
 
 
 def test_identifiers_are_longer_than_titles_and_still_no_texts(tmp_path: Path) -> None:

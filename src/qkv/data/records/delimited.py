@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
-from qkv.data.records.headers import SAMPLE, Fields, Header, numbered, read_header, separator_line
+from qkv.data.records.headers import SAMPLE, Fields, TableHeader, numbered, read_header, separator_line
 from qkv.data.records.model import BadRow
 from qkv.data.records.table import Row, Table, head, lines
 from qkv.data.text import TextSource
@@ -68,7 +68,7 @@ def first_fields(text: TextSource, delimiter: str) -> list[str]:
     return record.fields if record else []
 
 
-def _table(text: TextSource, found: Header, records: Callable[[], Iterable[Fields]], header: bool) -> Table:
+def _table(text: TextSource, found: TableHeader, records: Callable[[], Iterable[Fields]], header: bool) -> Table:
     columns = found.columns
 
     def rows() -> Iterator[Row | BadRow]:

@@ -36,7 +36,7 @@ _LITTER |= {"thumbs.db", "desktop.ini", "ehthumbs.db", "icon\r"}
 _SHOWN = 3
 
 
-class Layout(NamedTuple):
+class FolderLayout(NamedTuple):
     """Parts of a folder of images: its folder for each split, and sentences on what was left aside."""
 
     rooms: dict[str, Path]
@@ -88,7 +88,7 @@ def _parted(word: str) -> tuple[str, ...]:
     return (word,)
 
 
-def layout(folder: Path, also: Sequence[str] = ()) -> Layout:
+def layout(folder: Path, also: Sequence[str] = ()) -> FolderLayout:
     """Rooms of a folder: those of its splits, if folders are called so, else the folder itself as "train".
 
     A folder that only holds another folder of folders, as unpacked archives do, stands for that one. Folders without
@@ -101,7 +101,7 @@ def layout(folder: Path, also: Sequence[str] = ()) -> Layout:
     notes += _empty([path for path in inside if path not in holding], folder)
     splits = _splits(holding)
     if not splits:
-        return Layout({"train": folder}, tuple(notes))
+        return FolderLayout({"train": folder}, tuple(notes))
     strays = [path.name for path in holding if path not in splits.values()]
     strays += sorted(path.name for path in _images_in(folder, also))
     if strays:
@@ -110,7 +110,7 @@ def layout(folder: Path, also: Sequence[str] = ()) -> Layout:
     for split, path in splits.items():
         rooms[split], more = _unwrapped(path, also)
         notes += more
-    return Layout(rooms, tuple(notes))
+    return FolderLayout(rooms, tuple(notes))
 
 
 def _unwrapped(folder: Path, also: Sequence[str]) -> tuple[Path, list[str]]:

@@ -114,7 +114,7 @@ class _Guess:
             named = [column for column in self.free if plain(column) in names and not self._contradicts(column, role)]
             best = [column for name in names[:2] for column in named if plain(column) == name]
             if named:
-                self.taken[role.name] = best[0] if best else self._one(role, named)
+                self.taken[role.name] = best[0] if best else named[0] if len(named) == 1 else self._one(role, named)
         for role in self.open_roles:
             words = {plain(name) for name in (role.name, *role.names)}
             named = [column for column in self.free if words & _words(column) and self.profiles[column].fits(role.kind)]
@@ -122,8 +122,8 @@ class _Guess:
                 self.taken[role.name] = named[0]
 
     def _contradicts(self, column: str, role: Role) -> bool:
-        """True if the content of a column refutes its name: its texts are identifiers, or its labels are all different.
-        As many rows are looked at as are needed to tell.
+        """True if the content of a column refutes its name: its texts are identifiers and another column has texts, or
+        its labels are all different. As many rows are looked at as are needed to tell.
         """
 
         def enough(found: Profile) -> bool:
@@ -133,7 +133,9 @@ class _Guess:
 
         found = Profile.of(self.table, column, enough)
         if role.kind == "text":
-            return found.is_code
+            return found.is_code and any(
+                self.profiles[name].fits("text") and not self.profiles[name].is_label for name in self.free
+            )
         return role.kind == "label" and len(found.distinct) > 1 and found.contradicts("label")
 
     def by_content(self) -> None:

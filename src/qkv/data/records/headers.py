@@ -36,7 +36,7 @@ class Fields(NamedTuple):
         return sum(bool(field.strip()) for field in self.fields)
 
 
-class Header(NamedTuple):
+class TableHeader(NamedTuple):
     """Columns of a delimited file: ``names`` of all fields of a record; ``kept``, the indices of those that are
     columns; ``before``, the number of records up to the first row; ``notes``, sentences for the user.
     """
@@ -69,13 +69,13 @@ def separator_line(first_line: str) -> str | None:
     return found[1] if found else None
 
 
-def numbered(count: int, name: str) -> Header:
+def numbered(count: int, name: str) -> TableHeader:
     """Columns called "1" to ``count`` of a file without a header."""
     note = f"{name} has no header: its first line is read as a row, and its columns are called 1 to {count}"
-    return Header(tuple(str(i + 1) for i in range(count)), tuple(range(count)), 0, (note,))
+    return TableHeader(tuple(str(i + 1) for i in range(count)), tuple(range(count)), 0, (note,))
 
 
-def read_header(name: str, records: Callable[[], Iterable[Fields]]) -> Header:
+def read_header(name: str, records: Callable[[], Iterable[Fields]]) -> TableHeader:
     """Header of the file ``name``: the first record that is no title.
 
     Columns without a name are called "Unnamed: 0" and so on, and left out if they hold no value. If all rows have one
@@ -100,7 +100,7 @@ def read_header(name: str, records: Callable[[], Iterable[Fields]]) -> Header:
     for i in unnamed:
         names[i] = next(UNNAMED.format(k) for k in itertools.count(i) if UNNAMED.format(k) not in names)
     empty = _empty(unnamed, records, titles + 1) if unnamed else set[int]()
-    found = Header(tuple(names), tuple(i for i in range(len(names)) if i not in empty), titles + 1)
+    found = TableHeader(tuple(names), tuple(i for i in range(len(names)) if i not in empty), titles + 1)
     return found._replace(notes=(*notes, *_told(name, found, [i for i in unnamed if i not in empty])))
 
 
@@ -108,7 +108,7 @@ def _lines(count: int) -> str:
     return "the line" if count == 1 else f"the {count} lines"
 
 
-def _told(name: str, header: Header, unnamed: Sequence[int]) -> list[str]:
+def _told(name: str, header: TableHeader, unnamed: Sequence[int]) -> list[str]:
     """Sentences on the columns without a name: those left aside, and those that hold values."""
     empty = len(header.names) - len(header.kept)
     notes = []
