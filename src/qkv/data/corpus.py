@@ -243,7 +243,7 @@ class _Writer:
         places = np.flatnonzero(ids == self._tokenizer.unknown_id)
         holding = np.unique(np.searchsorted(np.cumsum(lengths), places, side="right"))
         self._count["unknown"] += len(places)
-        self._count["unknown_bytes"] += self._tokenizer.unknown_bytes(texts[i] for i in holding)
+        self._count["unknown_bytes"] += self._tokenizer.unknown_bytes([texts[i] for i in holding.tolist()])
 
     def finished(self, name: str) -> TextCounts:
         if not self._count["tokens"]:
