@@ -25,10 +25,12 @@ def predict(run: Run, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _strange(run: Run, values: Sequence[Any]) -> str:
     """Sentence on texts of which at least half of the tokens are unknown to the run; "" for others."""
-    texts = [" ".join(map(str, value)) if isinstance(value, list) else value for value in values if value]
-    texts = [text for text in texts if isinstance(text, str)]
-    tokenizer = run.vocabulary.tokenizer if texts and run.vocabulary.has_text else None
+    tokenizer = run.vocabulary.tokenizer if run.vocabulary.has_text else None
     if tokenizer is None or tokenizer.unknown_id is None:
+        return ""
+    joined = (" ".join(map(str, value)) if isinstance(value, list) else value for value in values)
+    texts = [text for text in joined if isinstance(text, str) and text]
+    if not texts:
         return ""
     ids = tokenizer.encode_many(texts)[0]
     unknown = int((ids == tokenizer.unknown_id).sum())
