@@ -46,6 +46,26 @@ def test_a_byte_order_mark_is_dropped_at_the_beginning_only() -> None:
     assert text.characters() == 3
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig"])
+@pytest.mark.parametrize("block", [7, 1 << 18])
+def test_other_encodings_of_spreadsheets_are_read(
+    encoding: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BLOCK", block)
+    content = "name\tvalue\r\nGröße \U0001f600\t1\r\n"
+    for name, data in (("plain", content.encode(encoding)), ("packed", gzip.compress(content.encode(encoding)))):
+        (tmp_path / name).write_bytes(data)
+        text = TextSource.of_file(tmp_path / name)
+        assert "".join(text.blocks()) == content
+        assert text.digest() == TextSource.of_file(tmp_path / name).digest()
+
+
+def test_damaged_utf16_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes("ab".encode("utf-16") + b"\x00\xdc")
+    with pytest.raises(UserError, match="x is not UTF-16 text: illegal encoding"):
+        TextSource.of_file(tmp_path / "x").characters()
+
+
 @pytest.mark.parametrize("block", [3, 1 << 18])
 @pytest.mark.parametrize(
     ("content", "sentence"),
@@ -54,7 +74,7 @@ def test_a_byte_order_mark_is_dropped_at_the_beginning_only() -> None:
         ("ö\n\n\n".encode() + b"\x80x", "byte 0x80 at offset 5 (line 4): invalid start byte"),
         (b"good \xe6\xbc", "byte 0xe6 at offset 5 (line 1): unexpected end of data"),
         (b"ok\n\xed\xa0\x80", "byte 0xed at offset 3 (line 2): invalid continuation byte"),
-        ("ab".encode("utf-16"), "byte 0xff at offset 0 (line 1): it looks like UTF-16"),
+        (b"\xff\xfd", "byte 0xff at offset 0 (line 1): invalid start byte"),
     ],
 )
 def test_what_is_not_utf8_is_refused_with_its_place(

@@ -63,7 +63,7 @@ def test_a_separator_of_ones_own_and_a_broken_list(tmp_path: Path) -> None:
     source = write(tmp_path / "a.csv", "text,labels\nt,a / b\nu,b\nv,[a\n")
     records = read(source, LABELS, label_separator="/")
     assert sorted(row["labels"] for row in everything(records)) == [["a", "b"], ["b"]]
-    assert [(row.line, row.reason) for row in records.bad] == [(4, "labels is '[a', not a list in JSON")]
+    assert [(row.line, row.reason) for row in records.bad] == [(4, "labels is '[a', not a whole list")]
     assert records.digest != read(source, LABELS).digest
 
 

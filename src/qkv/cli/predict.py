@@ -50,7 +50,7 @@ _Data = Annotated[
 ]
 _Column = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=COLUMN", help="--data: column of an input field; default: as in training, or guessed."),
+    typer.Option(metavar="NAME=COLUMN", help="--data: column of an input field; default: as in training."),
 ]
 _Out = Annotated[
     Path | None,
@@ -196,12 +196,12 @@ def _answers(run: Run, rows: Sequence[dict[str, Any]]) -> Iterator[list[Answer]]
 
 
 def _tell_notes(answers: Sequence[Answer]) -> None:
-    """Print notes about truncated inputs on standard error, at most the first few."""
+    """Print notes on inputs that were truncated, or are mostly unknown, on standard error: at most the first few."""
     notes = [(i, answer["note"]) for i, answer in enumerate(answers, 1) if answer.get("note")]
     for i, note in notes[:3]:
         typer.echo(f"note: {note}" if len(answers) == 1 else f"note on input {i}: {note}", err=True)
     if len(notes) > 3:
-        typer.echo(f"note: {len(notes) - 3:,} more inputs were truncated", err=True)
+        typer.echo(f"note: {len(notes) - 3:,} more inputs have such notes", err=True)
 
 
 def _print(rows: Sequence[dict[str, Any]], answers: Sequence[Answer]) -> None:

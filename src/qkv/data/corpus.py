@@ -6,7 +6,7 @@ import hashlib
 import json
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -28,7 +28,7 @@ from qkv.tokenizers.files import write_whole
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
 
-FORMAT = 1
+FORMAT = 2
 """Format version; incremented when the files change, so that older folders are ignored."""
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
@@ -41,13 +41,16 @@ LEAST = 2
 
 @dataclass(frozen=True)
 class TextCounts:
-    """Size of one split: characters, UTF-8 bytes, tokens, documents, and ``unknown`` tokens among them."""
+    """Size of one split: characters, UTF-8 bytes, tokens, documents, ``unknown`` tokens among them, and the bytes that
+    these stand for.
+    """
 
     characters: int
     bytes: int
     tokens: int
     documents: int
     unknown: int
+    unknown_bytes: int = 0
 
     @property
     def bytes_per_token(self) -> float:
@@ -265,8 +268,14 @@ class _Writer:
         self._count["tokens"] += len(ids)
         self._count["documents"] += len(starts)
         if self._tokenizer.unknown_id is not None:
-            self._count["unknown"] += int(np.count_nonzero(ids == self._tokenizer.unknown_id))
+            self._count_unknown(pieces.texts, ids, lengths)
         return len(text)
+
+    def _count_unknown(self, texts: Sequence[str], ids: np.ndarray, lengths: np.ndarray) -> None:
+        places = np.flatnonzero(ids == self._tokenizer.unknown_id)
+        holding = np.unique(np.searchsorted(np.cumsum(lengths), places, side="right"))
+        self._count["unknown"] += len(places)
+        self._count["unknown_bytes"] += self._tokenizer.unknown_bytes([texts[i] for i in holding.tolist()])
 
     def finished(self, name: str) -> TextCounts:
         if not self._count["tokens"]:

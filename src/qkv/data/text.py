@@ -11,18 +11,20 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from qkv.data.reading import Reading, current, fact, identity_of
 from qkv.spec.errors import UserError
 
 BLOCK = 1 << 18
 """Block size in bytes."""
+_LOOKED_AT = 1 << 10
+"""Bytes at the beginning of a file by which its encoding is recognised."""
 
 
 class TextSource:
-    """UTF-8 text that is read in blocks. ``name``: used in errors; ``open_bytes``: opens the unpacked bytes from the
-    beginning.
+    """UTF-8 text that is read in blocks; a file in UTF-16 is converted. ``name``: used in errors; ``open_bytes``: opens
+    the unpacked bytes from the beginning.
 
     Line endings are kept; a leading byte order mark is dropped.
     """
@@ -90,9 +92,8 @@ class TextSource:
 
     def _not_utf8(self, at: int, byte: int, reason: str) -> str:
         line = 1 + sum(part.count(b"\n") for part in _first(self.raw(), at))
-        hint = "it looks like UTF-16" if at == 0 and byte in (0xFE, 0xFF) else reason
         return (
-            f"{self.name} is not UTF-8 text: byte 0x{byte:02x} at offset {at} (line {line}): {hint}; "
+            f"{self.name} is not UTF-8 text: byte 0x{byte:02x} at offset {at} (line {line}): {reason}; "
             "convert the file to UTF-8"
         )
 
@@ -102,6 +103,8 @@ class TextSource:
             yield
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
             raise UserError(f"{self.name} is a damaged gzip file: {error}") from None
+        except UnicodeDecodeError as error:
+            raise UserError(f"{self.name} is not UTF-16 text: {error.reason} at byte {error.start}") from None
         except OSError as error:
             raise UserError(f"{self.name} cannot be read: {error.strerror or error}") from None
 
@@ -128,16 +131,28 @@ def _opened(path: Path, reading: Reading | None) -> BinaryIO:
 
 
 def _unpacked(path: Path) -> BinaryIO:
-    file = path.open("rb")
+    file: Any = path.open("rb")
     try:
-        if file.peek(2)[:2] != b"\x1f\x8b":
-            return file
-    except OSError:
+        if file.peek(2)[:2] == b"\x1f\x8b":
+            packed, file = file, gzip.GzipFile(fileobj=file)
+            file.myfileobj = packed  # closed together
+        encoding = _utf16(file.peek(_LOOKED_AT)[:_LOOKED_AT])
+    except BaseException:
         file.close()
         raise
-    unpacked = gzip.GzipFile(fileobj=file)
-    unpacked.myfileobj = file  # type: ignore[assignment]  # closed together
-    return unpacked  # type: ignore[return-value]
+    return file if encoding is None else codecs.EncodedFile(file, "utf-8", encoding)  # type: ignore[return-value]
+
+
+def _utf16(beginning: bytes) -> str | None:
+    """Encoding of a text in UTF-16, as spreadsheets save it: by its byte order mark, or by the zero bytes of Latin
+    letters; None for any other.
+    """
+    if beginning[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return "utf-16"
+    zeros = [beginning[i::2].count(0) for i in range(2)]
+    if 4 * max(zeros) > len(beginning) and 10 * min(zeros) <= max(zeros) and len(beginning) % 2 == 0:
+        return "utf-16-le" if zeros[1] > zeros[0] else "utf-16-be"
+    return None
 
 
 def _first(blocks: Iterator[bytes], count: int) -> Iterator[bytes]:

@@ -10,6 +10,7 @@ from qkv.report.page import Page
 from qkv.report.sections import add_sections
 
 BESIDE_THE_POINT = ("loss", "perplexity", "targets", "seconds", "bits_per_token", "bits_per_byte", "bits_per_character")
+BESIDE_THE_POINT += ("unknown_tokens",)
 """Metrics that are not shown as a task's main metrics."""
 _SHOWN = 3
 _KNOWN_AS = {
@@ -23,6 +24,7 @@ _KNOWN_AS = {
 }
 
 ERRORS = frozenset({"loss", "perplexity", "rmse", "mae", "bits_per_token", "bits_per_character", "bits_per_byte"}) | {
+    "unknown_tokens",
     "calibration_error",
     "mse",
     "crps",

@@ -91,9 +91,8 @@ def evaluate_split(
         evaluation = Evaluation(task.figures(seen, dataset.scale(split)))
     if stop():
         return None
-    return replace(
-        evaluation, figures={**evaluation.figures, "targets": seen.count, "seconds": time.perf_counter() - began}
-    )
+    figures = {**evaluation.figures, "targets": seen.count, "seconds": time.perf_counter() - began}
+    return replace(evaluation, figures=figures, notes=[*evaluation.notes, *dataset.told(split)])
 
 
 def held_out(dataset: Dataset) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from qkv.data.batch import INPUT
@@ -11,6 +12,7 @@ from qkv.data.records.formats import folder_of, table_of
 from qkv.data.records.guess import choose
 from qkv.data.records.model import Role
 from qkv.data.records.table import Row, Table
+from qkv.data.records.trained import trained_columns
 from qkv.data.records.values import Unusable, Values
 from qkv.data.vocabulary import Vocabulary
 from qkv.runs.run import Run
@@ -43,9 +45,9 @@ def input_kinds(recipe: Recipe) -> dict[str, str]:
 def read_inputs(run: Run, source: str, columns: Mapping[str, str], refuse: bool = False) -> Inputs:
     """Read the table in the file ``source`` as inputs for predictions of ``run``; values of its processor are encoded.
 
-    ``columns``: column of each input (default: as in training, or guessed); ``refuse``: refuse bad rows instead of
-    leaving them out. Raises ``UserError`` if the task predicts nothing, the file is not a table, a column is missing,
-    or no row is usable.
+    ``columns``: column of each input (default: as in training); ``refuse``: refuse bad rows instead of
+    leaving them out. Raises ``UserError`` if the task predicts nothing, the file is not a table, a column of the
+    training is missing, or no row is usable.
     """
     recipe, task = run.recipe, task_of_recipe(run.recipe)
     if not task.asks:
@@ -55,19 +57,24 @@ def read_inputs(run: Run, source: str, columns: Mapping[str, str], refuse: bool 
     # Tasks trained on running text have no roles, but still take a text as input.
     known = {role.name: role for role in getattr(task, "roles", ())}
     roles = tuple(known.get(name) or Role(name, "text", (name, "sentence")) for name in (*task.asks, *task.may_ask))
-    series = {role.name: recipe.data.columns.get(role.name) for role in roles if role.kind == "series"}
-    several = {name: column for name, column in {**series, **columns}.items() if name in series and column}
-    table = table_of(source, recipe.data.changed(format=None, columns=several), roles, "--data")
-    learned = {
-        role.name: recipe.data.columns[role.name]
-        for role in roles
-        if recipe.data.columns.get(role.name) in table.columns
-    }
+    trained = {role.name: recipe.data.columns[role.name] for role in roles if role.name in recipe.data.columns}
+    trained = {**trained, **columns}
+    series = {role.name for role in roles if role.kind == "series"}
+    # Names of several columns are one series, and numbers say that there is no header.
+    shape = {name: column for name, column in trained.items() if name in series or column.isdecimal()}
+    table = table_of(source, recipe.data.changed(format=None, columns=shape), roles, "--data")
+    trained = {name: column for name, column in trained.items() if name not in columns}
+    learned = trained_columns(table, roles, trained, partial(_option, table))
     # An input that is optional is used in a table in memory if it has its name, as in a mapping of inputs.
     optional = [role.name for role in roles if role.optional and table.given and role.name in table.columns]
     choice = choose(table, roles, {**{name: name for name in optional}, **learned, **columns}, "--data")
     notes = [*table.notes, *([choice.note] if choice.note else [])]
     return _read(table, roles, choice.columns, notes, refuse, _encoder_of(run.vocabulary))
+
+
+def _option(table: Table, role: str) -> str:
+    """Option or argument that names the column of a role."""
+    return f"columns={{{role!r}: NAME}}" if table.given else f"--column {role}=NAME"
 
 
 def _encoder_of(vocabulary: Vocabulary) -> Callable[[dict[str, Any]], dict[str, Any]]:

@@ -11,8 +11,32 @@ from qkv.tasks.task import TablePrediction
 
 
 def predict(run: Run, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Predict the task's output for each row of inputs; see ``qkv.tasks.task.Task.predict``."""
-    return task_of(run).predict(run.model, run.vocabulary, run.recipe, rows)
+    """Predict the task's output for each row of inputs; see ``qkv.tasks.task.Task.predict``. A ``note`` says of which
+    inputs the run's tokenizer knows less than half.
+    """
+    task = task_of(run)
+    answers = task.predict(run.model, run.vocabulary, run.recipe, rows)
+    for row, answer in zip(rows, answers, strict=True):
+        found = _strange(run, [row.get(name) for name in (*task.asks, *task.may_ask)])
+        if found:
+            answer["note"] = "; ".join(filter(None, (answer.get("note"), found)))
+    return answers
+
+
+def _strange(run: Run, values: Sequence[Any]) -> str:
+    """Sentence on texts of which at least half of the tokens are unknown to the run; "" for others."""
+    tokenizer = run.vocabulary.tokenizer if run.vocabulary.has_text else None
+    if tokenizer is None or tokenizer.unknown_id is None:
+        return ""
+    joined = (" ".join(map(str, value)) if isinstance(value, list) else value for value in values)
+    texts = [text for text in joined if isinstance(text, str) and text]
+    if not texts:
+        return ""
+    ids = tokenizer.encode_many(texts)[0]
+    unknown = int((ids == tokenizer.unknown_id).sum())
+    if not len(ids) or 2 * unknown < len(ids):
+        return ""
+    return f"{unknown:,} of {len(ids):,} tokens of the input are unknown to the run, so the answer says little"
 
 
 def predict_table(run: Run, source: str, columns: Mapping[str, str]) -> TablePrediction:

@@ -27,11 +27,16 @@ HELD_OUT = 1 << 63
 
 
 class Scale(NamedTuple):
-    """Properties of the data that metrics depend on: average characters and bytes per token, and class names."""
+    """Properties of the data that metrics depend on: average characters and bytes per token, and class names.
+
+    ``unknown``: share of unknown tokens; ``unknown_bytes``: bytes of the text that these stand for, per token of all.
+    """
 
     characters_per_token: float
     bytes_per_token: float
     labels: tuple[str, ...] = ()
+    unknown: float = 0.0
+    unknown_bytes: float = 0.0
 
 
 class Dataset(ABC):
@@ -67,6 +72,10 @@ class Dataset(ABC):
     @abstractmethod
     def epoch_targets(self) -> int:
         """Number of predicted targets (such as tokens) in the training split."""
+
+    def told(self, split: str) -> list[str]:
+        """Sentences for the user on a split that is evaluated, such as its share of unknown tokens."""
+        return []
 
     def scale(self, split: str = VALIDATION) -> Scale:
         """Averages and class names of a split with which its metrics are computed."""
@@ -142,7 +151,19 @@ class TextDataset(Dataset):
 
     def scale(self, split: str = VALIDATION) -> Scale:
         counts = self.corpus.splits[split].counts
-        return Scale(counts.characters_per_token, counts.bytes_per_token)
+        shares = (counts.unknown / counts.tokens, counts.unknown_bytes / counts.tokens)
+        return Scale(counts.characters_per_token, counts.bytes_per_token, (), *shares)
+
+    def told(self, split: str) -> list[str]:
+        unknown = self.scale(split).unknown
+        if not unknown:
+            return []
+        share = f"{100 * unknown:.1f} %" if unknown >= 0.001 else "less than 0.1 %"
+        where = self.name if split == OTHER else f"the {split} split"
+        return [
+            f"{share} of the tokens of {where} are unknown to the tokenizer; "
+            "bits per byte and per character, where given, count 8 bits more for each byte that these stand for"
+        ]
 
 
 class Example(NamedTuple):

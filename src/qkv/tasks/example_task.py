@@ -120,6 +120,7 @@ class ExampleTask(Task):
 
     def _read(self, recipe: Recipe, vocabulary: Vocabulary | None) -> tuple[Records, Recipe, Vocabulary]:
         records = open_records(recipe.data, self.roles)
+        recipe = recipe.changed(data=recipe.data.changed(columns=records.columns))  # so that a run never guesses again
         recipe = self.completed(recipe, records)
         return records, recipe, vocabulary or self.vocabulary(recipe, records)
 

@@ -179,9 +179,14 @@ class TextReader(InputReader, Truncation):
         self.room = room["text"]
         limits = {**room, "text": room["text"] + (self.windows - 1) * self._stride}
         Truncation.__init__(self, limits, recipe.model.types_read)
+        self.num_tokens = self.num_unknown = 0
 
     def notes(self, examples: int) -> list[str]:
-        return Truncation.notes(self, examples)
+        found = Truncation.notes(self, examples)
+        if self.num_tokens and 2 * self.num_unknown >= self.num_tokens:
+            share = 100 * self.num_unknown / self.num_tokens
+            found.append(f"{share:.0f} % of the tokens of the texts are unknown to the run")
+        return found
 
     def shown(self, row: Mapping[str, Any]) -> str:
         return told(row)
@@ -205,6 +210,9 @@ class TextReader(InputReader, Truncation):
         """(parts of the example of one row, number of its tokens before truncation)."""
         tokens = [self.tokenizer.encode(text) for text in texts]
         length = sum(map(len, tokens))
+        self.num_tokens += length
+        if self.tokenizer.unknown_id is not None:
+            self.num_unknown += sum(found.count(self.tokenizer.unknown_id) for found in tokens)
         read = [self.framed(found) for found in self._framed(tokens)]
         ids, types = (
             np.concatenate([np.array(part, np.int64) for part in side])

@@ -58,14 +58,18 @@ def exponential(loss: float) -> float:
 def language_figures(seen: Totals, scale: Scale) -> dict[str, float]:
     """Loss (nats per token), perplexity = exp(loss), and bits per token, character and byte.
 
-    ``scale``: average characters and bytes per token, which make results comparable across tokenizers.
+    ``scale``: average characters and bytes per token, which make results comparable across tokenizers. A byte that an
+    unknown token stands for costs 8 bits more per byte and character, since the token does not tell it; without them,
+    the fewer words a tokenizer knows, the better its results would look. ``unknown_tokens``: their share in %, if any.
     """
     loss = seen.loss / seen.count if seen.count else math.nan
     bits = loss / math.log(2)
+    spelled = bits + 8 * scale.unknown_bytes
     return {
         "loss": loss,
         "perplexity": exponential(loss),
         "bits_per_token": bits,
-        "bits_per_character": bits / scale.characters_per_token,
-        "bits_per_byte": bits / scale.bytes_per_token,
+        "bits_per_character": spelled / scale.characters_per_token,
+        "bits_per_byte": spelled / scale.bytes_per_token,
+        **({"unknown_tokens": 100 * scale.unknown} if scale.unknown else {}),
     }

@@ -208,6 +208,17 @@ class Tokenizer:
         )
         return list(dict.fromkeys(pieces))
 
+    def unknown_bytes(self, texts: Iterable[str]) -> int:
+        """Number of bytes, in UTF-8, of the parts of ``texts`` that are encoded as the unknown token."""
+        if self.unknown_id is None:
+            return 0
+        total = 0
+        for text in map(well_formed, texts):
+            found = self._library(text)
+            spans = (span for index, span in zip(found.ids, found.offsets, strict=True) if index == self.unknown_id)
+            total += sum(len(text[slice(*span)].encode()) for span in spans)
+        return total
+
     def to_json(self, pretty: bool = False) -> str:
         """Content of a ``tokenizer.json`` for this tokenizer, including the roles of its special tokens."""
         text = self.core.to_str(pretty=pretty)

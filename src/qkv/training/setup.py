@@ -69,7 +69,7 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
     recipe = with_start(recipe, known)
     dataset = task_of_recipe(recipe).open(recipe, Vocabulary.load(folder) if known else None)
     release()  # the dataset holds what it needs
-    recipe = dataset.recipe
+    recipe = _with_columns(dataset.recipe, known)
     task = task_of_recipe(recipe)  # with the settings that the data determines
     checkpoints = CheckpointStore(folder / "resume", recipe.training.checkpoints.keep)
     checkpoint = checkpoints.load(lambda text: tell(Notice(text))) if known else None
@@ -101,6 +101,13 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
     setup = Setup(folder, recipe, dataset, task, model, device, checkpoints, surroundings)
     _write_identity(setup, known)
     return setup, checkpoint
+
+
+def _with_columns(recipe: Recipe, known: Recipe | None) -> Recipe:
+    """Recipe without the columns that were guessed, for a run of a version that stored only those that were given."""
+    if known is None or known.data.columns:
+        return recipe
+    return recipe.changed(data=recipe.data.changed(columns={}))
 
 
 def _known(folder: Path, resume: bool) -> Recipe | None:

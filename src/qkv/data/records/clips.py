@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from qkv.data.records.image_files import opened_image
-from qkv.data.records.pictures import is_pixels, rooms, visible
+from qkv.data.records.folders import layout, visible
+from qkv.data.records.image_files import opened_image, reduced
+from qkv.data.records.pictures import is_pixels
 from qkv.data.records.table import Row, Table
 from qkv.data.records.values import Unusable
 from qkv.data.text import TextSource
@@ -21,6 +23,10 @@ ARRAYS = ".npy"
 _IMAGE = "image"
 _SAMPLE = 8
 """Files of a folder by which it is recognised."""
+_NEIGHBOURS = 4
+"""Pictures of a folder that are compared to tell frames from other pictures."""
+_THUMBNAIL = 16
+"""Height and width in pixels at which they are compared."""
 _NUMBER = re.compile(r"(.*?)(\d+)")
 
 
@@ -50,9 +56,9 @@ def _split(name: str) -> list[str]:
 
 def holds_clips(folder: Path) -> bool:
     """True if a folder holds clips and no other pictures: animations, arrays of frames, or, in folders of classes,
-    folders of frames that are numbered from 0 or 1 without gaps.
+    folders of frames that are numbered from 0 or 1 without gaps and are clearly frames of one film each.
     """
-    found = {room: visible(room, also=(ARRAYS,))[0] for room in rooms(folder).values()}
+    found = _pictures(folder)
     files = [path for each in found.values() for path in each]
     some = files[:: max(1, len(files) // _SAMPLE)]
     arrays = sum(path.suffix.lower() == ARRAYS for path in files)
@@ -60,7 +66,61 @@ def holds_clips(folder: Path) -> bool:
         return bool(files) and arrays == len(files) and all(map(_is_array_of_frames, some))
     if all(map(_is_animation, some)):
         return True
-    return all(_are_numbered_frames(room, each) for room, each in found.items())
+    return _are_numbered(found) and _are_films(found)
+
+
+def numbered_pictures(folder: Path) -> bool:
+    """True if the pictures of a folder are numbered in subfolders of classes, as the frames of clips are."""
+    return _are_numbered(_pictures(folder))
+
+
+def _pictures(folder: Path) -> dict[Path, list[Path]]:
+    """Files of pictures and arrays in each room of a folder."""
+    rooms = layout(folder, also=(ARRAYS,)).rooms
+    return {room: visible(room, also=(ARRAYS,))[0] for room in rooms.values()}
+
+
+def _are_numbered(found: Mapping[Path, Sequence[Path]]) -> bool:
+    """True if all files of the rooms ``found`` are numbered frames of folders below those of the classes."""
+    return any(found.values()) and all(_are_numbered_frames(room, each) for room, each in found.items())
+
+
+def _are_films(found: Mapping[Path, Sequence[Path]]) -> bool:
+    """True if numbered pictures in folders are clearly frames: of one size in each folder, and either all files and all
+    folders have the same names but for numbers, as in ``clip7/frame1.png``, or neighbours look alike.
+
+    Names alone do not tell ``dog/husky/1.jpg`` from a clip.
+    """
+    folders = [(path, each) for room, files in found.items() for path, each in frame_folders(room, files).items()]
+    some = folders[:: max(1, len(folders) // _SAMPLE)]
+    if not all(_have_one_size(each[:_SAMPLE]) for _, each in some):
+        return False
+    names = {_numbered(path)[0] for path, _ in folders if _numbered(path)[1]}
+    numbered = len(names) == 1 and "" not in names and all(_numbered(path)[1] for path, _ in folders)
+    frames = {_numbered(each[0])[0] for _, each in folders}
+    return (numbered and len(frames) == 1 and len(folders) > len(found)) or _are_continuous([each for _, each in some])
+
+
+def _have_one_size(files: Sequence[Path]) -> bool:
+    try:
+        return len({opened_image(str(path)).size for path in files}) == 1
+    except Unusable:
+        return False
+
+
+def _are_continuous(folders: Sequence[Sequence[Path]]) -> bool:
+    """True if pictures that follow each other differ less than half as much as those of different folders do."""
+    try:
+        small = [[_thumbnail(path) for path in each[:_NEIGHBOURS]] for each in folders]
+    except Unusable:
+        return False
+    beside = [np.abs(a - b).mean() for each in small for a, b in pairwise(each)]
+    apart = [np.abs(a[0] - b[0]).mean() for a, b in pairwise(small)]
+    return bool(beside and apart) and 2 * float(np.median(beside)) < float(np.median(apart))
+
+
+def _thumbnail(path: Path) -> np.ndarray:
+    return np.asarray(reduced(str(path), _THUMBNAIL).convert("L").resize((_THUMBNAIL,) * 2), np.float64)
 
 
 def _is_array_of_frames(path: Path) -> bool:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import csv
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
+from qkv.data.records.headers import SAMPLE, Fields, TableHeader, numbered, read_header, separator_line
 from qkv.data.records.model import BadRow
 from qkv.data.records.table import Row, Table, head, lines
 from qkv.data.text import TextSource
 from qkv.spec.errors import UserError
 
 DELIMITERS = (",", ";", "\t")
-SNIFFED = 100
-"""Number of records used to detect the delimiter."""
 LONGEST_FIELD = 1 << 30
 """Maximum number of characters of a field; the csv module's default of 131,072 is too small for long articles."""
 
@@ -34,16 +34,6 @@ class Dialect(NamedTuple):
     quoted: bool
 
 
-class Fields(NamedTuple):
-    """Record of a CSV or TSV file: first line number, and its fields, or in ``error`` the reason why it could not be
-    read.
-    """
-
-    line: int
-    fields: list[str]
-    error: str = ""
-
-
 def delimited(text: TextSource, format: Literal["csv", "tsv"], given: Iterable[str] = (), header: bool = True) -> Table:
     """Read a CSV or TSV file as a table.
 
@@ -51,27 +41,23 @@ def delimited(text: TextSource, format: Literal["csv", "tsv"], given: Iterable[s
     "1", "2", … and line 1 is a row; so does ``header=False``. Raises ``UserError`` for an empty file or duplicate
     column names.
     """
-    records = _tab_separated(text) if format == "tsv" else partial(_records, text, Dialect(_delimiter(text), True))
+    records = _reader(text, format)
     first = next(iter(records()), None)
     if first is None:
         raise UserError(f"{text.name} is empty")
-    if first.error:
-        raise UserError(f"{text.name}: the header in line {first.line} cannot be read: {first.error}")
-    names = [name.strip() for name in first.fields]
-    by_number = any(column.isdecimal() and column not in names for column in given)
-    if by_number or not header:
-        names = [str(i + 1) for i in range(len(names))]
-        notes = (
-            f"{text.name} has no header: its first line is read as a row, and its columns are called 1 to {len(names)}",
-        )
-        return _table(text, names, records, header=False, notes=notes)
-    names = [name or str(i + 1) for i, name in enumerate(names)]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise UserError(
-            f"{text.name}: the header in line {first.line} has two columns {twice[0]!r}; give each column its own name"
-        )
-    return _table(text, names, records, header=True)
+    by_number = any(column.isdecimal() and column not in map(str.strip, first.fields) for column in given)
+    if (by_number or not header) and not first.error:
+        return _table(text, numbered(len(first.fields), text.name), records, header=False)
+    return _table(text, read_header(text.name, records), records, header=True)
+
+
+def _reader(text: TextSource, format: Literal["csv", "tsv"]) -> Callable[[], Iterable[Fields]]:
+    """Function that yields the records of a file, without a first line that names the delimiter."""
+    named = separator_line(next(lines(text), ""))
+    if named is not None:
+        dialect = Dialect(named, True)
+        return lambda: itertools.islice(_records(text, dialect), 1, None)
+    return _tab_separated(text) if format == "tsv" else partial(_records, text, Dialect(_delimiter(text), True))
 
 
 def first_fields(text: TextSource, delimiter: str) -> list[str]:
@@ -82,23 +68,19 @@ def first_fields(text: TextSource, delimiter: str) -> list[str]:
     return record.fields if record else []
 
 
-def _table(
-    text: TextSource,
-    names: list[str],
-    records: Callable[[], Iterable[Fields]],
-    header: bool,
-    notes: tuple[str, ...] = (),
-) -> Table:
-    def rows() -> Iterator[Row | BadRow]:
-        for record in itertools.islice(records(), int(header), None):
-            if record.error:
-                yield BadRow(text.name, record.line, record.error)
-            elif len(record.fields) != len(names):
-                yield BadRow(text.name, record.line, f"{_count(len(record.fields), 'field')} instead of {len(names)}")
-            else:
-                yield Row(record.line, dict(zip(names, record.fields, strict=True)))
+def _table(text: TextSource, found: TableHeader, records: Callable[[], Iterable[Fields]], header: bool) -> Table:
+    columns = found.columns
 
-    return Table(text.name, tuple(names), rows, text.digest(), header=header, notes=notes, missing=MISSING)
+    def rows() -> Iterator[Row | BadRow]:
+        for record in itertools.islice(records(), found.before, None):
+            cells = None if record.error else found.cells(record.fields)
+            if cells is not None:
+                yield Row(record.line, dict(zip(columns, cells, strict=True)))
+            else:
+                counts = f"{_count(len(record.fields), 'field')} instead of {len(found.names)}"
+                yield BadRow(text.name, record.line, record.error or counts)
+
+    return Table(text.name, columns, rows, text.digest(), header=header, notes=found.notes, missing=MISSING)
 
 
 def _records(text: TextSource, dialect: Dialect) -> Iterator[Fields]:
@@ -129,21 +111,31 @@ def _records(text: TextSource, dialect: Dialect) -> Iterator[Fields]:
 
 def _delimiter(text: TextSource) -> str:
     """Detect the delimiter of a CSV file: the comma if it gives the first records equally many fields, else the most
-    consistent of comma, semicolon and tab.
+    consistent of comma, semicolon and tab. Lines of one field at the beginning, such as a title, count only if no
+    delimiter divides the first line.
     """
-    beginning = head(text)
+    beginning = head(text).splitlines(keepends=True)
+    counts = {delimiter: _field_counts(beginning, delimiter) for delimiter in DELIMITERS}
+    titled = all(not found or found[0] == 1 for found in counts.values())
 
     def agreement(delimiter: str) -> float:
-        reader = csv.reader(beginning.splitlines(keepends=True), delimiter=delimiter)
-        try:
-            counts = [len(fields) for fields in itertools.islice(reader, SNIFFED) if fields]
-        except csv.Error:
-            return 0.0
-        if not counts or counts[0] == 1:
-            return 0.0
-        return counts.count(counts[0]) / len(counts)
+        found = counts[delimiter]
+        several = Counter(count for count in found if count > 1)
+        if titled or not several:
+            return max(several.values(), default=0) / max(1, len(found))
+        return found.count(found[0]) / len(found) if found[0] > 1 else 0.0
 
     return max(DELIMITERS, key=agreement)
+
+
+def _field_counts(beginning: Sequence[str], delimiter: str) -> list[int]:
+    """Number of fields of each of the first records; empty if they cannot be read with that delimiter."""
+    try:
+        return [
+            len(fields) for fields in itertools.islice(csv.reader(beginning, delimiter=delimiter), SAMPLE) if fields
+        ]
+    except csv.Error:
+        return []
 
 
 def _tab_separated(text: TextSource) -> Callable[[], Iterable[Fields]]:
@@ -157,8 +149,19 @@ def _tab_separated(text: TextSource) -> Callable[[], Iterable[Fields]]:
         found = list(_records(text, Dialect("\t", True)))
     except UserError:  # a quote that is never closed
         return lambda: literal
-    alike = all(not record.error and len(record.fields) == len(found[0].fields) for record in found)
-    return lambda: found if alike else literal
+    return lambda: found if _are_alike(found) else literal
+
+
+def _are_alike(records: Sequence[Fields]) -> bool:
+    """True if all rows have the same number of fields; the header may lack the cell of an index column, or have empty
+    ones at its end, and titles may precede it.
+    """
+    below = list(itertools.dropwhile(lambda record: record.filled < 2, records)) or list(records)
+    header, *rows = [len(record.fields) for record in below]
+    widths = set(rows)
+    blank = below[0].fields[min(rows, default=header) :]
+    fits = not widths or header in {*widths, *(width - 1 for width in widths)} or not any(map(str.strip, blank))
+    return len(widths) < 2 and fits and not any(record.error for record in records)
 
 
 def _count(number: int, noun: str) -> str:

@@ -11,13 +11,15 @@ from typing import Literal, get_args
 import numpy as np
 
 from qkv.data.reading import identity_of, kept
-from qkv.data.records.clips import are_pixels, clips_in, pixel_table
+from qkv.data.records.clips import ARRAYS, are_pixels, clips_in, numbered_pictures, pixel_table
 from qkv.data.records.conll import conll
 from qkv.data.records.delimited import delimited, first_fields
 from qkv.data.records.fasta import fasta
 from qkv.data.records.graph_arrays import arrays_of
 from qkv.data.records.graph_tables import graph_table, with_graphs
 from qkv.data.records.jsonl import jsonl
+from qkv.data.records.label_columns import with_labels
+from qkv.data.records.lists import begins_list
 from qkv.data.records.model import Role
 from qkv.data.records.parallel import language_pair, parallel
 from qkv.data.records.pictures import Values, folder_table, folder_tables
@@ -55,21 +57,23 @@ SQUAD = re.compile(r'^\s*\{.*"paragraphs"\s*:\s*\[', re.DOTALL)
 
 
 def table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, known: Sequence[str] = ()) -> Table:
-    """Read the table of examples in the file ``source``, or in two parallel texts ``a | b``; for a role of series with
-    one column of these.
+    """Read the table of examples in the file ``source``, or in two parallel texts ``a | b``; for a role of series or of
+    several labels with one column of these.
 
     ``option``: name of the option that gave ``source``, such as ``data.source``, for messages; ``known``: names of
     known data sets, for suggestions. Raises ``UserError`` if it is not a file or not a table.
     """
-    columns = option.rpartition(".")[0] or option
-    return with_series(_table_of(source, data, roles, option, known), roles, data.columns, f"{columns}.columns")
+    columns = f"{option.rpartition('.')[0] or option}.columns"
+    table = with_series(_table_of(source, data, roles, option, known), roles, data.columns, columns)
+    return with_labels(table, roles, data.columns, columns)
 
 
 def _table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, known: Sequence[str]) -> Table:
     if SEPARATOR in source and not Path(source).expanduser().exists():
         return _joined(source, data, option)
     if Path(source).expanduser().is_dir():
-        return folder_table(source, option, _values(roles))
+        values = _values(roles)
+        return _told_frames(source, folder_table(source, option, values, _also(values)), values)
     text = _text(source, option, known)
     if kept_name(source):
         text.name = IN_MEMORY
@@ -100,7 +104,9 @@ def split_tables(
 ) -> dict[str, Table]:
     """Tables of a source by split: of a folder of images, perhaps several, else "train" alone; see ``table_of``."""
     if Path(source).expanduser().is_dir():
-        return folder_tables(source, option, _values(roles))
+        values = _values(roles)
+        tables = folder_tables(source, option, values, _also(values))
+        return {**tables, "train": _told_frames(source, tables["train"], values)}
     return {"train": table_of(source, data, roles, option, known)}
 
 
@@ -131,7 +137,8 @@ def _by_lines(beginning: str, roles: Sequence[Role]) -> Format | None:
     kinds = [role.kind for role in roles]
     filled = [line for line in beginning.splitlines()[:100] if line.strip()]
     if "words" in kinds and "tags" in kinds and not _names(filled[0].split("\t"), roles):
-        return "conll" if all(len(line.split()) > 1 for line in filled[:-1]) else None
+        lists = any(begins_list(field) for line in filled[1:3] for field in line.split("\t"))
+        return "conll" if not lists and all(len(line.split()) > 1 for line in filled[:-1]) else None
     if all("\t" in line for line in filled[:-1] or filled):
         return "parallel" if kinds == ["text", "text"] else "tsv"
     if any(all(mark in line for line in filled[:-1] or filled) for mark in (",", ";")):
@@ -150,6 +157,19 @@ def _arrays(text: TextSource, arrays: Mapping[str, np.ndarray]) -> Table:
 def _values(roles: Sequence[Role]) -> Values | None:
     """Function that reads the values in a folder of clips, if a role is one of clips; None for images."""
     return clips_in if any(role.clips for role in roles) else None
+
+
+def _also(values: Values | None) -> tuple[str, ...]:
+    """Extensions of files of clips that are no images."""
+    return (ARRAYS,) if values else ()
+
+
+def _told_frames(source: str, table: Table, values: Values | None) -> Table:
+    """Table of images with a note if they are numbered like frames of clips."""
+    if values is not None or not numbered_pictures(Path(source).expanduser()):
+        return table
+    note = f"the pictures of {source} are numbered in folders, and read one by one; data.processor=video reads clips"
+    return replace(table, notes=(*table.notes, note))
 
 
 def _read(text: TextSource, kind: Format, given: tuple[str, ...], roles: Sequence[Role]) -> Table:

@@ -8,11 +8,15 @@ from functools import cached_property
 from typing import NamedTuple
 
 from qkv.data.records.model import Role
-from qkv.data.records.profile import Profile, as_number, plain, profiles
+from qkv.data.records.profile import MOST_LABELS, Profile, as_number, plain, profiles
 from qkv.data.records.table import Row, Table
 from qkv.data.records.values import separator_of
 from qkv.spec.errors import UserError, nearest
 
+_LOOKED_AT = 100
+"""Number of values by which a column is checked that was found by its name."""
+_LONGEST_NAME = 100
+"""Maximum number of characters of the name of a column that is guessed."""
 CLEARLY = 1.5
 """Minimum ratio of lengths for a text column to be recognised by length alone."""
 SHOWN = 20
@@ -107,15 +111,32 @@ class _Guess:
         """
         for role in self.open_roles:
             names = [plain(name) for name in (role.name, *role.names)]
-            named = [column for column in self.free if plain(column) in names]
+            named = [column for column in self.free if plain(column) in names and not self._contradicts(column, role)]
             best = [column for name in names[:2] for column in named if plain(column) == name]
             if named:
-                self.taken[role.name] = best[0] if best else self._one(role, named)
+                self.taken[role.name] = best[0] if best else named[0] if len(named) == 1 else self._one(role, named)
         for role in self.open_roles:
             words = {plain(name) for name in (role.name, *role.names)}
             named = [column for column in self.free if words & _words(column) and self.profiles[column].fits(role.kind)]
             if len(named) == 1:
                 self.taken[role.name] = named[0]
+
+    def _contradicts(self, column: str, role: Role) -> bool:
+        """True if the content of a column refutes its name: its texts are identifiers and another column has texts, or
+        its labels are all different. As many rows are looked at as are needed to tell.
+        """
+
+        def enough(found: Profile) -> bool:
+            if role.kind == "label":
+                return 1 < len(found.distinct) < found.filled or len(found.distinct) > MOST_LABELS
+            return found.filled >= _LOOKED_AT
+
+        found = Profile.of(self.table, column, enough)
+        if role.kind == "text":
+            return found.is_code and any(
+                self.profiles[name].fits("text") and not self.profiles[name].is_label for name in self.free
+            )
+        return role.kind == "label" and len(found.distinct) > 1 and found.contradicts("label")
 
     def by_content(self) -> None:
         if self.open_roles:
@@ -133,7 +154,10 @@ class _Guess:
         """
         if not roles:
             return
-        fitting = [name for name in self.free if self.profiles[name].fits("text")]
+        most = max((self.profiles[name].filled for name in self.free), default=0)
+        fitting = [name for name in self.free if self.profiles[name].fits("text") and self._is_filled(name, most)]
+        if not most and len(self.free) == len(roles):  # no row can be read, which is said when they are
+            fitting = self.free
         fitting.sort(key=self._length, reverse=True)
         enough = len(fitting) >= len(roles)
         if not enough or (
@@ -143,6 +167,10 @@ class _Guess:
             raise self._doubt(roles[0], fitting)
         chosen = [name for name in self.free if name in fitting[: len(roles)]]
         self.taken.update((role.name, column) for role, column in zip(roles, chosen, strict=True))
+
+    def _is_filled(self, name: str, most: int) -> bool:
+        """True if at least half as many cells are filled as in the fullest column, ``most``."""
+        return 2 * self.profiles[name].filled >= most
 
     def _lists(self, roles: list[Role]) -> None:
         """Assign the roles of words and tags to the columns of lists: tags have fewer distinct values. Raises
@@ -161,12 +189,17 @@ class _Guess:
         """The only candidate column, or the only one whose content fits the role; raises ``UserError`` if there is not
         exactly one.
         """
-        fitting = (
-            candidates if len(candidates) == 1 else [name for name in candidates if self.profiles[name].fits(role.kind)]
-        )
+        fitting = [name for name in candidates if self.profiles[name].fits(role.kind)]
+        if len(candidates) == 1 and not self._is_refuted(candidates[0], role):
+            fitting = list(candidates)
         if len(fitting) != 1:
             raise self._doubt(role, fitting)
         return fitting[0]
+
+    def _is_refuted(self, name: str, role: Role) -> bool:
+        """True if the only column that is left is none for the role: it only numbers rows, or its content says so."""
+        profile = self.profiles[name]
+        return profile.filled > 0 and ((role.kind == "label" and profile.is_id) or profile.contradicts(role.kind))
 
     def _length(self, name: str) -> float:
         return self.profiles[name].length
@@ -175,12 +208,15 @@ class _Guess:
         number = next((name for name in self.free if as_number(name) is not None), None)
         if self.table.header and number is not None:
             raise self._no_header(f"it contains {number!r}")
+        sentence = next((name for name in self.free if len(name) > _LONGEST_NAME), None)
+        if self.table.header and sentence is not None:
+            raise self._no_header(f"{sentence[:_LONGEST_NAME]!r}… is too long for a name")
 
     def _not_a_row(self, column: str, role: Role) -> None:
         """Raise ``UserError`` if the name of a label column is also one of its values: line 1 is then a row, not a
         header.
         """
-        if self.table.header and role.kind == "label" and column in self.profiles[column].distinct:
+        if self.table.header and role.kind in ("label", "labels") and column in self.profiles[column].distinct:
             raise self._no_header(f"{column!r} is also a value of its column")
 
     def _no_header(self, why: str) -> UserError:
@@ -196,9 +232,11 @@ class _Guess:
             what = f"{', '.join(map(repr, candidates[:SHOWN]))} could be {role.name}"
         else:
             what = f"no column looks like {role.name}"
+        flags = role.kind == "label" and len(candidates) > 1 and all(self.profiles[name].is_flag for name in candidates)
+        hint = "; for several labels of one text, use the task multilabel" if flags else ""
         return UserError(
             f"{self.table.name}: {what}; its columns are {self._listed()}; "
-            f"say which with {self.option}={{{role.name}: {(candidates or self.table.columns)[0]}}}"
+            f"say which with {self.option}={{{role.name}: {(candidates or self.table.columns)[0]}}}{hint}"
         )
 
     def _listed(self) -> str:

@@ -16,7 +16,9 @@ from qkv.data.records.held_out import RowPlace, check_split, hold_out_rows, plac
 from qkv.data.records.model import BadRow, Records, Role
 from qkv.data.records.named import TABLES, named_tables
 from qkv.data.records.table import Row, Table
+from qkv.data.records.trained import trained_columns
 from qkv.data.records.values import Missing, Unusable, Values
+from qkv.data.records.variants import variants
 from qkv.spec import data as spec
 from qkv.spec.errors import UserError
 
@@ -65,6 +67,7 @@ def open_records(data: spec.Data, roles: Sequence[Role], where: str = "data") ->
     if "validation" not in splits:
         notes += hold_out_rows(splits, places, roles, data, tables["train"])
     notes += [*_shared(splits, roles), *_single(splits["train"], roles, tables["train"].name)]
+    notes += variants([row for rows in splits.values() for row in rows], roles, tables["train"].name)
     splits = {name: splits[name] for name in ("train", "validation", "test") if name in splits}
     return Records(data.source, splits, choice.columns, tuple(bad), _digest(data, roles, tables, choice), tuple(notes))
 
@@ -72,8 +75,8 @@ def open_records(data: spec.Data, roles: Sequence[Role], where: str = "data") ->
 def open_rows(data: spec.Data, roles: Sequence[Role], source: str, split: str) -> Records:
     """Read all rows of the file ``source`` as the single split ``split``, with the settings ``data`` of a trained run.
 
-    A column that ``data`` names but the file lacks is chosen again, with a note; so is the format if the extension
-    differs. Raises ``UserError`` like ``open_records``.
+    The format is detected again if the extension differs. Raises ``UserError`` like ``open_records``, and for a column
+    that ``data`` names and the file lacks.
     """
     if source in TABLES:
         raise UserError(
@@ -84,11 +87,9 @@ def open_rows(data: spec.Data, roles: Sequence[Role], source: str, split: str) -
         source=source, validation=None, test=None, split=spec.HeldOut(), format=data.format if alike else None
     )
     table = table_of(source, data, roles, "data")
-    named = {role: column for role, column in data.columns.items() if column in table.columns}
-    missing = [column for column in data.columns.values() if column not in table.columns]
-    choice = choose(table, roles, named)
+    choice = choose(table, roles, trained_columns(table, roles, data.columns, "data.columns.{}=NAME".format))
     read = _read(table, roles, choice, data, "data")
-    notes = [*table.notes, *(f"{source} has no column {column!r}, which was used in training" for column in missing)]
+    notes = [*table.notes]
     notes += [*([choice.note] if choice.note else []), *read.notes]
     return Records(source, {split: read.examples}, choice.columns, tuple(read.bad), table.digest, tuple(notes))
 

@@ -5,29 +5,19 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from qkv.data.records.folders import SUFFIXES, layout, visible
 from qkv.data.records.table import Row, Table
 from qkv.spec.errors import UserError
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".ico")
-"""Extensions of image files."""
 URI = "data:image/"
 """Beginning of an image that is written as text (data URI, base64)."""
-_SPLITS = {
-    "train": "train",
-    "training": "train",
-    "val": "validation",
-    "valid": "validation",
-    "validation": "validation",
-    "dev": "validation",
-    "test": "test",
-    "testing": "test",
-}
 _SHOWN = 3
 Values = Callable[[Path], tuple[list[Path], list[Path]]]
 """Function of a folder that returns (values in it and below, such as images, other files)."""
@@ -60,66 +50,63 @@ def as_uri(value: Any) -> str:
     return f"{URI}png;base64,{base64.b64encode(held.getvalue()).decode()}"
 
 
-def rooms(folder: Path) -> dict[str, Path]:
-    """Folders of the splits, by split: subfolders ``train``, ``test`` and so on if there are no others, else the folder
-    itself as "train".
-    """
-    inside = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    splits = {_SPLITS[path.name.lower()]: path for path in inside if path.name.lower() in _SPLITS}
-    return splits if "train" in splits and len(inside) == len(splits) else {"train": folder}
-
-
-def visible(folder: Path, also: Sequence[str] = ()) -> tuple[list[Path], list[Path]]:
-    """(files of images, other files) in a folder and below, sorted, without hidden ones. ``also``: more extensions."""
-    images, others = list[Path](), list[Path]()
-    for path in sorted(folder.rglob("*")):
-        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if not hidden and path.is_file():
-            (images if path.suffix.lower() in (*SUFFIXES, *also) else others).append(path)
-    return images, others
-
-
-def folder_tables(source: str, option: str, values: Values | None = None) -> dict[str, Table]:
+def folder_tables(source: str, option: str, values: Values | None = None, also: Sequence[str] = ()) -> dict[str, Table]:
     """Tables of a folder of images, by split: of its subfolders ``train``, ``test`` and so on, else "train" alone.
 
     The label of an image is the name of the subfolder that it is in, at any depth below. ``values``: reads the values
-    in a folder; default: one for each image. Raises ``UserError`` for a folder without images.
+    in a folder; default: one for each image. ``also``: more extensions of its files. Beside labelled images for
+    training, a split without labels is left aside. Raises ``UserError`` for a folder without images.
     """
-    folder = Path(source).expanduser()
-    found = rooms(folder)
-    if list(found.values()) == [folder]:
-        return {"train": _table(folder, source, option, values)}
-    return {split: _table(path, f"{source.rstrip('/')}/{path.name}", option, values) for split, path in found.items()}
+    rooms, notes = layout(Path(source).expanduser(), also)
+    tables = {split: _table({path: values_in(path, values)}, str(path), option) for split, path in rooms.items()}
+    if len(rooms) == 1:
+        tables = {"train": replace(tables["train"], name=source)}
+    labelled = "label" in tables["train"].columns
+    for split, table in list(tables.items()):
+        if labelled and "label" not in table.columns:
+            del tables[split]
+            notes = (*notes, f"the images of {table.name} are in no subfolder of a class and are left aside")
+    tables["train"] = replace(tables["train"], notes=(*notes, *tables["train"].notes))
+    return tables
 
 
-def folder_table(source: str, option: str, values: Values | None = None) -> Table:
-    """Table of all images in a folder; see ``folder_tables``."""
-    return _table(Path(source).expanduser(), source, option, values)
+def folder_table(source: str, option: str, values: Values | None = None, also: Sequence[str] = ()) -> Table:
+    """Table of all images in a folder, of all splits; see ``folder_tables``."""
+    rooms, notes = layout(Path(source).expanduser(), also)
+    table = _table({path: values_in(path, values) for path in rooms.values()}, source, option)
+    return replace(table, notes=(*notes, *table.notes))
 
 
-def _table(folder: Path, name: str, option: str, values: Values | None) -> Table:
-    images, others = visible(folder) if values is None else values(folder)
+def values_in(folder: Path, values: Values | None) -> tuple[list[Path], list[Path]]:
+    """(values, other files) of a folder."""
+    return visible(folder) if values is None else values(folder)
+
+
+def _table(found: Mapping[Path, tuple[list[Path], list[Path]]], name: str, option: str) -> Table:
+    """Table of the images in each of some folders, in which the subfolders are classes."""
+    images = [(folder, path) for folder, (each, _) in found.items() for path in each]
     if not images:
         raise UserError(
             f"{option}: the folder {name!r} holds no image; name a file, or a folder with one subfolder of images for "
             f"each class (extensions: {', '.join(SUFFIXES)})"
         )
-    labels = [path.relative_to(folder).parts[0] if path.parent != folder else "" for path in images]
+    labels = [path.relative_to(folder).parts[0] if path.parent != folder else "" for folder, path in images]
     labelled = any(labels)
 
     def parse() -> Iterator[Row]:
-        for line, (path, label) in enumerate(zip(images, labels, strict=True), 1):
+        for line, ((_, path), label) in enumerate(zip(images, labels, strict=True), 1):
             yield Row(line, {"image": str(path), **({"label": label} if labelled else {})})
 
     columns = ("image", "label") if labelled else ("image",)
     defaults = {"image": ("image",), "label": columns[1:]}
-    return Table(name, columns, parse, _digest(folder, images), defaults, notes=_notes(name, [p.name for p in others]))
+    others = [path.name for _, each in found.values() for path in each]
+    return Table(name, columns, parse, _digest(images), defaults, notes=_notes(name, others))
 
 
-def _digest(folder: Path, images: Sequence[Path]) -> str:
-    """Hash of the names and sizes of the files."""
+def _digest(images: Sequence[tuple[Path, Path]]) -> str:
+    """Hash of the names, from their folder on, and sizes of the files."""
     total = hashlib.sha256()
-    for path in images:
+    for folder, path in images:
         for file in sorted(path.iterdir()) if path.is_dir() else (path,):
             total.update(f"{file.relative_to(folder).as_posix()} {file.stat().st_size}\n".encode())
     return total.hexdigest()
@@ -129,4 +116,6 @@ def _notes(name: str, others: Sequence[str]) -> tuple[str, ...]:
     if not others:
         return ()
     some = ", ".join(others[:_SHOWN]) + (" …" if len(others) > _SHOWN else "")
-    return (f"{len(others):,} file{'s' * (len(others) > 1)} of {name} are no images and were not read: {some}",)
+    if len(others) == 1:
+        return (f"1 file of {name} is no image and was not read: {some}",)
+    return (f"{len(others):,} files of {name} are no images and were not read: {some}",)

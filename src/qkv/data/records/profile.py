@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from qkv.data.records.clips import is_clip
+from qkv.data.records.lists import begins_list
 from qkv.data.records.model import Kind
 from qkv.data.records.pictures import is_image, is_pixels
 from qkv.data.records.series_values import is_series
@@ -18,13 +20,26 @@ MOST_LABELS = 1000
 """Maximum number of distinct values counted."""
 LABEL_LENGTH = 50
 """Maximum mean length of a label in characters."""
-IDS = frozenset(("id", "ids", "idx", "index", "row", "nr", "no", "number", "uid", "uuid", "guid", "key", "unnamed0"))
+IDS = frozenset(("id", "ids", "idx", "index", "row", "nr", "no", "number", "uid", "uuid", "guid", "key"))
+_UNNAMED = re.compile(r"unnamed\d+(level\d+)?")
+"""Name of a column without one, as spreadsheets, pandas and the reader of CSV call it."""
+_CODE = re.compile(
+    r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"  # UUID
+    r"|(?=\S*\d)(?=\S*[a-f])[0-9a-f]{12,}"  # digest
+    r"|[a-z]{0,6}[-_#:/]?\d+([-_/.]\d+)*"  # ID_0012, T-17, INV/2023/4
+    r"|\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ t]\d{1,2}:\d\d\S*( ?[ap]m)?)?"  # date and time
+    r"|https?://\S+|www\.\S+|[^\s@]+@[^\s@]+\.[a-z]+",  # addresses
+    re.IGNORECASE,
+)
+_FLAGS = frozenset(("0", "1", "0.0", "1.0", "true", "false", "yes", "no", "y", "n", "x"))
+_MANY = 10
+"""Number of values from which values that are all different are no labels."""
 
 
 @dataclass
 class Profile:
     """Statistics of one column: numbers of non-empty values, of characters, of values that are numbers, lists,
-    objects, images, clips or series of numbers, and the distinct values.
+    objects, images, clips or series of numbers, of codes (identifiers, dates, addresses), and the distinct values.
     """
 
     name: str
@@ -36,9 +51,21 @@ class Profile:
     images: int = 0
     clips: int = 0
     series: int = 0
+    codes: int = 0
     counts_up: bool = True
     distinct: set[str] = field(default_factory=set)
     _last: int | None = None
+
+    @classmethod
+    def of(cls, table: Table, name: str, enough: Callable[[Profile], bool]) -> Profile:
+        """Statistics of one column, of its first rows up to where ``enough`` is True."""
+        found = cls(name)
+        for row in table.rows:
+            if isinstance(row, Row):
+                found.add(_filled(row.values.get(name), table))
+                if enough(found):
+                    break
+        return found
 
     def add(self, value: Any) -> None:
         """Count one value of the column; empty values are skipped."""
@@ -53,6 +80,7 @@ class Profile:
             return
         self.filled += 1
         self.images += is_image(value)
+        self.lists += isinstance(value, str) and begins_list(value)
         self.series += is_series(value)
         if isinstance(value, (list, dict)):
             first = value[0] if isinstance(value, list) else value
@@ -60,6 +88,7 @@ class Profile:
             self.lists += not isinstance(first, dict)
             value = " ".join(map(str, value)) if isinstance(value, list) else ""
         text = str(value).strip()
+        self.codes += _CODE.fullmatch(text[: 4 * LABEL_LENGTH]) is not None
         number = as_number(text)
         self.numbers += number is not None
         self.counts_up = self.counts_up and self._follows(text)
@@ -84,9 +113,12 @@ class Profile:
 
     @property
     def is_id(self) -> bool:
-        """True if the column only identifies rows, by its name or because its values count up."""
-        return plain(self.name) in IDS or (
-            self.filled > 2 and self.counts_up and len(self.distinct) == min(self.filled, MOST_LABELS + 1)
+        """True if the column only identifies rows: by its name, as it has none, or because its values count up."""
+        name = plain(self.name)
+        return (
+            name in IDS
+            or _UNNAMED.fullmatch(name) is not None
+            or (self.filled > 2 and self.counts_up and len(self.distinct) == min(self.filled, MOST_LABELS + 1))
         )
 
     @property
@@ -100,6 +132,16 @@ class Profile:
         return self.filled > 0 and FITS["series"](self)
 
     @property
+    def is_code(self) -> bool:
+        """True if at least 90 % of the non-empty values are identifiers, dates or addresses, which are no sentences."""
+        return self.filled > 0 and self.codes >= 0.9 * self.filled
+
+    @property
+    def is_flag(self) -> bool:
+        """True if the values are 0 and 1, or yes and no."""
+        return self.filled > 0 and {value.casefold() for value in self.distinct} <= _FLAGS
+
+    @property
     def is_label(self) -> bool:
         """True if the values are few, short and no numbers, as labels are."""
         return self.filled > 0 and not self.is_number and _is_label(self)
@@ -108,6 +150,20 @@ class Profile:
         """True if the values look like those of a column of ``kind``, such as a label with few distinct values."""
         return self.filled > 0 and not self.is_id and FITS[kind](self)
 
+    def contradicts(self, kind: Kind) -> bool:
+        """True if the values cannot be those of a column of ``kind``, whatever the other columns are: there is none, or
+        they are identifiers instead of texts, or a label that is the same or another one in every row.
+        """
+        if not self.filled:
+            return True
+        if kind == "text":
+            return bool(self.objects) or self.is_number or self.is_code
+        if kind == "label":
+            constant = len(self.distinct) == 1 and self.filled > 1
+            unique = self.filled >= _MANY and len(self.distinct) == min(self.filled, MOST_LABELS + 1)
+            return constant or unique or bool(self.objects)
+        return False
+
 
 def profiles(table: Table) -> dict[str, Profile]:
     """Statistics of every column of the table, by name."""
@@ -115,9 +171,13 @@ def profiles(table: Table) -> dict[str, Profile]:
     for row in table.rows:
         if isinstance(row, Row):
             for name, profile in found.items():
-                value = row.values.get(name)
-                profile.add(None if isinstance(value, str) and value.strip() in table.missing else value)
+                profile.add(_filled(row.values.get(name), table))
     return found
+
+
+def _filled(value: Any, table: Table) -> Any:
+    """Value of a cell; None for a text that the table takes for an empty cell."""
+    return None if isinstance(value, str) and value.strip() in table.missing else value
 
 
 def plain(name: str) -> str:
@@ -139,7 +199,7 @@ def _is_label(p: Profile) -> bool:
 
 
 FITS: dict[Kind, Callable[[Profile], bool]] = {
-    "text": lambda p: not p.is_number and not p.objects,
+    "text": lambda p: not p.contradicts("text"),
     "label": _is_label,
     "labels": lambda p: not p.is_number and not p.objects and (p.lists > 0 or p.length <= 2 * LABEL_LENGTH),
     "number": lambda p: p.is_number,

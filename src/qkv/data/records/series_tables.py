@@ -18,7 +18,7 @@ from qkv.spec.errors import UserError, nearest
 SERIES = "series"
 """Kind of the roles whose values are series, and name of their column in files of arrays."""
 _NAMES = ("series", "x", "values", "data", "signals", "samples")
-_TO = ".."
+TO = ".."
 """Between the first and the last of neighbouring columns."""
 _FEWEST = 3
 """Columns of numbers from which they are taken as the steps of a series."""
@@ -56,8 +56,8 @@ def with_series(table: Table, roles: Sequence[Role], given: Mapping[str, str], o
     asked = given.get(role.name)
     if asked in table.columns:
         return table
-    if asked is not None and ("," in asked or _TO in asked):
-        columns = _named(table, asked, f"{option}.{role.name}")
+    if asked is not None and ("," in asked or TO in asked):
+        columns = named_columns(table, asked, f"{option}.{role.name}")
         return _joined(table, asked, columns)
     taken = _taken(table, [other for other in roles if other is not role], given)
     found = {name: each for name, each in profiles(table).items() if name not in taken}
@@ -80,7 +80,7 @@ def with_series(table: Table, roles: Sequence[Role], given: Mapping[str, str], o
                 f"{table.name}: which column is the {other.name}? The other columns of numbers are the steps of a "
                 f"series; say it with {option}={{{other.name}: {table.columns[-1]}}}"
             )
-    return _joined(table, _range(table, numbers), numbers, f"the {_shown(numbers)} are taken as steps (guessed)")
+    return _joined(table, range_of(table, numbers), numbers, f"the {_shown(numbers)} are taken as steps (guessed)")
 
 
 def _shown(names: Sequence[str]) -> str:
@@ -101,22 +101,22 @@ def _taken(table: Table, roles: Sequence[Role], given: Mapping[str, str]) -> set
     return found
 
 
-def _range(table: Table, names: Sequence[str]) -> str:
+def range_of(table: Table, names: Sequence[str]) -> str:
     """Short form of the names of columns: "a..z" for neighbours."""
     places, parts = [table.columns.index(name) for name in names], list[str]()
     begin = 0
     for i in range(1, len(places) + 1):
         if i == len(places) or places[i] != places[i - 1] + 1:
-            parts.append(names[begin] if i - begin == 1 else f"{names[begin]}{_TO}{names[i - 1]}")
+            parts.append(names[begin] if i - begin == 1 else f"{names[begin]}{TO}{names[i - 1]}")
             begin = i
     return ",".join(parts)
 
 
-def _named(table: Table, asked: str, option: str) -> list[str]:
+def named_columns(table: Table, asked: str, option: str) -> list[str]:
     """Columns that "a,b" or "a..c" names. Raises ``UserError`` for one that is not there."""
     found = list[str]()
     for part in (part.strip() for part in asked.split(",")):
-        ends = [part] if part in table.columns else [end.strip() for end in part.split(_TO, 1)]
+        ends = [part] if part in table.columns else [end.strip() for end in part.split(TO, 1)]
         for end in ends:
             if end not in table.columns:
                 raise UserError(f"{option}: {table.name} has no column {end!r}; {nearest(end, table.columns)}")

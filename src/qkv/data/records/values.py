@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections import Counter
@@ -10,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from qkv.data.records.lists import begins_list, printed_list
 from qkv.data.records.model import Role
 from qkv.data.records.pictures import URI
 from qkv.data.records.table import Row
@@ -82,7 +82,10 @@ class Values:
             elif role.kind == "image":
                 found[role.name] = self._file(self._cell(row, role), role.name)
             elif role.kind != "answers":
-                found[role.name] = CONVERT[role.kind](self._cell(row, role), role.name)
+                cell = self._cell(row, role)
+                found[role.name] = CONVERT[role.kind](cell, role.name)
+                if role.kind == "label" and isinstance(cell, str) and cell != cell.strip():
+                    self._counts["{} labels begin or end with white space, which is removed"] += 1
         for role in self._roles:
             if role.kind == "answers":
                 found[role.name] = self._answers(self._cell(row, role), role.name, found.get(self._context, ""))
@@ -200,7 +203,7 @@ def _words(value: Any, name: str) -> list[str]:
     ``Unusable`` for others.
     """
     if isinstance(value, str):
-        value = value.split()
+        value = _listed(value, name)
     if value is None or value == []:
         raise Missing(f"no {name}", name)
     if not isinstance(value, list):
@@ -209,6 +212,16 @@ def _words(value: Any, name: str) -> list[str]:
         return [_scalar(part, f"one of the {name}") for part in value]
     except Missing as error:  # the cell has others
         raise Unusable(str(error)) from None
+
+
+def _listed(text: str, name: str) -> list[str]:
+    """Words of a text: of a printed list of texts, else between white space. Raises ``Unusable`` for a damaged list."""
+    found = printed_list(text)
+    if found is not None and all(isinstance(part, str) for part in found):
+        return found
+    if begins_list(text):
+        raise Unusable(f"{name} is {_short(text)}, not a whole list")
+    return text.split()
 
 
 def _tags(value: Any, name: str) -> list[str]:
@@ -247,15 +260,12 @@ def separator_of(cells: Iterable[Any]) -> str:
 
 
 def label_set(value: Any, name: str, separator: str) -> list[str]:
-    """Distinct labels of a row, in order: a list, a JSON list as a text, or labels between ``separator``.
+    """Distinct labels of a row, in order: a list, a printed list, or labels between ``separator``.
 
     An empty list is a row without labels. Raises ``Missing`` for an empty cell and ``Unusable`` for other values.
     """
-    if isinstance(value, str) and value.strip().startswith("["):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            raise Unusable(f"{name} is {_short(value)}, not a list in JSON") from None
+    if isinstance(value, str):
+        value = _label_list(value, name)
     if not isinstance(value, list):
         value = [part for part in _label(value, name).split(separator) if part.strip()]
         if not value:
@@ -264,6 +274,18 @@ def label_set(value: Any, name: str, separator: str) -> list[str]:
         return list(dict.fromkeys(_label(part, f"one of the {name}") for part in value))
     except Missing as error:  # the cell has others
         raise Unusable(str(error)) from None
+
+
+def _label_list(text: str, name: str) -> Any:
+    """Labels of a printed list, of which the quotes may be missing; other texts unchanged. Raises ``Unusable`` for a
+    damaged list.
+    """
+    found, inner = printed_list(text), text.strip()
+    if found is not None or not inner.startswith("["):
+        return text if found is None else found
+    if not inner.endswith("]") or any(mark in inner[1:-1] for mark in "[]'\""):
+        raise Unusable(f"{name} is {_short(text)}, not a whole list")
+    return [part.strip() for part in inner[1:-1].split(",") if part.strip()]
 
 
 CONVERT: dict[str, Callable[[Any, str], Any]] = {

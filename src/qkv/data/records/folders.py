@@ -1,0 +1,180 @@
+"""Folders of images as they are found: splits under their usual names, classes, and what is neither."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from qkv.spec.errors import UserError
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".ico")
+"""Extensions of image files."""
+_SPLITS = {
+    "train": "train",
+    "training": "train",
+    "trn": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "validate": "validation",
+    "dev": "validation",
+    "development": "validation",
+    "test": "test",
+    "testing": "test",
+    "tst": "test",
+}
+_FILLERS = frozenset(
+    ("set", "data", "dataset", "split", "folder", "dir", "images", "image", "imgs", "img", "pictures", "photos")
+)
+"""Words beside the name of a split, as in "training_set" and "test images"."""
+_LITTER = {"__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found", "__pycache__"}
+_LITTER |= {"thumbs.db", "desktop.ini", "ehthumbs.db", "icon\r"}
+"""Folders and files of operating systems and programs, in lower case; those that begin with a point are litter too."""
+_SHOWN = 3
+
+
+class FolderLayout(NamedTuple):
+    """Parts of a folder of images: its folder for each split, and sentences on what was left aside."""
+
+    rooms: dict[str, Path]
+    notes: tuple[str, ...]
+
+
+def is_litter(name: str) -> bool:
+    """True for the name of a file or folder that an operating system or a program left: ``.DS_Store``, ``Thumbs.db``,
+    ``__MACOSX``, ``.ipynb_checkpoints``, ``._x.jpg`` and so on.
+    """
+    return name.startswith(".") or name.casefold() in _LITTER
+
+
+def visible(folder: Path, also: Sequence[str] = ()) -> tuple[list[Path], list[Path]]:
+    """(files of images, other files) in a folder and below, sorted, without litter. ``also``: more extensions."""
+    images, others = list[Path](), list[Path]()
+    for path in sorted(_files(folder)):
+        (images if path.suffix.lower() in (*SUFFIXES, *also) else others).append(path)
+    return images, others
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not is_litter(name)]
+        for name in files:
+            path = Path(place, name)
+            if not is_litter(name) and path.is_file():
+                yield path
+
+
+def split_named(name: str) -> tuple[str, tuple[str, ...]] | None:
+    """(split, other words) of a folder's name, such as ("train", ("seg",)) of "seg_train"; None if it names no split.
+
+    Upper case, the words of ``_FILLERS`` and what joins words do not count: "Training Set", "test-images", "valset".
+    """
+    words = [word for word in re.split(r"[\W_]+", name.casefold()) if word]
+    words = [part for word in words for part in _parted(word)]
+    found = [_SPLITS[word] for word in words if word in _SPLITS]
+    if len(found) != 1:
+        return None
+    return found[0], tuple(word for word in words if word not in _SPLITS and word not in _FILLERS)
+
+
+def _parted(word: str) -> tuple[str, ...]:
+    """Words of "trainset" and "testdata"; another word alone."""
+    for filler in ("set", "data", "images", "imgs"):
+        if word.endswith(filler) and word.removesuffix(filler) in _SPLITS:
+            return word.removesuffix(filler), filler
+    return (word,)
+
+
+def layout(folder: Path, also: Sequence[str] = ()) -> FolderLayout:
+    """Rooms of a folder: those of its splits, if folders are called so, else the folder itself as "train".
+
+    A folder that only holds another folder of folders, as unpacked archives do, stands for that one. Folders without
+    any image are no classes and no splits; beside two splits or more, a folder of another name is neither. ``also``:
+    more extensions. Raises ``UserError`` for two folders of one split.
+    """
+    folder, notes = _unwrapped(folder, also)
+    inside = _subfolders(folder)
+    holding = [path for path in inside if _holds_images(path, also)]
+    notes += _empty([path for path in inside if path not in holding], folder)
+    splits = _splits(holding)
+    if not splits:
+        return FolderLayout({"train": folder}, tuple(notes))
+    strays = [path.name for path in holding if path not in splits.values()]
+    strays += sorted(path.name for path in _images_in(folder, also))
+    if strays:
+        notes.append(f"{_listed(strays)} of {folder} {_is(strays)} in no split and {_is(strays)} left aside")
+    rooms = dict[str, Path]()
+    for split, path in splits.items():
+        rooms[split], more = _unwrapped(path, also)
+        notes += more
+    return FolderLayout(rooms, tuple(notes))
+
+
+def _unwrapped(folder: Path, also: Sequence[str]) -> tuple[Path, list[str]]:
+    """(folder that holds the classes or splits, sentences on the way to it)."""
+    notes = list[str]()
+    while not _images_in(folder, also):
+        holding = [path for path in _subfolders(folder) if _holds_images(path, also)]
+        if len(holding) != 1 or _images_in(holding[0], also):
+            break
+        if sum(_holds_images(path, also) for path in _subfolders(holding[0])) < 2:
+            break
+        notes += _empty([path for path in _subfolders(folder) if path not in holding], folder)
+        folder = holding[0]
+    return folder, notes
+
+
+def _splits(holding: Sequence[Path]) -> dict[str, Path]:
+    """Folder of each split among folders of images; empty if they are classes. Raises ``UserError``."""
+    named = [(path, found) for path in holding if (found := split_named(path.name)) is not None]
+    rests = [rest for _, (split, rest) in named if split == "train"]
+    if not rests:
+        return {}
+    alike = [(split, path) for path, (split, rest) in named if rest == rests[0]]
+    splits = dict(alike)
+    if len(splits) < 2 and len(alike) < len(holding):
+        return {}
+    twice = next((split for split in splits if sum(other == split for other, _ in alike) > 1), None)
+    if twice is not None:
+        names = " and ".join(path.name for split, path in alike if split == twice)
+        raise UserError(f"{holding[0].parent} has two folders for the {twice} part, {names}; leave one of them")
+    return splits
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _images_in(folder: Path, also: Sequence[str]) -> list[Path]:
+    """Images in a folder, without those below."""
+    endings = (*SUFFIXES, *also)
+    return [
+        path
+        for path in folder.iterdir()
+        if path.suffix.lower() in endings and not is_litter(path.name) and path.is_file()
+    ]
+
+
+def _holds_images(folder: Path, also: Sequence[str]) -> bool:
+    endings = (*SUFFIXES, *also)
+    return not is_litter(folder.name) and any(path.suffix.lower() in endings for path in _files(folder))
+
+
+def _empty(folders: Sequence[Path], parent: Path) -> list[str]:
+    names = [path.name for path in folders]
+    if not names:
+        return []
+    holds = "holds" if len(names) == 1 else "hold"
+    return [f"{_listed(names)} of {parent} {holds} no image and {_is(names)} left aside"]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(map(repr, names[:_SHOWN])) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _is(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"

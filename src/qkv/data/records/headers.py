@@ -1,0 +1,176 @@
+"""Header of a delimited file as spreadsheets write it: titles above it, cells without a name, an index column."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from qkv.data.records.profile import as_number
+from qkv.spec.errors import UserError
+
+SAMPLE = 100
+"""Records by which titles and an index column are recognised."""
+UNNAMED = "Unnamed: {}"
+"""Name of a column without one, with its number counted from 0, as pandas calls it."""
+_SEPARATOR = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE | re.DOTALL)
+_TITLES = 10
+"""Maximum number of lines above a header."""
+_LONGEST = 60
+"""Maximum number of characters of a name in a header below a title."""
+
+
+class Fields(NamedTuple):
+    """Record of a CSV or TSV file: first line number, and its fields, or in ``error`` the reason why it could not be
+    read.
+    """
+
+    line: int
+    fields: list[str]
+    error: str = ""
+
+    @property
+    def filled(self) -> int:
+        """Number of fields that are not blank."""
+        return sum(bool(field.strip()) for field in self.fields)
+
+
+class TableHeader(NamedTuple):
+    """Columns of a delimited file: ``names`` of all fields of a record; ``kept``, the indices of those that are
+    columns; ``before``, the number of records up to the first row; ``notes``, sentences for the user.
+    """
+
+    names: tuple[str, ...]
+    kept: tuple[int, ...]
+    before: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        return tuple(self.names[i] for i in self.kept)
+
+    def cells(self, fields: Sequence[str]) -> list[str] | None:
+        """Cells of a record by column; None if it has another number of fields. Empty fields at the end do not count,
+        and neither do those of columns without name and value.
+        """
+        found = len(fields)
+        if found > len(self.names) and not any(field.strip() for field in fields[len(self.names) :]):
+            found = len(self.names)
+        if found > len(self.names) or found <= max(self.kept, default=-1):
+            return None
+        return [fields[i] for i in self.kept]
+
+
+def separator_line(first_line: str) -> str | None:
+    """Delimiter that the first line of a file names for spreadsheets, as in ``sep=;``; None if it names none."""
+    found = _SEPARATOR.fullmatch(first_line)
+    return found[1] if found else None
+
+
+def numbered(count: int, name: str) -> TableHeader:
+    """Columns called "1" to ``count`` of a file without a header."""
+    note = f"{name} has no header: its first line is read as a row, and its columns are called 1 to {count}"
+    return TableHeader(tuple(str(i + 1) for i in range(count)), tuple(range(count)), 0, (note,))
+
+
+def read_header(name: str, records: Callable[[], Iterable[Fields]]) -> TableHeader:
+    """Header of the file ``name``: the first record that is no title.
+
+    Columns without a name are called "Unnamed: 0" and so on, and left out if they hold no value. If all rows have one
+    field more, and begin with a whole number, that is an index column without a name. Raises ``UserError`` for a header
+    that cannot be read, or names a column twice.
+    """
+    sample = list(itertools.islice(records(), SAMPLE))
+    titles = _titles(sample)
+    first = sample[titles]
+    if first.error:
+        raise UserError(f"{name}: the header in line {first.line} cannot be read: {first.error}")
+    names = [cell.strip() for cell in first.fields]
+    twice = next((cell for cell in names if cell and names.count(cell) > 1), None)
+    if twice is not None:
+        raise UserError(
+            f"{name}: the header in line {first.line} has two columns {twice!r}; give each column its own name"
+        )
+    notes = [f"the header of {name} is in line {first.line}; {_lines(titles)} above it left aside"] if titles else []
+    if _has_index(len(names), sample[titles + 1 :]):
+        names.insert(0, "")
+    unnamed = [i for i, cell in enumerate(names) if not cell]
+    for i in unnamed:
+        names[i] = next(UNNAMED.format(k) for k in itertools.count(i) if UNNAMED.format(k) not in names)
+    empty = _empty(unnamed, records, titles + 1) if unnamed else set[int]()
+    found = TableHeader(tuple(names), tuple(i for i in range(len(names)) if i not in empty), titles + 1)
+    return found._replace(notes=(*notes, *_told(name, found, [i for i in unnamed if i not in empty])))
+
+
+def _lines(count: int) -> str:
+    return "the line" if count == 1 else f"the {count} lines"
+
+
+def _told(name: str, header: TableHeader, unnamed: Sequence[int]) -> list[str]:
+    """Sentences on the columns without a name: those left aside, and those that hold values."""
+    empty = len(header.names) - len(header.kept)
+    notes = []
+    if empty:
+        what = "1 column" if empty == 1 else f"{empty} columns"
+        has = "has" if empty == 1 else "have"
+        notes.append(
+            f"{what} of {name} {has} neither a name nor a value and {'is' if empty == 1 else 'are'} left aside"
+        )
+    if unnamed:
+        called = ", ".join(f"column {i + 1} is called {header.names[i]!r}" for i in unnamed[:3])
+        more = f" and {len(unnamed) - 3} more" if len(unnamed) > 3 else ""
+        notes.append(f"{name} has columns without a name, which are not guessed: {called}{more}")
+    return notes
+
+
+def _empty(unnamed: Sequence[int], records: Callable[[], Iterable[Fields]], before: int) -> set[int]:
+    """Indices among ``unnamed`` of columns without any value."""
+    empty = set(unnamed)
+    for record in itertools.islice(records(), before, None):
+        empty -= {i for i in empty if i < len(record.fields) and record.fields[i].strip()}
+        if not empty:
+            break
+    return empty
+
+
+def _has_index(width: int, rows: Sequence[Fields]) -> bool:
+    """True if all rows begin with a whole number for which the header has no cell."""
+    numbers = [row.fields[0].strip() for row in rows if len(row.fields) == width + 1]
+    unique = len(set(numbers)) == len(numbers) == len(rows) > 0
+    return unique and all(number.isdecimal() for number in numbers) and any(row.fields[-1].strip() for row in rows)
+
+
+def _titles(sample: Sequence[Fields]) -> int:
+    """Number of records above the header: of one filled field or none, if the record after them is clearly a header."""
+    count = next((i for i, record in enumerate(sample[:_TITLES]) if record.error or record.filled > 1), 0)
+    if count == 0 or sample[count].error:
+        return 0
+    header, rows = sample[count], sample[count + 1 :]
+    if all(record.filled == 0 for record in sample[:count]):
+        return count
+    padded = len(sample[0].fields) > 1
+    apart = header.line > sample[count - 1].line + 1
+    looks = _is_header([cell.strip() for cell in header.fields], rows, strict=not apart)
+    return count if looks and (padded or apart or header.filled == len(header.fields)) else 0
+
+
+def _is_header(cells: Sequence[str], rows: Sequence[Fields], strict: bool) -> bool:
+    """True if ``cells`` are distinct short names that do not occur below. ``strict``: a column below them must hold
+    numbers, or few values.
+    """
+    named = [cell for cell in cells if cell]
+    if len(set(named)) < len(named) or any(as_number(cell) is not None or len(cell) > _LONGEST for cell in named):
+        return False
+    columns = [[row.fields[i].strip() for row in rows if i < len(row.fields)] for i in range(len(cells))]
+    if any(cell in column for cell, column in zip(cells, columns, strict=True) if cell):
+        return False
+    return bool(rows) and (not strict or any(_is_plain(column) for column in columns))
+
+
+def _is_plain(column: Sequence[str]) -> bool:
+    """True if the values of a column are numbers, or are repeated as those of a label are."""
+    filled = [cell for cell in column if cell]
+    numbers = sum(as_number(cell) is not None for cell in filled)
+    return bool(filled) and (numbers == len(filled) or len(set(filled)) <= len(filled) // 2)

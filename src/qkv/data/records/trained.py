@@ -1,0 +1,35 @@
+"""Columns of another table that a trained run reads: those that it was trained on, and never a guess."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from qkv.data.records.model import Role
+from qkv.data.records.table import Table
+from qkv.spec.errors import UserError
+
+
+def trained_columns(
+    table: Table, roles: Sequence[Role], trained: Mapping[str, str], option: Callable[[str], str]
+) -> dict[str, str]:
+    """Column of ``table`` by role, for the ``roles`` with a column in ``trained``, those of the training.
+
+    A role is left out where the format of the table says its column, such as the images of a folder. In a table in
+    memory, a column may also have the name of its role. ``option``: function of a role's name that returns the option
+    which names its column. Raises ``UserError`` for a column that is missing.
+    """
+    found: dict[str, str] = {}
+    for role in roles:
+        column = trained.get(role.name)
+        if column is None:
+            continue
+        if column in table.columns:
+            found[role.name] = column
+        elif table.given and role.name in table.columns:
+            found[role.name] = role.name
+        elif len(table.defaults.get(role.kind, ())) != 1:
+            raise UserError(
+                f"{table.name} has no column {column!r}, which the run was trained on; "
+                f"name the one to read with {option(role.name)}"
+            )
+    return found
