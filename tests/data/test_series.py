@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from qkv.data.cells.stamps import read_stamps
+from qkv.data.cells.steps import Step, guess_step
 from qkv.data.series.read import Panel, ahead, read_panel
 from qkv.data.series.seasons import autocorrelation, guess_period
-from qkv.data.series.stamps import read_stamps
-from qkv.data.series.steps import Step, guess_step
 from qkv.data.series.windows import Cutter, borders, fitted, scaled
 from qkv.spec.data import Data
 from qkv.spec.errors import UserError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -113,7 +114,7 @@ class ForecastingTask(Task):
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         total = summed(seen.outcomes)
-        return {"loss": seen.loss / max(1, seen.count), **figures_of(total)}
+        return {"loss": seen.loss / seen.count if seen.count else math.nan, **figures_of(total)}
 
     def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
         assert isinstance(dataset, SeriesDataset)

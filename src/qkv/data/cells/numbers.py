@@ -19,6 +19,7 @@ MISSING = frozenset(
 """Lower-case texts of a cell in a column of numbers that mean that it is empty."""
 SMALL_SHARE = 0.05
 """Share of cells that cannot be read, above which a column is refused."""
+_FEW = 3
 _CURRENCIES = (
     *("$", "€", "£", "¥", "₹", "₽", "₩", "₺", "₫", "฿", "₪", "₴", "R$", "US$", "A$", "C$", "NZ$", "HK$", "S$"),
     *("USD", "EUR", "GBP", "JPY", "CHF", "CAD", "AUD", "NZD", "SEK", "NOK", "DKK", "PLN", "CZK", "HUF", "INR", "CNY"),
@@ -190,8 +191,8 @@ def read_numbers(
 
 
 def too_many(wrong: int, cells: int) -> bool:
-    """True if more than a small share of the cells of a column cannot be read, and more than one."""
-    return wrong > max(1, SMALL_SHARE * cells)
+    """True if more than a small share of the cells of a column cannot be read: 5 % and three cells, or half of few."""
+    return wrong > max(_FEW, SMALL_SHARE * cells) or 2 * wrong > cells
 
 
 def like_number(text: str) -> bool:

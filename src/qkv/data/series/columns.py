@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.data.cells.numbers import is_empty, number_form
+from qkv.data.cells.stamps import read_stamps
 from qkv.data.records.table import Row, Table
-from qkv.data.series.stamps import read_stamps
 from qkv.spec.errors import UserError, nearest
 
 ROLES = ("time", "series", "value", "known")

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.data.cells.numbers import is_empty, read_numbers, too_many
+from qkv.data.cells.stamps import NUMBER, StampForm, Stamps, read_stamps
+from qkv.data.cells.steps import DAY, Step, guess_step
 from qkv.data.records.formats import table_of
 from qkv.data.records.named import TABLES, named_tables
 from qkv.data.records.table import Row, Table
 from qkv.data.series.columns import SeriesColumns, choose_columns, guess_names, with_names
-from qkv.data.series.stamps import NUMBER, StampForm, Stamps, read_stamps
-from qkv.data.series.steps import DAY, Step, guess_step
 from qkv.spec.data import Data, Decimal
 from qkv.spec.errors import UserError
 from qkv.spec.signals.series import Series

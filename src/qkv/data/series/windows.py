@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from qkv.data.cells.steps import calendar
 from qkv.data.corpus import TEST, TRAIN, VALIDATION
 from qkv.data.series.read import OneSeries, Panel
-from qkv.data.series.steps import calendar
 from qkv.spec.errors import UserError
 from qkv.spec.signals.series import Series
 
@@ -148,6 +148,12 @@ class Cutter:
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
+
+    @property
+    def targets(self) -> int:
+        """Number of values of the part that are a target of a window."""
+        places = zip(self.series, self._starts + self.context, self.counts + self.horizon - 1, self.counts, strict=True)
+        return sum(int(each.seen[start : start + count].sum()) for each, start, count, windows in places if windows)
 
     def place(self, number: int) -> tuple[int, int]:
         """(series, first step) of a window."""

@@ -22,8 +22,8 @@ from qkv.data.cells.dates import (
     split_cell,
     style_of,
 )
+from qkv.data.cells.steps import DAY, unevenness
 from qkv.data.cells.zones import offset_at, offset_of
-from qkv.data.series.steps import DAY, unevenness
 
 NUMBER, EXCEL = "number", "excel"
 _UNIX = {"unix": 1.0, "unix ms": 1e3, "unix us": 1e6, "unix ns": 1e9}
@@ -125,11 +125,12 @@ class _Reading(NamedTuple):
     missing: int = 0
 
 
-def read_stamps(cells: Sequence[Any], preferred: str | None = None) -> Stamps:
+def read_stamps(cells: Sequence[Any], preferred: str | None = None, utc: bool = False) -> Stamps:
     """Read the cells of a column as numbers or dates, in the form that reads most cells.
 
     Of several such forms, as with day and month exchanged, ``preferred`` is used, else the one with the fewest steps
-    missing between the first and the last cell, else the first of ``PATTERNS``.
+    missing between the first and the last cell, else the first of ``PATTERNS``. ``utc``: if some cells have a zone, the
+    others are of UTC, and not unreadable.
     """
     numbers = np.array([_number(cell) for cell in cells])
     if np.isfinite(numbers).mean() > 0.5 if len(numbers) else False:
@@ -141,7 +142,7 @@ def read_stamps(cells: Sequence[Any], preferred: str | None = None) -> Stamps:
     if not readings:
         return Stamps(np.full(len(cells), math.nan), StampForm(PATTERNS[0]))
     chosen, other = _choose(readings, preferred)
-    return _with_zones(chosen, [each or StampCell("") for each in split], other)
+    return _with_zones(chosen, [each or StampCell("") for each in split], other, utc)
 
 
 def _numeric(cells: Sequence[Any], numbers: np.ndarray, preferred: str | None) -> Stamps:
@@ -213,7 +214,7 @@ def _missing(reading: _Reading) -> int:
     return unevenness(known, reading.name != NUMBER) if len(known) > 1 else 0
 
 
-def _with_zones(reading: _Reading, cells: Sequence[StampCell], other: str) -> Stamps:
+def _with_zones(reading: _Reading, cells: Sequence[StampCell], other: str, utc: bool = False) -> Stamps:
     """Stamps of a reading of local times, with their zones.
 
     Of cells with and without a zone, the fewer are unreadable.
@@ -224,7 +225,7 @@ def _with_zones(reading: _Reading, cells: Sequence[StampCell], other: str) -> St
         offsets = np.array(
             [offset_of(zone, wall) if wall == wall else math.nan for zone, wall in zip(zones, values, strict=True)]
         )
-        values = np.where(zoned == (zoned.mean() >= 0.5), values, math.nan)
+        values = np.where(utc | (zoned == (zoned.mean() >= 0.5)), values, math.nan)
         values = np.where(np.isnan(offsets), math.nan, values)
     known = np.flatnonzero(np.isfinite(values))
     if not len(known):
