@@ -28,9 +28,9 @@ _CURRENCIES = (
 _PERCENT = ("%", "‰")
 _UNIT = "|".join(re.escape(unit) for unit in sorted((*_CURRENCIES, *_PERCENT), key=len, reverse=True))
 _CELL = re.compile(
-    rf"(?P<open>\()?\s*(?P<sign>[-+])?\s*(?P<before>{_UNIT})?\s*(?P<inner>[-+])?"
+    rf"(?P<sign>[-+(])?\s*(?P<before>{_UNIT})?\s*(?P<inner>[-+(])?\s*"
     rf"(?P<body>\d[\d.,' ]*|[.,]\d+)(?P<exponent>[eE][-+]?\d+)?"
-    rf"\s*(?P<after>{_UNIT})?\s*(?P<trailing>-)?\s*(?P<close>\))?"
+    rf"\s*(?P<close>[-)])?\s*(?P<after>{_UNIT})?\s*(?P<last>[-)])?"
 )
 _LIKE = str.maketrans({"\u00a0": " ", "\u202f": " ", "\u2009": " ", "’": "'", "´": "'", "`": "'", "−": "-"})
 """Signs that are written for another: spaces of several widths, apostrophes, and the minus sign."""
@@ -223,13 +223,13 @@ def _are_plain(texts: Sequence[str]) -> bool:
 
 def _split(text: str) -> _Parts | None:
     found = _CELL.fullmatch(text.strip().translate(_LIKE))
-    if found is None or bool(found["open"]) != bool(found["close"]):
+    if found is None:
         return None
-    signs = [sign for sign in (found["sign"], found["inner"], found["trailing"], found["open"]) if sign]
+    signs = "".join(found[name] or "" for name in ("sign", "inner", "close", "last"))
     units = [unit for unit in (found["before"], found["after"]) if unit]
-    if len(signs) > 1 or len(units) > 1:
+    if signs not in ("", "+", "-", "()") or len(units) > 1:
         return None
-    return _Parts(bool(signs) and signs[0] != "+", found["body"].strip(), found["exponent"] or "", *units or [""])
+    return _Parts(signs in ("-", "()"), found["body"].strip(), found["exponent"] or "", *units or [""])
 
 
 def _shape(body: str) -> str:
