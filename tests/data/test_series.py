@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from qkv.data.cells.stamps import read_stamps
+from qkv.data.cells.steps import Step, guess_step
 from qkv.data.series.read import Panel, ahead, read_panel
 from qkv.data.series.seasons import autocorrelation, guess_period
-from qkv.data.series.stamps import Step, guess_step, read_stamps, stamp_text
 from qkv.data.series.windows import Cutter, borders, fitted, scaled
 from qkv.spec.data import Data
 from qkv.spec.errors import UserError
@@ -34,9 +35,9 @@ def days(count: int, value: str = "{}") -> str:
         (["2024-01-31", "2024-02-29", "2024-03-31", "2024-05-31"], "1 month", "2024-06-30"),
         (["2020-01-01", "2021-01-01", "2022-01-01"], "12 months", "2023-01-01"),
         (["1/2/2024", "2/2/2024", "3/2/2024"], "1 day", "2024-02-04"),
-        (["31.12.2023 23:00", "01.01.2024 00:00"], "1 hour", "2024-01-01 01:00:00"),
+        (["31.12.2023 23:00", "01.01.2024 00:00"], "1 hour", "01.01.2024 01:00"),
         ([2001, 2003, 2005], "2", 2007),
-        (["2024-01-01T00:00:00+01:00", "2024-01-01T00:15:00+01:00"], "15 minutes", "2023-12-31 23:30:00"),
+        (["2024-01-01T00:00:00+01:00", "2024-01-01T00:15:00+01:00"], "15 minutes", "2024-01-01T00:30:00+01:00"),
     ],
 )
 def test_the_step_is_the_usual_distance(cells: list[Any], step: str, following: Any) -> None:
@@ -45,7 +46,7 @@ def test_the_step_is_the_usual_distance(cells: list[Any], step: str, following: 
     assert found is not None
     (last,) = found.following(float(stamps.values[-1]), 1)
     whole = bool((stamps.values % 86400 == 0).all())
-    assert (found.words, stamp_text(last, stamps.dates, whole)) == (step, following)
+    assert (found.words, stamps.form.text(last, whole)) == (step, following)
 
 
 def test_columns_are_guessed_and_told(tmp_path: Path) -> None:
@@ -159,7 +160,7 @@ def test_the_future_of_a_series_has_stamps_and_known_covariates(tmp_path: Path) 
     panel = panel_of(tmp_path, text, columns={"value": "y", "known": "price"})
     each = ahead(panel.series[0], panel.step, 2)
     assert (each.length, len(each.stamps)) == (3, 5)
-    assert stamp_text(each.stamps[-1], True, True) == "2024-01-05"
+    assert panel.text(each, -1) == "2024-01-05"
     assert np.array_equal(each.known[:, 0], [7, 7, 7, 8, np.nan], equal_nan=True)
 
 

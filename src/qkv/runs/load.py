@@ -22,7 +22,7 @@ from qkv.runs.checkpoint import CheckpointStore, save_weights, take_weights
 from qkv.runs.files import map_tensors, read_metadata
 from qkv.runs.folder import SPEC, WEIGHTS, check_kept, had_best, locked
 from qkv.runs.identity import MADE_WITH, check_unedited, edited, made_with, write_parts
-from qkv.runs.metrics import rows_of
+from qkv.runs.metrics import check_succeeded, rows_of
 from qkv.runs.published import recipe_of
 from qkv.runs.run import Run
 from qkv.spec.errors import UserError
@@ -43,14 +43,15 @@ def load(
 
     Before the first validation of a run in progress, the weights are those of its newest checkpoint.
 
-    accept_changes: load the folder even if spec or vocabulary were edited since the weights were stored, and use the
-        newest checkpoint if the best weights are missing.
+    accept_changes: load the folder even if spec or vocabulary were edited since the weights were stored, or if its
+        training failed, and use the newest checkpoint if the best weights are missing.
     copy: read weights into memory instead of mapping their file.
     keep_adapters: keep adapters such as LoRA, if any, separate from the weights.
     published: dtype, revision and pickles, as for ``qkv.interop.load.load_published``. Without dtype, a checkpoint in
         bf16 or fp16 computes in fp32, see ``qkv.models.quantize.compute_in_fp32``; ``load_stored`` keeps it as it is.
 
-    Raises UserError if the folder is neither, or a file in it is missing, damaged, edited or belongs to another model.
+    Raises UserError if the folder is neither, or a file in it is missing, damaged, edited or belongs to another model,
+    and if its training failed.
     """
     run = load_stored(source, accept_changes, copy, keep_adapters, **published)
     if published.get("dtype") is None:
@@ -83,7 +84,9 @@ def load_adapted(folder: Path, accept_changes: bool = False, copy: bool = False)
     """Load the run in ``folder`` as ``load`` does, but keep adapters such as LoRA, if any, separate from the
     weights.
     """
-    recipe = read_recipe(folder)
+    recipe, rows = read_recipe(folder), rows_of(folder)
+    if not accept_changes:
+        check_succeeded(folder, rows)
     tensors, metadata, source = _weights(folder, recipe, accept_changes, copy)
     if not accept_changes:
         check_unedited(metadata.get(MADE_WITH), recipe, folder)
@@ -95,7 +98,7 @@ def load_adapted(folder: Path, accept_changes: bool = False, copy: bool = False)
             quantize(model, recipe.quantized)
     take_weights(model, tensors, folder / WEIGHTS)
     watch(model, [source] if source else [])
-    return Run(folder, recipe, model.eval(), vocabulary, rows_of(folder), int(metadata.get("step", 0)))
+    return Run(folder, recipe, model.eval(), vocabulary, rows, int(metadata.get("step", 0)))
 
 
 def _weights(

@@ -12,6 +12,9 @@ from qkv.spec.errors import Problem
 from qkv.spec.processors import Processor
 from qkv.spec.tokenizers import Characters, Tokenizer
 
+Decimal = Literal["point", "comma"]
+"""Mark before the decimals of a number."""
+
 
 class Batching(Part, slot=True):
     """Base class of the ways to form batches. The batch of a step is a function of (seed, step) alone."""
@@ -125,6 +128,11 @@ class Data(Spec):
         default=None,
         min_length=1,
         description="text between several labels in one cell; default: the first of | ; , in the column",
+    )
+
+    decimal: Decimal | None = Field(
+        default=None,
+        description="mark before decimals, where a column of numbers such as 1,015 can be read in two ways",
     )
 
     @classmethod

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from qkv.data.series.read import Panel
-from qkv.data.series.stamps import stamp_text
 from qkv.spec.signals.series import Series
 
 
@@ -42,7 +41,7 @@ def forecast_rows(panel: Panel, processor: Series, values: Any, levels: Sequence
     names = ["answer", *(f"p{100 * level:g}" for level in levels)]
     rows = []
     for each, of_series in zip(panel.series, values, strict=True):
-        stamps = [stamp_text(at, panel.dates, panel.days) for at in each.stamps[each.length :]]
+        stamps = [panel.text(each, i) for i in range(each.length, len(each.stamps))]
         for step, stamp in enumerate(stamps):
             for channel, of_channel in zip(processor.channels, of_series, strict=True):
                 place = {"series": each.name, "time": stamp if processor.time else step + 1, "channel": channel}

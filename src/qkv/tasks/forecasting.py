@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,6 @@ from qkv.data.corpus import TRAIN
 from qkv.data.rows import random
 from qkv.data.series.read import Panel, ahead, read_panel
 from qkv.data.series.seasons import guess_period
-from qkv.data.series.stamps import Step
 from qkv.data.series.windows import borders, cut, filled, fitted, scaled
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.tap import Tap
@@ -49,7 +49,7 @@ class ForecastingTask(Task):
     def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> SeriesDataset:
         known = None if vocabulary is None else _processor(vocabulary)
         self._check_data(recipe)
-        panel = read_panel(recipe.data, None if known is None else Step(known.unit or "rows", known.step or 1.0))
+        panel = read_panel(recipe.data, known)
         parts, notes = borders(panel, self.spec.parts), list(panel.notes)
         end = parts[TRAIN][1]
         if known is None:
@@ -61,12 +61,13 @@ class ForecastingTask(Task):
             season = f"the season has {known.period} steps" if known.period else "there is no clear season"
             notes.append(season)
         recipe = with_windows(recipe, known)
+        recipe = recipe.changed(data=recipe.data.changed(decimal=recipe.data.decimal or panel.decimal))
         return SeriesDataset(recipe, panel, known, parts, tuple(notes))
 
     def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, own: Dataset | None) -> Dataset:
         known = _processor(vocabulary)
         data = recipe.data.changed(source=source, columns=columns_of(known))
-        panel = read_panel(data, Step(known.unit or "rows", known.step or 1.0), "--data")
+        panel = read_panel(data, known, "--data")
         whole = min(each.first for each in panel.series), max(each.first + each.length for each in panel.series)
         return SeriesDataset(recipe, panel, known, {OTHER: whole}, panel.notes)
 
@@ -113,7 +114,7 @@ class ForecastingTask(Task):
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         total = summed(seen.outcomes)
-        return {"loss": seen.loss / max(1, seen.count), **figures_of(total)}
+        return {"loss": seen.loss / seen.count if seen.count else math.nan, **figures_of(total)}
 
     def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
         assert isinstance(dataset, SeriesDataset)
@@ -143,7 +144,7 @@ class ForecastingTask(Task):
         """Forecast the steps after the last value of each series in the file ``source``."""
         known = _processor(vocabulary)
         data = recipe.data.changed(source=source, columns={**columns_of(known), **columns}, format=None)
-        panel = read_panel(data, Step(known.unit or "rows", known.step or 1.0), "--data")
+        panel = read_panel(data, known, "--data")
         context, horizon = self.spec.context, self.spec.horizon
         notes = [note for note in panel.notes if "guessed" not in note]
         long = [each for each in panel.series if each.length >= context]

@@ -55,7 +55,8 @@ class RegressionTask(PooledTask):
                 f"data.source: every example of {records.name!r} has the value {values[0]:g}, "
                 "so there is nothing to learn"
             )
-        return recipe.changed(task=task.changed(mean=mean, deviation=deviation))
+        data = recipe.data.changed(decimal=recipe.data.decimal or records.decimal)
+        return recipe.changed(data=data, task=task.changed(mean=mean, deviation=deviation))
 
     def encoded(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> float:
         return row["value"]

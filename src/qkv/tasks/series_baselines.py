@@ -108,7 +108,8 @@ def fit_linear(dataset: SeriesDataset, form: Forecast, outputs: int, normalised:
             if (step + 1) % max(1, steps // _LOOKS) == 0 or step + 1 == steps:
                 with torch.no_grad():
                     found = [linear_loss(model, form, *triple) for triple in held_out]
-                total = sum(float(loss) for loss, _ in found) / max(1, sum(seen for _, seen in found))
+                count_seen = sum(seen for _, seen in found)
+                total = sum(float(loss) for loss, _ in found) / count_seen if count_seen else math.inf
                 if total < best:
                     best, kept = total, {name: value.clone() for name, value in model.state_dict().items()}
     model.load_state_dict(kept)

@@ -22,7 +22,9 @@ from qkv.spec.errors import Problem, SpecError, UserError
 from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.series import OfSeries, Series
-from qkv.tasks.dataset import HELD_OUT, Dataset
+from qkv.tasks.dataset import HELD_OUT, OTHER, Dataset
+
+_WAYS_OUT = ("give other task.parts", "give a table with values")
 
 
 class SeriesDataset(Dataset):
@@ -40,6 +42,7 @@ class SeriesDataset(Dataset):
         self.vocabulary = Vocabulary.without_text((), **{INPUT: processor})
         self.series: tuple[ScaledSeries, ...] = scaled(panel, processor)
         task, training = recipe.task, recipe.training
+        self._parts = parts
         self.cutters = {
             name: Cutter(self.series, part, task.context, task.horizon)  # type: ignore[attr-defined]
             for name, part in parts.items()
@@ -62,11 +65,20 @@ class SeriesDataset(Dataset):
                     f"the {name} part of {self.name} has no window of {task.context} + {task.horizon} steps (the "
                     f"longest series has {longest:,}); give a smaller task.context or task.horizon, or other task.parts"
                 )
+            if not cutter.targets:
+                raise UserError(
+                    f"no value of {self._part(name)} can be a target: it has none; {_WAYS_OUT[name == OTHER]}"
+                )
         short = self.cutters[TRAIN].left_out if TRAIN in self.cutters else []
         if not short:
             return []
         names = ", ".join(map(repr, short[:3])) + (f" and {len(short) - 3} more" if len(short) > 3 else "")
         return [f"{len(short)} of {len(self.series)} series are too short to train on: {names}"]
+
+    def _part(self, name: str) -> str:
+        """Name of a part and its first and last time stamps, for messages."""
+        low, end = self._parts[name]
+        return f"the {name} part of {self.name} ({self.panel.when(low)} to {self.panel.when(end - 1)})"
 
     @property
     def splits(self) -> tuple[str, ...]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+from qkv.data.cells.numbers import number_form
 from qkv.data.processors.processor import recognised
 from qkv.data.records.formats import table_of
 from qkv.data.records.model import Records, Role
@@ -77,9 +79,10 @@ def _named(data: Data, roles: tuple[Role, ...]) -> bool:
 
 def _are_values(records: Records) -> bool:
     """True if the labels are numbers on a scale, for regression: fractions, or many distinct values."""
-    try:
-        values = {float(row["label"]) for row in records.splits["train"]}
-    except ValueError:
+    labels = {row["label"] for row in records.splits["train"]}
+    form = number_form(labels)
+    values = {form.read(label) for label in labels}
+    if not all(map(math.isfinite, values)):
         return False
     return len(values) > _CLASSES or any(value != int(value) for value in values)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,7 +26,7 @@ from qkv.runs.evaluation_file import read_evaluation
 from qkv.runs.folder import WEIGHTS, locked
 from qkv.runs.identity import MADE_WITH, made_with, recipe_digest
 from qkv.runs.load import load
-from qkv.runs.metrics import TAKEN, is_planned
+from qkv.runs.metrics import FAILED, TAKEN, is_planned
 from qkv.runs.run import Run
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.recipe import Recipe
@@ -439,7 +440,12 @@ def _train(recipe: Recipe, folder: Path, resume: bool, on_event: OnEvent, began:
         if not trainer.finished or trainer.owes_evaluation:
             with StopRequest() as stop, RunRecorder(trainer.setup, trainer.now.step) as record:
                 go_on = trainer.evaluate if trainer.finished else trainer.train
-                go_on(stop, record)
+                try:
+                    go_on(stop, record)
+                except Exception as error:
+                    with suppress(UserError):  # a full disk, which the error itself tells
+                        record.row(step=trainer.now.step, **{FAILED: str(error) or type(error).__name__})
+                    raise
             if stop.signal:
                 raise Interrupted(stop.signal, trainer.message or f"stopped by {stop}; the run in {folder} is finished")
     return load(folder)

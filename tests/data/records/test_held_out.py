@@ -97,7 +97,7 @@ def test_copies_on_both_sides_of_a_split_by_group_are_reported(tmp_path: Path) -
         ("text,label,g\nx,a,1\ny,b,1\n", {"split": {"group": "g"}}, "all rows have the same g"),
         ("text,label,g\nx,a,1\ny,b,1\n", {"split": {"time": "g"}}, "all rows have the same time"),
         ("text,label,g\nx,a,1\ny,b,2\n", {"split": {"time": "g"}}, "no held-out row has a label of the training rows"),
-        ("text,label,g\nx,a,1\ny,a,2024-01-01\n", {"split": {"time": "g"}}, "the column 'g' has numbers and dates"),
+        ("text,label,g\nx,a,1\ny,a,2024-01-01\n", {"split": {"time": "g"}}, "time is '1', not a number or a date"),
     ],
 )
 def test_a_split_that_cannot_be_made(content: str, fields: dict[str, object], sentence: str, tmp_path: Path) -> None:

@@ -37,6 +37,9 @@ def plain(value: Any) -> Any:
         return plain(value.tolist())
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
+    if hasattr(value, "start_time") and hasattr(value, "ordinal"):  # a period of pandas
+        text = str(value)
+        return value.start_time.date().isoformat() if "/" in text else text
     if isinstance(value, (decimal.Decimal, uuid.UUID, os.PathLike)):
         return str(value)
     if isinstance(value, Mapping):

@@ -101,12 +101,25 @@ def _of_numbers(array: Any) -> dict[str, Any]:
 
 
 def _dates(frame: Any) -> dict[str, Any]:
-    """Column of the index of a data frame, if it holds dates."""
-    index = getattr(frame, "index", None)
-    if getattr(getattr(index, "dtype", None), "kind", "") != "M":
+    """Columns of the index of a data frame or a column, if it holds dates or periods, or has several levels."""
+    index: Any = getattr(frame, "index", None)
+    columns = list(map(str, getattr(frame, "columns", ())))
+    if not hasattr(index, "dtype") or not hasattr(index, "names"):
         return {}
-    name = str(getattr(index, "name", None) or "time")
-    return {} if name in map(str, getattr(frame, "columns", ())) else {name: index}
+    several = getattr(index, "nlevels", 1) > 1
+    if not several and not _holds_dates(index):
+        return {}
+    levels = [index.get_level_values(i) for i in range(index.nlevels)] if several else [index]
+    plain_names = [f"level_{i}" for i in range(len(levels))] if several else ["time"]
+    names = [str(name or other) for name, other in zip(index.names, plain_names, strict=True)]
+    return {name: level for name, level in zip(names, levels, strict=True) if name not in columns}
+
+
+def _holds_dates(index: Any) -> bool:
+    if index.dtype.kind == "M":
+        return True
+    first = index[0] if len(index) else None
+    return hasattr(first, "isoformat") or hasattr(first, "start_time")
 
 
 def is_frame(value: Any) -> bool:
@@ -127,6 +140,8 @@ def is_column(value: Any) -> bool:
 
 
 def _listed(column: Any) -> list[Any]:
+    if isinstance(column, np.ndarray) and column.dtype.kind == "M":
+        return [None if text == "NaT" else text for text in np.datetime_as_string(column).tolist()]
     for method in ("to_list", "tolist", "to_pylist"):
         if hasattr(column, method):
             return list(getattr(column, method)())

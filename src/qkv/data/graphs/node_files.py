@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qkv.data.cells.numbers import number_form
 from qkv.data.records.delimited import delimited
 from qkv.data.records.model import BadRow
 from qkv.data.records.table import Row, Table
@@ -131,10 +132,12 @@ def _features(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> tupl
     found, notes = list[np.ndarray](), list[str]()
     for column in columns:
         cells = [_cell(row, column) for row in rows]
-        numbers = [_number(cell) for cell in cells if cell]
+        form = number_form(cells)
+        numbers = [form.read(cell) for cell in cells if cell]
         if numbers and all(math.isfinite(number) for number in numbers):
             mean = sum(numbers) / len(numbers)
-            found.append(np.array([_number(cell) if cell else mean for cell in cells])[:, None])
+            found.append(np.array([form.read(cell) if cell else mean for cell in cells])[:, None])
+            notes += [form.note(column)] if form.example else []
             if len(numbers) < len(cells):
                 notes.append(f"{len(cells) - len(numbers):,} nodes have no {column!r}; their mean is used")
             continue
@@ -145,13 +148,6 @@ def _features(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> tupl
             continue
         found.append(np.array([[cell == value for value in known] for cell in cells], np.float64))
     return (np.concatenate(found, 1) if found else None), notes
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text) if "_" not in text else math.nan
-    except ValueError:
-        return math.nan
 
 
 def _ends(table: Table, columns: Mapping[str, str]) -> tuple[str, str]:

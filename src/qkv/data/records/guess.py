@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+from qkv.data.cells.numbers import like_number
 from qkv.data.records.model import Role
-from qkv.data.records.profile import MOST_LABELS, Profile, as_number, plain, profiles
+from qkv.data.records.profile import MOST_LABELS, Profile, plain, profiles
 from qkv.data.records.table import Row, Table
 from qkv.data.records.values import separator_of
 from qkv.spec.errors import UserError, nearest
@@ -205,7 +206,7 @@ class _Guess:
         return self.profiles[name].length
 
     def _expect_header(self) -> None:
-        number = next((name for name in self.free if as_number(name) is not None), None)
+        number = next((name for name in self.free if like_number(name)), None)
         if self.table.header and number is not None:
             raise self._no_header(f"it contains {number!r}")
         sentence = next((name for name in self.free if len(name) > _LONGEST_NAME), None)

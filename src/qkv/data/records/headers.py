@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from qkv.data.records.profile import as_number
+from qkv.data.cells.numbers import like_number
 from qkv.spec.errors import UserError
 
 SAMPLE = 100
@@ -161,7 +161,7 @@ def _is_header(cells: Sequence[str], rows: Sequence[Fields], strict: bool) -> bo
     numbers, or few values.
     """
     named = [cell for cell in cells if cell]
-    if len(set(named)) < len(named) or any(as_number(cell) is not None or len(cell) > _LONGEST for cell in named):
+    if len(set(named)) < len(named) or any(like_number(cell) or len(cell) > _LONGEST for cell in named):
         return False
     columns = [[row.fields[i].strip() for row in rows if i < len(row.fields)] for i in range(len(cells))]
     if any(cell in column for cell, column in zip(cells, columns, strict=True) if cell):
@@ -172,5 +172,5 @@ def _is_header(cells: Sequence[str], rows: Sequence[Fields], strict: bool) -> bo
 def _is_plain(column: Sequence[str]) -> bool:
     """True if the values of a column are numbers, or are repeated as those of a label are."""
     filled = [cell for cell in column if cell]
-    numbers = sum(as_number(cell) is not None for cell in filled)
+    numbers = sum(like_number(cell) for cell in filled)
     return bool(filled) and (numbers == len(filled) or len(set(filled)) <= len(filled) // 2)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from qkv.data.cells.stamps import read_stamps
 from qkv.data.records.duplicates import input_keys, repeated
 from qkv.data.records.model import Role
 from qkv.data.records.split import HoldOut, hold_out, hold_out_last
@@ -23,7 +22,6 @@ class RowPlace(NamedTuple):
 
     group: str
     time: float = 0.0
-    dated: bool = False
 
 
 def check_split(split: spec.HeldOut, tables: Mapping[str, Table], where: str) -> None:
@@ -42,30 +40,43 @@ def check_split(split: spec.HeldOut, tables: Mapping[str, Table], where: str) ->
         )
 
 
-def place_of(row: Row, split: spec.HeldOut, missing: Collection[str]) -> RowPlace:
-    """Group or time of a row. Raises ``Missing`` for an empty cell and ``Unusable`` for an invalid time."""
-    if split.column is None:
-        return RowPlace(row.group)
-    name, value = ("time", row.values.get(split.column)) if split.time else ("group", row.values.get(split.column))
-    text = "" if value is None or value != value else str(value).strip()
-    if not text or text in missing:
-        raise Missing(f"no {name}", name)
-    return _timed(text) if split.time else RowPlace(text)
+class RowPlaces:
+    """Function that gives the group or time of a row of a table; times are read in one form, decided by all rows.
 
+    ``notes``: sentences on that form.
+    """
 
-def _timed(text: str) -> RowPlace:
-    """Time of a row: a number, or a date or time in ISO 8601, in UTC unless it names another zone."""
-    try:
-        number = float(text)
-        if math.isfinite(number):
-            return RowPlace("", number)
-    except ValueError:
-        pass
-    try:
-        found = datetime.fromisoformat(text)
-        return RowPlace("", (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp(), True)
-    except (ValueError, OverflowError):
-        raise Unusable(f"time is {text[:40]!r}, not a number or a date such as 2024-12-31") from None
+    def __init__(self, table: Table, split: spec.HeldOut):
+        self._split, self._missing = split, table.missing
+        self._times: dict[int, float] = {}
+        self.notes: list[str] = []
+        rows = [row for row in table.rows if isinstance(row, Row)] if split.time else []
+        cells = {row.line: text for row in rows if (text := self._text(row))}
+        if cells:
+            stamps = read_stamps(list(cells.values()), utc=True)
+            self._times = dict(zip(cells, stamps.values.tolist(), strict=True))
+            note = stamps.note(list(cells.values()), "") if stamps.readable else ""
+            self.notes += [f"{split.time!r}: {note}"] if note else []
+
+    def __call__(self, row: Row) -> RowPlace:
+        """Group or time of a row. Raises ``Missing`` for an empty cell and ``Unusable`` for an invalid time."""
+        split = self._split
+        if split.column is None:
+            return RowPlace(row.group)
+        text, name = self._text(row), "time" if split.time else "group"
+        if not text:
+            raise Missing(f"no {name}", name)
+        if not split.time:
+            return RowPlace(text)
+        time = self._times[row.line]
+        if time != time:
+            raise Unusable(f"time is {text[:40]!r}, not a number or a date such as 2024-12-31, as the others are")
+        return RowPlace("", time)
+
+    def _text(self, row: Row) -> str:
+        value = row.values.get(self._split.column or "")
+        text = "" if value is None or value != value else str(value).strip()
+        return "" if text in self._missing else text
 
 
 def hold_out_rows(
@@ -106,8 +117,6 @@ def _split(
     """(split, description of a split by group or time, else "")."""
     column, fraction = data.split.column, data.validation_fraction
     if data.split.time:
-        if len({place.dated for place in places}) > 1:
-            raise UserError(f"the column {column!r} has numbers and dates; use one of them")
         return hold_out_last([place.time for place in places], fraction), f"the last by {column}"
     groups = [place.group for place in places]
     if data.split.group:

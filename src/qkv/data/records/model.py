@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from qkv.spec.data import Decimal
+
 Kind = Literal["text", "label", "labels", "number", "words", "tags", "answers", "image", "signal", "series"]
 
 
@@ -49,6 +51,7 @@ class Records:
     - ``bad``: skipped rows
     - ``digest``: hash of the content and of how it was read
     - ``notes``: sentences for the user
+    - ``decimal``: mark before decimals in the columns of numbers, if their cells show it
     """
 
     name: str
@@ -57,3 +60,4 @@ class Records:
     bad: tuple[BadRow, ...]
     digest: str
     notes: tuple[str, ...]
+    decimal: Decimal | None = None

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from qkv.data.cells.numbers import NumberForm, is_empty, read_numbers, too_many
 from qkv.data.reading import identity_of_data, read_once
 from qkv.data.records.duplicates import shared
 from qkv.data.records.formats import folder_of, split_tables, table_of
 from qkv.data.records.guess import ColumnChoice, choose
-from qkv.data.records.held_out import RowPlace, check_split, hold_out_rows, place_of
+from qkv.data.records.held_out import RowPlace, RowPlaces, check_split, hold_out_rows
 from qkv.data.records.model import BadRow, Records, Role
 from qkv.data.records.named import TABLES, named_tables
 from qkv.data.records.table import Row, Table
@@ -29,14 +30,15 @@ VERSION = 2
 
 
 class Read(NamedTuple):
-    """Contents of one table: examples, the place of each (what decides its split), unusable rows, and sentences for
-    the user.
+    """Contents of one table: examples, the place of each (what decides its split), unusable rows, sentences for the
+    user, and the convention of the numbers by role.
     """
 
     examples: list[dict[str, Any]]
     places: list[RowPlace]
     bad: list[BadRow]
     notes: list[str]
+    forms: dict[str, NumberForm]
 
 
 @read_once(lambda data, roles, where="data": (identity_of_data(data), tuple(roles)))
@@ -58,10 +60,11 @@ def open_records(data: spec.Data, roles: Sequence[Role], where: str = "data") ->
     splits: dict[str, list[dict[str, Any]]] = {}
     bad: list[BadRow] = []
     places: list[RowPlace] = []
+    forms: dict[str, NumberForm] = {}
     for split, table in tables.items():
         read = _read(table, roles, choice, data if split == "train" else data.changed(split=spec.HeldOut()), where)
         splits[split] = read.examples
-        places = read.places if split == "train" else places
+        places, forms = (read.places, read.forms) if split == "train" else (places, forms)
         bad += read.bad
         notes += read.notes
     if "validation" not in splits:
@@ -69,7 +72,8 @@ def open_records(data: spec.Data, roles: Sequence[Role], where: str = "data") ->
     notes += [*_shared(splits, roles), *_single(splits["train"], roles, tables["train"].name)]
     notes += variants([row for rows in splits.values() for row in rows], roles, tables["train"].name)
     splits = {name: splits[name] for name in ("train", "validation", "test") if name in splits}
-    return Records(data.source, splits, choice.columns, tuple(bad), _digest(data, roles, tables, choice), tuple(notes))
+    digest = _digest(data, roles, tables, choice, forms)
+    return Records(data.source, splits, choice.columns, tuple(bad), digest, tuple(notes), _decimal(forms))
 
 
 def open_rows(data: spec.Data, roles: Sequence[Role], source: str, split: str) -> Records:
@@ -117,12 +121,15 @@ def _read(table: Table, roles: Sequence[Role], choice: ColumnChoice, data: spec.
                 f"its columns are {', '.join(table.columns)}"
             )
     separator = data.label_separator or choice.separator
-    values = Values(roles, choice.columns, table.extra, table.missing, separator, folder_of(table))
-    read = Read([], [], [], [])
+    forms = number_forms(table, roles, choice.columns, data, where)
+    values = Values(roles, choice.columns, table.extra, table.missing, separator, folder_of(table), forms)
+    notes = [note for role, form in forms.items() if (note := form.note(choice.columns[role]))]
+    places = RowPlaces(table, data.split)
+    read = Read([], [], [], [*notes, *places.notes], forms)
     for row in table.rows:
         if isinstance(row, Row):
             try:
-                example, place = values(row), place_of(row, data.split, table.missing)
+                example, place = values(row), places(row)
                 read.examples.append(example)
                 read.places.append(place)
             except Unusable as error:
@@ -133,6 +140,31 @@ def _read(table: Table, roles: Sequence[Role], choice: ColumnChoice, data: spec.
     _judge(table, read, data, where, roles)
     read.notes.extend(f"{table.name}: {note}" for note in values.notes())
     return read
+
+
+def number_forms(
+    table: Table, roles: Sequence[Role], columns: Mapping[str, str], data: spec.Data, where: str
+) -> dict[str, NumberForm]:
+    """Convention of each column of numbers. Raises ``UserError`` for one that can be read in two ways, and one of which
+    more than a small share is no number.
+    """
+    found: dict[str, NumberForm] = {}
+    for role in (role for role in roles if role.kind == "number" and role.name in columns):
+        name = columns[role.name]
+        rows = [row for row in table.rows if isinstance(row, Row)]
+        cells = [row.values.get(name) for row in rows]
+        read = read_numbers(cells, data.decimal, table.missing)
+        if read.form.question:
+            raise UserError(f"{table.name}: {read.form.doubt(name, f'{where}.decimal')}")
+        if too_many(len(read.wrong), sum(not is_empty(cell) for cell in cells)):
+            first = read.wrong[0]
+            raise UserError(
+                f"{len(read.wrong):,} of {len(cells):,} cells of the column {name!r} of {table.name} are no numbers, "
+                f"such as {str(cells[first])[:40]!r} in {table.place(rows[first].line)}; correct them, leave them "
+                f"empty, or name another column with {where}.columns"
+            )
+        found[role.name] = read.form
+    return found
 
 
 def _judge(table: Table, read: Read, data: spec.Data, where: str, roles: Sequence[Role]) -> None:
@@ -197,7 +229,18 @@ def _single(rows: Sequence[dict[str, Any]], roles: Sequence[Role], name: str) ->
     ]
 
 
-def _digest(data: spec.Data, roles: Sequence[Role], tables: dict[str, Table], choice: ColumnChoice) -> str:
+def _decimal(forms: Mapping[str, NumberForm]) -> spec.Decimal | None:
+    """Mark before decimals of the numbers, if their cells show it."""
+    return next(("comma" if form.decimal == "," else "point" for form in forms.values() if form.shows), None)
+
+
+def _digest(
+    data: spec.Data,
+    roles: Sequence[Role],
+    tables: dict[str, Table],
+    choice: ColumnChoice,
+    forms: Mapping[str, NumberForm],
+) -> str:
     """Hash of the contents of all files and of all settings that affect how the examples are read from them."""
     content = {split: [table.digest, table.columns, table.header] for split, table in tables.items()}
     fraction = None if "validation" in tables else data.validation_fraction
@@ -210,5 +253,6 @@ def _digest(data: spec.Data, roles: Sequence[Role], tables: dict[str, Table], ch
         fraction,
         *([data.split.essential()] if data.split.column else []),
         *([data.label_separator or choice.separator] if choice.separator else []),
+        *([role, form[:3]] for role, form in forms.items() if form[:3] != NumberForm()[:3]),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.data.cells.numbers import like_number
 from qkv.data.records.clips import is_clip
 from qkv.data.records.lists import begins_list
 from qkv.data.records.model import Kind
@@ -89,8 +90,7 @@ class Profile:
             value = " ".join(map(str, value)) if isinstance(value, list) else ""
         text = str(value).strip()
         self.codes += _CODE.fullmatch(text[: 4 * LABEL_LENGTH]) is not None
-        number = as_number(text)
-        self.numbers += number is not None
+        self.numbers += like_number(text)
         self.counts_up = self.counts_up and self._follows(text)
         self.characters += len(text)
         if len(self.distinct) <= MOST_LABELS:
@@ -183,14 +183,6 @@ def _filled(value: Any, table: Table) -> Any:
 def plain(name: str) -> str:
     """Normalised column name: lower-case, without spaces and punctuation."""
     return "".join(sign for sign in name.casefold() if sign.isalnum())
-
-
-def as_number(text: str) -> float | None:
-    """Parse a string as a number; None if it is not one."""
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def _is_label(p: Profile) -> bool:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 
+from qkv.data.cells.numbers import NumberForm, is_empty, number_form
 from qkv.data.records.model import BadRow, Role
 from qkv.data.records.profile import IDS, Profile, plain, profiles
 from qkv.data.records.table import Row, Table
@@ -139,7 +141,18 @@ def _joined(table: Table, name: str, columns: Sequence[str], note: str = "") -> 
         kept = {column: value for column, value in values.items() if column not in gone}
         if any(isinstance(cell, (list, np.ndarray)) or (isinstance(cell, str) and "[" in cell) for cell in cells):
             return {**kept, name: dict(zip(columns, cells, strict=True))}
-        return {**kept, name: [None if _empty(cell, table.missing) else cell for cell in cells]}
+        return {**kept, name: [None if _empty(cell, table.missing) else numbers(cell) for cell in cells]}
+
+    def numbers(cell: Any) -> Any:
+        if not isinstance(cell, str):
+            return cell
+        found = form().read(cell)
+        return found if found == found else cell  # a text, of which the reader of the series tells
+
+    @cache
+    def form() -> NumberForm:
+        rows = [row.values for row in table.rows if isinstance(row, Row)]
+        return number_form(values.get(column) for values in rows for column in columns)
 
     gone = set(columns)
     others = tuple(column for column in table.columns if column not in gone)
@@ -149,7 +162,7 @@ def _joined(table: Table, name: str, columns: Sequence[str], note: str = "") -> 
 
 
 def _empty(cell: Any, missing: frozenset[str]) -> bool:
-    return cell is None or (isinstance(cell, str) and (not cell.strip() or cell.strip() in missing))
+    return is_empty(cell) or (isinstance(cell, str) and cell.strip() in missing)
 
 
 def array_table(text: TextSource, arrays: Mapping[str, np.ndarray]) -> Table:

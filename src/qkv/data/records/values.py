@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from qkv.data.cells.numbers import NumberForm, is_empty
 from qkv.data.records.lists import begins_list, printed_list
 from qkv.data.records.model import Role
 from qkv.data.records.pictures import URI
@@ -53,7 +54,7 @@ class Values:
 
     ``columns``: role -> column; ``extra``: columns kept under their own names; ``missing``: texts of a cell that mean
     that it is empty; ``separator``: text between two labels of one cell; ``folder``: that of the table, to which names
-    of image files are relative.
+    of image files are relative; ``forms``: convention of the numbers of a role.
     """
 
     def __init__(
@@ -64,10 +65,11 @@ class Values:
         missing: Collection[str] = (),
         separator: str = "",
         folder: Path | None = None,
+        forms: Mapping[str, NumberForm] | None = None,
     ):
         self._roles = [role for role in roles if role.name in columns]
         self._columns = columns
-        self._extra = extra
+        self._extra, self._forms = extra, forms or {}
         self._missing, self._separator, self._folder = missing, separator, folder
         texts = [role.name for role in roles if role.kind == "text"]
         self._context = "context" if "context" in texts else texts[0] if texts else ""
@@ -81,6 +83,8 @@ class Values:
                 found[role.name] = label_set(self._cell(row, role), role.name, self._separator)
             elif role.kind == "image":
                 found[role.name] = self._file(self._cell(row, role), role.name)
+            elif role.kind == "number":
+                found[role.name] = _number(self._cell(row, role), role.name, self._forms.get(role.name, NumberForm()))
             elif role.kind != "answers":
                 cell = self._cell(row, role)
                 found[role.name] = CONVERT[role.kind](cell, role.name)
@@ -185,12 +189,10 @@ LARGEST_NUMBER = 1e100
 """Largest absolute value of a target, so that sums of squares stay finite in float64."""
 
 
-def _number(value: Any, name: str) -> float:
-    text = _scalar(value, name).strip()
-    try:
-        number = float(text) if "_" not in text else math.nan  # Python accepts 1_000, other programs do not
-    except ValueError:
-        number = math.nan
+def _number(value: Any, name: str, form: NumberForm) -> float:
+    text, number = _scalar(value, name).strip(), form.read(value)
+    if is_empty(value):
+        raise Missing(f"no {name}", name)
     if not math.isfinite(number):
         raise Unusable(f"{name} is {_short(text)}, not a finite number")
     if abs(number) > LARGEST_NUMBER:
@@ -291,14 +293,13 @@ def _label_list(text: str, name: str) -> Any:
 CONVERT: dict[str, Callable[[Any, str], Any]] = {
     "text": _text,
     "label": _label,
-    "number": _number,
     "words": _words,
     "tags": _tags,
     "signal": _signal,
     "series": _signal,
 }
-"""Function that converts a column's value for each kind of role; answers and images are converted separately, since
-they need their context and the table's folder.
+"""Function that converts a column's value for each kind of role; answers, images and numbers are converted separately,
+since they need their context, the table's folder, and the column's convention.
 """
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from qkv.data.cells.numbers import is_empty, number_form
+from qkv.data.cells.stamps import read_stamps
 from qkv.data.records.table import Row, Table
-from qkv.data.series.stamps import read_stamps
 from qkv.spec.errors import UserError, nearest
 
 ROLES = ("time", "series", "value", "known")
-_TIMES = ("time", "date", "datetime", "timestamp", "ds", "day", "month", "week", "year", "quarter", "index")
+_TIMES = (
+    *("time", "date", "datetime", "timestamp", "ds", "day", "month", "week", "year", "quarter", "index", "hour"),
+    *("period", "yearmonth", "yyyymm", "yyyymmdd", "datum", "zeit", "tag", "monat", "jahr", "fecha", "jour", "mois"),
+)
+_NAMES = ("unique_id", "series", "series_id", "id", "item_id", "item", "name", "store", "shop", "sensor", "key")
 _SAMPLE = 200
 _MOSTLY = 0.9
 
@@ -76,15 +80,16 @@ def _time(sample: Mapping[str, Sequence[Any]], taken: set[str]) -> tuple[str, ..
         if name in taken or not cells:
             continue
         stamps = read_stamps(cells)
-        named, readable = name.strip().lower() in _TIMES, np.isfinite(stamps.values).mean()
-        if (named and readable > 0.5) or (stamps.dates and readable >= _MOSTLY):
+        named, texts = name.strip().lower() in _TIMES, not _is_numeric(cells)
+        if (named and stamps.readable > 0.5) or (stamps.dates and texts and stamps.readable >= _MOSTLY):
             return (name,)
     return ()
 
 
 def _is_numeric(cells: Sequence[Any]) -> bool:
-    found = [number_in(cell) for cell in cells if not is_empty(cell)]
-    return bool(found) and np.isfinite(found).mean() >= _MOSTLY
+    filled = [cell for cell in cells if not is_empty(cell)]
+    form = number_form(filled)
+    return bool(filled) and np.isfinite([form.read(cell) for cell in filled]).mean() >= _MOSTLY
 
 
 def _cells(table: Table, name: str, most: int) -> list[Any]:
@@ -93,20 +98,32 @@ def _cells(table: Table, name: str, most: int) -> list[Any]:
     return [None if cell in table.missing else cell for cell in cells if not is_empty(cell)][:most]
 
 
-def is_empty(cell: Any) -> bool:
-    """True for a missing value, an empty text or NaN."""
-    return cell is None or (isinstance(cell, str) and not cell.strip()) or (isinstance(cell, float) and cell != cell)
+def guess_names(
+    rows: Sequence[Row], columns: SeriesColumns, stamps: np.ndarray, given: Mapping[str, str]
+) -> str | None:
+    """Column of the names of series, of rows that share time stamps; None without one that tells them apart.
+
+    No two rows of one name have the same time. A column of numbers has as many different ones as rows share a stamp at
+    most, or a usual name.
+    """
+    taken = {columns.time, *columns.known, *(columns.channels if "value" in given else ())}
+    most = int(np.unique(stamps, return_counts=True)[1].max())
+    for name in rows[0].values:
+        cells = [str(row.values.get(name)).strip() for row in rows]
+        found = set(cells)
+        if (
+            name in taken
+            or not 1 < len(found) <= len(rows) // 2
+            or len(set(zip(cells, stamps, strict=True))) < len(rows)
+        ):
+            continue
+        numeric = _is_numeric([row.values.get(name) for row in rows[:_SAMPLE]])
+        if not numeric or len(found) == most or name.strip().lower() in _NAMES:
+            return name
+    return None
 
 
-def number_in(cell: Any) -> float:
-    """Finite number in a cell; NaN if it holds none. A text may have a decimal comma."""
-    if isinstance(cell, bool) or not isinstance(cell, (str, int, float)):
-        return math.nan
-    text = cell.strip() if isinstance(cell, str) else cell
-    if isinstance(text, str) and ("_" in text or (text.count(",") == 1 and "." not in text)):
-        text = text.replace(",", ".") if "_" not in text else "nan"
-    try:
-        number = float(text)
-    except (ValueError, OverflowError):
-        return math.nan
-    return number if math.isfinite(number) and abs(number) < 1e30 else math.nan
+def with_names(columns: SeriesColumns, name: str) -> SeriesColumns:
+    """Columns with the names of series in the column ``name``, which is no value."""
+    channels = tuple(channel for channel in columns.channels if channel != name)
+    return columns._replace(series=name, channels=channels)

@@ -8,25 +8,34 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qkv.data.cells.numbers import is_empty, read_numbers, too_many
+from qkv.data.cells.stamps import NUMBER, StampForm, Stamps, read_stamps
+from qkv.data.cells.steps import DAY, Step, guess_step
 from qkv.data.reading import identity_of_data, read_once
 from qkv.data.records.formats import table_of
 from qkv.data.records.named import TABLES, named_tables
 from qkv.data.records.table import Row, Table
-from qkv.data.series.columns import SeriesColumns, choose_columns, is_empty, number_in
-from qkv.data.series.stamps import Stamps, Step, guess_step, read_stamps
-from qkv.spec.data import Data
+from qkv.data.series.columns import SeriesColumns, choose_columns, guess_names, with_names
+from qkv.spec.data import Data, Decimal
 from qkv.spec.errors import UserError
+from qkv.spec.signals.series import Series
 
 _MOST_CELLS = 50
 """Largest number of steps per row, beyond which a table is refused: its step is wrong."""
-_SHOWN = 3
+_DATA = "data"
+"""Name of the data of a recipe, whose options can be given."""
+_LARGEST = 1e30
+"""Absolute value from which a number is refused."""
+_SAME = 1e-6
+"""Part of a step by which two stamps differ, at most, that are at the same place of it."""
 
 
 class OneSeries(NamedTuple):
     """One series on the common grid: ``first``, index of its first step; ``values`` (T, C) and ``known`` (T, K), NaN
     where missing; ``stamps`` (T) of the rows, of evenly spaced steps where there is none.
 
-    Known columns may go on behind the last value: K of ``future`` steps, by ``stamps`` too.
+    Known columns may go on behind the last value: K of ``future`` steps, by ``stamps`` too. ``offsets`` (T): seconds by
+    which local times are ahead of the stamps; ``zone``: of the last row, as written there.
     """
 
     name: str
@@ -34,41 +43,65 @@ class OneSeries(NamedTuple):
     values: np.ndarray
     known: np.ndarray
     stamps: np.ndarray
+    offsets: np.ndarray
+    zone: str = ""
 
     @property
     def length(self) -> int:
         """Number of steps up to the last value."""
         return len(self.values)
 
+    @property
+    def local(self) -> np.ndarray:
+        """Local times (T) of the stamps in seconds since 1970."""
+        return self.stamps + self.offsets
+
 
 class Panel(NamedTuple):
-    """Series of one table. ``dates``: stamps are seconds since 1970; ``days``: without the time of the day."""
+    """Series of one table. ``form``: how time stamps are written; ``days``: they are dates without the time of the day.
+
+    ``decimal``: mark before decimals in its columns; None if both are used, or no number has such a mark.
+    """
 
     name: str
     columns: SeriesColumns
     step: Step
-    dates: bool
+    form: StampForm
     days: bool
     series: tuple[OneSeries, ...]
     notes: tuple[str, ...]
+    decimal: Decimal | None = None
 
     def digest(self) -> str:
         """SHA-256 of all values and their places, in hexadecimal."""
-        total = hashlib.sha256(repr((self.columns[:4], self.step)).encode())
+        step = f"Step(unit={self.step.unit!r}, size={self.step.size!r})"
+        total = hashlib.sha256(f"({self.columns[:4]!r}, {step})".encode())
         for each in self.series:
             total.update(f"{each.name} {each.first} {each.values.shape}".encode())
             for array in (each.values, each.known, each.stamps):
                 total.update(np.ascontiguousarray(array).data)
         return total.hexdigest()
 
+    def text(self, each: OneSeries, index: int) -> Any:
+        """Time stamp of a step of a series, in the form of the table."""
+        return self.form.text(float(each.stamps[index]), self.days, each.zone, float(each.offsets[index]))
 
-@read_once(lambda data, step=None, where="data": (identity_of_data(data), step))
-def read_panel(data: Data, step: Step | None = None, where: str = "data") -> Panel:
+    def when(self, place: int) -> str:
+        """Time stamp of a place of the common grid, for messages; the number of the step without a series there."""
+        found = next((each for each in self.series if 0 <= place - each.first < len(each.stamps)), None)
+        return f"step {place}" if found is None else str(self.text(found, place - found.first))
+
+
+@read_once(lambda data, learned=None, where="data": (identity_of_data(data), learned))
+def read_panel(data: Data, learned: Series | None = None, where: str = "data") -> Panel:
     """Read the series in ``data.source``: a named data set or a table.
 
-    ``step``: time between two steps; default: the most frequent one. Rows are sorted by time. Steps without a row, and
-    cells without a number, are missing (NaN), which the notes tell. Raises ``UserError`` for two rows of one time
-    stamp, for unreadable time stamps, and for a table without numbers.
+    ``learned``: processor of a trained model, whose step and form of time stamps are used; default: the most frequent
+    step, and the form that the cells decide. Rows are sorted by time. Steps without a row, and empty cells, are missing
+    (NaN), which the notes tell, as they tell which rows share a step with another: the one nearest to it is kept.
+
+    Raises ``UserError`` for two rows of one time stamp, for unreadable time stamps, for a table without numbers, and
+    for a column of which more than a small share is no number.
     """
     if data.source in TABLES:
         table = named_tables(data.source)["train"]
@@ -82,70 +115,124 @@ def read_panel(data: Data, step: Step | None = None, where: str = "data") -> Pan
     if len(rows) < len(table.rows):
         bad = [row for row in table.rows if not isinstance(row, Row)]
         notes.append(f"{len(bad):,} rows of {table.name} were skipped: {table.place(bad[0].line)}: {bad[0].reason}")
-    return _Reader(table, columns, rows, where).panel(step, notes, data.bad_rows == "refuse")
+    return _Reader(table, columns, rows, data, where).panel(learned, notes)
 
 
 class _Reader:
-    def __init__(self, table: Table, columns: SeriesColumns, rows: Sequence[Row], where: str):
-        self.table, self.columns, self.rows, self.where = table, columns, rows, where
-        found: dict[str, list[int]] = {}
-        for i, row in enumerate(rows):
-            found.setdefault(self._name(row), []).append(i)
-        self.groups = {name: np.array(index) for name, index in found.items()}
+    def __init__(self, table: Table, columns: SeriesColumns, rows: Sequence[Row], data: Data, where: str):
+        self.table, self.columns, self.rows, self.data, self.where = table, columns, rows, data, where
+        self.empty: dict[str, int] = {}
 
-    def _name(self, row: Row) -> str:
-        return "" if self.columns.series is None else str(row.values.get(self.columns.series) or "").strip()
-
-    def panel(self, step: Step | None, notes: list[str], refuse: bool) -> Panel:
-        stamps = self._stamps()
-        orders = {name: index[np.argsort(stamps.values[index], kind="stable")] for name, index in self.groups.items()}
-        moved = sum(int((orders[name] != index).sum()) for name, index in self.groups.items())
-        if moved:
+    def panel(self, learned: Series | None, notes: list[str]) -> Panel:
+        stamps = self._stamps(learned, notes)
+        groups = self._groups(stamps, notes)
+        orders = {name: index[np.argsort(stamps.values[index], kind="stable")] for name, index in groups.items()}
+        if any((orders[name] != index).any() for name, index in groups.items()):
             notes.append(f"the rows of {self.table.name} were not in order of time and have been sorted")
         self._refuse_twice(stamps, orders)
-        if self.columns.time is None:
-            step = Step("rows", 1.0)
-        step = step or guess_step([stamps.values[order] for order in orders.values()], stamps.dates)
-        if step is None:
-            raise UserError(f"{self.table.name} has one row for each series, which is none; give more rows")
-        values, known = (self._numbers(names) for names in (self.columns.channels, self.columns.known))
-        made = [self._series(name, order, stamps, step, values, known) for name, order in orders.items()]
-        notes += self._gaps(made, values, step, refuse)
-        days = stamps.dates and bool((stamps.values % 86400 == 0).all())
-        return Panel(self.table.name, self.columns, step, stamps.dates, days, tuple(made), tuple(notes))
+        step = self._step(learned, [stamps.values[order] for order in orders.values()], stamps.dates)
+        read = _Columns(self.table, self.rows, self.data, self.where, notes)
+        values, known = (read.numbers(names) for names in (self.columns.channels, self.columns.known))
+        placed = {name: self._placed(order, stamps, step) for name, order in orders.items()}
+        made = [self._series(name, orders[name], stamps, step, placed[name], values, known) for name in orders]
+        notes += self._told(made, stamps, step)
+        notes += self._sharing(orders, placed, stamps)
+        notes += self._gaps(made, values, read.wrong)
+        days = stamps.dates and bool((stamps.values % DAY == 0).all())
+        form = self._plain(stamps.form) if days else stamps.form
+        return Panel(self.table.name, self.columns, step, form, days, tuple(made), tuple(notes), read.decimal)
 
-    def _gaps(self, made: Sequence[OneSeries], values: np.ndarray, step: Step, refuse: bool) -> list[str]:
-        """Sentences on the step, and on missing rows and values. Raises ``UserError`` for these if ``refuse``."""
-        notes = [f"a step is {step.words}"] if self.columns.time is not None else []
-        steps, rows = sum(len(each.stamps) for each in made), len(self.rows)
-        if steps > rows:
-            notes.append(f"{steps - rows:,} of {steps:,} time stamps are missing between the first and the last")
-        gaps = int(np.isnan(values).sum())
+    def _plain(self, form: StampForm) -> StampForm:
+        """StampForm of days: without the time of the day if the table is one in memory, whose dates are no texts."""
+        style = form.style
+        if not self.table.given or form.zone or style is None or not form.name.startswith("%Y-%m-%d"):
+            return form
+        return form._replace(style=style._replace(gap="", clock=""))
+
+    def _groups(self, stamps: Stamps, notes: list[str]) -> dict[str, np.ndarray]:
+        """Indices of the rows of each series; the column of their names is guessed where rows share time stamps."""
+        several = self.columns.series is None and self.columns.time is not None
+        if several and len(np.unique(stamps.values)) < len(stamps.values):
+            name = guess_names(self.rows, self.columns, stamps.values, self.data.columns)
+            if name is not None and with_names(self.columns, name).channels:
+                self.columns = with_names(self.columns, name)
+                notes.append(f"{name!r} as the names of the series (guessed, since rows share time stamps)")
+        found: dict[str, list[int]] = {}
+        for i, row in enumerate(self.rows):
+            found.setdefault(self._name(row), []).append(i)
+        if self.columns.time is None:
+            for index in found.values():
+                stamps.values[index] = np.arange(len(index))
+        return {name: np.array(index) for name, index in found.items()}
+
+    def _name(self, row: Row) -> str:
+        if self.columns.series is None:
+            return ""
+        found = row.values.get(self.columns.series)
+        return "" if found is None else str(found).strip()
+
+    def _step(self, learned: Series | None, stamps: Sequence[np.ndarray], dates: bool) -> Step:
+        if self.columns.time is None:
+            return Step("rows", 1.0)
+        if learned is not None and (learned.unit == "number") == dates:
+            was, found = ("numbers", "dates") if dates else ("dates", "numbers")
+            raise UserError(
+                f"the time stamps of {self.table.name} are {found}, and the model has learned from {was}; write them "
+                "as in training"
+            )
+        if learned is not None:
+            found = Step(learned.unit or "rows", learned.step or 1.0, weekdays=learned.weekdays)
+        else:
+            found = guess_step(stamps, dates)
+        if found is None:
+            raise UserError(f"{self.table.name} has one row for each series, which is none; give more rows")
+        return found.anchored(np.concatenate(list(stamps)))
+
+    def _told(self, made: Sequence[OneSeries], stamps: Stamps, step: Step) -> list[str]:
+        """Sentences on the form of the time stamps, the step, and steps without a row."""
+        if self.columns.time is None:
+            return []
+        cells = [row.values.get(self.columns.time) for row in self.rows]
+        note = stamps.note(cells, f"{self.where}.processor.dates" if self.where == _DATA else "")
+        steps = sum(len(each.stamps) for each in made)
+        there = steps - sum(self._empty_steps(each) for each in made)
+        gaps = f"{steps - there:,} of {steps:,} time stamps are missing between the first and the last"
+        return [*([note] if note else []), f"a step is {step.words}", *([gaps] if steps > there else [])]
+
+    def _gaps(self, made: Sequence[OneSeries], values: np.ndarray, wrong: int) -> list[str]:
+        """Sentences on missing values. Raises ``UserError`` for these if bad rows are to be refused."""
+        notes = list[str]()
+        gaps = int(np.isnan(values).sum()) - wrong
         if gaps > 0:
             text = f"{gaps:,} of {values.size:,} values of {self.table.name} are missing"
-            if refuse:
+            if self.data.bad_rows == "refuse":
                 raise UserError(f"{text}; fill them in, or accept gaps with {self.where}.bad_rows=skip")
             notes.append(text)
-        if gaps > 0 or steps > rows:
+        if gaps > 0 or wrong or any(self._empty_steps(each) for each in made):
             notes.append("where the model reads a missing value, it is the one before; none is a target")
         return notes
 
-    def _stamps(self) -> Stamps:
+    def _empty_steps(self, each: OneSeries) -> int:
+        return self.empty[each.name]
+
+    def _stamps(self, learned: Series | None, notes: list[str]) -> Stamps:
         name = self.columns.time
         if name is None:
-            counts = np.zeros(len(self.rows))
-            for index in self.groups.values():
-                counts[index] = np.arange(len(index))
-            return Stamps(counts, False)
+            return Stamps(np.zeros(len(self.rows)), StampForm(NUMBER))
         cells = [row.values.get(name) for row in self.rows]
-        stamps = read_stamps(cells)
+        asked = getattr(self.data.processor, "dates", None) if learned is None else None
+        stamps = read_stamps(cells, asked or (learned and learned.dates))
         wrong = np.flatnonzero(~np.isfinite(stamps.values))
+        if asked and stamps.form.name != asked:
+            raise UserError(
+                f"{self.where}.processor.dates: {asked!r} does not read {cells[0]!r}, such as {name!r} holds"
+            )
         if len(wrong):
             first = self.rows[wrong[0]]
             raise UserError(
                 f"{len(wrong):,} of {len(cells):,} time stamps in the column {name!r} of {self.table.name} cannot be "
                 f"read, such as {cells[wrong[0]]!r} in {self.table.place(first.line)}; write dates as 2024-01-31, or "
-                "2024-01-31 12:00:00"
+                "2024-01-31 12:00:00, all with a time zone or none"
             )
         return stamps
 
@@ -161,51 +248,128 @@ class _Reader:
                     f"({self.where}.columns.series)"
                 )
 
-    def _numbers(self, names: Sequence[str]) -> np.ndarray:
-        """Numbers (rows, columns) of some columns; NaN where a cell is empty. Raises ``UserError`` for other cells if
-        they are many.
+    def _placed(self, order: np.ndarray, stamps: Stamps, step: Step) -> tuple[int, np.ndarray, np.ndarray]:
+        """(index of the first step on the common grid, steps of some rows from there, their distances from the steps).
+
+        Steps lie where most rows are, so that a row that is early or late does not move the others.
         """
-        found = np.full((len(self.rows), len(names)), np.nan)
-        for j, name in enumerate(names):
-            cells = [row.values.get(name) for row in self.rows]
-            empty = [is_empty(cell) or cell in self.table.missing for cell in map(_hashable, cells)]
-            found[:, j] = [np.nan if none else number_in(cell) for cell, none in zip(cells, empty, strict=True)]
-            wrong = np.flatnonzero(np.isnan(found[:, j]) & ~np.array(empty))
-            if 2 * len(wrong) > len(cells):
-                row = self.rows[wrong[0]]
-                raise UserError(
-                    f"{len(wrong):,} of {len(cells):,} cells of the column {name!r} of {self.table.name} are no "
-                    f"numbers, such as {cells[wrong[0]]!r} in {self.table.place(row.line)}; name another column"
-                )
-            if np.isnan(found[:, j]).all():
-                raise UserError(f"the column {name!r} of {self.table.name} holds no number; name another column")
-        return found
+        exact = step.places(stamps.values[order])
+        shares, counts = np.unique(np.round((exact - exact[0]) % 1 / _SAME).astype(np.int64), return_counts=True)
+        phase = float(exact[0] + shares[counts.argmax()] * _SAME) % 1
+        phase -= phase > 0.5
+        places = np.round(exact - phase).astype(np.int64)
+        return int(places[0]), places - places[0], np.abs(exact - phase - places)
+
+    def _sharing(
+        self, orders: Mapping[str, np.ndarray], placed: Mapping[str, tuple[int, np.ndarray, np.ndarray]], stamps: Stamps
+    ) -> list[str]:
+        """Sentence on rows that are in a step with another row."""
+        shared, first = 0, None
+        for name, order in orders.items():
+            again = np.flatnonzero(np.diff(placed[name][1]) == 0) + 1
+            shared += len(again)
+            first = order[again[0]] if first is None and len(again) else first
+        if first is None:
+            return []
+        row = self.rows[int(first)]
+        return [
+            f"{shared:,} of {len(self.rows):,} rows share their step with another row, such as "
+            f"{row.values.get(self.columns.time or '')!r} in {self.table.place(row.line)}; of each step, the row "
+            "nearest to it is kept"
+        ]
 
     def _series(
-        self, name: str, order: np.ndarray, stamps: Stamps, step: Step, values: np.ndarray, known: np.ndarray
+        self,
+        name: str,
+        order: np.ndarray,
+        stamps: Stamps,
+        step: Step,
+        placed: tuple[int, np.ndarray, np.ndarray],
+        values: np.ndarray,
+        known: np.ndarray,
     ) -> OneSeries:
-        """Series ``name`` on the grid; each row is at the step nearest to its time stamp. Of rows behind the last value
-        only the covariates are known.
+        """Series ``name`` on the grid, each row at its step. Of rows behind the last value only the covariates are
+        known.
         """
-        times = stamps.values[order]
-        exact = step.places(times)
-        places = np.round(exact - exact[0]).astype(np.int64)
-        count = int(places[-1]) + 1
+        first, places, away = placed
+        times, count = stamps.values[order], int(places[-1]) + 1
         if count > _MOST_CELLS * len(order) + 100:
             raise UserError(
                 f"the rows of {self.table.name} are {step.words} apart at best and {count:,} steps at most, for "
                 f"{len(order):,} rows; give rows that are spaced more evenly"
             )
         cells = [np.full((count, array.shape[1]), np.nan) for array in (values, known)]
-        grid = np.asarray([times[0], *step.following(float(times[0]), count - 1)])
+        later = np.lexsort((-away, places))  # of several rows of a step, the nearest is the last
         for cell, array in zip(cells, (values, known), strict=True):
-            later = np.argsort(places, kind="stable")
             cell[places[later]] = array[order[later]]
-        grid[places] = times
+        grid = np.asarray([times[0], *step.following(float(times[0]), count - 1)])
+        grid[places[later]] = times[later]
+        offsets = np.zeros(count)
+        if stamps.offsets is not None:
+            before = np.searchsorted(places, np.arange(count), side="right") - 1
+            offsets = stamps.offsets[order][before]
         seen = np.flatnonzero(~np.isnan(cells[0]).all(1))
         end = int(seen[-1]) + 1 if len(seen) else 0
-        first = round(float(exact[0]))
-        return OneSeries(name, first, cells[0][:end], cells[1], grid)
+        zone = stamps.zones[order[-1]] if stamps.zones else ""
+        self.empty[name] = count - len(np.unique(places))
+        return OneSeries(name, first, cells[0][:end], cells[1], grid, offsets, zone)
+
+
+class _Columns:
+    """Reader of columns of numbers. ``wrong``: number of cells that hold something else, so far, which ``notes`` tell;
+    ``marks``: before the decimals of columns that show them.
+    """
+
+    def __init__(self, table: Table, rows: Sequence[Row], data: Data, where: str, notes: list[str]):
+        self.table, self.rows, self.data, self.where, self.notes = table, rows, data, where, notes
+        self.wrong, self.marks = 0, set[str]()
+
+    @property
+    def decimal(self) -> Decimal | None:
+        """Mark before decimals, if it is the same in all columns."""
+        if len(self.marks) != 1:
+            return None
+        return "comma" if "," in self.marks else "point"
+
+    def numbers(self, names: Sequence[str]) -> np.ndarray:
+        """Numbers (rows, columns) of some columns; NaN where a cell is empty, or holds something else, which is rare.
+
+        Raises ``UserError`` for a column without numbers, with many other cells, or that can be read in two ways.
+        """
+        columns = [self._column(name) for name in names]
+        return np.stack(columns, 1) if columns else np.zeros((len(self.rows), 0))
+
+    def _column(self, name: str) -> np.ndarray:
+        cells = [row.values.get(name) for row in self.rows]
+        found = read_numbers(cells, self.data.decimal, self.table.missing)
+        values, form = np.array(found.values), found.form
+        if form.question:
+            raise UserError(
+                f"{self.table.name}: {form.doubt(name, f'{self.where}.decimal' if self.where == _DATA else '')}"
+            )
+        large = np.flatnonzero(np.abs(np.nan_to_num(values)) >= _LARGEST).tolist()
+        values[large] = np.nan
+        wrong = sorted({*found.wrong, *large})
+        if wrong:
+            self._tell(name, cells, wrong, sum(not is_empty(cell) for cell in cells))
+        if np.isnan(values).all():
+            raise UserError(f"the column {name!r} of {self.table.name} holds no number; name another column")
+        if form.example:
+            self.notes.append(form.note(name))
+        if form.shows:
+            self.marks.add(form.decimal)
+        return values
+
+    def _tell(self, name: str, cells: Sequence[Any], wrong: Sequence[int], filled: int) -> None:
+        row = self.rows[wrong[0]]
+        text = (
+            f"{len(wrong):,} of {len(cells):,} cells of the column {name!r} of {self.table.name} are no numbers, such "
+            f"as {cells[wrong[0]]!r} in {self.table.place(row.line)}"
+        )
+        if too_many(len(wrong), filled) or self.data.bad_rows == "refuse":
+            raise UserError(f"{text}; correct them, leave them empty, or name another column")
+        self.wrong += len(wrong)
+        self.notes.append(f"{text}; they are left out")
 
 
 def ahead(each: OneSeries, step: Step, horizon: int) -> OneSeries:
@@ -213,9 +377,6 @@ def ahead(each: OneSeries, step: Step, horizon: int) -> OneSeries:
     end = each.length + horizon
     missing = max(0, end - len(each.stamps))
     stamps = np.concatenate((each.stamps, step.following(float(each.stamps[-1]), missing)))[:end]
+    offsets = np.concatenate((each.offsets, np.repeat(each.offsets[-1:], missing)))[:end]
     known = np.concatenate((each.known, np.full((missing, each.known.shape[1]), np.nan)))[:end]
-    return each._replace(stamps=stamps, known=known)
-
-
-def _hashable(cell: Any) -> Any:
-    return cell if isinstance(cell, (str, int, float, type(None))) else str(cell)
+    return each._replace(stamps=stamps, offsets=offsets, known=known)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qkv.data.series.stamps import Step, usual_period
+from qkv.data.cells.steps import Step, usual_period
 
 _LEAST = 0.2
 """Smallest autocorrelation that counts as a season."""

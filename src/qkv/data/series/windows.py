@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from qkv.data.cells.steps import calendar
 from qkv.data.corpus import TEST, TRAIN, VALIDATION
 from qkv.data.series.read import OneSeries, Panel
-from qkv.data.series.stamps import calendar
 from qkv.spec.errors import UserError
 from qkv.spec.signals.series import Series
 
@@ -86,8 +86,9 @@ def fitted(panel: Panel, spec: Series, end: int, period: int | None) -> Series:
         deviations.append(deviation if deviation > 1e-12 * max(1.0, abs(means[-1])) else 1.0)
     columns = panel.columns
     fields = {"time": columns.time, "series": columns.series, "channels": columns.channels, "known": columns.known}
-    fields |= {"unit": panel.step.unit, "step": panel.step.size, "period": period}
-    if spec.calendar and not panel.dates:
+    fields |= {"unit": panel.step.unit, "step": panel.step.size, "period": period, "weekdays": panel.step.weekdays}
+    fields |= {"dates": None if columns.time is None else panel.form.name}
+    if spec.calendar and not panel.form.dates:
         raise UserError("data.processor.calendar: the series have no dates; leave it out")
     return spec.changed(**fields, mean=means, deviation=deviations)
 
@@ -108,8 +109,12 @@ def _scaled(panel: Panel, each: OneSeries, processor: Series) -> ScaledSeries:
     values = (each.values - mean[:count]) / deviation[:count]
     known = (each.known - mean[count:]) / deviation[count:]
     if processor.calendar:
-        known = np.concatenate((known, calendar(each.stamps)), 1)
-    places = panel.step.places(each.stamps) if panel.step.unit != "months" else np.arange(len(each.stamps), dtype=float)
+        known = np.concatenate((known, calendar(each.local)), 1)
+    places = (
+        panel.step.places(each.stamps)
+        if panel.step.unit not in ("months", "weekdays")
+        else np.arange(len(each.stamps), dtype=float)
+    )
     seen = ~np.isnan(values)
     parts = (filled(values).astype(np.float32), seen, filled(known).astype(np.float32))
     return ScaledSeries(each.name, each.first, *parts, places)
@@ -143,6 +148,12 @@ class Cutter:
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
+
+    @property
+    def targets(self) -> int:
+        """Number of values of the part that are a target of a window."""
+        places = zip(self.series, self._starts + self.context, self.counts + self.horizon - 1, self.counts, strict=True)
+        return sum(int(each.seen[start : start + count].sum()) for each, start, count, windows in places if windows)
 
     def place(self, number: int) -> tuple[int, int]:
         """(series, first step) of a window."""

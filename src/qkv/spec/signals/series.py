@@ -13,7 +13,7 @@ from qkv.spec.processors import Processor
 
 LONGEST = 1_000_000
 """Upper bound of steps and channels, far beyond any published model."""
-Unit = Literal["rows", "number", "seconds", "months"]
+Unit = Literal["rows", "number", "seconds", "months", "weekdays"]
 
 
 class Series(Processor, kind="series"):
@@ -33,6 +33,16 @@ class Series(Processor, kind="series"):
     known: Seq[str] = Field(default=(), description="columns known in advance; filled in from the data")
     unit: Unit | None = Field(default=None, description="unit of the step; filled in from the data")
     step: float | None = Field(default=None, gt=0, description="time between two rows; filled in from the data")
+    weekdays: str | None = Field(
+        default=None,
+        pattern="[01]{7}",
+        description="days of work from Monday on, such as 1111100, for steps of these; filled in from the data",
+    )
+    dates: str | None = Field(
+        default=None,
+        min_length=1,
+        description="form of the time stamps, such as %d/%m/%Y, or number, unix, excel; filled in from the data",
+    )
     period: int | None = Field(default=None, gt=0, description="steps of a season; filled in from the data")
     mean: Seq[float] = Field(default=(), description="of each channel, then of each known column")
     deviation: Seq[float] = ()

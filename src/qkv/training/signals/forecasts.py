@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from qkv.data.series.read import Panel, read_panel
 from qkv.data.series.seasons import guess_period
@@ -28,6 +31,8 @@ _LONGEST, _SHORTEST = 512, 4
 _PERIODS, _HORIZONS = 4, 3
 """Periods and horizons of the context, at least."""
 _EPOCHS, _MOST = 30, 4000
+_PARTS, _FEW = (0.7, 0.1, 0.2), 0.5
+"""Fractions of the steps of the parts, and of the steps of a part that have a value, at least."""
 _ROWS = 256
 """Rows of a batch, about: windows times channels."""
 
@@ -66,7 +71,7 @@ def choose_forecast(asked: RecipeRequest) -> Recipe:
     size = f"{len(panel.series):,} series of up to {lengths.series:,} steps"
     width = f"patches of {lengths.context} steps, {counted(model.num_layers or 1, 'layer')} of width {model.width}"
     return Recipe(
-        description=f"{size}, {width}, beside DLinear: chosen for this data and this machine.",
+        description=f"{size}, {width}, beside DLinear{_moved(lengths.parts)}: chosen for this data and this machine.",
         data=given.changed(processor=given.processor or Series(), batching=RandomCrops()),
         model=model,
         task=Forecasting(context=lengths.context, horizon=lengths.horizon, parts=lengths.parts),
@@ -91,9 +96,32 @@ def _lengths(panel: Panel, period: int | None, horizon: Any, context: Any) -> _L
             f"{panel.name}: the longest series has {longest:,} steps, too few to learn to forecast {ahead} "
             f"({3 * ahead + 2 * _SHORTEST} are the least); give more data, or a smaller task.horizon"
         )
-    parts = (rest, validation, test) if validation == ahead or test == ahead else (0.7, 0.1, 0.2)
+    parts = (rest, validation, test) if validation == ahead or test == ahead else _shares(panel, low, total, ahead)
     windows = sum(max(0, round(0.7 * each.length) - found - ahead) for each in panel.series)
     return _Lengths(longest, found, ahead, parts, max(1, windows))
+
+
+def _shares(panel: Panel, low: int, total: int, ahead: int) -> tuple[float, ...]:
+    """Parts as fractions of the steps; if most steps of one have no value, as steps with as many values.
+
+    ``low``, ``total``: first step of all series, and their number; each part has at least ``ahead`` of them.
+    """
+    seen = np.zeros(total, bool)
+    for each in panel.series:
+        seen[each.first - low :][: each.length] |= ~np.isnan(each.values).all(1)
+    ends = [round(share * total) for share in np.cumsum(_PARTS)]
+    if all(seen[a:b].mean() > _FEW for a, b in itertools.pairwise([0, *ends])):
+        return _PARTS
+    places = np.flatnonzero(seen)
+    ends = [int(places[min(len(places) - 1, round(share * len(places)))]) for share in np.cumsum(_PARTS[:2])]
+    found = (ends[0], max(ahead, ends[1] - ends[0]))
+    return (*found, total - sum(found)) if total - sum(found) >= ahead else _PARTS
+
+
+def _moved(parts: tuple[float, ...]) -> str:
+    """Clause on parts that are no fractions."""
+    steps = ", ".join(f"{part:,}" for part in parts[:2])
+    return f", parts of {steps} and {parts[2]:,} steps" if max(parts) > 1 else ""
 
 
 def _model(lengths: _Lengths, channels: int) -> Model:

@@ -1,0 +1,225 @@
+"""Steps of series: the time between two rows, on the calendar or on a clock, and the places of time stamps on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+import numpy as np
+
+from qkv.data.cells.dates import EPOCH
+from qkv.spec.signals.series import Unit
+
+DAY = 86400.0
+_NAMES = ((7 * DAY, "week"), (DAY, "day"), (3600.0, "hour"), (60.0, "minute"), (1.0, "second"))
+_LAST_DAY = 31
+_SHORT_MONTH = 28
+_WEEKS = 2
+"""Whole weeks from which the same days are missing, before these are taken as days off."""
+_BETWEEN = 0.02
+"""Share of a step, beyond which a stamp is between two steps."""
+_KEPT = 0.6
+"""Share of the weeks in which a working day has a row, at least."""
+
+
+class Step(NamedTuple):
+    """Time between two steps: ``size`` in its ``unit``; rows have no time stamps.
+
+    ``day``: of the month, to which steps of months return after a shorter one, 31 for the last; None: that of the last
+    stamp. ``weekdays``: seven digits from Monday on, 1 for a day of work; steps of the unit "weekdays" skip the others.
+    """
+
+    unit: Unit
+    size: float
+    day: int | None = None
+    weekdays: str | None = None
+
+    @property
+    def words(self) -> str:
+        """Description, such as "1 hour" or "3 months"."""
+        if self.unit == "weekdays":
+            return "1 business day" if self.weekdays == "1111100" else f"1 day of {self._names}"
+        if self.unit == "seconds":
+            size, name = next(
+                ((self.size / each, name) for each, name in _NAMES if self.size % each == 0), (self.size, "second")
+            )
+        else:
+            size, name = self.size, {"months": "month", "rows": "row"}.get(self.unit, "")
+        return f"{size:g} {name}{'s' * (size != 1 and bool(name))}".strip()
+
+    @property
+    def _names(self) -> str:
+        names = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+        return ", ".join(name for name, works in zip(names, self.weekdays or "", strict=False) if works == "1")
+
+    def places(self, stamps: np.ndarray) -> np.ndarray:
+        """Number of steps (float) from the beginning of time to each stamp."""
+        if self.unit == "months":
+            return _months(stamps) / self.size
+        if self.unit == "weekdays":
+            return np.busday_count(np.datetime64(0, "D"), _days(stamps), self.weekdays or "1111100").astype(float)
+        return stamps / self.size
+
+    def following(self, last: float, count: int) -> list[float]:
+        """Stamps of the ``count`` steps after the stamp ``last``."""
+        if self.unit == "weekdays":
+            clock, mask = last % DAY, self.weekdays or "1111100"
+            found = np.busday_offset(_days(np.array([last])), np.arange(1, count + 1), "preceding", mask)
+            return (found.astype(np.int64) * DAY + clock).tolist()
+        if self.unit != "months":
+            return [last + self.size * i for i in range(1, count + 1)]
+        date = EPOCH + timedelta(seconds=last)
+        return [_seconds(_months_later(date, round(self.size) * i, self.day)) for i in range(1, count + 1)]
+
+    def anchored(self, stamps: np.ndarray) -> Step:
+        """Step of months that returns to the day of the month of these stamps; others unchanged."""
+        if self.unit != "months" or not len(stamps):
+            return self
+        return self._replace(day=month_day(stamps))
+
+
+def _seconds(moment: datetime) -> float:
+    return (moment - EPOCH).total_seconds()
+
+
+def _days(stamps: np.ndarray) -> np.ndarray:
+    return np.floor(stamps / DAY).astype(np.int64).astype("datetime64[D]")
+
+
+def _months(stamps: np.ndarray) -> np.ndarray:
+    """Months from January of the year 0 to each stamp."""
+    return _days(stamps).astype("datetime64[M]").astype(np.int64) + 12.0 * EPOCH.year
+
+
+def _days_of_months(stamps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(day of the month of each stamp, length of its month)."""
+    days = _days(stamps)
+    months = days.astype("datetime64[M]")
+    first = months.astype("datetime64[D]")
+    return (days - first).astype(int) + 1, ((months + 1).astype("datetime64[D]") - first).astype(int)
+
+
+def month_day(stamps: np.ndarray) -> int | None:
+    """Day of the month on which all stamps lie, 31 for the last one; in months that are too short, their last day
+    counts. None if there is none.
+    """
+    days, lengths = _days_of_months(stamps)
+    if (days == lengths).all() and (days.max() > _SHORT_MONTH or len(days) > 1):
+        return _LAST_DAY
+    return int(days.max()) if (days == np.minimum(days.max(), lengths)).all() else None
+
+
+def _months_later(date: datetime, months: int, day: int | None) -> datetime:
+    """Same day some months later, or ``day``; the last day of a month if it is shorter.
+
+    Without ``day``, the last day of a month stays the last.
+    """
+    year, month = divmod(12 * date.year + date.month - 1 + months, 12)
+    length = _month_length(year, month + 1)
+    if day is None:
+        day = _LAST_DAY if date.day == _month_length(date.year, date.month) else date.day
+    return date.replace(year=year, month=month + 1, day=min(day, length))
+
+
+def _month_length(year: int, month: int) -> int:
+    following = datetime(year + month // 12, month % 12 + 1, 1)
+    return (following - datetime(year, month, 1)).days
+
+
+def guess_step(stamps: Sequence[np.ndarray], dates: bool) -> Step | None:
+    """Most frequent distance between neighbouring stamps of sorted series; None if there is none.
+
+    Dates on the same day of the months are steps of months, as are distances of 28 to 31 days, or multiples that a
+    number of months gives. Days of which the same weekdays are always missing are steps of the others.
+    """
+    gaps = np.concatenate([np.diff(each) for each in stamps]) if stamps else np.zeros(0)
+    gaps = gaps[gaps > 0]
+    if not len(gaps):
+        return None
+    if dates:
+        found = _months_between(stamps) or _about_months(gaps)
+        if found is not None:
+            return found
+    sizes, counts = np.unique(np.round(gaps, 6), return_counts=True)
+    size = float(sizes[counts.argmax()])
+    weekdays = working_days(np.concatenate(list(stamps))) if dates and size in (DAY, 2 * DAY, 3 * DAY) else None
+    if weekdays is not None:
+        return Step("weekdays", 1.0, weekdays=weekdays)
+    return Step("seconds" if dates else "number", size)
+
+
+def _months_between(stamps: Sequence[np.ndarray]) -> Step | None:
+    """Months between stamps that lie on one day of the months at one time of the day; None for others."""
+    day = month_day(np.concatenate(list(stamps)))
+    if day is None or any(len(np.unique(each % DAY)) > 1 for each in stamps):
+        return None
+    gaps = np.concatenate([np.diff(np.unique(_months(each))) for each in stamps if len(each)])
+    sizes, counts = np.unique(gaps, return_counts=True)
+    size = sizes[counts.argmax()]
+    if (gaps % size).any():
+        size = np.gcd.reduce(gaps.astype(np.int64))
+    return Step("months", float(size), day)
+
+
+def _about_months(gaps: np.ndarray) -> Step | None:
+    """Months by distances of about so many days; None for others."""
+    for months in (1, 2, 3, 6, 12):
+        low, high = (28, 31) if months == 1 else (30 * months - 2, 31 * months + 1)
+        inside = ((gaps >= low * DAY) & (gaps <= high * DAY)).mean() > 0.5
+        if inside and (months == 12 or len(np.unique(gaps)) > 1):
+            return Step("months", months)
+    return None
+
+
+def working_days(stamps: np.ndarray) -> str | None:
+    """Weekdays of daily stamps, seven digits from Monday on, if the others never occur in whole weeks; None if all do.
+
+    Two whole weeks are needed, and each weekday is there in most of them or never.
+    """
+    if len(np.unique(stamps % DAY)) > 1:
+        return None
+    days = np.unique(_days(stamps).astype(np.int64))
+    weeks = (days[-1] - days[0] + 1) / 7
+    counts = np.bincount((days + 3) % 7, minlength=7)
+    there = counts >= _KEPT * np.floor(weeks)
+    if weeks < _WEEKS or there.all() or there.sum() < 4 or counts[~there].any():
+        return None
+    return "".join("1" if each else "0" for each in there)
+
+
+def unevenness(stamps: np.ndarray, dates: bool) -> int:
+    """Number of steps without a stamp between the first and the last of some distinct stamps in order, of stamps that
+    share a step, and of stamps between two steps.
+    """
+    step = guess_step([stamps], dates)
+    if step is None:
+        return 0
+    exact = step.places(stamps)
+    places = np.round(exact - exact[0])
+    several = len(np.unique(places))
+    between = int((np.abs(exact - exact[0] - places) > _BETWEEN).sum())
+    return round(float(places[-1])) + 1 + len(stamps) - 2 * several + between
+
+
+def calendar(stamps: np.ndarray) -> np.ndarray:
+    """Calendar features (T, 8) of dates in seconds: sine and cosine of hour, day of the week, month and year."""
+    days = stamps / DAY
+    dates = [EPOCH + timedelta(seconds=float(stamp)) for stamp in stamps]
+    month = np.array([(date.day - 1) / 31 for date in dates])
+    year = np.array([(date.timetuple().tm_yday - 1) / 366 for date in dates])
+    turns = np.stack((days % 1, (days + 3) % 7 / 7, month, year), -1)
+    return np.concatenate((np.sin(2 * np.pi * turns), np.cos(2 * np.pi * turns)), -1)
+
+
+def usual_period(step: Step) -> int | None:
+    """Steps of the season that a spacing suggests: a day of hours, a week of days, a year of months; or None."""
+    if step.unit == "months":
+        return round(12 / step.size) if 12 % step.size == 0 and step.size < 12 else None
+    if step.unit == "weekdays":
+        return (step.weekdays or "11111").count("1")
+    if step.unit != "seconds":
+        return None
+    season = DAY if step.size < DAY else 7 * DAY if step.size < 7 * DAY else 365.25 * DAY
+    period = round(season / step.size)
+    return period if period > 1 else None

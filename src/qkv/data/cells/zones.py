@@ -1,0 +1,48 @@
+"""Time zones at the end of time stamps: offsets from UTC and names."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from zoneinfo import ZoneInfo
+
+ZONE = r"\s*(?:Z|z|UTC|GMT|(?:UTC|GMT)?[+-]\d{2}(?::?\d{2})?)(?:\[\w+(?:/[\w+-]+)*\])?|\s*\[?[A-Z]\w+(?:/[\w+-]+)+\]?"
+"""Pattern of a zone behind a time: "Z", "+01:00", "UTC", "Europe/Berlin", "+01:00[Europe/Berlin]"."""
+_OFFSET = re.compile(r"([+-])(\d{2}):?(\d{2})?")
+
+
+def offset_of(zone: str, wall: float) -> float:
+    """Seconds that the local time ``wall`` (seconds since 1970) is ahead of UTC; NaN for an unknown zone, 0 without."""
+    text = zone.strip()
+    found = _OFFSET.search(text)
+    if found:
+        size = 3600 * int(found[2]) + 60 * int(found[3] or 0)
+        return float(-size if found[1] == "-" else size)
+    if not text or text.upper() in ("Z", "UTC", "GMT"):
+        return 0.0
+    known = _named(text.strip("[]"))
+    if known is None:
+        return math.nan
+    moment = datetime(1970, 1, 1, tzinfo=known) + timedelta(seconds=wall)
+    offset = moment.utcoffset()
+    return math.nan if offset is None else offset.total_seconds()
+
+
+def offset_at(zone: str, instant: float, otherwise: float) -> float:
+    """Seconds ahead of UTC at an instant (seconds since 1970) in a zone with a name; ``otherwise`` without one."""
+    name = re.search(r"[A-Z]\w+(?:/[\w+-]+)+", zone)
+    known = _named(name[0]) if name else None
+    if known is None:
+        return otherwise
+    offset = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=instant)).astimezone(known).utcoffset()
+    return otherwise if offset is None else offset.total_seconds()
+
+
+@cache
+def _named(name: str) -> ZoneInfo | None:
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError):  # unknown, or no data of zones on this machine
+        return None
