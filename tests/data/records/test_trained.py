@@ -52,10 +52,8 @@ def test_a_format_says_its_column_and_a_table_in_memory_may_name_its_role() -> N
     folder = replace(table("image", "label"), defaults={"image": ("image",), "label": ("label",)})
     assert trained_columns(folder, (IMAGE, LABEL), {"image": "file", "label": "kind"}, str) == {}
     given = replace(table("text", "label"), given=True)
-    assert trained_columns(given, CLASSIFY, {"text": "review", "label": "label"}, str) == {
-        "text": "text",
-        "label": "label",
-    }
+    trained = {"text": "review", "label": "label"}
+    assert trained_columns(given, CLASSIFY, trained, str) == {"text": "text", "label": "label"}
     with pytest.raises(UserError, match="has no column 'review'"):
         trained_columns(table("text", "label"), CLASSIFY, trained, str)
 
