@@ -47,7 +47,8 @@ class Drawn(NamedTuple):
 
 class End(NamedTuple):
     """Why a row has ended: "length" after ``max_new_tokens``, "stop" where its constraint ends it, "refused" where
-    no token meets its constraint. problem: sentence if the text does not match its constraint, else empty.
+    no token meets its constraint, or that is too complex. problem: sentence if the text does not match its constraint,
+    else empty.
     """
 
     reason: Literal["length", "stop", "refused"]
@@ -242,7 +243,10 @@ class Sampling:
         guide, (tokens, chances) = self._rows[key].guide, proposal
         if guide is None:
             return
-        count = guide.possible(tokens) + (chances is not None)
+        try:
+            count = guide.possible(tokens) + (chances is not None)
+        except UserError:  # the row ends where its next token is chosen
+            count = 0
         if count:
             self._proposals[key] = Proposal(tokens[:count], None if chances is None else chances[:count])
         else:
@@ -292,7 +296,11 @@ class Sampling:
             own.speculator.count(len(proposal.tokens), len(tokens) - 1)
         if key in self.ends:
             return []
-        return list(tokens) if own.guide is None else own.guide.accepted(tokens)
+        try:
+            return list(tokens) if own.guide is None else own.guide.accepted(tokens)
+        except UserError as error:
+            self.ends[key] = End("refused", str(error))
+            return []
 
     def _append(self, key: int, span: RowSpan, tokens: Sequence[int], logits: Tensor) -> None:
         """Add new tokens of a row to its text and to those of the step."""
