@@ -9,8 +9,9 @@ GPT-2 of 6 layers and 384 features with random weights, small enough for all sid
 the second table, prompts of 8 to 64 tokens follow 256 that all share. ``queue``: requests join and leave the running
 batch at each step; ``prefixes kept``: states of texts are kept for those that begin alike. ``one by one``: each in its
 turn. ``static batches``: the transformers library, what has arrived in batches of up to 8, each as long as its longest
-request. Latency is counted from the arrival. The third table has 16 requests at
-once. The last lines say how many texts of the queue equal those of one by one: sums of other batch sizes round differently, so that a tie of two tokens may be decided otherwise.
+request. Latency is counted from the arrival. The third table has 16 requests at once. The last lines say how many texts
+of the queue equal those of one by one: sums of other batch sizes round differently, so that a tie of two tokens may be
+decided otherwise.
 """
 
 from __future__ import annotations
