@@ -194,7 +194,7 @@ WIDE = json.dumps(
         (None, "[1]", "the JSON schema is a list; allowed: an object"),
         (None, '{"type": "objec"}', "the JSON schema cannot be used: .*objec"),
         (None, '{"$ref": "http://example.org/a.json"}', "the JSON schema cannot be used: "),
-        (None, '{"not": {"type": "string"}}', "the JSON schema cannot be used: "),
+        (None, '{"properties": [1]}', "the JSON schema cannot be used: "),
         (None, DEEP, "the JSON schema (is no JSON|cannot be used): "),
         (None, WIDE, "the JSON schema cannot be used: "),
     ],

@@ -61,6 +61,25 @@ def test_rows_that_decode_gain_a_token_with_every_chunk_of_a_long_prompt() -> No
     assert [sampling.texts[0][1:], sampling.texts[1][21:]] == alone
 
 
+def test_many_rows_that_begin_are_read_before_one_row_is_far_ahead() -> None:
+    """Sixteen prompts of a pass each beside one row: it waits for four passes a step, until as many rows decode."""
+    m = model("rope")
+    prompts = [[(3 * i + row) % VOCABULARY for i in range(5)] for row in range(16)]
+    alone = [generate(m, [prompt], DRAWN)[0] for prompt in prompts]
+    with passes_of(5, m) as shapes:
+        sampling = Sampling(m, PROMPTS[1:2], DRAWN.changed(max_new_tokens=40))
+        sampling.step()
+        for prompt in prompts:
+            sampling.admit([prompt], DRAWN)
+        drawn = [len(sampling.step()) for _ in range(4)]
+        read = [shape for shape in shapes if shape == (1, 5)]
+        assert drawn == [5, 9, 10, 11], "four passes, four, and one where no more rows wait than decode"
+        assert len(read) == 10
+        while sampling.running:
+            sampling.step()
+    assert [sampling.texts[row + 1][5:] for row in range(16)] == alone
+
+
 def test_requests_that_fit_are_read_in_one_pass() -> None:
     m = model("gru")
     with passes_of(18, m) as shapes:

@@ -102,6 +102,24 @@ def test_texts_of_several_forms_beside_each_other(server: Running) -> None:
     assert [each.result() for place, each in enumerate(found) if place != 3] == alone
 
 
+def test_what_is_not_enforced_is_named_in_a_header(server: Running) -> None:
+    loose = {"type": "array", "items": {"type": "null"}, "maxItems": 2, "uniqueItems": True, "not": {"const": [None]}}
+    create = server.client().completions.with_raw_response.create
+    for stream in (False, True):
+        answered = create(**ASKED, prompt="the", stream=stream, extra_body={"guided_json": loose})
+        assert answered.headers["x-qkv-not-enforced"] == "uniqueItems at #, not at #"
+    assert (
+        "x-qkv-not-enforced" not in create(**ASKED, prompt="the", extra_body={"guided_json": {"type": "null"}}).headers
+    )
+
+
+def test_a_schema_that_is_too_complex_within_a_text_is_no_end(server: Running) -> None:
+    wide = {"type": "object", "properties": {f"field_{i}": {"type": "null"} for i in range(4000)}}
+    for schema in (wide, {"type": "array", "items": wide, "minItems": 1}):
+        with pytest.raises(BadRequestError, match="the JSON schema is too complex"):
+            completed(server, guided_json=schema)
+
+
 def test_a_compiled_schema_is_kept_and_others_are_dropped(runs: dict[str, Run]) -> None:
     slow = {"anyOf": [{"type": "object", "properties": {f"a{i}": {"const": j} for i in range(9)}} for j in range(40)]}
     with serving({"bytes": runs["bytes"]}) as server:

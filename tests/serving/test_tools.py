@@ -295,6 +295,14 @@ def test_arguments_that_cannot_be_compiled_are_refused(chatting: Running) -> Non
     assert asked(chatting, max_tokens=1).choices
 
 
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object"}, {"type": "object", "properties": {}}])
+def test_a_function_without_parameters_is_called_with_none(chatting: Running, parameters: Any) -> None:
+    function = {"name": "now", **({} if parameters is None else {"parameters": parameters})}
+    made = asked(chatting, tools=[{"type": "function", "function": function}], tool_choice="required", temperature=1.3)
+    (call,) = made.choices[0].message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("now", {})
+
+
 def test_references_of_each_schema_are_its_own(chatting: Running) -> None:
     """Both tools name a definition City; each schema is compiled with its own."""
     structure = required_call(TOOLS, MARKED)

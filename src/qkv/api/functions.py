@@ -216,6 +216,7 @@ def generate(
     speculation: Speculator | None = None,
     regex: str | None = None,
     json_schema: Any = None,
+    open_objects: bool = False,
     **options: Any,
 ) -> str:
     """Generate text after ``prompt``."""
@@ -243,6 +244,7 @@ def generate(
     speculation: Speculator | None = None,
     regex: str | None = None,
     json_schema: Any = None,
+    open_objects: bool = False,
     **options: Any,
 ) -> str | list[int]:
     """Generate text after ``prompt``, without the prompt; or generate ids after ``ids``, without any tokenizer.
@@ -251,7 +253,8 @@ def generate(
     ``special``: read special tokens in the prompt, such as ``<|im_start|>``, as such; default: as plain text.
     ``speculation``: a ``qkv.generation.speculate.Speculator``, to propose tokens by looking up n-grams in the text or
     with a draft model; afterwards it has the figures of this call. ``regex``, ``json_schema``: what the whole new text
-    must match, see ``qkv.generation.constrain``; a schema is a dict or its text.
+    must match, see ``qkv.generation.constrain``; a schema is a dict or its text, and ``open_objects`` lets its objects
+    have other properties than those it names.
     ``options``: fields of ``qkv.spec.generation.Generation``: max_new_tokens, temperature, top_k, top_p, min_p,
     repetition_penalty, presence_penalty, frequency_penalty, logit_bias, min_tokens, stop, stop_token_ids, seed,
     overflow; num_beams, length_penalty, early_stopping. Defaults are those of the recipe's ``sample``; with
@@ -269,7 +272,7 @@ def generate(
     generation = sample.requested(**{"seed": None, **options})
     if ids is None:
         text = found.tokenizer.reading_special if special else found.tokenizer
-        constraint = constraint_of(found.tokenizer, regex, json_schema)
+        constraint = constraint_of(found.tokenizer, regex, json_schema, open_objects)
         generation = generation if constraint is None or "stop" in options else generation.changed(stop=())
         return generate_text(found.model, text, prompt, generation, None, speculation, constraint)
     if regex is not None or json_schema is not None:

@@ -71,11 +71,11 @@ def _recipe_of(
     data: dict[str, Any],
 ) -> tuple[Recipe, Path]:
     """Recipe and run folder of a source without a task: a recipe, a run or a text."""
-    if start is not None or adapt is not None:
-        raise UserError(
-            "'start' and 'adapt' apply to a table of examples with a task; in a recipe, set start and training.adapt"
-        )
     text = is_text(source)
+    if (start is not None or adapt is not None) and not text:
+        raise UserError("'start' and 'adapt' apply to data; in a recipe, set start and training.adapt")
+    if adapt is not None and start is None:
+        raise UserError("'adapt' says how a model is fine-tuned; name it with 'start'")
     wrong = next((name for name in data if not text or name not in _OF_TEXTS), None)
     if wrong is not None:
         raise UserError(f"{wrong!r} applies to tables of examples; name the task too, such as task='classification'")
@@ -85,7 +85,8 @@ def _recipe_of(
         recipe = read_recipe(path, overrides, quick)
         return recipe, out or (path if path.is_dir() else folder_of(recipe.name or path.stem, quick))
     folder = out or folder_of(path.stem, quick)
-    return _recipe_of_text(str(source), overrides, quick, folder, resume, data), folder
+    begun = None if start is None else (str(start), adapt)
+    return _recipe_of_text(str(source), overrides, quick, folder, resume, data, begun), folder
 
 
 def is_text(source: str | Path) -> bool:
@@ -156,8 +157,15 @@ def _named(recipe: Recipe, folder: Path) -> Recipe:
 
 
 def _recipe_of_text(
-    source: str, overrides: Iterable[str], quick: bool, folder: Path, resume: bool, data: dict[str, Any]
+    source: str,
+    overrides: Iterable[str],
+    quick: bool,
+    folder: Path,
+    resume: bool,
+    data: dict[str, Any],
+    begun: tuple[str, str | None] | None,
 ) -> Recipe:
+    """Recipe of a text. begun: the model to fine-tune, and how; None to train a new one."""
     from qkv.data.named import NAMES
 
     if not Path(source).exists() and source not in NAMES:
@@ -169,9 +177,10 @@ def _recipe_of_text(
     if resume and (folder / "spec.yaml").is_file():
         # A newly chosen recipe could differ, because the text may have grown and the machine is measured anew.
         known = read_recipe(folder)
-        if known.data.source == source:
+        if known.data.source == source and known.start == (begun and begun[0]):
             return override(known.changed(data=known.data.changed(**data)), overrides)
     from qkv.training.automatic import automatic
+    from qkv.training.finetune_text import finetuned_on_text
 
-    recipe = automatic(source, overrides, quick)
+    recipe = finetuned_on_text(source, *begun, overrides, quick) if begun else automatic(source, overrides, quick)
     return _named(recipe.changed(data=recipe.data.changed(**data)), folder)

@@ -1,4 +1,6 @@
-"""Options of ways to decode: ``--lookup``, ``--draft`` and ``--draft-tokens``; ``--regex`` and ``--json-schema``."""
+"""Options of ways to decode: ``--lookup``, ``--draft`` and ``--draft-tokens``; ``--regex``, ``--json-schema`` and
+``--open-objects``.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,11 @@ class SpeculationOptions(NamedTuple):
 
 
 class ConstraintOptions(NamedTuple):
-    """Constraint asked for on the command line; ``json_schema``: text of the schema."""
+    """Constraint asked for on the command line; ``json_schema``: text of the schema; the rest: see ``Constraint``."""
 
     regex: str | None
     json_schema: str | None
+    open_objects: bool = False
 
 
 class DecodingOptions(NamedTuple):
@@ -50,19 +53,22 @@ def decoding_options(
     draft_tokens: int | None,
     regex: str | None,
     json_schema: Path | None,
+    open_objects: bool,
     copy: bool,
     others: Mapping[str, bool],
 ) -> DecodingOptions:
     """Check the options without slow imports. ``others``: names of options that ask for something else, and whether
     they are given. Raises ``UserError``.
     """
+    if open_objects and json_schema is None:
+        raise UserError("--open-objects: it applies to --json-schema, which is not given; leave it out")
     given = [name for name, asked in others.items() if asked]
     asked = [name for name, value in (("--regex", regex), ("--json-schema", json_schema)) if value is not None]
     if asked and (wrong := [*asked[1:], *given]):
         raise UserError(f"{asked[0]}: {wrong[0]} cannot be combined with it; leave one of them out")
     speculation = speculation_options(lookup, draft, draft_tokens, copy, [name for name in given if name != "--ids"])
     schema = None if json_schema is None else text_of_file(json_schema, "--json-schema")
-    return DecodingOptions(speculation, ConstraintOptions(regex, schema) if asked else None)
+    return DecodingOptions(speculation, ConstraintOptions(regex, schema, open_objects) if asked else None)
 
 
 def speculation_options(
@@ -103,7 +109,9 @@ def decoding(wanted: DecodingOptions, run: Run, generation: Generation) -> Gener
     if wanted.constraint is not None:
         from qkv.generation.constrain import Constraint
 
-        arguments["constraint"] = Constraint(run.tokenizer, wanted.constraint.regex, wanted.constraint.json_schema)
+        arguments["constraint"] = constraint = Constraint(run.tokenizer, *wanted.constraint)
+        if constraint.dropped:
+            typer.echo(f"note: {constraint.note}", err=True)
     if wanted.speculation is None:
         yield arguments
         return

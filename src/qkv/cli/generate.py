@@ -98,6 +98,9 @@ _Regex = Annotated[
     str | None, typer.Option(metavar="EXPRESSION", help="Write only text that matches this regular expression.")
 ]
 _JsonSchema = Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON that this schema allows.")]
+_OpenObjects = Annotated[
+    bool, typer.Option("--open-objects", help="Let objects have keys that the schema does not name.")
+]
 _Special = Annotated[
     bool, typer.Option("--special", help="Parse special tokens in the prompt; default: as plain text.")
 ]
@@ -133,6 +136,7 @@ def generate_command(
     draft_tokens: _DraftTokens = None,
     regex: _Regex = None,
     json_schema: _JsonSchema = None,
+    open_objects: _OpenObjects = False,
     special: _Special = False,
     image: _Image = None,
     label: _Label = None,
@@ -143,7 +147,8 @@ def generate_command(
     given = dict(locals())
     options = _options(given)
     others = {"--image": image is not None, "--choose": bool(choose), "--ids": ids is not None}
-    _generate(given, options, decoding_options(lookup, draft, draft_tokens, regex, json_schema, copy, others))
+    wanted = decoding_options(lookup, draft, draft_tokens, regex, json_schema, open_objects, copy, others)
+    _generate(given, options, wanted)
 
 
 def _options(given: dict[str, Any]) -> dict[str, Any]:

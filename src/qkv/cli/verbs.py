@@ -36,6 +36,8 @@ def table_of(verb: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the options of ``qkv train VERB`` to arguments of ``find_recipe``. Raises ``UserError``."""
     given = {name: value for name, value in options.items() if value is not None}
     begun = {name: given.pop(name) for name in ("start", "adapt") if name in given}
+    if verb == FINETUNE and _trains_on_text(given, begun):
+        return {"source": given.pop("data"), **given, **begun}
     if verb == FINETUNE:
         verb = _told(given, begun)
     elif "task" in given:
@@ -61,6 +63,15 @@ def table_of(verb: str, options: Mapping[str, Any]) -> dict[str, Any]:
         )
     chosen = {columns[name]: column for name, column in named.items()}
     return {"source": source, "task": task, **given, **begun, **({"columns": chosen} if chosen else {})}
+
+
+def _trains_on_text(given: Mapping[str, Any], begun: Mapping[str, Any]) -> bool:
+    """True if 'finetune' gets a running text, on which the model itself is trained: no folder, no table."""
+    if "start" not in begun or "task" in given or not Path(given.get("data", "")).expanduser().is_file():
+        return False
+    from qkv.api.recipes import is_text, table_without_task
+
+    return is_text(given["data"]) and table_without_task(given["data"]) is None
 
 
 def _told(given: Mapping[str, Any], begun: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ belongs to a row of ``qkv.generation.sample.Sampling``.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import takewhile
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from qkv.generation.json_schema import rewrite
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
@@ -28,20 +30,29 @@ if TYPE_CHECKING:
 
 LONGEST = 1 << 20
 """Maximum number of characters of an expression or a schema."""
-COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
-"""JSON without optional white space, of which a text could consist for ever."""
+_FORM = {"whitespace_flexible": True, "whitespace_pattern": r" |\n[ ]{0,32}", "coerce_one_of": True}
+"""Between two tokens of JSON: nothing, a space, or a line break with its indentation, but no more, of which a text
+could consist for ever. Models write JSON so; without any white space they make more mistakes.
+"""
 
 
 class Constraint:
     """Regular expression or JSON schema, compiled for the tokens of a tokenizer.
 
     Regular expressions are those of Rust's crate ``regex``, for the whole text; schemas those of JSON Schema (draft
-    2020-12) that llguidance knows, and JSON is written without white space.
+    2020-12), see ``qkv.generation.json_schema``. Properties are written in the order of the schema.
     """
 
-    def __init__(self, tokenizer: Tokenizer, regex: str | None = None, json_schema: str | None = None):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        regex: str | None = None,
+        json_schema: str | None = None,
+        open_objects: bool = False,
+    ):
         """Compile ``regex`` or ``json_schema``, a text; one of them must be given.
 
+        open_objects: let objects have other properties than those that the schema names, also where it does not say so.
         Raises ``UserError`` without llguidance, for a tokenizer whose tokens have no text of their own or cannot begin
         a text that matches, and for an expression or a schema that is invalid, not supported, or beyond the limits.
         """
@@ -54,15 +65,26 @@ class Constraint:
             raise UserError(f"the {self.name} has {len(given):,} characters; allowed: at most {LONGEST:,}")
         library = _library()
         core = _tokens(library, tokenizer)
-        try:
-            grammar = _of_schema(library, given) if json_schema is not None else _of_regex(library, given)
-            self._matcher: LLMatcher = library.LLMatcher(core, grammar, log_level=0, limits=_limits(library))
-        except ValueError as error:
-            raise UserError(f"the {self.name} cannot be used: {_sentence(str(error))}") from None
+        self.dropped: tuple[str, ...] = ()
+        """Keywords of the schema that are not enforced, with their places."""
+        if json_schema is None:
+            grammar = library.LLMatcher.grammar_from_regex(given)
+        else:
+            grammar, self.dropped = _of_schema(library, given, open_objects)
+        self._matcher: LLMatcher = library.LLMatcher(core, grammar, log_level=0, limits=_limits(library))
         if self._matcher.is_error():
             raise UserError(f"the {self.name} cannot be used: {_sentence(self._matcher.get_error())}")
+        if any(warning.startswith("oneOf") for warning in self._matcher.get_grammar_warnings()):
+            self.dropped += ("oneOf, which is read as anyOf",)
         self.size = tokenizer.vocab_size
         Guide(self._matcher, self.size, self.name).allowed((), self.size)  # what it takes is kept for all texts
+        start, opening = self.guide(), core.tokenize_str("{")
+        start.accepted(opening[: start.possible(opening)])  # an object with too many properties is refused here
+
+    @property
+    def note(self) -> str:
+        """Sentence that names the keywords that are not enforced."""
+        return f"the {self.name} says more than can be enforced; left out: {'; '.join(self.dropped)}"
 
     def guide(self) -> Guide:
         """Guide of a new text."""
@@ -78,10 +100,12 @@ class Constraint:
             raise UserError(f"the constraint is of {self.size} tokens, and the model has {model.vocab_size or 0}")
 
 
-def constraint_of(tokenizer: Tokenizer, regex: str | None, json_schema: Any) -> Constraint | None:
+def constraint_of(
+    tokenizer: Tokenizer, regex: str | None, json_schema: Any, open_objects: bool = False
+) -> Constraint | None:
     """``Constraint`` of an expression or of a schema, a text or plain data; None without either.
 
-    Raises ``UserError``, see ``Constraint``.
+    Warns of keywords that are not enforced. Raises ``UserError``, see ``Constraint``.
     """
     if regex is None and json_schema is None:
         return None
@@ -90,7 +114,10 @@ def constraint_of(tokenizer: Tokenizer, regex: str | None, json_schema: Any) -> 
             json_schema = json.dumps(json_schema)
         except (TypeError, ValueError, RecursionError) as error:
             raise UserError(f"the JSON schema cannot be written as JSON: {_sentence(str(error))}") from None
-    return Constraint(tokenizer, regex, json_schema)
+    found = Constraint(tokenizer, regex, json_schema, open_objects)
+    if found.dropped:
+        warnings.warn(found.note, stacklevel=2)
+    return found
 
 
 class Guide:
@@ -108,14 +135,17 @@ class Guide:
         return self.done or self._matcher.is_accepting()
 
     def possible(self, tokens: Sequence[int]) -> int:
-        """Number of first ``tokens`` that can be added to the text."""
-        return self._matcher.validate_tokens(list(tokens))
+        """Number of first ``tokens`` that can be added to the text. Raises ``UserError`` beyond the limits."""
+        known = list(takewhile(lambda token: token < self._size, tokens))  # a model may have ids beyond the tokenizer's
+        count = self._matcher.validate_tokens(known)
+        self._check()
+        return count
 
     def allowed(self, tokens: Sequence[int], width: int) -> Tensor:
         """Tokens (len(tokens) + 1, width) that may be drawn after the text and after each of ``tokens``: True.
 
         They are those that continue the text, and all where it is complete. ``width``: size of the model's vocabulary.
-        Raises ``UserError`` if the text is incomplete and no token continues it.
+        Raises ``UserError`` if the text is incomplete and no token continues it, and beyond the limits.
         """
         found, added = torch.ones(len(tokens) + 1, width, dtype=torch.bool), 0
         for token in (*tokens, None):
@@ -132,11 +162,17 @@ class Guide:
         return found
 
     def accept(self, token: int) -> bool:
-        """Add a token to the text; False if it ends a complete text instead, and is no part of it."""
+        """Add a token to the text; False if it ends a complete text instead, and is no part of it.
+
+        Raises ``UserError`` beyond the limits: an error of the library is no end of a text.
+        """
         if self.possible([token]):
             self._matcher.consume_token(token)
+            self._check()
             self.done = self._matcher.is_stopped()
             return True
+        if not self.complete:
+            raise UserError(f"token {token} does not continue the text as the {self.name} needs it")
         self.done = True
         return False
 
@@ -144,14 +180,22 @@ class Guide:
         """First ``tokens`` that are part of the text, which they are added to."""
         return list(takewhile(lambda token: not self.done and self.accept(token), tokens))
 
+    def _check(self) -> None:
+        """Raise ``UserError`` if the library has met an error, from which it does not recover."""
+        if self._matcher.is_error() and not self._stuck:
+            raise UserError(f"the {self.name} is too complex: {_sentence(self._matcher.get_error())}")
+
+    @property
+    def _stuck(self) -> bool:
+        """True if the library has found that nothing continues the text."""
+        return self._matcher.get_error().startswith("NoExtension")
+
     def _continuing(self) -> Tensor:
         """Tokens (size,) that can continue an incomplete text."""
         self._matcher.unsafe_compute_mask_ptr(self._bits.data_ptr(), self._bits.nbytes)
-        stuck = self._matcher.get_error().startswith("NoExtension")
-        if self._matcher.is_error() and not stuck:
-            raise UserError(f"the {self.name} is too complex here: {_sentence(self._matcher.get_error())}")
+        self._check()
         allowed = (self._bits[0, :, None] >> torch.arange(32)).bitwise_and(1).flatten()[: self._size].bool()
-        if stuck or not bool(allowed.any()):
+        if self._stuck or not bool(allowed.any()):
             raise UserError(
                 f"the tokenizer has no token for what the {self.name} needs next; train one on texts that have it"
             )
@@ -212,30 +256,41 @@ def _tokens(library: Any, tokenizer: Tokenizer) -> LLTokenizer:
 
 
 def _limits(library: Any) -> LLParserLimits:
-    """Limits of time and memory: of building in the order of a second, of a step in that of milliseconds."""
+    """Limits of time and memory: of building in the order of a second, of a step in that of tenths of one.
+
+    An object has four items in a row for each optional property that may come next.
+    """
     return library.LLParserLimits(
-        max_items_in_row=500,
+        max_items_in_row=10_000,
         initial_lexer_fuel=2_000_000,
         step_lexer_fuel=200_000,
-        step_max_items=50_000,
+        step_max_items=1_000_000,
         max_lexer_states=50_000,
         max_grammar_size=200_000,
         verbose_errors=False,
     )
 
 
-def _of_regex(library: Any, regex: str) -> str:
-    return library.LLMatcher.grammar_from_regex(regex)
-
-
-def _of_schema(library: Any, schema: str) -> str:
+def _of_schema(library: Any, schema: str, open_objects: bool) -> tuple[str, tuple[str, ...]]:
+    """(Grammar of a schema, keywords that it leaves out)."""
     try:
         found = json.loads(schema)
     except (ValueError, RecursionError) as error:
         raise UserError(f"the JSON schema is no JSON: {_sentence(str(error))}") from None
     if not isinstance(found, dict):
         raise UserError(f"the JSON schema is a {type(found).__name__}; allowed: an object")
-    return library.LLMatcher.grammar_from_json_schema(schema, overrides=COMPACT)
+    rewriting = rewrite(found, lambda schema: _is_supported(library, schema), open_objects)
+    return _grammar(library, rewriting.schema), rewriting.dropped
+
+
+def _is_supported(library: Any, schema: dict[str, Any]) -> bool:
+    """False for a pattern with look-around or backreferences. One that is wrong is refused with the whole schema."""
+    message = library.LLMatcher.validate_grammar(_grammar(library, schema), limits=_limits(library))
+    return not ("regex parse error" in message and "supported" in message)
+
+
+def _grammar(library: Any, schema: dict[str, Any]) -> str:
+    return library.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_FORM)
 
 
 def _sentence(message: str) -> str:

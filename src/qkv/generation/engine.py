@@ -229,7 +229,7 @@ class Engine:
             self._state = rows(join(self._state, self._mark.state), index)
 
     def _read(self) -> Reading:
-        """Run the forward pass over the tokens that the state lacks, and one over rows that wait."""
+        """Run the forward pass over the tokens that the state lacks, and one or a few over rows that wait."""
         anew = self._beginning()
         going = [place for place in range(self._held) if place not in anew]
         first = self._held
@@ -242,7 +242,7 @@ class Engine:
             states.append(state)
             self._state = None
         begun_anew = self._read_anew([self.rows[place] for place in anew]) if anew else []
-        self._prefill.step()
+        self._prefill.catch_up(len(going))
         places = [*anew, *range(first, len(self.rows))]
         for begun in (*begun_anew, *self._prefill.ready()):
             own, places = places[: len(begun.rows)], places[len(begun.rows) :]

@@ -34,6 +34,10 @@ PASS = {"cpu": 512}
 between two tokens of rows that decode meanwhile; with much fewer, reading the weights takes longer than the products.
 """
 _PASS_ELSEWHERE = 2048
+MOST_PASSES = 4
+"""Passes of a step at most, while more rows wait to be read than decode: these begin soon and decode in one batch,
+before the others are far ahead, and no token waits longer than that.
+"""
 
 
 def pass_size(device: torch.device) -> int:
@@ -151,6 +155,11 @@ class Prefill:
         return any(group.left for group in self._groups)
 
     @property
+    def count(self) -> int:
+        """Number of rows that have not been read to their end."""
+        return sum(len(group.left) for group in self._groups)
+
+    @property
     def states(self) -> list[State]:
         """States of all rows."""
         states = [state for group in self._groups for state in (group.begun, *(each.state for each in group.done))]
@@ -195,6 +204,13 @@ class Prefill:
             group.left = group.left[count:]
             group.done.append(Begun(several, vectors.last(), state))
             self._end(several, state)
+
+    def catch_up(self, decoding: int) -> None:
+        """Run one pass, and up to ``MOST_PASSES`` while more rows wait than the ``decoding`` ones that they delay."""
+        self.step()
+        for _ in range(MOST_PASSES - 1):
+            if decoding and self.count > decoding:
+                self.step()
 
     def ready(self) -> list[Begun]:
         """Remove and return what has been read of the first groups, as far as all of their rows have been."""

@@ -50,8 +50,8 @@ class Drawn(NamedTuple):
 
 class End(NamedTuple):
     """Why a row has ended: "length" after ``max_new_tokens``, "stop" where one of ``stop_token_ids`` is drawn, which is
-    no part of the text, or where its constraint ends it, "refused" where no token meets its constraint. problem:
-    sentence if the text does not match its constraint, else empty. token: the one that was drawn.
+    no part of the text, or where its constraint ends it, "refused" where no token meets its constraint, or that is too
+    complex. problem: sentence if the text does not match its constraint, else empty. token: the one that was drawn.
     """
 
     reason: Literal["length", "stop", "refused"]
@@ -249,7 +249,10 @@ class Sampling:
         guide, (tokens, chances) = self._rows[key].guide, proposal
         if guide is None:
             return
-        count = guide.possible(tokens) + (chances is not None)
+        try:
+            count = guide.possible(tokens) + (chances is not None)
+        except UserError:  # the row ends where its next token is chosen
+            count = 0
         if count:
             self._proposals[key] = Proposal(tokens[:count], None if chances is None else chances[:count])
         else:
@@ -318,11 +321,19 @@ class Sampling:
         if key in self.ends:
             return []
         if own.guide is not None:
-            return own.guide.accepted(tokens)
+            return self._guided_tokens(key, own.guide, tokens)
         kept = list(takewhile(lambda token: token not in own.generation.stop_token_ids, tokens))
         if len(kept) < len(tokens):
             self.ends[key] = End("stop", token=tokens[len(kept)])
         return kept
+
+    def _guided_tokens(self, key: int, guide: Guide, tokens: Sequence[int]) -> list[int]:
+        """The tokens that a constraint accepts; an error of it ends the row."""
+        try:
+            return guide.accepted(tokens)
+        except UserError as error:
+            self.ends[key] = End("refused", str(error))
+            return []
 
     def _append(self, key: int, span: RowSpan, tokens: Sequence[int], logits: Tensor) -> None:
         """Add new tokens of a row to its text and to those of the step."""

@@ -7,7 +7,7 @@ import json
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,8 @@ from qkv.serving.model import ServedModel
 from qkv.serving.reading import unless_dropped
 from qkv.serving.worker import Mailbox
 
+NOT_ENFORCED, MAX_HEADER = "x-qkv-not-enforced", 2000
+"""Header that names the keywords of a schema that are left out, and its maximum number of characters."""
 Pieces = AsyncIterator[tuple[int, TextDelta]]
 """Pieces of texts with the index of their text."""
 
@@ -52,6 +54,14 @@ class AskedTexts:
     metrics: Metrics
     layout: AnswerLayout
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """What of the schema is not enforced, for the headers of the answer."""
+        constraint = self.requests[0].constraint if self.requests else None
+        dropped = ", ".join(constraint.dropped) if constraint else ""
+        said = dropped if len(dropped) <= MAX_HEADER else f"{dropped[: MAX_HEADER - 1].rpartition(', ')[0]}, ..."
+        return {NOT_ENFORCED: said} if dropped else {}
+
 
 async def answer(http: HttpRequest, asked: AskedTexts) -> Response:
     """Submit the requests, and answer as the body asks: whole, or streamed. Raises ``UserError`` and ``ApiError``."""
@@ -61,9 +71,9 @@ async def answer(http: HttpRequest, asked: AskedTexts) -> Response:
     mailbox = await unless_dropped(http, asked.model.worker.submit(asked.requests))
     watched = asked.metrics.watched(asked.model.name, asked.read, mailbox, begun)
     if asked.body.stream:
-        return EventStream(asked.layout.events(asked, watched), lambda: _close(asked, mailbox))
+        return EventStream(asked.layout.events(asked, watched), lambda: _close(asked, mailbox), asked.headers)
     try:
-        return JSONResponse(await unless_dropped(http, _whole(asked, watched)))
+        return JSONResponse(await unless_dropped(http, _whole(asked, watched)), headers=asked.headers)
     finally:
         _close(asked, mailbox)
 
@@ -139,8 +149,11 @@ def _usage(asked: AskedTexts, written: int) -> dict[str, int]:
 class EventStream(StreamingResponse):
     """Response of server-sent events. ``close`` is called at its end, also when the client has left."""
 
-    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]):
-        super().__init__(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
+    def __init__(
+        self, events: AsyncIterator[bytes], close: Callable[[], None], headers: Mapping[str, str] | None = None
+    ):
+        told = {"cache-control": "no-cache", **(headers or {})}
+        super().__init__(events, media_type="text/event-stream", headers=told)
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -84,7 +84,7 @@ def app_of(service: Service, access: Access) -> Starlette:
     routes += [Route(path, _responding(each, service), methods=["GET"]) for path, each in gets.items()]
     guards = [Middleware(Guard, service=service, access=access, paths=[*posts, *gets])]
     if access.origins:
-        anything: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"], "expose_headers": [HEADER]}
+        anything: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"], "expose_headers": [HEADER, NOT_ENFORCED]}
         cors = Middleware(CORSMiddleware, allow_origins=list(access.origins), **anything)
         guards.insert(0, cors)
     handlers: dict[Any, Any] = {HTTPException: _not_found}

@@ -138,7 +138,7 @@ def required_call(tools: Sequence[Mapping[str, Any]], form: CallForm) -> Structu
     schemas, calls = dict[str, Any](), list[dict[str, Any]]()
     for place, tool in enumerate(tools):
         function = tool["function"]
-        schemas[str(place)] = _moved(function.get("parameters") or {"type": "object"}, f"#/$defs/{place}")
+        schemas[str(place)] = _moved(_parameters(function), f"#/$defs/{place}")
         properties = {"name": {"const": function["name"]}, form.arguments: {"$ref": f"#/$defs/{place}"}}
         required = ["name", form.arguments]
         calls.append({"type": "object", "properties": properties, "required": required, "additionalProperties": False})
@@ -155,6 +155,13 @@ def call_or_answer(tools: Sequence[Mapping[str, Any]], form: CallForm, answer: S
     both["$defs"]["answer"] = _moved(schema, "#/$defs/answer")
     both["anyOf"].append({"$ref": "#/$defs/answer"})
     return Structure("json_schema", json.dumps(both), answer.name)
+
+
+def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Schema of the arguments of a function; one without parameters has no arguments."""
+    found = function.get("parameters") or {}
+    says = found.keys() - {"type", "title", "description", "$schema"} or found.get("type", "object") != "object"
+    return found if says else {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def _moved(schema: Any, place: str) -> Any:

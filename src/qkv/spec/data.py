@@ -24,6 +24,11 @@ class Batching(Part, slot=True):
         """Text between two documents of a file; None if the file is one sequence."""
         return None
 
+    @property
+    def tokens_of_window(self) -> int | None:
+        """Tokens of a window of a text; None for as many as the model reads."""
+        return None
+
     def halved(self) -> Self:
         """Copy for half of the memory: half of the tokens per batch, or unchanged if batches are counted in rows."""
         return self
@@ -31,6 +36,14 @@ class Batching(Part, slot=True):
 
 class RandomCrops(Batching, kind="random_crops"):
     """Windows at random offsets of a text, or whole examples, sampled with replacement."""
+
+    window: int | None = Field(
+        default=None, ge=1, description="tokens of a window of a text; default: the model's context length"
+    )
+
+    @property
+    def tokens_of_window(self) -> int | None:
+        return self.window
 
 
 class Packed(Batching, kind="packed"):

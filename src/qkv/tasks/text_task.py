@@ -42,13 +42,20 @@ class TextTask(Task):
         new = whole.splits[OTHER]
         known = own.corpus.splits if isinstance(own, TextDataset) else {TRAIN: new, VALIDATION: new}
         corpus = Corpus(source, whole.tokenizer, {**known, OTHER: new})
-        return TextDataset(
-            recipe, corpus, vocabulary, self.changes(recipe, vocabulary.tokenizer, corpus), self.window(recipe)
-        )
+        wanted = self.window(recipe)
+        window = max(1, min(wanted, len(new.ids) - 1))  # the last token is a target only
+        changes = self.changes(recipe, vocabulary.tokenizer, corpus)
+        dataset = TextDataset(recipe, corpus, vocabulary, changes, window)
+        if window < wanted:
+            dataset.notes = (
+                f"the text has {len(new.ids):,} tokens; it is read in windows of {window:,}, not {wanted:,}",
+            )
+        return dataset
 
     def window(self, recipe: Recipe) -> int:
-        """Window length in tokens; by default the model's context length."""
-        return recipe.model.context_length
+        """Window length in tokens; by default the model's context length, or that of the batching if it is shorter."""
+        longest = recipe.model.context_length
+        return min(longest, recipe.data.batching.tokens_of_window or longest)
 
     def prepared(self, recipe: Recipe, tokenizer: Tokenizer) -> Tokenizer:
         """Tokenizer extended by the special tokens that the task needs, such as the mask token."""

@@ -1,0 +1,271 @@
+"""JSON schemas in the form that can be enforced token by token.
+
+A schema is rewritten before it is compiled:
+
+- Objects that name ``properties`` are closed, unless they say what others may be (``additionalProperties``,
+  ``unevaluatedProperties``): a model would go on inventing keys. Parts of one object (``allOf``, a reference or
+  ``anyOf`` beside properties) are closed together.
+- Each reference leads to a definition of its own, so that an object can be closed in one place and be a part of
+  another one elsewhere. References that only lead back to themselves allow any JSON.
+- Keywords that need more than the next token, such as ``uniqueItems``, are left out and named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
+
+from qkv.spec.errors import UserError
+
+Schema = dict[str, Any]
+_ABSENT = frozenset({"uniqueItems", "not", "if", "then", "else", "dependentRequired", "dependentSchemas"}) | {
+    *("dependencies", "contains", "minContains", "maxContains", "propertyNames", "unevaluatedItems"),
+    *("$dynamicRef", "$recursiveRef", "nullable"),
+}
+"""Keywords that are not enforced."""
+_NEUTRAL = {"uniqueItems": False, "nullable": False, "dependentRequired": {}, "dependentSchemas": {}}
+"""Values of some of them that allow everything."""
+_SILENT = frozenset({"$schema", "$id", "id", "$anchor", "$comment", "$defs", "definitions", "$vocabulary"}) | {
+    *("$dynamicAnchor", "$recursiveAnchor", "title", "description", "default", "examples", "example", "deprecated"),
+    *("readOnly", "writeOnly", "contentMediaType", "contentEncoding", "contentSchema"),
+    *("discriminator", "xml", "externalDocs", "unevaluatedProperties"),
+}
+"""Keywords that say nothing about the text, or are read apart."""
+_FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
+
+
+class Rewriting(NamedTuple):
+    """Schema that can be enforced. dropped: keywords that it leaves out, with their places."""
+
+    schema: Schema
+    dropped: tuple[str, ...]
+
+
+def rewrite(schema: Schema, works: Callable[[Schema], bool], open_objects: bool = False) -> Rewriting:
+    """Schema in the form above. ``works``: tells whether a text of a pattern, as a schema, can be enforced.
+
+    open_objects: leave objects open that name ``properties`` only. Raises ``UserError`` for references that lead
+    nowhere, for a schema that is nested too deeply, and for one that only JSON without end matches.
+    """
+    try:
+        return _Rewriter(schema, works, not open_objects).result()
+    except RecursionError:
+        raise UserError("the JSON schema cannot be used: it is nested too deeply") from None
+
+
+class _Rewriter:
+    """Rewriting of one schema."""
+
+    def __init__(self, root: Schema, works: Callable[[Schema], bool], closes: bool):
+        self._root, self._works, self._closes = root, works, closes
+        self._names: dict[tuple[str, bool], str] = {}
+        self._definitions: Schema = {}
+        self._dropped: dict[str, None] = {}
+
+    def result(self) -> Rewriting:
+        """The whole schema, rewritten."""
+        found = self._value(self._root, "#", True)
+        if not _is_finite(found, _finite(self._definitions)):
+            raise UserError(
+                "the JSON schema cannot be used: it needs itself within itself, so that no JSON of it ends; leave such "
+                "a property out of 'required', or allow null"
+            )
+        definitions = {"$defs": self._definitions} if self._definitions else {}
+        return Rewriting({**found, **definitions}, tuple(self._dropped))
+
+    def _value(self, schema: Any, place: str, closing: bool) -> Any:
+        """A schema, rewritten. closing: it is all that is said about a value, not one of several parts."""
+        if not isinstance(schema, dict):
+            return schema
+        kept = {key: each for key, each in schema.items() if not self._is_left_out(key, each, schema, place)}
+        parts = kept.get("allOf")
+        if kept.keys() == {"allOf"} and isinstance(parts, list) and len(parts) == 1:
+            return self._value(parts[0], f"{place}/allOf/0", closing)
+        if kept.keys() == {"$ref"}:
+            return self._reference(kept["$ref"], place, closing)
+        whole = closing and self._is_whole(schema, kept)
+        found = {key: self._keyword(key, each, place, closing and not whole) for key, each in kept.items()}
+        if "$ref" in found:  # beside other keywords
+            found["allOf"] = [found.pop("$ref"), *found.get("allOf", [])]
+        return self._closed(found, list(self._parts(schema, place, set()))) if whole else found
+
+    def _is_whole(self, schema: Schema, kept: Schema) -> bool:
+        """True if an object is closed here, not within its alternatives."""
+        return "unevaluatedProperties" in schema or not kept.keys().isdisjoint({"properties", "allOf", "$ref"})
+
+    def _closed(self, found: Schema, parts: list[Schema]) -> Schema:
+        """An object that has no other properties than its parts name or it requires, unless one of them is open."""
+        shut = parts[0].get("unevaluatedProperties") is False
+        told = any("additionalProperties" in each or each.get("unevaluatedProperties", False) for each in parts)
+        named = [each["properties"] for each in parts if isinstance(each.get("properties"), dict)]
+        if told or not (shut or (named and self._closes)):
+            return found
+        patterns = [each["patternProperties"] for each in parts if isinstance(each.get("patternProperties"), dict)]
+        names = [*(name for each in named for name in each), *_texts(found.get("required"))]
+        closed = {**found, "properties": _and_others(found.get("properties"), names), "additionalProperties": False}
+        if patterns:
+            others = [pattern for each in patterns for pattern in each]
+            closed["patternProperties"] = _and_others(found.get("patternProperties"), others)
+        return closed
+
+    def _parts(self, schema: Any, place: str, seen: set[str]) -> Iterator[Schema]:
+        """A schema and all others that describe the same value, each once; ``seen``: places of those that were met."""
+        if not isinstance(schema, dict) or place in seen:
+            return
+        yield schema
+        seen.add(place)
+        for key in ("allOf", "anyOf", "oneOf"):
+            for i, each in enumerate(schema[key] if isinstance(schema.get(key), list) else ()):
+                yield from self._parts(each, f"{place}/{key}/{i}", seen)
+        if isinstance(schema.get("$ref"), str):
+            yield from self._parts(*self._target(schema["$ref"], place), seen)
+
+    def _keyword(self, key: str, value: Any, place: str, closing: bool) -> Any:
+        """Value of a keyword, rewritten. closing: alternatives and references are closed themselves."""
+        inner = f"{place}/{_quoted(key)}"
+        if key == "$ref":
+            return self._reference(value, place, closing)
+        if isinstance(value, list) and key in ("allOf", "anyOf", "oneOf", "prefixItems", "items"):
+            apart = closing if key in ("anyOf", "oneOf") else key != "allOf"
+            return [self._value(each, f"{inner}/{i}", apart) for i, each in enumerate(value)]
+        if isinstance(value, dict) and key in ("properties", "patternProperties"):
+            return {name: self._value(each, f"{inner}/{_quoted(name)}", True) for name, each in value.items()}
+        known = key in ("items", "additionalItems", "additionalProperties")
+        return self._value(value, inner, True) if known else value
+
+    def _is_left_out(self, key: str, value: Any, schema: Schema, place: str) -> bool:
+        """True if a keyword is not part of the rewritten schema. It is named if it would change what is allowed."""
+        if key in ("if", "then", "else") and "if" not in schema:
+            return True
+        absent = key in _ABSENT and not (key in _NEUTRAL and value == _NEUTRAL[key])
+        unusable = absent or self._is_unusable(key, value, schema)
+        if unusable:
+            self._name(f"{key} {_quoted(value)}" if key == "format" else key, place)
+        return unusable or key in _SILENT or key in _ABSENT or key.startswith("x-")
+
+    def _is_unusable(self, key: str, value: Any, schema: Schema) -> bool:
+        """True for a keyword that is enforced in other cases."""
+        if key == "format":
+            return isinstance(value, str) and value not in _FORMATS
+        if key == "unevaluatedProperties":
+            return isinstance(value, dict) and bool(value)
+        if key in ("minProperties", "maxProperties"):
+            return not set(schema.get("properties") or ()) <= set(_texts(schema.get("required")))
+        return key == "pattern" and isinstance(value, str) and not self._works({"type": "string", "pattern": value})
+
+    def _name(self, keyword: str, place: str) -> None:
+        self._dropped[f"{keyword} at {place}"] = None
+
+    def _reference(self, pointer: Any, place: str, closing: bool) -> Schema:
+        """Reference to the rewritten form of what ``pointer`` leads to, by way of other references."""
+        target, where = self._target(pointer, place)
+        passed = {where}
+        while isinstance(target, dict) and target.keys() - _SILENT == {"$ref"}:
+            target, where = self._target(target["$ref"], where)
+            if where in passed:
+                self._name("$ref", place)
+                return {}
+            passed.add(where)
+        key = (where, closing)
+        if key not in self._names:
+            self._names[key] = name = str(len(self._names))
+            self._definitions[name] = None  # its place, while it is rewritten
+            self._definitions[name] = self._value(target, where, closing)
+        return {"$ref": f"#/$defs/{self._names[key]}"}
+
+    def _target(self, pointer: Any, place: str) -> tuple[Any, str]:
+        """(schema, its place) that a reference leads to."""
+        base, _, fragment = str(pointer).partition("#")
+        found, where = self._places.get(base or "#") or self._missing(pointer, place)
+        if fragment and not fragment.startswith("/"):
+            return self._places.get(f"{base}#{fragment}") or self._missing(pointer, place)
+        for step in fragment.split("/")[1:]:
+            key = unquote(step).replace("~1", "/").replace("~0", "~")
+            index = int(key) if isinstance(found, list) and key.isdecimal() else key
+            try:
+                found, where = found[index], f"{where}/{_quoted(key)}"
+            except (KeyError, IndexError, TypeError):
+                self._missing(pointer, place)
+        return found, where
+
+    def _missing(self, pointer: Any, place: str) -> tuple[Any, str]:
+        raise UserError(
+            f"the JSON schema cannot be used: its $ref {pointer!r} at {place} leads to nothing within the schema"
+        )
+
+    @cached_property
+    def _places(self) -> dict[str, tuple[Any, str]]:
+        """(schema, its place) of the root, of each ``$id`` and of each ``$anchor``."""
+        found: dict[str, tuple[Any, str]] = {"#": (self._root, "#")}
+        waiting: list[tuple[Any, str, str]] = [(self._root, "#", "")]
+        while waiting:
+            each, place, base = waiting.pop()
+            inner = enumerate(each) if isinstance(each, list) else each.items() if isinstance(each, dict) else ()
+            if isinstance(each, dict):
+                own = each.get("$id")
+                base = own.partition("#")[0] if isinstance(own, str) else base
+                found.setdefault(base or "#", (each, place))
+                for kind in ("$anchor", "$dynamicAnchor"):
+                    if isinstance(each.get(kind), str):
+                        found[f"{base}#{each[kind]}"] = found[f"#{each[kind]}"] = (each, place)
+            waiting += [(one, f"{place}/{_quoted(str(key))}", base) for key, one in inner]
+        return found
+
+
+def _finite(definitions: Schema) -> frozenset[str]:
+    """References to definitions that some JSON of finite length matches."""
+    known = frozenset[str]()
+    while True:
+        more = frozenset(f"#/$defs/{name}" for name, each in definitions.items() if _is_finite(each, known))
+        if more == known:
+            return known
+        known = more
+
+
+def _is_finite(schema: Any, known: frozenset[str]) -> bool:
+    """True if JSON of finite length can match, as far as ``known`` references say."""
+    if not isinstance(schema, dict) or "enum" in schema or "const" in schema:
+        return True
+    if "$ref" in schema and schema["$ref"] not in known:
+        return False
+    several = {key: schema[key] for key in ("allOf", "anyOf", "oneOf") if isinstance(schema.get(key), list)}
+    if not all((all if key == "allOf" else any)(_is_finite(each, known) for each in several[key]) for key in several):
+        return False
+    kinds = schema.get("type")
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    inner = {"object": _of_object, "array": _of_array}
+    return any(kind not in inner or all(_is_finite(each, known) for each in inner[kind](schema)) for kind in kinds)
+
+
+def _of_object(schema: Schema) -> list[Any]:
+    """Schemas of the properties that an object must have."""
+    properties = schema.get("properties")
+    own = properties if isinstance(properties, dict) else {}
+    return [own.get(name, schema.get("additionalProperties")) for name in _texts(schema.get("required"))]
+
+
+def _of_array(schema: Schema) -> list[Any]:
+    """Schemas of the items that an array must have."""
+    least, first, items = schema.get("minItems", 0), schema.get("prefixItems", []), schema.get("items")
+    first = items if isinstance(items, list) else first
+    needed = least if isinstance(least, int) else 0
+    own = list(first[:needed]) if isinstance(first, list) else []
+    return own + ([items] if needed > len(own) and isinstance(items, dict) else [])
+
+
+def _and_others(known: Any, names: list[str]) -> Schema:
+    """``known`` with further ``names``, of which anything may be the value."""
+    own = known if isinstance(known, dict) else {}
+    return {**own, **{name: True for name in names if name not in own}}
+
+
+def _texts(value: Any) -> list[str]:
+    """Texts of a list; none of anything else."""
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+
+
+def _quoted(key: str) -> str:
+    """A key within a JSON pointer, in ASCII."""
+    return quote(key.replace("~", "~0").replace("/", "~1"), safe="~$")
