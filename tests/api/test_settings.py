@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import qkv
+from qkv.spec.model import Text
 from qkv.system.torch_settings import usual_settings
 
 TEXT = "the cat sat on the mat and the dog sat on the log. " * 40
@@ -28,7 +29,7 @@ def changed(change: Callable[[Any], None], to: Any, back: Any) -> Iterator[None]
 
 SETTINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "no_grad": torch.no_grad,
-    "set_grad_enabled": lambda: changed(torch.set_grad_enabled, False, True),
+    "set_grad_enabled": lambda: changed(lambda on: torch.set_grad_enabled(on), False, True),
     "inference_mode": torch.inference_mode,
     "float64": lambda: changed(torch.set_default_dtype, torch.float64, torch.float32),
     "bfloat16": lambda: changed(torch.set_default_dtype, torch.bfloat16, torch.float32),
@@ -116,7 +117,7 @@ def test_settings_come_back_after_an_error(name: str) -> None:
 
 def test_a_model_is_built_on_the_device_of_the_caller() -> None:
     with torch.device("meta"):
-        model = qkv.build(qkv.Model(num_layers=1, width=16, frontend=qkv.spec.model.Text(vocab_size=9)))
+        model = qkv.build(qkv.Model(num_layers=1, width=16, frontend=Text(vocab_size=9)))
     assert next(model.parameters()).is_meta
 
 

@@ -24,6 +24,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from qkv.serving.answers import NOT_ENFORCED
 from qkv.serving.completions import chat, completions
 from qkv.serving.effects import HEADER, header
 from qkv.serving.embeddings import embeddings
@@ -84,7 +85,8 @@ def app_of(service: Service, access: Access) -> Starlette:
     routes += [Route(path, _responding(each, service), methods=["GET"]) for path, each in gets.items()]
     guards = [Middleware(Guard, service=service, access=access, paths=[*posts, *gets])]
     if access.origins:
-        anything: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"], "expose_headers": [HEADER, NOT_ENFORCED]}
+        told = [HEADER, NOT_ENFORCED]
+        anything: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"], "expose_headers": told}
         cors = Middleware(CORSMiddleware, allow_origins=list(access.origins), **anything)
         guards.insert(0, cors)
     handlers: dict[Any, Any] = {HTTPException: _not_found}
