@@ -179,3 +179,42 @@ def test_the_season_is_found(season: int, step: float, period: int) -> None:
     assert guess_period([values], Step("seconds", step)) == period
     noise = np.random.default_rng(1).normal(size=(400, 1)).cumsum(0)
     assert guess_period([noise], Step("seconds", step)) is None
+
+
+def test_rows_that_share_a_step_are_told_and_the_nearest_is_kept(tmp_path: Path) -> None:
+    rows = [f"2024-01-01 {hour:02}:00,{hour}\n" for hour in range(24)]
+    rows += [f"2024-01-01 {hour:02}:10,999\n" for hour in (0, 5, 10)]
+    panel = panel_of(tmp_path, "time,y\n" + "".join(rows))
+    assert panel.series[0].values[:, 0].tolist() == list(range(24))
+    assert any("3 of 27 rows share their step with another row" in note for note in panel.notes)
+
+
+def test_names_of_series_are_guessed_where_rows_share_time_stamps(tmp_path: Path) -> None:
+    panel = panel_of(
+        tmp_path, "shop,date,y\n" + "".join(f"{name},2024-01-{i + 1:02},{i}\n" for name in "ab" for i in range(9))
+    )
+    assert [each.name for each in panel.series] == ["a", "b"]
+    assert "'shop' as the names of the series (guessed, since rows share time stamps)" in panel.notes
+
+
+def test_cells_that_are_no_numbers_are_told_apart_from_missing_ones(tmp_path: Path) -> None:
+    cells = [str(i) for i in range(100)]
+    cells[7], cells[8] = "ERR", ""
+    text = "t,y\n" + "".join(f"{i},{cell}\n" for i, cell in enumerate(cells))
+    panel = panel_of(tmp_path, text, columns={"time": "t"})
+    said = " ".join(panel.notes)
+    assert "1 of 100 cells of the column 'y'" in said
+    assert "such as 'ERR' in line 9; they are left out" in said
+    assert "1 of 100 values of" in said
+    for i in range(20, 27):
+        cells[i] = "ERR"
+    with pytest.raises(UserError, match=r"8 of 100 cells of the column 'y' .* are no numbers, such as 'ERR' in line 9"):
+        panel_of(tmp_path, "t,y\n" + "".join(f"{i},{cell}\n" for i, cell in enumerate(cells)), columns={"time": "t"})
+
+
+def test_a_column_that_can_be_read_in_two_ways_is_asked_about(tmp_path: Path) -> None:
+    text = "date;y\n2024-01-01;1,015\n2024-01-02;2,332\n"
+    with pytest.raises(UserError, match=r"can be read in two ways: '1,015' as 1015 or as 1\.015"):
+        panel_of(tmp_path, text)
+    for decimal, first in (("point", 1015), ("comma", 1.015)):
+        assert panel_of(tmp_path, text, decimal=decimal).series[0].values[0, 0] == first

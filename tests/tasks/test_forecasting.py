@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,16 @@ import yaml
 from qkv.models.build import build
 from qkv.runs.evaluation import measure
 from qkv.runs.predict import predict_table
+from qkv.spec.data import Data
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe
+from qkv.spec.tasks import Forecasting
 from qkv.tasks import series_baselines
 from qkv.tasks.registry import build_task
 from qkv.tasks.series_dataset import SeriesDataset
 from qkv.training.loop import train
+from qkv.training.signals.forecasts import choose_forecast
+from qkv.training.signals.register import RecipeRequest
 
 STEPS = 120
 
@@ -217,3 +222,18 @@ def test_data_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, An
     recipe = recipe_of(tmp_path, **changes)
     with pytest.raises((UserError, SpecError), match=message):
         build_task(recipe.task).open(recipe)
+
+
+def test_a_part_without_targets_is_refused_or_moved_before_training(tmp_path: Path) -> None:
+    source = tmp_path / "off.csv"
+    days = [datetime(2023, 1, 1) + timedelta(days=i) for i in range(200)]
+    rows = [f"{day:%Y-%m-%d},{i % 7}\n" for i, day in enumerate(days) if not 138 <= i < 162]
+    source.write_text("date,level\n" + "".join(rows))
+    asked = RecipeRequest(Forecasting(), Data(source=str(source)), ["task.horizon=7"])
+    recipe = choose_forecast(asked)
+    parts = recipe.task.parts
+    assert sum(parts) == 200
+    assert build_task(recipe.task).open(recipe).cutters["validation"].targets > 0
+    fixed = recipe.changed(task=recipe.task.changed(parts=(0.7, 0.1, 0.2)))
+    with pytest.raises(UserError, match=r"no value of the validation part of .* \(2023-05-21 to 2023-06-09\) can be"):
+        build_task(fixed.task).open(fixed)

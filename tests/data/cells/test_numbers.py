@@ -77,6 +77,11 @@ def test_what_stays_open_is_asked_with_a_cell() -> None:
     assert number_form(["997", "1,015"] * 40 + ["3,5"]).question
 
 
+@pytest.mark.parametrize("cells", [["01.01.2024", "02.01.2024"], ["soon"], [], ["1.2.3", "1,2,3"]])
+def test_columns_of_other_texts_hold_no_number(cells: list[str]) -> None:
+    assert read_numbers(cells).wrong == list(range(len(cells)))
+
+
 @pytest.mark.parametrize("cell", ["NA", "n/a", "", " ", "-", "NULL", "None", "NaN", "#N/A", "?", None, math.nan])
 def test_empty_cells_are_no_errors(cell: object) -> None:
     found = read_numbers(["1", cell, "2"])

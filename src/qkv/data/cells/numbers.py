@@ -123,7 +123,7 @@ def number_form(cells: Iterable[Any], decimal: Decimal | None = None) -> NumberF
     texts = [cell for cell in cells if isinstance(cell, str) and not is_empty(cell)]
     if _are_plain(texts):
         return NumberForm()
-    split = [(text, parts) for text in texts if (parts := _split(text)) is not None]
+    split = [(text, parts) for text in texts if (parts := _split(text)) is not None and _is_number(parts.body)]
     unit = _unit_of([parts.unit for _, parts in split])
     shapes = Counter(_shape(parts.body) for _, parts in split)
     counts = {form: sum(n for shape, n in shapes.items() if _matches(shape, *form)) for form in _FORMS}
@@ -198,7 +198,7 @@ def too_many(wrong: int, cells: int) -> bool:
 def like_number(text: str) -> bool:
     """True if a text can be a number in some convention."""
     parts = _split(text)
-    return parts is not None and any(_matches(parts.body, *form) for form in _FORMS)
+    return parts is not None and _is_number(parts.body)
 
 
 def is_empty(cell: Any) -> bool:
@@ -254,6 +254,10 @@ def _matches(body: str, decimal: str, thousands: str) -> bool:
     return len(first) < 4 and (set(lengths) == {3} or indian)
 
 
+def _is_number(body: str) -> bool:
+    return any(_matches(body, *form) for form in _FORMS)
+
+
 def _unit_of(units: Sequence[str]) -> str:
     """Unit of a column: percent if at least half of the cells have it, else the most frequent currency."""
     counts = Counter(unit for unit in units if unit)
@@ -262,9 +266,10 @@ def _unit_of(units: Sequence[str]) -> str:
 
 
 def _with_example(form: NumberForm, split: Sequence[tuple[str, _Parts]]) -> NumberForm:
-    """Form with the first cell that a program would not read in the same way."""
-    odd = (text for text, _ in split if (number := form.read(text)) == number and _as_program(text) != number)
-    return form._replace(example=next(odd, "").strip())
+    """Form with the first cell, with a mark if there is one, that a program would not read in the same way."""
+    odd = [text for text, _ in split if (number := form.read(text)) == number and _as_program(text) != number]
+    marked = (text for text in odd if "," in text or "." in text)
+    return form._replace(example=next(marked, next(iter(odd), "")).strip())
 
 
 def _as_program(text: str) -> float:
