@@ -208,7 +208,7 @@ def test_replays_are_steps_and_leave_an_ordinary_state(name: str, recorded: list
         step = ids[:, 60 + i, None]
         got, found = logits(model, step, found)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("QKV_GRAPHS", "0")
+            patch.setenv("QKV_WITHOUT", "graphs")
             wanted, expected = logits(plain, step, expected)
         same(got, wanted)
     same_read(found, expected)
@@ -249,7 +249,7 @@ def test_a_step_is_recorded_again_where_rows_capacity_or_the_model_change(record
         for i in columns:
             got, state = logits(model, ids[: len(state.positions), i, None], state)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setenv("QKV_GRAPHS", "0")
+                patch.setenv("QKV_WITHOUT", "graphs")
                 wanted, expected = logits(other, ids[: len(state.positions), i, None], expected)
             same(got, wanted)
         return state
@@ -427,6 +427,6 @@ def test_generation_with_rows_that_leave_and_join(name: str, recorded: list[Reco
     assert len(recorded) >= 4
     assert sum(recording.replays for recording in recorded) > 40
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("QKV_GRAPHS", "0")
+        patch.setenv("QKV_WITHOUT", "graphs")
         assert found == written(plain)
         assert whole == generate(plain, texts, settings)
