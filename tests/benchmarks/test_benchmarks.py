@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARED = {"side_by_side", "gpt_models", "long_range_data", "decode_peers"}
+SHARED = {"side_by_side", "gpt_models", "long_range_data", "decode_peers", "peer_process"}
 SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in SHARED)
 
 PRINTS: dict[str, tuple[str, ...]] = {

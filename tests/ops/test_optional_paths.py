@@ -66,7 +66,7 @@ def test_nothing_offers_it(without: str) -> None:
     """What says whether a path is there says no, for reasons of this machine or of the setting."""
     offers: dict[str, Callable[[], bool]] = {
         "native": lambda: library.available() or pages.available(random(1)) or native_attention.suits(*QUERIES[:2]),
-        "tiles": lambda: False,
+        "tiles": library.has_tiles,
         "onednn": onednn.available,
         "onednn-operator": lambda: operator.available() or onednn_linear._fused(),
         "bf16": lambda: precision.runs_in("bf16", CPU) == "bf16" or library.rounds_to_bf16(),

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from qkv.ops.native import library
 from qkv.ops.native.pages import PageTable
+from qkv.ops.quantized.tiles import tiled_from
 
 INPUTS = ("as it is", "layer norm", "rms norm", "relu", "relu2", "gelu", "gelu_tanh", "silu", "quick_gelu")
 """What can become of the input of a product; the names of activations are those of ``qkv.layers.activations``."""
@@ -39,6 +40,7 @@ class _Product(ctypes.Structure):
         *((name, _POINTER) for name in ("weights", "scales", "bias", "x", "y")),
         *((name, _NUMBER) for name in ("rows", "inner", "outer", "stride", "groups", "size")),
         ("adds", ctypes.c_bool),
+        ("tiled_from", _NUMBER),
         ("prepared", _POINTER),
     )
 
@@ -97,6 +99,7 @@ class Matrix:
         """The weights as the library takes them."""
         found = _Product(bits=self.bits, inner=self.inner, outer=self.outer, groups=1, bias=_address(self.bias))
         found.weights, found.scales = self.stored.data_ptr(), _address(self.scale)
+        found.tiled_from = tiled_from(self.bits)
         if self.scale is None:
             found.stride = self.stored.element_size() * self.stored.stride(0)
         else:
