@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.ops.attention_cases import MASKS, SITES, Case, by_loops, random
 from tests.ops.clock import forget_choices
 from tests.ops.compare import assert_all_same, assert_same, outputs_and_gradients
-from tests.ops.exact import exact
+from tests.ops.present import exact
 from torch import Tensor
 
 from qkv.ops import choices

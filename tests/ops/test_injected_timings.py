@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.ops.clock import inject, quickest
-from tests.ops.exact import exact, needs_onednn
+from tests.ops.present import exact, needs_onednn
 
 from qkv.ops import choices
 from qkv.ops import onednn as permission

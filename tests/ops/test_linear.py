@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.ops.clock import forget_choices, inject
 from tests.ops.compare import assert_all_same, assert_same, outputs_and_gradients
-from tests.ops.exact import needs_onednn
+from tests.ops.present import needs_onednn
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -214,7 +214,8 @@ class TestProof:
     """``available`` says yes only where not a bit is lost."""
 
     @pytest.fixture(autouse=True)
-    def forget(self) -> Iterator[None]:
+    def forget(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        monkeypatch.delenv("QKV_WITHOUT", raising=False)
         onednn._exact.cache_clear()
         yield
         onednn._exact.cache_clear()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.ops.present import needs_native
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -19,7 +20,6 @@ from qkv.ops.native import library, loading
 from qkv.ops.quantized import choose, reference
 from qkv.system import compiler
 
-needs_native = pytest.mark.skipif(compiler.compiler() is None, reason="there is no C++ compiler here")
 SIZES = [(1, 1), (5, 31), (13, 100), (4, 32), (129, 257), (67, 288)]
 FORMATS = [(16, 0), (8, 0), (8, 64), (8, 128), (4, 32), (4, 128)]
 
@@ -278,6 +278,7 @@ def test_a_failed_build_is_said_and_remembered(tmp_path: Path, monkeypatch: pyte
 
 def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("QKV_WITHOUT", raising=False)
     monkeypatch.delenv("CXX", raising=False)
     forget()
     try:

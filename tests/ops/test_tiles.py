@@ -1,5 +1,5 @@
 """Native products in tiles against float64 and against products in vectors. The kernel is compiled with instructions of
-tiles that are computed one by one, so that it runs on every processor; where the processor has tiles, also with its own.
+tiles that are computed one by one, so that it runs on every processor; where a processor has them, also with its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 from tests.ops.clock import inject
-from tests.ops.test_native import needs_native, random
+from tests.ops.present import needs_native
+from tests.ops.test_native import random
 from torch import Tensor
 from torch.nn import functional as F
 

@@ -34,11 +34,10 @@ def runs_in(asked: str, device: torch.device) -> str:
 
 def choice(device: torch.device) -> Choice:
     """Faster precision of matrix products on ``device`` where bf16 is allowed; timed once."""
-    setting = turned_off("bf16")
-    if setting:
-        return Choice("precision", "bf16 allowed", "fp32", f"{setting} turns bf16 off")
     name = device.type if device.type == "cpu" else torch.get_device_module(device).get_device_name(device)
-    case = f"bf16 allowed, {name}"
+    case, setting = f"bf16 allowed, {name}", turned_off("bf16")
+    if setting:
+        return choose("precision", case, lambda: Choice("precision", case, "fp32", f"{setting} turns bf16 off"))
     return choose("precision", case, lambda: _measured(case, device), ("bf16", "fp32"))
 
 

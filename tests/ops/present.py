@@ -1,4 +1,4 @@
-"""Paths that compute exactly on some processors only, as parameters of tests: elsewhere ``choose`` never takes them."""
+"""Paths that are present on some machines only: tests of them are skipped elsewhere, where nothing ever takes them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from typing import Any
 import pytest
 
 from qkv.ops import onednn
+from qkv.system import compiler
+from qkv.system.optional import turned_off
 
 needs_onednn = pytest.mark.skipif(
     not onednn.available(), reason="this build of torch has no oneDNN that keeps fp32 exact here"
+)
+# Asked of the compiler, as loading the library would build it outside of the folder of the tests.
+needs_native = pytest.mark.skipif(
+    compiler.compiler() is None or bool(turned_off("native")), reason="there is no native library here"
 )
 
 
