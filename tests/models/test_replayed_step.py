@@ -41,6 +41,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "scaled rotations": {"branches": ["attention(2, relative=rope(scaling=linear(factor=2)))", "feed_forward"]},
 }
 
+pytestmark = pytest.mark.usefixtures("nothing_turned_off")
+
 
 def built(form: dict[str, Any], width: int = 32, **more: Any) -> Transformer:
     """Model in float64, whose products all go through torch's operators."""

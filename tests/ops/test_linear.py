@@ -214,8 +214,7 @@ class TestProof:
     """``available`` says yes only where not a bit is lost."""
 
     @pytest.fixture(autouse=True)
-    def forget(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        monkeypatch.delenv("QKV_WITHOUT", raising=False)
+    def forget(self, nothing_turned_off: None) -> Iterator[None]:
         onednn._exact.cache_clear()
         yield
         onednn._exact.cache_clear()

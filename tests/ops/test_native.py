@@ -276,9 +276,8 @@ def test_a_failed_build_is_said_and_remembered(tmp_path: Path, monkeypatch: pyte
         compiler.build(source, [])
 
 
-def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_torch_computes(nothing_turned_off: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("QKV_WITHOUT", raising=False)
     monkeypatch.delenv("CXX", raising=False)
     forget()
     try:

@@ -10,15 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from qkv.ops import timing
 from qkv.ops.linear.precision import autocast, choice, runs_in
 from qkv.ops.timing import Race
-from qkv.system.optional import VARIABLE
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def bf16_is_a_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is turned off for the other tests: times are those of the test."""
-    monkeypatch.delenv(VARIABLE, raising=False)
+pytestmark = pytest.mark.usefixtures("nothing_turned_off")
 
 
 def product_dtype(asked: str) -> torch.dtype:

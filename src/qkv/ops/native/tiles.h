@@ -50,14 +50,17 @@ struct alignas(64) TileSizes {
     void set(int tile, int high, int broad) { rows[tile] = high, bytes[tile] = broad; }
 };
 
+// What was written there is in memory: tiles are loaded by instructions whose sources compilers do not know.
+static INLINE void written(const void *there) { asm volatile("" ::"r"(there) : "memory"); }
+
 // Tiles of these sizes for the time of a product.
 struct WithTiles {
-    explicit WithTiles(const TileSizes &sizes) { TILE_SIZES(&sizes); }
+    explicit WithTiles(const TileSizes &sizes) {
+        written(&sizes);
+        TILE_SIZES(&sizes);
+    }
     ~WithTiles() { TILE_RELEASE(); }
 };
-
-// What was written before is in memory: tiles are loaded by instructions whose sources compilers do not know.
-static INLINE void written() { asm volatile("" ::: "memory"); }
 
 static INLINE long whole_tiles(long rows) { return (rows + HIGH - 1) / HIGH; }
 
@@ -107,7 +110,7 @@ static INLINE void load_weights(const Pair &w, long s, long rest, char *padded) 
             std::memcpy(padded + (HIGH + i) * BROAD, second + i * stride, 2 * rest);
         }
         first = padded, second = padded + HIGH * BROAD, stride = BROAD;
-        written();
+        written(padded);
     }
     TILE_LOAD(4, first, stride);
     TILE_LOAD(5, second, stride);
@@ -142,7 +145,7 @@ static void add_tiles(const Pair &w, const char *x, long inner, const char *next
         TILE_STORE(2, sums.of[1][0], BROAD);
         TILE_STORE(3, sums.of[1][1], BROAD);
     }
-    written();
+    written(&sums);
 }
 
 // y of a tile of sums (of W, of x): ``count`` rows of W from ``row`` on, and ``rows`` rows of x from ``first`` on.
@@ -194,7 +197,7 @@ template <class W, int = W::IN_TILES> static void multiply_tiles(const Product &
     if (row >= last) return;
     std::vector<char> padded(HIGH * job.stride + BROAD);  // the last rows, fewer than a tile
     std::memcpy(padded.data(), job.weights + row * job.stride, (last - row - 1) * job.stride + 2 * job.inner);
-    written();
+    written(padded.data());
     multiply_pair(job, {padded.data(), padded.data(), job.stride}, row, last - row, nullptr, 0);
 }
 
@@ -241,7 +244,7 @@ static INLINE void add_blocks(const char *w, const Rounded *x, long width, long 
         TILE_ADD_INT8(1, 6, 7);
         TILE_STORE(1, sums[1], BROAD);
     }
-    written();
+    written(sums);
 }
 
 // R rows of x from ``first`` on, of which ``rows`` are there, times the tile of W with its blocks at ``w``.
@@ -279,7 +282,7 @@ static void multiply_tiles(const Product &job, long begin, long end) {
     std::vector<char> unpacked(HALVES<F> ? blocks * BLOCK * TILE : 0);
     for (long tile = begin; tile < end; tile++) {
         const char *const w = signed_blocks<F>(job.weights + tile * blocks * F::BYTES, blocks, unpacked);
-        written();
+        written(w);
         for (long first = 0; first < job.rows; first += HIGH) {
             const long rows = std::min(HIGH, job.rows - first);
             if (rows > 8) multiply_blocks<F, HIGH>(job, w, tile, first, rows);
