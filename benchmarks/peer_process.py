@@ -12,7 +12,8 @@ READY = "ready"
 _LONGEST = 30
 """Seconds that a process whose pipe is closed is given to end."""
 
-Side, Result = TypeVar("Side"), TypeVar("Result")
+Side = TypeVar("Side")
+Result = TypeVar("Result")
 
 
 class Died(RuntimeError):
