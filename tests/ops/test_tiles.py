@@ -123,17 +123,16 @@ def test_largest_numbers_do_not_overflow(tiled: str, bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4])
-def test_a_decoding_step_takes_tiles(tiled: str, monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
+def test_a_decoding_step_takes_tiles(tiled: str, bits: int) -> None:
     """Two products, with a norm and an activation before them, the second of which is added to the stream."""
     up, down = (reference.pack(random(*size), bits, 32 if bits == 4 else 0) for size in ((100, 48), (48, 100)))
     x, bias = random(21, 48), random(100)
     weight = 1 + random(48) / 10
 
     def step(least: int) -> Tensor:
-        monkeypatch.setattr("qkv.ops.native.step.tiled_from", lambda bits: least)
         steps = Steps()
         first, second = (
-            Matrix(m.stored, b, m.outer, m.inner, bits, m.scale, m.group) for m, b in ((up, bias), (down, None))
+            Matrix(m.stored, b, m.outer, m.inner, bits, m.scale, m.group, least) for m, b in ((up, bias), (down, None))
         )
         steps.multiply(first, STREAM, WIDE, InputNorm("layer norm", weight, None, 1e-5))
         steps.multiply(second, WIDE, STREAM, None, "gelu")
