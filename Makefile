@@ -16,7 +16,7 @@ DEV := $(VENV)/.dev
 DOCS := $(VENV)/.docs
 BENCH := $(VENV)/.bench
 
-.PHONY: help install run test test-slow fuzz golden test-older lint types bench record tables pictures outputs docs clean
+.PHONY: help install run test test-slow fuzz golden test-older test-plain lint types bench record tables pictures outputs docs clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -42,6 +42,9 @@ BY_PROCESSOR := tests/ops tests/mixers tests/models tests/runs tests/training
 
 test-older: $(DEV) ## Run processor-dependent tests, emulating a processor with AVX2 only
 	$(OLDER) $(BIN)/python -m pytest -n $(WORKERS) $(BY_PROCESSOR) $(ARGS)
+
+test-plain: $(DEV) ## Run processor-dependent tests without any optional path, as on a processor that has none of them
+	QKV_WITHOUT=all $(BIN)/python -m pytest -n $(WORKERS) $(BY_PROCESSOR) $(ARGS)
 
 fuzz: $(DEV) ## Test random specs, valid and invalid, with one training step each; ARGS="--count 5000 --seed 0"
 	$(BIN)/python -m tests.fuzz.specs $(ARGS)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import distributions
@@ -31,6 +31,7 @@ import torch
 
 import qkv
 from decode_peers import PEERS, Work, equal_rows, running, write_sources
+from peer_process import Died, living
 from qkv.models.quantize import quantize
 from qkv.models.transformer import Transformer
 from qkv.ops.native import library
@@ -126,8 +127,10 @@ def qkv_side(model: Transformer, bf16: bool, bits: int = 32) -> Writer:
 
 
 @contextlib.contextmanager
-def sides(precision: str, asked: argparse.Namespace) -> Iterator[dict[str, Writer]]:
-    """Libraries to compare at this precision; peers run in processes of their own."""
+def sides(precision: str, asked: argparse.Namespace, died: dict[str, str]) -> Iterator[dict[str, Writer]]:
+    """Libraries to compare at this precision; peers run in processes of their own. died: those that die at their start,
+    with how.
+    """
     bf16, drawn = precision == "bf16", partial(build_qkv, asked.model, asked.smoke)
     found: dict[str, Writer] = {"qkv": qkv_side(drawn(), bf16, 32 if bf16 else BITS[precision])}
     if bf16:
@@ -141,9 +144,11 @@ def sides(precision: str, asked: argparse.Namespace) -> Iterator[dict[str, Write
             write_sources(drawn(), folder, precision)
         for name in wanted:
             try:
-                found[name] = stack.enter_context(running(PEERS[name], work, asked.peers))
+                found[name] = stack.enter_context(running(name, work, asked.peers))
             except RuntimeError as error:
                 print(f"left out: {name} ({error})")
+                if isinstance(error, Died):
+                    died[name] = str(error)
         yield found
 
 
@@ -162,40 +167,56 @@ def prompts(batch: int, length: int, vocab: int) -> list[list[int]]:
 
 def measure(precision: str, asked: argparse.Namespace) -> list[list[str]]:
     """Measure every batch size, then time to first token, at one precision; rows of the table."""
-    new, rows = 4 if asked.smoke else asked.new, list[list[str]]()
+    new, rows, died = 4 if asked.smoke else asked.new, list[list[str]](), dict[str, str]()
     vocab = spec_of(asked.model, asked.smoke).vocab_size or 1
     name = MODELS[asked.model][0]
-    with sides(precision, asked) as runs:
+    with sides(precision, asked, died) as runs:
         for batch in asked.batch:
             texts = prompts(batch, PROMPT, vocab)
-            written = {side: run(texts, new) for side, run in runs.items()}
-            times = in_turns({side: partial(run, texts, new) for side, run in runs.items()}, asked.repeats, warm_up=0)
+            written, times = living(lambda live, texts=texts: generated(live, texts, new, asked.repeats), runs, died)
             title = f"decoding, {name} shape, {precision}, batch {batch}, prompt {PROMPT}, {new} new"
-            compare(title, "tokens/s", batch * new, times, OURS)
+            compare(title, "tokens/s", batch * new, times, OURS, died)
             if precision == "fp32" and len(written) > 1:
                 same = {side: equal_rows(found, written["qkv"]) for side, found in written.items() if side != "qkv"}
                 print("rows with qkv's tokens: " + ", ".join(f"{side} {k} of {batch}" for side, k in same.items()))
             rates = {side: batch * new / t.best for side, t in times.items()}
-            rows.append(row(asked, precision, str(batch), rates, "{:,.0f}"))
+            rows.append(row(asked, precision, str(batch), rates, "{:,.0f}", died))
         if not asked.no_first:
-            times = first_token(precision, runs, asked.repeats, vocab)
+            times = living(lambda live: first_token(precision, live, asked.repeats, vocab), runs, died)
             speeds = {side: -t.best for side, t in times.items()}
-            rows.append(row(asked, precision, f"first of {FIRST}, s", speeds, "{:.3f}"))
+            rows.append(row(asked, precision, f"first of {FIRST}, s", speeds, "{:.3f}", died))
     return rows
 
 
-def row(asked: argparse.Namespace, precision: str, batch: str, found: dict[str, float], form: str) -> list[str]:
-    """Row of the table: figures of the sides, of which the highest is the best. Negative ones are seconds."""
+def generated(
+    runs: Mapping[str, Writer], texts: list[list[int]], new: int, repeats: int
+) -> tuple[dict[str, list[list[int]]], dict[str, Times]]:
+    """Tokens and times of each side."""
+    written = {side: run(texts, new) for side, run in runs.items()}
+    return written, in_turns({side: partial(run, texts, new) for side, run in runs.items()}, repeats, warm_up=0)
+
+
+def row(
+    asked: argparse.Namespace,
+    precision: str,
+    batch: str,
+    found: dict[str, float],
+    form: str,
+    died: Mapping[str, str],
+) -> list[str]:
+    """Row of the table: figures of the sides, of which the highest is the best. Negative ones are seconds. died: how
+    sides without a figure died.
+    """
     own = max(found[side] for side in OURS if side in found)
     best = max((found[side] for side in PEERS if side in found), default=0.0)
     ratio = own / best if best > 0 else best / own
-    cells = [form.format(abs(each)) if each else "" for each in (own, *(found.get(side, 0.0) for side in PEERS))]
+    cells = [form.format(abs(own)), *(form.format(abs(found[s])) if s in found else died.get(s, "") for s in PEERS)]
     vectors = torch.backends.cpu.get_cpu_capability()
     keys = [MODELS[asked.model][0], vectors, precision, batch]
     return [*keys, *cells, f"{ratio:.2f}" if best else "", f"{datetime.now(UTC):%Y-%m-%d %H:%M}"]
 
 
-def first_token(precision: str, runs: dict[str, Writer], repeats: int, vocab: int) -> dict[str, Times]:
+def first_token(precision: str, runs: Mapping[str, Writer], repeats: int, vocab: int) -> dict[str, Times]:
     """Time to first token after a prompt of 512 tokens, in seconds."""
     texts = prompts(1, FIRST, vocab)
     times = in_turns({name: partial(run, texts, 1) for name, run in runs.items()}, repeats)

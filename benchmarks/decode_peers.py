@@ -7,15 +7,15 @@ torch's threads from spinning between products: qkv then generates 45 tokens/s i
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from peer_process import process, serve
 from qkv.interop.gguf_peer import LlamaCpp
 from qkv.interop.gguf_write import save_gguf
 from qkv.interop.save import save_published
@@ -114,43 +114,30 @@ def write_sources(model: Transformer, folder: Path, precision: str) -> None:
 
 
 @contextlib.contextmanager
-def running(peer: Peer, work: Work, packages: Path | None) -> Iterator[Writer]:
+def running(name: str, work: Work, packages: Path | None) -> Iterator[Writer]:
     """Start a peer in a new process. ``packages``: folder with packages that come before the installed ones. Raises
-    ``RuntimeError`` if it cannot run the model.
+    ``RuntimeError`` if it cannot run the model, and ``Died`` if it dies.
     """
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(there, peer, work, packages), daemon=True)
-    process.start()
+    with process(name, _serve, PEERS[name], work, packages) as ask:
 
-    def run(prompts: list[list[int]], new: int) -> list[list[int]]:
-        here.send((prompts, new))
-        found: list[list[int]] = here.recv()
-        assert [len(row) for row in found] == [new] * len(prompts)
-        return found
+        def run(prompts: list[list[int]], new: int) -> list[list[int]]:
+            found: list[list[int]] = ask((prompts, new))
+            assert [len(row) for row in found] == [new] * len(prompts)
+            return found
 
-    try:
-        said = here.recv()
-        if said != "ready":
-            raise RuntimeError(said)
         yield run
-    finally:
-        process.terminate()
-        process.join()
 
 
 def _serve(pipe: Connection, peer: Peer, work: Work, packages: Path | None) -> None:
     """Reply to each (prompts, new) with the generated tokens."""
     if packages is not None:
         sys.path.insert(0, str(packages))
-    try:
+
+    def start() -> Callable[[Any], Any]:
         generator = peer.start(work)
-    except Exception as error:  # whatever a library raises for a model that it cannot open
-        pipe.send(f"{type(error).__name__}: {error}")
-        return
-    pipe.send("ready")
-    while True:
-        pipe.send(generator(*pipe.recv()))
+        return lambda question: generator(*question)
+
+    serve(pipe, start)
 
 
 def equal_rows(found: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]) -> int:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import multiprocessing
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -28,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from peer_process import Died, living, process, serve
 from qkv.interop.load import load_published
 from side_by_side import available, compare, in_turns, parser, say_where
 
@@ -108,49 +108,37 @@ def onnx_file(model: Any, kind: str, folder: Path) -> None:
     program.save(folder / "model.onnx")
 
 
-@contextlib.contextmanager
-def process(work: Callable[..., None], *args: Any) -> Iterator[Encode]:
-    """A side in a process of its own: a second OpenMP library in this one would slow the others."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    worker = context.Process(target=work, args=(there, torch.get_num_threads(), *args), daemon=True)
-    worker.start()
-    there.close()  # so that a worker that fails is noticed
-
-    def run(values: Tensor) -> np.ndarray:
-        here.send(values.numpy())
-        return here.recv()
-
-    assert here.recv() == "ready"
-    try:
-        yield run
-    finally:
-        worker.terminate()
-        worker.join()
+def encoder(ask: Callable[[Any], Any]) -> Encode:
+    """Side in a process of its own: a second OpenMP library in this one would slow the others."""
+    return lambda values: ask(values.numpy())
 
 
 def onnxruntime_worker(pipe: Connection, threads: int, folder: str) -> None:
     """Reply to each batch with the hidden states of ``model.onnx``, at onnxruntime's highest level of optimisation."""
-    import onnxruntime
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = threads, 3
-    session = onnxruntime.InferenceSession(f"{folder}/model.onnx", options, providers=["CPUExecutionProvider"])
-    pipe.send("ready")
-    while True:
-        pipe.send(session.run(None, {"values": pipe.recv()})[0])
+    def start() -> Callable[[Any], Any]:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = threads, 3
+        session = onnxruntime.InferenceSession(f"{folder}/model.onnx", options, providers=["CPUExecutionProvider"])
+        return lambda values: session.run(None, {"values": values})[0]
+
+    serve(pipe, start)
 
 
 def ctranslate2_worker(pipe: Connection, threads: int, folder: str) -> None:
     """Reply to each batch with the hidden states of CTranslate2's encoder."""
-    import ctranslate2
 
-    converted = f"{folder}/converted"
-    ctranslate2.converters.TransformersConverter(folder).convert(converted)
-    encoder = ctranslate2.Encoder(converted, device="cpu", compute_type="float32", intra_threads=threads)
-    pipe.send("ready")
-    while True:
-        pipe.send(np.array(encoder.forward_batch(pipe.recv().tolist()).last_hidden_state))
+    def start() -> Callable[[Any], Any]:
+        import ctranslate2
+
+        converted = f"{folder}/converted"
+        ctranslate2.converters.TransformersConverter(folder).convert(converted)
+        model = ctranslate2.Encoder(converted, device="cpu", compute_type="float32", intra_threads=threads)
+        return lambda values: np.array(model.forward_batch(values.tolist()).last_hidden_state)
+
+    serve(pipe, start)
 
 
 def write_tokenizer(folder: Path, count: int) -> None:
@@ -164,33 +152,44 @@ def write_tokenizer(folder: Path, count: int) -> None:
 
 
 @contextlib.contextmanager
-def sides(kind: str, precision: str, smoke: bool) -> Iterator[dict[str, Encode]]:
-    """Libraries to compare, with the same weights."""
+def sides(kind: str, precision: str, smoke: bool, died: dict[str, str]) -> Iterator[dict[str, Encode]]:
+    """Libraries to compare, with the same weights. died: those that die at their start, with how."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         theirs, bf16 = checkpoint(kind, folder, smoke), precision == "bf16"
-        found = {"qkv": qkv_side(folder, bf16)}
+        found, workers = {"qkv": qkv_side(folder, bf16)}, dict[str, Callable[..., None]]()
         if not bf16 and available("onnxruntime", "onnxruntime", not smoke):
             onnx_file(theirs, kind, folder)
-            found["onnxruntime"] = stack.enter_context(process(onnxruntime_worker, str(folder)))
+            workers["onnxruntime"] = onnxruntime_worker
         if not bf16 and kind == "bert" and available("CTranslate2", "ctranslate2", not smoke):
             write_tokenizer(folder, theirs.config.vocab_size)
-            found["CTranslate2"] = stack.enter_context(process(ctranslate2_worker, str(folder)))
+            workers["CTranslate2"] = ctranslate2_worker
+        for name, work in workers.items():
+            try:
+                ask = stack.enter_context(process(name, work, torch.get_num_threads(), str(folder)))
+            except RuntimeError as error:
+                print(f"left out: {name} ({error})")
+                if isinstance(error, Died):
+                    died[name] = str(error)
+            else:
+                found[name] = encoder(ask)
         yield {**found, "transformers": transformers_side(theirs, bf16)}
 
 
 def measure(kind: str, precision: str, asked: argparse.Namespace) -> None:
     """Compare the outputs of all sides, then time them in turns."""
-    values = inputs(kind)
-    with sides(kind, precision, asked.smoke) as runs:
-        outputs = {name: run(values) for name, run in runs.items()}
+    values, died = inputs(kind), dict[str, str]()
+    with sides(kind, precision, asked.smoke, died) as runs:
+        outputs = living(lambda live: {name: run(values) for name, run in live.items()}, runs, died)
         largest = np.abs(outputs["qkv"]).max()
         for name, found in outputs.items():
             error = np.abs(found - outputs["qkv"]).max() / largest
             assert error < TOLERANCE[precision], f"{name} gives other hidden states than qkv, by {error:.1e}"
-        times = in_turns({name: partial(run, values) for name, run in runs.items()}, asked.repeats)
+        times = living(
+            lambda live: in_turns({name: partial(run, values) for name, run in live.items()}, asked.repeats), runs, died
+        )
         shape = f"BERT-base, {BATCH} × {LENGTH}" if kind == "bert" else f"ViT-B/16, batch {BATCH}, 224 × 224"
-        compare(f"{shape}, {precision}", "rows/s", BATCH, times)
+        compare(f"{shape}, {precision}", "rows/s", BATCH, times, died=died)
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from load_checkpoint import gpt2
+from peer_process import Died, living
 from qkv.interop.save import save_published
 from qkv.models.build import build
 from qkv.report.table import print_table
@@ -43,14 +44,15 @@ print(model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=1,
 }
 
 
-def first_token(code: str, folder: Path) -> None:
-    """Start a process and wait until it prints a line, then end it; exit with its message if it fails before."""
+def first_token(side: str, code: str, folder: Path) -> None:
+    """Start a process and wait until it prints a line, then end it. Raises ``Died`` if it ends before."""
     command = [sys.executable, "-c", f"PROMPT = {PROMPT}\n{code}", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         if not process.stdout.readline():
-            raise SystemExit(process.stderr.read().strip())
+            print(process.stderr.read().strip(), file=sys.stderr)
+            raise Died(side, process.wait())
         process.kill()
 
 
@@ -63,9 +65,10 @@ def main() -> None:
         del sides["transformers"]
     with tempfile.TemporaryDirectory() as name:
         save_published(build(gpt2(128, 1, 300) if asked.smoke else gpt2(768, 12, 50257)), Path(name))
-        runs = {side: partial(first_token, code, Path(name)) for side, code in sides.items()}
-        times = in_turns(runs, asked.repeats)
+        runs = {side: partial(first_token, side, code, Path(name)) for side, code in sides.items()}
+        times = living(lambda live: in_turns(live, asked.repeats), runs, died := dict[str, str]())
     rows = [(side, round(t.best, 2), round(t.middle, 2), f"{t.spread:.0%}") for side, t in times.items()]
+    rows += [(side, how, "", "") for side, how in died.items()]
     print_table("\nfresh process to its first token", ["side", "seconds, best", "median", "spread"], rows)
     say_ratio({side: t.best for side, t in times.items()})
 

@@ -32,6 +32,7 @@ import httpx
 import psutil
 
 import qkv
+from peer_process import Died
 from qkv.report.table import print_table
 from qkv.spec import tokenizers
 from qkv.spec.model import Model
@@ -81,7 +82,10 @@ def server(folder: Path, width: int) -> Iterator[tuple[str, psutil.Process]]:
     environment = {**os.environ, "QKV_API_KEY": KEY}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as served:
         assert served.stdout is not None
-        url = next(line for line in served.stdout if line.startswith("serving at")).split()[2]
+        said = next((line for line in served.stdout if line.startswith("serving at")), None)
+        if said is None:
+            raise SystemExit(f"the server {Died('qkv serve', served.wait(60))} before it served")
+        url = said.split()[2]
         try:
             yield url, psutil.Process(served.pid)
         finally:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import import_module, metadata
 from pathlib import Path
+from types import MappingProxyType
 
 import qkv  # before torch: enables huge pages for every side
 from qkv.inspection.turns import Times, in_turns, seconds_of
@@ -26,9 +27,16 @@ TIE = 0.15
 
 
 def compare(
-    title: str, unit: str, amount: float, times: Mapping[str, Times], ours: Sequence[str] = ("qkv",)
+    title: str,
+    unit: str,
+    amount: float,
+    times: Mapping[str, Times],
+    ours: Sequence[str] = ("qkv",),
+    died: Mapping[str, str] = MappingProxyType({}),
 ) -> float | None:
-    """Print ``amount`` per second of each side, then print and return best of ``ours`` / best of the others."""
+    """Print ``amount`` per second of each side, then print and return best of ``ours`` / best of the others. died: how
+    the sides died that have no times.
+    """
     own = min((t.best for name, t in times.items() if name in ours), default=None)
     rows = [
         (
@@ -40,7 +48,8 @@ def compare(
         )
         for name, t in times.items()
     ]
-    print_table(f"\n{title}", ["side", f"{unit}, best", "median", "spread", "ours is"], rows)
+    dead = [(name, how, "", "", "") for name, how in died.items() if name not in times]
+    print_table(f"\n{title}", ["side", f"{unit}, best", "median", "spread", "ours is"], [*rows, *dead])
     return say_ratio({name: t.best for name, t in times.items()}, ours)
 
 

@@ -43,6 +43,12 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def nothing_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every optional path is a candidate, whatever is turned off for the other tests."""
+    monkeypatch.delenv("QKV_WITHOUT", raising=False)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests on real data run where ``QKV_DATA`` names its folder."""
     if item.get_closest_marker("data") and not os.environ.get("QKV_DATA"):

@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARED = {"side_by_side", "gpt_models", "long_range_data", "decode_peers"}
+SHARED = {"side_by_side", "gpt_models", "long_range_data", "decode_peers", "peer_process"}
 SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in SHARED)
 
 PRINTS: dict[str, tuple[str, ...]] = {
@@ -41,6 +41,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
     "long_range": ("mixers on long rows", "most frequent label", "linear attention", "60 rows for training"),
     "own_tables": ("defaults on tables", "kept (runs)", "sum of values", "rmse"),
     "pages": ("a decoding step", "1 × 40 + 1 × 3", "a row leaves", "4 requests that begin with the same 40 tokens"),
+    "products": ("fp32 products, GFLOP/s", "MKL, packed", "oneDNN operator", "chosen", "inference"),
     "proteins": ("location of proteins", "most frequent location", "composition", "val"),
     "recall_at_distance": (
         "recall by distance",

@@ -14,6 +14,7 @@ from tests.generation.states import held, running
 from tests.generation.test_beam import translator
 from tests.generation.test_prefill import passes_of
 from tests.generation.test_prefix import prefix_model
+from tests.ops.present import needs_native
 
 from qkv.generation import prefixes
 from qkv.generation.prefixes import Prefixes, common, shares
@@ -23,7 +24,6 @@ from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.generation import Generation
 from qkv.state import pages
-from qkv.system import compiler
 
 GREEDY = Generation(max_new_tokens=6, temperature=0)
 DRAWN = Generation(max_new_tokens=6, temperature=0.9, top_p=0.95, seed=3)
@@ -167,7 +167,7 @@ def test_kept_states_leave_the_budget_to_requests() -> None:
     assert 0 < running(queue) <= budget
 
 
-@pytest.mark.skipif(compiler.compiler() is None, reason="no kernel reads pages")
+@needs_native
 def test_the_budget_counts_pages_that_running_texts_share_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A budget for four texts apart takes more that share a beginning, which is kept until they have it."""
     monkeypatch.setattr(pages, "PAGE", 4)
@@ -193,7 +193,7 @@ def test_the_budget_counts_pages_that_running_texts_share_once(monkeypatch: pyte
     assert found == {i: generate(m, [request.prompt], settings)[0] for i, request in enumerate(requests)}
 
 
-@pytest.mark.skipif(compiler.compiler() is None, reason="no kernel reads pages")
+@needs_native
 @given(st.integers(1, 5), st.integers(5, 40), st.integers(10, 25))
 def test_pages_of_a_kept_state_that_running_texts_have_take_nothing_more(rows: int, shared: int, new: int) -> None:
     """A budget for texts that share a beginning, and for what the kept state has beside their pages, takes them all."""

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from tests.interop.battery import made, our_words, their_words
 from tests.interop.cases.gpt2 import CASES
 from tests.interop.folders import TEXT, tiny
+from tests.ops.present import needs_native
 
 import qkv
 from qkv.cli.main import main
@@ -30,7 +31,6 @@ from qkv.spec.heads import LanguageModelHead
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import NoPositions, RMSNorm, Rope
 from qkv.spec.tokenizers import Characters
-from qkv.system import compiler
 from qkv.tokenizers.train import train
 
 WEIGHTS = "model.safetensors"
@@ -117,7 +117,7 @@ def test_matrices_that_are_joined_or_transposed_are_mapped_too(tmp_path: Path, m
     assert all(torch.equal(before[name], tensor) for name, tensor in load_file(tmp_path / "again" / WEIGHTS).items())
 
 
-@pytest.mark.skipif(compiler.compiler() is None, reason="there is no C++ compiler here")
+@needs_native
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_published_gpt2_decodes_in_one_call_and_is_saved_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.ops.present import needs_native
 from torch import Tensor
 
 import qkv
@@ -26,9 +27,8 @@ from qkv.spec.adapt import LoRA
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.quantization import Quantization
-from qkv.system import compiler
 
-pytestmark = pytest.mark.skipif(compiler.compiler() is None, reason="there is no C++ compiler here")
+pytestmark = needs_native
 
 FORMS: dict[str, dict[str, Any]] = {
     "gpt2": {"branches": ["attention(4)", "feed_forward(activation=gelu_tanh)"]},

@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from tests.ops.present import needs_native
 from torch import Tensor
 
 import qkv
@@ -20,9 +21,8 @@ from qkv.spec.model import Model
 from qkv.state import pages
 from qkv.state.pages import Paged
 from qkv.state.tree import rows
-from qkv.system import compiler
 
-pytestmark = pytest.mark.skipif(compiler.compiler() is None, reason="there is no C++ compiler here")
+pytestmark = needs_native
 
 READ = {
     "plain": "attention(4)",

@@ -41,6 +41,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "scaled rotations": {"branches": ["attention(2, relative=rope(scaling=linear(factor=2)))", "feed_forward"]},
 }
 
+pytestmark = pytest.mark.usefixtures("nothing_turned_off")
+
 
 def built(form: dict[str, Any], width: int = 32, **more: Any) -> Transformer:
     """Model in float64, whose products all go through torch's operators."""
@@ -208,7 +210,7 @@ def test_replays_are_steps_and_leave_an_ordinary_state(name: str, recorded: list
         step = ids[:, 60 + i, None]
         got, found = logits(model, step, found)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("QKV_GRAPHS", "0")
+            patch.setenv("QKV_WITHOUT", "graphs")
             wanted, expected = logits(plain, step, expected)
         same(got, wanted)
     same_read(found, expected)
@@ -249,7 +251,7 @@ def test_a_step_is_recorded_again_where_rows_capacity_or_the_model_change(record
         for i in columns:
             got, state = logits(model, ids[: len(state.positions), i, None], state)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setenv("QKV_GRAPHS", "0")
+                patch.setenv("QKV_WITHOUT", "graphs")
                 wanted, expected = logits(other, ids[: len(state.positions), i, None], expected)
             same(got, wanted)
         return state
@@ -427,6 +429,6 @@ def test_generation_with_rows_that_leave_and_join(name: str, recorded: list[Reco
     assert len(recorded) >= 4
     assert sum(recording.replays for recording in recorded) > 40
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("QKV_GRAPHS", "0")
+        patch.setenv("QKV_WITHOUT", "graphs")
         assert found == written(plain)
         assert whole == generate(plain, texts, settings)

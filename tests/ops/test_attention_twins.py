@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.ops.attention_cases import MASKS, SITES, Case, by_loops, random
 from tests.ops.clock import forget_choices
 from tests.ops.compare import assert_all_same, assert_same, outputs_and_gradients
+from tests.ops.present import exact
 from torch import Tensor
 
 from qkv.ops import choices
@@ -108,7 +109,7 @@ CASES += [
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
-@pytest.mark.parametrize("twin", SMALL_BLOCKS)
+@pytest.mark.parametrize("twin", exact(SMALL_BLOCKS))
 def test_outputs_and_gradients_equal_the_reference(twin: str, dtype: torch.dtype) -> None:
     served = [case for case in CASES if serves(twin, case)]
     assert len(served) >= 3
@@ -121,7 +122,7 @@ def test_outputs_and_gradients_equal_the_reference(twin: str, dtype: torch.dtype
             raise AssertionError(f"{case}: {error}") from error
 
 
-@pytest.mark.parametrize("twin", ["sdpa", "sdpa, oneDNN", "tiled", "blockwise"])
+@pytest.mark.parametrize("twin", exact(["sdpa", "sdpa, oneDNN", "tiled", "blockwise"]))
 @pytest.mark.parametrize("mask", ["full", "causal"])
 def test_blocks_of_their_own_choice_equal_the_reference(twin: str, mask: str) -> None:
     """At a length that no block divides."""

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.ops.clock import forget_choices, inject
 from tests.ops.compare import assert_all_same, assert_same, outputs_and_gradients
+from tests.ops.present import needs_onednn
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -22,16 +23,13 @@ from qkv.ops.linear import onednn as differentiable
 from qkv.ops.linear import operator as fused
 from qkv.ops.timing import Race
 
-needs_onednn = pytest.mark.skipif(
-    not onednn.available(), reason="this build of torch has no oneDNN that keeps fp32 exact here"
-)
 needs_operator = pytest.mark.skipif(not fused.available(), reason="this build of torch lacks the operator")
 
 SHAPES = [((5, 7), 3), ((2, 3, 33), 65), ((1, 129), 64), ((4, 1, 6), 1), ((0, 5), 4), ((2, 0, 5), 4), ((16,), 8)]
 FORWARD = {
     "oneDNN": pytest.param(differentiable.linear, marks=needs_onednn),
     "operator": pytest.param(fused.linear, marks=needs_operator),
-    "split": pytest.param(split.linear, marks=needs_operator),
+    "split": split.linear,
 }
 
 
@@ -41,13 +39,21 @@ def tensors(shape: tuple[int, ...], outputs: int, bias: bool = True) -> list[Ten
     return [torch.randn(s, generator=generator) for s in shapes]
 
 
-@needs_onednn
+TRAINED = {
+    "oneDNN": pytest.param(differentiable.linear, marks=needs_onednn),
+    "operator": pytest.param(fused.linear, marks=needs_operator),
+}
+
+
+@pytest.mark.parametrize("twin", TRAINED.values(), ids=TRAINED)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("shape", "outputs"), SHAPES)
-def test_onednn_equals_torch_with_all_gradients(shape: tuple[int, ...], outputs: int, bias: bool) -> None:
+def test_paths_of_training_equal_torch_with_all_gradients(
+    twin: choose.Callable[..., Tensor], shape: tuple[int, ...], outputs: int, bias: bool
+) -> None:
     inputs = tensors(shape, outputs, bias)
     expected = outputs_and_gradients(F.linear, [t.double() for t in inputs])
-    assert_all_same(outputs_and_gradients(differentiable.linear, inputs), expected)
+    assert_all_same(outputs_and_gradients(twin, inputs), expected)
 
 
 @pytest.mark.parametrize("twin", FORWARD.values(), ids=FORWARD)
@@ -208,10 +214,10 @@ class TestProof:
     """``available`` says yes only where not a bit is lost."""
 
     @pytest.fixture(autouse=True)
-    def forget(self) -> Iterator[None]:
-        onednn.available.cache_clear()
+    def forget(self, nothing_turned_off: None) -> Iterator[None]:
+        onednn._exact.cache_clear()
         yield
-        onednn.available.cache_clear()
+        onednn._exact.cache_clear()
 
     @staticmethod
     def rounded(bits: int) -> choose.Callable[[Tensor, Tensor], Tensor]:

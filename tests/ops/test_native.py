@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.ops.present import needs_native
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -19,7 +20,6 @@ from qkv.ops.native import library, loading
 from qkv.ops.quantized import choose, reference
 from qkv.system import compiler
 
-needs_native = pytest.mark.skipif(compiler.compiler() is None, reason="there is no C++ compiler here")
 SIZES = [(1, 1), (5, 31), (13, 100), (4, 32), (129, 257), (67, 288)]
 FORMATS = [(16, 0), (8, 0), (8, 64), (8, 128), (4, 32), (4, 128)]
 
@@ -27,7 +27,7 @@ FORMATS = [(16, 0), (8, 0), (8, 64), (8, 128), (4, 32), (4, 128)]
 def forget() -> None:
     """Load libraries anew."""
     library._loaded.cache_clear()
-    loading._opened.cache_clear()
+    loading._library.cache_clear()
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -276,7 +276,7 @@ def test_a_failed_build_is_said_and_remembered(tmp_path: Path, monkeypatch: pyte
         compiler.build(source, [])
 
 
-def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_torch_computes(nothing_turned_off: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     forget()
@@ -295,10 +295,10 @@ def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QKV_NATIVE", "0")
+    monkeypatch.setenv("QKV_WITHOUT", "native")
     forget()
     try:
-        assert library.described() == "none: QKV_NATIVE=0 turns it off"
+        assert library.described() == "none: QKV_WITHOUT=native turns it off"
         assert loading.names() is None
     finally:
         forget()

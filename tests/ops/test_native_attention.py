@@ -6,15 +6,14 @@ import pytest
 import torch
 from tests.ops.attention_cases import Case, by_loops
 from tests.ops.clock import forget_choices
+from tests.ops.present import needs_native
 from torch import Tensor
 
 from qkv.ops.attention import choose, native, reference
 from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.choices import Choice
 from qkv.ops.masks import Causal, Full, Mask, Sites
-from qkv.system import compiler
 
-needs_native = pytest.mark.skipif(compiler.compiler() is None, reason="there is no C++ compiler here")
 SIZES = [  # batch, heads, key heads, queries, keys, width, value width
     (1, 1, 1, 1, 1, 16, 16),
     (2, 4, 2, 5, 5, 32, 16),

@@ -8,14 +8,12 @@ from typing import NamedTuple
 import pytest
 import torch
 from tests.ops.attention_cases import by_loops
+from tests.ops.present import needs_native
 from torch import Tensor
 
 from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.masks import Causal, Sites
 from qkv.ops.native.pages import MOST, PageTable, ScoreTerms, attention, suits
-from qkv.system import compiler
-
-needs_native = pytest.mark.skipif(compiler.compiler() is None, reason="there is no C++ compiler here")
 
 
 class Held(NamedTuple):

@@ -77,11 +77,13 @@ def test_the_choice_is_followed_for_both_ways_that_a_matrix_lies(
 
 
 @pytest.mark.parametrize(("factor", "taken"), [(100.0, "fp32"), (0.5, "bf16")])
+@pytest.mark.usefixtures("nothing_turned_off")
 def test_bf16_is_taken_where_it_is_faster(factor: float, taken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     inject(monkeypatch, lambda name: factor if name == "bf16" else 1.0)
     assert choose.choice(6, 10, torch.device("cpu")).twin == taken
 
 
+@pytest.mark.usefixtures("nothing_turned_off")
 def test_large_matrices_share_one_trial_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, list[str]]] = []
 

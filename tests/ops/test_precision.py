@@ -12,6 +12,7 @@ from qkv.ops.linear.precision import autocast, choice, runs_in
 from qkv.ops.timing import Race
 
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("nothing_turned_off")
 
 
 def product_dtype(asked: str) -> torch.dtype:

@@ -15,6 +15,8 @@ from qkv.training.loop import train
 
 SLOW = "products run in fp32, not bf16"
 
+pytestmark = pytest.mark.usefixtures("nothing_turned_off")
+
 
 def trained(
     text: Path, folder: Path, steps: int, monkeypatch: pytest.MonkeyPatch, factor: float
@@ -57,3 +59,9 @@ def test_a_run_goes_on_in_the_precision_that_it_began_with(
     assert [choice.twin for choice in choices.all_choices() if choice.op == "precision"] == ["fp32"]
     assert len(said) == 1
     assert same(straight, resumed)
+
+
+def test_a_run_says_that_bf16_is_turned_off(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QKV_WITHOUT", "bf16")
+    _, said = trained(text, tmp_path / "off", 2, monkeypatch, 0.1)
+    assert said == ["products run in fp32, not bf16, which QKV_WITHOUT=bf16 turns off"]

@@ -42,6 +42,7 @@ from qkv.ops.native.step import (
     Rotation,
     Steps,
 )
+from qkv.ops.quantized.tiles import tiled_from
 from qkv.state.arrival import Arrival
 from qkv.state.pages import Paged
 from qkv.state.store import Dense
@@ -211,7 +212,8 @@ class NativeStep:
             packed = table.packed
             if not packed.stored.is_cpu:
                 raise Unknown("weights on another device than the CPU")
-            return Matrix(packed.stored, bias, packed.outer, packed.inner, packed.bits, packed.scale, packed.group)
+            form = packed.outer, packed.inner, packed.bits, packed.scale, packed.group
+            return Matrix(packed.stored, bias, *form, tiled_from(packed.bits))
         if _readable(table).stride(1) != 1:
             raise Unknown("weights stored in columns")
         return Matrix(table, bias, table.shape[0], table.shape[1])

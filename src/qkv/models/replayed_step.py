@@ -6,12 +6,11 @@
 A graph repeats its kernels with the same addresses and shapes. So the step reads positions from a tensor, writes keys
 and values to the slots that it names, and attends to all slots under a mask by positions (``qkv.state.slots``). The
 parts run as ever; a stack is recorded if all its branches are ``replayable``. Counts stay on the host, beside the
-graph, and the state after a step is that of a step part by part. ``QKV_GRAPHS=0`` turns recording off.
+graph, and the state after a step is that of a step part by part. ``QKV_WITHOUT=graphs`` turns recording off.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Sequence
@@ -28,6 +27,7 @@ from qkv.state.arrival import Arrival
 from qkv.state.slots import DeviceArrival, Slots
 from qkv.state.store import Dense
 from qkv.state.tree import stores
+from qkv.system.optional import turned_off
 
 
 class Recorded(Protocol):
@@ -143,7 +143,7 @@ class ReplayedStep:
             self._failed = True
             warnings.warn(
                 f"decoding steps cannot be recorded on {x.device} and run part by part, which is slower "
-                f"(QKV_GRAPHS=0 does not try): {error}",
+                f"(QKV_WITHOUT=graphs does not try): {error}",
                 stacklevel=2,
             )
 
@@ -198,4 +198,4 @@ def _replayable(stack: Any) -> bool:
 
 
 def _off() -> bool:
-    return os.environ.get("QKV_GRAPHS") == "0"
+    return bool(turned_off("graphs"))

@@ -11,11 +11,15 @@ short sequences.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from threading import Lock
 from types import TracebackType
 
 import torch
+from torch import Tensor
+
+from qkv.system.optional import turned_off
 
 
 class allowed:
@@ -58,17 +62,30 @@ _SHAPES = [
 ]
 
 
-@cache
 def available() -> bool:
     """True if this build of torch has oneDNN and it computes exactly in fp32 on this machine."""
+    return not turned_off("onednn") and _exact()
+
+
+@cache
+def _exact() -> bool:
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.backends.mkldnn, "matmul"):
         return False
-    with torch.no_grad(), allowed():
-        return all(_keeps_every_bit(*shape) for shape in _SHAPES)
+    with allowed():
+        return keeps_every_bit(lambda a, b: a @ b)
 
 
-def _keeps_every_bit(batch: int, rows: int, inner: int, columns: int) -> bool:
-    """Test products needing all 24 bits of fp32 (row i selects 1 + i·2^-23), for each memory layout of operands."""
+def keeps_every_bit(product: Callable[[Tensor, Tensor], Tensor], batches: bool = True) -> bool:
+    """True if ``product`` of two matrices computes exactly in fp32. batches: test batches of matrices too.
+
+    The products need all 24 bits of fp32: row i selects 1 + i·2^-23. Each is computed for each memory layout of the
+    operands.
+    """
+    with torch.no_grad():
+        return all(_keeps(product, *shape) for shape in _SHAPES if batches or not shape[0])
+
+
+def _keeps(product: Callable[[Tensor, Tensor], Tensor], batch: int, rows: int, inner: int, columns: int) -> bool:
     values = 1 + torch.arange(rows, dtype=torch.float32) * 2.0**-23
     left = torch.zeros(rows, inner)
     left[torch.arange(rows), torch.arange(rows) % inner] = values
@@ -78,4 +95,6 @@ def _keeps_every_bit(batch: int, rows: int, inner: int, columns: int) -> bool:
         left, right = left.expand(batch, -1, -1).contiguous(), right.expand(batch, -1, -1).contiguous()
         wanted = wanted.expand(batch, -1, -1)
     layouts = ((left, right), (left, right.mT.contiguous().mT), (left.mT.contiguous().mT, right))
-    return all(bool((a @ b == wanted).all()) and bool((b.mT @ a.mT == wanted.mT).all()) for a, b in layouts)
+    return all(
+        bool((product(a, b) == wanted).all()) and bool((product(b.mT, a.mT) == wanted.mT).all()) for a, b in layouts
+    )

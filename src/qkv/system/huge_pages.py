@@ -11,14 +11,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from qkv.system.optional import turned_off
+
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 SIZE, ALIGNMENT = 1 << 21, 64
 """Bytes of a huge page on most processors, and of the parts of a processor's cache."""
 
 
-@cache
 def possible(setting: Path = SETTING) -> bool:
     """True if the system gives huge pages to memory for which they are asked."""
+    return not turned_off("huge-pages") and _given(setting)
+
+
+@cache
+def _given(setting: Path) -> bool:
     try:
         chosen = setting.read_text()
     except OSError:

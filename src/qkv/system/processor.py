@@ -6,9 +6,13 @@ import os
 import platform
 from pathlib import Path
 
+from qkv.system import optional
 from qkv.system.allowance import usable_cores, usable_threads
 
-_VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_VARIABLES = (
+    *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+    optional.VARIABLE,
+)
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -29,7 +33,7 @@ def processor_model() -> str:
 
 
 def settings() -> dict[str, str]:
-    """Restrictions for this process: environment variables that limit instructions or threads, and usable cores.
+    """Restrictions for this process: environment variables that limit instructions, paths or threads, and usable cores.
 
     Empty if there are none.
     """

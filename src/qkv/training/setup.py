@@ -22,6 +22,7 @@ from qkv.runs.identity import MADE_WITH, deciding, difference, edited, recipe_di
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe, write_spec
+from qkv.system.optional import turned_off
 from qkv.tasks.dataset import Dataset
 from qkv.tasks.registry import task_of_recipe
 from qkv.tasks.task import Task
@@ -95,7 +96,8 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
         tell(Notice(different))
     model.to(device)
     if training.precision != runs_in(training.precision, device):
-        tell(Notice(f"products run in fp32, not bf16, which is slower on this {device.type}; qkv why shows both times"))
+        slower, off = f"which is slower on this {device.type}; qkv why shows both times", turned_off("bf16")
+        tell(Notice(f"products run in fp32, not bf16, {f'which {off} turns off' if off else slower}"))
     for note in () if known else dataset.notes:
         tell(Notice(note))
     setup = Setup(folder, recipe, dataset, task, model, device, checkpoints, surroundings)

@@ -19,6 +19,7 @@ import torch
 
 from qkv.ops import choices
 from qkv.runs.files import clear_errors, write_file
+from qkv.system.optional import PATHS, turned_off
 from qkv.system.processor import processor_name
 
 FILE = "surroundings.json"
@@ -95,6 +96,7 @@ def facts(device: torch.device) -> dict[str, Any]:
         "processor": processor_name(),
         "vector instructions": torch.backends.cpu.get_cpu_capability(),
         "limit of oneDNN": os.environ.get("ONEDNN_MAX_CPU_ISA"),
+        "paths turned off": ", ".join(name for name in PATHS if turned_off(name)) or None,
         "device": device.type if device.type == "cpu" else torch.get_device_module(device).get_device_name(device),
         "threads": torch.get_num_threads(),
     }

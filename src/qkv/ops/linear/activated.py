@@ -45,7 +45,7 @@ def apart(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation
 
 def fused(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
     """φ(x W^T + b) by oneDNN's fused operator, without gradients."""
-    return operator.linear(x, weight, bias, *_FUSED[activation.name])
+    return operator.forward(x, weight, bias, *_FUSED[activation.name])
 
 
 TWINS = {"apart": apart, "oneDNN operator": fused}

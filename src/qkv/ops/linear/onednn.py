@@ -9,7 +9,7 @@ dW.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.ops.linear import operator
+from qkv.ops.linear.derivatives import derivatives, save
 from qkv.ops.onednn import allowed
 
 
@@ -25,7 +26,13 @@ def _permitted(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
 
 
-_forward = operator.linear if operator.available() else _permitted
+@cache
+def _fused() -> bool:
+    return operator.available()
+
+
+def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return operator.forward(x, weight, bias) if _fused() else _permitted(x, weight, bias)
 
 
 def _by_weight(a: Tensor, weight: Tensor) -> Tensor:
@@ -54,29 +61,8 @@ def _(a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty(a.shape[0], b.shape[1])
 
 
-Product = Callable[[Tensor, Tensor], Tensor]
-
-
-def _derivatives(
-    ctx: Any, grad: Tensor, by_weight: Product, product: Product
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of x, weight and bias; None for those not needed. ``by_weight`` and ``product``: functions that compute
-    the matrix products dx = g W and dW = g^T x.
-    """
-    x, weight = ctx.saved_tensors
-    grad = grad.reshape(-1, weight.shape[0])
-    needs_x, needs_weight, needs_bias = ctx.needs_input_grad
-    dx = by_weight(grad, weight).view(x.shape) if needs_x else None
-    dw = product(grad.t(), x.reshape(-1, x.shape[-1])) if needs_weight else None
-    return dx, dw, grad.sum(0) if needs_bias else None
-
-
-def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2])
-
-
 _boxed_forward.register_autograd(
-    lambda ctx, grad: _derivatives(ctx, grad, _boxed_product, _boxed_product), setup_context=_save
+    lambda ctx, grad: derivatives(ctx, grad, _boxed_product, _boxed_product), setup_context=save
 )
 
 
@@ -88,7 +74,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _derivatives(ctx, grads[0], _by_weight, _product)
+        return derivatives(ctx, grads[0], _by_weight, _product)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

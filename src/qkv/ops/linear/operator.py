@@ -1,20 +1,37 @@
-"""Linear layer by oneDNN's fused operator: forward only, fp32 on CPU.
+"""Linear layer by oneDNN's fused operator: fp32 on CPU.
 
-For one row it reaches memory bandwidth, unlike torch's matrix–vector product.
+For one row it reaches memory bandwidth, unlike torch's matrix–vector product. It needs no permission to round, unlike
+oneDNN in torch's own products (``qkv.ops.onednn``): it computes in full fp32 also on processors whose matrix units
+(AMX) would round to bf16. ``available`` verifies this.
 """
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from qkv.ops.linear.derivatives import derivatives
+from qkv.ops.onednn import keeps_every_bit
+from qkv.system.optional import turned_off
 
 
 def available() -> bool:
-    """True if this build of torch has oneDNN's fused linear operator."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    """True if this build of torch has oneDNN's fused linear operator and it computes exactly in fp32 here."""
+    return not turned_off("onednn-operator") and _exact()
 
 
-def linear(
+@cache
+def _exact() -> bool:
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    return keeps_every_bit(lambda a, b: forward(a, b.mT), batches=False)
+
+
+def forward(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none", variant: str = ""
 ) -> Tensor:
     """y = φ(x W^T + b) without gradients: x (…, I), weight (O, I), bias (O) or None -> (…, O).
@@ -24,3 +41,29 @@ def linear(
     if bias is not None:
         bias = bias.contiguous()  # the operator does not look at its stride
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], variant)
+
+
+def _by_weight(a: Tensor, weight: Tensor) -> Tensor:
+    """Product a W; by torch where second derivatives need one of the product."""
+    return a @ weight if torch.is_grad_enabled() else forward(a, weight.t())
+
+
+# dW by torch, as the operator would copy a transposed g.
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return forward(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return derivatives(ctx, grads[0], _by_weight, torch.matmul)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """y = x W^T + b with gradients: x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
+    if torch.compiler.is_compiling():
+        return F.linear(x, weight, bias)  # the compiler takes the operator itself where it is faster
+    if torch.is_grad_enabled():
+        return _Linear.apply(x, weight, bias)  # type: ignore[no-any-return]
+    return forward(x, weight, bias)

@@ -13,6 +13,7 @@ import torch
 from qkv.ops import timing
 from qkv.ops.choices import NOISE, Choice, choose, told
 from qkv.ops.linear.choose import linear
+from qkv.system.optional import turned_off
 
 # (rows, inner, outer). The first takes milliseconds even if bf16 is emulated, and rules it out in that case.
 _TINY = (32, 256, 256)
@@ -34,7 +35,9 @@ def runs_in(asked: str, device: torch.device) -> str:
 def choice(device: torch.device) -> Choice:
     """Faster precision of matrix products on ``device`` where bf16 is allowed; timed once."""
     name = device.type if device.type == "cpu" else torch.get_device_module(device).get_device_name(device)
-    case = f"bf16 allowed, {name}"
+    case, setting = f"bf16 allowed, {name}", turned_off("bf16")
+    if setting:
+        return choose("precision", case, lambda: Choice("precision", case, "fp32", f"{setting} turns bf16 off"))
     return choose("precision", case, lambda: _measured(case, device), ("bf16", "fp32"))
 
 

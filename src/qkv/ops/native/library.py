@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils import _python_dispatch
 
 from qkv.ops.native import loading
+from qkv.system.optional import turned_off
 
 BLOCK = 32
 """Neighbouring numbers of x that share a scale; quantised rows are stored in blocks of as many weights."""
@@ -41,29 +42,49 @@ def readable(t: Tensor) -> bool:
     return type(t) is Tensor and _python_dispatch._get_current_dispatch_mode() is None
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def has_tiles() -> bool:
+    """True if products can be computed in tiles here: the processor has AMX, and the system permits its use."""
+    return not turned_off("tiles") and available() and _permits_tiles()
+
+
+@cache
+def _permits_tiles() -> bool:
+    found = ctypes.c_int()
+    functions().qkv_tiles(ctypes.byref(found))
+    return bool(found.value)
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, tiled_from: int = 0) -> Tensor:
     """y = x W^T + b without gradients: x (…, I) in fp32, weight (O, I) in fp32 or bf16, b (O) in fp32 -> (…, O).
 
-    Sums are in fp32. With a weight in bf16 and ``rounds_to_bf16``, x is rounded to bf16. A row's result does not depend
-    on the number of rows.
+    Sums are in fp32. With a weight in bf16 and ``rounds_to_bf16`` or tiles, x is rounded to bf16. A row's result does
+    not depend on the number of rows. tiled_from: rows from which a product with a weight in bf16 uses tiles; 0: never.
     """
     weight = weight if weight.stride(1) == 1 else weight.contiguous()
     size = weight.element_size()
     stride, outer = weight.stride(0) * size, weight.shape[0]
-    return _multiplied(x, outer, bias, outer * stride, (8 * size, weight.data_ptr(), stride, None, 1, 0))
+    return _multiplied(x, outer, bias, outer * stride, (8 * size, weight.data_ptr(), stride, None, 1, 0, tiled_from))
 
 
 def quantized_product(
-    x: Tensor, stored: Tensor, scale: Tensor, bits: int, outer: int, group: int = 0, bias: Tensor | None = None
+    x: Tensor,
+    stored: Tensor,
+    scale: Tensor,
+    bits: int,
+    outer: int,
+    group: int = 0,
+    bias: Tensor | None = None,
+    tiled_from: int = 0,
 ) -> Tensor:
     """y = x W^T + b without gradients: x (…, I) in fp32, b (O) in fp32 -> (…, O).
 
     stored, scale, bits 8 or 4, outer, group: of W, as in ``qkv.ops.quantized.packed``.
 
     Each block of 32 numbers of x is rounded to multiples of its largest absolute value / 127. The sum of a block's
-    products is exact, and sums of blocks are in fp32. A row's result does not depend on the number of rows.
+    products is exact, and sums of blocks are in fp32. A row's result does not depend on the number of rows, nor on
+    ``tiled_from``, the rows from which tiles are used; 0: never.
     """
-    matrix = (bits, stored.data_ptr(), 0, scale.data_ptr(), scale.shape[1], group)
+    matrix = (bits, stored.data_ptr(), 0, scale.data_ptr(), scale.shape[1], group, tiled_from)
     return _multiplied(x, outer, bias, stored.nbytes, matrix)
 
 
@@ -94,13 +115,16 @@ def functions() -> Any:
 @cache
 def _loaded() -> Any:
     """Library with its functions, or the reason, as text, for which it does not run here."""
+    return loading.load(_SOURCE, signatures())
+
+
+def signatures() -> dict[str, list[Any]]:
+    """Types of the arguments of the library's functions."""
     pointer, number, count = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
-    matrix, outside = (count, pointer, number, pointer, number, number), (pointer, pointer, pointer)
-    return loading.load(
-        _SOURCE,
-        {
-            "qkv_product": [*matrix, *outside, number, number, number, count],
-            "qkv_activation": [number, pointer, pointer, number, count],
-            "qkv_step": [pointer, number, pointer, pointer, number, *[pointer] * 4, count],
-        },
-    )
+    matrix, outside = (count, pointer, number, pointer, number, number, number), (pointer, pointer, pointer)
+    return {
+        "qkv_product": [*matrix, *outside, number, number, number, count],
+        "qkv_tiles": [pointer],
+        "qkv_activation": [number, pointer, pointer, number, count],
+        "qkv_step": [pointer, number, pointer, pointer, number, *[pointer] * 4, count],
+    }

@@ -1,13 +1,12 @@
 """Libraries of the package's C++ files, built on first use where there is a C++ compiler, and called through ctypes.
 
 A call takes 3 µs, a sixth of an operator's of oneDNN, and no headers of torch or Python are needed for a build. Threads
-are those of the OpenMP library that torch has loaded. ``QKV_NATIVE=0`` turns all libraries off.
+are those of the OpenMP library that torch has loaded. ``QKV_WITHOUT=native`` turns all libraries off.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from qkv.system.compiler import BuildError, build, library_path
+from qkv.system.optional import turned_off
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
 _MARCH = {"AVX512": "-march=native", "AVX2": "-march=x86-64-v3"}
@@ -27,16 +27,17 @@ def flags() -> list[str]:
     """Flags of the compiler for this processor and the instructions that torch uses on it."""
     if platform.machine() in ("x86_64", "AMD64"):
         machine = _MARCH.get(torch.backends.cpu.get_cpu_capability(), "-march=x86-64")
+        without = ["-mno-avx512bf16"] if machine == "-march=native" and turned_off("bf16") else []
     else:
-        machine = "-mcpu=native"
-    return ["-std=c++17", "-O2", machine, "-fopenmp", "-fvisibility=hidden"]
+        machine, without = "-mcpu=native", []
+    return ["-std=c++17", "-O2", machine, "-fopenmp", "-fvisibility=hidden", *without]
 
 
 def names() -> list[str] | None:
     """Names of the libraries' files, built or not, which identify their code; None if they are turned off or there is
     no compiler.
     """
-    paths = [] if _off() else [library_path(source, flags()) for source in SOURCES]
+    paths = [] if turned_off("native") else [library_path(source, flags()) for source in SOURCES]
     found = [path.name for path in paths if path is not None]
     return found or None
 
@@ -66,19 +67,18 @@ def described(name: str) -> str:
     return f"{build(_source(name), flags())} ({flags()[2].lstrip('-')})"
 
 
-@cache
 def _opened(name: str) -> Any:
-    if _off():
-        return "QKV_NATIVE=0 turns it off"
+    setting = turned_off("native")
+    return f"{setting} turns it off" if setting else _library(name, *flags())
+
+
+@cache
+def _library(name: str, *flags: str) -> Any:
     try:
-        return ctypes.CDLL(str(build(_source(name), flags())))
+        return ctypes.CDLL(str(build(_source(name), flags)))
     except (BuildError, OSError) as error:
         return str(error)
 
 
 def _source(name: str) -> Path:
     return Path(__file__).with_name(name)
-
-
-def _off() -> bool:
-    return os.environ.get("QKV_NATIVE") == "0"

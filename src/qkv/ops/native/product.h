@@ -22,11 +22,13 @@ struct Product {
     long stride;             // of plain weights: bytes from a row of W to the next
     long groups, size;       // of quantised weights: number of groups of a row, blocks of a group
     bool adds;               // to y, instead of replacing it
-    char *prepared;          // rows of x as the format reads them, each ``width`` bytes
+    long tiled_from;         // rows of x from which tiles are used; 0: never
+    char *prepared;          // rows of x as the format reads them
 };
 
 // Plain formats: rows of weights, one after the other. A step is what is read at once, COUNT weights in BYTES.
-// ``prepare`` writes a row of x in the order in which steps read it, STEP bytes each, with zeros up to a whole step.
+// ``prepare`` writes the row r of x in the order in which steps read it, STEP bytes each, with zeros up to a whole step.
+// ``bytes``: of all prepared rows, each ``width``.
 // ``add`` adds the products of a step of K rows of W, ``stride`` bytes apart, and of R rows of x, ``width`` apart.
 
 // sum[k][r] += w · x, in fp32, where W::read gives the vector v of a step's weights. MANY: x has many rows, so that the
@@ -47,8 +49,10 @@ struct Single {
     static constexpr long COUNT = 2 * LANES, BYTES = 4 * COUNT, STEP = 4 * COUNT;
 
     static long width(long inner) { return (inner + COUNT - 1) / COUNT * STEP; }
+    static long bytes(long rows, long inner) { return rows * width(inner); }
 
-    static void prepare(const float *x, long inner, char *to) {
+    static void prepare(const float *x, long inner, char *prepared, long r) {
+        char *to = prepared + r * width(inner);
         std::memcpy(to, x, inner * sizeof *x);
         std::memset(to + inner * sizeof *x, 0, width(inner) - inner * sizeof *x);
     }
@@ -67,8 +71,10 @@ struct Bf16 {
     static constexpr long COUNT = 2 * LANES, BYTES = 2 * COUNT, STEP = 2 * COUNT;
 
     static long width(long inner) { return (inner + COUNT - 1) / COUNT * STEP; }
+    static long bytes(long rows, long inner) { return rows * width(inner); }
 
-    static void prepare(const float *x, long inner, char *to) {
+    static void prepare(const float *x, long inner, char *prepared, long r) {
+        char *to = prepared + r * width(inner);
         for (long i = 0; i < inner; i += COUNT, to += STEP) {
             float step[COUNT] = {};
             std::memcpy(step, x + i, std::min(COUNT, inner - i) * sizeof *x);
@@ -94,8 +100,10 @@ struct Bf16 {
     static constexpr long COUNT = 2 * LANES, BYTES = 2 * COUNT, STEP = 4 * COUNT;
 
     static long width(long inner) { return (inner + COUNT - 1) / COUNT * STEP; }
+    static long bytes(long rows, long inner) { return rows * width(inner); }
 
-    static void prepare(const float *x, long inner, char *to) {
+    static void prepare(const float *x, long inner, char *prepared, long r) {
+        char *to = prepared + r * width(inner);
         for (long i = 0; i < inner; i += COUNT, to += STEP) {
             float step[COUNT] = {};
             std::memcpy(step, x + i, std::min(COUNT, inner - i) * sizeof *x);
@@ -252,7 +260,10 @@ template <bool SEVERAL> struct Int8 {
 #endif
 
     static long width(long inner) { return (inner + BLOCK - 1) / BLOCK * sizeof(Rounded); }
-    static void prepare(const float *x, long inner, char *to) { round_row(x, inner, OFFSET, to); }
+    static long bytes(long rows, long inner) { return rows * width(inner); }
+    static void prepare(const float *x, long inner, char *prepared, long r) {
+        round_row(x, inner, OFFSET, prepared + r * width(inner));
+    }
 
     template <int R> static INLINE void add(const char *from, const Rounded *x, long width, Ints (&sum)[R][PARTS]) {
 #pragma GCC unroll UNROLLED
@@ -281,7 +292,10 @@ template <bool SEVERAL> struct Int4 {
     static constexpr int OFFSET = 8, HALF = BLOCK / 2;
 
     static long width(long inner) { return (inner + BLOCK - 1) / BLOCK * sizeof(Rounded); }
-    static void prepare(const float *x, long inner, char *to) { round_row(x, inner, OFFSET, to); }
+    static long bytes(long rows, long inner) { return rows * width(inner); }
+    static void prepare(const float *x, long inner, char *prepared, long r) {
+        round_row(x, inner, OFFSET, prepared + r * width(inner));
+    }
 
     template <int R> static INLINE void add(const char *from, const Rounded *x, long width, Ints (&sum)[R][PARTS]) {
         Ints other[R][PARTS] = {};
@@ -315,6 +329,19 @@ template <bool SEVERAL> struct Int4 {
     }
 };
 
+// y of a row of x and a tile of W from the sums of its blocks; scales: of the tile.
+template <class W>
+static INLINE void write_row(const Product &job, const Floats (&total)[PARTS], const uint16_t *scales, long tile, long r) {
+    const long row = tile * TILE, count = std::min((long)TILE, job.outer - row);
+    float y[TILE];
+    times<PARTS>(OF(part) {
+        const Floats whole = W::GROUPED ? total[part] : total[part] * lanes_of(scales + part * LANES);
+        std::memcpy(y + part * LANES, &whole, sizeof whole);
+    });
+    float *const to = job.y + r * job.outer + row;
+    for (long i = 0; i < count; i++) to[i] = y[i] + (job.bias ? job.bias[row + i] : 0.0f) + (job.adds ? to[i] : 0.0f);
+}
+
 // R rows of x, from the row ``first``, times the tile of W.
 template <class W, int R, bool GROUPED = W::GROUPED>
 static void multiply(const Product &job, long tile, long first) {
@@ -338,17 +365,7 @@ static void multiply(const Product &job, long tile, long first) {
         });
         if (GROUPED && --left == 0) group++, left = job.size;
     }
-    const long row = tile * TILE, count = std::min((long)TILE, job.outer - row);
-    times<R>(OF(r) {
-        float y[TILE];
-        times<PARTS>(OF(part) {
-            const Floats whole = GROUPED ? total[r][part] : total[r][part] * lanes_of(scales + part * LANES);
-            std::memcpy(y + part * LANES, &whole, sizeof whole);
-        });
-        float *const to = job.y + (first + r) * job.outer + row;
-        for (long i = 0; i < count; i++)
-            to[i] = y[i] + (job.bias ? job.bias[row + i] : 0.0f) + (job.adds ? to[i] : 0.0f);
-    });
+    times<R>(OF(r) { write_row<W>(job, total[r], scales, tile, first + r); });
 }
 
 // Tiles of W from ``begin`` to ``end``, each times all rows of x while it is in the cache.
@@ -393,16 +410,3 @@ template <class F> static void with_format(const Product &job, F f) {
 }
 
 static INLINE long tiles_of(const Product &job) { return (job.outer + TILE - 1) / TILE; }
-
-template <class W> static void multiply_all(Product job, int threads) {
-    const long width = W::width(job.inner);
-    job.prepared = (char *)std::aligned_alloc(64, (job.rows * width + 63) / 64 * 64);
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && job.rows > 4)
-    for (long r = 0; r < job.rows; r++) W::prepare(job.x + r * job.inner, job.inner, job.prepared + r * width);
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-        const long id = omp_get_thread_num(), count = omp_get_num_threads(), tiles = tiles_of(job);
-        multiply_tiles<W>(job, tiles * id / count, tiles * (id + 1) / count);
-    }
-    std::free(job.prepared);
-}

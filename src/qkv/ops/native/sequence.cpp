@@ -32,25 +32,6 @@ static INLINE float largest_of(Floats x) {
     return larger(x, turned<1>(x))[0];
 }
 
-// Transposes a square of LANES vectors: exchanges halves, then quarters, and so on.
-template <int STEP> static INLINE void exchange(Floats (&a)[LANES]) {
-    if constexpr (STEP > 0) {
-        Ints low, high;
-        for (int i = 0; i < LANES; i++) {
-            low[i] = i & STEP ? i - STEP + LANES : i;
-            high[i] = i & STEP ? i + LANES : i + STEP;
-        }
-        times<LANES>(OF(i) {
-            if constexpr (!(i & STEP)) {
-                const Floats one = a[i], other = a[i + STEP];
-                a[i] = __builtin_shuffle(one, other, low);
-                a[i + STEP] = __builtin_shuffle(one, other, high);
-            }
-        });
-        exchange<STEP / 2>(a);
-    }
-}
-
 struct Matrix {
     const float *data;
     long batch, head, row;  // strides; features lie side by side

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "attend.h"
-#include "product.h"
+#include "tiles.h"
 
 // The order is that of ``INPUTS`` in step.py.
 enum Input { AS_IT_IS, LAYER_NORM, RMS_NORM, RELU, RELU2, GELU, GELU_TANH, SILU, QUICK_GELU };
@@ -206,10 +206,16 @@ struct Prepared {
     char *rows;
 
     explicit Prepared(const Team &team) {
-        long inner = 0;
-        for (long i = 0; i < team.count; i++) inner = std::max(inner, team.steps[i].product.inner);
+        long inner = 0, bytes = 0;
+        for (long i = 0; i < team.count; i++) {
+            const Product &job = team.steps[i].product;
+            inner = std::max(inner, job.inner);
+            with_tiles(job, team.vectors, [&](auto format) {
+                bytes = std::max(bytes, decltype(format)::bytes(team.vectors, job.inner));
+            });
+        }
         row.resize(inner);
-        rows = (char *)std::aligned_alloc(64, team.vectors * (inner * sizeof(float) + 64 * LANES));
+        rows = (char *)std::aligned_alloc(64, (bytes + 63) / 64 * 64);
     }
     ~Prepared() { std::free(rows); }
 };
@@ -218,10 +224,10 @@ struct Prepared {
 // while others are still at theirs, as no two processors read memory equally fast.
 static void multiply_part(const Team &team, const Step &step, Prepared &prepared, long id, long threads) {
     constexpr long SHARED = 16, TURNS = 2;  // one tile of sixteen is shared, in two turns for each thread
-    with_format(step.product, [&](auto format) {
+    with_tiles(step.product, team.vectors, [&](auto format) {
         using W = decltype(format);
         Product job = step.product;
-        const long width = W::width(job.inner), tiles = tiles_of(job);
+        const long tiles = tiles_of(job);
         job.rows = team.vectors, job.y = team.buffers[step.to], job.prepared = prepared.rows;
         for (long r = 0; r < team.vectors; r++) {
             const float *x = team.buffers[step.from] + r * job.inner * (step.gated ? 2 : 1);
@@ -229,7 +235,7 @@ static void multiply_part(const Team &team, const Step &step, Prepared &prepared
                 read_input(step, x, prepared.row.data());
                 x = prepared.row.data();
             }
-            W::prepare(x, job.inner, job.prepared + r * width);
+            W::prepare(x, job.inner, job.prepared, r);
         }
         const long fixed = threads > 1 ? tiles - tiles / SHARED : tiles;
         const long turn = std::max(1L, (tiles - fixed) / (TURNS * threads));

@@ -39,6 +39,7 @@ class _Product(ctypes.Structure):
         *((name, _POINTER) for name in ("weights", "scales", "bias", "x", "y")),
         *((name, _NUMBER) for name in ("rows", "inner", "outer", "stride", "groups", "size")),
         ("adds", ctypes.c_bool),
+        ("tiled_from", _NUMBER),
         ("prepared", _POINTER),
     )
 
@@ -82,7 +83,7 @@ class Matrix:
     """Weights of a product, W (O, I) and b (O) or None.
 
     stored: in 32 ``bits`` rows in fp32 one after the other; else with scale and group as in
-    ``qkv.ops.quantized.packed``.
+    ``qkv.ops.quantized.packed``. tiled_from: number of vectors from which its products use tiles; 0: never.
     """
 
     stored: Tensor
@@ -92,11 +93,13 @@ class Matrix:
     bits: int = 32
     scale: Tensor | None = None
     group: int = 0
+    tiled_from: int = 0
 
     def described(self) -> _Product:
         """The weights as the library takes them."""
         found = _Product(bits=self.bits, inner=self.inner, outer=self.outer, groups=1, bias=_address(self.bias))
         found.weights, found.scales = self.stored.data_ptr(), _address(self.scale)
+        found.tiled_from = self.tiled_from
         if self.scale is None:
             found.stride = self.stored.element_size() * self.stored.stride(0)
         else:

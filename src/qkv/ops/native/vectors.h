@@ -185,3 +185,22 @@ static INLINE float dot(const float *a, const float *b, long count) {
     vectors_of(a, count, [&](long i, Floats x) __attribute__((always_inline)) { sum += x * vector_at(b, i, count); });
     return total(sum);
 }
+
+// Transposes a square of LANES vectors: exchanges halves, then quarters, and so on.
+template <int STEP> static INLINE void exchange(Floats (&a)[LANES]) {
+    if constexpr (STEP > 0) {
+        Ints low, high;
+        for (int i = 0; i < LANES; i++) {
+            low[i] = i & STEP ? i - STEP + LANES : i;
+            high[i] = i & STEP ? i + LANES : i + STEP;
+        }
+        times<LANES>(OF(i) {
+            if constexpr (!(i & STEP)) {
+                const Floats one = a[i], other = a[i + STEP];
+                a[i] = __builtin_shuffle(one, other, low);
+                a[i + STEP] = __builtin_shuffle(one, other, high);
+            }
+        });
+        exchange<STEP / 2>(a);
+    }
+}

@@ -15,6 +15,7 @@ from qkv.ops import onednn as permission
 from qkv.ops.choices import Choice, choose, fastest
 from qkv.ops.orthogonal import reference
 from qkv.ops.orthogonal.products import TWINS
+from qkv.system.optional import turned_off
 
 # Larger matrices are timed at these sizes, because slow bf16 products of large ones take seconds.
 _ROWS, _COLUMNS = 128, 512
@@ -46,4 +47,5 @@ def choice(rows: int, columns: int, device: torch.device) -> Choice:
 
 
 def _candidates() -> list[str]:
-    return [name for name in TWINS if name != "oneDNN" or permission.available()]
+    here = {"oneDNN": permission.available(), "bf16": not turned_off("bf16")}
+    return [name for name in TWINS if here.get(name, True)]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qkv.ops.choices import Choice, choose, chosen, fastest
 from qkv.ops.native import library
-from qkv.ops.quantized import reference
+from qkv.ops.quantized import reference, tiles
 from qkv.ops.quantized.packed import PackedMatrix
 
 _MOST_ROWS = 64
@@ -26,9 +26,7 @@ _OP = "quantised linear"
 
 def native(x: Tensor, weight: PackedMatrix, bias: Tensor | None = None) -> Tensor:
     """y = x W^T + b without gradients, fp32 on CPU: x (…, I), b (O) or None -> (…, O)."""
-    if weight.scale is None:
-        return library.product(x, weight.stored, bias)
-    return library.quantized_product(x, weight.stored, weight.scale, weight.bits, weight.outer, weight.group, bias)
+    return tiles.product(x, weight, tiles.tiled_from(weight.bits), bias)
 
 
 TWINS = {"torch": reference.linear, "native": native}

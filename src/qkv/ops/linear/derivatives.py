@@ -1,0 +1,34 @@
+"""Derivatives of a linear layer whose products are computed by a library that has none of its own.
+
+y = x W^T + b:
+
+    dx = g W        dW = g^T x        db = Σ g
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+Product = Callable[[Tensor, Tensor], Tensor]
+
+
+def derivatives(
+    ctx: Any, grad: Tensor, by_weight: Product, product: Product
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of x, weight and bias; None for those not needed. ``by_weight`` and ``product``: functions that compute
+    the matrix products dx = g W and dW = g^T x. ctx: of a forward pass after ``save``.
+    """
+    x, weight = ctx.saved_tensors
+    grad = grad.reshape(-1, weight.shape[0])
+    needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+    dx = by_weight(grad, weight).view(x.shape) if needs_x else None
+    dw = product(grad.t(), x.reshape(-1, x.shape[-1])) if needs_weight else None
+    return dx, dw, grad.sum(0) if needs_bias else None
+
+
+def save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
+    """Keep what ``derivatives`` reads."""
+    ctx.save_for_backward(*inputs[:2])

@@ -1,0 +1,49 @@
+"""Optional paths: faster ways of computing that some machines lack. ``QKV_WITHOUT`` turns them off.
+
+    QKV_WITHOUT=native,bf16 qkv train recipe.yaml          QKV_WITHOUT=all qkv bench
+
+Results then are those of a machine that lacks them: for tests of what every machine does, and to find out which path a
+fault or a difference comes from. Every operation has a path that is none of these.
+"""
+
+from __future__ import annotations
+
+import os
+
+from qkv.spec.errors import UserError
+
+VARIABLE, ALL = "QKV_WITHOUT", "all"
+PATHS = {
+    "native": "the library compiled from the package's C++ files: products, activations, attention, decoding steps",
+    "tiles": "the processor's matrix unit (AMX) in the native library's products",
+    "onednn": "fp32 products by oneDNN in torch's own operators, training included",
+    "onednn-operator": "oneDNN's fused linear operator",
+    "bf16": "products in bf16 where a recipe permits them, and instructions for bf16 in the native library",
+    "huge-pages": "weights in huge pages while a model decodes",
+    "graphs": "decoding steps that are recorded as CUDA graphs",
+}
+"""Optional paths by name, with what each of them computes."""
+_FORMER = {"native": "QKV_NATIVE", "graphs": "QKV_GRAPHS"}
+"""Variables of the version before, which turn off one path each where they are 0."""
+
+
+def turned_off(path: str) -> str:
+    """Setting that turns ``path`` off, such as "QKV_WITHOUT=native", or "" if none does. Raises ``UserError`` if the
+    variable names something else than paths.
+    """
+    assert path in PATHS, path
+    if path in named() or (path == "tiles" and "native" in named()):
+        return f"{VARIABLE}={os.environ[VARIABLE]}"
+    former = _FORMER.get(path, "")
+    return f"{former}=0" if os.environ.get(former) == "0" else ""
+
+
+def named() -> tuple[str, ...]:
+    """Paths that ``QKV_WITHOUT`` names. Raises ``UserError`` if it names something else."""
+    given = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
+    if ALL in given:
+        return tuple(PATHS)
+    unknown = next((name for name in given if name not in PATHS), None)
+    if unknown is not None:
+        raise UserError(f"{VARIABLE}: there is no optional path {unknown!r}; choose from {', '.join(PATHS)}, {ALL}")
+    return tuple(given)
