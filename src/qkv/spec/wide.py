@@ -78,6 +78,24 @@ class Features(WidePath, kind="features"):
         return super().misfit(frontend, head)
 
 
+class Subtrees(Features, kind="subtrees"):
+    """Linear map of the simple features of a graph and of a Weisfeiler–Lehman bag of its nodes' neighbourhoods.
+
+    A node's label after round k is the hash of its label and of the multiset of those of its neighbours after round
+    k - 1: the subtree of depth k around it (Shervashidze et al. 2011). At first it is its tag, its features in levels,
+    or without both its degree. Weights: ln(1 + count) of each label. Penalty, and whether simple features, subtrees or
+    both are read, are chosen by cross-validation.
+    """
+
+    rounds: int = Field(default=4, ge=0, le=32, description="rounds of relabelling: depth of the subtrees")
+    buckets: int = Field(default=1 << 17, ge=2, le=LARGEST, description="hash buckets of the labels")
+
+    def misfit(self, frontend: Frontend, head: Head) -> str:
+        if frontend.processor is None or not frontend.processor.of_graphs:
+            return "'subtrees' counts neighbourhoods in graphs; use 'features', or the front end 'nodes'"
+        return super().misfit(frontend, head)
+
+
 class Columns(Features, kind="columns"):
     """Linear map of the columns of each node of a graph: features, tags and encodings, divided by one scale."""
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from qkv.data.ngrams import Bag
 from qkv.data.processors.augment import Mixed
 from qkv.data.records.model import Role
 from qkv.data.records.table import Table
@@ -15,6 +16,7 @@ from qkv.data.records.values import Unusable
 from qkv.layers.signal import Signal
 from qkv.spec.processors import Processor as ProcessorSpec
 from qkv.spec.register import implementation, implementations
+from qkv.spec.wide import Features
 
 
 class Encoded(NamedTuple):
@@ -36,6 +38,9 @@ class Processor(ABC):
     """Example of an input on the command line."""
     simple: ClassVar[str] = "features"
     """Name of ``features`` in the metrics of the baseline, such as "pixels"."""
+
+    counts: ClassVar[type[Features] | None] = None
+    """Kind of wide path for which ``bag`` counts parts of a value, such as the subtrees of a graph; None: none."""
 
     automatic: ClassVar[bool] = True
     """False if it is never chosen for data, but named in a recipe or by an override."""
@@ -86,6 +91,13 @@ class Processor(ABC):
     def features(self, encoded: np.ndarray) -> np.ndarray | None:
         """Features (F,) of an encoded value for a linear baseline; None if there is none."""
         return None
+
+    def bag(self, encoded: Any, part: Any) -> Bag:
+        """Bag of an encoded value for the wide path ``part`` of the kind ``counts``: ``features``, then what it counts.
+
+        ids (F), int64: those of the D features are 0 … D - 1, the others are larger.
+        """
+        raise NotImplementedError
 
     def picture(self, value: Any) -> str | None:
         """Small picture of a raw value for reports, as a data URI; None if it has none."""
