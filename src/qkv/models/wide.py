@@ -30,8 +30,6 @@ class WidePath(Declared):
 
     dense: bool = False
     """True if it reads all features of a value, not a bag of some."""
-    noun: str = ""
-    """Name of the features that it reads, such as "subtrees"; empty: that of the task's simple features."""
     per_position: bool = False
     """True if it has outputs for each position, (B, N, C)."""
     share: Tensor
@@ -153,6 +151,11 @@ class Features(WidePath):
         return replace(signal, counts=torch.randn(signal.num_rows, len(self.table), generator=generator))
 
 
+@implements(spec.Gradients)
+class Gradients(Features):
+    """Linear map of averaged pixels and histograms of gradients, as ``Features``."""
+
+
 @implements(spec.Subtrees)
 class Subtrees(Features):
     """Linear map of a bag of a graph: (B, D + F) ids and counts -> Σ_i t_i W[id_i] + c, (B, C).
@@ -161,7 +164,6 @@ class Subtrees(Features):
     """
 
     dense = False
-    noun = "subtrees"
 
     def __init__(self, part: spec.Subtrees, num_outputs: int):
         super().__init__(part, num_outputs)

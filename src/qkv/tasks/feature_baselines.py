@@ -12,6 +12,7 @@ from qkv.data.batch import INPUT
 from qkv.data.ngrams import Bag
 from qkv.data.processors.processor import build_processor
 from qkv.spec.errors import UserError
+from qkv.spec.wide import Features
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset
 from qkv.tasks.inputs import FEATURES
 from qkv.tasks.linear import (
@@ -25,8 +26,10 @@ from qkv.tasks.linear import (
     plain_values,
 )
 
-_MOST_ROWS = 10_000
-"""Maximum number of rows that a model is fitted to, evenly spaced over the training split."""
+_MOST_ROWS, _FEWEST_ROWS = 10_000, 1000
+"""Maximum number of rows that a model is fitted to, evenly spaced over the training split; fewer of many features."""
+_NUMBERS = 8_000_000
+"""Maximum number of dense features of all rows."""
 
 
 class FeatureTable(NamedTuple):
@@ -90,53 +93,54 @@ def _known(dataset: ExampleDataset, also: str | None) -> tuple[FeatureTable, _Tr
     """
     reader = _Features(dataset)
     rows = [*(dataset.fitted_examples or ()), *(dataset.examples[also] if also else ())]
-    kept = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), _MOST_ROWS)).round().astype(int))
+    most = min(len(rows), reader.most_rows)
+    kept = np.unique(np.linspace(0, len(rows) - 1, most).round().astype(int))
     some = [rows[i] for i in kept]
     if not rows or any(reader.simple(example) is None for example in some[:1]):
         return None
-    return reader.of_bags(kept, some) if reader.counts_bags else reader.standardised(kept, some)
+    return reader.of_bags(kept, some) if reader.part.counts else reader.standardised(kept, some)
 
 
 class _Features:
-    """Features of the examples of a data set: those computed with an example if the run has a wide path, else by its
-    processor.
+    """Features of the examples of a data set: those computed with an example if the run has a wide path, else those of
+    the strongest one of its processor.
     """
 
     def __init__(self, dataset: ExampleDataset):
-        self.wide = dataset.recipe.model.wide
+        wide = dataset.recipe.model.wide
         self.processor = build_processor(dataset.vocabulary.processors[INPUT])
-        counts = self.processor.counts
-        self.part = self.wide if counts and isinstance(self.wide, counts) else counts and counts()
+        self.known = wide is not None
+        self.part = wide if isinstance(wide, Features) else self.processor.strongest()
+        self.name = self.part.noun or self.processor.simple
         first = self.processor.spec.num_simple or 0
         self.first, self.select = first, once(dataset, "selection", lambda: Crossed(first))
 
     @property
-    def counts_bags(self) -> bool:
-        """True if the features are those of a bag; a run whose wide path reads others has these alone."""
-        return self.part is not None and (self.wide is None or self.wide is self.part)
+    def most_rows(self) -> int:
+        """Maximum number of rows that a model is fitted to."""
+        dense = 1 if self.part.counts else self.part.of_processor(self.processor.spec).count or 1
+        return min(_MOST_ROWS, max(_FEWEST_ROWS, _NUMBERS // dense))
 
     def simple(self, example: Example) -> np.ndarray | None:
         """Dense features of an example."""
-        return self.bag(example).counts[: self.first] if self.counts_bags else self._dense(example)
-
-    def _dense(self, example: Example) -> np.ndarray | None:
-        return example.parts[FEATURES] if len(example.parts) > FEATURES else self.processor.features(example.parts[0])
+        if self.part.counts:
+            return self.bag(example).counts[: self.first]
+        return example.parts[FEATURES] if self.known else self.processor.read_by(example.parts[0], self.part)
 
     def bag(self, example: Example) -> Bag:
         """Bag of an example: dense features first."""
-        assert self.part is not None
-        return Bag(*example.parts[FEATURES:]) if self.wide else self.processor.bag(example.parts[0], self.part)
+        return Bag(*example.parts[FEATURES:]) if self.known else self.processor.bag(example.parts[0], self.part)
 
     def standardised(self, kept: np.ndarray, some: Sequence[Example]) -> tuple[FeatureTable, _Transform]:
         """Dense features as (features - mean) / deviation."""
-        x = np.array([self._dense(example) for example in some], np.float64)
+        x = np.array([self.simple(example) for example in some], np.float64)
         mean, deviation = _moments(x)
 
         def transform(rows: Sequence[Example]) -> np.ndarray:
-            found = np.array([self._dense(example) for example in rows], np.float64)
+            found = np.array([self.simple(example) for example in rows], np.float64)
             return (found.reshape(len(rows), len(mean)) - mean) / deviation
 
-        return FeatureTable(self.processor.simple, kept, (x - mean) / deviation, x[:0], mean, deviation), transform
+        return FeatureTable(self.name, kept, (x - mean) / deviation, x[:0], mean, deviation), transform
 
     def of_bags(self, kept: np.ndarray, some: Sequence[Example]) -> tuple[FeatureTable, _Transform]:
         """Bags: dense features, standardised, over √D, and ln(1 + count) of the others, over one scale; rows of both
@@ -144,7 +148,6 @@ class _Features:
         """
         from scipy.sparse import csr_matrix, hstack
 
-        assert self.part is not None
         bags, first = [self.bag(example) for example in some], self.first
         mean, deviation = _moments(np.array([bag.counts[:first] for bag in bags], np.float64))
         ids, rows = np.unique(np.concatenate([bag.ids[first:] for bag in bags]), return_counts=True)
@@ -162,7 +165,7 @@ class _Features:
         used = np.concatenate((np.arange(first), ids))
         factors = np.concatenate((np.full(first, 1 / root), np.full(len(ids), 1 / scale)))
         x, select = weighted(bags), self.select
-        table = FeatureTable(self.part.kind, kept, x, x[:0], mean, deviation, select, used, factors)
+        table = FeatureTable(self.name, kept, x, x[:0], mean, deviation, select, used, factors)
         return table, lambda rows: weighted([self.bag(example) for example in rows])
 
 

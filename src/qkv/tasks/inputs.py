@@ -21,7 +21,7 @@ from qkv.layers.signal import Signal
 from qkv.spec.errors import UserError
 from qkv.spec.processors import Processor as ProcessorSpec
 from qkv.spec.recipe import Recipe
-from qkv.spec.wide import WidePath
+from qkv.spec.wide import Features, WidePath
 from qkv.tasks.dataset import Example
 from qkv.tasks.example_task import Truncation, text_in, types_or_none
 from qkv.tokenizers.framing import Framed
@@ -105,7 +105,7 @@ class SignalReader(InputReader):
 
     def __init__(self, processor: Processor, wide: WidePath | None = None):
         self.processor, self.wide = processor, wide
-        self.bags = processor.counts is not None and isinstance(wide, processor.counts)
+        self.counts = isinstance(wide, Features) and wide.counts
 
     def example(self, row: Mapping[str, Any], truth: Any) -> Example:
         encoded = self.processor.read(row[self.processor.role.name])
@@ -115,14 +115,14 @@ class SignalReader(InputReader):
     def _features(self, encoded: Any) -> tuple[Any, ...]:
         if self.wide is None:
             return ()
-        return self.processor.bag(encoded, self.wide) if self.bags else (self.processor.features(encoded),)
+        return self.processor.bag(encoded, self.wide) if self.counts else (self.processor.read_by(encoded, self.wide),)
 
     def noted(self, row: Mapping[str, Any], truth: Any) -> tuple[tuple[Any, ...], dict[str, str]]:
         return self.example(row, truth).parts, {}
 
     def signal(self, rows: Sequence[tuple[Any, ...]]) -> tuple[Signal, Tensor | None]:
         signal = self.processor.signal([row[0] for row in rows])
-        if self.bags:
+        if self.counts:
             signal = with_bags(signal, [Bag(*row[FEATURES:]) for row in rows])
         elif self.wide is not None:
             features = np.stack([row[FEATURES] for row in rows])

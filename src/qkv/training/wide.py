@@ -219,7 +219,7 @@ def join(
         return None
     kinds = dict.fromkeys(each.kind for block in model.spec.layers for each in block.branches if each.mixes)
     own = name or " and ".join(kinds) or "deep path"
-    simple = words(model.wide.noun or task.simple(dataset.vocabulary))
+    simple = words(_noun(model) or task.simple(dataset.vocabulary))
     deep, wide, targets = found
 
     def contestant(name: str, reads: Sequence[int], linear: list[Tensor]) -> Contestant:
@@ -240,6 +240,11 @@ def join(
         _copy((model.wide.table, model.wide.bias), tables[order[0].name])
     model.wide.set_share(order[0].deep, order[0].wide)
     return order
+
+
+def _noun(model: Transformer) -> str:
+    """Name of the features of the wide path; empty: that of the task's simple features."""
+    return "" if model.spec.wide is None else model.spec.wide.noun
 
 
 def _held(batches: Iterable[Batch], outputs: int) -> list[Batch]:

@@ -93,7 +93,7 @@ class GraphsProcessor(Processor):
 
     role = Role("graph", "signal", ("graph", "molecule"))
     simple = "bag_of_nodes"
-    counts = Subtrees
+    strongest = Subtrees
     spec: Graphs
 
     @classmethod

@@ -16,7 +16,7 @@ from qkv.data.records.values import Unusable
 from qkv.layers.signal import Signal
 from qkv.spec.processors import Processor as ProcessorSpec
 from qkv.spec.register import implementation, implementations
-from qkv.spec.wide import Features
+from qkv.spec.wide import Features, WidePath
 
 
 class Encoded(NamedTuple):
@@ -39,8 +39,8 @@ class Processor(ABC):
     simple: ClassVar[str] = "features"
     """Name of ``features`` in the metrics of the baseline, such as "pixels"."""
 
-    counts: ClassVar[type[Features] | None] = None
-    """Kind of wide path for which ``bag`` counts parts of a value, such as the subtrees of a graph; None: none."""
+    strongest: ClassVar[type[Features]] = Features
+    """Kind of wide path of the strongest features, which the baseline reads."""
 
     automatic: ClassVar[bool] = True
     """False if it is never chosen for data, but named in a recipe or by an override."""
@@ -92,8 +92,12 @@ class Processor(ABC):
         """Features (F,) of an encoded value for a linear baseline; None if there is none."""
         return None
 
+    def read_by(self, encoded: Any, part: WidePath) -> np.ndarray | None:
+        """Features (F,) of an encoded value that the wide path ``part`` reads; None if there is none."""
+        return self.features(encoded)
+
     def bag(self, encoded: Any, part: Any) -> Bag:
-        """Bag of an encoded value for the wide path ``part`` of the kind ``counts``: ``features``, then what it counts.
+        """Bag of an encoded value for a wide path ``part`` that counts: ``features``, then what it counts.
 
         ids (F), int64: those of the D features are 0 … D - 1, the others are larger.
         """
