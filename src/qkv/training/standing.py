@@ -35,7 +35,7 @@ class Standing:
     train_loss: float | None = None
     """Moving average of the training loss."""
     best_train_loss: float | None = None
-    """That average at the best validation."""
+    """Moving average of the training loss at the best validation."""
     fitting: bool = False
     """True if, at the last validation, the training loss was above most of the validation loss and falling."""
     looked: int = 0
