@@ -93,7 +93,7 @@ def test_outputs_are_a_sum_over_simple_features_and_logarithms_of_counts() -> No
     bags = [processor.bag(each, part) for each in encoded]
     found = wide(with_bags(processor.signal(encoded), bags))
     for row, bag in zip(found, bags, strict=True):
-        first = processor.spec.num_simple
+        first = processor.spec.num_simple or 0
         expected = wide.bias.double().clone()
         for place, (number, count) in enumerate(zip(bag.ids.tolist(), bag.counts.tolist(), strict=True)):
             value = count - float(wide.mean[place]) if place < first else np.log1p(count)

@@ -125,7 +125,7 @@ def _of_ngrams(wide: Ngrams, task: JoinedTask, dataset: ExampleDataset, also: st
     """Problem of n-grams. Their weights idf are set, too."""
     from scipy.sparse import vstack
 
-    counts = vstack([_counts(dataset, split, len(wide.table)) for split in (TRAIN, also) if split]).tocsr()
+    counts: Any = vstack([_counts(dataset, split, len(wide.table)) for split in (TRAIN, also) if split], "csr")
     rows = counts.shape[0]
     occurring = np.bincount(counts.indices, minlength=len(wide.table))
     wide.idf.copy_(torch.from_numpy(np.log((1 + rows) / (1 + occurring)) + 1))
