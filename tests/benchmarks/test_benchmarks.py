@@ -27,6 +27,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
         "int4, batch 8",
     ),
     "encode": ("left out: onnxruntime", "BERT-base, 8 × 128, fp32", "ViT-B/16, batch 8, 224 × 224, bf16"),
+    "defaults": ("default and strong baseline", "strong baseline", "kept (runs)", "rings"),
     "estimates": ("performer", "exponent", "orthogonal", "hyper", "mean of the values", "speed, 64 samples"),
     "finetuning": ("accuracy on the test split", "unmerged", "lora", "whole", "the table and the curves are in"),
     "graphs": ("classification of graphs and nodes", "chosen", "logistic regression on tags"),

@@ -13,8 +13,8 @@ from qkv.runs.run import Run
 from qkv.spec.recipe import Recipe
 
 
-def run_of(recipe: Recipe, best: int, steps: int = 30) -> Run:
-    rows: list[dict[str, Any]] = [{"step": step, "val_loss": 1.0} for step in range(10, steps + 1, 10)]
+def run_of(recipe: Recipe, best: int, steps: int = 30, loss: float = 0.3) -> Run:
+    rows: list[dict[str, Any]] = [{"step": step, "val_loss": 1.0, "loss": loss} for step in range(10, steps + 1, 10)]
     return Run(Path("runs/mine"), recipe, None, None, rows, best)  # type: ignore[arg-type]
 
 
@@ -34,6 +34,12 @@ def test_a_run_that_stopped_improving_needs_rows_or_a_published_encoder(task: st
     verb = {"regression": "regress", "token_classification": "tag"}[task]
     assert found.startswith("validation stopped improving: more rows help, or a published encoder")
     assert found.endswith(f"qkv train {verb} --from NAME --data table.jsonl")
+
+
+def test_a_run_that_did_not_fit_its_training_rows_needs_a_stronger_model() -> None:
+    found = advice(run_of(recipe_for("classification", training={"minutes": 2}), 20, loss=0.95))
+    assert found.startswith("the training rows are not fitted, so the model is too weak rather than the rows too few")
+    assert found.endswith("qkv train classify --data table.jsonl --minutes 6 --out runs/mine-longer")
 
 
 def test_a_fine_tuned_run_needs_rows() -> None:

@@ -27,6 +27,17 @@ def propagation(m: Any, x: Tensor) -> Tensor:
     return out
 
 
+@reference("gin")
+def gin(m: Any, x: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for b, row in enumerate(x):
+        for i, own in enumerate(row):
+            around = sum((row[j] for j in range(len(row)) if j != i), torch.zeros_like(own))
+            hidden = torch.clamp(affine(m.up, (1 + float(m.eps)) * own + around), min=0.0)
+            out[b, i] = affine(m.down, hidden)
+    return out
+
+
 @reference("graph_attention")
 def graph_attention(m: Any, x: Tensor) -> Tensor:
     part, (dk, dv) = m.part, m.part.dims(x.shape[-1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qkv.spec.branches import Branch
-from qkv.spec.mixers.graphs import GlobalAttention, GraphAttention, Propagation
+from qkv.spec.mixers.graphs import GlobalAttention, GraphAttention, Propagation, SumAggregation
 from qkv.spec.parts import LayerNorm
 
 GRAPH_TWO_WAY: tuple[Branch, ...] = (
@@ -12,6 +12,8 @@ GRAPH_TWO_WAY: tuple[Branch, ...] = (
     Propagation(),
     Propagation(steps=2, restart=0.25, linear=False),
     Propagation(steps=3, restart=0.1, identity=0.5, dropout=0.2),
+    SumAggregation(),
+    SumAggregation(hidden=5, dropout=0.2, bias=False),
     GlobalAttention(),
     GlobalAttention(num_heads=4, scaled=False, bias=False),
 )

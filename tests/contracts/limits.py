@@ -57,6 +57,10 @@ LIMITS: dict[str, Limit] = {
         "equal scores: the mean of the values seen",
         "mixers/test_gated_attention.py::test_equal_scores_give_the_mean_of_the_values_seen",
     ),
+    "gin": Limit(
+        "a product with the adjacency matrix, before an MLP",
+        "mixers/test_graph_mixers.py::test_sums_are_a_product_with_the_adjacency_matrix",
+    ),
     "global_attention": Limit("no limit: a sum over the graph"),
     "global_local_attention": Limit(
         "attention under its mask",

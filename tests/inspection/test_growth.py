@@ -31,7 +31,7 @@ _QUICK = (
 _ALL = (*_QUICK, *EVERYTHING, *BIDIRECTIONAL, *(part for parts in SAMPLES.values() for part in parts))
 EACH = list({part.kind: part for part in reversed(_ALL)}.values())
 """One sample of every kind."""
-NOT_COUNTED = ("propagation", "random_mixing")
+NOT_COUNTED = ("gin", "propagation", "random_mixing")
 """Work that is no product of matrices of weights, which `qkv cost` counts otherwise."""
 
 

@@ -20,7 +20,7 @@ from qkv.models.build import build
 from qkv.ops.graphs import edge_weights
 from qkv.spec.branches import Attention
 from qkv.spec.masks import Full
-from qkv.spec.mixers.graphs import GraphAttention, Propagation
+from qkv.spec.mixers.graphs import GraphAttention, Propagation, SumAggregation
 from qkv.spec.model import Model
 from qkv.spec.parts import ShortestPath
 
@@ -63,6 +63,28 @@ def test_attention_over_edges_is_attention_to_visible_neighbours() -> None:
     for out in (seen, expected):
         (out[0].sum() + (out[1, :3] ** 2).sum()).backward()
     torch.testing.assert_close(x.grad, y.grad, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("directed", [False, True])
+def test_sums_are_a_product_with_the_adjacency_matrix(directed: bool) -> None:
+    edges = EDGES[:, ::2] if directed else EDGES
+    a = torch.zeros(10, 10, dtype=torch.float64)
+    a[edges[1], edges[0]] = 1.0
+    branch, x = module(SumAggregation(hidden=7)), some()
+    with torch.no_grad():
+        branch.eps.fill_(0.3)
+    flat = 1.3 * x.flatten(0, 1) + a @ x.flatten(0, 1)
+    hidden = (flat @ branch.up.weight.T + branch.up.bias).clamp(min=0)
+    expected = (hidden @ branch.down.weight.T + branch.down.bias).view(2, 5, WIDTH)
+    torch.testing.assert_close(branch(x, context(edges))[0], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_sums_tell_multisets_apart_that_means_do_not() -> None:
+    """A star of three leaves and one of two, all nodes alike: the mean over neighbours is the same (Xu et al. 2019)."""
+    edges = torch.tensor([[1, 2, 3, 6, 7], [0, 0, 0, 5, 5]])
+    x = torch.ones(2, 5, WIDTH, dtype=torch.float64)
+    found = module(SumAggregation())(x, context(edges))[0]
+    assert not torch.allclose(found[0, 0], found[1, 0])
 
 
 @pytest.mark.parametrize("directed", [False, True])

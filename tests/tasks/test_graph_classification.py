@@ -89,7 +89,7 @@ def test_a_run_learns_the_structure_answers_and_resumes(tmp_path: Path) -> None:
     run = qkv.train(given, tmp_path / "run", on_event=quiet)
     figures = qkv.evaluate(run)
     assert figures["accuracy"] == 100
-    assert "accuracy_of_bag_of_nodes" in figures
+    assert "accuracy_of_subtrees" in figures
     qkv.train(override(given, ["training.steps=15"]), tmp_path / "halved", on_event=quiet)
     again = qkv.train(given, tmp_path / "halved", on_event=quiet)
     weights = again.model.state_dict()
@@ -238,7 +238,7 @@ def test_a_data_set_is_freed_after_its_baselines(tmp_path: Path) -> None:
     labels, held_out = (dataset.records[split] for split in ("train", "validation"))
     truth = [row["label"] for row in held_out]
     figures = feature_accuracy(dataset, "validation", [row["label"] for row in labels], truth)
-    assert figures.keys() == {"accuracy_of_bag_of_nodes"}
+    assert figures.keys() == {"accuracy_of_subtrees"}
     kept = weakref.ref(dataset)
     del dataset
     gc.collect()

@@ -19,11 +19,13 @@ from qkv.runs.metrics import rows_of
 from qkv.runs.run import Run
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe
+from qkv.training import heats as heats_module
 from qkv.training.automatic_task import automatic_task
 from qkv.training.events import Ended, Event, Notice, Started, Stepped
 from qkv.training.heats import FOLDER, read_heats
 from qkv.training.interrupt import Interrupted
 from qkv.training.loop import train
+from qkv.training.standing import Standing
 
 BLIND = {"training.optimizer.lr": 1e-9}
 """Changes of a model that learns nothing."""
@@ -184,3 +186,48 @@ def test_each_candidate_of_a_chosen_recipe_is_a_model(tmp_path: Path) -> None:
     assert heats.keys() == recipe.candidates.keys() == {"attention", "convolution", "encoder"}
     assert all(heat.loss is not None and heat.steps == 3 for heat in heats.values())
     assert len(heard(events, Ended)) == 4
+
+
+def raced(tmp_path: Path, minutes: float, train_loss: float, loss: float, whole: bool = True) -> list[str]:
+    """Names of the models of all heats, in order, where the largest has the least loss."""
+    recipe = racing(tmp_path, plain={}, other={"model.num_layers": 1})
+    recipe = recipe.changed(training=recipe.training.changed(minutes=minutes))
+    known = {
+        "plain": heats_module.Heat(loss, 80.0, 4, 6.0, train_loss, whole),
+        "other": heats_module.Heat(2, 50, 4, 6.0),
+    }
+    while name := heats_module._larger(recipe, known):
+        width = heats_module._winner(recipe, name).model.width
+        known[name] = heats_module.Heat(loss - len(known) / 10, 81.0, 4, 6.0, train_loss, whole)
+        assert width == 8 * 2 ** (len(known) - 2)
+    return list(known)
+
+
+def test_larger_models_are_tried_where_training_is_not_fitted_and_time_is_left(tmp_path: Path) -> None:
+    assert raced(tmp_path, 10, 0.9, 1.0) == ["plain", "other", "plain_x2", "plain_x4"]
+    assert raced(tmp_path, 10, 0.2, 1.0) == ["plain", "other"]  # fitted
+    assert raced(tmp_path, 1, 0.9, 1.0) == ["plain", "other"]  # 24 seconds for all heats, and 30 would be needed
+    assert raced(tmp_path, 10, 0.9, 1.0, whole=False) == ["plain", "other"]  # its time was short already
+
+
+def test_a_larger_model_that_is_no_better_is_the_last(tmp_path: Path) -> None:
+    recipe = racing(tmp_path, plain={}, other={})
+    recipe = recipe.changed(training=recipe.training.changed(minutes=10))
+    known = {name: heats_module.Heat(loss, 80.0, 4, 6.0, 0.9, True) for name, loss in (("plain", 1.0), ("other", 2.0))}
+    assert heats_module._larger(recipe, known | {"plain_x2": heats_module.Heat(1.1, 80.0, 4, 6.0, 0.9, True)}) == ""
+
+
+def test_a_run_goes_on_without_better_validations_only_where_its_training_loss_falls_and_is_high() -> None:
+    now = Standing()
+    now.saw(1.0)
+    now.compare(1.0, best=True)
+    assert not now.fitting
+    now.train_loss = 0.9
+    now.compare(1.0, best=False)
+    assert now.fitting  # near the validation loss, and falling
+    now.train_loss = 0.5
+    now.compare(1.0, best=False)
+    assert not now.fitting  # fitted
+    now.train_loss = 0.99
+    now.compare(1.0, best=False)
+    assert not now.fitting  # no longer falling

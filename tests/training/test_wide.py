@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from sklearn.linear_model import LogisticRegression
 from tests.training.kill_storm import ignore
 
 from qkv.data.batch import Batch
+from qkv.models.wide import Ngrams
 from qkv.runs.evaluation import evaluate
 from qkv.runs.load import load
 from qkv.runs.predict import predict, rows_for
@@ -247,3 +249,49 @@ def test_contestants_are_compared_on_as_many_batches_as_fit_into_memory(monkeypa
     assert kept(4 * 19 * each) == list(range(0, 20, 2))
     assert kept(4 * 6 * each) == list(range(0, 20, 4))
     assert kept(0) == [0]
+
+
+def test_a_wide_path_in_use_learns_the_validation_rows_after_choice_calibration_and_evaluation(tmp_path: Path) -> None:
+    run = train(recipe_of(tmp_path), tmp_path / "run", on_event=ignore)
+    dataset = build_task(run.recipe.task).open(run.recipe, run.vocabulary)
+    assert isinstance(dataset, ExampleDataset)
+    assert run.model.wide is not None
+    assert run.model.wide.reads(WIDE)
+    rows = [*dataset.examples["train"], *dataset.examples["validation"]]
+    occurring = np.zeros(len(run.model.wide.table))
+    for example in rows:
+        occurring[example.parts[4]] += 1
+    assert isinstance(run.model.wide, Ngrams)
+    np.testing.assert_allclose(run.model.wide.idf.numpy(), np.log((1 + len(rows)) / (1 + occurring)) + 1, rtol=1e-6)
+    (some, labels), (others, truth) = (features(run.model.wide, dataset, split) for split in ("train", "validation"))
+    x, y = np.concatenate((some, others)), np.concatenate((labels, truth))
+    sides = [scales(x, y[:, None] == np.unique(y), power) for power in (0, 0.5, 1)]
+    with torch.no_grad():
+        found = (torch.tensor(x) @ run.model.wide.table + run.model.wide.bias).softmax(-1).numpy()
+    fits = [
+        LogisticRegression(C=1 / penalty, max_iter=3000, tol=1e-8).fit(x * side, y).predict_proba(x * side)
+        for penalty in (1, 0.25, 0.06)
+        for side in sides
+    ]
+    assert min(np.abs(found - fit).max() for fit in fits) < 4e-2
+    before = load_file(tmp_path / "run" / "before_refit.safetensors")["table"]
+    assert not torch.allclose(before, run.model.wide.table)
+    assert run.evaluation is not None
+    assert any("training rows alone" in note for note in run.evaluation["splits"]["validation"]["notes"])
+    table = run.model.wide.table.clone()
+    assert any("training rows alone" in note for note in evaluate(run, "validation").notes)
+    assert torch.equal(table, run.model.wide.table)  # the run's own path is back
+
+
+def test_a_run_that_was_killed_after_the_last_fit_is_evaluated_as_one_that_was_not(tmp_path: Path) -> None:
+    whole = train(recipe_of(tmp_path), tmp_path / "run", on_event=ignore)
+    assert whole.evaluation is not None
+    (tmp_path / "run" / "evaluation.json").unlink()
+    again = train(recipe_of(tmp_path), tmp_path / "run", on_event=ignore)
+    assert again.evaluation is not None
+    for split, found in whole.evaluation["splits"].items():
+        own = again.evaluation["splits"][split]["figures"]
+        assert {k: v for k, v in own.items() if k != "seconds"} == {
+            k: v for k, v in found["figures"].items() if k != "seconds"
+        }
+    assert all(map(torch.equal, whole.model.state_dict().values(), again.model.state_dict().values()))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import getitem
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qkv.cli.verbs import VERBS
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from qkv.runs.run import Run
     from qkv.spec.recipe import Recipe
 
+_FITTED = 0.8
+"""Share of the validation loss below which the training loss shows that the rows are fitted."""
 _LONGER = 3
 """Factor of the time budget that is advised."""
 
@@ -20,7 +23,8 @@ _LONGER = 3
 def advice(run: Run) -> str:
     """Sentence on what would help most next, with the command; "" for runs without a validation figure or a verb.
 
-    A run whose last validation was its best had too little time. Otherwise it has learned what its rows teach.
+    A run whose last validation was its best had too little time; one that has not fitted its training rows has too weak
+    a model. Otherwise it has learned what its rows teach.
     """
     verb = next((name for name, verb in VERBS.items() if verb.task == run.recipe.task.kind), None)
     validated = [row for row in run.metrics if "val_loss" in row]
@@ -29,14 +33,25 @@ def advice(run: Run) -> str:
     recipe, options = run.recipe, _options(run.recipe, verb)
     start = f" --from {shlex.quote(recipe.start)}" if recipe.start else ""
     minutes = recipe.training.minutes
-    if minutes is not None and run.step == validated[-1]["step"]:
+    if minutes is not None:
         folder = shlex.quote(f"{run.folder}-longer")
         command = f"qkv train {verb}{start}{options} --minutes {_LONGER * minutes:g} --out {folder}"
-        return f"the last validation was the best, so more time helps: {command}"
+        if run.step == validated[-1]["step"]:
+            return f"the last validation was the best, so more time helps: {command}"
+        if _weak(run.metrics, validated):
+            sentence = "the training rows are not fitted, so the model is too weak rather than the rows too few"
+            return f"{sentence}; with more time, larger models are tried: {command}"
     if recipe.start is None and VERBS[verb].tunes and recipe.data.processor is None:
         command = f"qkv train {verb} --from NAME{options}"
         return f"validation stopped improving: more rows help, or a published encoder, such as a BERT: {command}"
     return "validation stopped improving: more rows help most"
+
+
+def _weak(rows: Sequence[Mapping[str, Any]], validated: Sequence[Mapping[str, Any]]) -> bool:
+    """True if the training loss at the end is not far below the least validation loss."""
+    losses = [row["loss"] for row in rows if row.get("loss") is not None]
+    some = losses[-max(1, len(losses) // 10) :]
+    return bool(some) and sum(some) / len(some) > _FITTED * min(row["val_loss"] for row in validated)
 
 
 def _options(recipe: Recipe, verb: str) -> str:

@@ -151,6 +151,44 @@ class Features(WidePath):
         return replace(signal, counts=torch.randn(signal.num_rows, len(self.table), generator=generator))
 
 
+@implements(spec.Gradients)
+class Gradients(Features):
+    """Linear map of averaged pixels and histograms of gradients, as ``Features``."""
+
+
+@implements(spec.Subtrees)
+class Subtrees(Features):
+    """Linear map of a bag of a graph: (B, D + F) ids and counts -> Σ_i t_i W[id_i] + c, (B, C).
+
+    The first D counts are simple features, t = (x - mean) / deviation; t of the others is ln(1 + count).
+    """
+
+    dense = False
+
+    def __init__(self, part: spec.Subtrees, num_outputs: int):
+        super().__init__(part, num_outputs)
+        self.first = len(self.mean)
+        self.table = nn.Parameter(torch.zeros(self.first + part.buckets, num_outputs), requires_grad=False)
+
+    def forward(self, signal: Signal) -> Tensor:
+        if signal.bag is None or signal.counts is None:
+            raise UserError("the model has a wide path, and the signal has no features; give bag and counts")
+        dense, counts = signal.counts[:, : self.first], signal.counts[:, self.first :]
+        weights = torch.cat((self.scaled(dense), counts.to(self.table.dtype).log1p()), 1)
+        return F.embedding_bag(signal.bag, self.table, per_sample_weights=weights, mode="sum") + self.bias
+
+    def random(self, signal: Signal, generator: torch.Generator) -> Signal:
+        rows, length = signal.values.shape[:2]
+        simple = torch.arange(self.first).expand(rows, -1)
+        others = torch.randint(self.first, len(self.table), (rows, _SUBTREES * length), generator=generator)
+        ids = torch.cat((simple, others), 1)
+        return replace(signal, bag=ids, counts=torch.ones(ids.shape))
+
+
+_SUBTREES = 5
+"""Approximate number of different labels per node, of four rounds."""
+
+
 @implements(spec.Columns)
 class Columns(Features):
     """Linear map of the columns of each node: (B, N, F) -> ((x - mean) / deviation) W + c, (B, N, C)."""

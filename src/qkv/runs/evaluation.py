@@ -15,6 +15,7 @@ from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.linear.precision import autocast
 from qkv.report.fragment import evaluation_fragment
+from qkv.runs.before_refit import NOTE, without_validation_rows
 from qkv.runs.calibration import with_calibration
 from qkv.runs.checkpoint import newest_state
 from qkv.runs.folder import SPEC
@@ -120,7 +121,12 @@ def evaluate(run: Run, split: str = VALIDATION, batches: int | None = None, data
         notes.append(f"the run's own data cannot be opened ({error}){_NO_BASELINES}")
     dataset = own if data is None else task.open_other(run.recipe, run.vocabulary, data, own)
     assert dataset is not None
-    evaluation = evaluate_split(run.model, task, dataset, run.recipe, OTHER if data is not None else split, batches)
+    if data is None and split == VALIDATION:
+        with without_validation_rows(run.model, run.folder) as kept:
+            evaluation = evaluate_split(run.model, task, dataset, run.recipe, split, batches)
+        notes += [NOTE] if kept else []
+    else:
+        evaluation = evaluate_split(run.model, task, dataset, run.recipe, OTHER if data is not None else split, batches)
     assert evaluation is not None
     return replace(evaluation, notes=[*evaluation.notes, *(dataset.notes if data is not None else ()), *notes])
 

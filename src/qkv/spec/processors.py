@@ -20,6 +20,9 @@ class Processor(Part, slot=True):
     of_graphs: ClassVar[bool] = False
     """True if a value is a graph, whose nodes are the positions."""
 
+    of_images: ClassVar[bool] = False
+    """True if a value is an image of pixels."""
+
     makes_codes: ClassVar[bool] = False
     """True if a value becomes codes: ids that a language model reads and generates."""
 
@@ -40,6 +43,11 @@ class Processor(Part, slot=True):
     @property
     def num_simple(self) -> int | None:
         """Number of simple features of a value, which a linear model reads; None if there are none, or until fitted."""
+        return None
+
+    @property
+    def num_gradients(self) -> int | None:
+        """Number of values of histograms of gradients; None if there are none, or until fitted."""
         return None
 
     @property

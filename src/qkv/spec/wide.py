@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -25,6 +25,9 @@ class WidePath(Part, slot=True):
     deep path is trained. a and b are chosen on the validation split after that.
     """
 
+    noun: ClassVar[str] = ""
+    """Name of the features, such as "hog"; empty: that of the task's simple features."""
+
     def of_window(self, steps: int) -> Self:
         """Copy for forecasts from windows of ``steps`` steps; by default unchanged."""
         return self
@@ -39,6 +42,11 @@ class WidePath(Part, slot=True):
             return ""
         sentence = f"a wide path adds to one output per row, and the head {head.kind!r} has others"
         return f"{sentence}; leave it out, or give a classification or regression head"
+
+
+def _sum(*counts: int | None) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 class Ngrams(WidePath, kind="ngrams"):
@@ -67,6 +75,8 @@ class Ngrams(WidePath, kind="ngrams"):
 class Features(WidePath, kind="features"):
     """Linear map of the simple features of the processor's values, such as averaged pixels, standardised."""
 
+    counts: ClassVar[bool] = False
+    """True if it reads a bag: simple features, then counts of what a value holds."""
     count: int | None = Field(default=None, gt=0, le=LARGEST, description="features; filled in from the data")
 
     def of_processor(self, processor: Processor) -> Self:
@@ -75,6 +85,40 @@ class Features(WidePath, kind="features"):
     def misfit(self, frontend: Frontend, head: Head) -> str:
         if frontend.processor is None:
             return "'features' reads those of a processor, and the input is text; use 'ngrams'"
+        return super().misfit(frontend, head)
+
+
+class Gradients(Features, kind="hog"):
+    """Linear map of averaged pixels and of histograms of oriented gradients (Dalal & Triggs 2005), standardised."""
+
+    noun = "hog"
+
+    def of_processor(self, processor: Processor) -> Self:
+        return self.changed(count=_sum(processor.num_simple, processor.num_gradients))
+
+    def misfit(self, frontend: Frontend, head: Head) -> str:
+        if frontend.processor is None or not frontend.processor.of_images:
+            return "'hog' reads gradients of images; use 'features', or a front end of images"
+        return super().misfit(frontend, head)
+
+
+class Subtrees(Features, kind="subtrees"):
+    """Linear map of the simple features of a graph and of a Weisfeiler–Lehman bag of its nodes' neighbourhoods.
+
+    A node's label after round k is the hash of its label and of the multiset of those of its neighbours after round
+    k - 1: the subtree of depth k around it (Shervashidze et al. 2011). At first it is its tag, its features in levels,
+    or without both its degree. Weights: ln(1 + count) of each label. Penalty, and whether simple features, subtrees or
+    both are read, are chosen by cross-validation.
+    """
+
+    noun = "subtrees"
+    counts = True
+    rounds: int = Field(default=4, ge=0, le=32, description="rounds of relabelling: depth of the subtrees")
+    buckets: int = Field(default=1 << 17, ge=2, le=LARGEST, description="hash buckets of the labels")
+
+    def misfit(self, frontend: Frontend, head: Head) -> str:
+        if frontend.processor is None or not frontend.processor.of_graphs:
+            return "'subtrees' counts neighbourhoods in graphs; use 'features', or the front end 'nodes'"
         return super().misfit(frontend, head)
 
 

@@ -29,7 +29,7 @@ from qkv.tasks.example_task import Collate, column
 from qkv.tasks.feature_baselines import feature_accuracy
 from qkv.tasks.inputs import PARTNERS, SHARE, TRUTH, told
 from qkv.tasks.label_metrics import agreement, confusion
-from qkv.tasks.linear import Fitted, fit_labels
+from qkv.tasks.linear import Fitted, Selection, by_scales, fit_labels
 from qkv.tasks.pooled import SHORT, PooledTask, outputs
 from qkv.tasks.task import Defaults, Evaluation, Observed, Scale, Totals, lowercase
 
@@ -86,9 +86,15 @@ class ClassificationTask(PooledTask):
         return None if row["label"] in vocabulary.classes else str(row["label"])
 
     def fit_linear(
-        self, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray, num_outputs: int, dense: bool = False
+        self,
+        x: Any,
+        targets: np.ndarray,
+        unseen: Any,
+        truth: np.ndarray,
+        num_outputs: int,
+        select: Selection = by_scales,
     ) -> Fitted:
-        return fit_labels(x, targets, unseen, truth, num_outputs, self.weights, dense)
+        return fit_labels(x, targets, unseen, truth, num_outputs, self.weights, select)
 
     def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Collate:
         read = self.reader(recipe, vocabulary)

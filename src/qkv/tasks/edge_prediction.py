@@ -35,7 +35,7 @@ from qkv.spec.wide import PAIR_FEATURES
 from qkv.tasks.dataset import HELD_OUT, OTHER, Dataset, with_vocabulary
 from qkv.tasks.feature_baselines import FeatureTable
 from qkv.tasks.joined import JoinedTask
-from qkv.tasks.linear import Fitted, fit_label_sets
+from qkv.tasks.linear import Fitted, Selection, by_scales, fit_label_sets
 from qkv.tasks.ranking_metrics import ranking
 from qkv.tasks.task import Evaluation, Observed, Scale, Totals
 
@@ -245,16 +245,22 @@ class EdgePredictionTask(JoinedTask):
     def singles(self) -> dict[str, int]:
         return {PAIR_FEATURES[column]: column for column in _SINGLE}
 
-    def simple_features(self, dataset: EdgeDataset, split: str) -> FeatureTable:
+    def simple_features(self, dataset: EdgeDataset, split: str, also: str | None = None) -> FeatureTable:
         x, unseen = (dataset.features(np.concatenate(dataset.asked(side))) for side in (TRAIN, split))
         mean, scale = x.mean(0), np.where(x.std(0) > 0, x.std(0), 1.0)
         name = self.simple(dataset.vocabulary)
         return FeatureTable(name, np.arange(len(x)), (x - mean) / scale, (unseen - mean) / scale, mean, scale)
 
     def fit_linear(
-        self, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray, num_outputs: int, dense: bool = False
+        self,
+        x: Any,
+        targets: np.ndarray,
+        unseen: Any,
+        truth: np.ndarray,
+        num_outputs: int,
+        select: Selection = by_scales,
     ) -> Fitted:
-        return fit_label_sets(x, targets, unseen, truth, dense)
+        return fit_label_sets(x, targets, unseen, truth, select)
 
     def baselines(self, dataset: EdgeDataset, split: str) -> dict[str, float]:
         """Metrics of the number of common neighbours and of the index of Adamic and Adar."""

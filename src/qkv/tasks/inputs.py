@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from qkv.data.batch import INPUT, Batch
-from qkv.data.ngrams import bag_of
+from qkv.data.ngrams import Bag, bag_of
 from qkv.data.padding import lengths_or_none, padded
 from qkv.data.processors.processor import Processor, build_processor
 from qkv.data.records.model import Role
@@ -21,6 +21,7 @@ from qkv.layers.signal import Signal
 from qkv.spec.errors import UserError
 from qkv.spec.processors import Processor as ProcessorSpec
 from qkv.spec.recipe import Recipe
+from qkv.spec.wide import Features, WidePath
 from qkv.tasks.dataset import Example
 from qkv.tasks.example_task import Truncation, text_in, types_or_none
 from qkv.tokenizers.framing import Framed
@@ -94,29 +95,36 @@ def reader_of(recipe: Recipe, vocabulary: Vocabulary) -> InputReader:
     processor = vocabulary.processors.get(INPUT)
     if processor is None:
         return TextReader(recipe, vocabulary.tokenizer)
-    return SignalReader(build_processor(processor), recipe.model.wide is not None)
+    return SignalReader(build_processor(processor), recipe.model.wide)
 
 
 class SignalReader(InputReader):
-    """Reader of inputs that a processor converts, such as images. Parts: encoded value, its size, truth, and with
-    ``wide`` its simple features, which become those of the signal.
+    """Reader of inputs that a processor converts, such as images. Parts: encoded value, its size, truth, and for the
+    wide path ``wide`` its simple features, or ids and counts of its bag, which become those of the signal.
     """
 
-    def __init__(self, processor: Processor, wide: bool = False):
+    def __init__(self, processor: Processor, wide: WidePath | None = None):
         self.processor, self.wide = processor, wide
+        self.counts = isinstance(wide, Features) and wide.counts
 
     def example(self, row: Mapping[str, Any], truth: Any) -> Example:
         encoded = self.processor.read(row[self.processor.role.name])
         size = self.processor.size(encoded)
-        features = (self.processor.features(encoded),) if self.wide else ()
-        return Example(size, 1, (encoded, size, truth, *features))
+        return Example(size, 1, (encoded, size, truth, *self._features(encoded)))
+
+    def _features(self, encoded: Any) -> tuple[Any, ...]:
+        if self.wide is None:
+            return ()
+        return self.processor.bag(encoded, self.wide) if self.counts else (self.processor.read_by(encoded, self.wide),)
 
     def noted(self, row: Mapping[str, Any], truth: Any) -> tuple[tuple[Any, ...], dict[str, str]]:
         return self.example(row, truth).parts, {}
 
     def signal(self, rows: Sequence[tuple[Any, ...]]) -> tuple[Signal, Tensor | None]:
         signal = self.processor.signal([row[0] for row in rows])
-        if self.wide:
+        if self.counts:
+            signal = with_bags(signal, [Bag(*row[FEATURES:]) for row in rows])
+        elif self.wide is not None:
             features = np.stack([row[FEATURES] for row in rows])
             signal = replace(signal, counts=torch.from_numpy(features.astype(np.float32, copy=False)))
         return signal, None
@@ -241,12 +249,19 @@ class TextReader(InputReader, Truncation):
             owners = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([len(each) for each in counts]))
         signal = Signal(ids, lengths_or_none(ids, lengths), types=types_or_none(types))
         if len(rows[0]) > 4:
-            bag, _ = padded([row[4] for row in rows])
-            occurring, _ = padded([row[5] for row in rows], dtype=np.float32)
-            signal = replace(signal, bag=bag, counts=occurring)
+            signal = with_bags(signal, [Bag(*row[4:6]) for row in rows])
             if owners is not None:
-                signal = replace(signal, bag=bag[owners], counts=occurring[owners])
+                assert signal.bag is not None
+                assert signal.counts is not None
+                signal = replace(signal, bag=signal.bag[owners], counts=signal.counts[owners])
         return signal, owners
+
+
+def with_bags(signal: Signal, bags: Sequence[Bag]) -> Signal:
+    """Copy of a signal with the bag of each row, padded."""
+    ids, _ = padded([bag.ids for bag in bags])
+    counts, _ = padded([bag.counts for bag in bags], dtype=np.float32)
+    return replace(signal, bag=ids, counts=counts)
 
 
 def _split(types: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:

@@ -13,7 +13,7 @@ from qkv.data.vocabulary import Vocabulary
 from qkv.layers.tap import Tap
 from qkv.models.transformer import Transformer
 from qkv.tasks.feature_baselines import FeatureTable
-from qkv.tasks.linear import Fitted
+from qkv.tasks.linear import Fitted, Selection, by_scales
 from qkv.tasks.task import Observed, Task
 
 
@@ -46,14 +46,22 @@ class JoinedTask(Task):
         return {}
 
     @abstractmethod
-    def simple_features(self, dataset: Any, split: str) -> FeatureTable | None:
-        """Dense features of the wide path; None if there are none."""
+    def simple_features(self, dataset: Any, split: str, also: str | None = None) -> FeatureTable | None:
+        """Features of the wide path, of the training rows, with those of the split ``also``, and of ``split``; None if
+        there are none. ``also`` is given for tables of examples only.
+        """
 
     @abstractmethod
     def fit_linear(
-        self, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray, num_outputs: int, dense: bool = False
+        self,
+        x: Any,
+        targets: np.ndarray,
+        unseen: Any,
+        truth: np.ndarray,
+        num_outputs: int,
+        select: Selection = by_scales,
     ) -> Fitted:
-        """Fit a linear model of ``num_outputs`` outputs to features x (rows, F), sparse or ``dense``, and ``targets``.
+        """Fit a linear model of ``num_outputs`` outputs to features x (rows, F) and ``targets``.
 
-        unseen, truth: features and targets of the validation split, which select penalty and scales.
+        unseen, truth: features and targets of the validation split, by which ``select`` selects penalty and scales.
         """

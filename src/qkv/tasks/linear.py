@@ -19,6 +19,14 @@ PLAIN = 1.0
 """L2 penalty of the plain fit, which a selected one must equal in accuracy."""
 STANDARDISED = (0.25, PLAIN, 10.0, 100.0, 1000.0)
 """L2 penalties that are tried with standardised dense features."""
+NORMALISED = (1.0, 0.1, 0.03, 0.01)
+"""L2 penalties that are tried with rows of mean square 1."""
+FOLDS = 4
+"""Parts of the training rows by which a penalty is selected by cross-validation."""
+_CROSSED = 3000
+"""Most training rows by which it is."""
+_DENSE = 2_000_000
+"""Most numbers of dense features with which a penalty is selected."""
 _ITERATIONS = 100
 _SUBSAMPLE = 20_000
 """Most training rows with which penalty and power are selected, if the weights are fewer than ``_LARGE``."""
@@ -29,14 +37,135 @@ _WIDE = 4
 
 
 class Fitted(NamedTuple):
-    """Linear model: outputs = x W + c. weights (F, C), intercept (C)."""
+    """Linear model: outputs = x W + c. weights (F, C), intercept (C).
+
+    again: fits features and targets of other rows with the penalty and scales that were selected for this one.
+    """
 
     weights: np.ndarray
     intercept: np.ndarray
+    again: Callable[[Any, np.ndarray], Fitted] | None = None
 
     def __call__(self, x: Any) -> np.ndarray:
         """Outputs (rows, C) of sparse features x (rows, F)."""
         return np.asarray(x @ self.weights) + self.intercept
+
+
+Fit = Callable[[Any, np.ndarray, float, int], Fitted]
+"""Function that fits a linear model: (features, targets, penalty, iterations)."""
+
+
+class Solver(NamedTuple):
+    """Kind of linear model. judged: (loss, error) of outputs and their targets; groups: groups (rows, G) of booleans
+    that the targets make, for ``scales``.
+    """
+
+    fit: Fit
+    judged: Callable[[np.ndarray, np.ndarray], tuple[float, float]]
+    groups: Callable[[np.ndarray], np.ndarray]
+
+
+Selection = Callable[[Solver, Any, np.ndarray, Any, np.ndarray], Fitted]
+"""Function that selects penalty and scales, and fits: (solver, x, targets, unseen features, their targets)."""
+
+
+def by_scales(solver: Solver, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray) -> Fitted:
+    """Fit to sparse features with the penalty and the power of the scales of least loss on the unseen rows.
+
+    The penalty is selected at the middle power, then a larger power is tried. A fit of more errors than that with
+    penalty 1 and power 0 is not taken. Both are selected on evenly spaced rows if there are many.
+    """
+    groups = solver.groups(targets)
+    most = _SUBSAMPLE if x.shape[1] * groups.shape[1] < _LARGE else _ROWS
+    rows = np.linspace(0, x.shape[0] - 1, min(x.shape[0], most)).astype(np.int64)
+    plain, middle = (PLAIN, POWERS[0]), POWERS[len(POWERS) // 2]
+    found: dict[tuple[float, float], Fitted] = {}
+    scores: dict[tuple[float, float], tuple[float, float]] = {}
+
+    def try_out(power: float, penalties: Sequence[float]) -> None:
+        design = _Design(x[rows], groups[rows], power)
+        for penalty in penalties:
+            found[penalty, power] = design.fit(solver.fit, targets[rows], penalty, _ITERATIONS)
+            scores[penalty, power] = solver.judged(found[penalty, power](unseen), truth)
+
+    try_out(middle, PENALTIES)
+    penalty, _ = min(scores, key=lambda each: scores[each][0])
+    try_out(POWERS[-1], [penalty])
+    try_out(plain[1], [plain[0]])
+    best = min((each for each in scores if scores[each][1] <= scores[plain][1]), key=lambda each: scores[each][0])
+
+    def again(x: Any, targets: np.ndarray) -> Fitted:
+        return _Design(x, solver.groups(targets), best[1]).fit(solver.fit, targets, best[0], _ITERATIONS)
+
+    return (found[best] if len(rows) == x.shape[0] else again(x, targets))._replace(again=again)
+
+
+def by_penalty(solver: Solver, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray) -> Fitted:
+    """Fit to standardised features with the penalty of least loss on the unseen rows; one of more errors than the plain
+    fit is not taken. The penalty is selected on evenly spaced rows if there are many features and rows.
+    """
+    rows = np.linspace(0, len(x) - 1, min(len(x), max(1, _DENSE // x.shape[1]))).astype(np.int64)
+    design = _Design(x[rows], targets[rows, None], 0.0)
+    found = {penalty: design.fit(solver.fit, targets[rows], penalty, 10 * _ITERATIONS) for penalty in STANDARDISED}
+    scores = {penalty: solver.judged(each(unseen), truth) for penalty, each in found.items()}
+    kept = [penalty for penalty in STANDARDISED if scores[penalty][1] <= scores[PLAIN][1]]
+    best = min(kept, key=lambda penalty: scores[penalty][0])
+
+    def again(x: Any, targets: np.ndarray) -> Fitted:
+        return _Design(x, targets[:, None], 0.0).fit(solver.fit, targets, best, 10 * _ITERATIONS)
+
+    return (found[best] if len(rows) == len(x) else again(x, targets))._replace(again=again)
+
+
+class Crossed:
+    """Selection by cross-validation: the penalty, and which of two blocks of features is used, the ``first`` columns,
+    the others or both, are those of least loss over the folds of the training rows. It is made once: later fits take
+    the same. The unseen rows decide nothing.
+    """
+
+    def __init__(self, first: int):
+        self.first = first
+        self.chosen: tuple[float, slice] | None = None
+
+    def __call__(self, solver: Solver, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray) -> Fitted:
+        if self.chosen is None:
+            self.chosen = self._choice(solver, x, targets)
+        penalty, block = self.chosen
+
+        def again(x: Any, targets: np.ndarray) -> Fitted:
+            found = solver.fit(x[:, block], targets, penalty, _ITERATIONS)
+            weights = np.zeros((x.shape[1], found.weights.shape[1]))
+            weights[block] = found.weights
+            return Fitted(weights, found.intercept)
+
+        return again(x, targets)._replace(again=again)
+
+    def _choice(self, solver: Solver, x: Any, targets: np.ndarray) -> tuple[float, slice]:
+        """(penalty, block) of least loss. Rows are evenly spaced ones if there are many."""
+        rows = np.linspace(0, x.shape[0] - 1, min(x.shape[0], _CROSSED)).astype(np.int64)
+        x, targets = x[rows], targets[rows]
+        fold = _folds(targets)
+        blocks = [slice(0, x.shape[1]), slice(0, self.first), slice(self.first, x.shape[1])]
+        losses: dict[tuple[float, int], float] = {}
+        for number, block in enumerate(blocks):
+            if block.start < block.stop:
+                for part in range(FOLDS):
+                    own, rest = x[fold == part][:, block], x[fold != part][:, block]
+                    for penalty in NORMALISED:
+                        found = solver.fit(rest, targets[fold != part], penalty, _ITERATIONS)
+                        loss = solver.judged(found(own), targets[fold == part])[0] * (fold == part).sum()
+                        losses[penalty, number] = losses.get((penalty, number), 0.0) + loss
+        penalty, number = min(losses, key=lambda each: losses[each])
+        return penalty, blocks[number]
+
+
+def _folds(targets: np.ndarray) -> np.ndarray:
+    """Fold of each row, such that targets are distributed alike in all folds."""
+    order = np.random.default_rng(0).permutation(len(targets))
+    size = targets if targets.ndim == 1 else targets @ np.arange(1, targets.shape[1] + 1)
+    fold = np.empty(len(targets), np.int64)
+    fold[order[np.argsort(size[order], kind="stable")]] = np.arange(len(targets)) % FOLDS
+    return fold
 
 
 def fit_labels(
@@ -46,78 +175,78 @@ def fit_labels(
     truth: np.ndarray,
     classes: int,
     weights: Tensor | None = None,
-    dense: bool = False,
+    select: Selection = by_scales,
 ) -> Fitted:
     """Multinomial logistic regression: logits of ``classes`` classes, for labels in 0 … classes - 1.
 
     Minimises Σ -w_label log softmax(x W + c)[label] + penalty / 2 · Σ_f |W_f|² / s_f², with the ``scales`` s of the
     features. Penalty and power of the scales are those of least loss on ``unseen``, among those not less
-    accurate there than penalty 1 without scales. weights (classes): w; None: 1. ``dense``: x is standardised, and no
-    scales are tried.
+    accurate there than penalty 1 without scales. weights (classes): w; None: 1. ``select``: another way to select.
     """
-    iterations = 10 * _ITERATIONS if dense else _ITERATIONS
-    fit = _of_labels(classes, np.ones(classes) if weights is None else weights.numpy(), iterations)
 
-    def judged(found: Fitted) -> tuple[float, float]:
-        logits = found(unseen)
+    def judged(logits: np.ndarray, truth: np.ndarray) -> tuple[float, float]:
         return _log_loss(logits, truth), float((logits.argmax(1) != truth).mean())
 
-    if dense:
-        return _of_least_loss(fit, x, labels, judged)
-    return _selected(fit, x, labels, labels[:, None] == np.unique(labels), judged)
+    def groups(labels: np.ndarray) -> np.ndarray:
+        return labels[:, None] == np.unique(labels)
+
+    fit = _of_labels(classes, np.ones(classes) if weights is None else weights.numpy())
+    return select(Solver(fit, judged, groups), x, labels, unseen, truth)
 
 
-def fit_label_sets(x: Any, present: np.ndarray, unseen: Any, truth: np.ndarray, dense: bool = False) -> Fitted:
+def fit_label_sets(
+    x: Any, present: np.ndarray, unseen: Any, truth: np.ndarray, select: Selection = by_scales
+) -> Fitted:
     """Logistic regressions, one per label, for ``present`` (rows, C) of 0 and 1; penalty and power as in
     ``fit_labels``, by loss alone.
     """
 
-    def fit(x: Any, present: np.ndarray, penalty: float) -> Fitted:
+    def fit(x: Any, present: np.ndarray, penalty: float, iterations: int) -> Fitted:
         weights, intercept = np.zeros((x.shape[1], present.shape[1])), np.zeros(present.shape[1])
         for label, column in enumerate(present.T):
             count = column.sum()
             intercept[label] = np.log((count + 0.5) / (len(column) - count + 0.5))
             if 0 < count < len(column):
-                solver = _logistic(x, column, penalty, _ITERATIONS)
+                solver = _logistic(x, column, penalty, iterations)
                 weights[:, label], intercept[label] = solver.coef_[0], solver.intercept_[0]
         return Fitted(weights, intercept)
 
-    def judged(found: Fitted) -> tuple[float, float]:
-        return _binary_loss(found(unseen), truth), 0.0
+    def judged(logits: np.ndarray, truth: np.ndarray) -> tuple[float, float]:
+        return _binary_loss(logits, truth), 0.0
 
-    if dense:
-        return _of_least_loss(fit, x, present, judged)
-    return _selected(fit, x, present, present > 0, judged)
+    return select(Solver(fit, judged, lambda present: present > 0), x, present, unseen, truth)
 
 
-def fit_values(x: Any, values: np.ndarray, unseen: Any, truth: np.ndarray, dense: bool = False) -> Fitted:
+def fit_values(x: Any, values: np.ndarray, unseen: Any, truth: np.ndarray, select: Selection = by_scales) -> Fitted:
     """Ridge regression: one output. Minimises Σ (x w + c - y)² + 4 penalty · Σ_f w_f² / s_f², as ``fit_labels``.
 
     The scales are those of two classes: values above and below the median.
     """
 
-    def judged(found: Fitted) -> tuple[float, float]:
-        return float(np.square(found(unseen)[:, 0] - truth).mean()), 0.0
+    def judged(outputs: np.ndarray, truth: np.ndarray) -> tuple[float, float]:
+        return float(np.square(outputs[:, 0] - truth).mean()), 0.0
 
-    if dense:
-        return _of_least_loss(_ridge, x, values, judged)
-    return _selected(_ridge, x, values, (values > np.median(values))[:, None], judged)
+    def groups(values: np.ndarray) -> np.ndarray:
+        return (values > np.median(values))[:, None]
+
+    return select(Solver(_ridge, judged, groups), x, values, unseen, truth)
 
 
 def plain_labels(x: Any, labels: np.ndarray, classes: int) -> Fitted:
     """Multinomial logistic regression with penalty 1 and no scales, see ``fit_labels``."""
-    return _Design(x, labels[:, None], 0.0).fit(_of_labels(classes, np.ones(classes), 10 * _ITERATIONS), labels, PLAIN)
+    fit = _of_labels(classes, np.ones(classes))
+    return _Design(x, labels[:, None], 0.0).fit(fit, labels, PLAIN, 10 * _ITERATIONS)
 
 
 def plain_values(x: Any, values: np.ndarray) -> Fitted:
     """Ridge regression with a weight of 1 of the squares, without scales, see ``fit_values``."""
-    return _Design(x, values[:, None], 0.0).fit(_ridge, values, 0.25)
+    return _Design(x, values[:, None], 0.0).fit(_ridge, values, 0.25, _ITERATIONS)
 
 
-def _of_labels(classes: int, of_labels: np.ndarray, iterations: int) -> Callable[..., Fitted]:
-    """Function that fits a logistic regression (features, labels, penalty); ``of_labels`` (classes): their weights."""
+def _of_labels(classes: int, of_labels: np.ndarray) -> Fit:
+    """Function that fits a logistic regression; ``of_labels`` (classes): their weights."""
 
-    def fit(x: Any, labels: np.ndarray, penalty: float) -> Fitted:
+    def fit(x: Any, labels: np.ndarray, penalty: float, iterations: int) -> Fitted:
         solver = _logistic(x, labels, penalty, iterations, of_labels[labels])
         found, intercept = solver.coef_.T, solver.intercept_
         if len(solver.classes_) == 2:  # one logit, of the second class
@@ -137,7 +266,7 @@ def _logistic(x: Any, labels: np.ndarray, penalty: float, iterations: int, weigh
         return solver.fit(x, labels, sample_weight=weights)
 
 
-def _ridge(x: Any, values: np.ndarray, penalty: float) -> Fitted:
+def _ridge(x: Any, values: np.ndarray, penalty: float, iterations: int) -> Fitted:
     solver = metric_library("sklearn.linear_model").Ridge(alpha=4 * penalty, tol=1e-4)
     solver.fit(x, values)
     return Fitted(solver.coef_[:, None], np.array([solver.intercept_]))
@@ -162,49 +291,6 @@ def scales(x: Any, groups: np.ndarray, power: float) -> np.ndarray:
     return sizes / np.sqrt(np.square(sizes).mean()) if squares.any() else np.ones(x.shape[1])
 
 
-def _of_least_loss(
-    fit: Callable[..., Fitted], x: np.ndarray, targets: np.ndarray, judged: Callable[[Fitted], tuple[float, float]]
-) -> Fitted:
-    """Fit to dense features with the penalty of least loss; one of more errors than the plain fit is not taken."""
-    design = _Design(x, targets[:, None], 0.0)
-    found = {penalty: design.fit(fit, targets, penalty) for penalty in STANDARDISED}
-    scores = {penalty: judged(each) for penalty, each in found.items()}
-    kept = [penalty for penalty in STANDARDISED if scores[penalty][1] <= scores[PLAIN][1]]
-    return found[min(kept, key=lambda penalty: scores[penalty][0])]
-
-
-def _selected(
-    fit: Callable[..., Fitted],
-    x: Any,
-    targets: np.ndarray,
-    groups: np.ndarray,
-    judged: Callable[[Fitted], tuple[float, float]],
-) -> Fitted:
-    """Fit with the penalty and the power of the scales of least loss; ``judged``: (loss, error) of a fit.
-
-    The penalty is selected at the middle power, then a larger power is tried. A fit of more errors than that with
-    penalty 1 and power 0 is not taken. Both are selected on evenly spaced rows if there are many.
-    """
-    most = _SUBSAMPLE if x.shape[1] * groups.shape[1] < _LARGE else _ROWS
-    rows = np.linspace(0, x.shape[0] - 1, min(x.shape[0], most)).astype(np.int64)
-    plain, middle = (PLAIN, POWERS[0]), POWERS[len(POWERS) // 2]
-    found: dict[tuple[float, float], Fitted] = {}
-    scores: dict[tuple[float, float], tuple[float, float]] = {}
-
-    def try_out(power: float, penalties: Sequence[float]) -> None:
-        design = _Design(x[rows], groups[rows], power)
-        for penalty in penalties:
-            found[penalty, power] = design.fit(fit, targets[rows], penalty)
-            scores[penalty, power] = judged(found[penalty, power])
-
-    try_out(middle, PENALTIES)
-    penalty, _ = min(scores, key=lambda each: scores[each][0])
-    try_out(POWERS[-1], [penalty])
-    try_out(plain[1], [plain[0]])
-    best = min((each for each in scores if scores[each][1] <= scores[plain][1]), key=lambda each: scores[each][0])
-    return found[best] if len(rows) == x.shape[0] else _Design(x, groups, best[1]).fit(fit, targets, best[0])
-
-
 class _Design:
     """Features times their scales. With few rows and many features, the problem is solved in the space of the rows.
 
@@ -221,15 +307,15 @@ class _Design:
         rows, features = x.shape
         self.root = _root(self.x) if rows <= _ROWS and features >= _WIDE * rows else None
 
-    def fit(self, fit: Callable[..., Fitted], targets: np.ndarray, penalty: float) -> Fitted:
+    def fit(self, fit: Fit, targets: np.ndarray, penalty: float, iterations: int) -> Fitted:
         """Fit; the weights are those of the features without scales."""
         if self.root is None:
-            found = fit(self.x, targets, penalty)
+            found = fit(self.x, targets, penalty, iterations)
             weights = found.weights
         else:
             from scipy.linalg import solve_triangular
 
-            found = fit(self.root, targets, penalty)
+            found = fit(self.root, targets, penalty, iterations)
             weights = self.x.T @ solve_triangular(self.root, found.weights, lower=True, trans=1)
         return Fitted(weights * self.sizes[:, None], found.intercept)
 

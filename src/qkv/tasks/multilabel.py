@@ -21,7 +21,7 @@ from qkv.tasks.baselines import ngrams, too_large
 from qkv.tasks.dataset import Dataset, ExampleDataset
 from qkv.tasks.example_task import Collate
 from qkv.tasks.inputs import TRUTH, told
-from qkv.tasks.linear import Fitted, fit_label_sets
+from qkv.tasks.linear import Fitted, Selection, by_scales, fit_label_sets
 from qkv.tasks.pooled import SHORT, PooledTask
 from qkv.tasks.task import Defaults, Evaluation, Observed, Scale, Totals, lowercase
 from qkv.tasks.text_metrics import metric_library
@@ -69,9 +69,15 @@ class MultiLabelTask(PooledTask):
         return next((label for label in row["labels"] if label not in vocabulary.classes), None)
 
     def fit_linear(
-        self, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray, num_outputs: int, dense: bool = False
+        self,
+        x: Any,
+        targets: np.ndarray,
+        unseen: Any,
+        truth: np.ndarray,
+        num_outputs: int,
+        select: Selection = by_scales,
     ) -> Fitted:
-        return fit_label_sets(x, targets, unseen, truth, dense)
+        return fit_label_sets(x, targets, unseen, truth, select)
 
     def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Collate:
         read = self.reader(recipe, vocabulary)

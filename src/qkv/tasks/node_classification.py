@@ -38,7 +38,7 @@ from qkv.tasks.embedding import points_section
 from qkv.tasks.feature_baselines import FeatureTable
 from qkv.tasks.joined import JoinedTask
 from qkv.tasks.label_metrics import agreement, confusion
-from qkv.tasks.linear import Fitted, fit_labels, plain_labels
+from qkv.tasks.linear import Fitted, Selection, by_scales, fit_labels, plain_labels
 from qkv.tasks.task import Evaluation, Observed, Scale, Totals
 
 _SHOWN = 8
@@ -216,7 +216,7 @@ class NodeClassificationTask(JoinedTask):
     def simple(self, vocabulary: Vocabulary) -> str:
         return "features_alone"
 
-    def simple_features(self, dataset: NodeDataset, split: str) -> FeatureTable:
+    def simple_features(self, dataset: NodeDataset, split: str, also: str | None = None) -> FeatureTable:
         """Columns of the training nodes and of those of ``split``, divided by one scale, so that most rows have a norm
         of about 10.
         """
@@ -229,9 +229,15 @@ class NodeClassificationTask(JoinedTask):
         )
 
     def fit_linear(
-        self, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray, num_outputs: int, dense: bool = False
+        self,
+        x: Any,
+        targets: np.ndarray,
+        unseen: Any,
+        truth: np.ndarray,
+        num_outputs: int,
+        select: Selection = by_scales,
     ) -> Fitted:
-        return fit_labels(x, targets, unseen, truth, num_outputs, dense=dense)
+        return fit_labels(x, targets, unseen, truth, num_outputs, select=select)
 
     def baselines(self, dataset: NodeDataset, split: str) -> dict[str, float]:
         """Accuracies in %: of the most frequent training label, and of logistic regression on the columns of a node."""

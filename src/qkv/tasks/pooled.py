@@ -75,8 +75,8 @@ class PooledTask(ExampleTask, JoinedTask):
         processor = vocabulary.processors.get(INPUT)
         return "ngrams" if processor is None else build_processor(processor).simple
 
-    def simple_features(self, dataset: ExampleDataset, split: str) -> FeatureTable | None:
-        return features_of(dataset, split)
+    def simple_features(self, dataset: ExampleDataset, split: str, also: str | None = None) -> FeatureTable | None:
+        return features_of(dataset, split, also)
 
     def targets(self, dataset: ExampleDataset, split: str) -> np.ndarray:
         return np.array([example.parts[TRUTH] for example in dataset.examples[split]])

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from qkv.data.corpus import TEST, VALIDATION
 from qkv.layers.lora import merged
+from qkv.runs.before_refit import NOTE, drop_wide, keep_wide, restore_wide
 from qkv.runs.calibration import calibrate
 from qkv.runs.checkpoint import load_weights, save_weights
 from qkv.runs.evaluation import evaluate_split, held_out
@@ -22,7 +23,7 @@ from qkv.training.contestants import Contestant, section, tested_section
 from qkv.training.events import Evaluated, Notice, OnEvent
 from qkv.training.interrupt import StopNow, StopRequest
 from qkv.training.setup import Setup
-from qkv.training.wide import join
+from qkv.training.wide import join, refit_wide
 
 
 def best_weights(folder: Path) -> tuple[dict[str, Tensor], int]:
@@ -34,6 +35,7 @@ def best_weights(folder: Path) -> tuple[dict[str, Tensor], int]:
 def evaluate_best(setup: Setup, tell: OnEvent, stop: StopRequest) -> bool:
     """Load the best weights into the model, evaluate them on each held-out part, and write the result.
 
+    After choice, calibration and evaluation on the validation part, a wide path is fitted again, to its rows too.
     Returns False if stopped. Errors are reported as notices.
     """
     model, task, evaluations = setup.model, setup.task, dict[str, Evaluation]()
@@ -56,10 +58,36 @@ def evaluate_best(setup: Setup, tell: OnEvent, stop: StopRequest) -> bool:
             return True
         if found is None:
             return False
+        refitted = split == VALIDATION and _refit(setup, tell)
+        found = replace(found, notes=[*found.notes, *([NOTE] if refitted else [])])
         evaluations[split] = _with_contests(found, setup, split, contestants)
         tell(Evaluated(step, split, found.figures))
     write_evaluation(setup.folder, step, evaluations)
     return True
+
+
+def _refit(setup: Setup, tell: OnEvent) -> bool:
+    """Fit a wide path that is used to the training and validation rows, and save it with the best weights; the path
+    before that is kept beside them. True if there is one.
+    """
+    if setup.model.wide is None:
+        return False
+    keep_wide(setup.model, setup.folder)
+    notes = refit_wide(setup.model, setup.task, setup.dataset)
+    if notes:
+        _save(setup)
+    else:
+        drop_wide(setup.folder)
+    for note in notes:
+        tell(Notice(note))
+    return bool(notes)
+
+
+def _save(setup: Setup) -> None:
+    """Write the weights of the model in place of the best ones, whose facts they keep."""
+    metadata = read_metadata(setup.folder / WEIGHTS)
+    metadata.pop("sha256", None)
+    save_weights(setup.folder / WEIGHTS, setup.model, metadata)
 
 
 def _with_contests(found: Evaluation, setup: Setup, split: str, contestants: list[Contestant]) -> Evaluation:
@@ -77,12 +105,11 @@ def _joined(setup: Setup, tell: OnEvent, stop: StopRequest) -> list[Contestant] 
     """Join the paths of a model with a wide path, and save the factors with the best weights; None if stopped."""
     if setup.model.wide is None:
         return []
-    path, precision = setup.folder / WEIGHTS, setup.recipe.training.precision
+    restore_wide(setup.model, setup.folder)  # a process before this one was stopped after it
+    precision = setup.recipe.training.precision
     name = heats.winner(setup.folder)
     found = join(setup.model, setup.task, setup.dataset, precision, lambda: bool(stop), name)
     if found is not None:
-        metadata = read_metadata(path)
-        metadata.pop("sha256", None)
-        save_weights(path, setup.model, metadata)
+        _save(setup)
         tell(Notice(f"chosen on the validation part: {found[0].name}"))
     return found

@@ -28,12 +28,17 @@ from qkv.spec.recipe import Recipe
 from qkv.tasks.registry import task_of_recipe
 from qkv.training import clock
 from qkv.training.events import Ended, Event, Notice, OnEvent, Planned, Started, Stepped, Validated
+from qkv.training.standing import FITTED
 
 FOLDER = "heats"
 _RESULTS = "results.json"
 _SHARE = 0.4
 """Share of the time budget, or of the steps, of all heats together."""
+_GROWTH, _WIDEST, _LONGER = 3, 4, 4
+"""Time of a larger model's heat in that of the smaller one; largest factor of the width; factor of the final steps."""
 Train = Callable[[Recipe, Path, OnEvent], Run]
+_LATE = 0.85
+"""Share of the steps after which the best validation is one of the last."""
 _FEWEST = 20
 """Minimum number of steps of a heat without a time budget."""
 
@@ -42,13 +47,22 @@ _FEWEST = 20
 class Heat:
     """Result of one heat: lowest validation ``loss``, and the task's metric ``figure`` with the same weights.
 
-    Both are None if the heat failed, as with a loss that is not finite.
+    Both are None if the heat failed, as with a loss that is not finite. train: mean training loss of its last steps;
+    whole: True if it made all steps of the recipe; late: True if its last validations were the best.
     """
 
     loss: float | None
     figure: float | None
     steps: int
     seconds: float
+    train: float | None = None
+    whole: bool = False
+    late: bool = False
+
+    @property
+    def fitted(self) -> bool:
+        """True if the training loss is far below the validation loss, so that a larger model would not help."""
+        return self.loss is None or self.train is None or self.train < FITTED * self.loss
 
 
 def choose(recipe: Recipe, folder: Path, tell: OnEvent, train: Train) -> tuple[Recipe, float]:
@@ -63,16 +77,56 @@ def choose(recipe: Recipe, folder: Path, tell: OnEvent, train: Train) -> tuple[R
     for name in recipe.candidates:
         _winner(recipe, name)  # raises if its changes are wrong
     known, begun = read_heats(folder), (folder / SPEC).exists()
-    if begun and known.keys() != recipe.candidates.keys():
+    if begun and {_sized(recipe, name)[0] for name in known} != recipe.candidates.keys():
         raise UserError(f"{folder} holds a run that was not chosen from these candidates; name another folder")
     for number, name in enumerate(recipe.candidates, 1):
         if name not in known:
             title = f"heat {number} of {len(recipe.candidates)}: {name}"
             known[name] = _run(recipe, name, title, folder / FOLDER, tell, train)
             _write(folder / FOLDER, known)
+    while not begun and (larger := _larger(recipe, known)):
+        known[larger] = _run(recipe, larger, f"one more heat: {larger}", folder / FOLDER, tell, train)
+        _write(folder / FOLDER, known)
     if not (best := _best(known)):
         raise UserError(f"all heats failed: {', '.join(known)}; train one of the models alone with candidates={{}}")
-    return _winner(recipe, best), 0.0 if begun else sum(heat.seconds for heat in known.values())
+    spent = 0.0 if begun else sum(heat.seconds for heat in known.values())
+    return _longer(_winner(recipe, best), known[best]), spent
+
+
+def _larger(recipe: Recipe, heats: Mapping[str, Heat]) -> str:
+    """Name of one more heat, of a model twice as wide as the best and one layer deeper; "" for none.
+
+    There is one if the best has made all of its steps without fitting the training rows, and time is left in the share
+    of the heats, of which the larger model takes about three times as much.
+    """
+    best, minutes = _best(heats), recipe.training.minutes
+    if not best or minutes is None or heats[best].fitted or not heats[best].whole:
+        return ""
+    base, factor = _sized(recipe, best)
+    name = f"{base}_x{2 * factor}"
+    spent = sum(heat.seconds for heat in heats.values())
+    room = spent + _GROWTH * heats[best].seconds <= 60 * _SHARE * minutes
+    return name if room and name not in heats and factor < _WIDEST else ""
+
+
+def _sized(recipe: Recipe, name: str) -> tuple[str, int]:
+    """(candidate, factor of its width) of the heat ``name``, such as ("sums", 2) of "sums_x2"."""
+    base, found, factor = name.rpartition("_x")
+    return (base, int(factor)) if found and name not in recipe.candidates and base in recipe.candidates else (name, 1)
+
+
+def _widened(recipe: Recipe, factor: int) -> Recipe:
+    """Recipe with a model ``factor`` times as wide, and one layer deeper for each doubling."""
+    model, doublings = recipe.model, factor.bit_length() - 1
+    layers = None if model.num_layers is None else model.num_layers + doublings
+    return recipe.changed(model=model.changed(width=factor * model.width, num_layers=layers))
+
+
+def _longer(recipe: Recipe, heat: Heat) -> Recipe:
+    """Recipe with more steps, of which a time budget takes what fits, if the heat made all and was best at its end."""
+    if recipe.training.minutes is None or not (heat.whole and heat.late):
+        return recipe
+    return recipe.changed(training=recipe.training.changed(steps=_LONGER * recipe.training.steps))
 
 
 def _best(heats: Mapping[str, Heat]) -> str:
@@ -96,7 +150,7 @@ def _run(recipe: Recipe, name: str, title: str, place: Path, tell: OnEvent, trai
             raise
         tell(Notice(f"heat of {name} failed: {error}"))
         return Heat(None, None, 0, clock.seconds() - began)
-    found = _result(run.metrics, _metric(recipe))
+    found = _result(run.metrics, _metric(recipe), run.recipe.training.steps)
     remove(place / name / "resume")
     if found.loss is not None:
         tell(Notice(f"heat of {name}: validation loss {fixed(found.loss)} after {duration(found.seconds)}"))
@@ -105,8 +159,10 @@ def _run(recipe: Recipe, name: str, title: str, place: Path, tell: OnEvent, trai
 
 def _winner(recipe: Recipe, name: str) -> Recipe:
     """Recipe with the changes of the candidate ``name``, and no candidates."""
-    found = override(recipe.changed(candidates={}), quick_form(recipe.candidates[name]))
-    others = ", ".join(other for other in recipe.candidates if other != name)
+    base, factor = _sized(recipe, name)
+    found = override(recipe.changed(candidates={}), quick_form(recipe.candidates[base]))
+    found = found if factor == 1 else _widened(found, factor)
+    others = ", ".join(other for other in recipe.candidates if other != base)
     said = f"{recipe.description.removesuffix('.')}; {name} won short heats against {others}." if others else ""
     return found.changed(description=said or recipe.description)
 
@@ -144,13 +200,18 @@ def _metric(recipe: Recipe) -> str:
     return task_of_recipe(recipe).metric
 
 
-def _result(rows: Sequence[Mapping[str, Any]], metric: str) -> Heat:
-    """Result of a heat by its rows of metrics."""
+def _result(rows: Sequence[Mapping[str, Any]], metric: str, most: int) -> Heat:
+    """Result of a heat by its rows of metrics; ``most``: steps of its recipe."""
     looks = [row for row in rows if math.isfinite(row.get("val_loss", math.nan))]
     best: Mapping[str, Any] = min(looks, key=lambda row: row["val_loss"], default={})
     steps = max((row["step"] for row in rows if "loss" in row), default=0)
     taken = [row[key] for key in ("time", TAKEN) for row in rows if row.get(key) is not None]
-    return Heat(best.get("val_loss"), best.get(f"val_{metric}"), steps, max(taken, default=0.0))
+    losses = [row["loss"] for row in rows if row.get("loss") is not None and row["step"] > 0.9 * steps]
+    train = sum(losses) / len(losses) if losses else None
+    late = bool(best) and best["step"] >= _LATE * steps
+    return Heat(
+        best.get("val_loss"), best.get(f"val_{metric}"), steps, max(taken, default=0.0), train, steps >= most, late
+    )
 
 
 def read_heats(folder: Path) -> dict[str, Heat]:

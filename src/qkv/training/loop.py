@@ -115,13 +115,17 @@ class Trainer:
 
     @property
     def finished(self) -> bool:
-        """True if all steps are done, or validation has not improved for ``patience`` times (early stopping)."""
+        """True if all steps are done, or validation has not improved for ``patience`` times (early stopping).
+
+        Within a time budget, a run goes on where training itself has not been fitted (``Standing.fitting``).
+        """
         return self.now.step >= self.steps or self._impatient
 
     @property
     def _impatient(self) -> bool:
         patience = self.training.validation.patience
-        return patience is not None and self.now.stale >= patience
+        goes_on = self.budget.limited and self.now.fitting
+        return patience is not None and self.now.stale >= patience and not goes_on
 
     def train(self, stop: StopRequest, record: RunRecorder) -> None:
         """Train until finished or asked to stop; then save a checkpoint and write the report."""
@@ -193,6 +197,7 @@ class Trainer:
         steps, loss, size, rate, batches = self.steps, *self.descend(step)
         count = sum(batch.num_targets for batch in batches)
         self.now.count(self.setup.model, batches)
+        self.now.saw(loss)
         self.now.step, self.now.tokens, self.now.seconds = step, self.now.tokens + count, self._seconds()
         speed = count / (clock.seconds() - began)
         self._tell(
@@ -265,6 +270,7 @@ class Trainer:
             return False
         figures = self.setup.task.figures(found, self.setup.dataset.scale())
         best = self._better(figures)
+        self.now.compare(figures["loss"], best)
         if best:
             self.now.best_step, self.now.stale = self.now.step, 0
             self.save_best()

@@ -132,10 +132,12 @@ def _files(trainer: Trainer) -> tuple[float, float]:
 
 
 def _evaluations(trainer: Trainer) -> float:
-    """Seconds of the final evaluation on all held-out splits; 0 if the task has none."""
+    """Seconds of the final evaluation on all held-out splits, and of another fit of a wide path; 0 if the task has
+    none.
+    """
     if not trainer.setup.task.evaluates:
         return 0.0
-    return sum(_evaluation(trainer, split) for split in held_out(trainer.setup.dataset))
+    return trainer.setup.wide_seconds + sum(_evaluation(trainer, split) for split in held_out(trainer.setup.dataset))
 
 
 def _evaluation(trainer: Trainer, split: str) -> float:

@@ -121,7 +121,9 @@ def finished(folder: Path) -> Finished:
     recipe, state, rows = read_recipe(folder), newest_state(folder / "resume"), rows_of(folder)
     step = int(state["standing"]["step"]) if state else 0
     patience = recipe.training.validation.patience
-    waited = state is not None and patience is not None and int(state["standing"]["stale"]) >= patience
+    standing = state["standing"] if state else {}
+    goes_on = recipe.training.minutes is not None and standing.get("fitting", False)
+    waited = patience is not None and int(standing.get("stale", 0)) >= patience and not goes_on
     go_on = f"resume it first: qkv train {folder}"
     steps = steps_in_all(rows, recipe.training.steps)
     if state is None or not (folder / WEIGHTS).is_file() or not (step >= steps or waited):

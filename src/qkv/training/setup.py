@@ -26,6 +26,7 @@ from qkv.system.optional import turned_off
 from qkv.tasks.dataset import Dataset
 from qkv.tasks.registry import task_of_recipe
 from qkv.tasks.task import Task
+from qkv.training import clock
 from qkv.training.events import Notice, OnEvent
 from qkv.training.schedules import same_so_far
 from qkv.training.start import start_weights, with_start
@@ -48,6 +49,8 @@ class Setup:
     device: torch.device
     checkpoints: CheckpointStore
     surroundings: Surroundings
+    wide_seconds: float = 0.0
+    """Time that the fit of a wide path took; about that of another one at the end."""
 
 
 def best_device() -> torch.device:
@@ -79,9 +82,13 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
     training = recipe.training
     device = best_device()
     model = build(recipe.model, training.seed)
+    seconds = 0.0
     if not checkpoint:
         started = (*start_weights(model, recipe), *start_vectors(model, recipe.model, dataset.vocabulary))
-        for note in (*started, *fit_wide(model, task, dataset)):
+        began = clock.seconds()
+        fitted = fit_wide(model, task, dataset)
+        seconds = clock.seconds() - began
+        for note in (*started, *fitted):
             tell(Notice(note))
     adapt(model, training)  # adapters wrap existing weights
     if checkpoint and known:
@@ -100,7 +107,7 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
         tell(Notice(f"products run in fp32, not bf16, {f'which {off} turns off' if off else slower}"))
     for note in () if known else dataset.notes:
         tell(Notice(note))
-    setup = Setup(folder, recipe, dataset, task, model, device, checkpoints, surroundings)
+    setup = Setup(folder, recipe, dataset, task, model, device, checkpoints, surroundings, seconds)
     _write_identity(setup, known)
     return setup, checkpoint
 

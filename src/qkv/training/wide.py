@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,8 +28,10 @@ from qkv.ops.at_least_single import at_least_single
 from qkv.ops.linear.precision import autocast
 from qkv.report.evaluation import ERRORS, words
 from qkv.tasks.dataset import Dataset, ExampleDataset
+from qkv.tasks.feature_baselines import once
 from qkv.tasks.forecasting import ForecastingTask
 from qkv.tasks.joined import JoinedTask
+from qkv.tasks.linear import Fitted, Selection, by_scales
 from qkv.tasks.series_dataset import SeriesDataset
 from qkv.tasks.task import Task, Totals
 from qkv.training.contestants import Contestant, ranked
@@ -46,46 +48,112 @@ _SMALL, _PARTS = 500, 5
 """Validation rows below which the loss of a contestant is cross-validated, and the parts of that."""
 
 
+class Design(NamedTuple):
+    """Problem of a wide path. x, targets: of the rows that it is fitted to; unseen, truth: of the validation part;
+    select: how penalties are selected; place: writes a fit into the model; said: words for the features and rows.
+    """
+
+    x: Any
+    targets: np.ndarray
+    unseen: Any
+    truth: np.ndarray
+    select: Selection
+    place: Callable[[Fitted], None]
+    said: str
+
+
 def fit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
     """Fit the wide path of ``model``, if it has one, to the training split; return notices.
 
-    Penalty and scales are selected on the validation split (``task.fit_linear``). Of many n-grams, those of a single
-    row are left out. Raises ``UserError`` if scikit-learn is not installed.
+    Penalty and scales are selected on the validation split (``task.fit_linear``), or by cross-validation. Of many
+    n-grams, those of a single row are left out. Raises ``UserError`` if scikit-learn is not installed.
     """
     if model.wide is None:
         return []
     if isinstance(dataset, SeriesDataset):
         return fit_window(model, dataset)
     assert isinstance(task, JoinedTask)
-    if model.wide.dense:
-        return _fit_features(model, task, dataset)
-    assert isinstance(dataset, ExampleDataset)
-    assert isinstance(model.wide, Ngrams)
-    counts = {split: _counts(dataset, split, len(model.wide.table)) for split in (TRAIN, VALIDATION)}
-    rows = counts[TRAIN].shape[0]
-    occurring = np.bincount(counts[TRAIN].indices, minlength=len(model.wide.table))
-    model.wide.idf.copy_(torch.from_numpy(np.log((1 + rows) / (1 + occurring)) + 1))
-    many = np.count_nonzero(occurring) * model.wide.num_outputs > _MANY
+    design = _design(model, task, dataset)
+    design.place(_fitted(model, task, dataset, lambda: design))
+    return [f"the wide path is fitted: {design.said}"]
+
+
+def refit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
+    """Fit the wide path again, to the training and the validation rows, with the penalty and scales that were selected
+    without the latter; return notices, none for a path that is not used or whose rows are no table.
+    """
+    if model.wide is None or not model.wide.reads(WIDE) or not isinstance(dataset, ExampleDataset):
+        return []
+    assert isinstance(task, JoinedTask)
+    device = model.device
+    model.wide.to("cpu")
+    again = _fitted(model, task, dataset, lambda: _design(model, task, dataset)).again
+    assert again is not None, "the fits of JoinedTask.fit_linear can be repeated"
+    design = _design(model, task, dataset, VALIDATION)
+    design.place(again(design.x, design.targets))
+    model.wide.to(device)
+    return [f"the wide path is fitted again, to the training and the validation rows: {design.said}"]
+
+
+def _fitted(model: Transformer, task: JoinedTask, dataset: Dataset, design: Callable[[], Design]) -> Fitted:
+    """Fit to the training rows; made once for a data set."""
+    assert model.wide is not None
+    outputs = model.wide.num_outputs
+
+    def fit() -> Fitted:
+        x, targets, unseen, truth, select, *_ = design()
+        return task.fit_linear(x, targets, unseen, truth, outputs, select)
+
+    return once(dataset, "wide path", fit)
+
+
+def _design(model: Transformer, task: JoinedTask, dataset: Dataset, also: str | None = None) -> Design:
+    """Problem of the training rows, and of those of the split ``also``."""
+    assert model.wide is not None
+    if isinstance(model.wide, Ngrams):
+        assert isinstance(dataset, ExampleDataset)
+        return _of_ngrams(model.wide, task, dataset, also)
+    assert isinstance(model.wide, Features)
+    return _of_features(model.wide, task, dataset, also)
+
+
+def _targets(task: JoinedTask, dataset: Dataset, also: str | None) -> np.ndarray:
+    return np.concatenate([task.targets(dataset, split) for split in (TRAIN, also) if split])
+
+
+def _of_ngrams(wide: Ngrams, task: JoinedTask, dataset: ExampleDataset, also: str | None) -> Design:
+    """Problem of n-grams. Their weights idf are set, too."""
+    from scipy.sparse import vstack
+
+    counts: Any = vstack([_counts(dataset, split, len(wide.table)) for split in (TRAIN, also) if split], "csr")
+    rows = counts.shape[0]
+    occurring = np.bincount(counts.indices, minlength=len(wide.table))
+    wide.idf.copy_(torch.from_numpy(np.log((1 + rows) / (1 + occurring)) + 1))
+    many = np.count_nonzero(occurring) * wide.num_outputs > _MANY
     used = np.flatnonzero(occurring > int(many))
-    x, unseen = (_weighted(model, counts[split])[:, used] for split in (TRAIN, VALIDATION))
-    targets, truth = (task.targets(dataset, split) for split in (TRAIN, VALIDATION))
-    found = task.fit_linear(x, targets, unseen, truth, model.wide.num_outputs)
-    with torch.no_grad():
-        model.wide.table[torch.from_numpy(used)] = torch.from_numpy(found.weights).to(model.wide.table)
-        model.wide.bias.copy_(torch.from_numpy(found.intercept))
-    return [f"the wide path is fitted: {len(used):,} n-grams of {rows:,} rows"]
+    x, unseen = (_weighted(wide, each)[:, used] for each in (counts, _counts(dataset, VALIDATION, len(wide.table))))
+
+    def place(found: Fitted) -> None:
+        weights = np.zeros((len(wide.table), wide.num_outputs))
+        weights[used] = found.weights
+        _copy((wide.table, wide.bias), (weights, found.intercept))
+
+    said = f"{len(used):,} n-grams of {rows:,} rows"
+    return Design(x, _targets(task, dataset, also), unseen, task.targets(dataset, VALIDATION), by_scales, place, said)
 
 
-def _fit_features(model: Transformer, task: JoinedTask, dataset: Dataset) -> list[str]:
-    """Fit a wide path over dense features."""
-    wide, table = model.wide, task.simple_features(dataset, VALIDATION)
-    assert isinstance(wide, Features)
+def _of_features(wide: Features, task: JoinedTask, dataset: Dataset, also: str | None) -> Design:
+    """Problem of the simple features of a processor."""
+    table = task.simple_features(dataset, VALIDATION, also)
     assert table is not None
-    truth, targets = task.targets(dataset, VALIDATION), task.targets(dataset, TRAIN)[table.kept]
-    found = task.fit_linear(table.x, targets, table.unseen, truth, wide.num_outputs, dense=True)
-    _copy((wide.table, wide.bias, wide.mean, wide.deviation), (*found, table.mean, table.deviation))
-    size, name = table.x.shape[1], words(table.name)
-    return [f"the wide path is fitted: {size:,} features ({name}) of {len(table.kept):,} rows"]
+
+    def place(found: Fitted) -> None:
+        weights = table.placed(found, len(wide.table))
+        _copy((wide.table, wide.bias, wide.mean, wide.deviation), (weights, found[1], table.mean, table.deviation))
+
+    said = f"{table.x.shape[1]:,} features ({words(table.name)}) of {len(table.kept):,} rows"
+    targets, truth = _targets(task, dataset, also)[table.kept], task.targets(dataset, VALIDATION)
+    return Design(table.x, targets, table.unseen, truth, table.select, place, said)
 
 
 @torch.no_grad()
@@ -103,7 +171,7 @@ def _of_singles(model: Transformer, task: JoinedTask, dataset: Dataset) -> dict[
     truth, targets = task.targets(dataset, VALIDATION), task.targets(dataset, TRAIN)[table.kept]
     for name, column in task.singles.items():
         own = slice(column, column + 1)
-        fitted = task.fit_linear(table.x[:, own], targets, table.unseen[:, own], truth, wide.num_outputs, dense=True)
+        fitted = task.fit_linear(table.x[:, own], targets, table.unseen[:, own], truth, wide.num_outputs, table.select)
         weights = torch.zeros_like(wide.table)
         weights[own] = torch.from_numpy(fitted.weights).to(weights)
         found[name] = weights, torch.from_numpy(fitted.intercept).to(wide.bias)
@@ -119,17 +187,15 @@ def _counts(dataset: ExampleDataset, split: str, columns: int) -> Any:
     return csr_matrix((counts, ids, np.cumsum([0, *(len(bag.ids) for bag in bags)])), shape=(len(bags), columns))
 
 
-def _weighted(model: Transformer, counts: Any) -> Any:
+def _weighted(wide: Ngrams, counts: Any) -> Any:
     """TF-IDF weights of the features, as ``counts``, by the model's own formula."""
-    assert model.wide is not None
-    assert isinstance(model.wide, Ngrams)
     found, ends = counts.copy(), counts.indptr
     for begin in range(0, counts.shape[0], _ROWS):
         stop = min(begin + _ROWS, counts.shape[0])
         rows = [torch.from_numpy(counts.indices[ends[i] : ends[i + 1]]).long() for i in range(begin, stop)]
         amounts = [torch.from_numpy(counts.data[ends[i] : ends[i + 1]]) for i in range(begin, stop)]
         bag, amount = (torch.nn.utils.rnn.pad_sequence(side, batch_first=True) for side in (rows, amounts))
-        found.data[ends[begin] : ends[stop]] = model.wide.weights(bag, amount)[amount > 0].numpy()
+        found.data[ends[begin] : ends[stop]] = wide.weights(bag, amount)[amount > 0].numpy()
     return found
 
 
@@ -153,7 +219,7 @@ def join(
         return None
     kinds = dict.fromkeys(each.kind for block in model.spec.layers for each in block.branches if each.mixes)
     own = name or " and ".join(kinds) or "deep path"
-    simple = words(task.simple(dataset.vocabulary))
+    simple = words(_noun(model) or task.simple(dataset.vocabulary))
     deep, wide, targets = found
 
     def contestant(name: str, reads: Sequence[int], linear: list[Tensor]) -> Contestant:
@@ -174,6 +240,11 @@ def join(
         _copy((model.wide.table, model.wide.bias), tables[order[0].name])
     model.wide.set_share(order[0].deep, order[0].wide)
     return order
+
+
+def _noun(model: Transformer) -> str:
+    """Name of the features of the wide path; empty: that of the task's simple features."""
+    return "" if model.spec.wide is None else model.spec.wide.noun
 
 
 def _held(batches: Iterable[Batch], outputs: int) -> list[Batch]:

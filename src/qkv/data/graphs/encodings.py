@@ -122,10 +122,16 @@ def neighbourhoods(labels: np.ndarray, edges: np.ndarray, buckets: int) -> np.nd
     """One column (n, buckets) per hash of a node's label and those of its neighbours: one round of Weisfeiler & Leman
     1968. labels (n): whole numbers; edges (2, E): sources and targets. The order of nodes and edges does not matter.
     """
-    own = mixed(labels)
-    around = np.zeros(len(own), np.uint64)
-    np.add.at(around, edges[1], mixed(own[edges[0]] ^ _OTHER))
-    return np.eye(buckets)[(mixed(mixed(own) + around) % np.uint64(buckets)).astype(np.int64)]
+    return np.eye(buckets)[(refined(mixed(labels), edges) % np.uint64(buckets)).astype(np.int64)]
+
+
+def refined(labels: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Labels (n), uint64, after a round of Weisfeiler & Leman: hashes of a node's label and of the multiset of those of
+    its neighbours. edges (2, E): sources and targets.
+    """
+    around = np.zeros(len(labels), np.uint64)
+    np.add.at(around, edges[1], mixed(labels[edges[0]] ^ _OTHER))
+    return mixed(mixed(labels) + around)
 
 
 _OTHER = np.uint64(0xABCDEF)

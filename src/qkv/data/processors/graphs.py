@@ -21,6 +21,8 @@ from qkv.data.graphs.encodings import (
     visits,
 )
 from qkv.data.graphs.raw import RawGraph, read_graph
+from qkv.data.graphs.subtrees import first_labels, levels_of, subtrees
+from qkv.data.ngrams import Bag
 from qkv.data.processors.processor import Processor
 from qkv.data.records.graph_tables import GRAPH
 from qkv.data.records.model import BadRow, Role
@@ -31,7 +33,10 @@ from qkv.layers.signal import Signal
 from qkv.spec.errors import UserError
 from qkv.spec.register import implements
 from qkv.spec.signals.graphs import DEGREES, NEIGHBOURHOODS, Graphs
+from qkv.spec.wide import Subtrees
 
+_WHOLE = 64
+"""Largest whole number that is a level of its own."""
 _SAMPLE = 100
 """Rows by which a table of graphs is recognised."""
 
@@ -88,6 +93,7 @@ class GraphsProcessor(Processor):
 
     role = Role("graph", "signal", ("graph", "molecule"))
     simple = "bag_of_nodes"
+    strongest = Subtrees
     spec: Graphs
 
     @classmethod
@@ -110,6 +116,8 @@ class GraphsProcessor(Processor):
             raise UserError(f"data: nodes have {size} features, and the model reads {spec.num_features}")
         known = sorted({tag for graph in found for tag in graph.tags or ()}, key=natural)
         spec = spec.changed(num_features=size, tags=tuple(known) if spec.tags is None else spec.tags)
+        if size and not spec.whole:
+            spec = spec.changed(whole=_whole(found))
         fits = spec.scaling == "standard" and size and not spec.mean
         return spec.changed(**_moments(found)) if fits else spec
 
@@ -183,6 +191,26 @@ class GraphsProcessor(Processor):
         sizes = len(nodes), encoded.edges.shape[1]
         return np.concatenate((sizes, nodes.sum(0), nodes.mean(0))).astype(np.float32)
 
+    def bag(self, encoded: Any, part: Subtrees) -> Bag:
+        """Simple features of a graph, and the labels of its nodes after each round of Weisfeiler & Leman."""
+        spec, simple = self.spec, self.features(encoded)
+        tags = encoded.tags if spec.tags else None
+        levels = self._levels(encoded) if spec.num_features else None
+        degrees = np.bincount(encoded.edges[0], minlength=len(encoded))
+        labels = first_labels(tags, levels, degrees)
+        ids, counts = subtrees(labels, encoded.edges.astype(np.int64), part.rounds, part.buckets)
+        return Bag(np.concatenate((np.arange(len(simple)), len(simple) + ids)), np.concatenate((simple, counts)))
+
+    def _levels(self, encoded: EncodedGraph) -> np.ndarray:
+        """Levels of the features of the nodes; those that are neither whole numbers nor standardised have none."""
+        spec, features = self.spec, encoded.features
+        if spec.scaling == "rows":
+            features = features.sign()
+        whole = np.array(spec.whole or [False] * features.shape[1], bool)
+        if not spec.mean:
+            return levels_of(features[:, whole], whole[whole], np.zeros(1), np.ones(1))
+        return levels_of(features, whole, np.array(spec.mean), np.array(spec.deviation))
+
     def shown(self, value: Any) -> str:
         graph = read_graph(value)
         return f"{graph.num_nodes:,} nodes, {len(graph.edges):,} edges"
@@ -228,6 +256,15 @@ def _moments(graphs: Sequence[RawGraph]) -> dict[str, tuple[float, ...]]:
     deviation = np.sqrt(np.maximum(squares - mean**2, 0.0))
     deviation = np.where(deviation > 1e-6 * np.maximum(1.0, np.abs(mean)), deviation, 1.0)
     return {"mean": tuple(map(float, mean)), "deviation": tuple(map(float, deviation))}
+
+
+def _whole(graphs: Sequence[RawGraph]) -> tuple[bool, ...]:
+    """True for each feature that is a small whole number at all nodes."""
+    found = np.ones(graphs[0].features.shape[1], bool)
+    for graph in graphs:
+        entries = graph.features.tocoo()
+        found[entries.col[(entries.data != np.rint(entries.data)) | (abs(entries.data) > _WHOLE)]] = False
+    return tuple(found.tolist())
 
 
 def _scaled(graph: RawGraph, spec: Graphs) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from qkv.data.gradients import hog
 from qkv.data.processors.augment import Mixed, augmented
 from qkv.data.processors.processor import Processor
 from qkv.data.records.clips import holds_clips
@@ -22,6 +23,7 @@ from qkv.data.records.values import readable
 from qkv.layers.signal import Signal
 from qkv.spec.register import implements
 from qkv.spec.signals.images import SIMPLE, Images
+from qkv.spec.wide import Gradients, WidePath
 
 _LARGEST = 64
 """Largest height and width that are chosen; larger ones are for the user to name."""
@@ -39,6 +41,7 @@ class ImageProcessor(Processor):
     example = "picture.png"
     simple = "pixels"
     signals_only = ("mean", "deviation", "augment")
+    strongest = Gradients
     spec: Images
 
     @classmethod
@@ -98,6 +101,10 @@ class ImageProcessor(Processor):
         pixels = torch.tensor(encoded, dtype=torch.float32)[None]
         side = (min(SIMPLE, encoded.shape[1]), min(SIMPLE, encoded.shape[2]))
         return torch.nn.functional.adaptive_avg_pool2d(pixels, side).flatten().numpy()
+
+    def read_by(self, encoded: np.ndarray, part: WidePath) -> np.ndarray:
+        pixels = self.features(encoded)
+        return np.concatenate((pixels, hog(encoded))) if isinstance(part, Gradients) else pixels
 
     def picture(self, value: Any) -> str | None:
         return picture_of(value)

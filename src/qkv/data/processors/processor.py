@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from qkv.data.ngrams import Bag
 from qkv.data.processors.augment import Mixed
 from qkv.data.reading import identity_of, latest
 from qkv.data.records.model import Role
@@ -19,6 +20,7 @@ from qkv.data.records.values import Unusable
 from qkv.layers.signal import Signal
 from qkv.spec.processors import Processor as ProcessorSpec
 from qkv.spec.register import implementation, implementations
+from qkv.spec.wide import Features, WidePath
 
 
 class Encoded(NamedTuple):
@@ -43,6 +45,9 @@ class Processor(ABC):
 
     signals_only: ClassVar[tuple[str, ...]] = ()
     """Fields of the spec that only ``signal`` and ``augmented`` read, so that encoded values do not depend on them."""
+    strongest: ClassVar[type[Features]] = Features
+    """Kind of wide path of the strongest features, which the baseline reads."""
+
     automatic: ClassVar[bool] = True
     """False if it is never chosen for data, but named in a recipe or by an override."""
 
@@ -118,6 +123,17 @@ class Processor(ABC):
     def features(self, encoded: np.ndarray) -> np.ndarray | None:
         """Features (F,) of an encoded value for a linear baseline; None if there is none."""
         return None
+
+    def read_by(self, encoded: Any, part: WidePath) -> np.ndarray | None:
+        """Features (F,) of an encoded value that the wide path ``part`` reads; None if there is none."""
+        return self.features(encoded)
+
+    def bag(self, encoded: Any, part: Any) -> Bag:
+        """Bag of an encoded value for a wide path ``part`` that counts: ``features``, then what it counts.
+
+        ids (F), int64: those of the D features are 0 … D - 1, the others are larger.
+        """
+        raise NotImplementedError
 
     def picture(self, value: Any) -> str | None:
         """Small picture of a raw value for reports, as a data URI; None if it has none."""

@@ -71,6 +71,33 @@ class Propagation(Branch, kind="propagation"):
         return self.changed(dropout=0.0)
 
 
+class SumAggregation(Branch, kind="gin"):
+    """Sum over the neighbours and an MLP: W_2 relu(W_1 ((1 + ε) x_i + Σ_{j -> i} x_j) + b_1) + b_2, ε is learned.
+
+    Graph Isomorphism Network (GIN, Xu et al. 2019): sums tell multisets of neighbours apart that means do not, so that
+    it distinguishes as many graphs as the test of Weisfeiler & Leman (1968). Not causal.
+    """
+
+    hidden: int | None = Field(default=None, gt=0, description="features of W_1; default: the width")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout after the ReLU")
+    bias: bool = True
+
+    @property
+    def growth(self) -> Growth:
+        return NEAR
+
+    @property
+    def causal(self) -> bool:
+        return False
+
+    def hidden_at(self, width: int) -> int:
+        """Features between W_1 and W_2 in a model of ``width`` features."""
+        return self.hidden or width
+
+    def canonical(self, width: int) -> Self:
+        return self.changed(hidden=self.hidden_at(width), dropout=0.0)
+
+
 class GlobalAttention(Branch, kind="global_attention"):
     """Global attention of linear cost without softmax (SGFormer, Wu et al. 2023). Not causal.
 

@@ -56,6 +56,9 @@ class Graphs(Processor, kind="graphs"):
     )
     num_features: int | None = Field(default=None, ge=0, le=WIDEST, description="default: that of the data")
     tags: Seq[str] | None = Field(default=None, description="known tags of nodes; default: those of the training part")
+    whole: Seq[bool] = Field(
+        default=(), description="true for a feature that is a whole number in all graphs; default: as in the data"
+    )
     mean: Seq[float] = ()
     deviation: Seq[float] = ()
 

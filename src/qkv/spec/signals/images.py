@@ -16,10 +16,17 @@ LARGEST = 4096
 """Maximum height and width of the images that a model reads, in pixels."""
 SIMPLE = 16
 """Largest height and width of the averaged pixels that a linear model reads."""
+CELLS, ORIENTATIONS = 7, 9
+"""Largest number of rows and of columns of cells of histograms of oriented gradients, and of ranges of angles."""
 Side = Annotated[int, Field(gt=0, le=LARGEST)]
 
 
 Channels = Annotated[int, Field(ge=1, le=3)]
+
+
+def hog_cells(side: int) -> int:
+    """Number of cells along a side of so many pixels: two pixels or more each."""
+    return max(1, min(CELLS, side // 2))
 
 
 def _channel_problems(channels: int | None) -> list[Problem]:
@@ -131,6 +138,16 @@ class Pixels(Processor):
             return None
         return min(SIMPLE, self.height) * min(SIMPLE, self.width) * self.channels
 
+    @property
+    def num_gradients(self) -> int | None:
+        """Numbers of the histograms of oriented gradients of an image; None until fitted."""
+        if self.height is None or self.width is None:
+            return None
+        count = ORIENTATIONS
+        for cells in map(hog_cells, (self.height, self.width)):
+            count *= max(1, cells - 1) * min(2, cells)
+        return count
+
     def problems(self) -> list[Problem]:
         found = _channel_problems(self.channels)
         for name, values in (("mean", self.mean), ("deviation", self.deviation)):
@@ -152,6 +169,7 @@ class Images(Pixels, kind="images"):
     centre. Images are rotated as their EXIF data says; animations give their first frame; transparent pixels are white.
     """
 
+    of_images = True
     augment: Seq[Augmentation] = Field(default=(), description="random changes of training images")
 
 

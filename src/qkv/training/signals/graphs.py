@@ -13,6 +13,8 @@ from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.graphs import Graphs
 from qkv.spec.tasks import Task as TaskSpec
+from qkv.spec.wide import Subtrees
+from qkv.tasks.registry import build_task
 from qkv.training.signals.register import RecipeRequest, chooses
 from qkv.training.signals.settings import short_form, training_of
 
@@ -22,15 +24,17 @@ _FEW = 2_000
 _ROWS = 32
 _SAMPLE = 300
 _WALK, _DEGREE = 8, 8
+_BUCKETS, _OUTPUTS = 1 << 17, 1 << 21
+"""Hash buckets of subtrees, and most of them times the number of classes."""
 
 
 @chooses(Graphs)
 def choose_graphs(asked: RecipeRequest) -> Recipe:
     """Choose a recipe for a task with one output per graph.
 
-    Three models compete in heats (``qkv.training.heats``): attention among all nodes in parallel with propagation over
-    the edges, propagation alone, and a network of single nodes that reads neither edges nor their encodings. The winner
-    runs beside a linear model of simple features (``qkv.training.wide``).
+    Four models compete in heats (``qkv.training.heats``): attention among all nodes in parallel with propagation over
+    the edges, propagation alone, sums over neighbours (GIN), and a network of single nodes that reads neither edges nor
+    their encodings. The winner runs beside a linear model of subtrees (``qkv.training.wide``).
     """
     graphs = asked.values
     processor = _processor(asked.data)
@@ -39,7 +43,7 @@ def choose_graphs(asked: RecipeRequest) -> Recipe:
     return Recipe(
         description=f"{counted(len(graphs), 'graph')}: chosen for this data and this machine.",
         data=asked.data.changed(processor=processor, batching=TokenBuckets(tokens=tokens)),
-        model=_model(len(graphs), asked.task),
+        model=_model(len(graphs), asked.task, _wide(asked)),
         task=asked.task,
         training=training,
         quick=short_form(training.steps),
@@ -66,7 +70,7 @@ def _size(processor: Graphs, graphs: list[Any]) -> int:
     return max(1, round(sum(sizes) / len(sizes)))
 
 
-def _model(count: int, task: TaskSpec) -> Model:
+def _model(count: int, task: TaskSpec, wide: Subtrees) -> Model:
     width = 32 if count < _FEW else 64
     head = Head.kinds()[task.head].parse({"pooling": ["mean", "max", "mean_sqrt_len"], "dropout": 0.3})
     blocks = [{"branches": ["attention(4, mask=full)", "propagation"], "order": "parallel", "dropout": 0.2}]
@@ -78,19 +82,28 @@ def _model(count: int, task: TaskSpec) -> Model:
             "frontend": "nodes",
             "blocks": blocks,
             "head": head,
-            "wide": "features",
+            "wide": wide,
             "init_std": 0.1,
         }
     )
 
 
+def _wide(asked: RecipeRequest) -> Subtrees:
+    """Wide path with buckets for the subtrees of all nodes, but fewer of many classes."""
+    target = build_task(asked.task, asked.data.processor).target.name  # type: ignore[attr-defined]
+    targets = {row[target] for row in asked.records.splits["train"] if isinstance(row[target], str)}
+    return Subtrees(buckets=min(_BUCKETS, _OUTPUTS // max(1, len(targets))))
+
+
 def _candidates(processor: Graphs) -> dict[str, dict[str, Any]]:
     """Models that compete, as changes of the recipe."""
     edges = [{"branches": ["propagation", "feed_forward"], "dropout": 0.2}]
+    sums = [{"branches": ["gin"], "norm": "batch_norm", "dropout": 0.2}]
     bag = [{"branches": ["feed_forward"], "dropout": 0.2}]
     without = {f"data.processor.{name}": 0 for name in ("walk", "degree", "laplacian") if getattr(processor, name)}
     return {
         "transformer": {},
         "propagation": {"model.blocks": edges, "model.num_layers": 3},
+        "sums": {"model.blocks": sums},
         "single_nodes": {"model.blocks": bag, "model.num_layers": 1, **without},
     }

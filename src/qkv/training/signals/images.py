@@ -17,7 +17,7 @@ from qkv.spec.parts import LayerNorm
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.images import Crop, Flip, Images, Patches, Pixels
 from qkv.spec.tasks import Task as TaskSpec
-from qkv.spec.wide import Features
+from qkv.spec.wide import Gradients
 from qkv.training.signals.register import RecipeRequest, chooses
 from qkv.training.signals.settings import short_form, training_of
 
@@ -87,7 +87,7 @@ def _model(count: int, side: int, task: TaskSpec) -> Model:
         frontend=Patches(patch=_patch(side, 2), stem=(32, 64), dropout=0.1),
         blocks=(_block(width),),
         head=Head.kinds()[task.head](),
-        wide=Features(),
+        wide=Gradients(),
     )
 
 
