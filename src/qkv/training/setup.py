@@ -58,6 +58,11 @@ def best_device() -> torch.device:
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
+def _why_not_bf16(device: torch.device) -> str:
+    off = turned_off("bf16")
+    return f"which {off} turns off" if off else f"which is slower on this {device.type}; qkv why shows both times"
+
+
 def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[Setup, Checkpoint | None]:
     """Open the data, check that ``recipe`` matches a run already in ``folder``, and build the model. ``resume``: False
     if there must be no such run.
@@ -103,8 +108,7 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
         tell(Notice(different))
     model.to(device)
     if training.precision != runs_in(training.precision, device):
-        slower, off = f"which is slower on this {device.type}; qkv why shows both times", turned_off("bf16")
-        tell(Notice(f"products run in fp32, not bf16, {f'which {off} turns off' if off else slower}"))
+        tell(Notice(f"products run in fp32, not bf16, {_why_not_bf16(device)}"))
     for note in () if known else dataset.notes:
         tell(Notice(note))
     setup = Setup(folder, recipe, dataset, task, model, device, checkpoints, surroundings, seconds)
