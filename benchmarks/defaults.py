@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.sparse import csr_matrix, spmatrix
+from scipy.sparse import csr_matrix
 from sklearn.feature_extraction import DictVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
@@ -143,7 +143,7 @@ def _bag(graph: dict[str, Any], numbers: dict[Any, int]) -> dict[str, int]:
     return dict(found)
 
 
-def _normalised(sides: Sequence[spmatrix]) -> Matrices:
+def _normalised(sides: Sequence[Any]) -> Matrices:
     """Both matrices over one scale, so that training rows have a mean square of 1."""
     scale = float(sides[0].multiply(sides[0]).sum(1).mean()) ** 0.5
     return sides[0] / scale, sides[1] / scale
@@ -222,7 +222,7 @@ def _picture(pixels: np.ndarray, path: Path, number: int) -> str:
 def baseline(name: str, train: Rows, test: Rows) -> float:
     """Accuracy in % of logistic regression on the test rows, fitted to all others."""
     x, unseen = SETS[name].features(*([value for value, _ in rows] for rows in (train, test)))
-    search = GridSearchCV(LogisticRegression(max_iter=300), {"C": STRENGTHS}, cv=5)
+    search: Any = GridSearchCV(LogisticRegression(max_iter=300), {"C": STRENGTHS}, cv=5)
     search.fit(x, [label for _, label in train])
     return 100 * float(search.score(unseen, [label for _, label in test]))
 
