@@ -271,7 +271,7 @@ class _Writer:
             self._count_unknown(pieces.texts, ids, lengths)
         return len(text)
 
-    def _count_unknown(self, texts: Sequence[str], ids: np.ndarray, lengths: np.ndarray) -> None:
+    def _count_unknown(self, texts: Sequence[Any], ids: np.ndarray, lengths: np.ndarray) -> None:
         places = np.flatnonzero(ids == self._tokenizer.unknown_id)
         holding = np.unique(np.searchsorted(np.cumsum(lengths), places, side="right"))
         self._count["unknown"] += len(places)

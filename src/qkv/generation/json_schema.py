@@ -183,7 +183,7 @@ class _Rewriter:
             return self._places.get(f"{base}#{fragment}") or self._missing(pointer, place)
         for step in fragment.split("/")[1:]:
             key = unquote(step).replace("~1", "/").replace("~0", "~")
-            index = int(key) if isinstance(found, list) and key.isdecimal() else key
+            index: Any = int(key) if isinstance(found, list) and key.isdecimal() else key
             try:
                 found, where = found[index], f"{where}/{_quoted(key)}"
             except (KeyError, IndexError, TypeError):

@@ -42,7 +42,8 @@ def listen(opened: socket.socket) -> None:
     try:
         opened.listen(512)
     except OSError as error:
-        raise _taken(*opened.getsockname()[:2], error) from None
+        host, port, *_ = opened.getsockname()
+        raise _taken(host, port, error) from None
 
 
 class HttpServer(uvicorn.Server):

@@ -105,7 +105,8 @@ class Constraints:
         """``Constraint`` of a structure. Raises ``UserError``. Takes up to a second: not for the event loop."""
         key = (structure.kind, structure.text)
         with self._lock:
-            found = self._known.pop(key, None) or Constraint(self._tokenizer, **{structure.kind: structure.text})
+            form: dict[str, Any] = {structure.kind: structure.text}
+            found = self._known.pop(key, None) or Constraint(self._tokenizer, **form)
             self._known[key] = found
             if len(self._known) > COMPILED:
                 self._known.popitem(last=False)

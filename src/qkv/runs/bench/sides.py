@@ -58,7 +58,7 @@ def through_folders(place: Path, folder: Path) -> Opener:
 
     def opened(precision: str) -> Transformer:
         if BITS[precision] == 32:
-            whole = {} if (place / SPEC).is_file() else {"dtype": "fp32"}
+            whole: dict[str, Any] = {} if (place / SPEC).is_file() else {"dtype": "fp32"}
             return load(place, **whole).model
         written = folder / precision
         write_quantized(load_stored(place), Quantization.parse({"bits": BITS[precision]}), written)
