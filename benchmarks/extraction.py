@@ -85,10 +85,14 @@ def correct(text: str, facts: Mapping[str, str | int]) -> int:
 def sides(run: Run, generation: Generation, prompts: Sequence[str]) -> dict[str, Callable[[], list[str]]]:
     """Functions that write the answers to all prompts, by form."""
     schema = json.dumps(SCHEMA)
-    forms = {"compact": {"regex": r"\{" + COMPACT + r"\}"}, "as models write it": {"json_schema": schema}, "free": None}
+    forms: dict[str, Any] = {
+        "compact": {"regex": r"\{" + COMPACT + r"\}"},
+        "as models write it": {"json_schema": schema},
+        "free": None,
+    }
     read = run.tokenizer.reading_special
 
-    def written(form: dict[str, str] | None) -> list[str]:
+    def written(form: dict[str, Any] | None) -> list[str]:
         constraint = None if form is None else Constraint(run.tokenizer, **form)
         return generate_texts(run.model, read, prompts, generation, constraint=constraint)
 

@@ -9,7 +9,8 @@ GPT-2 of 6 layers and 384 features with random weights, small enough for all sid
 the second table, prompts of 8 to 64 tokens follow 256 that all share. ``queue``: requests join and leave the running
 batch at each step; ``prefixes kept``: states of texts are kept for those that begin alike. ``one by one``: each in its
 turn. ``static batches``: the transformers library, what has arrived in batches of up to 8, each as long as its longest
-request. Latency is counted from the arrival. The third table has 16 requests at once. The last lines say how many texts
+request. Latency is counted from the arrival. The third table has 16 requests at once, such as
+chats with one system prompt. The last lines say how many texts
 of the queue equal those of one by one: sums of other batch sizes round differently, so that a tie of two tokens may be
 decided otherwise.
 """
@@ -223,10 +224,10 @@ def main() -> None:
         asked = arrivals(given.requests, given.rate, (8, sizes[1]), sizes[0], sizes[2])
         title = f"{len(asked)} requests{what}, {given.rate:g} per second, {sum(one.new for one in asked):,} tokens"
         compare(title, sides, asked, "qkv, queue, prefixes kept")
-    count, lengths, new = (4, (16, 24), 20) if given.smoke else (16, (96, 256), 64)
-    asked = arrivals(count, 1e9, lengths, 0, new)
-    title = f"{count} requests at once, {sum(one.new for one in asked):,} tokens"
-    compare(title, sides, asked, "qkv, queue")
+    count, sizes = (4, (24, 8, 20)) if given.smoke else (16, (64, 64, 64))
+    asked = arrivals(count, 1e9, (8, sizes[1]), sizes[0], sizes[2])
+    title = f"{count} requests at once with a shared beginning, {sum(one.new for one in asked):,} tokens"
+    compare(title, sides, asked, "qkv, queue, prefixes kept")
 
 
 if __name__ == "__main__":

@@ -91,6 +91,37 @@ def test_requests_that_fit_are_read_in_one_pass() -> None:
     assert shapes == [(3, 4), (3, 1), (1, 5), (1, 1)]
 
 
+@pytest.mark.parametrize(("shared", "reads"), [(24, [(1, 35), (15, 11)]), (4, [(2, 35)] * 8)])
+def test_what_many_requests_share_is_read_once(shared: int, reads: list[tuple[int, int]]) -> None:
+    """Sixteen chats at once with the same beginning, of which nothing is kept yet."""
+    m = model("rope")
+    beginning, rest = [(7 * i) % VOCABULARY for i in range(shared)], 35 - shared
+    prompts = [beginning + [(row + 3 * i * i + 5 * row * i) % VOCABULARY for i in range(rest)] for row in range(16)]
+    drawn = Generation(max_new_tokens=4, temperature=0)
+    alone = [generate(m, [prompt], drawn)[0] for prompt in prompts]
+    with passes_of(165 if shared > 16 else 70, m) as shapes:
+        queue, texts = RequestQueue(m, None, keep=2**22), {row: list[int]() for row in range(16)}
+        for prompt in prompts:
+            queue.submit(Request(prompt, drawn))
+        while not queue.idle:
+            for piece in queue.step():
+                texts[piece.number] += piece.tokens
+    assert [shape for shape in shapes if shape[1] > 1] == reads
+    assert list(texts.values()) == alone
+
+
+@pytest.mark.parametrize("kept", [0, 2**22])
+def test_texts_of_one_prompt_read_it_once_if_its_state_is_kept(kept: int) -> None:
+    m = model("window") if not kept else model("rope")
+    with passes_of(512, m) as shapes:
+        queue = RequestQueue(m, None, keep=kept)
+        for _ in range(8):
+            queue.submit(Request(PROMPTS[0], Generation(max_new_tokens=2)))
+        while not queue.idle:
+            queue.step()
+    assert shapes[0] == ((1, 21) if kept else (8, 21))
+
+
 def test_the_texts_of_an_admission_become_ready_together() -> None:
     m = model("window")
     with passes_of(6, m) as shapes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,22 @@ def test_a_text_shorter_than_the_context_is_measured_in_shorter_windows(qkv: Cal
     said = qkv("quantize", "gpt", "small", "--data", "short.txt")
     assert said.code == 0, said.err
     assert "loss" in said.out
+
+
+@pytest.mark.parametrize("start", ["gpt", "bert", "run"])
+def test_every_command_that_info_proposes_works(qkv: Call, here: Path, start: str) -> None:
+    """A published model without and with masks; and the run that its fine-tuning makes, used as it says."""
+    if start == "run":
+        said = qkv("train", "finetune", "--from", "gpt", "--data", "story.txt", "training.steps=2", "--out", "run")
+        proposed = [said.out.partition("generate: ")[2].strip()]
+    else:
+        told = qkv("info", start).out.partition("commands")[2].partition("\n\n")[0]
+        proposed = [line.strip() for line in told.splitlines() if line.strip().startswith("qkv ")]
+        assert any("finetune" in line for line in proposed)
+    assert proposed
+    for line in proposed:
+        words = shlex.split(line.replace("FILE", "story.txt").replace("…", "the good"))[1:]
+        short = ["training.steps=2", "training.validation.every=2"] if words[0] == "train" else []
+        words = [word.replace("Once upon a time", "the good") for word in words]
+        done = qkv(*words, *short)
+        assert done.code == 0, (line, done.err)

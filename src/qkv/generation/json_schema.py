@@ -183,11 +183,11 @@ class _Rewriter:
             return self._places.get(f"{base}#{fragment}") or self._missing(pointer, place)
         for step in fragment.split("/")[1:]:
             key = unquote(step).replace("~1", "/").replace("~0", "~")
-            index: Any = int(key) if isinstance(found, list) and key.isdecimal() else key
-            try:
-                found, where = found[index], f"{where}/{_quoted(key)}"
-            except (KeyError, IndexError, TypeError):
-                self._missing(pointer, place)
+            inner: Any = dict(enumerate(found)) if isinstance(found, list) else found
+            index = int(key) if isinstance(found, list) and key.isdecimal() else key
+            if not isinstance(inner, dict) or index not in inner:
+                return self._missing(pointer, place)
+            found, where = inner[index], f"{where}/{_quoted(key)}"
         return found, where
 
     def _missing(self, pointer: Any, place: str) -> tuple[Any, str]:

@@ -5,7 +5,8 @@
                                               └─ a chunk of one row ──────────┘
 
 A pass reads at most ``pass_size`` positions, padding included. The texts of one admission are a group: they become
-ready together. A text that does not fit is read in chunks, with its state passed along, which by the state contract
+ready together. The first of several texts that begin alike is read alone if its state is kept, and the others begin
+with that. A text that does not fit is read in chunks, with its state passed along, which by the state contract
 gives the outputs of one pass. The exception is declared by the spec: a model whose outputs depend on the length of a
 prefix (``reads_prefix``) reads it in one pass.
 """
@@ -22,7 +23,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from qkv.generation.context import first_seen
-from qkv.generation.prefixes import Prefixes, SharedPrefix
+from qkv.generation.prefixes import FEWEST, Prefixes, SharedPrefix, common
 from qkv.layers.context import Memory
 from qkv.layers.signal import Signal
 from qkv.models.transformer import State, Transformer
@@ -34,6 +35,8 @@ PASS = {"cpu": 512}
 between two tokens of rows that decode meanwhile; with much fewer, reading the weights takes longer than the products.
 """
 _PASS_ELSEWHERE = 2048
+_ANOTHER_PASS = 64
+"""Positions that a further pass has to save: reading the weights once more takes as long as so many, about."""
 MOST_PASSES = 4
 """Passes of a step at most, while more rows wait to be read than decode: these begin soon and decode in one batch,
 before the others are far ahead, and no token waits longer than that.
@@ -232,6 +235,8 @@ class Prefill:
         """``first`` with the groups after it that fit into the same pass; all of them are then ready at once."""
         place = self._groups.index(first)
         self._look_up(first.left)
+        if self._lends(first, self._groups[place + 1 :]):
+            return first
         while len(self._groups) > place + 1:
             after = self._groups[place + 1]
             self._look_up(after.left)
@@ -241,6 +246,20 @@ class Prefill:
             self._groups[place : place + 2] = [both]
             first = both
         return first
+
+    def _lends(self, first: _Group, others: Sequence[_Group]) -> bool:
+        """True if ``others`` begin like ``first``, so that its state, once it is kept, saves more than another pass."""
+        row, known = first.left[0], self.prefixes
+        if len(first.left) > 1 or known is None or row.start or not self.model.rewindable:
+            return False
+        if not known.has_room(len(row.tokens)):
+            return False
+        saved = 0
+        for other in (each for group in others for each in group.left if not each.start):
+            beginning, shared = min(common(row.tokens, other.tokens), len(other.tokens) - 1), self._shared(other)
+            read = shared.length if shared else 0
+            saved += max(0, beginning - read) if beginning >= FEWEST else 0
+        return saved >= _ANOTHER_PASS
 
     def _kind(self, row: DecodedRow) -> int:
         """Rows of different kinds are read in passes of their own: 0 from nothing, 1 from a kept state; 2: alone."""

@@ -169,14 +169,22 @@ class Prefixes:
         if self.model.rewindable:  # its beginnings are part of the new state
             for kept in [kept for kept in self._kept if self._serves(tokens, kept.tokens)]:
                 self._remove(kept)
-        other = self.model.room_bytes(len(tokens), 1, self.pages) + COUNTS
-        # All pages of a running text but the last one, which it writes to, are counted there.
-        needed = other + self.page_bytes(len(tokens) if self.lent is None else 1)
-        if needed <= self.most and other + self.page_bytes(len(tokens)) <= self._limit:
-            self.shrink(self.most - needed)
+        if self.has_room(len(tokens)):
+            self.shrink(self.most - self._needed(len(tokens)))
             new = self._add(list(tokens), one_row(state, row, self._room(len(tokens))))
             if self.lent is not None:
                 self.lent |= {id(page) for store in paged(stores(new.state)) for page in store.full}
+
+    def has_room(self, length: int) -> bool:
+        """True if a state after ``length`` tokens can be kept, once others are removed."""
+        whole = self.model.room_bytes(length, 1, self.pages) + COUNTS + self.page_bytes(length)
+        return self._needed(length) <= self.most and whole <= self._limit
+
+    def _needed(self, length: int) -> int:
+        """Bytes of ``most`` that a state after ``length`` tokens takes."""
+        # All pages of a running text but the last one, which it writes to, are counted there.
+        pages = self.page_bytes(length if self.lent is None else 1)
+        return self.model.room_bytes(length, 1, self.pages) + COUNTS + pages
 
     def shrink(self, most: int) -> None:
         """Remove the least recently used states until all others together have at most ``most`` bytes, without pages

@@ -56,7 +56,7 @@ class AskedTexts:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What of the schema is not enforced, for the headers of the answer."""
+        """Headers of the answer: keywords of the schema that are not enforced, if there are any."""
         constraint = self.requests[0].constraint if self.requests else None
         dropped = ", ".join(constraint.dropped) if constraint else ""
         said = dropped if len(dropped) <= MAX_HEADER else f"{dropped[: MAX_HEADER - 1].rpartition(', ')[0]}, ..."

@@ -77,6 +77,7 @@ class FillInTask(TextTask):
     """Base class of tasks whose models fill single-token gaps in a text, framed by the tokenizer's template, if any."""
 
     asks = ("text",)
+    example = "… <mask> …"
 
     @abstractmethod
     def logits(self, model: Transformer, read: Framed, places: list[int]) -> Tensor:

@@ -25,6 +25,8 @@ class SpanCorruptionTask(RestorationTask):
     Sentinels are the special tokens <extra_id_0>, <extra_id_1>, …, as many as a window has spans.
     """
 
+    example = "… <mask> …"
+
     def sizes(self, length: int) -> tuple[int, int]:
         return lengths_of(length, self.spec.density, self.spec.mean_length)
 

@@ -125,6 +125,8 @@ class Task(ABC):
     """Input names of ``predict``; a single text is taken as the first."""
     may_ask: tuple[str, ...] = ()
     """Optional input names of ``predict``."""
+    example: ClassVar[str] = "…"
+    """First input in a command that is shown."""
     writes_from_source: ClassVar[bool] = False
     """True if the model writes a text from another one, see ``source_ids``, and does not continue it."""
     predicts_tables: ClassVar[bool] = False

@@ -27,5 +27,7 @@ def usage(task: Task, folder: str | Path, opening: str = "") -> tuple[str, str]:
         return "generate text", f'qkv generate {name} "{opening or "Once upon a time"}"'
     if task.processor is not None:
         opening = build_processor(task.processor).example
+    elif opening in ("", "…"):
+        opening = task.example
     others = "".join(" --context @page.txt" if asked == "context" else f" --set {asked}=…" for asked in task.asks[1:])
-    return "predict", f'qkv predict {name} "{opening or "…"}"{others}'
+    return "predict", f'qkv predict {name} "{opening}"{others}'
