@@ -14,7 +14,7 @@ from torch import Tensor
 from qkv.spec.generation import Generation
 
 
-class Line(NamedTuple):
+class LogitLine(NamedTuple):
     """One row of logits: what is drawn follows ``text``, whose first ``prompt`` tokens were given."""
 
     text: Sequence[int]
@@ -22,7 +22,7 @@ class Line(NamedTuple):
     settings: Generation
 
 
-def forbid(logits: Tensor, lines: Sequence[Line]) -> Tensor:
+def forbid(logits: Tensor, lines: Sequence[LogitLine]) -> Tensor:
     """Logits (M, V) with -inf for the tokens that the settings of each line forbid; the same tensor if none do."""
     found = [(place, index) for place, line in enumerate(lines) for index in forbidden(line)]
     pairs = [(place, index) for place, index in found if index < logits.shape[-1]]
@@ -34,7 +34,7 @@ def forbid(logits: Tensor, lines: Sequence[Line]) -> Tensor:
     return logits
 
 
-def forbidden(line: Line) -> set[int]:
+def forbidden(line: LogitLine) -> set[int]:
     """Ids that may not follow the text of a line."""
     text, settings = line.text, line.settings
     if not settings.forbids:
