@@ -45,9 +45,8 @@ def forbidden(line: LogitLine) -> set[int]:
 
 def _completing(text: Sequence[int], settings: Generation) -> set[int]:
     """Last ids of the forbidden words whose other ids end the text. An end token alone is no word."""
-    words: list[tuple[int, ...]] = [tuple(word) for word in settings.bad_words_ids]
-    words = [word for word in words if len(word) > 1 or word[0] not in settings.stop_token_ids]
-    return {word[-1] for word in words if len(word) == 1 or tuple(text[1 - len(word) :]) == word[:-1]}
+    words = [list(word) for word in settings.bad_words_ids if word not in [(end,) for end in settings.stop_token_ids]]
+    return {word[-1] for word in words if len(word) == 1 or list(text[1 - len(word) :]) == word[:-1]}
 
 
 def _repeating(text: Sequence[int], size: int) -> set[int]:
