@@ -19,7 +19,7 @@ SMALL = ("model.width=16", "model.num_layers=1", "model.context_length=32", "tra
 
 
 @contextmanager
-def changed(change: Callable[[Any], None], to: Any, back: Any) -> Iterator[None]:
+def changed(change: Callable[[Any], object], to: Any, back: Any) -> Iterator[None]:
     change(to)
     try:
         yield

@@ -50,7 +50,7 @@ def test_the_version(qkv: Call) -> None:
     ("args", "sentence"),
     [
         (["trian"], "there is no command 'trian'; did you mean 'train'?"),
-        (["zzz"], "there is no command 'zzz'; allowed: accept, ask, bench, compare, compare-runs"),
+        (["zzz"], "there is no command 'zzz'; allowed: accept, ask, bench, chat, compare, compare-runs"),
         (["--hlep"], "there is no option '--hlep'; did you mean '--help'?"),
         (["generate", "x", "--tempreature", "1"], "there is no option '--tempreature'; did you mean '--temperature'?"),
         (["train", "x", "--training.steps=3"], "overrides are written without dashes, such as training.steps=500"),

@@ -15,6 +15,8 @@ import httpx
 import pytest
 from tests.cli.conftest import Call
 
+NO_CHAT = "; no chat, since the model has no chat template (--chat-template FILE)"
+
 
 def test_one_sentence_before_it_serves(qkv: Call, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -62,7 +64,7 @@ def test_adapters_of_one_base_share_its_weights(
     first, *others = said.out.splitlines()
     held, apart = re.fullmatch(r"weights: (.*) instead of (.*), as what models have alike is held once", first).groups()  # type: ignore[union-attr]
     assert float(apart.split()[0]) > 2.5 * float(held.split()[0])
-    assert others[:3] == ["run: completions, embeddings", "a: completions, embeddings", "b: completions, embeddings"]
+    assert others[:3] == [f"{name}: completions, embeddings{NO_CHAT}" for name in ("run", "a", "b")]
     assert "weights" not in qkv("serve", run, "--port", 0).out
 
 
@@ -82,7 +84,7 @@ def test_a_signal_ends_the_process_after_what_it_began(run: Path, number: signal
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as served:
         assert served.stdout is not None
-        assert served.stdout.readline() == "small: completions, embeddings\n"
+        assert served.stdout.readline() == f"small: completions, embeddings{NO_CHAT}\n"
         url = served.stdout.readline().split()[2]
         body = {"prompt": "the", "max_tokens": 400, "stream": True, "stream_options": {"include_usage": True}}
         headers = {"authorization": "Bearer secret"}

@@ -87,7 +87,7 @@ def test_how_it_writes_is_what_its_makers_say(tmp_path: Path, tokenizer: Tokeniz
     (folder / "generation_config.json").write_text(json.dumps(said))
     sample = load_published(folder).sample
     assert (sample.temperature, sample.top_k, sample.top_p, sample.repetition_penalty) == (0.6, 20, 0.9, 1.1)
-    assert sample.stop == (tokenizer.core.id_to_token(tokenizer.specials["eos"]),)
+    assert sample.stop_token_ids == (tokenizer.specials["eos"],)
 
 
 def test_loading_reads_the_config_once_and_builds_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

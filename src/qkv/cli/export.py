@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from qkv.cli.runs import Copy, output_file, run_or_published
+from qkv.cli.runs import Copy, ModelFolder, output_file, run_or_published
 from qkv.interop.places import is_sentence_folder
 from qkv.spec.errors import UserError, nearest
 
@@ -40,10 +40,7 @@ FORMATS = {
 
 
 def export_command(
-    run: Annotated[
-        Path,
-        typer.Argument(metavar="RUN", help="A run folder, a folder in Hugging Face format, a GGUF file, or a name."),
-    ],
+    run: ModelFolder,
     out: Annotated[
         Path | None,
         typer.Option(

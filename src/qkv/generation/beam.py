@@ -24,7 +24,7 @@ from torch import Tensor
 
 from qkv.generation import context
 from qkv.generation.engine import DecodedRow, Engine, Next, Reading
-from qkv.generation.forbid import Line, forbid
+from qkv.generation.forbid import LogitLine, forbid
 from qkv.layers.context import Memory
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
@@ -199,7 +199,7 @@ class BeamSearch:
         if not self.generation.forbids:
             return logits
         pairs = [(self._prompts[prompt], text) for prompt in prompts for text in self.beams[prompt].texts]
-        return forbid(logits, [Line([*before, *text], len(before), self.generation) for before, text in pairs])
+        return forbid(logits, [LogitLine([*before, *text], len(before), self.generation) for before, text in pairs])
 
     def _candidates(self, prompts: Sequence[int], logits: Tensor) -> list[list[Beam]]:
         """Best 2 K continuations of each prompt by log probability, best first; K more for each end token after the

@@ -14,7 +14,7 @@ from torch import Tensor
 from qkv.spec.generation import Generation
 
 
-class Line(NamedTuple):
+class LogitLine(NamedTuple):
     """One row of logits: what is drawn follows ``text``, whose first ``prompt`` tokens were given."""
 
     text: Sequence[int]
@@ -22,7 +22,7 @@ class Line(NamedTuple):
     settings: Generation
 
 
-def forbid(logits: Tensor, lines: Sequence[Line]) -> Tensor:
+def forbid(logits: Tensor, lines: Sequence[LogitLine]) -> Tensor:
     """Logits (M, V) with -inf for the tokens that the settings of each line forbid; the same tensor if none do."""
     found = [(place, index) for place, line in enumerate(lines) for index in forbidden(line)]
     pairs = [(place, index) for place, index in found if index < logits.shape[-1]]
@@ -34,7 +34,7 @@ def forbid(logits: Tensor, lines: Sequence[Line]) -> Tensor:
     return logits
 
 
-def forbidden(line: Line) -> set[int]:
+def forbidden(line: LogitLine) -> set[int]:
     """Ids that may not follow the text of a line."""
     text, settings = line.text, line.settings
     if not settings.forbids:
@@ -45,9 +45,8 @@ def forbidden(line: Line) -> set[int]:
 
 def _completing(text: Sequence[int], settings: Generation) -> set[int]:
     """Last ids of the forbidden words whose other ids end the text. An end token alone is no word."""
-    words: list[tuple[int, ...]] = [tuple(word) for word in settings.bad_words_ids]
-    words = [word for word in words if len(word) > 1 or not {*word} <= {*settings.stop_token_ids}]
-    return {word[-1] for word in words if len(word) == 1 or tuple(text[1 - len(word) :]) == word[:-1]}
+    words = [list(word) for word in settings.bad_words_ids if word not in [(end,) for end in settings.stop_token_ids]]
+    return {word[-1] for word in words if len(word) == 1 or list(text[1 - len(word) :]) == word[:-1]}
 
 
 def _repeating(text: Sequence[int], size: int) -> set[int]:

@@ -18,7 +18,7 @@ from qkv.generation.adjust import adjusted
 from qkv.generation.constrain import Constraint, Guide
 from qkv.generation.engine import DecodedRow, Engine, Next, Reading
 from qkv.generation.filters import history
-from qkv.generation.forbid import Line, forbid
+from qkv.generation.forbid import LogitLine, forbid
 from qkv.generation.proposals import Proposal, Proposer, Wanted
 from qkv.generation.speculate import Speculator
 from qkv.generation.verify import RowSpan, Uniforms, laid, verified
@@ -288,7 +288,9 @@ class Sampling:
             )
         if not any(span.generation.forbids for span in spans):
             return logits
-        return forbid(logits, [Line(text, span.begin, span.generation) for span in spans for text in span.prefixes])
+        return forbid(
+            logits, [LogitLine(text, span.begin, span.generation) for span in spans for text in span.prefixes]
+        )
 
     def _span(self, key: int) -> RowSpan:
         own = self._rows[key]

@@ -1,7 +1,7 @@
 """Generation settings of a published checkpoint, from ``generation_config.json`` or, in older folders, ``config.json``;
 of a GGUF file, from its metadata.
 
-Every setting is used, changes no text, or is named by a warning (``SETTINGS``).
+Every setting is used, changes no text, or is named by a warning.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ WITHOUT_IN_SAMPLING: Mapping[str, tuple[Any, ...]] = {
     "eta_cutoff": (0, 0.0),
     "top_h": (1, 1.0),
 }
-"""Those that apply to sampling only."""
+"""Settings of the same kind that apply to sampling only."""
 _TOP_K = 50
 """The published library's default with ``do_sample``."""
 
 
 class Said(NamedTuple):
-    """Settings of a file, and their keys that were not used, each with the reason."""
+    """Settings of the file ``file``, without nulls."""
 
     values: Mapping[str, Any]
     file: Path

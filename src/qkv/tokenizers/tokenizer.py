@@ -186,7 +186,7 @@ class Tokenizer:
         found = [int(index) for index in ids]
         wrong = next((index for index in found if index < 0), None)
         if wrong is not None:
-            raise UserError(f"the id {wrong} is negative, and a tokenizer has ids from 0")
+            raise UserError(f"the id {wrong} is outside the tokenizer's vocabulary of {self.vocab_size} ids")
         return [index for index in found if index < self.vocab_size]
 
     @cached_property

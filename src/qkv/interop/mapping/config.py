@@ -150,18 +150,29 @@ class Config:
         the misspelt one changes nothing, and a warning names it.
         """
         self._open = True
-        read = self.asked - set(ignored)
-        for key in sorted(self.values.keys() - self.asked - set(ignored)):
-            if refused and key in refused:
-                raise UserError(f"{self.source}: {key} is given, which qkv does not support; it changes {refused[key]}")
-            meant = closest(key, read)
-            if meant is not None and meant not in self.values:
+        for key, changed in (refused or {}).items():
+            if key in self.values and key not in self.asked:
+                raise UserError(f"{self.source}: {key} is given, which qkv does not support; it changes {changed}")
+        self.refuse_misspelt(ignored)
+        for key, meant in self._misspelt(ignored):
+            warnings.warn(f"{self.source}: the key {quoted(key)} is not read; {meant!r} is", stacklevel=2)
+
+    def refuse_misspelt(self, ignored: Iterable[str] = ()) -> None:
+        """Raise ``UserError`` for a misspelt key in the place of one that was asked for."""
+        for key, meant in self._misspelt(ignored):
+            if meant not in self.values:
                 raise UserError(
                     f"{self.source}: the key {quoted(key)} is not known for this family, and {meant!r} is missing; did "
                     f"you mean {meant!r}? If not, delete the key"
                 )
+
+    def _misspelt(self, ignored: Iterable[str]) -> Iterator[tuple[str, str]]:
+        """(key that was not read, key within two edits that was asked for), for each."""
+        read = self.asked - set(ignored)
+        for key in sorted(self.values.keys() - self.asked - set(ignored)):
+            meant = closest(key, read)
             if meant is not None:
-                warnings.warn(f"{self.source}: the key {quoted(key)} is not read; {meant!r} is", stacklevel=2)
+                yield key, meant
 
     @property
     def unread(self) -> list[str]:

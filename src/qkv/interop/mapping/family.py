@@ -217,12 +217,16 @@ def read_spec(family: Family, architecture: str, config: Config) -> Model:
     """
     config.rename(family.synonyms)
     config.assume(family.defaults)
+    ignored = {**COMMON, **family.ignored_config}
     try:
-        return family.spec(config, family.architectures[architecture].head(config))
-    except ValidationError as error:
-        raise SpecError(problems_of(error, Model), config.source) from None
-    finally:  # also after an error, of which a misspelt key is the likely reason
-        config.leave_unread({**COMMON, **family.ignored_config}, REFUSED)
+        spec = family.spec(config, family.architectures[architecture].head(config))
+    except (ValidationError, UserError) as error:
+        config.refuse_misspelt(ignored)  # the likely reason, and the clearer sentence
+        if isinstance(error, ValidationError):
+            raise SpecError(problems_of(error, Model), config.source) from None
+        raise
+    config.leave_unread(ignored, REFUSED)
+    return spec
 
 
 def ignored_keys(family: Family, config: Config) -> Iterator[tuple[str, str]]:
