@@ -39,6 +39,16 @@ FORMATS = {
 }
 
 
+_Check = Annotated[
+    bool | None,
+    typer.Option(
+        "--check/--no-check",
+        help="Open the result with the transformers library, or llama.cpp, and compare logits; "
+        "default: for models up to 2 GiB in fp32.",
+    ),
+]
+
+
 def export_command(
     run: ModelFolder,
     out: Annotated[
@@ -57,14 +67,7 @@ def export_command(
             metavar="fp32|bf16|fp16", help="Precision of the weights; gguf also q8_0 and q4_0. Default: unchanged."
         ),
     ] = None,
-    check: Annotated[
-        bool | None,
-        typer.Option(
-            "--check/--no-check",
-            help="Open the result with the transformers library, or llama.cpp, and compare logits; "
-            "default: for models up to 2 GiB in fp32.",
-        ),
-    ] = None,
+    check: _Check = None,
     copy: Copy = False,
 ) -> None:
     """Export a trained model in a format that other libraries open: Hugging Face folder, GGUF, adapter, or ONNX."""

@@ -145,10 +145,18 @@ def generate_command(
 ) -> None:
     """Generate text, or images. Defaults of the options come from the recipe's 'sample' section."""
     given = dict(locals())
-    options = _options(given)
-    others = {"--image": image is not None, "--choose": bool(choose), "--ids": ids is not None}
-    wanted = decoding_options(lookup, draft, draft_tokens, regex, json_schema, open_objects, copy, others)
-    _generate(given, options, wanted)
+    _generate(given, _options(given), _wanted(given))
+
+
+def _wanted(given: dict[str, Any]) -> DecodingOptions:
+    """Options of decoding among those given."""
+    others = {
+        "--image": given["image"] is not None,
+        "--choose": bool(given["choose"]),
+        "--ids": given["ids"] is not None,
+    }
+    names = ("lookup", "draft", "draft_tokens", "regex", "json_schema", "open_objects", "copy")
+    return decoding_options(*(given[name] for name in names), others)
 
 
 def _options(given: dict[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ _ENCODES = ("tokenizer", "target_tokenizer", "processor", "batching")
 """Settings of data that decide what is made of the examples, not which they are."""
 
 
-class Reading:
+class SourceReading:
     """Files and results that one command has read so far."""
 
     def __init__(self) -> None:
@@ -55,13 +55,13 @@ class Reading:
         return self.contents[key]
 
 
-_reading: ContextVar[Reading | None] = ContextVar("reading", default=None)
+_reading: ContextVar[SourceReading | None] = ContextVar("reading", default=None)
 
 
 @contextmanager
 def one_reading() -> Iterator[None]:
     """Context manager in which each file of data is read once; inside another one, a part of that."""
-    token = None if _reading.get() is not None else _reading.set(Reading())
+    token = None if _reading.get() is not None else _reading.set(SourceReading())
     try:
         yield
     finally:
@@ -69,7 +69,7 @@ def one_reading() -> Iterator[None]:
             _reading.reset(token)
 
 
-def current() -> Reading | None:
+def current() -> SourceReading | None:
     """Reading that this code is part of. Threads that others start, such as those that train tokenizers, have none."""
     return _reading.get()
 

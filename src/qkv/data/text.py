@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from qkv.data.reading import Reading, current, fact, identity_of
+from qkv.data.reading import SourceReading, current, fact, identity_of
 from qkv.spec.errors import UserError
 
 BLOCK = 1 << 18
@@ -124,7 +124,7 @@ def _measured(blocks: Iterable[bytes]) -> tuple[str, int | None]:
     return digest.hexdigest(), count
 
 
-def _opened(path: Path, reading: Reading | None) -> BinaryIO:
+def _opened(path: Path, reading: SourceReading | None) -> BinaryIO:
     """Unpacked bytes of a file, from memory if the reading holds them."""
     content = None if reading is None else reading.content(path, _unpacked)
     return _unpacked(path) if content is None else io.BytesIO(content)

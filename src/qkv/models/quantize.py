@@ -65,7 +65,7 @@ def compute_in_fp32(model: nn.Module) -> None:
     elif most == torch.float16:
         free = free_memory()
         if free is None or count * torch.float32.itemsize < free // 2:
-            model.float()
+            model.to(torch.float32)
 
 
 def _widen(module: nn.Module) -> None:

@@ -27,6 +27,12 @@ class WidePath(Part, slot=True):
 
     noun: ClassVar[str] = ""
     """Name of the features, such as "hog"; empty: that of the task's simple features."""
+    of_values: ClassVar[bool] = False
+    """True if it reads features of the values of a processor."""
+    gradients: ClassVar[bool] = False
+    """True if it reads histograms of gradients beside the simple features."""
+    counts: ClassVar[bool] = False
+    """True if it reads a bag: simple features, then counts of what a value holds."""
 
     def of_window(self, steps: int) -> Self:
         """Copy for forecasts from windows of ``steps`` steps; by default unchanged."""
@@ -75,8 +81,7 @@ class Ngrams(WidePath, kind="ngrams"):
 class Features(WidePath, kind="features"):
     """Linear map of the simple features of the processor's values, such as averaged pixels, standardised."""
 
-    counts: ClassVar[bool] = False
-    """True if it reads a bag: simple features, then counts of what a value holds."""
+    of_values = True
     count: int | None = Field(default=None, gt=0, le=LARGEST, description="features; filled in from the data")
 
     def of_processor(self, processor: Processor) -> Self:
@@ -92,6 +97,7 @@ class Gradients(Features, kind="hog"):
     """Linear map of averaged pixels and of histograms of oriented gradients (Dalal & Triggs 2005), standardised."""
 
     noun = "hog"
+    gradients = True
 
     def of_processor(self, processor: Processor) -> Self:
         return self.changed(count=_sum(processor.num_simple, processor.num_gradients))

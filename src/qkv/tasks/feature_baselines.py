@@ -12,7 +12,6 @@ from qkv.data.batch import INPUT
 from qkv.data.ngrams import Bag
 from qkv.data.processors.processor import build_processor
 from qkv.spec.errors import UserError
-from qkv.spec.wide import Features
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset
 from qkv.tasks.inputs import FEATURES
 from qkv.tasks.linear import (
@@ -110,7 +109,7 @@ class _Features:
         wide = dataset.recipe.model.wide
         self.processor = build_processor(dataset.vocabulary.processors[INPUT])
         self.known = wide is not None
-        self.part = wide if isinstance(wide, Features) else self.processor.strongest()
+        self.part = wide if wide is not None and wide.of_values else self.processor.strongest()
         self.name = self.part.noun or self.processor.simple
         first = self.processor.spec.num_simple or 0
         self.first, self.select = first, once(dataset, "selection", lambda: Crossed(first))

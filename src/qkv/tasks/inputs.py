@@ -21,7 +21,7 @@ from qkv.layers.signal import Signal
 from qkv.spec.errors import UserError
 from qkv.spec.processors import Processor as ProcessorSpec
 from qkv.spec.recipe import Recipe
-from qkv.spec.wide import Features, WidePath
+from qkv.spec.wide import WidePath
 from qkv.tasks.dataset import Example
 from qkv.tasks.example_task import Truncation, text_in, types_or_none
 from qkv.tokenizers.framing import Framed
@@ -105,7 +105,7 @@ class SignalReader(InputReader):
 
     def __init__(self, processor: Processor, wide: WidePath | None = None):
         self.processor, self.wide = processor, wide
-        self.counts = isinstance(wide, Features) and wide.counts
+        self.counts = wide is not None and wide.counts
 
     def example(self, row: Mapping[str, Any], truth: Any) -> Example:
         encoded = self.processor.read(row[self.processor.role.name])

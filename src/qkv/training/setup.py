@@ -87,14 +87,7 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
     training = recipe.training
     device = best_device()
     model = build(recipe.model, training.seed)
-    seconds = 0.0
-    if not checkpoint:
-        started = (*start_weights(model, recipe), *start_vectors(model, recipe.model, dataset.vocabulary))
-        began = clock.seconds()
-        fitted = fit_wide(model, task, dataset)
-        seconds = clock.seconds() - began
-        for note in (*started, *fitted):
-            tell(Notice(note))
+    seconds = 0.0 if checkpoint else _start(model, task, dataset, tell)
     adapt(model, training)  # adapters wrap existing weights
     if checkpoint and known:
         _check_facts(checkpoint.state, known, dataset, folder)
@@ -114,6 +107,17 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
     setup = Setup(folder, recipe, dataset, task, model, device, checkpoints, surroundings, seconds)
     _write_identity(setup, known)
     return setup, checkpoint
+
+
+def _start(model: Transformer, task: Task, dataset: Dataset, tell: OnEvent) -> float:
+    """Give the model its first weights; return the seconds that the fit of a wide path took."""
+    started = (*start_weights(model, dataset.recipe), *start_vectors(model, dataset.recipe.model, dataset.vocabulary))
+    began = clock.seconds()
+    fitted = fit_wide(model, task, dataset)
+    seconds = clock.seconds() - began
+    for note in (*started, *fitted):
+        tell(Notice(note))
+    return seconds
 
 
 def _with_columns(recipe: Recipe, known: Recipe | None) -> Recipe:

@@ -109,12 +109,13 @@ def _fitted(model: Transformer, task: JoinedTask, dataset: Dataset, design: Call
 
 def _design(model: Transformer, task: JoinedTask, dataset: Dataset, also: str | None = None) -> Design:
     """Problem of the training rows, and of those of the split ``also``."""
-    assert model.wide is not None
-    if isinstance(model.wide, Ngrams):
-        assert isinstance(dataset, ExampleDataset)
-        return _of_ngrams(model.wide, task, dataset, also)
-    assert isinstance(model.wide, Features)
-    return _of_features(model.wide, task, dataset, also)
+    part = dataset.recipe.model.wide
+    if part is not None and part.of_values:
+        assert isinstance(model.wide, Features)
+        return _of_features(model.wide, task, dataset, also)
+    assert isinstance(model.wide, Ngrams)
+    assert isinstance(dataset, ExampleDataset)
+    return _of_ngrams(model.wide, task, dataset, also)
 
 
 def _targets(task: JoinedTask, dataset: Dataset, also: str | None) -> np.ndarray:

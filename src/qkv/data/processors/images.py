@@ -104,7 +104,7 @@ class ImageProcessor(Processor):
 
     def read_by(self, encoded: np.ndarray, part: WidePath) -> np.ndarray:
         pixels = self.features(encoded)
-        return np.concatenate((pixels, hog(encoded))) if isinstance(part, Gradients) else pixels
+        return np.concatenate((pixels, hog(encoded))) if part.gradients else pixels
 
     def picture(self, value: Any) -> str | None:
         return picture_of(value)
