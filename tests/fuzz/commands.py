@@ -63,6 +63,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "predict data": ("stars", "--data", "reviews.csv", "--out", "out.csv"),
     "generate": ("lm", "the", "--max-new-tokens", "4", "--no-stream"),
     "generate ids": ("hf", "--ids", "1 2", "--max-new-tokens", "4"),
+    "chat": ("lm", "the fox", "--max-new-tokens", "4"),
     "ask": ("lm", "the fox", "--template", "{text} {label}", "--option", "dog", "--option", "fox"),
     "ask data": ("lm", "--data", "reviews.csv", "--template", "{review} {label}", "--column", "label=stars"),
     "quantize": ("lm", "out"),
