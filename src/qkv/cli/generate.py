@@ -156,7 +156,8 @@ def _wanted(given: dict[str, Any]) -> DecodingOptions:
         "--ids": given["ids"] is not None,
     }
     names = ("lookup", "draft", "draft_tokens", "regex", "json_schema", "open_objects", "copy")
-    return decoding_options(*(given[name] for name in names), others)
+    chosen: dict[str, Any] = {name: given[name] for name in names}
+    return decoding_options(**chosen, others=others)
 
 
 def _options(given: dict[str, Any]) -> dict[str, Any]:

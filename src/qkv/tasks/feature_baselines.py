@@ -12,6 +12,7 @@ from qkv.data.batch import INPUT
 from qkv.data.ngrams import Bag
 from qkv.data.processors.processor import build_processor
 from qkv.spec.errors import UserError
+from qkv.spec.wide import Features
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset
 from qkv.tasks.inputs import FEATURES
 from qkv.tasks.linear import (
@@ -117,7 +118,9 @@ class _Features:
     @property
     def most_rows(self) -> int:
         """Maximum number of rows that a model is fitted to."""
-        dense = 1 if self.part.counts else self.part.of_processor(self.processor.spec).count or 1
+        part = self.part.of_processor(self.processor.spec)
+        assert isinstance(part, Features)
+        dense = 1 if part.counts else part.count or 1
         return min(_MOST_ROWS, max(_FEWEST_ROWS, _NUMBERS // dense))
 
     def simple(self, example: Example) -> np.ndarray | None:
