@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from qkv.runs import files
 from qkv.runs.checkpoint import Checkpoint, CheckpointStore, load_weights, read_checkpoint, save_weights
 from qkv.runs.files import clear_errors, map_tensors, read_tensors, sums, write_file, write_tensors
-from qkv.runs.metrics import check_succeeded
+from qkv.runs.folder import FAILURE, check_succeeded
 from qkv.spec.errors import UserError
 from qkv.training import random_state
 
@@ -410,6 +410,7 @@ def test_the_state_file_is_readable_json(saved: CheckpointStore) -> None:
 
 
 def test_a_run_that_failed_is_not_loaded(tmp_path: Path) -> None:
-    check_succeeded(tmp_path, [{"step": 1, "failed": "KeyError: 'a'"}, {"step": 1, "event": "resumed"}])
+    check_succeeded(tmp_path)
+    (tmp_path / FAILURE).write_text("KeyError: 'a'\n")
     with pytest.raises(UserError, match=r"the training of .* failed \(KeyError: 'a'\); train it again"):
-        check_succeeded(tmp_path, [{"step": 1, "loss": 2.0}, {"step": 1, "failed": "KeyError: 'a'"}])
+        check_succeeded(tmp_path)

@@ -20,7 +20,7 @@ from qkv.training.events import Event, Notice, Saved, Stepped, Validated
 from qkv.training.loop import train
 
 
-class Crash(Exception):
+class Crash(BaseException):
     """Ends a run where it stands, as a power cut would."""
 
 

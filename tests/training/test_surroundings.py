@@ -75,7 +75,7 @@ def test_a_damaged_file_is_said(tmp_path: Path) -> None:
 def test_a_run_that_was_cut_before_its_first_checkpoint_keeps_its_paths(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Crash(Exception):
+    class Crash(BaseException):
         pass
 
     def crash(event: Event) -> None:

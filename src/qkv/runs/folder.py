@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ except ImportError:  # not Unix: two processes in one folder are not detected
 
 SPEC = "spec.yaml"
 WEIGHTS = "model.safetensors"
+FAILURE = "failure.txt"
+"""Error with which the training of a run ended; absent while it is trained again, and after an interruption."""
 
 
 @contextmanager
@@ -45,6 +47,16 @@ def locked(folder: Path) -> Iterator[None]:
     finally:
         if handle is not None:
             os.close(handle)  # frees the lock, as the end of the process would
+
+
+def check_succeeded(folder: Path) -> None:
+    """Raise ``UserError`` if the training of the run in ``folder`` ended with an error."""
+    with suppress(FileNotFoundError):
+        reason = (folder / FAILURE).read_text(encoding="utf-8").strip()
+        raise UserError(
+            f"the training of {folder} failed ({reason}); train it again, or take its weights nevertheless in Python "
+            "with load(…, accept_changes=True)"
+        )
 
 
 def had_best(checkpoint: Checkpoint | None, recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> bool:

@@ -20,9 +20,9 @@ from qkv.models.quantize import compute_in_fp32, quantize
 from qkv.models.transformer import Transformer
 from qkv.runs.checkpoint import CheckpointStore, save_weights, take_weights
 from qkv.runs.files import map_tensors, read_metadata
-from qkv.runs.folder import SPEC, WEIGHTS, check_kept, had_best, locked
+from qkv.runs.folder import SPEC, WEIGHTS, check_kept, check_succeeded, had_best, locked
 from qkv.runs.identity import MADE_WITH, check_unedited, edited, made_with, write_parts
-from qkv.runs.metrics import check_succeeded, rows_of
+from qkv.runs.metrics import rows_of
 from qkv.runs.published import recipe_of
 from qkv.runs.run import Run
 from qkv.spec.errors import UserError
@@ -84,9 +84,9 @@ def load_adapted(folder: Path, accept_changes: bool = False, copy: bool = False)
     """Load the run in ``folder`` as ``load`` does, but keep adapters such as LoRA, if any, separate from the
     weights.
     """
-    recipe, rows = read_recipe(folder), rows_of(folder)
+    recipe = read_recipe(folder)
     if not accept_changes:
-        check_succeeded(folder, rows)
+        check_succeeded(folder)
     tensors, metadata, source = _weights(folder, recipe, accept_changes, copy)
     if not accept_changes:
         check_unedited(metadata.get(MADE_WITH), recipe, folder)
@@ -98,7 +98,7 @@ def load_adapted(folder: Path, accept_changes: bool = False, copy: bool = False)
             quantize(model, recipe.quantized)
     take_weights(model, tensors, folder / WEIGHTS)
     watch(model, [source] if source else [])
-    return Run(folder, recipe, model.eval(), vocabulary, rows, int(metadata.get("step", 0)))
+    return Run(folder, recipe, model.eval(), vocabulary, rows_of(folder), int(metadata.get("step", 0)))
 
 
 def _weights(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,6 @@ from qkv.spec.errors import UserError
 METRICS = "metrics.jsonl"
 PLANNED, EXPECTED, TAKEN = "planned_steps", "planned_seconds", "taken_seconds"
 """Keys of metrics rows of a run with a budget: planned steps, expected seconds of the whole run, and seconds taken."""
-
-FAILED = "failed"
-"""Key of the last metrics row of a run whose training ended with an error: its message."""
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -28,16 +24,6 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
         return []
     except ValueError as error:
         raise UserError(str(error)) from None
-
-
-def check_succeeded(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Raise ``UserError`` if the last row of a run's metrics tells that its training failed."""
-    reason = rows[-1].get(FAILED) if rows else None
-    if reason is not None:
-        raise UserError(
-            f"the training of {folder} failed ({reason}); train it again, or take its weights nevertheless in Python "
-            "with load(…, accept_changes=True)"
-        )
 
 
 def is_planned(folder: Path) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,10 +23,11 @@ from qkv.report.training import Status
 from qkv.runs.checkpoint import Checkpoint, save_weights, weights
 from qkv.runs.evaluation import measure
 from qkv.runs.evaluation_file import read_evaluation
-from qkv.runs.folder import WEIGHTS, locked
+from qkv.runs.files import write_file
+from qkv.runs.folder import FAILURE, WEIGHTS, locked
 from qkv.runs.identity import MADE_WITH, made_with, recipe_digest
 from qkv.runs.load import load
-from qkv.runs.metrics import FAILED, TAKEN, is_planned
+from qkv.runs.metrics import TAKEN, is_planned
 from qkv.runs.run import Run
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.recipe import Recipe
@@ -436,6 +437,18 @@ def _train_heat(recipe: Recipe, folder: Path, on_event: OnEvent) -> Run:
         return _train(recipe, folder, True, on_event, clock.seconds(), evaluates=False)
 
 
+@contextmanager
+def _telling_failure(folder: Path) -> Iterator[None]:
+    """Context manager that writes an error to the run's folder, from which the run is then not loaded."""
+    (folder / FAILURE).unlink(missing_ok=True)
+    try:
+        yield
+    except Exception as error:
+        with suppress(UserError, OSError):  # a full disk, which the error itself tells
+            write_file(folder / FAILURE, f"{str(error) or type(error).__name__}\n".encode())
+        raise
+
+
 def _train(recipe: Recipe, folder: Path, resume: bool, on_event: OnEvent, began: float, evaluates: bool = True) -> Run:
     """Train one recipe without candidates in a folder that this process has locked, see ``train``."""
     with random_state.own(recipe.training.seed):
@@ -446,12 +459,8 @@ def _train(recipe: Recipe, folder: Path, resume: bool, on_event: OnEvent, began:
         if not trainer.finished or trainer.owes_evaluation:
             with StopRequest() as stop, RunRecorder(trainer.setup, trainer.now.step) as record:
                 go_on = trainer.evaluate if trainer.finished else trainer.train
-                try:
+                with _telling_failure(folder):
                     go_on(stop, record)
-                except Exception as error:
-                    with suppress(UserError):  # a full disk, which the error itself tells
-                        record.row(step=trainer.now.step, **{FAILED: str(error) or type(error).__name__})
-                    raise
             if stop.signal:
                 raise Interrupted(stop.signal, trainer.message or f"stopped by {stop}; the run in {folder} is finished")
     return load(folder)
