@@ -222,7 +222,6 @@ REFUSED = {
     "mpt-slopes": (MPT, {"attn_config": {"alibi_bias_max": 16}}, "attn_config: alibi_bias_max is 16"),
     "mpt-without-alibi": (MPT, {"attn_config": {"alibi": False}}, "attn_config: alibi is False"),
     "mpt-scale": (MPT, {"attn_config": {"softmax_scale": 0.0}}, "softmax_scale is 0, but it should be above 0"),
-    "mpt-unknown": (MPT, {"attn_config": {"kv_n_heads": 4}}, "attn_config: the key 'kv_n_heads' is not known"),
     "mpt-logits": (MPT, {"logit_scale": 0.5}, "logit_scale is 0.5"),
     "mpt-biases": (MPT, {"no_bias": False}, "no_bias is False"),
     "falcon-residual": (

@@ -120,7 +120,6 @@ def test_defaults_and_sizes_of_older_files(tmp_path: Path) -> None:
         ({"image_mean": ["a"]}, "should be a list of numbers"),
         ({"image_std": [0.5, 0, 0.5]}, "deviation"),
         ({"rescale_factor": 0}, "pixels have a factor above 0"),
-        ({"do_flip": True}, "the key 'do_flip' is not known"),
     ],
 )
 def test_what_cannot_be_followed_is_refused(changed: dict[str, Any], sentence: str, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_repeated_last_value_is_not_published(tmp_path: Path) -> None:
         ({"context_length": 3}, "a patch of 4 steps is longer than a window of 3"),
         ({"architectures": ["PatchTSTModel"], "do_mask_input": True}, "do_mask_input is True"),
         ({"architectures": ["PatchTSTForRegression"]}, "'PatchTSTForRegression' is not known for PatchTST"),
-        ({"minimum_scale": 1e-3}, "the key 'minimum_scale' is not known"),
+        ({"minimum_scale": 1e-3}, "minimum_scale is 0.001, but qkv knows only 1e-05"),
     ],
 )
 def test_what_cannot_be_followed_is_refused(changed: dict[str, Any], sentence: str, tmp_path: Path) -> None:

@@ -324,7 +324,7 @@ def test_small_products_of_training_have_a_choice_of_their_own(monkeypatch: pyte
     for inner, outer in ((128, 128), (128, 512), (256, 512)):
         choose.linear(torch.ones(2, 3, inner), torch.ones(outer, inner, requires_grad=True)).sum().backward()
     assert [c.case for c in choices.all_choices()] == ["training, small", "training"]
-    assert all("oneDNN operator" not in names for names in races)
+    assert len(races) <= 2  # one each, if several ways are exact here
 
 
 @pytest.mark.skipif(not hasattr(torch.backends.mkldnn, "matmul"), reason="this build of torch has no such setting")

@@ -223,7 +223,7 @@ def test_an_edited_metrics_file_is_refused(copied: Path) -> None:
 
 
 def test_before_the_first_validation_the_newest_checkpoint_is_loaded(text: Path, tmp_path: Path) -> None:
-    class Crash(Exception):
+    class Crash(BaseException):
         pass
 
     def crash(event: Event) -> None:

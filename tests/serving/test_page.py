@@ -26,7 +26,6 @@ PARTS = Path(qkv.serving.app.__file__).parent / "page"
 NODE = shutil.which("node")
 BROWSER = os.environ.get("QKV_BROWSER") or shutil.which("chromium")
 CONTROLS = ("input", "select", "textarea", "button")
-TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 
 
 class Page(HTMLParser):
@@ -115,9 +114,8 @@ def test_screen_readers_find_names_and_are_told_of_answers(answer: httpx.Respons
 
 def test_models_tell_their_defaults_and_whether_they_chat(tmp_path: Path) -> None:
     plain = models.text_run(tmp_path / "plain", sample={"temperature": 0.3, "max_new_tokens": 7, "stop": ["\n\n"]})
+    plain.tokenizer.chat_template = None
     chatting = models.text_run(tmp_path / "chatting")
-    chatting.folder.mkdir()
-    (chatting.folder / "chat_template.jinja").write_text(TEMPLATE)
     with serving({"plain": plain, "chatting": chatting}) as server:
         listed = {each["id"]: each for each in httpx.get(f"{server.url}/v1/models").json()["data"]}
         asked = {"model": "plain", "prompt": "the", "seed": 1}
@@ -254,8 +252,6 @@ def test_markdown_has_a_few_elements_and_takes_any_text() -> None:
 def test_a_chat_in_a_browser(width: int, height: int, tmp_path: Path) -> None:
     playwright = pytest.importorskip("playwright.sync_api")
     run = models.text_run(tmp_path / "talk", sample={"max_new_tokens": 5})
-    run.folder.mkdir()
-    (run.folder / "chat_template.jinja").write_text(TEMPLATE)
     with serving({"talk": run}, access=Access(key="secret")) as server, playwright.sync_playwright() as engine:
         browser = engine.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"])
         tab = browser.new_page(viewport={"width": width, "height": height})

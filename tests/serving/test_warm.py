@@ -50,7 +50,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         monkeypatch.setattr(owner, name, counting)
 
     count(model, "find_template")
-    count(native_step.NativeStep, "_builds")
+    count(native_step.NativeStep, "_built")
     count(timing, "race")
     count(constrain, "_Vocabulary")
     constrain._tokens.cache_clear()
@@ -67,7 +67,7 @@ def test_the_first_request_prepares_nothing(tmp_path: Path, counted: Counter[str
     with serving({"chat": run}) as server:
         warm = Counter(counted)
         assert warm["find_template"] == warm["_Vocabulary"] == 1
-        assert warm["_builds"]
+        assert warm["_built"]
         asked(server)
         asked(server, guided_regex="[0-9]+", messages=[{"role": "system", "content": "dogs"}, *CHAT["messages"]])
         assert counted == warm

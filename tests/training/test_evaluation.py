@@ -243,7 +243,8 @@ def test_the_evaluation_of_thousands_of_classes_is_small(tmp_path: Path) -> None
     held_out = tmp_path / "held_out.csv"
     held_out.write_text("\n".join(table.read_text().splitlines()[:201]))
     model = {"width": 8, "context_length": 8, "blocks": [{"branches": ["feed_forward"]}], "head": "classification"}
-    data = {"source": str(table), "tokenizer": "words(60)", "validation": str(held_out)}
+    columns = {"text": "text", "label": "label"}
+    data = {"source": str(table), "tokenizer": "words(60)", "validation": str(held_out), "columns": columns}
     training = {"steps": 1, "batch_size": 64, "schedule": "constant"}
     recipe = Recipe.parse({"data": data, "model": model, "task": "classification", "training": training})
     run = train(recipe, tmp_path / "run", on_event=ignore)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 import torch
@@ -123,8 +124,11 @@ def _read(tokenizer: Tokenizer, text: str, how: Embedding, prompt: str, most: in
     return found
 
 
-def _of_ids(model: Transformer, ids: Sequence[int], most: int, number: int) -> Framed:
+def _of_ids(model: Transformer, ids: Any, most: int, number: int) -> Framed:
     """A text given as token ids, whose token types are all 0."""
+    if isinstance(ids, (bytes, Mapping)) or not isinstance(ids, Iterable):
+        raise UserError(f"text {number + 1}: {ids!r} is not a string")
+    ids = list(ids)
     known = (model.spec.encoder or model.spec).vocab_size or 0
     wrong = next((index for index in ids if not isinstance(index, Integral) or not 0 <= index < known), None)
     if wrong is not None:

@@ -42,7 +42,7 @@ LogitBias = Annotated[
     tuple[tuple[Annotated[int, Field(ge=0)], float], ...],
     BeforeValidator(_pairs),
     PlainSerializer(lambda pairs: {str(index): bias for index, bias in pairs}),
-    WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}}),
+    WithJsonSchema({"type": ["object", "array"], "additionalProperties": {"type": "number"}}),
 ]
 """Pairs (token id, what is added to its logit)."""
 

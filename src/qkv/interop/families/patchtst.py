@@ -64,6 +64,7 @@ def spec(config: Config, head: Head) -> Model:
     """Spec of PatchTST: context_length steps in patches of patch_length, d_model features, ffn_dim hidden features."""
     config.fixed("channel_attention", False, "which channels a position sees")
     config.fixed("share_embedding", True, "the map from patches to vectors")
+    config.fixed("minimum_scale", 1e-5, "the least variance of a window")
     config.fixed("use_cls_token", False, "the positions of a window")
     config.word("positional_encoding_type", "sincos", {"random": 0, "sincos": 0})  # the file holds both as a table
     embeds = _frontend(config)
