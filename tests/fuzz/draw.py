@@ -105,9 +105,15 @@ def fields(chance: random.Random, spec: type[Spec], depth: int = 2) -> dict[str,
 
 
 def kinds(slot: type[Part]) -> list[type[Part]]:
-    """The parts of a slot that the package registers; not the tests' own, nor those of grids or of fixed rows."""
+    """The parts of a slot that the package registers, by name, as a seed has one model whatever was imported before it;
+    not the tests' own, nor those of grids or of fixed rows.
+    """
     own = (kind for kind in slot.kinds().values() if kind.__module__.startswith("qkv."))
-    return [kind for kind in own if getattr(kind, "axes", 1) == 1 and not getattr(kind, "fixed_rows", False)]
+    return [
+        kind
+        for kind in sorted(own, key=lambda kind: kind.kind)
+        if getattr(kind, "axes", 1) == 1 and not getattr(kind, "fixed_rows", False)
+    ]
 
 
 def _until(draw: Callable[[], S], fits: Callable[[S], bool], what: str) -> S:
