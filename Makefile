@@ -39,8 +39,8 @@ test-slow: $(DEV) ## Run the slow tests: mutants, compiled models, benchmarks, e
 OLDER := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 # The tests whose result depends on which kernels run.
 BY_PROCESSOR := tests/ops tests/mixers tests/models tests/runs tests/training
-# Those of them that call operations by themselves; the others reach them through models.
-BY_PATH := tests/ops tests/mixers tests/models
+# Those of them that call operations by themselves, which choose among the paths.
+BY_PATH := tests/ops
 
 test-older: $(DEV) ## Run processor-dependent tests, emulating a processor with AVX2 only
 	$(OLDER) $(BIN)/python -m pytest -n $(WORKERS) $(BY_PROCESSOR) $(ARGS)
