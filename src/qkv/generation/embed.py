@@ -130,7 +130,7 @@ def _of_ids(model: Transformer, ids: Any, most: int, number: int) -> Framed:
         raise UserError(f"text {number + 1}: {ids!r} is not a string")
     ids = list(ids)
     known = (model.spec.encoder or model.spec).vocab_size or 0
-    wrong = next((index for index in ids if not isinstance(index, Integral) or not 0 <= index < known), None)
+    wrong = next((index for index in ids if not isinstance(index, Integral) or not 0 <= int(index) < known), None)
     if wrong is not None:
         said = f"text {number + 1} has the token {wrong!r}"
         raise UserError(f"{said}, which is outside the vocabulary (0 to {known - 1})")
