@@ -10,12 +10,12 @@ from scipy.sparse import csr_matrix
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from qkv.tasks import linear
-from qkv.tasks.linear import fit_labels, fit_values, scales
+from qkv.tasks.linear import by_scales, label_solver, scales, value_solver
 
 
 def test_a_class_that_is_missing_in_training_is_improbable() -> None:
     x = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.1], [0.1, 1.0]])
-    found = fit_labels(x, np.array([0, 2, 0, 2]), x, np.array([0, 2, 0, 2]), 3)
+    found = by_scales(label_solver(3), x, np.array([0, 2, 0, 2]), x, np.array([0, 2, 0, 2]))
     assert found(x).argmax(1).tolist() == [0, 2, 0, 2]
 
 
@@ -23,7 +23,7 @@ def test_ridge_takes_penalty_and_scales_of_least_error_on_the_other_rows() -> No
     draw = np.random.default_rng(0)
     x, true = draw.normal(size=(40, 5)), np.array([1.0, -2.0, 0.0, 3.0, 0.5])
     y, unseen = x @ true + 0.1 * draw.normal(size=40), draw.normal(size=(20, 5))
-    found = fit_values(x, y, unseen, unseen @ true)  # every feature is in every row: all scales are equal
+    found = by_scales(value_solver(), x, y, unseen, unseen @ true)  # features are in every row: all scales are equal
     fits = [Ridge(alpha=4 * penalty).fit(x, y).predict(unseen) for penalty in (0.06, 0.25, 1.0)]
     best = min(fits, key=lambda fit: np.square(fit - unseen @ true).mean())
     np.testing.assert_allclose(found(unseen)[:, 0], best, atol=1e-2)
@@ -55,7 +55,7 @@ def test_scales_help_where_few_of_many_features_tell_the_label() -> None:
     noise = draw.random((1500, 500)) < 0.3
     signal = draw.random((1500, 10)) < np.where(labels[:, None] == 1, 0.25, 0.05)
     x = csr_matrix(np.concatenate((noise, signal), 1).astype(float))
-    found = fit_labels(x[:300], labels[:300], x[300:500], labels[300:500], 2)
+    found = by_scales(label_solver(2), x[:300], labels[:300], x[300:500], labels[300:500])
     fits = [LogisticRegression(C=c, max_iter=300).fit(x[:300], labels[:300]) for c in (1, 4, 16)]
     plain = max(fit.score(x[500:], labels[500:]) for fit in fits)
     assert (found(x[500:]).argmax(1) == labels[500:]).mean() >= plain + 0.05
@@ -66,7 +66,7 @@ def test_no_fit_is_taken_that_is_less_accurate_than_the_plain_one() -> None:
         draw = np.random.default_rng(seed)
         x = (draw.random((120, 30)) < 0.2) * draw.random((120, 30))
         labels = (x[:, :3].sum(1) + 0.2 * draw.normal(size=120) > 0.3).astype(int)
-        found = fit_labels(x[:60], labels[:60], x[60:], labels[60:], 2)
+        found = by_scales(label_solver(2), x[:60], labels[:60], x[60:], labels[60:])
         plain = LogisticRegression(max_iter=300).fit(x[:60], labels[:60])
         assert (found(x[60:]).argmax(1) == labels[60:]).mean() >= plain.score(x[60:], labels[60:])
 
@@ -76,10 +76,10 @@ def test_a_problem_of_few_rows_is_solved_as_one_of_many_features(classes: int, m
     draw = np.random.default_rng(3)
     x = csr_matrix((draw.random((60, 400)) < draw.random(400) ** 3) * draw.random((60, 400)))
     labels = draw.integers(0, classes, 60)
-    args = (x[:40], labels[:40], x[40:], labels[40:], classes)
-    short = fit_labels(*args)
+    args = (label_solver(classes), x[:40], labels[:40], x[40:], labels[40:])
+    short = by_scales(*args)
     monkeypatch.setattr(linear, "_ROWS", 0)
-    long = fit_labels(*args)
+    long = by_scales(*args)
     np.testing.assert_allclose(short(x), long(x), atol=2e-2)
     np.testing.assert_allclose(short.weights, long.weights, atol=2e-2)
     assert np.abs(long.weights).max() > 0.2

@@ -22,7 +22,7 @@ from qkv.runs.evaluation import measure
 from qkv.spec.errors import UserError
 from qkv.spec.overrides import override
 from qkv.tasks.dataset import ExampleDataset
-from qkv.tasks.linear import fit_label_sets
+from qkv.tasks.linear import by_scales, label_set_solver
 from qkv.tasks.multilabel import label_set_scores
 from qkv.training.loop import train
 
@@ -139,7 +139,7 @@ def test_linear_models_of_labels_are_those_of_scikit_learn() -> None:
     x = generator.standard_normal((80, 6))
     present = (x[:, :3] + generator.standard_normal((80, 3)) > 0).astype(np.float32)
     present[:, 2] = 1
-    found = fit_label_sets(csr_matrix(x), present, csr_matrix(x), present)
+    found = by_scales(label_set_solver(), csr_matrix(x), present, csr_matrix(x), present)
     wanted = LogisticRegression(C=1 / 0.06, max_iter=300).fit(x, present[:, 0])
     assert np.allclose(found.weights[:, 0], wanted.coef_[0], atol=1e-2)
     assert (found(x)[:, 2] > 4).all()

@@ -283,6 +283,18 @@ def test_a_wide_path_in_use_learns_the_validation_rows_after_choice_calibration_
     assert torch.equal(table, run.model.wide.table)  # the run's own path is back
 
 
+def test_a_wide_path_fitted_again_answers_in_the_unit_of_the_values(tmp_path: Path) -> None:
+    recipe = recipe_of(tmp_path, numbers=True)
+    rows = [json.loads(line) for line in (tmp_path / "table.jsonl").read_text().splitlines()]
+    scaled = [{**row, "value": 1000 + 50 * row["value"]} for row in rows]
+    (tmp_path / "table.jsonl").write_text("\n".join(map(json.dumps, scaled)))
+    train(recipe, tmp_path / "run", on_event=ignore)
+    loaded = load(tmp_path / "run")
+    answers = [answer["value"] for answer in predict(loaded, rows_for(loaded, [row["text"] for row in rows]))]
+    values = np.array([row["value"] for row in scaled])
+    assert np.abs(np.array(answers) - values).mean() < 0.5 * values.std()
+
+
 def test_a_run_that_was_killed_after_the_last_fit_is_evaluated_as_one_that_was_not(tmp_path: Path) -> None:
     whole = train(recipe_of(tmp_path), tmp_path / "run", on_event=ignore)
     assert whole.evaluation is not None

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +28,7 @@ from qkv.tasks.example_task import Collate, column
 from qkv.tasks.feature_baselines import feature_accuracy
 from qkv.tasks.inputs import PARTNERS, SHARE, TRUTH, told
 from qkv.tasks.label_metrics import agreement, confusion
-from qkv.tasks.linear import Fitted, Selection, by_scales, fit_labels
+from qkv.tasks.linear import Solver, label_solver
 from qkv.tasks.pooled import SHORT, PooledTask, outputs
 from qkv.tasks.task import Defaults, Evaluation, Observed, Scale, Totals, lowercase
 
@@ -85,16 +84,8 @@ class ClassificationTask(PooledTask):
     def unknown_label(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> str | None:
         return None if row["label"] in vocabulary.classes else str(row["label"])
 
-    def fit_linear(
-        self,
-        x: Any,
-        targets: np.ndarray,
-        unseen: Any,
-        truth: np.ndarray,
-        num_outputs: int,
-        select: Selection = by_scales,
-    ) -> Fitted:
-        return fit_labels(x, targets, unseen, truth, num_outputs, self.weights, select)
+    def solver(self, num_outputs: int) -> Solver:
+        return label_solver(num_outputs, self.weights)
 
     def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Collate:
         read = self.reader(recipe, vocabulary)

@@ -35,7 +35,7 @@ from qkv.spec.wide import PAIR_FEATURES
 from qkv.tasks.dataset import HELD_OUT, OTHER, Dataset, with_vocabulary
 from qkv.tasks.feature_baselines import FeatureTable
 from qkv.tasks.joined import JoinedTask
-from qkv.tasks.linear import Fitted, Selection, by_scales, fit_label_sets
+from qkv.tasks.linear import Solver, label_set_solver
 from qkv.tasks.ranking_metrics import ranking
 from qkv.tasks.task import Evaluation, Observed, Scale, Totals
 
@@ -251,16 +251,8 @@ class EdgePredictionTask(JoinedTask):
         name = self.simple(dataset.vocabulary)
         return FeatureTable(name, np.arange(len(x)), (x - mean) / scale, (unseen - mean) / scale, mean, scale)
 
-    def fit_linear(
-        self,
-        x: Any,
-        targets: np.ndarray,
-        unseen: Any,
-        truth: np.ndarray,
-        num_outputs: int,
-        select: Selection = by_scales,
-    ) -> Fitted:
-        return fit_label_sets(x, targets, unseen, truth, select)
+    def solver(self, num_outputs: int) -> Solver:
+        return label_set_solver()
 
     def baselines(self, dataset: EdgeDataset, split: str) -> dict[str, float]:
         """Metrics of the number of common neighbours and of the index of Adamic and Adar."""

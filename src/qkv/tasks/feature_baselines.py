@@ -20,10 +20,10 @@ from qkv.tasks.linear import (
     Fitted,
     Selection,
     by_penalty,
-    fit_labels,
-    fit_values,
+    label_solver,
     plain_labels,
     plain_values,
+    value_solver,
 )
 
 _MOST_ROWS, _FEWEST_ROWS = 10_000, 1000
@@ -231,7 +231,7 @@ def _of_labels(found: FeatureTable, labels: Sequence[str]) -> Fitted:
     place = {name: i for i, name in enumerate(sorted(set(labels)))}
     ids = np.array([place[labels[int(i)]] for i in found.kept])
     if isinstance(found.select, Crossed):
-        return fit_labels(found.x, ids, found.x[:0], ids[:0], len(place), select=found.select)
+        return found.select(label_solver(len(place)), found.x, ids, found.x[:0], ids[:0])
     return plain_labels(found.x, ids, len(place))
 
 
@@ -241,5 +241,5 @@ def _of_values(found: FeatureTable, values: Sequence[float]) -> Fitted:
     if not isinstance(found.select, Crossed):
         return plain_values(found.x, own)
     mean, deviation = own.mean(), own.std() or 1.0
-    fitted = fit_values(found.x, (own - mean) / deviation, found.x[:0], own[:0], found.select)
+    fitted = found.select(value_solver(), found.x, (own - mean) / deviation, found.x[:0], own[:0])
     return Fitted(fitted.weights * deviation, fitted.intercept * deviation + mean)

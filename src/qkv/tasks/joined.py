@@ -13,7 +13,7 @@ from qkv.data.vocabulary import Vocabulary
 from qkv.layers.tap import Tap
 from qkv.models.transformer import Transformer
 from qkv.tasks.feature_baselines import FeatureTable
-from qkv.tasks.linear import Fitted, Selection, by_scales
+from qkv.tasks.linear import Solver
 from qkv.tasks.task import Observed, Task
 
 
@@ -30,7 +30,7 @@ class JoinedTask(Task):
 
     @abstractmethod
     def targets(self, dataset: Any, split: str) -> np.ndarray:
-        """Targets of a split, one per row."""
+        """Targets of a split in the units of the outputs, one per row."""
 
     @abstractmethod
     def baselines(self, dataset: Any, split: str) -> dict[str, float]:
@@ -52,16 +52,5 @@ class JoinedTask(Task):
         """
 
     @abstractmethod
-    def fit_linear(
-        self,
-        x: Any,
-        targets: np.ndarray,
-        unseen: Any,
-        truth: np.ndarray,
-        num_outputs: int,
-        select: Selection = by_scales,
-    ) -> Fitted:
-        """Fit a linear model of ``num_outputs`` outputs to features x (rows, F) and ``targets``.
-
-        unseen, truth: features and targets of the validation split, by which ``select`` selects penalty and scales.
-        """
+    def solver(self, num_outputs: int) -> Solver:
+        """Kind of linear model that predicts ``num_outputs`` outputs of a row from its simple features."""

@@ -168,20 +168,11 @@ def _folds(targets: np.ndarray) -> np.ndarray:
     return fold
 
 
-def fit_labels(
-    x: Any,
-    labels: np.ndarray,
-    unseen: Any,
-    truth: np.ndarray,
-    classes: int,
-    weights: Tensor | None = None,
-    select: Selection = by_scales,
-) -> Fitted:
+def label_solver(classes: int, weights: Tensor | None = None) -> Solver:
     """Multinomial logistic regression: logits of ``classes`` classes, for labels in 0 … classes - 1.
 
     Minimises Σ -w_label log softmax(x W + c)[label] + penalty / 2 · Σ_f |W_f|² / s_f², with the ``scales`` s of the
-    features. Penalty and power of the scales are those of least loss on ``unseen``, among those not less
-    accurate there than penalty 1 without scales. weights (classes): w; None: 1. ``select``: another way to select.
+    features. weights (classes): w; None: 1.
     """
 
     def judged(logits: np.ndarray, truth: np.ndarray) -> tuple[float, float]:
@@ -190,16 +181,11 @@ def fit_labels(
     def groups(labels: np.ndarray) -> np.ndarray:
         return labels[:, None] == np.unique(labels)
 
-    fit = _of_labels(classes, np.ones(classes) if weights is None else weights.numpy())
-    return select(Solver(fit, judged, groups), x, labels, unseen, truth)
+    return Solver(_of_labels(classes, np.ones(classes) if weights is None else weights.numpy()), judged, groups)
 
 
-def fit_label_sets(
-    x: Any, present: np.ndarray, unseen: Any, truth: np.ndarray, select: Selection = by_scales
-) -> Fitted:
-    """Logistic regressions, one per label, for ``present`` (rows, C) of 0 and 1; penalty and power as in
-    ``fit_labels``, by loss alone.
-    """
+def label_set_solver() -> Solver:
+    """Logistic regressions, one per label, for targets (rows, C) of 0 and 1; judged by loss alone."""
 
     def fit(x: Any, present: np.ndarray, penalty: float, iterations: int) -> Fitted:
         weights, intercept = np.zeros((x.shape[1], present.shape[1])), np.zeros(present.shape[1])
@@ -214,13 +200,13 @@ def fit_label_sets(
     def judged(logits: np.ndarray, truth: np.ndarray) -> tuple[float, float]:
         return _binary_loss(logits, truth), 0.0
 
-    return select(Solver(fit, judged, lambda present: present > 0), x, present, unseen, truth)
+    return Solver(fit, judged, lambda present: present > 0)
 
 
-def fit_values(x: Any, values: np.ndarray, unseen: Any, truth: np.ndarray, select: Selection = by_scales) -> Fitted:
-    """Ridge regression: one output. Minimises Σ (x w + c - y)² + 4 penalty · Σ_f w_f² / s_f², as ``fit_labels``.
+def value_solver() -> Solver:
+    """Ridge regression: one output. Minimises Σ (x w + c - y)² + 4 penalty · Σ_f w_f² / s_f².
 
-    The scales are those of two classes: values above and below the median.
+    The ``scales`` s are those of two classes: values above and below the median.
     """
 
     def judged(outputs: np.ndarray, truth: np.ndarray) -> tuple[float, float]:
@@ -229,17 +215,17 @@ def fit_values(x: Any, values: np.ndarray, unseen: Any, truth: np.ndarray, selec
     def groups(values: np.ndarray) -> np.ndarray:
         return (values > np.median(values))[:, None]
 
-    return select(Solver(_ridge, judged, groups), x, values, unseen, truth)
+    return Solver(_ridge, judged, groups)
 
 
 def plain_labels(x: Any, labels: np.ndarray, classes: int) -> Fitted:
-    """Multinomial logistic regression with penalty 1 and no scales, see ``fit_labels``."""
+    """Multinomial logistic regression with penalty 1 and no scales, see ``label_solver``."""
     fit = _of_labels(classes, np.ones(classes))
     return _Design(x, labels[:, None], 0.0).fit(fit, labels, PLAIN, 10 * _ITERATIONS)
 
 
 def plain_values(x: Any, values: np.ndarray) -> Fitted:
-    """Ridge regression with a weight of 1 of the squares, without scales, see ``fit_values``."""
+    """Ridge regression with a weight of 1 of the squares, without scales, see ``value_solver``."""
     return _Design(x, values[:, None], 0.0).fit(_ridge, values, 0.25, _ITERATIONS)
 
 

@@ -21,7 +21,7 @@ from qkv.tasks.baselines import ngrams, too_large
 from qkv.tasks.dataset import Dataset, ExampleDataset
 from qkv.tasks.example_task import Collate
 from qkv.tasks.inputs import TRUTH, told
-from qkv.tasks.linear import Fitted, Selection, by_scales, fit_label_sets
+from qkv.tasks.linear import Solver, label_set_solver
 from qkv.tasks.pooled import SHORT, PooledTask
 from qkv.tasks.task import Defaults, Evaluation, Observed, Scale, Totals, lowercase
 from qkv.tasks.text_metrics import metric_library
@@ -68,16 +68,8 @@ class MultiLabelTask(PooledTask):
     def unknown_label(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> str | None:
         return next((label for label in row["labels"] if label not in vocabulary.classes), None)
 
-    def fit_linear(
-        self,
-        x: Any,
-        targets: np.ndarray,
-        unseen: Any,
-        truth: np.ndarray,
-        num_outputs: int,
-        select: Selection = by_scales,
-    ) -> Fitted:
-        return fit_label_sets(x, targets, unseen, truth, select)
+    def solver(self, num_outputs: int) -> Solver:
+        return label_set_solver()
 
     def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Collate:
         read = self.reader(recipe, vocabulary)

@@ -38,7 +38,7 @@ from qkv.tasks.embedding import points_section
 from qkv.tasks.feature_baselines import FeatureTable
 from qkv.tasks.joined import JoinedTask
 from qkv.tasks.label_metrics import agreement, confusion
-from qkv.tasks.linear import Fitted, Selection, by_scales, fit_labels, plain_labels
+from qkv.tasks.linear import Solver, label_solver
 from qkv.tasks.task import Evaluation, Observed, Scale, Totals
 
 _SHOWN = 8
@@ -228,16 +228,8 @@ class NodeClassificationTask(JoinedTask):
             "features_alone", np.arange(len(train)), columns[train] / scale, columns[nodes] / scale, mean, deviation
         )
 
-    def fit_linear(
-        self,
-        x: Any,
-        targets: np.ndarray,
-        unseen: Any,
-        truth: np.ndarray,
-        num_outputs: int,
-        select: Selection = by_scales,
-    ) -> Fitted:
-        return fit_labels(x, targets, unseen, truth, num_outputs, select=select)
+    def solver(self, num_outputs: int) -> Solver:
+        return label_solver(num_outputs)
 
     def baselines(self, dataset: NodeDataset, split: str) -> dict[str, float]:
         """Accuracies in %: of the most frequent training label, and of logistic regression on the columns of a node."""

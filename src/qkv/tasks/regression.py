@@ -24,7 +24,7 @@ from qkv.tasks.dataset import Dataset, ExampleDataset
 from qkv.tasks.example_task import Collate, column
 from qkv.tasks.feature_baselines import feature_rmse
 from qkv.tasks.inputs import TRUTH, told
-from qkv.tasks.linear import Fitted, Selection, by_scales, fit_values
+from qkv.tasks.linear import Solver, value_solver
 from qkv.tasks.pooled import SHORT, PooledTask
 from qkv.tasks.task import Defaults, Evaluation, Observed, Scale, Totals, lowercase
 
@@ -61,17 +61,12 @@ class RegressionTask(PooledTask):
     def encoded(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> float:
         return row["value"]
 
-    def fit_linear(
-        self,
-        x: Any,
-        targets: np.ndarray,
-        unseen: Any,
-        truth: np.ndarray,
-        num_outputs: int,
-        select: Selection = by_scales,
-    ) -> Fitted:
+    def solver(self, num_outputs: int) -> Solver:
+        return value_solver()
+
+    def targets(self, dataset: ExampleDataset, split: str) -> np.ndarray:
         mean, deviation = _units(self.spec)
-        return fit_values(x, (targets - mean) / deviation, unseen, (truth - mean) / deviation, select)
+        return (super().targets(dataset, split) - mean) / deviation
 
     def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Collate:
         (mean, deviation), read = _units(recipe.task), self.reader(recipe, vocabulary)

@@ -65,7 +65,7 @@ class Design(NamedTuple):
 def fit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
     """Fit the wide path of ``model``, if it has one, to the training split; return notices.
 
-    Penalty and scales are selected on the validation split (``task.fit_linear``), or by cross-validation. Of many
+    Penalty and scales are selected on the validation split, or by cross-validation. Of many
     n-grams, those of a single row are left out. Raises ``UserError`` if scikit-learn is not installed.
     """
     if model.wide is None:
@@ -88,7 +88,7 @@ def refit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
     device = model.device
     model.wide.to("cpu")
     again = _fitted(model, task, dataset, lambda: _design(model, task, dataset)).again
-    assert again is not None, "the fits of JoinedTask.fit_linear can be repeated"
+    assert again is not None, "selections keep how to fit again"
     design = _design(model, task, dataset, VALIDATION)
     design.place(again(design.x, design.targets))
     model.wide.to(device)
@@ -102,7 +102,7 @@ def _fitted(model: Transformer, task: JoinedTask, dataset: Dataset, design: Call
 
     def fit() -> Fitted:
         x, targets, unseen, truth, select, *_ = design()
-        return task.fit_linear(x, targets, unseen, truth, outputs, select)
+        return select(task.solver(outputs), x, targets, unseen, truth)
 
     return once(dataset, "wide path", fit)
 
@@ -172,7 +172,8 @@ def _of_singles(model: Transformer, task: JoinedTask, dataset: Dataset) -> dict[
     truth, targets = task.targets(dataset, VALIDATION), task.targets(dataset, TRAIN)[table.kept]
     for name, column in task.singles.items():
         own = slice(column, column + 1)
-        fitted = task.fit_linear(table.x[:, own], targets, table.unseen[:, own], truth, wide.num_outputs, table.select)
+        solver = task.solver(wide.num_outputs)
+        fitted = table.select(solver, table.x[:, own], targets, table.unseen[:, own], truth)
         weights = torch.zeros_like(wide.table)
         weights[own] = torch.from_numpy(fitted.weights).to(weights)
         found[name] = weights, torch.from_numpy(fitted.intercept).to(wide.bias)

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 Product = Callable[[Tensor, Tensor], Tensor]
+Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 def derivatives(
@@ -32,3 +34,24 @@ def derivatives(
 def save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
     """Keep what ``derivatives`` reads."""
     ctx.save_for_backward(*inputs[:2])
+
+
+def differentiable(forward: Forward, by_weight: Product, product: Product) -> Forward:
+    """``forward`` with gradients, see ``derivatives``."""
+
+    class Linear(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            ctx.save_for_backward(x, weight)
+            return forward(x, weight, bias)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+            return derivatives(ctx, grads[0], by_weight, product)
+
+    def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if torch.is_grad_enabled():
+            return Linear.apply(x, weight, bias)  # type: ignore[no-any-return]
+        return forward(x, weight, bias)
+
+    return linear

@@ -10,14 +10,13 @@ dW.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.ops.linear import operator
-from qkv.ops.linear.derivatives import derivatives, save
+from qkv.ops.linear.derivatives import derivatives, differentiable, save
 from qkv.ops.onednn import allowed
 
 
@@ -66,21 +65,11 @@ _boxed_forward.register_autograd(
 )
 
 
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return _forward(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return derivatives(ctx, grads[0], _by_weight, _product)
+_differentiable = differentiable(_forward, _by_weight, _product)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y = x W^T + b with gradients: x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
     if torch.compiler.is_compiling():
         return _boxed_forward(x, weight, bias)
-    if torch.is_grad_enabled():
-        return _Linear.apply(x, weight, bias)  # type: ignore[no-any-return]
-    return _forward(x, weight, bias)
+    return _differentiable(x, weight, bias)

@@ -8,13 +8,12 @@ oneDNN in torch's own products (``qkv.ops.onednn``): it computes in full fp32 al
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.ops.linear.derivatives import derivatives
+from qkv.ops.linear.derivatives import differentiable
 from qkv.ops.onednn import keeps_every_bit
 from qkv.system.optional import turned_off
 
@@ -49,21 +48,11 @@ def _by_weight(a: Tensor, weight: Tensor) -> Tensor:
 
 
 # dW by torch, as the operator would copy a transposed g.
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return forward(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return derivatives(ctx, grads[0], _by_weight, torch.matmul)
+_differentiable = differentiable(forward, _by_weight, torch.matmul)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y = x W^T + b with gradients: x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
     if torch.compiler.is_compiling():
         return F.linear(x, weight, bias)  # the compiler takes the operator itself where it is faster
-    if torch.is_grad_enabled():
-        return _Linear.apply(x, weight, bias)  # type: ignore[no-any-return]
-    return forward(x, weight, bias)
+    return _differentiable(x, weight, bias)

@@ -34,7 +34,19 @@ class GraphAttention(DotProduct, kind="graph_attention"):
         return False
 
 
-class Propagation(Branch, kind="propagation"):
+class Neighbourhood(Branch):
+    """Base class of mixers whose step reads the neighbours of each node. Not causal."""
+
+    @property
+    def growth(self) -> Growth:
+        return NEAR
+
+    @property
+    def causal(self) -> bool:
+        return False
+
+
+class Propagation(Neighbourhood, kind="propagation"):
     """Propagation over the edges of a graph: Â^k x W + b, Â = D^-½ (A + I) D^-½ (GCN, Kipf & Welling 2017).
 
     A_ij = 1 for an edge j -> i; D: row sums of A + I, for directed edges its column sums on the right. Not causal.
@@ -55,14 +67,6 @@ class Propagation(Branch, kind="propagation"):
     linear: bool = Field(default=True, description="linear map after the propagation")
     bias: bool = True
 
-    @property
-    def growth(self) -> Growth:
-        return NEAR
-
-    @property
-    def causal(self) -> bool:
-        return False
-
     def shares(self) -> list[float]:
         """β of the map of each step; empty if there are none."""
         return [] if self.identity is None else [math.log(self.identity / t + 1) for t in range(1, self.steps + 1)]
@@ -71,7 +75,7 @@ class Propagation(Branch, kind="propagation"):
         return self.changed(dropout=0.0)
 
 
-class SumAggregation(Branch, kind="gin"):
+class SumAggregation(Neighbourhood, kind="gin"):
     """Sum over the neighbours and an MLP: W_2 relu(W_1 ((1 + ε) x_i + Σ_{j -> i} x_j) + b_1) + b_2, ε is learned.
 
     Graph Isomorphism Network (GIN, Xu et al. 2019): sums tell multisets of neighbours apart that means do not, so that
@@ -81,14 +85,6 @@ class SumAggregation(Branch, kind="gin"):
     hidden: int | None = Field(default=None, gt=0, description="features of W_1; default: the width")
     dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout after the ReLU")
     bias: bool = True
-
-    @property
-    def growth(self) -> Growth:
-        return NEAR
-
-    @property
-    def causal(self) -> bool:
-        return False
 
     def hidden_at(self, width: int) -> int:
         """Features between W_1 and W_2 in a model of ``width`` features."""
