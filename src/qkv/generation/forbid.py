@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from qkv.spec.generation import Generation
@@ -24,23 +26,29 @@ class LogitLine(NamedTuple):
 
 def forbid(logits: Tensor, lines: Sequence[LogitLine]) -> Tensor:
     """Logits (M, V) with -inf for the tokens that the settings of each line forbid; the same tensor if none do."""
-    found = [(place, index) for place, line in enumerate(lines) for index in forbidden(line)]
-    pairs = [(place, index) for place, index in found if index < logits.shape[-1]]
-    if not pairs:
+    if not any(line.settings.forbids for line in lines):
         return logits
-    rows, columns = zip(*pairs, strict=True)
     logits = logits.clone()
-    logits[list(rows), list(columns)] = -math.inf
+    for row, line in zip(logits, lines, strict=True):
+        for ids in _suppressed(line):
+            row.index_fill_(0, _columns(ids, logits.shape[-1]).to(row.device), -math.inf)
+        found = {*_completing(line.text, line.settings), *_repeating(line.text, line.settings.no_repeat_ngram_size)}
+        if places := [index for index in found if index < logits.shape[-1]]:
+            row[places] = -math.inf
     return logits
 
 
-def forbidden(line: LogitLine) -> set[int]:
-    """Ids that may not follow the text of a line."""
-    text, settings = line.text, line.settings
-    if not settings.forbids:
-        return set()
-    found = {*settings.suppress_tokens, *_completing(text, settings), *_repeating(text, settings.no_repeat_ngram_size)}
-    return found | set(settings.begin_suppress_tokens) if len(text) == line.prompt else found
+def _suppressed(line: LogitLine) -> list[tuple[int, ...]]:
+    settings = line.settings
+    first = settings.begin_suppress_tokens if len(line.text) == line.prompt else ()
+    return [tuple(ids) for ids in (settings.suppress_tokens, first) if ids]
+
+
+# A checkpoint may suppress hundreds of ids, and the same at each token.
+@lru_cache(maxsize=64)
+def _columns(ids: tuple[int, ...], size: int) -> Tensor:
+    """Those of ``ids`` that are columns of logits with ``size`` columns."""
+    return torch.tensor([index for index in ids if index < size], dtype=torch.int64)
 
 
 def _completing(text: Sequence[int], settings: Generation) -> set[int]:

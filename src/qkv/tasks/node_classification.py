@@ -38,7 +38,7 @@ from qkv.tasks.embedding import points_section
 from qkv.tasks.feature_baselines import FeatureTable
 from qkv.tasks.joined import JoinedTask
 from qkv.tasks.label_metrics import agreement, confusion
-from qkv.tasks.linear import Solver, label_solver
+from qkv.tasks.linear import Solver, label_solver, plain_labels
 from qkv.tasks.task import Evaluation, Observed, Scale, Totals
 
 _SHOWN = 8
