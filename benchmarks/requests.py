@@ -3,16 +3,16 @@ latency.
 
     python benchmarks/requests.py
     python benchmarks/requests.py --requests 64 --rate 8 --budget-mb 512
+    python benchmarks/requests.py --model SmolLM2.gguf
 
 Every side gets the same requests at the same times: prompts of 8 to 256 tokens, 16 to 128 new ones, drawn greedily by a
 GPT-2 of 6 layers and 384 features with random weights, small enough for all sides to take less than five minutes. In
 the second table, prompts of 8 to 64 tokens follow 256 that all share. ``queue``: requests join and leave the running
 batch at each step; ``prefixes kept``: states of texts are kept for those that begin alike. ``one by one``: each in its
 turn. ``static batches``: the transformers library, what has arrived in batches of up to 8, each as long as its longest
-request. Latency is counted from the arrival. The third table has 16 requests at once, such as
-chats with one system prompt. The last lines say how many texts
-of the queue equal those of one by one: sums of other batch sizes round differently, so that a tie of two tokens may be
-decided otherwise.
+request. Latency is counted from the arrival. The third table has 16 requests at once, such as chats with one system
+prompt; it is the only one for a model that is given. The last lines say how many texts of the queue equal those of one
+by one: sums of other batch sizes round differently, so that a tie of two tokens may be decided otherwise.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -60,15 +61,17 @@ class Served:
 Side = Callable[[Sequence[Arrival]], Served]
 
 
-def arrivals(count: int, rate: float, lengths: tuple[int, int], shared: int, new: int) -> list[Arrival]:
+def arrivals(
+    count: int, rate: float, lengths: tuple[int, int], shared: int, new: int, vocab: int = VOCAB
+) -> list[Arrival]:
     """Requests with exponential times between arrivals, ``rate`` per second.
 
     lengths: of prompts, after ``shared`` tokens that all begin with. new: maximum number of new tokens.
     """
     rng, at, found = random.Random(shared), 0.0, list[Arrival]()
-    beginning = [rng.randrange(VOCAB) for _ in range(shared)]
+    beginning = [rng.randrange(vocab) for _ in range(shared)]
     for _ in range(count):
-        prompt = beginning + [rng.randrange(VOCAB) for _ in range(rng.randint(*lengths))]
+        prompt = beginning + [rng.randrange(vocab) for _ in range(rng.randint(*lengths))]
         found.append(Arrival(at, prompt, rng.randint(16, new)))
         at += rng.expovariate(rate)
     return found
@@ -139,20 +142,24 @@ def build(smoke: bool) -> Transformer:
     return qkv.build(qkv.Model.parse({**sizes, "frontend": frontend, "blocks": [{"branches": branches}]})).eval()
 
 
-def other() -> Any:
-    """The same shape in the transformers library."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+def other(path: Path | None) -> Any:
+    """The same model, or one of the same shape, in the transformers library."""
+    from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    if path is not None and path.is_file():
+        return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+    if path is not None:
+        return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     sizes = {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "vocab_size": VOCAB}
     return GPT2LMHeadModel(GPT2Config(attn_implementation="sdpa", **sizes)).eval()
 
 
-def padded() -> Callable[[Sequence[Arrival]], None]:
+def padded(path: Path | None) -> Callable[[Sequence[Arrival]], None]:
     """Requests by the transformers library, padded on the left to one batch."""
-    model = other()
+    model = other(path)
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
 
@@ -184,6 +191,7 @@ def arguments() -> argparse.Namespace:
     options.add_argument("--requests", type=int, default=64)
     options.add_argument("--rate", type=float, default=8.0, help="requests per second")
     options.add_argument("--batch", type=int, default=32, help="maximum number of running requests of the queue")
+    options.add_argument("--model", type=Path, help="a published folder or GGUF file; default: random GPT-2")
     options.add_argument("--budget-mb", type=float, help="MiB of decoding states of the queue; default: no bound")
     given = options.parse_args()
     if given.smoke:
@@ -211,21 +219,23 @@ def main() -> None:
     """Print the tables of both kinds of prompts, and of requests at once."""
     given = arguments()
     say_where("transformers")
-    model, budget = build(given.smoke), None if given.budget_mb is None else int(given.budget_mb * 2**20)
+    model = build(given.smoke) if given.model is None else qkv.load(given.model).model
+    budget = None if given.budget_mb is None else int(given.budget_mb * 2**20)
     sides: dict[str, Side] = {
         "qkv, queue, prefixes kept": queued(model, budget, given.batch, 2**28),
         "qkv, queue": queued(model, budget, given.batch),
         "qkv, one by one": batches(alone(model), 1),
     }
     if available("transformers", "transformers", not given.smoke):
-        sides["transformers, static batches"] = batches(padded(), 8)
-    for what, shared, longest in (("", 0, 256), (" with a shared beginning", 256, 64)):
+        sides["transformers, static batches"] = batches(padded(given.model), 8)
+    kinds = (("", 0, 256), (" with a shared beginning", 256, 64)) if given.model is None else ()
+    for what, shared, longest in kinds:
         sizes = (32 if shared else 0, 24, 16) if given.smoke else (shared, longest, 128)
         asked = arrivals(given.requests, given.rate, (8, sizes[1]), sizes[0], sizes[2])
         title = f"{len(asked)} requests{what}, {given.rate:g} per second, {sum(one.new for one in asked):,} tokens"
         compare(title, sides, asked, "qkv, queue, prefixes kept")
     count, sizes = (4, (24, 8, 20)) if given.smoke else (16, (64, 64, 64))
-    asked = arrivals(count, 1e9, (8, sizes[1]), sizes[0], sizes[2])
+    asked = arrivals(count, 1e9, (8, sizes[1]), sizes[0], sizes[2], model.spec.vocab_size or VOCAB)
     title = f"{count} requests at once with a shared beginning, {sum(one.new for one in asked):,} tokens"
     compare(title, sides, asked, "qkv, queue, prefixes kept")
 
