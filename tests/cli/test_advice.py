@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.tasks.tables import recipe_for
 
+from qkv.cli import advice as advice_module
 from qkv.cli.advice import advice
 from qkv.runs.run import Run
 from qkv.spec.recipe import Recipe
@@ -40,6 +45,23 @@ def test_a_run_that_did_not_fit_its_training_rows_needs_a_stronger_model() -> No
     found = advice(run_of(recipe_for("classification", training={"minutes": 2}), 20, loss=0.95))
     assert found.startswith("the training rows are not fitted, so the model is too weak rather than the rows too few")
     assert found.endswith("qkv train classify --data table.jsonl --minutes 6 --out runs/mine-longer")
+
+
+def test_label_smoothing_alone_makes_no_model_too_weak() -> None:
+    recipe = recipe_for("classification", training={"minutes": 2})
+    plain = run_of(recipe.changed(task=recipe.task.changed(label_smoothing=0.5)), 20, loss=1.0)
+    run = replace(plain, vocabulary=SimpleNamespace(labels=("a", "b", "c")))  # type: ignore[arg-type]
+    target = np.array([1 - 0.5 + 0.5 / 3, 0.5 / 3, 0.5 / 3])
+    assert advice_module._least_loss(run) == pytest.approx(-(target * np.log(target)).sum())
+    assert advice(run).startswith("validation stopped improving")
+
+
+def test_a_run_without_mistakes_needs_more_validation_rows(tmp_path: Path) -> None:
+    run = replace(run_of(recipe_for("classification", training={"minutes": 2}), 30), folder=tmp_path)
+    figures = {"accuracy": 100.0, "targets": 6}
+    splits = {"validation": {"figures": figures, "sections": [], "notes": []}}
+    (tmp_path / "evaluation.json").write_text(json.dumps({"step": 30, "splits": splits}))
+    assert advice(run).startswith("all 6 validation rows are predicted right")
 
 
 def test_a_fine_tuned_run_needs_rows() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import reduce
@@ -23,13 +24,18 @@ _LONGER = 3
 def advice(run: Run) -> str:
     """Sentence on what would help most next, with the command; "" for runs without a validation figure or a verb.
 
-    A run whose last validation was its best had too little time; one that has not fitted its training rows has too weak
-    a model. Otherwise it has learned what its rows teach.
+    A run that predicts every validation row right cannot be seen to improve. One whose last validation was its best had
+    too little time; one that has not fitted its training rows has too weak a model. Otherwise it has learned what its
+    rows teach.
     """
     verb = next((name for name, verb in VERBS.items() if verb.task == run.recipe.task.kind), None)
     validated = [row for row in run.metrics if "val_loss" in row]
     if verb is None or not validated or " | " in run.recipe.data.source:
         return ""
+    rows = _perfect_rows(run)
+    if rows:
+        some = f"all {rows} validation rows are" if rows > 1 else "the one validation row is"
+        return f"{some} predicted right, so only more of them could show whether another model is better"
     recipe, options = run.recipe, _options(run.recipe, verb)
     start = f" --from {shlex.quote(recipe.start)}" if recipe.start else ""
     minutes = recipe.training.minutes
@@ -38,7 +44,7 @@ def advice(run: Run) -> str:
         command = f"qkv train {verb}{start}{options} --minutes {_LONGER * minutes:g} --out {folder}"
         if run.step == validated[-1]["step"]:
             return f"the last validation was the best, so more time helps: {command}"
-        if _weak(run.metrics, validated):
+        if _weak(run.metrics, validated, _least_loss(run)):
             sentence = "the training rows are not fitted, so the model is too weak rather than the rows too few"
             return f"{sentence}; with more time, larger models are tried: {command}"
     if recipe.start is None and VERBS[verb].tunes and recipe.data.processor is None:
@@ -47,11 +53,27 @@ def advice(run: Run) -> str:
     return "validation stopped improving: more rows help most"
 
 
-def _weak(rows: Sequence[Mapping[str, Any]], validated: Sequence[Mapping[str, Any]]) -> bool:
-    """True if the training loss at the end is not far below the least validation loss."""
+def _perfect_rows(run: Run) -> int:
+    """Number of validation rows if all of them are predicted right, else 0."""
+    figures = (run.evaluation or {}).get("splits", {}).get("validation", {}).get("figures", {})
+    return int(figures.get("targets", 0)) if figures.get("accuracy") == 100 else 0
+
+
+def _least_loss(run: Run) -> float:
+    """Least training loss that label smoothing leaves: the entropy of a smoothed target. 0 without smoothing."""
+    smoothing = getattr(run.recipe.task, "label_smoothing", 0.0)
+    if not smoothing or run.vocabulary is None or not run.vocabulary.labels:
+        return 0.0
+    rest = smoothing / len(run.vocabulary.labels)
+    own = 1 - smoothing + rest
+    return -own * math.log(own) - (len(run.vocabulary.labels) - 1) * rest * math.log(rest)
+
+
+def _weak(rows: Sequence[Mapping[str, Any]], validated: Sequence[Mapping[str, Any]], least: float) -> bool:
+    """True if the training loss at the end, above its ``least`` value, is not far below the least validation loss."""
     losses = [row["loss"] for row in rows if row.get("loss") is not None]
     some = losses[-max(1, len(losses) // 10) :]
-    return bool(some) and sum(some) / len(some) > _FITTED * min(row["val_loss"] for row in validated)
+    return bool(some) and sum(some) / len(some) - least > _FITTED * min(row["val_loss"] for row in validated)
 
 
 def _options(recipe: Recipe, verb: str) -> str:
