@@ -39,7 +39,7 @@ def save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor)
 def differentiable(forward: Forward, by_weight: Product, product: Product) -> Forward:
     """``forward`` with gradients, see ``derivatives``."""
 
-    class Linear(torch.autograd.Function):
+    class Products(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             ctx.save_for_backward(x, weight)
@@ -51,7 +51,7 @@ def differentiable(forward: Forward, by_weight: Product, product: Product) -> Fo
 
     def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if torch.is_grad_enabled():
-            return Linear.apply(x, weight, bias)  # type: ignore[no-any-return]
+            return Products.apply(x, weight, bias)  # type: ignore[no-any-return]
         return forward(x, weight, bias)
 
     return linear
