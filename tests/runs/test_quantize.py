@@ -60,6 +60,16 @@ def test_figures_before_and_after(straight: Path, tmp_path: Path) -> None:
     assert all(cell in page for row in found.rows for cell in row[:3])
 
 
+def test_a_text_shorter_than_the_context_is_measured_in_its_own_windows_and_this_is_said(
+    straight: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "short.txt").write_text("ab")
+    assert main(["quantize", str(straight), str(tmp_path / "new"), "--data", str(tmp_path / "short.txt")]) == 0
+    note = "; it is read in windows of "
+    assert capsys.readouterr().out.count(note) == 1
+    assert note in (tmp_path / "new" / "report.html").read_text()
+
+
 def test_training_it_is_refused(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     contents = {path: path.read_bytes() for path in small.iterdir() if path.is_file()}
     assert main(["train", str(small)]) == 2

@@ -43,4 +43,6 @@ def quantize_command(
 
     found = quantize(run_or_published(run), out, bits, group, data, batches, copy)
     print_table(str(found.run.folder), found.columns, found.rows)
+    for note in found.notes:
+        typer.echo(note)
     typer.echo(f"\nreport: {found.run.folder / 'report.html'}")

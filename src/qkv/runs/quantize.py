@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,11 +39,12 @@ _KEPT = (CALIBRATION, "pretrained")
 @dataclass(frozen=True)
 class QuantizedRun:
     """Result of quantising a run: the new ``run``, and its ``figures`` "before" and "after": the metrics of the task on
-    held-out data, where there is any, and ``bytes`` of the weights.
+    held-out data, where there is any, and ``bytes`` of the weights. ``notes``: sentences on the measurement.
     """
 
     run: Run
     figures: dict[str, dict[str, float]]
+    notes: Sequence[str] = ()
 
     @property
     def columns(self) -> list[str]:
@@ -80,11 +81,11 @@ def quantize(
     if batches is not None and batches < 1:
         raise UserError(f"batches: {quoted(batches)} given; give at least 1, or leave it out for all data")
     folder = _new(Path(out))
-    figures = {BEFORE: _figures(load(place, copy=copy), data, batches)}
+    before, notes = _figures(load(place, copy=copy), data, batches)
     write_quantized(old, part, folder)
     found = load(folder, copy=copy)
-    figures[AFTER] = _figures(found, data, batches)
-    done = QuantizedRun(found, figures)
+    after, more = _figures(found, data, batches)
+    done = QuantizedRun(found, {BEFORE: before, AFTER: after}, tuple(dict.fromkeys((*notes, *more))))
     with clear_errors(str(folder)):
         write_file(folder / "report.html", _report(done).encode())
     return done
@@ -121,13 +122,15 @@ def _write(run: Run, recipe: Recipe, folder: Path) -> None:
     write_spec(folder / SPEC, recipe)
 
 
-def _figures(run: Run, data: str | None, batches: int | None) -> dict[str, float]:
-    """Metrics of ``run`` on held-out data, if there is any, and bytes of its weights."""
+def _figures(run: Run, data: str | None, batches: int | None) -> tuple[dict[str, float], Sequence[str]]:
+    """(metrics of ``run`` on held-out data, if there is any, and bytes of its weights; notes on the metrics)."""
     figures: Mapping[str, Any] = {}
+    notes: Sequence[str] = ()
     if data is not None or run.recipe.data.source != NOT_SAID:
-        figures = evaluate(run, VALIDATION, batches, data).figures
+        found = evaluate(run, VALIDATION, batches, data)
+        figures, notes = found.figures, found.notes
     kept = {name: value for name, value in figures.items() if name not in _NOT_SHOWN}
-    return {**kept, _BYTES: float(sum(tensor.nbytes for tensor in weights(run.model).values()))}
+    return {**kept, _BYTES: float(sum(tensor.nbytes for tensor in weights(run.model).values()))}, notes
 
 
 def _row(name: str, before: float, after: float) -> list[str]:
@@ -146,4 +149,6 @@ def _report(found: QuantizedRun) -> str:
     page.header(f"Weights of linear layers in {part.bits} bits{scales}.")
     table = {"kind": "examples", "title": "Effect of the quantisation", "columns": found.columns, "rows": found.rows}
     add_sections(page, [table])
+    for note in found.notes:
+        page.note(note)
     return page.html()
