@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -80,12 +81,14 @@ def test_the_libraries_of_the_server_are_imported_by_it_alone() -> None:
 def test_a_signal_ends_the_process_after_what_it_began(run: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "qkv", "serve", f"small={run}", "--port", "0"]
     environment = {**os.environ, "QKV_API_KEY": "secret"}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as served:
+    with ExitStack() as stack:
+        piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        served = stack.enter_context(subprocess.Popen(command, env=environment, **piped))
+        stack.callback(served.kill)  # else a failure would wait for the server
         assert served.stdout is not None
-        assert served.stdout.readline() == f"small: completions, embeddings{NO_CHAT}\n"
-        url = served.stdout.readline().split()[2]
+        lines = iter(served.stdout.readline, "")
+        assert next(lines) == f"small: completions, embeddings{NO_CHAT}\n"
+        url = next(line.split()[2] for line in lines if line.startswith("serving at"))
         body = {"prompt": "the", "max_tokens": 400, "stream": True, "stream_options": {"include_usage": True}}
         headers = {"authorization": "Bearer secret"}
         events = []
