@@ -221,7 +221,7 @@ def measured(several: list[Place], prompt: str, new: int, repeats: int) -> dict[
                 write(new)
             rates = [{name: rate(write, new) for name, write in ways.items()} for _ in range(repeats)]
             found[place.name] = {name: max(each[name] for each in rates) for name in WAYS}
-            print_table("", ["place", *WAYS], [_row(place, found[place.name])])
+            print_table("", ["place", "precision", *WAYS], [_row(place, found[place.name])])
     return found
 
 
