@@ -62,7 +62,7 @@ def _perfect_rows(run: Run) -> int:
 def _least_loss(run: Run) -> float:
     """Least training loss that label smoothing leaves: the entropy of a smoothed target. 0 without smoothing."""
     smoothing = getattr(run.recipe.task, "label_smoothing", 0.0)
-    if not smoothing or run.vocabulary is None or not run.vocabulary.labels:
+    if not smoothing or not run.vocabulary.labels:
         return 0.0
     rest = smoothing / len(run.vocabulary.labels)
     own = 1 - smoothing + rest
