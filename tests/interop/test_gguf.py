@@ -102,7 +102,8 @@ def test_a_file_read_again_gives_the_logits_of_the_transformers_library(
         file = tmp_path / f"{dtype}.gguf"
         assert save_gguf(model.model, file, dtype=dtype, family=model.family).family == model.family
         again = load_published(file, "fp32")
-        assert dtype != "fp32" or torch.allclose(logits(again.model), logits(model.model), atol=1e-6)
+        # Not bit for bit: weights of the file lie otherwise in memory, so that another linear layer may be chosen.
+        assert dtype != "fp32" or relative(logits(again.model), logits(model.model)) <= 1e-5
         assert relative(logits(again.model), wanted) <= bound, dtype
         copied = load_published(file, "fp32", copy=True).model.state_dict()
         assert all(torch.equal(copied[key], value) for key, value in again.model.state_dict().items())
