@@ -125,7 +125,7 @@ def _read(tokenizer: Tokenizer, text: str, how: Embedding, prompt: str, most: in
 
 
 def _of_ids(model: Transformer, ids: Any, most: int, number: int) -> Framed:
-    """A text given as token ids, whose token types are all 0."""
+    """Check token ids and cut them to ``most``; all token types are 0."""
     if isinstance(ids, (bytes, Mapping)) or not isinstance(ids, Iterable):
         raise UserError(f"text {number + 1}: {ids!r} is not a string")
     ids = list(ids)

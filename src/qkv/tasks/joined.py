@@ -42,7 +42,7 @@ class JoinedTask(Task):
 
     @property
     def singles(self) -> dict[str, int]:
-        """Dense features that are predictors by themselves, and contestants: column by name; by default none."""
+        """Columns, by name, of dense features that compete alone with the model; by default none."""
         return {}
 
     @abstractmethod

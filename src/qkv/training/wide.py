@@ -65,8 +65,8 @@ class Design(NamedTuple):
 def fit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
     """Fit the wide path of ``model``, if it has one, to the training split; return notices.
 
-    Penalty and scales are selected on the validation split, or by cross-validation. Of many
-    n-grams, those of a single row are left out. Raises ``UserError`` if scikit-learn is not installed.
+    Penalty and scales are selected on the validation split, or by cross-validation. Of many n-grams, those of a single
+    row are left out. Raises ``UserError`` if scikit-learn is not installed.
     """
     if model.wide is None:
         return []
