@@ -9,8 +9,10 @@
 
 The places are the GGUF file or folder that is given, its exports in fp32 and bf16, and the runs that ``qkv quantize``
 makes of it. Without ``--model``: GPT-2 124M with random weights. A rate is the number of tokens by which one text is
-longer than another, over the seconds by which it takes longer. The best of several repeats counts, in which all ways
-take turns. Below the table are the seconds of the first answer of a fresh server, and those of a later one.
+longer than another, over the seconds by which it takes longer. In each of several repeats all ways take turns. The
+table has the median rate in memory, and the median of each way's share of the rate in memory of the same repeat: the
+rate of one way drifts by a fifth within a minute. Below the table are the seconds of the first answer of a fresh
+server, and those of a later one.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 import httpx
@@ -220,9 +223,16 @@ def measured(several: list[Place], prompt: str, new: int, repeats: int) -> dict[
             for write in ways.values() if repeats > 1 else ():  # builds kernels, lays out weights, times choices
                 write(new)
             rates = [{name: rate(write, new) for name, write in ways.items()} for _ in range(repeats)]
-            found[place.name] = {name: max(each[name] for each in rates) for name in WAYS}
+            found[place.name] = _medians(rates)
             print_table("", ["place", "precision", *WAYS], [_row(place, found[place.name])])
     return found
+
+
+def _medians(rates: list[dict[str, float]]) -> dict[str, float]:
+    """Median rate in memory, and the median share of it that each other way reaches in a repeat."""
+    first, *others = WAYS
+    shares = {way: median(each[way] / each[first] for each in rates) for way in others}
+    return {first: median(each[first] for each in rates), **shares}
 
 
 def _check_length(run: Run, prompt: str, new: int) -> None:
@@ -233,7 +243,7 @@ def _check_length(run: Run, prompt: str, new: int) -> None:
 
 
 def _row(place: Place, rates: dict[str, float]) -> list[str]:
-    shares = [f"{rates[way]:.1f} ({rates[way] / rates['in memory']:.2f})" for way in WAYS[1:]]
+    shares = [f"{rates[way] * rates['in memory']:.1f} ({rates[way]:.2f})" for way in WAYS[1:]]
     return [place.name, place.precision, f"{rates['in memory']:.1f}", *shares]
 
 
@@ -257,7 +267,7 @@ def main() -> None:
     rows = [_row(place, rates[place.name]) for place in several]
     columns = ["place", "precision", "in memory, tokens/s", *WAYS[1:]]
     print_table("\ntokens per second, and share of the rate in memory", columns, rows)
-    short = [(n, way) for n, each in rates.items() for way in WAYS if each[way] < LEAST * each["in memory"]]
+    short = [(n, way) for n, each in rates.items() for way in WAYS[1:] if each[way] < LEAST]
     print("below 0.95 of the rate in memory: " + (", ".join(f"{n} by {way}" for n, way in short) or "none"))
     said = f"First answer of a fresh server {first:.3f} s, a later one {later:.3f} s ({first / later:.2f} ×)."
     print(said)

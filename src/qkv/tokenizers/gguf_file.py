@@ -1,11 +1,15 @@
-"""Header of a GGUF file, the format of llama.cpp: metadata, and the place of each tensor. Read by the library gguf."""
+"""Read the header of a GGUF file, the format of llama.cpp: metadata, and the place of each tensor."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import math
+import struct
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
+
+import numpy as np
 
 from qkv.spec.errors import UserError
 
@@ -56,25 +60,104 @@ def header(file: Path) -> Header:
 
 @functools.lru_cache(maxsize=1)
 def _header(file: Path, size: int, _modified: int) -> Header:
-    gguf = library()
-    try:
-        found = gguf.GGUFReader(file)
-        values = {name: field.contents() for name, field in found.fields.items() if not name.startswith("GGUF.")}
-        tensors = {each.name: _stored(each) for each in found.tensors}
-        order = found.byte_order
-    except OSError:
-        raise
-    except Exception as error:  # the library raises whatever numpy meets in a damaged file
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{file} is cut short or not a GGUF file ({reason[:120]})") from None
-    if order != "I":
-        raise UserError(f"{file} is a GGUF file of the other byte order than this machine's")
+    with file.open("rb") as opened:
+        try:
+            values, tensors = _HeaderReader(opened, size).read()
+        except UserError:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{file} is cut short or not a GGUF file ({str(error)[:120]})") from None
     past = next((name for name, each in tensors.items() if each.begin + each.size > size), None)
     if past is not None:
         raise UserError(f"{file} is cut short: the tensor {past!r} ends after its last byte")
     return Header(file, values, tensors)
 
 
-def _stored(tensor: Any) -> StoredTensor:
-    shape = tuple(int(size) for size in reversed(tensor.shape.tolist()))
-    return StoredTensor(tensor.tensor_type.name, shape, int(tensor.data_offset), int(tensor.n_bytes))
+_T = TypeVar("_T")
+
+
+def _by_name(pairs: Iterable[tuple[str, _T]]) -> dict[str, _T]:
+    """Dictionary of ``pairs``. Raises ``ValueError`` if a name is repeated."""
+    rows = dict[str, _T]()
+    for name, value in pairs:
+        if name in rows:
+            raise ValueError(f"{name!r} is repeated")
+        rows[name] = value
+    return rows
+
+
+class _HeaderReader:
+    """Reader of the header of an open file of ``size`` bytes.
+
+        "GGUF" │ version u32 │ numbers of tensors and of metadata u64, u64
+        metadata: key │ type u32 │ value                    string: number of bytes u64 │ UTF-8
+        tensors:  name │ number of sizes u32 │ sizes u64, fastest first │ type u32 │ offset u64
+        padding to a multiple of ``general.alignment``, from where offsets count
+
+    The library gguf makes three NumPy arrays of each string: 5.4 s for the header of a 135M model with 49,000 tokens.
+    Methods raise ``ValueError``. Source: "GGUF" (specification of the format, ggml, 2023).
+    """
+
+    def __init__(self, file: BinaryIO, size: int):
+        self.file = file
+        self.left = size
+
+    def read(self) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+        """Metadata by key, and tensors by name."""
+        if self._bytes(4) != b"GGUF":
+            raise ValueError("it does not begin with GGUF")
+        version = self._number(_UINT32)
+        if version not in _VERSIONS:
+            if version & 0xFFFF == 0:
+                raise ValueError("its byte order is the other one than this machine's")
+            raise ValueError(f"its version is {version}; qkv reads {' and '.join(map(str, _VERSIONS))}")
+        num_tensors, num_values = self._number(_UINT64), self._number(_UINT64)
+        values = _by_name((self._string(), self._value(self._number(_UINT32))) for _ in range(num_values))
+        described = _by_name((self._string(), self._tensor()) for _ in range(num_tensors))
+        alignment = values.get("general.alignment", library().GGUF_DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+            raise ValueError(f"general.alignment is {alignment!r}, not a power of two")
+        begin = -(-self.file.tell() // alignment) * alignment
+        return values, {name: each._replace(begin=begin + each.begin) for name, each in described.items()}
+
+    def _bytes(self, count: int) -> bytes:
+        if count > self.left:
+            raise ValueError("it ends inside of its header")
+        self.left -= count
+        return self.file.read(count)
+
+    def _number(self, kind: struct.Struct) -> int:
+        return kind.unpack(self._bytes(kind.size))[0]
+
+    def _string(self) -> str:
+        return self._bytes(self._number(_UINT64)).decode()
+
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._string()
+        if kind == _ARRAY:
+            kind, count = self._number(_UINT32), self._number(_UINT64)
+            if kind in (_STRING, _ARRAY):
+                return [self._value(kind) for _ in range(count)]
+            return self._numbers(kind, count)
+        return self._numbers(kind, 1)[0]
+
+    def _numbers(self, kind: int, count: int) -> list[Any]:
+        if kind not in _NUMBERS:
+            raise ValueError(f"a value has the unknown type {kind}")
+        dtype = np.dtype(_NUMBERS[kind])
+        return np.frombuffer(self._bytes(count * dtype.itemsize), dtype).tolist()
+
+    def _tensor(self) -> StoredTensor:
+        gguf = library()
+        shape = tuple(reversed(self._numbers(_NUMBER_OF_SIZE, self._number(_UINT32))))
+        kind = gguf.GGMLQuantizationType(self._number(_UINT32))
+        block, nbytes = gguf.GGML_QUANT_SIZES[kind]
+        return StoredTensor(kind.name, shape, self._number(_UINT64), math.prod(shape) // block * nbytes)
+
+
+_VERSIONS = (2, 3)
+_UINT32, _UINT64 = struct.Struct("=I"), struct.Struct("=Q")
+_STRING, _ARRAY, _NUMBER_OF_SIZE = 8, 9, 10
+_NUMBERS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 7: "?", 10: "u8", 11: "i8", 12: "f8"}
+"""NumPy's name of each numeric type of a value."""
