@@ -15,7 +15,7 @@ from qkv.data.batch import Batch
 from qkv.layers.signal import Signal
 from qkv.models import language_loss
 from qkv.models.build import build
-from qkv.models.cross_entropy import chunked_cross_entropy, cross_entropy
+from qkv.models.cross_entropy import chunked_cross_entropy, cross_entropy, smoothed_entropy
 from qkv.models.heads import LanguageModelHead
 from qkv.spec.heads import LanguageModelHead as HeadSpec
 from qkv.spec.model import Model, Text
@@ -163,3 +163,11 @@ def test_figures_of_nothing_and_of_too_much_are_no_error() -> None:
     task = build_task(NextToken())
     assert math.isnan(task.figures(Totals(0.0, 0), Scale(1, 1))["loss"])
     assert task.figures(Totals(1e6, 1), Scale(1, 1))["perplexity"] == math.inf
+
+
+@pytest.mark.parametrize(("classes", "smoothing"), [(2, 0.1), (7, 0.5), (3, 0.0)])
+def test_no_logits_have_a_lower_loss_than_the_entropy_of_the_smoothed_target(classes: int, smoothing: float) -> None:
+    probabilities = torch.full((classes,), smoothing / classes, dtype=torch.float64)
+    probabilities[0] += 1 - smoothing
+    best = cross_entropy(probabilities.clamp(min=1e-30).log()[None], torch.tensor([0]), smoothing)
+    assert smoothed_entropy(classes, smoothing) == pytest.approx(best.item(), abs=1e-12)

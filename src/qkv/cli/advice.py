@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import reduce
@@ -60,13 +59,11 @@ def _perfect_rows(run: Run) -> int:
 
 
 def _least_loss(run: Run) -> float:
-    """Least training loss that label smoothing leaves: the entropy of a smoothed target. 0 without smoothing."""
+    """Least training loss that label smoothing leaves; 0 without smoothing."""
+    from qkv.models.cross_entropy import smoothed_entropy
+
     smoothing = getattr(run.recipe.task, "label_smoothing", 0.0)
-    if not smoothing or not run.vocabulary.labels:
-        return 0.0
-    rest = smoothing / len(run.vocabulary.labels)
-    own = 1 - smoothing + rest
-    return -own * math.log(own) - (len(run.vocabulary.labels) - 1) * rest * math.log(rest)
+    return smoothed_entropy(len(run.vocabulary.labels or ()), smoothing) if smoothing else 0.0
 
 
 def _weak(rows: Sequence[Mapping[str, Any]], validated: Sequence[Mapping[str, Any]], least: float) -> bool:

@@ -7,6 +7,7 @@ nothing is computed twice and memory holds one chunk.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,18 @@ def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Te
     ``smoothing`` ε: the target has probability 1 - ε + ε/V and every other token ε/V (Szegedy et al. 2016).
     """
     return F.cross_entropy(at_least_single(logits), targets, reduction="sum", label_smoothing=smoothing)
+
+
+def smoothed_entropy(classes: int, smoothing: float) -> float:
+    """Least value of ``cross_entropy`` for one target of V = ``classes``: the entropy of the smoothed target in nats.
+
+    H = -(1 - ε + ε/V) log(1 - ε + ε/V) - (V - 1) ε/V log(ε/V); 0 without smoothing.
+    """
+    if not smoothing or classes < 2:
+        return 0.0
+    rest = smoothing / classes
+    target = 1 - smoothing + rest
+    return -target * math.log(target) - (classes - 1) * rest * math.log(rest)
 
 
 @untraced("a gradient taken in the forward pass cannot be traced")
