@@ -44,6 +44,11 @@ PRINTS: dict[str, tuple[str, ...]] = {
         "120 steps, accuracy",
         "line: line",
     ),
+    "two_signals": (
+        "parts.json, processors.json, report.html, spec.yaml, tokenizer.json",
+        "perplexity of an answer's tokens 1.0",
+        "100 of 100 new questions are answered right",
+    ),
     "char_model": ("spec.yaml, tokenizer.json", "The bat hung from the beam and looked at the hat."),
     "state": (
         "positions seen: [6]",
@@ -90,7 +95,7 @@ def test_an_example_is_one_short_page(example: Path) -> None:
     text = example.read_text(encoding="utf-8")
     about = ast.get_docstring(ast.parse(text))
     assert text.count("\n") < (
-        180 if example.stem == "your_own_signal" else 100
+        180 if example.stem in ("your_own_signal", "two_signals") else 100
     )  # a front end, its task and their data
     assert about is not None
     assert f"python examples/{example.name}" in about

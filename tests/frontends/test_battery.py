@@ -37,6 +37,15 @@ SAMPLES: dict[str, list[dict[str, Any]]] = {
     "tubelets": [{"frames": 5, "height": 8, "width": 9, "channels": 3, "positions": "sinusoidal_3d"}],
     "contour_points": [{"points": 9}, {"points": 9, "positions": "none"}],
     "image_codes": [{"vocab_size": 20}],
+    "joined": [
+        {
+            "vocab_size": 20,
+            "inputs": {
+                "outline": {"kind": "contour_points", "points": 3},
+                "picture": {"kind": "patches", "patch": 4, "height": 8, "width": 4, "channels": 1},
+            },
+        }
+    ],
     "image_patches": [{"features": 4, "starts": 2}],
 }
 PADDED = ("text", "words", "image_codes", "image_patches")
@@ -63,7 +72,8 @@ def built(kind: str, sample: dict[str, Any]) -> Any:
 def wide(signal: Signal) -> Signal:
     """Copy of a signal with its numbers in double precision."""
     values = signal.values
-    return replace(signal, values=values.double() if values.is_floating_point() else values)
+    inputs = signal.inputs and {name: wide(each) for name, each in signal.inputs.items()}
+    return replace(signal, values=values.double() if values.is_floating_point() else values, inputs=inputs)
 
 
 def drawn(frontend: Frontend, rows: int = 3) -> Signal:
@@ -72,7 +82,9 @@ def drawn(frontend: Frontend, rows: int = 3) -> Signal:
 
 def row(signal: Signal, i: int) -> Signal:
     """Signal of one row."""
-    return Signal(signal.values[i : i + 1], None if signal.lengths is None else signal.lengths[i : i + 1])
+    inputs = signal.inputs and {name: row(each, i) for name, each in signal.inputs.items()}
+    lengths = None if signal.lengths is None else signal.lengths[i : i + 1]
+    return Signal(signal.values[i : i + 1], lengths, inputs=inputs)
 
 
 def test_every_front_end_has_a_sample() -> None:

@@ -30,7 +30,7 @@ def labelled(*labels: str) -> list[dict[str, Any]]:
 def test_a_row_is_cls_and_its_text_padded_on_the_right() -> None:
     task, dataset = opened(context_length=64)
     batch = task.collator(dataset.recipe, dataset.vocabulary)(
-        [dataset.examples["train"][i].parts for i in (3, 1, 4, 0)]
+        [dataset.examples["train"][i].fields for i in (3, 1, 4, 0)]
     )
     tokenizer = dataset.vocabulary.tokenizer
     wanted = [[tokenizer.special("cls"), *tokenizer.encode(ROWS[i]["text"])] for i in (3, 1, 4, 0)]
@@ -129,7 +129,7 @@ def test_a_long_text_is_cut_and_said_so() -> None:
     assert dataset.notes == (
         "2 of 4 examples were cut: their text is longer than the 7 tokens that fit (the longest has 9)",
     )
-    assert {len(example.parts[0]) for example in dataset.examples["train"]} == {8}
+    assert {len(example.fields.value.ids) for example in dataset.examples["train"]} == {8}
     answers = task.predict(model_of(dataset), dataset.vocabulary, dataset.recipe, rows)
     assert answers[0]["note"] == "the input has 9 tokens and the model reads 7; the rest was not read"
     assert "note" not in answers[1]

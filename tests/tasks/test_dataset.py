@@ -66,7 +66,7 @@ def test_a_batch_is_a_function_of_seed_and_step(task: str, batching: str) -> Non
 @pytest.mark.parametrize("batching", BATCHINGS[1:])
 def test_an_epoch_has_every_example_once(task: str, batching: str) -> None:
     dataset = opened(task, data={"batching": batching})
-    wanted = Counter(_content(dataset, example.parts) for example in dataset.examples["train"])
+    wanted = Counter(_content(dataset, example.fields) for example in dataset.examples["train"])
     for epoch in range(2):
         seen: Counter[Any] = Counter()
         total = sum(wanted.values())
@@ -110,7 +110,7 @@ def _rows(batch: Batch) -> list[Any]:
 def test_a_held_out_part_is_read_once_and_always_the_same(task: str) -> None:
     dataset = opened(task)
     batches = list(dataset.rows("validation"))
-    wanted = Counter(_content(dataset, example.parts) for example in dataset.examples["validation"])
+    wanted = Counter(_content(dataset, example.fields) for example in dataset.examples["validation"])
     assert Counter(row for batch in batches for row in _rows(batch)) == wanted
     assert all(equal(a, b) for a, b in zip(batches, dataset.rows("validation"), strict=True))
     sizes = [batch.input.values.shape[1] for batch in batches]

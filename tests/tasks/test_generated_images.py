@@ -324,8 +324,8 @@ def test_a_model_of_patches_resumes_and_generates(patches_run: Path) -> None:
         qkv.generate_images(run, 1, top_k=3)
     figures = run.evaluation["splits"]["validation"]["figures"]
     assert figures["bits_per_value"] == pytest.approx(figures["loss"] / np.log(2))
-    levels = np.stack([each.parts[0] for each in opened(run).examples["train"]]).astype(float)
-    seen = np.stack([each.parts[0] for each in opened(run).examples["validation"]]).astype(float)
+    levels = np.stack([each.fields.value for each in opened(run).examples["train"]]).astype(float)
+    seen = np.stack([each.fields.value for each in opened(run).examples["validation"]]).astype(float)
     rng = np.random.default_rng(0)
     density = scipy.stats.norm(levels.mean(0) + 0.5, np.sqrt(levels.var(0) + 1 / 12))
     expected = np.mean([-density.logpdf(seen + rng.random(seen.shape)).mean() for _ in range(200)])

@@ -184,7 +184,7 @@ def test_arrays_of_many_graphs_are_read(tmp_path: Path) -> None:
     by_array, by_line = opened(recipe(path)), opened(recipe(write(tmp_path, rows)))
     assert by_array.vocabulary.labels == ("0", "1")
     seen, expected = (
-        sorted((len(e.parts[0]), e.parts[0].edges.T.tolist()) for split in d.splits for e in d.examples[split])
+        sorted((len(e.fields.value), e.fields.value.edges.T.tolist()) for split in d.splits for e in d.examples[split])
         for d in (by_array, by_line)
     )
     assert seen == expected

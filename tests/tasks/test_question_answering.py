@@ -13,7 +13,6 @@ from qkv.runs.evaluation import measure
 from qkv.spec.errors import SpecError, UserError
 from qkv.tasks.answer_metrics import answer_scores
 from qkv.tasks.dataset import ExampleDataset
-from qkv.tasks.question_answering import ContextWindow
 from qkv.tasks.task import Totals
 
 ROWS = rows_of("question_answering", 12)
@@ -104,7 +103,7 @@ def said(task: Any, dataset: ExampleDataset, model: Oracle, logits: list[torch.T
     seen = Totals()
     for window, says in zip(dataset.examples["validation"], logits, strict=True):
         model.says = says
-        seen.add(task.observe(model, task.collator(dataset.recipe, dataset.vocabulary)([window.parts])))
+        seen.add(task.observe(model, task.collator(dataset.recipe, dataset.vocabulary)([window.fields])))
     return seen
 
 
@@ -113,10 +112,10 @@ def test_the_best_window_answers_and_none_must_win_in_every_window(cls: float, a
     rows = [row("a red cat sat on the mat and then the dog ran", "dog"), NO_ANSWER]
     task, dataset = opened(rows, length=14)
     assert dataset.recipe.task.no_answer
-    of_first = [window for window in dataset.examples["validation"] if ContextWindow(*window.parts).question == 0]
+    of_first = [window for window in dataset.examples["validation"] if window.fields.question == 0]
     logits = [torch.zeros(1, window.size, 2) for window in dataset.examples["validation"]]
     logits[0][0, 0] = 9.0  # this window is sure that the answer is not in it
-    place = ContextWindow(*of_first[1].parts).begin + 10 - ContextWindow(*of_first[1].parts).offset
+    place = of_first[1].fields.begin + 10 - of_first[1].fields.offset
     logits[1][0, place] = 2.5
     logits[1][0, 0] = cls
     logits[2][0, 0] = 1.0

@@ -41,7 +41,7 @@ def ids_of(dataset: ExampleDataset, row: dict[str, Any]) -> tuple[list[int], lis
 
 def test_with_an_encoder_source_and_target_are_two_rows() -> None:
     task, dataset = opened(True)
-    batch = task.collator(dataset.recipe, dataset.vocabulary)([example.parts for example in dataset.examples["train"]])
+    batch = task.collator(dataset.recipe, dataset.vocabulary)([example.fields for example in dataset.examples["train"]])
     assert batch.source is not None
     assert batch.input.lengths is not None
     for i, row in enumerate(ROWS):
@@ -62,7 +62,7 @@ def test_it_may_begin_with_tokens_of_its_own(encoder: bool) -> None:
     assert end is not None
     assert unknown is not None
     assert target.special("bos") is None
-    batch = task.collator(dataset.recipe, dataset.vocabulary)([example.parts for example in dataset.examples["train"]])
+    batch = task.collator(dataset.recipe, dataset.vocabulary)([example.fields for example in dataset.examples["train"]])
     for i, row in enumerate(ROWS):
         source, written = dataset.vocabulary.tokenizer.encode(row["source"]), target.encode(row["target"])
         before = [] if encoder else source
@@ -88,7 +88,7 @@ def test_a_framed_source_stands_in_what_its_tokenizer_puts_round_it() -> None:
     cut = task.reader(dataset.recipe, vocabulary)
     end = vocabulary.tokenizer.special("eos")
     plain = [vocabulary.tokenizer.encode(row["source"]) for row in ROWS]
-    assert [example.parts[0].tolist() for example in dataset.examples["train"]] == [
+    assert [example.fields.source.tolist() for example in dataset.examples["train"]] == [
         [*ids, end] for ids in plain
     ]  # it has no template
     framing = Tokenizer.from_json(vocabulary.tokenizer.to_json())
@@ -96,7 +96,7 @@ def test_a_framed_source_stands_in_what_its_tokenizer_puts_round_it() -> None:
         single="<bos> $A <eos>", special_tokens=[("<bos>", framing.special("bos")), ("<eos>", end)]
     )
     framed = Vocabulary(framing, framing)
-    assert task.encode(ROWS[0], framed, task.reader(dataset.recipe, framed)).parts[0].tolist() == [
+    assert task.encode(ROWS[0], framed, task.reader(dataset.recipe, framed)).fields.source.tolist() == [
         framing.special("bos"),
         *plain[0],
         end,
@@ -106,7 +106,7 @@ def test_a_framed_source_stands_in_what_its_tokenizer_puts_round_it() -> None:
 
 def test_without_one_they_are_one_row_with_a_prefix() -> None:
     task, dataset = opened(False)
-    batch = task.collator(dataset.recipe, dataset.vocabulary)([example.parts for example in dataset.examples["train"]])
+    batch = task.collator(dataset.recipe, dataset.vocabulary)([example.fields for example in dataset.examples["train"]])
     assert batch.source is None
     assert batch.input.lengths is not None
     for i, row in enumerate(ROWS):
@@ -123,7 +123,7 @@ def test_without_one_they_are_one_row_with_a_prefix() -> None:
 def test_the_loss_is_teacher_forcing_in_float64(encoder: bool, smoothing: float) -> None:
     task, dataset = opened(encoder, f"translation(label_smoothing={smoothing})")
     model = model_of(dataset, 0.3)
-    batch = task.collator(dataset.recipe, dataset.vocabulary)([example.parts for example in dataset.examples["train"]])
+    batch = task.collator(dataset.recipe, dataset.vocabulary)([example.fields for example in dataset.examples["train"]])
     wanted = plain = 0.0
     for i, (ids, targets) in enumerate(zip(batch.input.values, batch.targets, strict=True)):
         length = int(batch.input.lengths[i])

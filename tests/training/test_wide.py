@@ -109,9 +109,9 @@ def features(wide: Any, dataset: ExampleDataset, split: str) -> tuple[np.ndarray
     rows = dataset.examples[split]
     found = np.zeros((len(rows), len(wide.table)), np.float32)
     for i, example in enumerate(rows):
-        ids, counts = example.parts[4:6]
+        ids, counts = example.fields.bag
         found[i, ids] = wide.weights(torch.tensor(ids)[None], torch.tensor(counts)[None])[0].numpy()
-    return found, np.array([example.parts[2] for example in rows])
+    return found, np.array([example.fields.truth for example in rows])
 
 
 def test_a_killed_run_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_a_wide_path_in_use_learns_the_validation_rows_after_choice_calibration_
     rows = [*dataset.examples["train"], *dataset.examples["validation"]]
     occurring = np.zeros(len(run.model.wide.table))
     for example in rows:
-        occurring[example.parts[4]] += 1
+        occurring[example.fields.bag.ids] += 1
     assert isinstance(run.model.wide, Ngrams)
     np.testing.assert_allclose(run.model.wide.idf.numpy(), np.log((1 + len(rows)) / (1 + occurring)) + 1, rtol=1e-6)
     (some, labels), (others, truth) = (features(run.model.wide, dataset, split) for split in ("train", "validation"))

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from qkv.layers.signal import Signal
+from qkv.spec.processors import INPUT as INPUT
 
-INPUT, SOURCE = "input", "source"
-"""Names of the input signals of a model's own stack and of its encoder."""
+SOURCE = "source"
+"""Name of the input signal of an encoder, as ``INPUT`` of the model's own stack."""
 IGNORED = -100
 """Target of a position without loss, as in ``torch.nn.functional.cross_entropy``."""
 

@@ -66,6 +66,10 @@ class TextFrontend(PlacedFrontend):
         return Signal(torch.randint(self.table.shape[0], (rows, length), generator=generator))
 
     def forward(self, signal: Signal, context: Context) -> Tensor:
+        return self.placed(self.embedded(signal, context), context)
+
+    def embedded(self, signal: Signal, context: Context) -> Tensor:
+        """Vectors (B, N, D) of tokens and types, without those of positions."""
         x = self._vectors(signal.values)
         if self.scale != 1.0:
             # The scale is rounded to the vectors' precision, as in Gemma's training; in fp32 nothing changes.
@@ -74,7 +78,7 @@ class TextFrontend(PlacedFrontend):
             self._check(context.types, x)
         if self.types is not None:
             x = x + (self.types[0] if context.types is None else F.embedding(context.types, self.types))
-        return self.placed(x, context)
+        return x
 
     def _vectors(self, ids: Tensor) -> Tensor:
         """Token embeddings E[id], (B, N, width of the table); id -1 gives the query vector."""

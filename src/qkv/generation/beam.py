@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,6 +26,7 @@ from qkv.generation import context
 from qkv.generation.engine import DecodedRow, Engine, Next, Reading
 from qkv.generation.forbid import LogitLine, forbid
 from qkv.layers.context import Memory
+from qkv.layers.signal import Signal
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.models.unchanged import unchanged
@@ -151,16 +152,17 @@ class BeamSearch:
         memory: Memory | None = None,
         ends: Ends | None = None,
         drawn: int | None = None,
+        inputs: Sequence[Mapping[str, Signal]] | None = None,
     ):
         """Start the search; arguments as for ``beam_search``."""
-        context.check(model, prompts, generation)
+        context.check(model, prompts, generation, inputs)
         _check(model, generation, end_id)
         self.generation = generation
         self.beams = [Beams(generation) for _ in prompts]
         self._end_ids, self._ends, self._drawn = {end_id, *generation.stop_token_ids} - {None}, ends, drawn
-        self._prompts = [list(prompt) for prompt in prompts]
+        self._prompts = [[token for token in prompt if token >= 0] for prompt in prompts]
         self._engine = Engine(model, self._chosen, capacity)
-        self._engine.admit(prompts, range(len(prompts)), memory)
+        self._engine.admit(prompts, range(len(prompts)), memory, inputs)
 
     @property
     def running(self) -> list[int]:
@@ -236,6 +238,7 @@ def beam_search(
     memory: Memory | None = None,
     ends: Ends | None = None,
     drawn: int | None = None,
+    inputs: Sequence[Mapping[str, Signal]] | None = None,
 ) -> list[list[Hypothesis]]:
     """Return the best ``num_return`` continuations of each prompt, best first (fewer if fewer exist).
 
@@ -243,13 +246,14 @@ def beam_search(
 
     end_id: a token that ends a text, besides those of ``generation``.   drawn: only ids below it are candidates.
     capacity: fixed number of positions of the state; None grows by doubling.
-    memory: encoder output, one row per prompt.   ends(row, new tokens): additional stopping criterion.
+    memory: encoder output, one row per prompt.   inputs: values of other inputs of each prompt, see ``Signal.inputs``.
+    ends(row, new tokens): additional stopping criterion.
     With bounded positions the context slides as in ``Sampling``. Raises ``UserError`` for invalid prompts, a model that
     cannot generate, and sampling options.
     """
     if not prompts:
         return []
-    search = BeamSearch(model, prompts, generation, end_id, capacity, memory, ends, drawn)
+    search = BeamSearch(model, prompts, generation, end_id, capacity, memory, ends, drawn, inputs)
     if not generation.max_new_tokens:
         return [[Hypothesis([], 0.0, 0.0)] for _ in prompts]
     with unchanged(), evaluating(model):

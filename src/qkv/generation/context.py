@@ -13,8 +13,9 @@ degrades (Press et al. 2022; Chen et al. 2023).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from qkv.layers.signal import Signal
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError, dotted
 from qkv.spec.generation import Generation
@@ -47,8 +48,15 @@ def learned_reach(spec: Model) -> int | None:
     return None if known else length
 
 
-def check(model: Transformer, prompts: Sequence[Sequence[int]], generation: Generation) -> None:
-    """Raise ``UserError`` if ``model`` cannot continue these prompts; warn if it decodes otherwise than trained."""
+def check(
+    model: Transformer,
+    prompts: Sequence[Sequence[int]],
+    generation: Generation,
+    inputs: Sequence[Mapping[str, Signal]] | None = None,
+) -> None:
+    """Raise ``UserError`` if ``model`` cannot continue these prompts; warn if it decodes otherwise than trained.
+    ``inputs``: values of other inputs of each prompt.
+    """
     spec, known = model.spec, model.vocab_size
     if not spec.decodes:
         path = spec.first_not_decoding()
@@ -63,10 +71,10 @@ def check(model: Transformer, prompts: Sequence[Sequence[int]], generation: Gene
         which = f"prompt {row + 1} of {len(prompts)}" if len(prompts) > 1 else "the prompt"
         if not prompt:
             raise UserError(f"{which} has no tokens; give at least one")
-        outside = [token for token in prompt if not 0 <= token < known]
+        outside = [token for token in prompt if token >= known or (token < 0 and not inputs)]
         if outside:
             raise UserError(f"{which} has the token {outside[0]}, which is outside the vocabulary (0 to {known - 1})")
-        _check_length(model.limit, len(prompt), which, generation)
+        _check_length(model.limit, len(prompt), which, generation, slides=not inputs)
     # The last generated token is not fed back.
     _warn_of_inexactness(model, max(map(len, prompts), default=0) + generation.max_new_tokens - 1)
 
@@ -92,13 +100,15 @@ def _warn_of_inexactness(model: Transformer, length: int) -> None:
         )
 
 
-def _check_length(limit: int | None, length: int, which: str, generation: Generation) -> None:
-    if limit is None or generation.overflow == "slide" or not generation.max_new_tokens:
+def _check_length(limit: int | None, length: int, which: str, generation: Generation, slides: bool = True) -> None:
+    """Raise ``UserError`` if a text does not fit. ``slides``: its context may slide, if the settings say so."""
+    if limit is None or (generation.overflow == "slide" and slides) or not generation.max_new_tokens:
         return
     # The last generated token is not fed back.
     needed = length + generation.max_new_tokens - 1
     if needed > limit:
         raise UserError(
             f"{which} has {length} tokens, and with {generation.max_new_tokens} new ones {needed} positions are "
-            f"needed, but the model's positions end at {limit}; ask for fewer tokens or set overflow to 'slide'"
+            f"needed, but the model's positions end at {limit}; ask for fewer tokens"
+            + (" or set overflow to 'slide'" if slides else "")
         )

@@ -17,7 +17,7 @@ read again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -27,6 +27,7 @@ from qkv.generation.context import first_seen
 from qkv.generation.prefill import Begun, DecodedRow, HeadInput, Logits, Prefill, continued
 from qkv.generation.prefixes import Prefixes
 from qkv.layers.context import Memory
+from qkv.layers.signal import Signal
 from qkv.models.layout import lay_out
 from qkv.models.transformer import State, Transformer
 from qkv.state.tree import join, nbytes, overwrite, rows
@@ -133,15 +134,22 @@ class Engine:
         """Let rows that are admitted from now on begin with kept states, and keep those of rows that end."""
         self._prefill.prefixes = prefixes
 
-    def admit(self, texts: Sequence[Sequence[int]], keys: Sequence[int], memory: Memory | None = None) -> None:
+    def admit(
+        self,
+        texts: Sequence[Sequence[int]],
+        keys: Sequence[int],
+        memory: Memory | None = None,
+        inputs: Sequence[Mapping[str, Signal]] | None = None,
+    ) -> None:
         """Add texts (token ids) with their keys at the end of the batch; the next steps read them.
 
         The policy sees them from the step on in which all of them are read. ``memory``: encoder output, one row per
-        text.
+        text. ``inputs``: values of other inputs of each text, see ``Signal.inputs``.
         """
+        values = inputs or [None] * len(texts)
         new = [
-            DecodedRow(key, list(text), len(text), None if memory is None else (memory, i))
-            for i, (text, key) in enumerate(zip(texts, keys, strict=True))
+            DecodedRow(key, list(text), len(text), None if memory is None else (memory, i), inputs=own)
+            for i, (text, key, own) in enumerate(zip(texts, keys, values, strict=True))
         ]
         self.rows += new
         self._prefill.add(new)

@@ -195,8 +195,9 @@ def alike(settings: Iterable[Generation]) -> list[tuple[Generation, list[int]]]:
 
 def history(texts: Sequence[Sequence[int]], like: Tensor) -> Tensor:
     """Tokens of each text (B, L) for the repetition penalty, on the device of ``like``; padded with its first token,
-    so that padding adds no new one.
+    so that padding adds no new one. Placeholders of other inputs are left out.
     """
+    texts = [text if min(text) >= 0 else [token for token in text if token >= 0] or [0] for text in texts]
     longest = max(map(len, texts))
     padded = [[*[text[0]] * (longest - len(text)), *text] for text in texts]
     return torch.tensor(padded, device=like.device)

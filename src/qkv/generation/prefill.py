@@ -13,7 +13,7 @@ prefix (``reads_prefix``) reads it in one pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import NamedTuple
@@ -54,7 +54,8 @@ class DecodedRow:
 
     key: number by which the policy knows it.   tokens: ids of the text, prompt included.   prompt: number of prompt
     tokens. memory: (memory of an encoder, row in it); None without an encoder. start: index of the first token that
-    the model sees.   read: number of tokens in the state or before ``start``.
+    the model sees.   read: number of tokens in the state or before ``start``. inputs: values of other inputs whose
+    placeholders are in the prompt.
     """
 
     key: int
@@ -63,10 +64,16 @@ class DecodedRow:
     memory: tuple[Memory, int] | None = None
     start: int = 0
     read: int = 0
+    inputs: Mapping[str, Signal] | None = None
 
     def child(self, key: int) -> DecodedRow:
         """Copy with another ``key``, which continues as a text of its own."""
-        return DecodedRow(key, list(self.tokens), self.prompt, self.memory, self.start, self.read)
+        return replace(self, key=key, tokens=list(self.tokens))
+
+    @property
+    def unread_inputs(self) -> Mapping[str, Signal] | None:
+        """Values of other inputs if the state lacks them."""
+        return self.inputs if self.inputs and min(self.tokens[self.read : self.prompt], default=0) < 0 else None
 
     @property
     def unread(self) -> int:
@@ -198,7 +205,8 @@ class Prefill:
         state = self._state(several) if group.begun is None else group.begun
         group.begun, parting = None, self._parting(several[0])
         most = self._most if parting is None else min(self._most, parting - several[0].read)
-        vectors, state = forward(self.model, several, state, None if self.model.reads_prefix else most)
+        whole = self.model.reads_prefix or several[0].unread_inputs is not None
+        vectors, state = forward(self.model, several, state, None if whole else most)
         if several[0].unread:
             group.begun = state
             if several[0].read == parting or self._is_kept(several[0]):
@@ -229,7 +237,12 @@ class Prefill:
             row.read = row.start + (shared.length if shared else 0)
 
     def _shared(self, row: DecodedRow) -> SharedPrefix | None:
-        return None if self.prefixes is None or row.start else self.prefixes.find(row.tokens)
+        if self.prefixes is None or row.start:
+            return None
+        shared = self.prefixes.find(row.tokens)
+        if shared is None or not row.inputs or min(row.tokens[shared.length :]) >= 0:
+            return shared
+        return None  # values of other inputs are read together
 
     def _merged(self, first: _Group) -> _Group:
         """``first`` with the groups after it that fit into the same pass; all of them are then ready at once."""
@@ -263,11 +276,13 @@ class Prefill:
 
     def _kind(self, row: DecodedRow) -> int:
         """Rows of different kinds are read in passes of their own: 0 from nothing, 1 from a kept state; 2: alone."""
-        return 2 if self._parting(row) else int(row.read > row.start)
+        return 2 if row.unread_inputs or self._parting(row) else int(row.read > row.start)
 
     def _parting(self, row: DecodedRow) -> int | None:
         """Number of tokens after which the state of a row is to be kept for others."""
-        return None if self.prefixes is None or row.start else self.prefixes.parting(row.tokens, row.read)
+        if self.prefixes is None or row.start or row.unread_inputs:
+            return None
+        return self.prefixes.parting(row.tokens, row.read)
 
     def _fitting(self, group: _Group) -> int:
         """Number of first rows of a group that the next pass reads."""
@@ -320,8 +335,12 @@ def forward(
     if model.reads_prefix and not any(state.positions):  # the visible part of the prompt
         prefix = torch.tensor([max(0, row.prompt - row.start) for row in read], device=model.device)
     texts = [row.tokens[row.read :] if most is None else row.tokens[row.read : row.read + most] for row in read]
-    counts = list(map(len, texts))
-    vectors, after = model.features(replace(Signal.of_rows(texts, model.device), prefix=prefix), state)
+    counts, inputs = list(map(len, texts)), read[0].unread_inputs
+    if inputs is not None:
+        assert len(read) == 1, "rows with values of other inputs are read alone"
+        inputs = {name: signal.to(model.device) for name, signal in inputs.items()}
+    signal = replace(Signal.of_rows(texts, model.device), prefix=prefix, inputs=inputs)
+    vectors, after = model.features(signal, state)
     for row, count in zip(read, counts, strict=True):
         row.read += count
     assert after is not None

@@ -31,7 +31,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -64,6 +64,7 @@ class Request:
 
     prompt: token ids. source: ids for the encoder of an encoder–decoder. alternatives, constraint: see
     ``Sampling.admit``; a text that ends by its length may not match its constraint. deadline: seconds after submission.
+    inputs: values of other inputs whose placeholders are in the prompt, see ``Signal.inputs``.
     """
 
     prompt: Sequence[int]
@@ -72,6 +73,7 @@ class Request:
     alternatives: int | None = None
     deadline: float | None = None
     constraint: Constraint | None = None
+    inputs: Mapping[str, Signal] | None = None
 
 
 class TextDelta(NamedTuple):
@@ -176,8 +178,8 @@ class RequestQueue:
             )
         self._check(request)
         until = None if request.deadline is None else self.clock() + request.deadline
-        own = request.generation
-        writer = TextWriter(self.tokenizer, list(request.prompt[-PROMPT_END:]), own.stop, own.min_tokens)
+        own, before = request.generation, [token for token in request.prompt if token >= 0]
+        writer = TextWriter(self.tokenizer, before[-PROMPT_END:], own.stop, own.min_tokens)
         new = _Waiting(next(self._numbers), request, until, writer, self._positions(request))
         needed = self._needed([new])
         if self.budget is not None and needed > self.budget:
@@ -218,7 +220,8 @@ class RequestQueue:
             raise UserError(f"num_beams is {request.generation.num_beams}, but requests are sampled; leave it at 1")
         if request.generation.stop and self.tokenizer is None:
             raise UserError("stop: stop strings need a tokenizer, and only token ids are given")
-        context.check(self.model, [request.prompt], request.generation)
+        inputs = None if request.inputs is None else [request.inputs]
+        context.check(self.model, [request.prompt], request.generation, inputs)
         if (request.source is None) == (self.model.encoder is not None):
             wanted = "needs a source for its encoder" if request.source is None else "has no encoder to read a source"
             raise UserError(f"source: the model {wanted}")
@@ -326,8 +329,9 @@ class RequestQueue:
         """Add a request to the batch."""
         asked = own.request
         memory = None if asked.source is None else self._encoded(asked.source)
+        inputs = None if asked.inputs is None else [asked.inputs]
         (own.row,) = self._sampling.admit(
-            [asked.prompt], asked.generation, memory, asked.alternatives, asked.constraint, self.speculator
+            [asked.prompt], asked.generation, memory, asked.alternatives, asked.constraint, self.speculator, inputs
         )
         self._running[own.row] = own
         if own.row in self._sampling.ends:  # no new token is asked for

@@ -5,7 +5,7 @@ of the engine.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal, NamedTuple
@@ -23,6 +23,7 @@ from qkv.generation.proposals import Proposal, Proposer, Wanted
 from qkv.generation.speculate import Speculator
 from qkv.generation.verify import RowSpan, Uniforms, laid, verified
 from qkv.layers.context import Memory
+from qkv.layers.signal import Signal
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.models.unchanged import unchanged
@@ -129,13 +130,15 @@ class Sampling:
         alternatives: int | None = None,
         constraint: Constraint | None = None,
         speculator: Speculator | None = None,
+        inputs: Sequence[Mapping[str, Signal]] | None = None,
     ) -> list[int]:
         """Add prompts, also while other rows decode; return their row indices. The next step reads them.
 
         generation: settings of these rows, whose seeds begin with its own; None: those of the sampler, whose seeds go
         on. memory: encoder output, one row per prompt. alternatives: None, or the number of most probable tokens to
         return beside the score of each drawn token. constraint: what the new text must match. speculator: proposes
-        tokens, without changing the text; see ``qkv.generation.speculate``.
+        tokens, without changing the text; see ``qkv.generation.speculate``. inputs: values of other inputs of each
+        prompt, see ``Signal.inputs``.
 
         Raises ``UserError`` for invalid prompts, a model that cannot generate, num_beams > 1, and a constraint or a
         draft that does not fit the model and the settings.
@@ -148,7 +151,7 @@ class Sampling:
             raise UserError(
                 f"num_beams is {settings.num_beams}, but sampling has no beams; call qkv.generation.beam.beam_search"
             )
-        context.check(self.model, prompts, settings)
+        context.check(self.model, prompts, settings, inputs)
         if speculator is not None and speculator not in self._proposers:
             self._proposers[speculator] = speculator.begin()
         added = list(range(self._admitted, self._admitted + len(prompts)))
@@ -160,7 +163,8 @@ class Sampling:
             most, uniforms = begin + settings.max_new_tokens, Uniforms(first + i)
             self._rows[row] = _Row(settings, first + i, uniforms, begin, most, alternatives, guide, speculator)
         going = [row for row in added if not self._has_ended(row)]
-        self.engine.admit([self.texts[row] for row in going], going, memory)
+        values = None if inputs is None else [inputs[row - added[0]] for row in going]
+        self.engine.admit([self.texts[row] for row in going], going, memory, values)
         return added
 
     def step(self) -> list[Drawn]:

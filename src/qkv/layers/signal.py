@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
@@ -14,6 +14,15 @@ from qkv.layers.graph import Graph
 
 WINDOW_EPS = 1e-5
 """Added to the variance of a window of a series before it is standardised."""
+
+
+def placeholder(index: int, count: int, content: int = 0) -> int:
+    """Id at each position of a value of the input number ``index`` of ``count`` inputs: -1 - index - count · content.
+
+    ``content`` ≥ 0: number that tells values apart, so that rows of ids are equal only if their values are, such as a
+    hash of the value; 0 where nothing compares rows.
+    """
+    return -1 - index - count * content
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,9 @@ class Signal:
 
     times (B or 1, N): real time of each value, where values are unevenly spaced; positions are whole numbers.
 
+    inputs: values of other named inputs that stand in these rows, in order of their places, see ``placeholder``; each
+    row of such a signal is one value, such as a picture.
+
     All but values, visible, counts and times are int64 or int32.
     """
 
@@ -49,6 +61,7 @@ class Signal:
     counts: Tensor | None = None
     times: Tensor | None = None
     graph: Graph | None = None
+    inputs: Mapping[str, Signal] | None = None
 
     @classmethod
     def of(cls, values: Self | Tensor) -> Self:
@@ -71,5 +84,7 @@ class Signal:
 
     def to(self, device: torch.device | str) -> Self:
         """Copy of the signal on ``device``."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: value.to(device) for name, value in own.items() if value is not None})
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "inputs"}
+        moved = {name: value.to(device) for name, value in own.items() if value is not None}
+        inputs = self.inputs and {name: signal.to(device) for name, signal in self.inputs.items()}
+        return replace(self, inputs=inputs, **moved)

@@ -7,14 +7,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from qkv.data.batch import INPUT
-from qkv.data.processors.processor import Encoded, build_processor
+from qkv.data.processors.processor import Encoded, Processor, build_processor
 from qkv.data.records.formats import folder_of, table_of
 from qkv.data.records.guess import choose
 from qkv.data.records.model import Role
 from qkv.data.records.table import Row, Table
 from qkv.data.records.trained import trained_columns
 from qkv.data.records.values import Unusable, Values
-from qkv.data.vocabulary import Vocabulary
 from qkv.runs.run import Run
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
@@ -69,7 +68,7 @@ def read_inputs(run: Run, source: str, columns: Mapping[str, str], refuse: bool 
     optional = [role.name for role in roles if role.optional and table.given and role.name in table.columns]
     choice = choose(table, roles, {**{name: name for name in optional}, **learned, **columns}, "--data")
     notes = [*table.notes, *([choice.note] if choice.note else [])]
-    return _read(table, roles, choice.columns, notes, refuse, _encoder_of(run.vocabulary))
+    return _read(table, roles, choice.columns, notes, refuse, _encoder_of(run))
 
 
 def _option(table: Table, role: str) -> str:
@@ -77,15 +76,25 @@ def _option(table: Table, role: str) -> str:
     return f"columns={{{role!r}: NAME}}" if table.given else f"--column {role}=NAME"
 
 
-def _encoder_of(vocabulary: Vocabulary) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Function that encodes the value of a row for the run's processor, and raises ``Unusable`` for one that cannot be
-    read, such as a damaged image.
+def value_columns(run: Run) -> dict[str, Processor]:
+    """Processor of each input whose values it reads, such as images, by the name under which a row has its value."""
+    data, known = run.recipe.data, run.vocabulary.processors
+    made = {name: build_processor(known[name]) for name in known if name == INPUT or name in data.inputs}
+    return {processor.role.name if name == INPUT else name: processor for name, processor in made.items()}
+
+
+def _encoder_of(run: Run) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Function that encodes the values of a row for the run's processors, and raises ``Unusable`` for one that cannot
+    be read, such as a damaged image.
     """
-    if INPUT not in vocabulary.processors:
-        return lambda row: row
-    processor = build_processor(vocabulary.processors[INPUT])
-    name = processor.role.name  # absent where rows name parts of the run's own data, such as nodes
-    return lambda row: {**row, name: Encoded(processor.encode(row[name]))} if name in row else row
+    processors = value_columns(run)
+
+    def encode(row: dict[str, Any]) -> dict[str, Any]:
+        # A value is absent where rows name parts of the run's own data, such as nodes.
+        given = {name: processor for name, processor in processors.items() if name in row}
+        return {**row, **{name: Encoded(processor.encode(row[name])) for name, processor in given.items()}}
+
+    return encode
 
 
 def _read(

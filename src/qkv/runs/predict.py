@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from qkv.runs.inputs import value_columns
 from qkv.runs.run import Run, task_of
 from qkv.spec.errors import UserError
 from qkv.tasks.task import TablePrediction
@@ -16,8 +17,9 @@ def predict(run: Run, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     task = task_of(run)
     answers = task.predict(run.model, run.vocabulary, run.recipe, rows)
+    values = value_columns(run)
     for row, answer in zip(rows, answers, strict=True):
-        found = _strange(run, [row.get(name) for name in (*task.asks, *task.may_ask)])
+        found = _strange(run, [row.get(name) for name in (*task.asks, *task.may_ask) if name not in values])
         if found:
             answer["note"] = "; ".join(filter(None, (answer.get("note"), found)))
     return answers

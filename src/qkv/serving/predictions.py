@@ -20,9 +20,8 @@ from pydantic import BeforeValidator
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from qkv.data.batch import INPUT
-from qkv.data.processors.processor import build_processor
 from qkv.data.records.pictures import URI
+from qkv.runs.inputs import value_columns
 from qkv.runs.predict import predict, predict_table, rows_for
 from qkv.runs.run import Run
 from qkv.serving.errors import ApiError
@@ -85,10 +84,9 @@ def _from_table(run: Run, rows: Sequence[Any]) -> list[dict[str, Any]]:
 def _read(model: ServedModel, given: Any) -> Any:
     """Input by name. Raises ``UserError`` where a value of the processor is the name of a file."""
     row = given if isinstance(given, dict) else {model.task.asks[0]: given}
-    processor = model.run.vocabulary.processors.get(INPUT)
-    if processor is not None and not processor.of_graphs:
-        name = build_processor(processor).role.name
-        wrong = next((text for text in _texts(row.get(name)) if not text.startswith(URI)), None)
+    for column, processor in value_columns(model.run).items():
+        values = () if processor.spec.of_graphs else _texts(row.get(column))
+        wrong = next((text for text in values if not text.startswith(URI)), None)
         if wrong is not None:
             raise UserError(f"inputs: {quoted(wrong)} given; allowed: numbers, or an image as {URI}png;base64,…")
     return row

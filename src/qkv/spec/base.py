@@ -15,7 +15,15 @@ import ast
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, NoReturn, Self, TypeVar, cast, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+)
 from pydantic_core import PydanticCustomError, core_schema
 
 from qkv.spec.errors import Problem, SpecError, nearest, quoted
@@ -32,6 +40,15 @@ Seq = Annotated[tuple[T, ...], BeforeValidator(_as_tuple)]
 """Tuple that also accepts a list, as read from YAML and JSON."""
 
 
+class FrozenDict(dict[str, T]):
+    """Dictionary in a frozen spec: it is hashed by its items and never changed."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self.items()))
+
+
+ByName = Annotated[dict[str, T], AfterValidator(FrozenDict[T])]
+"""Dictionary by name that can be hashed, for the specs of models."""
 LARGEST, LARGEST_SEED = 2**31 - 1, 2**63 - 1
 """Default upper bound of integer fields, larger than any size, length or count of a model; also that of seeds."""
 
@@ -172,6 +189,8 @@ class Part(Spec):
 def _essential(value: Any) -> Any:
     if isinstance(value, Spec):
         return value.essential()
+    if isinstance(value, dict):
+        return {name: _essential(item) for name, item in cast("dict[str, Any]", value).items()}
     return [_essential(item) for item in cast("Sequence[Any]", value)] if isinstance(value, (tuple, list)) else value
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import Field, GetJsonSchemaHandler, model_validator
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, TypeAdapter, model_validator
 from pydantic_core import CoreSchema
 
 from qkv.spec.base import Part, Spec
 from qkv.spec.errors import Problem
-from qkv.spec.processors import Processor
+from qkv.spec.processors import INPUT, Processor
 from qkv.spec.tokenizers import Characters, Tokenizer
 
 Decimal = Literal["point", "comma"]
@@ -106,6 +106,20 @@ class HeldOut(Spec):
         return [Problem(("time",), "rows are split by group or by time; give one of them")] if both else []
 
 
+def _input(value: Any) -> Processor | Tokenizer:
+    """Tokenizer or processor of an input, from its form in a recipe."""
+    fields = (
+        cast("dict[str, Any]", value) if isinstance(value, dict) else {"kind": str(value).partition("(")[0].strip()}
+    )
+    kind = fields.get("kind")
+    slot: Any = Tokenizer if isinstance(value, Tokenizer) or kind in Tokenizer.kinds() else Processor
+    return TypeAdapter(slot).validate_python(value)
+
+
+Input = Annotated[Processor | Tokenizer, BeforeValidator(_input)]
+"""What reads one of several inputs: a processor, or the tokenizer of a text."""
+
+
 class Data(Spec):
     """Text or table of examples, with tokenizer, split and batching. A single string is read as ``source``."""
 
@@ -131,6 +145,11 @@ class Data(Spec):
     processor: Processor | None = Field(
         default=None, description="converter of inputs other than text, such as images; default: the input is text"
     )
+    inputs: dict[str, Input] = Field(
+        default={},
+        description="several inputs by name, each with its processor or, for a text, its tokenizer; "
+        "default: one input, read by processor or tokenizer",
+    )
     batching: Batching = RandomCrops()
     validation_fraction: float = Field(
         default=0.1, gt=0, lt=1, description="held-out fraction, from the end of the text, if the source has no split"
@@ -151,6 +170,35 @@ class Data(Spec):
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         return {"anyOf": [{"type": "string", "minLength": 1, "description": "the source only"}, handler(schema)]}
+
+    @property
+    def text_input(self) -> str | None:
+        """Name of the text among several inputs; None if there is none, or only one input."""
+        return next((name for name, each in self.inputs.items() if isinstance(each, Tokenizer)), None)
+
+    @property
+    def text_tokenizer(self) -> Tokenizer:
+        """Tokenizer of the text among several inputs, else ``tokenizer``."""
+        return next((each for each in self.inputs.values() if isinstance(each, Tokenizer)), self.tokenizer)
+
+    @property
+    def processors(self) -> dict[str, Processor]:
+        """Processor of each input that is no text, by name."""
+        if self.inputs:
+            return {name: each for name, each in self.inputs.items() if isinstance(each, Processor)}
+        return {} if self.processor is None else {INPUT: self.processor}
+
+    def problems(self) -> list[Problem]:
+        texts = [name for name, each in self.inputs.items() if isinstance(each, Tokenizer)]
+        wrong = next((name for name in self.inputs if not name.isidentifier() or name == INPUT), None)
+        if wrong is not None:
+            return [Problem(("inputs", wrong), f"no name of an input; use letters, digits and _, and not {INPUT!r}")]
+        if len(texts) > 1:
+            sentence = f"{texts[0]!r} is a text, too; a row has one text, in which other inputs can stand"
+            return [Problem(("inputs", texts[1]), sentence)]
+        if self.inputs and self.processor is not None:
+            return [Problem(("processor",), "each of the inputs has its own; leave it out")]
+        return []
 
     @model_validator(mode="before")
     @classmethod

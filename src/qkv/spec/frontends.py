@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field
@@ -9,7 +10,7 @@ from pydantic import Field
 from qkv.spec.base import Part
 from qkv.spec.errors import Problem, SpecError
 from qkv.spec.parts import Learned, NoNorm, Norm, Positions, grid_problems
-from qkv.spec.processors import Processor, WordFeatures
+from qkv.spec.processors import INPUT, Processor, WordFeatures
 
 WIDEST, MOST_TOKENS = 1_000_000, 100_000_000
 """Upper bounds of the features of a vector and of the vocabulary size, far beyond any published model."""
@@ -35,6 +36,15 @@ class Frontend(Part, slot=True):
         given differ.
         """
         return self
+
+    def of_processors(self, processors: Mapping[str, Processor]) -> Self:
+        """Copy ``fitted`` to the processors of a run, by name of their inputs."""
+        return self.fitted(processors[INPUT]) if INPUT in processors else self
+
+    @property
+    def inputs_read(self) -> Mapping[str, Frontend]:
+        """Front ends of several inputs by name; empty for one input."""
+        return {}
 
     @property
     def grid(self) -> tuple[int, ...] | None:

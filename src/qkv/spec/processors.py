@@ -9,6 +9,9 @@ from pydantic import Field
 from qkv.spec.base import Part, Seq
 from qkv.spec.errors import Problem
 
+INPUT = "input"
+"""Name of the input of a model that reads one."""
+
 
 class Processor(Part, slot=True):
     """Base class of processors, which convert inputs other than text. The fields are settings and the fitted state.

@@ -9,12 +9,13 @@ from pydantic import Field, model_validator
 
 from qkv.spec.base import Seq, Spec
 from qkv.spec.data import NO_DATA, Data
-from qkv.spec.errors import Problem
+from qkv.spec.errors import Problem, nearest
 from qkv.spec.formats import FORMAT, with_present_names
 from qkv.spec.frontends import Frontend
 from qkv.spec.generation import Generation
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.model import Model
+from qkv.spec.processors import Processor
 from qkv.spec.quantization import Quantization
 from qkv.spec.results import Published, Reached, Result, Typed, reached
 from qkv.spec.tasks import NextToken, Reads, Task
@@ -66,7 +67,7 @@ class Recipe(Spec):
     @property
     def reads(self) -> Reads:
         """Data that is read: the task's, but a table of examples where a processor converts the inputs."""
-        return "examples" if self.task.reads == "text" and self.data.processor is not None else self.task.reads
+        return "examples" if self.task.reads == "text" and self.data.processors else self.task.reads
 
     @property
     def reached(self) -> Reached | None:
@@ -116,6 +117,8 @@ class Recipe(Spec):
     def _processor_problems(self) -> list[Problem]:
         """Errors where the front end that reads the input, the encoder's if there is one, reads another signal."""
         given, stack = self.data.processor, self.model.encoder or self.model
+        if self.data.inputs or stack.frontend.inputs_read:
+            return self._input_problems()
         needed = stack.frontend.processor
         if given is not None and not self.task.reads_signals:
             takers = ", ".join(sorted(kind for kind, task in Task.kinds().items() if task.reads_signals))
@@ -132,6 +135,31 @@ class Recipe(Spec):
         kinds = ", ".join(kind for kind, each in Frontend.kinds().items() if each.processor is type(given))
         sentence = f"the front end {stack.frontend.kind!r} does not read {given.kind}; use one of {kinds}"
         return [Problem(("model", *(("encoder",) if self.model.encoder else ()), "frontend"), sentence)]
+
+    def _input_problems(self) -> list[Problem]:
+        """Errors where the front ends of several inputs differ from those of the data."""
+        given, path = self.data.inputs, ("model", "frontend", "inputs")
+        read = {name: each for name, each in self.model.frontend.inputs_read.items() if each.processor is not None}
+        if not self.task.joins_inputs:
+            takers = ", ".join(sorted(kind for kind, task in Task.kinds().items() if task.joins_inputs))
+            sentence = f"the task {self.task.kind!r} reads one input; tasks that join several: {takers}"
+            return [Problem(("data", "inputs") if given else path, sentence)]
+        if self.model.encoder is not None:
+            return [Problem(("model", "encoder"), "several inputs are read in one row; leave it out")]
+        if self.model.wide is not None:
+            return [Problem(("model", "wide"), "a wide path reads one input; leave it out")]
+        found = list[Problem]()
+        for name, processor in self.data.processors.items():
+            if name not in read:
+                kinds = ", ".join(kind for kind, each in Frontend.kinds().items() if each.processor is type(processor))
+                found.append(Problem((*path, name), f"missing; the data has this input: name its front end, {kinds}"))
+            elif not isinstance(processor, read[name].processor or Processor):
+                sentence = f"the front end {read[name].kind!r} does not read {processor.kind}"
+                found.append(Problem((*path, name), sentence))
+        other = next((name for name in read if name not in given), None)
+        if other is not None:
+            found.append(Problem((*path, other), f"data.inputs has no {other!r}; {nearest(other, given)}"))
+        return found
 
     def _words_problems(self) -> list[Problem]:
         stacks = {("model",): self.model, ("model", "encoder"): self.model.encoder}

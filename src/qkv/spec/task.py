@@ -25,6 +25,8 @@ class Task(Part, slot=True):
     """Required kind of head."""
     reads_signals: ClassVar[bool] = False
     """True if the input may be another signal than text, such as images."""
+    joins_inputs: ClassVar[bool] = False
+    """True if it may read several named inputs."""
     reads_words: ClassVar[bool] = False
     """True if the front end may read words instead of tokens."""
     sized_by_tokenizer: ClassVar[bool] = False

@@ -57,6 +57,7 @@ class SequenceToSequence(Task):
 
     reads: ClassVar[Reads] = "examples"
     needs: ClassVar[Needs] = "decodes"
+    joins_inputs: ClassVar[bool] = True
     takes_encoder: ClassVar[bool] = True
 
 
@@ -86,6 +87,7 @@ class Classification(Task, kind="classification"):
 
     reads: ClassVar[Reads] = "examples"
     reads_signals: ClassVar[bool] = True
+    joins_inputs: ClassVar[bool] = True
     head: ClassVar[str] = "classification"
 
 
@@ -100,6 +102,7 @@ class MultiLabel(Task, kind="multilabel"):
 
     reads: ClassVar[Reads] = "examples"
     reads_signals: ClassVar[bool] = True
+    joins_inputs: ClassVar[bool] = True
     head: ClassVar[str] = "labels"
 
 
@@ -159,6 +162,7 @@ class Regression(Task, kind="regression"):
 
     reads: ClassVar[Reads] = "examples"
     reads_signals: ClassVar[bool] = True
+    joins_inputs: ClassVar[bool] = True
     head: ClassVar[str] = "regression"
 
     def published(self) -> Self:

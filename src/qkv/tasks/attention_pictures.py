@@ -31,12 +31,12 @@ def attention_section(
 
 def _heated(model: Transformer, reader: InputReader, row: Mapping[str, Any], caption: str) -> list[dict[str, Any]]:
     """Pictures of a row with their shares: one for each position in time."""
-    parts, _ = reader.noted(row, 0.0)
+    fields, _ = reader.noted(row, 0.0)
     grid = model.spec.frontend.grid or ()
-    sources = reader.frames_read(parts, grid[0] if len(grid) == 3 else 1)
+    sources = reader.frames_read(fields, grid[0] if len(grid) == 3 else 1)
     if not sources:
         return []
-    signal, _ = reader.signal([parts])
+    signal, _ = reader.signal([fields])
     shares = heat(model, signal.to(model.device))
     if shares is None:
         return []

@@ -26,7 +26,7 @@ from qkv.tasks.class_weights import label_loss, rare_labels_note, weights_of, wi
 from qkv.tasks.dataset import Dataset, ExampleDataset
 from qkv.tasks.example_task import Collate, column
 from qkv.tasks.feature_baselines import feature_accuracy
-from qkv.tasks.inputs import PARTNERS, SHARE, TRUTH, told
+from qkv.tasks.inputs import PARTNERS, SHARE
 from qkv.tasks.label_metrics import agreement, confusion
 from qkv.tasks.linear import Solver, label_solver
 from qkv.tasks.pooled import SHORT, PooledTask, outputs
@@ -89,7 +89,7 @@ class ClassificationTask(PooledTask):
 
     def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Collate:
         read = self.reader(recipe, vocabulary)
-        return lambda rows: read.batch(rows, torch.tensor([row[TRUTH] for row in rows]))
+        return lambda rows: read.batch(rows, torch.tensor([row.truth for row in rows]))
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
         logits = outputs(model, batch, tap)
@@ -138,7 +138,8 @@ class ClassificationTask(PooledTask):
         found = {"accuracy_of_most_frequent_label": 100 * truth.count(usual) / max(1, len(truth))}
         if self.processor is not None:
             return found | feature_accuracy(dataset, split, labels, truth)
-        linear = ngram_accuracy([told(row) for row in known], labels, [told(row) for row in rows], truth)
+        texts, others = self.texts(known), self.texts(rows)
+        linear = None if texts is None or others is None else ngram_accuracy(texts, labels, others, truth)
         return found if linear is None else {**found, "accuracy_of_ngrams": linear}
 
     def _mistakes(self, model: Any, dataset: ExampleDataset, split: str, recipe: Recipe) -> list[dict[str, Any]]:

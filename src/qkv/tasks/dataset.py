@@ -169,19 +169,19 @@ class TextDataset(Dataset):
 class Example(NamedTuple):
     """Encoded row of a table.
 
-    size: positions that it takes in a batch.   targets: number of predicted targets.   parts: input of the task's
-    collator.
+    size: positions that it takes in a batch.   targets: number of predicted targets.   fields: named tuple that the
+    task's collator reads.
     """
 
     size: int
     targets: int
-    parts: Any
+    fields: Any
 
 
 class ExampleDataset(Dataset):
     """Batches of a table of examples, encoded in memory.
 
-    ``collate`` builds a batch of the ``parts`` of examples; ``records``: the rows of each split as read; ``change``:
+    ``collate`` builds a batch of the ``fields`` of examples; ``records``: the rows of each split as read; ``change``:
     changes a training batch at random.
     """
 
@@ -231,20 +231,29 @@ class ExampleDataset(Dataset):
 
     def _batch(self, split: str, index: np.ndarray) -> Batch:
         examples = self.examples[split]
-        return self._collate([examples[i].parts for i in index])
+        return self._collate([examples[i].fields for i in index])
 
     def digest(self) -> str:
         """SHA-256, in hexadecimal, of all encoded examples of the training and validation splits."""
         total = hashlib.sha256()
         for split in (TRAIN, VALIDATION):
             for example in self.examples[split]:
-                for part in example.parts:
-                    total.update(part.tobytes() if isinstance(part, np.ndarray) else repr(part).encode())
+                for value in leaves(example.fields):
+                    total.update(value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode())
         return total.hexdigest()
 
     @property
     def epoch_targets(self) -> int:
         return sum(example.targets for example in self.examples[TRAIN])
+
+
+def leaves(fields: Any) -> Iterator[Any]:
+    """Values of nested tuples in order."""
+    if isinstance(fields, tuple):
+        for field in fields:
+            yield from leaves(field)
+    else:
+        yield fields
 
 
 def with_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> Recipe:
@@ -253,8 +262,9 @@ def with_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> Recipe:
     Raises ``SpecError`` if a given size is too small.
     """
     model = _with_processor(recipe.model, vocabulary)
-    if model.frontend.reads_tokens and vocabulary.has_text:
-        model = _with_frontend(model, vocabulary.target.vocab_size, ("model",))
+    if model.frontend.reads_tokens and (vocabulary.has_text or model.frontend.inputs_read):
+        size = vocabulary.target.vocab_size if vocabulary.has_text else 1
+        model = _with_frontend(model, size, ("model",))
     if model.encoder and model.encoder.frontend.reads_tokens:
         encoder = _with_frontend(model.encoder, vocabulary.tokenizer.vocab_size, ("model", "encoder"))
         if encoder.share_embedding and not vocabulary.shared:
@@ -270,15 +280,15 @@ def with_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> Recipe:
 def _with_processor(model: Model, vocabulary: Vocabulary) -> Model:
     """Copy of ``model`` whose front end of the input, the encoder's if there is one, fits the run's processor."""
     processor = vocabulary.processors.get(INPUT)
-    if processor is None:
-        return model
-    if model.wide is not None:
+    if model.wide is not None and processor is not None:
         model = model.changed(wide=model.wide.of_processor(processor))
     stack, path = (model.encoder, ("model", "encoder")) if model.encoder else (model, ("model",))
     try:
-        fitted = stack.frontend.fitted(processor)
+        fitted = stack.frontend.of_processors(vocabulary.processors)
     except SpecError as error:
         raise SpecError([problem.under(*path, "frontend") for problem in error.problems]) from None
+    if fitted is stack.frontend and processor is None:
+        return model
     if model.encoder:
         return model.changed(encoder=model.encoder.changed(frontend=fitted))
     try:

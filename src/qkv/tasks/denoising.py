@@ -13,7 +13,8 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.register import implementation, implements
 from qkv.tasks.fill_in import GAP, read_gaps
 from qkv.tasks.objectives import denoise as ops
-from qkv.tasks.restoration import Pair, RestorationTask
+from qkv.tasks.pairs import TokenPair
+from qkv.tasks.restoration import RestorationTask
 from qkv.tokenizers.tokenizer import Tokenizer
 
 
@@ -59,8 +60,8 @@ class DenoisingTask(RestorationTask):
     def damage(self, recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Any:
         noises = [implementation(part, "qkv.tasks")(part, tokenizer) for part in self.spec.noises]
 
-        def damaged(ids: np.ndarray, rng: np.random.Generator) -> Pair:
-            return ops.denoise(ids, rng, noises), ids
+        def damaged(ids: np.ndarray, rng: np.random.Generator) -> TokenPair:
+            return TokenPair(ops.denoise(ids, rng, noises), ids)
 
         return damaged
 

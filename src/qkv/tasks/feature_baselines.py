@@ -14,7 +14,6 @@ from qkv.data.processors.processor import build_processor
 from qkv.spec.errors import UserError
 from qkv.spec.wide import Features
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset
-from qkv.tasks.inputs import FEATURES
 from qkv.tasks.linear import (
     Crossed,
     Fitted,
@@ -127,11 +126,11 @@ class _Features:
         """Dense features of an example."""
         if self.part.counts:
             return self.bag(example).counts[: self.first]
-        return example.parts[FEATURES] if self.known else self.processor.read_by(example.parts[0], self.part)
+        return example.fields.features if self.known else self.processor.read_by(example.fields.value, self.part)
 
     def bag(self, example: Example) -> Bag:
         """Bag of an example: dense features first."""
-        return Bag(*example.parts[FEATURES:]) if self.known else self.processor.bag(example.parts[0], self.part)
+        return example.fields.bag if self.known else self.processor.bag(example.fields.value, self.part)
 
     def standardised(self, kept: np.ndarray, some: Sequence[Example]) -> tuple[FeatureTable, _Transform]:
         """Dense features as (features - mean) / deviation."""

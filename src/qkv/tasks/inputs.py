@@ -1,11 +1,11 @@
-"""Readers of inputs: a row's text, pair of texts or other signal -> parts of an example -> signals of a batch."""
+"""Readers of inputs: a row's text, pair of texts or other signal -> fields of an example -> signals of a batch."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,10 +36,29 @@ ROWS = "rows"
 """Name of the extra of a batch that holds the row of each window."""
 PARTNERS, SHARE = "partners", "share"
 """Names of the extras of a mixed batch: classes of the other images (B), and the share of each row's own class."""
-TRUTH = 2
-"""Index of the target in the parts of an example."""
-FEATURES = 3
-"""Index of the simple features in the parts of an example of a ``SignalReader`` with a wide path."""
+
+
+class EncodedRow(NamedTuple):
+    """Fields of an example with one target.
+
+    value: the input: ``EncodedText``, or the encoded value of a processor.   truth: the target.
+    features (F), bag: what a wide path reads beside it; None for other paths.
+    """
+
+    value: Any
+    truth: Any
+    features: np.ndarray | None = None
+    bag: Bag | None = None
+
+
+class EncodedText(NamedTuple):
+    """Text or pair of texts in framed windows: ids and token types of all windows, joined (types are empty if the model
+    reads none), and the length of each window.
+    """
+
+    ids: np.ndarray
+    types: np.ndarray
+    lengths: np.ndarray
 
 
 def input_roles(processor: ProcessorSpec | None) -> tuple[Role, ...]:
@@ -52,15 +71,15 @@ class InputReader(ABC):
 
     @abstractmethod
     def example(self, row: Mapping[str, Any], truth: Any) -> Example:
-        """Encode the input of a row, with the target ``truth`` as part ``TRUTH``. Raises ``UserError``."""
+        """Encode the input of a row with the target ``truth`` as an ``EncodedRow``. Raises ``UserError``."""
 
     @abstractmethod
-    def noted(self, row: Mapping[str, Any], truth: Any) -> tuple[tuple[Any, ...], dict[str, str]]:
-        """(parts of the example of a row, entry ``note`` of its prediction if the input was truncated)."""
+    def noted(self, row: Mapping[str, Any], truth: Any) -> tuple[EncodedRow, dict[str, str]]:
+        """(fields of the example of a row, entry ``note`` of its prediction if the input was truncated)."""
 
     @abstractmethod
-    def signal(self, rows: Sequence[tuple[Any, ...]]) -> tuple[Signal, Tensor | None]:
-        """(signal of the parts of several examples, index of the row of each window; None if each row is one)."""
+    def signal(self, rows: Sequence[EncodedRow]) -> tuple[Signal, Tensor | None]:
+        """(signal of several rows, index of the row of each window; None if each row is one)."""
 
     @abstractmethod
     def notes(self, examples: int) -> list[str]:
@@ -74,8 +93,8 @@ class InputReader(ABC):
         """Input of a row as a small picture (data URI); None if it has none."""
         return None
 
-    def frames_read(self, parts: tuple[Any, ...], count: int) -> list[str]:
-        """Input of an example's parts as small pictures (data URIs) of what the model reads, one for each of ``count``
+    def frames_read(self, row: EncodedRow, count: int) -> list[str]:
+        """Input of a row as small pictures (data URIs) of what the model reads, one for each of ``count``
         parts in time; empty if it has none.
         """
         return []
@@ -84,8 +103,8 @@ class InputReader(ABC):
         """Training batch changed at random (augmentation); by default unchanged."""
         return batch
 
-    def batch(self, rows: Sequence[tuple[Any, ...]], targets: Tensor, count: int | None = None) -> Batch:
-        """Batch of the parts of several examples with ``targets`` of the rows."""
+    def batch(self, rows: Sequence[EncodedRow], targets: Tensor, count: int | None = None) -> Batch:
+        """Batch of several rows with their ``targets``."""
         signal, owners = self.signal(rows)
         return Batch.of(signal, targets, None, count, **({} if owners is None else {ROWS: owners}))
 
@@ -99,8 +118,8 @@ def reader_of(recipe: Recipe, vocabulary: Vocabulary) -> InputReader:
 
 
 class SignalReader(InputReader):
-    """Reader of inputs that a processor converts, such as images. Parts: encoded value, its size, truth, and for the
-    wide path ``wide`` its simple features, or ids and counts of its bag, which become those of the signal.
+    """Reader of inputs that a processor converts, such as images. The features or the bag that the wide path ``wide``
+    reads become those of the signal.
     """
 
     def __init__(self, processor: Processor, wide: WidePath | None = None):
@@ -110,27 +129,30 @@ class SignalReader(InputReader):
     def example(self, row: Mapping[str, Any], truth: Any) -> Example:
         encoded = self.processor.read(row[self.processor.role.name])
         size = self.processor.size(encoded)
-        return Example(size, 1, (encoded, size, truth, *self._features(encoded)))
+        return Example(size, 1, self._wide(EncodedRow(encoded, truth)))
 
-    def _features(self, encoded: Any) -> tuple[Any, ...]:
+    def _wide(self, row: EncodedRow) -> EncodedRow:
+        """Copy of ``row`` with what the wide path reads."""
         if self.wide is None:
-            return ()
-        return self.processor.bag(encoded, self.wide) if self.counts else (self.processor.read_by(encoded, self.wide),)
-
-    def noted(self, row: Mapping[str, Any], truth: Any) -> tuple[tuple[Any, ...], dict[str, str]]:
-        return self.example(row, truth).parts, {}
-
-    def signal(self, rows: Sequence[tuple[Any, ...]]) -> tuple[Signal, Tensor | None]:
-        signal = self.processor.signal([row[0] for row in rows])
+            return row
         if self.counts:
-            signal = with_bags(signal, [Bag(*row[FEATURES:]) for row in rows])
+            return row._replace(bag=self.processor.bag(row.value, self.wide))
+        return row._replace(features=self.processor.read_by(row.value, self.wide))
+
+    def noted(self, row: Mapping[str, Any], truth: Any) -> tuple[EncodedRow, dict[str, str]]:
+        return self.example(row, truth).fields, {}
+
+    def signal(self, rows: Sequence[EncodedRow]) -> tuple[Signal, Tensor | None]:
+        signal = self.processor.signal([row.value for row in rows])
+        if self.counts:
+            signal = with_bags(signal, [row.bag for row in rows if row.bag is not None])
         elif self.wide is not None:
-            features = np.stack([row[FEATURES] for row in rows])
+            features = np.stack([row.features for row in rows if row.features is not None])
             signal = replace(signal, counts=torch.from_numpy(features.astype(np.float32, copy=False)))
         return signal, None
 
-    def frames_read(self, parts: tuple[Any, ...], count: int) -> list[str]:
-        return self.processor.frames_read(parts[0], count)
+    def frames_read(self, row: EncodedRow, count: int) -> list[str]:
+        return self.processor.frames_read(row.value, count)
 
     def change(self, batch: Batch, rng: np.random.Generator) -> Batch:
         signal, mixed = self.processor.augmented(batch.input, rng)
@@ -174,9 +196,7 @@ def told(row: Mapping[str, Any]) -> str:
 class TextReader(InputReader, Truncation):
     """Reader of the text or pair of texts of a row, truncated to the model's context length.
 
-    A text that is longer becomes up to ``task.windows`` windows, each framed, which overlap by an eighth. Parts: framed
-    ids and token types (empty if the model reads none) of all windows, truth; then, if there are several windows or a
-    wide path, the length of each window; for a wide path, ids and counts of the features.
+    A text that is longer becomes up to ``task.windows`` windows, each framed, which overlap by an eighth.
     """
 
     def __init__(self, recipe: Recipe, tokenizer: Tokenizer):
@@ -204,18 +224,18 @@ class TextReader(InputReader, Truncation):
         return max(1, self.room - self.room // 8)
 
     def example(self, row: Mapping[str, Any], truth: Any) -> Example:
-        parts, _ = self._read(texts_of(row), truth)
-        return Example(len(parts[0]), 1, parts)
+        read, _ = self._read(texts_of(row), truth)
+        return Example(len(read.value.ids), 1, read)
 
-    def noted(self, row: Mapping[str, Any], truth: Any) -> tuple[tuple[Any, ...], dict[str, str]]:
+    def noted(self, row: Mapping[str, Any], truth: Any) -> tuple[EncodedRow, dict[str, str]]:
         if self.pairs and row.get("pair") is None:
             raise UserError("the model has learned from pairs of texts, and the second text, 'pair', is missing")
         texts = texts_of(row)
-        parts, length = self._read(texts, truth)
-        return parts, self.note(length, _ROLES[len(texts)])
+        read, length = self._read(texts, truth)
+        return read, self.note(length, _ROLES[len(texts)])
 
-    def _read(self, texts: Sequence[str], truth: Any) -> tuple[tuple[Any, ...], int]:
-        """(parts of the example of one row, number of its tokens before truncation)."""
+    def _read(self, texts: Sequence[str], truth: Any) -> tuple[EncodedRow, int]:
+        """(fields of the example of one row, number of its tokens before truncation)."""
         tokens = [self.tokenizer.encode(text) for text in texts]
         length = sum(map(len, tokens))
         self.num_tokens += length
@@ -226,10 +246,8 @@ class TextReader(InputReader, Truncation):
             np.concatenate([np.array(part, np.int64) for part in side])
             for side in zip(*((found.ids, found.types) for found in read), strict=True)
         )
-        if len(read) == 1 and self.wide is None:
-            return (ids, types, truth), length
-        bag = () if self.wide is None else bag_of(self.wide, texts)
-        return (ids, types, truth, np.array([len(found.ids) for found in read]), *bag), length
+        text = EncodedText(ids, types, np.array([len(found.ids) for found in read]))
+        return EncodedRow(text, truth, bag=None if self.wide is None else bag_of(self.wide, texts)), length
 
     def _framed(self, tokens: Sequence[list[int]]) -> list[Framed]:
         if len(tokens) > 1:
@@ -238,18 +256,20 @@ class TextReader(InputReader, Truncation):
         starts = range(0, max(1, len(kept) - self.room + self._stride), self._stride)
         return [self.tokenizer.frame.around(kept[start : start + self.room]) for start in starts]
 
-    def signal(self, rows: Sequence[tuple[Any, ...]]) -> tuple[Signal, Tensor | None]:
-        counts = [(*row[3:4], np.array([len(row[0])]))[0] for row in rows]
-        ends = [np.cumsum(each)[:-1] for each in counts]
-        pieces = [part for row, end in zip(rows, ends, strict=True) for part in np.split(row[0], end)]
+    def signal(self, rows: Sequence[EncodedRow]) -> tuple[Signal, Tensor | None]:
+        texts: list[EncodedText] = [row.value for row in rows]
+        ends = [np.cumsum(text.lengths)[:-1] for text in texts]
+        pieces = [part for text, end in zip(texts, ends, strict=True) for part in np.split(text.ids, end)]
         ids, lengths = padded(pieces)
-        types = [part for row, end in zip(rows, ends, strict=True) for part in _split(row[1], end)]
+        types = [part for text, end in zip(texts, ends, strict=True) for part in _split(text.types, end)]
         owners = None
         if len(pieces) > len(rows):
-            owners = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([len(each) for each in counts]))
+            counts = torch.tensor([len(text.lengths) for text in texts])
+            owners = torch.repeat_interleave(torch.arange(len(rows)), counts)
         signal = Signal(ids, lengths_or_none(ids, lengths), types=types_or_none(types))
-        if len(rows[0]) > 4:
-            signal = with_bags(signal, [Bag(*row[4:6]) for row in rows])
+        bags = [row.bag for row in rows if row.bag is not None]
+        if bags:
+            signal = with_bags(signal, bags)
             if owners is not None:
                 assert signal.bag is not None
                 assert signal.counts is not None

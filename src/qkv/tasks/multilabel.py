@@ -20,7 +20,7 @@ from qkv.spec.tasks import MultiLabel
 from qkv.tasks.baselines import ngrams, too_large
 from qkv.tasks.dataset import Dataset, ExampleDataset
 from qkv.tasks.example_task import Collate
-from qkv.tasks.inputs import TRUTH, told
+from qkv.tasks.inputs import EncodedRow
 from qkv.tasks.linear import Solver, label_set_solver
 from qkv.tasks.pooled import SHORT, PooledTask
 from qkv.tasks.task import Defaults, Evaluation, Observed, Scale, Totals, lowercase
@@ -74,8 +74,8 @@ class MultiLabelTask(PooledTask):
     def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Collate:
         read = self.reader(recipe, vocabulary)
 
-        def collate(rows: Sequence[tuple[Any, ...]]) -> Batch:
-            targets = np.stack([np.atleast_1d(np.asarray(row[TRUTH], np.float32)) for row in rows])
+        def collate(rows: Sequence[EncodedRow]) -> Batch:
+            targets = np.stack([np.atleast_1d(np.asarray(row.truth, np.float32)) for row in rows])
             return read.batch(rows, torch.from_numpy(targets), len(rows))
 
         return collate
@@ -101,9 +101,12 @@ class MultiLabelTask(PooledTask):
         return Evaluation(figures, sections, self.size_notes(dataset, len(labels)))
 
     def baselines(self, dataset: ExampleDataset, split: str) -> dict[str, float]:
-        if self.processor is not None:
+        known, rows = dataset.fitted_on or [], dataset.records[split]
+        texts, others = self.texts(known), self.texts(rows)
+        if texts is None or others is None:
             return {}
-        return _baseline(dataset.fitted_on or [], dataset.records[split], dataset.vocabulary.labels)
+        sets = [[set(row["labels"]) for row in some] for some in (known, rows)]
+        return _baseline(texts, sets[0], others, sets[1], dataset.vocabulary.labels)
 
     def _mistakes(self, model: Any, dataset: ExampleDataset, split: str, recipe: Recipe) -> list[list[Any]]:
         answered = self.answered(model, dataset, split, recipe)
@@ -175,16 +178,20 @@ def _by_label(labels: Sequence[str], pairs: Sets) -> list[list[Any]]:
 
 
 def _baseline(
-    rows: Sequence[Mapping[str, Any]], unseen: Sequence[Mapping[str, Any]], labels: Sequence[str]
+    texts: Sequence[str],
+    truth: Sequence[set[str]],
+    unseen: Sequence[str],
+    other: Sequence[set[str]],
+    labels: Sequence[str],
 ) -> dict[str, float]:
-    """F1 of one logistic regression per label over TF-IDF of n-grams; empty without scikit-learn or if too large."""
-    texts = [told(row) for row in rows]
-    if not rows or too_large(texts, len(labels)):
+    """F1 on the texts ``unseen``, with the label sets ``other``, of one logistic regression per label over TF-IDF of
+    n-grams, fitted to ``texts`` with the label sets ``truth``; empty without scikit-learn or if too large.
+    """
+    if not texts or too_large(texts, len(labels)):
         return {}
-    truth, other = ([set(row["labels"]) for row in some] for some in (rows, unseen))
     try:
         features = ngrams()
-        x, new = features.fit_transform(texts), features.transform([told(row) for row in unseen])
+        x, new = features.fit_transform(texts), features.transform(unseen)
         given = [_one_against_rest(x, np.array([label in each for each in truth]), new) for label in labels]
     except (UserError, ValueError):  # no text has an n-gram
         return {}

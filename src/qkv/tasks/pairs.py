@@ -6,8 +6,8 @@ Without:                               ids x bos y        targets (none for x) y
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,10 +41,12 @@ def write_after(
     generation: Generation,
     sources: Sequence[np.ndarray],
     begin: Sequence[str] = (),
+    inputs: Sequence[Mapping[str, Signal]] | None = None,
 ) -> Iterator[list[int]]:
     """Generate the target of each source (ending with its end token); yields tokens without the end token.
 
-    ``begin``: contents of the tokens that start a target; default: the bos token.
+    ``begin``: contents of the tokens that start a target; default: the bos token. ``inputs``: values of other inputs
+    of each source.
     """
     first, end = marks(vocabulary, begin)
     with torch.inference_mode(), evaluating(model):
@@ -54,28 +56,37 @@ def write_after(
             ids, lengths = padded(sources)
             prompts, memory = [list(first) for _ in sources], model.encode(Signal(ids, lengths).to(model.device))
         drawn, ends = vocabulary.target.vocab_size, {end, *generation.stop_token_ids}
-        for best in beam_search(model, prompts, generation, end, memory=memory, drawn=drawn):
+        for best in beam_search(model, prompts, generation, end, memory=memory, drawn=drawn, inputs=inputs):
             yield [token for token in best[0].tokens if token not in ends] if best else []
 
 
-def paired(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Batch:
+class TokenPair(NamedTuple):
+    """Token ids of a source and of its target. As the fields of an example they have their begin and end tokens."""
+
+    source: np.ndarray
+    target: np.ndarray
+    values: tuple[Any, ...] = ()
+    """Encoded values of other inputs whose placeholders are in the source."""
+
+
+def paired(rows: Sequence[TokenPair]) -> Batch:
     """Batch for an encoder–decoder, of (source, target) token ids: sources for the encoder, targets for the decoder."""
-    source = Signal(*padded([source for source, _ in rows]))
-    ids, lengths = padded([written[:-1] for _, written in rows])
-    targets, _ = padded([written[1:] for _, written in rows], IGNORED)
+    source = Signal(*padded([row.source for row in rows]))
+    ids, lengths = padded([row.target[:-1] for row in rows])
+    targets, _ = padded([row.target[1:] for row in rows], IGNORED)
     return Batch.of(Signal(ids, lengths_or_none(ids, lengths)), targets, source)
 
 
-def joined(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Batch:
+def joined(rows: Sequence[TokenPair], inputs: Mapping[str, Signal] | None = None) -> Batch:
     """Batch of (source, target) pairs of token ids, each pair as one sequence: source, bos, target; bos replaces the
-    source's end token. Only the target and its end token are predicted.
+    source's end token. Only the target and its end token are predicted. ``inputs``: values of other inputs.
     """
-    ids, lengths = padded([np.concatenate((source[:-1], written[:-1])) for source, written in rows])
+    ids, lengths = padded([np.concatenate((row.source[:-1], row.target[:-1])) for row in rows])
     targets, _ = padded(
-        [np.concatenate((np.full(len(source) - 1, IGNORED), written[1:])) for source, written in rows], IGNORED
+        [np.concatenate((np.full(len(row.source) - 1, IGNORED), row.target[1:])) for row in rows], IGNORED
     )
-    prefix = torch.tensor([len(source) for source, _ in rows])
-    return Batch.of(Signal(ids, lengths_or_none(ids, lengths), prefix=prefix), targets)
+    prefix = torch.tensor([len(row.source) for row in rows])
+    return Batch.of(Signal(ids, lengths_or_none(ids, lengths), prefix=prefix, inputs=inputs), targets)
 
 
 class Marks(NamedTuple):

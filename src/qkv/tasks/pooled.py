@@ -20,16 +20,17 @@ from qkv.layers.tap import Tap
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
+from qkv.spec.data import NO_DATA, Data
 from qkv.spec.errors import UserError
-from qkv.spec.processors import Processor as ProcessorSpec
 from qkv.spec.recipe import Recipe
 from qkv.tasks.attention_pictures import attention_section
 from qkv.tasks.baselines import too_large
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset
 from qkv.tasks.example_task import ExampleTask, Reader, Rows, column, framed_by, trained
 from qkv.tasks.feature_baselines import FeatureTable, features_of
-from qkv.tasks.inputs import ROWS, TRUTH, InputReader, input_roles, reader_of, told
+from qkv.tasks.inputs import ROWS, EncodedRow, InputReader, input_roles, reader_of, told
 from qkv.tasks.joined import JoinedTask
+from qkv.tasks.named_inputs import JoinedReader, named_roles
 from qkv.tasks.task import Observed
 from qkv.tokenizers.tokenizer import Tokenizer
 
@@ -57,35 +58,41 @@ class PooledTask(ExampleTask, JoinedTask):
 
     def __init__(self, spec: Any):
         super().__init__(spec)
-        self.reading(None)
+        self.reading(NO_DATA)
 
-    def reading(self, processor: ProcessorSpec | None) -> Self:
-        inputs = input_roles(processor)
+    def reading(self, data: Data) -> Self:
+        inputs = named_roles(data) if data.inputs else input_roles(data.processor)
+        self.inputs, self.text = tuple(data.inputs), data.text_input
         self.roles = (*inputs, self.target)
         self.asks = tuple(role.name for role in inputs if not role.optional)
         self.may_ask = tuple(role.name for role in inputs if role.optional)
-        super().reading(processor)
+        super().reading(data)
         return self
 
     @abstractmethod
     def encoded(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> Any:
         """Convert the target of a row to a number or an array. Raises ``UserError``."""
 
+    def texts(self, rows: Sequence[Mapping[str, Any]]) -> list[str] | None:
+        """Texts of rows, which linear models over n-grams read; None if rows have none."""
+        if self.text is not None:
+            return [row[self.text] for row in rows]
+        return None if self.inputs or self.processor is not None else [told(row) for row in rows]
+
     def simple(self, vocabulary: Vocabulary) -> str:
         processor = vocabulary.processors.get(INPUT)
         return "ngrams" if processor is None else build_processor(processor).simple
 
     def simple_features(self, dataset: ExampleDataset, split: str, also: str | None = None) -> FeatureTable | None:
-        return features_of(dataset, split, also)
+        return None if self.inputs else features_of(dataset, split, also)
 
     def targets(self, dataset: ExampleDataset, split: str) -> np.ndarray:
-        return np.array([example.parts[TRUTH] for example in dataset.examples[split]])
+        return np.array([example.fields.truth for example in dataset.examples[split]])
 
     def size_notes(self, dataset: ExampleDataset, classes: int = 1) -> list[str]:
         """Sentence on texts that are too large for the baseline over n-grams; empty if they are not."""
-        if self.processor is not None:
-            return []
-        note = too_large([told(row) for row in dataset.fitted_on or ()], classes)
+        texts = self.texts(dataset.fitted_on or ())
+        note = "" if texts is None else too_large(texts, classes)
         return [note] if note else []
 
     @abstractmethod
@@ -111,14 +118,19 @@ class PooledTask(ExampleTask, JoinedTask):
 
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
         labels = self.labels(records)
-        if recipe.data.processor is not None:
-            values = column(records, self.roles[0].name)
-            return Vocabulary.without_text(labels, **{INPUT: build_processor(recipe.data.processor).fitted(values)})
+        processors = {
+            name: build_processor(processor).fitted(column(records, name if self.inputs else self.roles[0].name))
+            for name, processor in recipe.data.processors.items()
+        }
+        if processors and self.text is None:
+            return Vocabulary.without_text(labels, **processors)
         tokenizer = self.tokenizer(recipe, records)
-        return Vocabulary(tokenizer, tokenizer, labels)
+        return Vocabulary(tokenizer, tokenizer, labels, processors)
 
     def tokenizer(self, recipe: Recipe, records: Records) -> Tokenizer:
         """Tokenizer trained on the texts of the training split, with special tokens added if it has no template."""
+        if self.text is not None:
+            return framed_by(trained(recipe.data.text_tokenizer, column(records, self.text)), 1)
         pairs = "pair" in records.splits[TRAIN][0]
         texts = [*column(records, "text"), *(column(records, "pair") if pairs else ())]
         return framed_by(trained(recipe.data.tokenizer, texts), 2 if pairs else 1)
@@ -127,7 +139,7 @@ class PooledTask(ExampleTask, JoinedTask):
         return {"text": recipe.model.context_length - 1}
 
     def reader(self, recipe: Recipe, vocabulary: Vocabulary) -> InputReader:
-        return reader_of(recipe, vocabulary)
+        return JoinedReader(recipe, vocabulary) if self.inputs else reader_of(recipe, vocabulary)
 
     def change(self, recipe: Recipe, vocabulary: Vocabulary) -> Callable[[Batch, np.random.Generator], Batch] | None:
         return self.reader(recipe, vocabulary).change if self.processor is not None else None
@@ -188,14 +200,14 @@ class PooledTask(ExampleTask, JoinedTask):
         found: list[dict[str, Any]] = []
         for begin in range(0, len(rows), _AT_ONCE):
             read = [self._noted(reader, row) for row in rows[begin : begin + _AT_ONCE]]
-            batch = collate([parts for parts, _ in read]).to(model.device)
+            batch = collate([fields for fields, _ in read]).to(model.device)
             with torch.inference_mode(), evaluating(model):
                 answers = self.answers(at_least_single(outputs(model, batch)), vocabulary, recipe)
             found += [answer | note for answer, (_, note) in zip(answers, read, strict=True)]
         return found
 
-    def _noted(self, reader: InputReader, row: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, str]]:
-        """(parts of the example of a row without target, note of its prediction). Raises ``UserError``."""
+    def _noted(self, reader: InputReader, row: Mapping[str, Any]) -> tuple[EncodedRow, dict[str, str]]:
+        """(fields of the example of a row without target, note of its prediction). Raises ``UserError``."""
         try:
             return reader.noted(row, self.unknown)
         except Unusable as error:

@@ -147,7 +147,7 @@ class QuestionAnsweringTask(ExampleTask):
     def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, cut: Truncation) -> list[Example]:
         """Encode rows, one example per window of a context; windows overlap, with starts ``stride`` tokens apart."""
         found = (window for i, row in enumerate(rows) for window in self._windows(i, row, vocabulary, cut))
-        return [Example(len(window.ids), 2, tuple(window)) for window in found]
+        return [Example(len(window.ids), 2, window) for window in found]
 
     def _windows(
         self, number: int, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Truncation
@@ -235,7 +235,7 @@ class QuestionAnsweringTask(ExampleTask):
         """Answer each row: ``answer``, its ``probability``, and if there is one its characters [``start``, ``end``)."""
         cut, device = self.reader(recipe, vocabulary), model.device
         rows = [{name: text_in(row, name) for name in self.asks} for row in rows]
-        pieces = [tuple(window) for i, row in enumerate(rows) for window in self._windows(i, row, vocabulary, cut)]
+        pieces = [window for i, row in enumerate(rows) for window in self._windows(i, row, vocabulary, cut)]
         seen: list[Seen] = []
         for begin in range(0, len(pieces), _AT_ONCE):
             batch = _collated(pieces[begin : begin + _AT_ONCE], recipe.model.reads_prefix).to(device)
@@ -303,21 +303,20 @@ def _together(seen: Sequence[Seen], may_have_none: bool) -> Answer:
     )
 
 
-def _collated(rows: Sequence[Any], prefix: bool) -> Batch:
+def _collated(rows: Sequence[ContextWindow], prefix: bool) -> Batch:
     """Batch of windows; targets (B, 2): first and last position of the answer, 0 and 0 ([CLS]) without a whole answer.
 
     Extras, each (B,): ``question``, row of the table; ``begin`` and ``end``, positions of the context; ``offset``,
     context token at ``begin``. ``prefix``: set the prefix to the end of the question.
     """
-    read = [ContextWindow(*row) for row in rows]
-    ids, lengths = padded([window.ids for window in read])
-    targets = torch.from_numpy(np.stack([window.target for window in read]))
+    ids, lengths = padded([window.ids for window in rows])
+    targets = torch.from_numpy(np.stack([window.target for window in rows]))
     places = {
-        name: torch.tensor([getattr(window, name) for window in read])
+        name: torch.tensor([getattr(window, name) for window in rows])
         for name in ("question", "begin", "end", "offset")
     }
-    asked = torch.tensor([window.asked for window in read]) if prefix else None
-    types = types_or_none([window.types for window in read])
+    asked = torch.tensor([window.asked for window in rows]) if prefix else None
+    types = types_or_none([window.types for window in rows])
     return Batch({INPUT: Signal(ids, lengths_or_none(ids, lengths), types=types, prefix=asked)}, targets, places)
 
 

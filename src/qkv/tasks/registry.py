@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from qkv.spec.processors import Processor
+from qkv.spec.data import NO_DATA, Data
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implementation, implementations
 from qkv.spec.tasks import Task as TaskSpec
@@ -14,14 +14,14 @@ FOLDERS = ("qkv.tasks", "qkv.tasks.images")
 """Packages of the implementations of tasks."""
 
 
-def build_task(spec: TaskSpec, processor: Processor | None = None) -> Task:
-    """Build the task that implements a task spec, for text, or for the signals of ``processor``."""
-    return implementation(spec, *FOLDERS, of=processor)(spec).reading(processor)
+def build_task(spec: TaskSpec, data: Data = NO_DATA) -> Task:
+    """Build the task that implements a task spec, for the kind of input that ``data`` has; by default text."""
+    return implementation(spec, *FOLDERS, of=data.processor)(spec).reading(data)
 
 
 def task_of_recipe(recipe: Recipe) -> Task:
     """Build the task of a recipe, for the kind of input that its data has."""
-    return build_task(recipe.task, recipe.data.processor)
+    return build_task(recipe.task, recipe.data)
 
 
 def tasks() -> dict[type[TaskSpec], Any]:

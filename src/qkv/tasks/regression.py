@@ -23,7 +23,7 @@ from qkv.tasks.baselines import ngram_rmse
 from qkv.tasks.dataset import Dataset, ExampleDataset
 from qkv.tasks.example_task import Collate, column
 from qkv.tasks.feature_baselines import feature_rmse
-from qkv.tasks.inputs import TRUTH, told
+from qkv.tasks.inputs import EncodedRow
 from qkv.tasks.linear import Solver, value_solver
 from qkv.tasks.pooled import SHORT, PooledTask
 from qkv.tasks.task import Defaults, Evaluation, Observed, Scale, Totals, lowercase
@@ -71,8 +71,8 @@ class RegressionTask(PooledTask):
     def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Collate:
         (mean, deviation), read = _units(recipe.task), self.reader(recipe, vocabulary)
 
-        def collate(rows: Sequence[tuple[Any, ...]]) -> Batch:
-            values = (np.array([row[TRUTH] for row in rows], np.float64) - mean) / deviation
+        def collate(rows: Sequence[EncodedRow]) -> Batch:
+            values = (np.array([row.truth for row in rows], np.float64) - mean) / deviation
             return read.batch(rows, torch.from_numpy(values.astype(np.float32)), len(values))
 
         return collate
@@ -104,7 +104,8 @@ class RegressionTask(PooledTask):
         values, truth = ([row["value"] for row in some] for some in (known, rows))
         if self.processor is not None:
             return feature_rmse(dataset, split, values, truth)
-        linear = ngram_rmse([told(row) for row in known], values, [told(row) for row in rows], truth)
+        texts, others = self.texts(known), self.texts(rows)
+        linear = None if texts is None or others is None else ngram_rmse(texts, values, others, truth)
         return {} if linear is None else {"rmse_of_ngrams": linear}
 
     def shown(self, row: Mapping[str, Any], answer: Mapping[str, Any]) -> str:

@@ -22,13 +22,12 @@ from qkv.spec.recipe import Recipe
 from qkv.tasks.dataset import Dataset
 from qkv.tasks.example_task import text_in
 from qkv.tasks.next_token import exponential
-from qkv.tasks.pairs import joined, marks, pair_loss, paired, write_after
+from qkv.tasks.pairs import TokenPair, joined, marks, pair_loss, paired, write_after
 from qkv.tasks.task import Evaluation, Observed, Scale, Totals
 from qkv.tasks.text_task import Changes, TextTask
 from qkv.tokenizers.tokenizer import Tokenizer
 
 _SHOWN = 8
-Pair = tuple[np.ndarray, np.ndarray]
 
 
 class RestorationTask(TextTask):
@@ -84,8 +83,9 @@ class RestorationTask(TextTask):
         def change(batch: Batch, rng: np.random.Generator) -> Batch:
             rows = []
             for ids in _texts(batch):
-                source, target = damage(ids, rng)
-                rows.append((np.append(source[: most - 1], eos), np.concatenate(([bos], target, [eos]))))
+                pair: TokenPair = damage(ids, rng)
+                source, target = np.append(pair.source[: most - 1], eos), np.concatenate(([bos], pair.target, [eos]))
+                rows.append(TokenPair(source, target))
             return collate(rows)
 
         return change
@@ -122,10 +122,10 @@ class RestorationTask(TextTask):
         vocabulary = dataset.vocabulary
         decode = vocabulary.tokenizer.decode
         pairs = _pairs(next(iter(dataset.rows(split, 1))), marks(vocabulary)[1])[:count]
-        found = write_after(model, vocabulary, self._greedy(recipe), [source for source, _ in pairs])
+        found = write_after(model, vocabulary, self._greedy(recipe), [pair.source for pair in pairs])
         return [
-            [decode(source[:-1]), decode(tokens), decode(target[:-1])]
-            for (source, target), tokens in zip(pairs, found, strict=True)
+            [decode(pair.source[:-1]), decode(tokens), decode(pair.target[:-1])]
+            for pair, tokens in zip(pairs, found, strict=True)
         ]
 
     def predict(
@@ -151,7 +151,7 @@ def _texts(batch: Batch) -> list[np.ndarray]:
     return list(ids) if lengths is None else [row[:length] for row, length in zip(ids, lengths.tolist(), strict=True)]
 
 
-def _pairs(batch: Batch, end: int) -> list[Pair]:
+def _pairs(batch: Batch, end: int) -> list[TokenPair]:
     """(source, target) token ids of each row of a batch, each with its ``end`` token."""
     found = []
     for row in range(batch.input.num_rows):
@@ -162,5 +162,5 @@ def _pairs(batch: Batch, end: int) -> list[Pair]:
             assert batch.source.lengths is not None
             source = batch.source.values[row, : batch.source.lengths[row]]
         target = batch.targets[row][batch.targets[row] != IGNORED]
-        found.append((source.numpy(), target.numpy()))
+        found.append(TokenPair(source.numpy(), target.numpy()))
     return found

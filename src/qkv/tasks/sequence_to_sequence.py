@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from torch import Tensor
 
 from qkv.data.batch import Batch
 from qkv.data.corpus import VALIDATION
+from qkv.data.processors.processor import build_processor
 from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.tap import Tap
 from qkv.models.transformer import Transformer
+from qkv.spec.data import Data
 from qkv.spec.errors import Problem, SpecError
 from qkv.spec.generation import Generation
 from qkv.spec.recipe import Recipe
@@ -23,7 +25,8 @@ from qkv.spec.tasks import Summarization, Translation
 from qkv.tasks.aligned import MOST_TOKENS, aligned
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset
 from qkv.tasks.example_task import Collate, ExampleTask, Truncation, column, text_in, trained
-from qkv.tasks.pairs import joined, marks, pair_loss, paired, write_after
+from qkv.tasks.named_inputs import EncodedInputs, InputsEncoder, named_roles
+from qkv.tasks.pairs import TokenPair, joined, marks, pair_loss, paired, write_after
 from qkv.tasks.task import Defaults, Evaluation, Observed, Scale, Totals
 from qkv.tasks.text_metrics import bleu, first_sentence, rouge
 
@@ -42,9 +45,18 @@ class SequenceToSequenceTask(ExampleTask):
     """
 
     evaluates = True
+    roles: tuple[Role, ...]
     asks = ("source",)
+    inputs: tuple[str, ...] = ()
+    """Names of the inputs of which the source consists; empty for one text."""
     writes_from_source = True
     automatic = Defaults(("source",), "target")
+
+    def reading(self, data: Data) -> Self:
+        if data.inputs:
+            self.roles, self.asks = (*named_roles(data), self.roles[-1]), tuple(data.inputs)
+            self.inputs = self.asks
+        return super().reading(data)
 
     def completed(self, recipe: Recipe, records: Records) -> Recipe:
         """Copy of the recipe that by default decodes greedily, up to the length of the longest training target."""
@@ -54,6 +66,8 @@ class SequenceToSequenceTask(ExampleTask):
 
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
         data = recipe.data
+        if self.inputs:
+            return self._named_vocabulary(recipe, records)
         sources, targets = column(records, "source"), column(records, "target")
         if data.target_tokenizer is None:
             both = trained(data.tokenizer, [*sources, *targets], self._roles)
@@ -67,6 +81,18 @@ class SequenceToSequenceTask(ExampleTask):
         return Vocabulary(
             trained(data.tokenizer, sources, ("eos",)), trained(data.target_tokenizer, targets, self._roles)
         )
+
+    def _named_vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
+        """Vocabulary of several inputs, whose text and target share a tokenizer."""
+        data, texts = recipe.data, column(records, "target")
+        if data.text_input is not None:
+            texts = [*column(records, data.text_input), *texts]
+        tokenizer = trained(data.text_tokenizer, texts, self._roles)
+        fitted = {
+            name: build_processor(processor).fitted(column(records, name))
+            for name, processor in data.processors.items()
+        }
+        return Vocabulary(tokenizer, tokenizer, (), fitted)
 
     @property
     def _roles(self) -> tuple[str, ...]:
@@ -84,6 +110,8 @@ class SequenceToSequenceTask(ExampleTask):
 
     def reader(self, recipe: Recipe, vocabulary: Vocabulary) -> Truncation:
         limits = self.limits(recipe)
+        if self.inputs:
+            return InputsEncoder(recipe, vocabulary, limits["source"], target=limits["target"])
         if self.spec.framed:  # one position is already reserved for the end token
             limits["source"] = max(0, limits["source"] + 1 - max(1, vocabulary.tokenizer.frame.size))
         return Truncation(limits)
@@ -91,8 +119,8 @@ class SequenceToSequenceTask(ExampleTask):
     def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Truncation) -> Example:
         source, target = self._source(row, vocabulary, cut), cut(vocabulary.target.encode(row["target"]), "target")
         begin, end = marks(vocabulary, self.spec.begin)
-        written = np.concatenate((begin, target, [end]))
-        return Example(len(source) + len(written) - 1, len(written) - 1, (source, written))
+        written, ids = np.concatenate((begin, target, [end])), source.ids
+        return Example(len(ids) + len(written) - 1, len(written) - 1, TokenPair(ids, written, source.values))
 
     def source_ids(self, vocabulary: Vocabulary, text: str) -> list[int]:
         return self._framed(vocabulary, np.asarray(vocabulary.tokenizer.encode(text), np.int64)).tolist()
@@ -100,8 +128,11 @@ class SequenceToSequenceTask(ExampleTask):
     def first_ids(self, vocabulary: Vocabulary) -> tuple[int, ...]:
         return marks(vocabulary, self.spec.begin).begin
 
-    def _source(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Truncation) -> np.ndarray:
-        return self._framed(vocabulary, cut(vocabulary.tokenizer.encode(row["source"]), "source"))
+    def _source(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Truncation) -> EncodedInputs:
+        if isinstance(cut, InputsEncoder):
+            read, _ = cut.encode(row)
+            return read._replace(ids=self._framed(vocabulary, read.ids))
+        return EncodedInputs(self._framed(vocabulary, cut(vocabulary.tokenizer.encode(row["source"]), "source")))
 
     def _framed(self, vocabulary: Vocabulary, ids: np.ndarray) -> np.ndarray:
         """Source ``ids`` with the special tokens around it that the encoder expects."""
@@ -113,7 +144,11 @@ class SequenceToSequenceTask(ExampleTask):
         return np.append(ids, end)
 
     def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Collate:
-        return paired if recipe.model.encoder else joined
+        if not self.inputs:
+            return paired if recipe.model.encoder else joined
+        reader = self.reader(recipe, vocabulary)
+        assert isinstance(reader, InputsEncoder)
+        return lambda rows: joined(rows, reader.signals([row.values for row in rows]))
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
         return pair_loss(model, batch, self.spec.label_smoothing, tap)
@@ -130,16 +165,25 @@ class SequenceToSequenceTask(ExampleTask):
         rows = dataset.records[VALIDATION][:3]
         written = self.write(model, dataset.vocabulary, recipe, rows)
         return "\n\n".join(
-            f"{row['source']}\n→ {text}\n  ({row['target']})" for row, text in zip(rows, written, strict=True)
+            f"{self._told(row, recipe, dataset.vocabulary)}\n→ {text}\n  ({row['target']})"
+            for row, text in zip(rows, written, strict=True)
         )
 
     def predict(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]]:
         cut = self.reader(recipe, vocabulary)
-        lengths = [len(vocabulary.tokenizer.encode(text_in(row, "source"))) for row in rows]
+        role = recipe.data.text_input if self.inputs else "source"
         texts = self.write(model, vocabulary, recipe, rows, cut)
-        return [{"answer": text} | cut.note(length, "source") for text, length in zip(texts, lengths, strict=True)]
+        if role is None:
+            return [{"answer": text} for text in texts]
+        lengths = [len(vocabulary.tokenizer.encode(text_in(row, role))) for row in rows]
+        return [{"answer": text} | cut.note(length, role) for text, length in zip(texts, lengths, strict=True)]
+
+    def _told(self, row: Mapping[str, Any], recipe: Recipe, vocabulary: Vocabulary) -> str:
+        """Source of a row as a text for tables."""
+        reader = self.reader(recipe, vocabulary)
+        return reader.shown(row) if isinstance(reader, InputsEncoder) else row["source"]
 
     def write(
         self,
@@ -155,13 +199,15 @@ class SequenceToSequenceTask(ExampleTask):
         """
         cut = cut or self.reader(recipe, vocabulary)
         sources = [self._source(row, vocabulary, cut) for row in rows]
-        order = sorted(range(len(rows)), key=lambda i: len(sources[i]))
+        order = sorted(range(len(rows)), key=lambda i: len(sources[i].ids))
         found: dict[int, str] = {}
         for begin in range(0, len(order), _AT_ONCE):
             some = order[begin : begin + _AT_ONCE]
-            written = write_after(model, vocabulary, recipe.sample, [sources[i] for i in some], self.spec.begin)
-            for i, ids in zip(some, written, strict=True):
-                found[i] = vocabulary.target.decode(ids, skip_special=True).strip()
+            ids = [sources[i].ids for i in some]
+            inputs = [cut.signals([sources[i].values]) for i in some] if isinstance(cut, InputsEncoder) else None
+            written = write_after(model, vocabulary, recipe.sample, ids, self.spec.begin, inputs)
+            for i, tokens in zip(some, written, strict=True):
+                found[i] = vocabulary.target.decode(tokens, skip_special=True).strip()
         return [found[i] for i in range(len(rows))]
 
     def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
@@ -169,7 +215,8 @@ class SequenceToSequenceTask(ExampleTask):
         rows = dataset.records[split]
         written = self.write(model, dataset.vocabulary, recipe, rows)
         found = self.compare(written, rows)
-        shown = [[row["source"], text, row["target"]] for row, text in zip(rows[:_SHOWN], written, strict=False)]
+        told = [self._told(row, recipe, dataset.vocabulary) for row in rows[:_SHOWN]]
+        shown = [[source, text, row["target"]] for source, row, text in zip(told, rows, written, strict=False)]
         table = {
             "kind": "examples",
             "title": "Generated text",
@@ -192,9 +239,11 @@ class SequenceToSequenceTask(ExampleTask):
         written: Sequence[str],
     ) -> list[dict[str, Any]]:
         """Report section with the attention weights of one sentence: the first neither one word nor too long."""
+        if self.inputs:
+            return []
         cut, (begin, end) = self.reader(recipe, vocabulary), marks(vocabulary, self.spec.begin)
         for row, text in zip(rows[:_AT_ONCE], written, strict=False):
-            source, target = self._source(row, vocabulary, cut), cut(vocabulary.target.encode(text), "target")
+            source, target = self._source(row, vocabulary, cut).ids, cut(vocabulary.target.encode(text), "target")
             if len(source) > 4 and len(target) > 3:
                 sections = aligned(model, vocabulary, source.tolist(), [*begin, *target.tolist(), end])
                 if sections or len(source) <= MOST_TOKENS:

@@ -14,7 +14,8 @@ from qkv.spec.register import implements
 from qkv.spec.tasks import SpanCorruption
 from qkv.tasks.fill_in import Gapped, filled, read_gaps, words_carry_spaces
 from qkv.tasks.objectives.spans import corrupt_spans, counts, lengths_of
-from qkv.tasks.restoration import Pair, RestorationTask
+from qkv.tasks.pairs import TokenPair
+from qkv.tasks.restoration import RestorationTask
 from qkv.tokenizers.tokenizer import Tokenizer
 
 
@@ -37,9 +38,9 @@ class SpanCorruptionTask(RestorationTask):
     def damage(self, recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Any:
         marks, spec = sentinels(tokenizer), self.spec
 
-        def cut(ids: np.ndarray, rng: np.random.Generator) -> Pair:
+        def cut(ids: np.ndarray, rng: np.random.Generator) -> TokenPair:
             source, target = corrupt_spans(ids, rng, marks, 0, spec.density, spec.mean_length)
-            return source[:-1], target[:-1]  # end tokens are added when source and target are joined
+            return TokenPair(source[:-1], target[:-1])  # end tokens are added when source and target are joined
 
         return cut
 

@@ -15,6 +15,7 @@ from qkv.data.vocabulary import Vocabulary
 from qkv.former.names import renamed
 from qkv.layers.tap import Tap
 from qkv.spec import tokenizers
+from qkv.spec.data import Data
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
 from qkv.spec.heads import Head
@@ -145,9 +146,9 @@ class Task(ABC):
     def __init__(self, spec: Any):
         self.spec = spec
 
-    def reading(self, processor: Processor | None) -> Self:
-        """Return the task itself, for inputs that ``processor`` converts; None for text."""
-        self.processor = processor
+    def reading(self, data: Data) -> Self:
+        """Return the task itself, for the inputs of ``data``: its named inputs, those of its processor, or text."""
+        self.processor = data.processor
         return self
 
     @abstractmethod

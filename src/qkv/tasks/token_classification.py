@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -178,9 +178,8 @@ class TokenClassificationTask(ExampleTask):
         sentences = [_words(row["words"]) for row in rows]
         for begin in range(0, len(rows), _AT_ONCE):
             read = [read_words(words) for words in sentences[begin : begin + _AT_ONCE]]
-            batch = _collated([(values, types, _at(heads, len(values)), ()) for values, types, heads in read]).to(
-                model.device
-            )
+            sentences_read = [TaggedSentence(values, types, _at(heads, len(values))) for values, types, heads in read]
+            batch = _collated(sentences_read).to(model.device)
             with torch.inference_mode(), evaluating(model):
                 best = model.head.decode(_logits(model, batch), batch.targets != IGNORED).tolist()
             found += [
@@ -200,6 +199,19 @@ def _named(seen: Totals, labels: tuple[str, ...]) -> tuple[list[list[str]], list
     return truth, [[labels[found] if found >= 0 else OUTSIDE for _, found in row] for row in seen.outcomes]
 
 
+class TaggedSentence(NamedTuple):
+    """Fields of an example.
+
+    values, types (N): what the model reads.   targets (N): class of each word at its first position.   unread: classes
+    of the words beyond the model's length.
+    """
+
+    values: np.ndarray
+    types: np.ndarray
+    targets: np.ndarray
+    unread: tuple[int, ...] = ()
+
+
 def _example(row: Mapping[str, Any], read: Sentence, classes: Mapping[str, int]) -> Example:
     unknown = next((tag for tag in row["tags"] if tag not in classes), None)
     if unknown is not None:
@@ -208,7 +220,7 @@ def _example(row: Mapping[str, Any], read: Sentence, classes: Mapping[str, int])
         )
     tags, (values, types, heads) = [classes[tag] for tag in row["tags"]], read
     targets = _at(heads, len(values), tags[: len(heads)])
-    return Example(len(values), len(heads), (values, types, targets, tuple(tags[len(heads) :])))
+    return Example(len(values), len(heads), TaggedSentence(values, types, targets, tuple(tags[len(heads) :])))
 
 
 def _at(heads: list[int], length: int, classes: Sequence[int] | int = 0) -> np.ndarray:
@@ -240,11 +252,11 @@ def _answer(words: list[str], tags: list[str], labels: Sequence[str]) -> dict[st
     return answer
 
 
-def _collated(rows: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, ...]]]) -> Batch:
-    read = [row[0] for row in rows]
+def _collated(rows: Sequence[TaggedSentence]) -> Batch:
+    read = [row.values for row in rows]
     values, lengths = padded(read) if read[0].ndim == 1 else padded_tables(read, PADDING)
-    targets, _ = padded([row[2] for row in rows], IGNORED)
-    types, unread = types_or_none([row[1] for row in rows]), tuple(row[3] for row in rows)
+    targets, _ = padded([row.targets for row in rows], IGNORED)
+    types, unread = types_or_none([row.types for row in rows]), tuple(row.unread for row in rows)
     return Batch.of(Signal(values, lengths_or_none(values, lengths), types=types), targets, unread=unread)
 
 

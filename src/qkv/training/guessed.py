@@ -54,7 +54,7 @@ def _roles(kind: str) -> tuple[Role, ...]:
 
 def _opened(data: Data, kind: str) -> Records | None:
     """Read the data with the columns of a task of that kind; None if they do not fit."""
-    roles = build_task(Task.kinds()[kind](), data.processor).roles  # type: ignore[attr-defined]
+    roles = build_task(Task.kinds()[kind](), data).roles  # type: ignore[attr-defined]
     try:
         return open_records(
             data.changed(

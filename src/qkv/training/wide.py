@@ -184,7 +184,7 @@ def _counts(dataset: ExampleDataset, split: str, columns: int) -> Any:
     """Counts of the features of all rows of a split, a sparse matrix (rows, columns)."""
     from scipy.sparse import csr_matrix
 
-    bags = [Bag(*example.parts[4:6]) for example in dataset.examples[split]]
+    bags: list[Bag] = [example.fields.bag for example in dataset.examples[split]]
     ids, counts = (np.concatenate(side) for side in zip(*bags, strict=True))
     return csr_matrix((counts, ids, np.cumsum([0, *(len(bag.ids) for bag in bags)])), shape=(len(bags), columns))
 

@@ -7,29 +7,38 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from qkv.data.records.model import Role
 
 Rows = Sequence[Mapping[str, Any]]
 INPUTS = ("text", "words")
 """Kinds of roles that are inputs, unless the role is ``written`` by the model."""
+SIGNALS = ("image", "signal", "series")
+"""Kinds of other inputs, which are compared where they stand beside a text."""
 
 
 def input_keys(rows: Rows, roles: Sequence[Role]) -> list[bytes]:
-    """Key of each row's inputs: equal for equal texts (both texts of a pair), each run of white space as one space.
+    """Key of each row's inputs: equal for equal texts (both texts of a pair), each run of white space as one space,
+    and equal values of the other inputs beside them.
 
-    Empty if no role is an input.
+    Empty if no role is a text.
     """
-    names = [role.name for role in roles if _is_input(role)]
-    return [_key(row, names) for row in rows] if names else []
+    texts = [role.name for role in roles if _is_input(role)]
+    others = [role.name for role in roles if role.kind in SIGNALS]
+    return [_key(row, texts, others) for row in rows] if texts else []
 
 
 def _is_input(role: Role) -> bool:
     return role.kind in INPUTS and not role.written
 
 
-def _key(row: Mapping[str, Any], names: Sequence[str]) -> bytes:
+def _key(row: Mapping[str, Any], texts: Sequence[str], others: Sequence[str]) -> bytes:
     total = hashlib.blake2b(digest_size=16)
-    for name in names:
+    for name in others:
+        value = row.get(name)
+        total.update(value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode())
+    for name in texts:
         value = row.get(name)
         text = value if isinstance(value, str) else " ".join(value or ())
         total.update(" ".join(text.split()).encode("utf-8", "surrogatepass") + b"\n")  # "\n" cannot occur in it

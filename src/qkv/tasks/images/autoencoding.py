@@ -23,8 +23,8 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import Autoencoding
 from qkv.tasks.dataset import Dataset, ExampleDataset
-from qkv.tasks.images.task import ImageTask, Parts, picture_section, processor_of
-from qkv.tasks.inputs import SignalReader
+from qkv.tasks.images.task import ImageTask, picture_section, processor_of
+from qkv.tasks.inputs import EncodedRow, SignalReader
 from qkv.tasks.task import Evaluation, Observed, Scale, Totals
 
 _SHOWN = 16
@@ -83,7 +83,7 @@ class AutoencodingTask(ImageTask):
         figures = self.figures(seen, dataset.scale(split)) | mean_image_error(dataset, split)
         processor = processor_of(dataset.vocabulary)
         assert isinstance(processor, ImageProcessor)
-        originals = [example.parts for example in dataset.examples[split][:_SHOWN]]
+        originals = [example.fields for example in dataset.examples[split][:_SHOWN]]
         with torch.inference_mode(), evaluating(model):
             batch = self.batch(SignalReader(processor), originals).to(model.device)
             found = self.reconstructed(model, batch).pixels
@@ -91,7 +91,7 @@ class AutoencodingTask(ImageTask):
         caption = f"first {len(originals)} images of the {split} part, and below them their reconstructions"
         return Evaluation(figures, [picture_section("Reconstructions", shown, len(originals), caption)])
 
-    def batch(self, reader: SignalReader, rows: Sequence[Parts]) -> Batch:
+    def batch(self, reader: SignalReader, rows: Sequence[EncodedRow]) -> Batch:
         signal, _ = reader.signal(rows)
         extras: dict[str, Any] = {DEVIATION: torch.tensor(reader.processor.spec.deviation)}
         return Batch.of(signal, signal.values, count=signal.values.numel(), **extras)
@@ -110,7 +110,7 @@ class AutoencodingTask(ImageTask):
     ) -> list[dict[str, Any]]:
         reader, found = self.reader(recipe, vocabulary), list[dict[str, Any]]()
         for begin in range(0, len(rows), _AT_ONCE):
-            some = [example.parts for example in self.examples(rows[begin : begin + _AT_ONCE], vocabulary, reader)]
+            some = [example.fields for example in self.examples(rows[begin : begin + _AT_ONCE], vocabulary, reader)]
             batch = self.batch(reader, some).to(model.device)
             with torch.inference_mode(), evaluating(model):
                 made = self.reconstructed(model, batch)
@@ -140,10 +140,10 @@ def mean_image_error(dataset: ExampleDataset, split: str) -> dict[str, float]:
     known = dataset.fitted_examples
     if not known:
         return {}
-    total = np.zeros(known[0].parts[0].shape)
+    total = np.zeros(known[0].fields.value.shape)
     for example in known:
-        total += example.parts[0]
+        total += example.fields.value
     mean, squared = total / len(known), 0.0
     for example in dataset.examples[split]:
-        squared += float(np.square((example.parts[0] - mean) / 255).mean())
+        squared += float(np.square((example.fields.value - mean) / 255).mean())
     return {"mse_of_mean_image": squared / len(dataset.examples[split])}

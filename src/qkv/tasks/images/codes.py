@@ -26,8 +26,8 @@ from qkv.spec.tasks import NextToken
 from qkv.tasks.dataset import Dataset, ExampleDataset
 from qkv.tasks.example_task import Collate
 from qkv.tasks.images.generated import GeneratedImagesTask, places_of
-from qkv.tasks.images.task import Parts, processor_of
-from qkv.tasks.inputs import SignalReader
+from qkv.tasks.images.task import processor_of
+from qkv.tasks.inputs import EncodedRow, SignalReader
 from qkv.tasks.next_token import exponential
 from qkv.tasks.task import Evaluation, Scale, Totals
 
@@ -45,9 +45,9 @@ class ImageTokensTask(GeneratedImagesTask):
         places_of(codes_of(vocabulary).spec, recipe.model.context_length)
         return super().collator(recipe, vocabulary)
 
-    def batch(self, reader: SignalReader, rows: Sequence[Parts]) -> Batch:
+    def batch(self, reader: SignalReader, rows: Sequence[EncodedRow]) -> Batch:
         signal, _ = reader.signal(rows)
-        first = torch.tensor([row[2] for row in rows]) + reader.processor.spec.codes
+        first = torch.tensor([row.truth for row in rows]) + reader.processor.spec.codes
         return Batch.of(torch.cat((first[:, None], signal.values[:, :-1]), 1), signal.values)
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
@@ -90,7 +90,7 @@ def place_frequencies(dataset: ExampleDataset, split: str) -> dict[str, float]:
     if not known:
         return {}
     codes = codes_of(dataset.vocabulary).spec.codes or 1
-    train, truth = (np.stack([example.parts[0] for example in some]) for some in (known, dataset.examples[split]))
+    train, truth = (np.stack([example.fields.value for example in some]) for some in (known, dataset.examples[split]))
     total = 0.0
     for place in range(train.shape[1]):
         counts = np.bincount(train[:, place], minlength=codes) + 1.0

@@ -27,8 +27,8 @@ from qkv.spec.tasks import NextPatch
 from qkv.tasks.dataset import Dataset, ExampleDataset
 from qkv.tasks.example_task import Collate
 from qkv.tasks.images.generated import GeneratedImagesTask, places_of
-from qkv.tasks.images.task import Parts, processor_of
-from qkv.tasks.inputs import SignalReader
+from qkv.tasks.images.task import processor_of
+from qkv.tasks.inputs import EncodedRow, SignalReader
 from qkv.tasks.task import Evaluation, Scale, Totals
 
 PIXELS, STARTS, UNIT = "pixels", "starts", "unit"
@@ -48,12 +48,12 @@ class NextPatchTask(GeneratedImagesTask):
         places_of(patches_of(vocabulary).spec, recipe.model.context_length)
         return super().collator(recipe, vocabulary)
 
-    def batch(self, reader: SignalReader, rows: Sequence[Parts]) -> Batch:
-        levels = np.stack([row[0] for row in rows])
+    def batch(self, reader: SignalReader, rows: Sequence[EncodedRow]) -> Batch:
+        levels = np.stack([row.value for row in rows])
         noise = np.stack(
             [np.random.default_rng(zlib.crc32(each.data)).random(each.shape, np.float32) for each in levels]
         )
-        starts = torch.tensor([row[2] for row in rows])
+        starts = torch.tensor([row.truth for row in rows])
         return noisy(_patches(reader), torch.from_numpy(levels), torch.from_numpy(noise), starts)
 
     def change(self, recipe: Recipe, vocabulary: Vocabulary) -> Callable[[Batch, np.random.Generator], Batch] | None:
@@ -135,15 +135,15 @@ def pixel_gaussians(dataset: ExampleDataset, split: str) -> dict[str, float]:
     known = dataset.fitted_examples
     if not known:
         return {}
-    total, squares = (np.zeros(known[0].parts[0].shape) for _ in range(2))
+    total, squares = (np.zeros(known[0].fields.value.shape) for _ in range(2))
     for example in known:
-        levels = example.parts[0].astype(np.float64)
+        levels = example.fields.value.astype(np.float64)
         total += levels
         squares += levels**2
     mean = total / len(known)
     variance = squares / len(known) - mean**2 + 1 / 12  # of the noise
     nats = 0.0
     for example in dataset.examples[split]:
-        errors = (example.parts[0] - mean) ** 2 + 1 / 12
+        errors = (example.fields.value - mean) ** 2 + 1 / 12
         nats += float((errors / variance / 2 + np.log(2 * math.pi * variance) / 2).mean())
     return {"loss_of_pixel_gaussians": nats / len(dataset.examples[split])}

@@ -14,15 +14,13 @@ from qkv.data.records.model import Records, Role
 from qkv.data.records.pictures import as_uri
 from qkv.data.records.values import Unusable
 from qkv.data.vocabulary import Vocabulary
+from qkv.spec.data import NO_DATA, Data
 from qkv.spec.errors import UserError
 from qkv.spec.processors import Processor as ProcessorSpec
 from qkv.spec.recipe import Recipe
 from qkv.tasks.dataset import Example
 from qkv.tasks.example_task import ExampleTask, Reader, Rows, column
-from qkv.tasks.inputs import SignalReader, input_roles
-
-Parts = tuple[np.ndarray, int, int]
-"""Parts of an example: encoded image, its number of positions, index of its label (0 without labels)."""
+from qkv.tasks.inputs import EncodedRow, SignalReader, input_roles
 
 
 class ImageTask(ExampleTask):
@@ -34,13 +32,14 @@ class ImageTask(ExampleTask):
 
     def __init__(self, spec: Any):
         super().__init__(spec)
-        self.reading(None)
+        self.reading(NO_DATA)
 
-    def reading(self, processor: ProcessorSpec | None) -> Self:
+    def reading(self, data: Data) -> Self:
+        processor = data.processor
         inputs = input_roles(processor) if processor is not None else ()
         self.roles = (*inputs, self.label) if self.label is not None and self.labelled(processor) else inputs
         self.asks = tuple(role.name for role in inputs)
-        super().reading(processor)
+        super().reading(data)
         return self
 
     def labelled(self, processor: ProcessorSpec | None) -> bool:
@@ -67,7 +66,7 @@ class ImageTask(ExampleTask):
                 bad.append(str(found))
                 continue
             size = reader.processor.size(found)
-            examples.append(Example(size, self.targets(found), (found, size, self.index(row, vocabulary))))
+            examples.append(Example(size, self.targets(found), EncodedRow(found, self.index(row, vocabulary))))
             kept.append(row)
         return kept, examples, bad
 
@@ -90,11 +89,11 @@ class ImageTask(ExampleTask):
             raise UserError(f"data: the label {label!r} occurs only in held-out data; remove such rows")
         return vocabulary.classes[label]
 
-    def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Callable[[Sequence[Parts]], Batch]:
+    def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Callable[[Sequence[EncodedRow]], Batch]:
         reader = self.reader(recipe, vocabulary)
         return lambda rows: self.batch(reader, rows)
 
-    def batch(self, reader: SignalReader, rows: Sequence[Parts]) -> Batch:
+    def batch(self, reader: SignalReader, rows: Sequence[EncodedRow]) -> Batch:
         """Batch of several examples."""
         raise NotImplementedError
 

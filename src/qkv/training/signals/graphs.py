@@ -90,7 +90,7 @@ def _model(count: int, task: TaskSpec, wide: Subtrees) -> Model:
 
 def _wide(asked: RecipeRequest) -> Subtrees:
     """Wide path with buckets for the subtrees of all nodes, but fewer of many classes."""
-    target = build_task(asked.task, asked.data.processor).target.name  # type: ignore[attr-defined]
+    target = build_task(asked.task, asked.data).target.name  # type: ignore[attr-defined]
     targets = {row[target] for row in asked.records.splits["train"] if isinstance(row[target], str)}
     return Subtrees(buckets=min(_BUCKETS, _OUTPUTS // max(1, len(targets))))
 

@@ -29,7 +29,7 @@ class RecipeRequest:
     @cached_property
     def records(self) -> Records:
         """Examples of the data, as values of the task's roles. Raises ``UserError``."""
-        return open_records(self.data, build_task(self.task, self.data.processor).roles)  # type: ignore[attr-defined]
+        return open_records(self.data, build_task(self.task, self.data).roles)  # type: ignore[attr-defined]
 
     @property
     def values(self) -> list[Any]:

@@ -1,0 +1,88 @@
+"""Front end of several named inputs in one row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from qkv.frontends.frontend import Frontend, build_frontend
+from qkv.frontends.text import TextFrontend
+from qkv.layers.context import Context
+from qkv.layers.signal import Signal, placeholder
+from qkv.spec.errors import UserError
+from qkv.spec.model import Stack
+from qkv.spec.register import implements
+from qkv.spec.signals.joined import Joined
+
+
+@implements(Joined)
+class JoinedFrontend(TextFrontend):
+    """Ids (B, N), with a placeholder at each position of a value of another input, and these values -> (B, N, D).
+
+        ids           5  9  -1  -1  -1  7           x_i = E[id]  where id >= 0
+        inputs              one value               x_i = its front end's vectors, in order, at its placeholders
+
+    Then types, positions of the row, norm and dropout as for text. The values of an input are the rows of its signal,
+    in the order of their places: row by row, from left to right.
+    """
+
+    part: Joined
+
+    def __init__(self, part: Joined, stack: Stack, width: int, table: nn.Parameter | None = None):
+        super().__init__(part, stack, width, table)
+        own = part.vector_width(part.width or width)
+        self.inputs = nn.ModuleDict(
+            {
+                name: build_frontend(stack.model_copy(update={"frontend": each}), own)
+                for name, each in part.inputs.items()
+            }
+        )
+
+    def initialise(self, std: float) -> None:
+        super().initialise(std)
+        for frontend in self.inputs.values():
+            assert isinstance(frontend, Frontend)
+            frontend.initialise(std)
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Signal:
+        """Random ids; values of the inputs that fit into ``length`` positions stand before them."""
+        ids, inputs, begin = super().random(rows, length, generator).values, dict[str, Signal](), 0
+        for index, (name, frontend) in enumerate(self.inputs.items()):
+            assert isinstance(frontend, Frontend)
+            share = max(1, (length - begin) // (2 * len(self.inputs)))
+            signal = frontend.random(rows, share, generator)
+            end = begin + frontend.count(signal)
+            if end <= length:
+                ids[:, begin:end] = placeholder(index, len(self.inputs))
+                inputs[name], begin = signal, end
+        return Signal(ids, inputs=inputs or None)
+
+    def embedded(self, signal: Signal, context: Context) -> Tensor:
+        if signal.inputs is None:
+            return super().embedded(signal, context)
+        ids = signal.values
+        x = super().embedded(replace(signal, values=ids.clamp(min=0)), context)
+        unknown = next((name for name in signal.inputs if name not in self.inputs), None)
+        if unknown is not None:
+            raise UserError(f"the model has no input {unknown!r}; it reads {', '.join(self.inputs)}")
+        for index, name in enumerate(self.inputs):
+            here = (ids < 0) & ((-1 - ids) % len(self.inputs) == index)
+            vectors = self._vectors_of(name, signal.inputs.get(name), x)
+            if not here.is_meta and int(here.sum()) != len(vectors):
+                raise UserError(f"rows have {int(here.sum())} positions of {name}, and its values have {len(vectors)}")
+            x = x.masked_scatter(here[..., None], vectors)
+        return x
+
+    def _vectors_of(self, name: str, values: Signal | None, x: Tensor) -> Tensor:
+        """Vectors (M, D) of the M positions of all values of an input, in the dtype of x."""
+        if values is None:
+            return x.new_zeros(0, x.shape[-1])
+        frontend = self.inputs[name]
+        assert isinstance(frontend, Frontend)
+        vectors, context = frontend.embed(values)
+        if context.lengths is None:
+            return vectors.flatten(0, 1).to(x.dtype)
+        real = torch.arange(vectors.shape[1], device=x.device) < context.lengths[:, None]
+        return vectors[real].to(x.dtype)

@@ -1,0 +1,155 @@
+"""Readers of several named inputs, which stand in one row: tokens of a text, and values of other inputs among them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from qkv.data.padding import lengths_or_none, padded
+from qkv.data.processors.processor import build_processor
+from qkv.data.records.model import Role
+from qkv.data.vocabulary import Vocabulary
+from qkv.layers.signal import Signal, placeholder
+from qkv.spec.data import Data
+from qkv.spec.errors import UserError
+from qkv.spec.recipe import Recipe
+from qkv.tasks.dataset import Example, leaves
+from qkv.tasks.example_task import Truncation, text_in
+from qkv.tasks.inputs import TEXT, EncodedRow, InputReader
+
+
+class EncodedInputs(NamedTuple):
+    """Inputs of a row: ids (N) with placeholders, and the encoded value of each input but the text, in their order."""
+
+    ids: np.ndarray
+    values: tuple[Any, ...] = ()
+
+
+def named_roles(data: Data) -> tuple[Role, ...]:
+    """Columns of several inputs, each named like its input."""
+    return tuple(_role(name, data) for name in data.inputs)
+
+
+def _role(name: str, data: Data) -> Role:
+    role = TEXT if name == data.text_input else build_processor(data.processors[name]).role
+    return role._replace(name=name, names=(name, *role.names))
+
+
+class InputsEncoder(Truncation):
+    """Encoder of the inputs of a row. Its text is cut to what the other inputs leave of ``room`` positions.
+
+    Each ``<name>`` in the text is the place of that input's value; values without a place come before the text, in the
+    order of ``data.inputs``.
+    """
+
+    def __init__(self, recipe: Recipe, vocabulary: Vocabulary, room: int, **limits: int):
+        """``limits``: of further texts, see ``Truncation``."""
+        data = recipe.data
+        self.text, self.room, self.tokenizer = data.text_input, room, vocabulary.tokenizer
+        self.processors = {name: build_processor(vocabulary.processors[name]) for name in data.processors}
+        self.frontends = recipe.model.frontend.of_processors(vocabulary.processors).inputs_read
+        self._places = re.compile(f"<({'|'.join(map(re.escape, self.processors))})>")
+        super().__init__({**({self.text: room} if self.text else {}), **limits})
+
+    def encode(self, row: Mapping[str, Any]) -> tuple[EncodedInputs, int]:
+        """(inputs of a row, number of its tokens before truncation). Raises ``UserError``."""
+        values = {name: processor.read(row[name]) for name, processor in self.processors.items()}
+        spans = {name: self._span(index, name, values[name]) for index, name in enumerate(values)}
+        left = self.room - sum(map(len, spans.values()))
+        if left < 0:
+            said = " and ".join(f"{len(span)} of {name}" for name, span in spans.items())
+            raise UserError(f"a row has {said}, more positions than the {self.room} that the model has room for")
+        pieces = list(self._pieces(text_in(row, self.text) if self.text else "", spans))
+        length = sum(len(piece) for name, piece in pieces if not name)
+        if self.text:
+            self.limits = {**self.limits, self.text: left}
+            self._count(length, self.text)
+        ids = list[int]()
+        for name, piece in pieces:
+            kept = piece if name else piece[:left]
+            ids += kept
+            left -= 0 if name else len(kept)
+        return EncodedInputs(np.array(ids, np.int64), tuple(values.values())), length
+
+    def _span(self, index: int, name: str, value: Any) -> list[int]:
+        """Placeholders of a value, which differ where values differ."""
+        total = hashlib.blake2b(digest_size=6)
+        for leaf in leaves(value):
+            total.update(leaf.tobytes() if isinstance(leaf, np.ndarray) else repr(leaf).encode())
+        content = int.from_bytes(total.digest(), "little")
+        count = self.frontends[name].num_positions or self.processors[name].size(value)
+        return [placeholder(index, len(self.processors), content)] * count
+
+    def _pieces(self, text: str, spans: Mapping[str, list[int]]) -> Iterator[tuple[str, list[int]]]:
+        """(name, placeholders) of each value and ("", ids) of each piece of the text, in order."""
+        placed = dict.fromkeys(self._places.findall(text))
+        yield from ((name, span) for name, span in spans.items() if name not in placed)
+        begin = 0
+        for match in self._places.finditer(text):
+            if match[1] in placed:  # a further one is text, as a row has one value of an input
+                yield "", self.tokenizer.encode(text[begin : match.start()])
+                yield match[1], spans[match[1]]
+                del placed[match[1]]
+                begin = match.end()
+        if text[begin:]:
+            yield "", self.tokenizer.encode(text[begin:])
+
+    def signals(self, rows: Sequence[tuple[Any, ...]]) -> dict[str, Signal]:
+        """Signal of each input by its name, from the encoded values of several rows."""
+        columns = zip(*rows, strict=True)
+        return {
+            name: processor.signal(list(column))
+            for (name, processor), column in zip(self.processors.items(), columns, strict=True)
+        }
+
+    def shown(self, row: Mapping[str, Any]) -> str:
+        """Inputs of a row as a short text for tables."""
+        known = {name: processor.shown(row[name]) for name, processor in self.processors.items()}
+        return " | ".join([*known.values(), *([str(row[self.text])] if self.text else [])])
+
+    def notes(self, examples: int) -> list[str]:
+        found = [note for processor in self.processors.values() for note in processor.notes()]
+        text = self.text
+        if text and self.counts[text]:
+            some = f"{self.counts[text]:,} of {examples:,} examples were cut"
+            found.append(f"{some}: their {text} and other inputs do not fit")
+        return found
+
+
+class JoinedReader(InputReader):
+    """Reader of several named inputs for predictions about rows. The tokenizer's special tokens are put around them."""
+
+    def __init__(self, recipe: Recipe, vocabulary: Vocabulary):
+        frame = vocabulary.tokenizer.frame if vocabulary.has_text else None
+        self.before, self.behind = (frame.before, frame.behind) if frame else ((), ())
+        self.encoder = InputsEncoder(recipe, vocabulary, recipe.model.context_length - len(self.before + self.behind))
+
+    def example(self, row: Mapping[str, Any], truth: Any) -> Example:
+        fields, _ = self.noted(row, truth)
+        return Example(len(fields.value.ids), 1, fields)
+
+    def noted(self, row: Mapping[str, Any], truth: Any) -> tuple[EncodedRow, dict[str, str]]:
+        read, length = self.encoder.encode(row)
+        ids = np.array([*self.before, *read.ids.tolist(), *self.behind], np.int64)
+        note = self.encoder.note(length, self.encoder.text) if self.encoder.text else {}
+        return EncodedRow(read._replace(ids=ids), truth), note
+
+    def signal(self, rows: Sequence[EncodedRow]) -> tuple[Signal, Tensor | None]:
+        ids, lengths = padded([row.value.ids for row in rows])
+        inputs = self.encoder.signals([row.value.values for row in rows])
+        return Signal(ids, lengths_or_none(ids, lengths), inputs=inputs), None
+
+    def notes(self, examples: int) -> list[str]:
+        return self.encoder.notes(examples)
+
+    def shown(self, row: Mapping[str, Any]) -> str:
+        return self.encoder.shown(row)
+
+    def picture(self, row: Mapping[str, Any]) -> str | None:
+        drawn = (processor.picture(row[name]) for name, processor in self.encoder.processors.items())
+        return next((picture for picture in drawn if picture is not None), None)

@@ -1,0 +1,169 @@
+"""Tests of runs on several named inputs: read from a table, trained, resumed, predicted, refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from tests.serving.conftest import serving
+
+import qkv
+from qkv.data.processors.processor import build_processor
+from qkv.data.records.pictures import as_uri
+from qkv.data.vocabulary import Vocabulary
+from qkv.spec.errors import SpecError, UserError
+from qkv.spec.recipe import Recipe
+from qkv.spec.signals.images import Images
+from qkv.spec.tokenizers import WordList
+from qkv.tasks.dataset import with_vocabulary
+from qkv.tasks.named_inputs import InputsEncoder
+from qkv.tokenizers.train import train
+
+
+def drawn(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Rows of a picture, bright or dark, and a sentence. The label needs both: is what the sentence says true?"""
+    rng, rows = np.random.default_rng(seed), []
+    for _ in range(count):
+        bright, said = rng.random(2) < 0.5
+        level = 200 if bright else 40
+        picture = np.clip(level + rng.normal(0, 10, (8, 8)), 0, 255).astype(np.uint8)
+        words = "it is bright here" if said else "it is dark here"
+        rows.append({"picture": picture, "words": words, "label": "true" if bright == said else "false"})
+    return rows
+
+
+def recipe(task: str = "classification", **data: Any) -> Recipe:
+    inputs = {"picture": "images(height=8, width=8, channels=1)", "words": "word_list(min_frequency=1)"}
+    return Recipe.parse(
+        {
+            "data": {"source": "memory", "inputs": inputs, **data},
+            "task": task,
+            "model": {
+                "width": 32,
+                "num_layers": 2,
+                "context_length": 24,
+                "frontend": {"kind": "joined", "inputs": {"picture": "patches(patch=4)"}},
+                "blocks": [{"branches": ["attention(2, mask=full)", "feed_forward"]}],
+                "head": "classification(pooling=mean)",
+            },
+            "training": {
+                "steps": 80,
+                "batch_size": 32,
+                "optimizer": {"kind": "adamw", "lr": 3e-3},
+                "schedule": "constant",
+                "validation": {"every": 40},
+            },
+        }
+    )
+
+
+def quiet(event: object) -> None:
+    """Show nothing."""
+
+
+def test_a_run_reads_both_inputs(tmp_path: Path) -> None:
+    half = qkv.override(recipe(), ["training.steps=40"])
+    qkv.train(half, tmp_path / "run", data=drawn(400), on_event=quiet)
+    run = qkv.train(recipe(), tmp_path / "run", data=drawn(400), on_event=quiet)
+    once = qkv.train(recipe(), tmp_path / "once", data=drawn(400), on_event=quiet)
+    assert [row.get("loss") for row in run.metrics][-3:] == [row.get("loss") for row in once.metrics][-3:]
+    figures = qkv.evaluate(run)
+    assert figures["accuracy"] == 100
+    assert figures["accuracy_of_ngrams"] < 75  # a text alone does not tell
+    asked = drawn(20, seed=1)
+    answers = qkv.predict(qkv.load(tmp_path / "run"), [{k: row[k] for k in ("picture", "words")} for row in asked])
+    assert [answer["answer"] for answer in answers] == [row["label"] for row in asked]
+    with pytest.raises(UserError, match="predicts from picture, words; 'picture' is missing"):
+        qkv.predict(run, {"words": "it is dark here"})
+
+
+def test_a_run_that_writes_after_both_inputs_is_served(tmp_path: Path) -> None:
+    asked = drawn(6, seed=2)
+    rows = [{**row, "target": f"so it is {row['label']}"} for row in drawn(200)]
+    changes = ["task=translation", "model.head=language_model", "training.steps=5"]
+    changes += ["sample={temperature: 0, max_new_tokens: 5}"]
+    changes += ["model.blocks=[{branches: ['attention(2, mask=prefix)', feed_forward]}]"]
+    run = qkv.train(qkv.override(recipe(), changes), tmp_path / "run", data=rows, on_event=quiet)
+    inputs = [{"picture": as_uri(row["picture"]), "words": row["words"]} for row in asked]
+    expected = qkv.predict(run, inputs)
+    alone = [answer for row in inputs for answer in qkv.predict(run, [row])]
+    assert alone == expected
+    with serving({"both": run}) as server:
+        found = httpx.post(f"{server.url}/predict", json={"inputs": inputs}, timeout=60).json()["data"]
+        refused = httpx.post(f"{server.url}/predict", json={"inputs": [{"picture": "a.png", "words": "a"}]}, timeout=60)
+    assert found == expected
+    assert refused.status_code == 400
+    assert "'a.png' given; allowed: numbers, or an image" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("text", "order"),
+    [
+        ("it is <picture> here", [0, 0, -1, -1, -1, -1, 0]),
+        ("it is here", [-1, -1, -1, -1, 0, 0, 0]),
+        ("<picture> <picture>", [-1, -1, -1, -1]),
+    ],
+)
+def test_the_text_says_where_a_value_stands(text: str, order: list[int]) -> None:
+    encoder = encoder_of(20)
+    read, _ = encoder.encode({"picture": np.zeros((8, 8), np.uint8), "words": text})
+    assert [-1 if token < 0 else 0 for token in read.ids.tolist()][: len(order)] == order
+    assert len(read.ids) >= len(order)
+
+
+def encoder_of(room: int) -> InputsEncoder:
+    """Encoder of a picture of 4 positions and a text of words."""
+    texts = ["it is dark here", "it is bright here"]
+    tokenizer = train(WordList(min_frequency=1), texts)
+    fitted = build_processor(Images(height=8, width=8, channels=1)).fitted([np.zeros((8, 8), np.uint8)])
+    vocabulary = Vocabulary(tokenizer, tokenizer, ("a", "b"), {"picture": fitted})
+    return InputsEncoder(with_vocabulary(recipe(), vocabulary), vocabulary, room)
+
+
+def test_values_are_kept_whole_and_the_text_is_cut() -> None:
+    encoder = encoder_of(6)
+    row = {"picture": np.zeros((8, 8), np.uint8), "words": "it is dark <picture> here"}
+    read, length = encoder.encode(row)
+    assert [token < 0 for token in read.ids.tolist()] == [False, False, True, True, True, True]
+    assert length == 4
+    assert encoder.notes(1) == ["1 of 1 examples were cut: their words and other inputs do not fit"]
+    with pytest.raises(UserError, match="4 of picture, more positions than the 3"):
+        encoder_of(3).encode(row)
+
+
+def test_equal_values_have_equal_places_and_others_do_not() -> None:
+    encoder = encoder_of(20)
+    pictures = [np.full((8, 8), level, np.uint8) for level in (0, 0, 1)]
+    first, again, other = (encoder.encode({"picture": each, "words": "it"})[0].ids.tolist() for each in pictures)
+    assert first == again
+    assert first[:4] != other[:4]
+    assert len(set(first[:4])) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (["data.inputs={picture: images}"], None),
+        (["data.inputs={picture: images, words: bytes, more: bytes}"], "'words' is a text, too"),
+        (["data.inputs={picture: images, input: bytes}"], "no name of an input"),
+        (["data.inputs={picture: graphs, words: bytes}"], "the front end 'patches' does not read graphs"),
+        (["data.inputs={photo: images, words: bytes}"], "missing; the data has this input"),
+        (["data.processor=images"], "each of the inputs has its own"),
+        (["task=next_token"], "the task 'next_token' reads one input"),
+        (["model.wide=ngrams"], "a wide path reads one input"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(changes: list[str], reason: str | None) -> None:
+    if reason is None:
+        assert qkv.override(recipe(), changes).data.text_input is None
+    else:
+        with pytest.raises(SpecError, match=reason):
+            qkv.override(recipe(), changes)
+
+
+def test_a_recipe_of_several_inputs_is_written_and_read_back() -> None:
+    assert Recipe.parse(recipe().to_dict()) == recipe()
+    assert Recipe.parse(recipe().essential()) == recipe()
