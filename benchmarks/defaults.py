@@ -1,6 +1,6 @@
 """Benchmark of the default against a strong simple baseline: ``qkv train`` in one line, over several seeds.
 
-    QKV_DATA=folder python benchmarks/defaults.py --sets mutag proteins --seeds 3 --minutes 5 --out results --write a.md
+    QKV_DATA=folder python benchmarks/defaults.py --sets mutag proteins --seeds 3 --minutes 5 --out runs/defaults
 
 A seed draws the test part: a fifth of the rows, or all but 1,500. The baseline is fitted to all other rows by
 scikit-learn, with a strength chosen by cross-validation: for graphs a Weisfeiler–Lehman bag of neighbourhoods of 4
@@ -36,8 +36,9 @@ from qkv.data.gradients import hog
 from qkv.data.records.named import named_tables
 from qkv.data.records.table import Row
 from qkv.report.table import print_table
+from qkv.system.processor import processor_name
 from qkv.tasks.baselines import ngrams
-from side_by_side import parser, say_where
+from side_by_side import parser, say_where, write_table
 
 Rows = list[tuple[Any, str]]
 """Input and label of each row."""
@@ -279,7 +280,7 @@ def main() -> None:
         "--minutes", type=float, default=5.0, help="time budget of a run, heats and evaluation included"
     )
     options.add_argument("--out", type=Path, default=Path("defaults"), help="folder of rows and runs")
-    options.add_argument("--write", type=Path, help="Markdown file for the table")
+    options.add_argument("--write", type=Path, help="page whose table is written")
     given = options.parse_args()
     if given.smoke:
         given.sets, given.seeds, given.minutes = ["rings"], 1, 0.1
@@ -290,8 +291,8 @@ def main() -> None:
         print("  ".join(rows[-1]), flush=True)
     print_table("default and strong baseline, accuracy in %", COLUMNS, rows)
     if given.write:
-        lines = ["| " + " | ".join(each) + " |" for each in (COLUMNS, ["---"] * len(COLUMNS), *rows)]
-        given.write.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        note = f"{given.minutes:g} minutes a run on {processor_name()} with {os.cpu_count()} processors."
+        write_table(given.write, "defaults: defaults.py", COLUMNS, rows, note)
 
 
 if __name__ == "__main__":
