@@ -135,11 +135,11 @@ def part_by_part(write: Writer) -> Writer:
     """``write`` without CUDA graphs."""
 
     def run(texts: list[list[int]], new: int) -> object:
-        os.environ["QKV_GRAPHS"] = "0"
+        os.environ["QKV_WITHOUT"] = "graphs"
         try:
             return write(texts, new)
         finally:
-            del os.environ["QKV_GRAPHS"]
+            del os.environ["QKV_WITHOUT"]
 
     return run
 

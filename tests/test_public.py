@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -136,46 +135,3 @@ def test_the_cost_is_that_of_the_recipe() -> None:
     assert qkv.cost(model).parameters == sum(p.numel() for p in qkv.build(model).parameters())
     assert (qkv.cost(recipe).batch_size, qkv.cost(model).batch_size) == (3, 1)
     assert qkv.cost(recipe, batch_size=5, length=7).tokens == 35
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("qkv.library.find_recipe", "qkv.api.recipes.find_recipe"),
-        ("qkv.library.save", "qkv.runs.save.save"),
-        ("qkv.training.run.load", "qkv.runs.load.load"),
-        ("qkv.training.run.Run", "qkv.runs.run.Run"),
-        ("qkv.training.embed.embed", "qkv.runs.embed.embed"),
-        ("qkv.tasks.material.ExampleMaterial", "qkv.tasks.dataset.ExampleDataset"),
-        ("qkv.tasks.task.Exam", "qkv.tasks.task.Evaluation"),
-        ("qkv.tasks.generated.GeneratedMaterial", "qkv.tasks.generated.GeneratedDataset"),
-        ("qkv.training.events.Examined", "qkv.training.events.Evaluated"),
-        ("qkv.ops.attention.problem.Problem", "qkv.ops.attention.problem.AttentionProblem"),
-        ("qkv.interop.load.Published", "qkv.interop.load.PublishedModel"),
-        ("qkv.spec.training.Linear", "qkv.spec.training.LinearDecay"),
-    ],
-)
-def test_names_of_the_version_before_still_work(old: str, new: str) -> None:
-    def named(path: str) -> object:
-        module, _, name = path.rpartition(".")
-        return getattr(import_module(module), name)
-
-    with pytest.warns(DeprecationWarning, match=f"^{old} is now {new}; the old name works in this version only$"):
-        assert named(old) is named(new)
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        named(f"{old.rpartition('.')[0]}.nothing")
-
-
-def test_attributes_of_the_version_before_still_work() -> None:
-    model = qkv.Model.parse(
-        {
-            "queries": {"count": 3},
-            "latents": {"count": 2},
-            "head": "classification",
-            "blocks": [{"branches": ["cross_attention(2)"]}],
-        }
-    )
-    with pytest.warns(
-        DeprecationWarning, match="^Model.answers is now Model.num_outputs; the old name works in this version only$"
-    ):
-        assert model.answers == model.num_outputs == 3

@@ -16,8 +16,6 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from qkv.former.names import install
-
 if TYPE_CHECKING:
     from qkv import spec as spec
     from qkv.api.functions import ask as ask
@@ -57,8 +55,6 @@ if TYPE_CHECKING:
 # Decoding reads all weights once per token and gains 3 to 10 %; training has half as many page faults.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
-install()
-
 _HOMES = {
     "Block": "qkv.spec.model",
     "Generation": "qkv.spec.generation",
@@ -94,41 +90,7 @@ _HOMES = {
     "write_spec": "qkv.spec.yaml_io",
 }
 
-__all__ = [
-    "Block",
-    "Generation",
-    "Model",
-    "Recipe",
-    "Run",
-    "Signal",
-    "SpecError",
-    "Training",
-    "UserError",
-    "ask",
-    "build",
-    "compare",
-    "compare_runs",
-    "cost",
-    "embed",
-    "evaluate",
-    "evaluate_choices",
-    "explain",
-    "find_recipe",
-    "generate",
-    "generate_images",
-    "load",
-    "override",
-    "predict",
-    "quantize",
-    "read_model",
-    "read_recipe",
-    "save",
-    "search",
-    "spec",
-    "swap",
-    "train",
-    "write_spec",
-]
+__all__ = sorted((*_HOMES, "spec"))  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

@@ -95,7 +95,7 @@ def test_channels_apart_are_refused_for_a_row_of_several(tmp_path: Path) -> None
     path = write(tmp_path / "waves.jsonl", rows(channels=2))
     recipe = recipe_of(path, "model.frontend.channels=apart")
     with pytest.raises(SpecError, match="predicted from all of its channels"):
-        build_task(recipe.task, recipe.data.processor).open(recipe)
+        build_task(recipe.task, recipe.data).open(recipe)
 
 
 @pytest.mark.parametrize(

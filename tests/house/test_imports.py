@@ -17,7 +17,6 @@ BELOW_RUNS = (*BELOW_TASKS, "tasks", "generation", "inspection", "interop", "rep
 BELOW_TRAINING = (*BELOW_RUNS, "runs")
 
 ALLOWED: dict[str, tuple[str, ...]] = {
-    "former": (),
     "spec": (),
     "system": (),
     "ops": ("system",),
@@ -44,8 +43,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 }
 """Which rooms a room may import besides itself; "" is the public surface, the files directly in ``qkv``."""
 
-FOR_ALL = ("qkv.spec.errors", "qkv.former.names")
-"""Modules that any room may import: the one error that bad input raises, and names of the version before."""
+FOR_ALL = ("qkv.spec.errors",)
+"""Module that any room may import: the one error that bad input raises."""
 
 
 def imported(tree: ast.AST) -> Iterator[str]:

@@ -10,8 +10,7 @@ from qkv.system import optional
 
 @pytest.fixture(autouse=True)
 def nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (optional.VARIABLE, "QKV_NATIVE", "QKV_GRAPHS"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv(optional.VARIABLE, raising=False)
 
 
 def off() -> list[str]:
@@ -39,11 +38,3 @@ def test_an_unknown_name_gets_a_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv(optional.VARIABLE, "native,one-dnn")
     with pytest.raises(UserError, match=r"QKV_WITHOUT: there is no optional path 'one-dnn'; choose from native, .*all"):
         optional.turned_off("native")
-
-
-def test_variables_of_the_version_before_turn_off_their_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QKV_NATIVE", "1")
-    assert off() == []
-    monkeypatch.setenv("QKV_NATIVE", "0")
-    assert off() == ["native"]
-    assert optional.turned_off("native") == "QKV_NATIVE=0"

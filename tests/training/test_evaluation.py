@@ -259,20 +259,3 @@ def test_the_evaluation_of_thousands_of_classes_is_small(tmp_path: Path) -> None
     )
     assert (tmp_path / "run" / EVALUATION).stat().st_size < 200_000
     assert (tmp_path / "run" / "report.html").stat().st_size < 2e6
-
-
-def test_a_run_of_format_1_opens_and_goes_on(recipe: Recipe, tmp_path: Path) -> None:
-    said = list[Event]()
-    run = train(recipe, tmp_path / "run", on_event=ignore)
-    assert run.evaluation is not None
-    (tmp_path / "run" / EVALUATION).rename(tmp_path / "run" / "exam.json")
-    old = load(tmp_path / "run")
-    assert old.evaluation == run.evaluation
-    with pytest.warns(
-        DeprecationWarning, match="^Run.exam is now Run.evaluation; the old name works in this version only$"
-    ):
-        assert old.exam == run.evaluation
-    assert train(recipe, tmp_path / "run", on_event=said.append).evaluation == run.evaluation
-    assert Notice("exam.json, the evaluation's file in a run of format 1, is now evaluation.json") in said
-    assert (tmp_path / "run" / EVALUATION).exists()
-    assert not (tmp_path / "run" / "exam.json").exists()

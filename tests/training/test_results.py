@@ -181,17 +181,6 @@ def test_json_is_written_too(recipe: Path) -> None:
     assert read_recipe(as_json).description == read_recipe(recipe).description
 
 
-def test_results_of_earlier_versions_are_read(recipe: Path) -> None:
-    text = recipe.read_text()
-    old = {"metric": "right", "value": 1.5, "seeds": [1], "published": 2.5, "source": "a book"}
-    recipe.write_text(with_keys(text, {"typed": None, "published": None, "results": [old]}))
-    with pytest.warns(
-        UserWarning, match="^the key 'results' of a recipe is now 'typed' and 'published', and was read as these$"
-    ):
-        found = read_recipe(recipe)
-    assert found.typed[0].value == 1.5
-    assert (found.published[0].value, found.published[0].source) == (2.5, "a book")
-
 
 @pytest.mark.parametrize(
     ("text", "expected"),

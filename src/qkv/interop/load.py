@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from qkv.former.names import renamed
 from qkv.interop.adapted import StoredAdapter
 from qkv.interop.folder import Stored, held_by
 from qkv.interop.images import read_processor, sized_for
@@ -393,6 +392,3 @@ def labels_of(config: Config) -> tuple[str, ...]:
 def _numbered(spec: Model) -> tuple[str, ...]:
     """Default class names LABEL_0, LABEL_1, … of a model with a classification head."""
     return tuple(f"LABEL_{i}" for i in range(spec.head.classes or 0))
-
-
-__getattr__ = renamed(__name__, {"Published": "PublishedModel"})

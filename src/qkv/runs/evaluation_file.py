@@ -12,7 +12,7 @@ from qkv.report.markup import finite
 from qkv.runs.files import clear_errors, write_file
 from qkv.tasks.task import Evaluation
 
-EVALUATION, FORMER = "evaluation.json", "exam.json"
+EVALUATION = "evaluation.json"
 
 
 def write_evaluation(folder: Path, step: int, evaluations: Mapping[str, Evaluation]) -> None:
@@ -23,26 +23,15 @@ def write_evaluation(folder: Path, step: int, evaluations: Mapping[str, Evaluati
     path = folder / EVALUATION
     with clear_errors(str(path)):
         write_file(path, (json.dumps(finite(content), ensure_ascii=False, indent=1, default=float) + "\n").encode())
-        (folder / FORMER).unlink(missing_ok=True)
 
 
 def read_evaluation(folder: Path, step: int) -> dict[str, Any] | None:
-    """Read the stored final evaluation of the weights of ``step`` from a run folder, also under the file's former name;
-    None if missing, unreadable, or of other weights.
+    """Read the stored final evaluation of the weights of ``step`` from a run folder; None if it is missing,
+    unreadable, or of other weights.
     """
-    path = folder / EVALUATION
     try:
-        found = json.loads((path if path.exists() else folder / FORMER).read_bytes())
+        found = json.loads((folder / EVALUATION).read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
     fits = isinstance(found, dict) and found.get("step") == step and isinstance(found.get("splits"), dict)
     return found if fits else None
-
-
-def rename_former(folder: Path) -> bool:
-    """Give the evaluation of an older run its present name; True if there was one. Raises ``UserError``."""
-    if not (folder / FORMER).is_file() or (folder / EVALUATION).exists():
-        return False
-    with clear_errors(str(folder / EVALUATION)):
-        (folder / FORMER).rename(folder / EVALUATION)
-    return True

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from qkv.data.vocabulary import Vocabulary
-from qkv.former.names import warn_renamed
 from qkv.models.transformer import Transformer
 from qkv.runs.calibration import read_temperature
 from qkv.runs.evaluation_file import read_evaluation
@@ -61,12 +60,6 @@ class Run:
         from qkv.runs.notebook import run_html
 
         return run_html(self)
-
-    @property
-    def exam(self) -> dict[str, Any] | None:
-        """Former name of ``evaluation``."""
-        warn_renamed("Run.exam", "Run.evaluation")
-        return self.evaluation
 
 
 def task_of(run: Run) -> Task:

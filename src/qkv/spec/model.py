@@ -7,7 +7,6 @@ from typing import Literal
 
 from pydantic import Field
 
-from qkv.former.names import warn_renamed
 from qkv.spec.base import Seq, Spec
 from qkv.spec.blocks import MOST_LAYERS, Block, Layered
 from qkv.spec.branches import Attention, Branch, FeedForward
@@ -262,12 +261,6 @@ class Model(Stack, WithWidth):
         if self.latents and not self.blocks:
             return self.latents.count
         return self.queries and self.queries.count
-
-    @property
-    def answers(self) -> int | None:
-        """Former name of ``num_outputs``."""
-        warn_renamed("Model.answers", "Model.num_outputs")
-        return self.num_outputs
 
     def problems(self) -> list[Problem]:
         reading = self.frontend_width(self.width) if self.latents else None

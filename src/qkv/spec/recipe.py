@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from qkv.spec.base import Seq, Spec
 from qkv.spec.data import NO_DATA, Data
 from qkv.spec.errors import Problem, nearest
-from qkv.spec.formats import FORMAT, with_present_names
+from qkv.spec.formats import FORMAT
 from qkv.spec.frontends import Frontend
 from qkv.spec.generation import Generation
 from qkv.spec.heads import LanguageModelHead
@@ -27,7 +27,7 @@ _NAME = re.compile(r"[\w+-]+")
 class Recipe(Spec):
     """Complete description of a training run. ``quick``: dotted overrides for a short version of it."""
 
-    format: int = Field(default=FORMAT, gt=0, le=FORMAT, description="version of this file's format")
+    format: int = Field(default=FORMAT, ge=FORMAT, le=FORMAT, description="version of this file's format")
     name: str = ""
     description: str = ""
     data: Data = NO_DATA
@@ -58,11 +58,6 @@ class Recipe(Spec):
     typed: Seq[Typed] = Field(
         default=(), description="results entered by hand: of variants, or from before 'qkv record'"
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _present_names(cls, data: Any) -> Any:
-        return with_present_names(data)
 
     @property
     def reads(self) -> Reads:

@@ -6,7 +6,6 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveFloat
 
-from qkv.former.names import renamed
 from qkv.spec.adapt import Adapt, Whole
 from qkv.spec.base import LARGEST_SEED, Part, Seq, Spec
 
@@ -145,6 +144,3 @@ class Training(Spec):
     tensorboard: bool = Field(
         default=False, description="also write TensorBoard event files (needs the extra qkv[tensorboard])"
     )
-
-
-__getattr__ = renamed(__name__, {"Linear": "LinearDecay"})

@@ -23,8 +23,6 @@ PATHS = {
     "graphs": "decoding steps that are recorded as CUDA graphs",
 }
 """Optional paths by name, with what each of them computes."""
-_FORMER = {"native": "QKV_NATIVE", "graphs": "QKV_GRAPHS"}
-"""Variables of the version before, which turn off one path each where they are 0."""
 
 
 def turned_off(path: str) -> str:
@@ -34,8 +32,7 @@ def turned_off(path: str) -> str:
     assert path in PATHS, path
     if path in named() or (path == "tiles" and "native" in named()):
         return f"{VARIABLE}={os.environ[VARIABLE]}"
-    former = _FORMER.get(path, "")
-    return f"{former}=0" if os.environ.get(former) == "0" else ""
+    return ""
 
 
 def named() -> tuple[str, ...]:

@@ -13,7 +13,6 @@ from qkv.data.batch import IGNORED, Batch
 from qkv.data.corpus import TEST, TRAIN, VALIDATION
 from qkv.data.rows import random
 from qkv.data.vocabulary import Vocabulary
-from qkv.former.names import renamed
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import Problem, SpecError, UserError
 from qkv.spec.recipe import Recipe
@@ -109,6 +108,3 @@ def tokenizer_of(words: Sequence[str]) -> Tokenizer:
 def ids_of(tokenizer: Tokenizer, words: Sequence[str]) -> np.ndarray:
     """Token id of each word, (len(words),) int64."""
     return np.asarray(tokenizer.encode(" ".join(words)), np.int64)
-
-
-__getattr__ = renamed(__name__, {"GeneratedMaterial": "GeneratedDataset"})

@@ -12,7 +12,6 @@ import numpy as np
 from torch import Tensor
 
 from qkv.data.vocabulary import Vocabulary
-from qkv.former.names import renamed
 from qkv.layers.tap import Tap
 from qkv.spec import tokenizers
 from qkv.spec.data import Data
@@ -229,6 +228,3 @@ class Task(ABC):
         ``predicts_tables``. Raises ``UserError``.
         """
         raise NotImplementedError
-
-
-__getattr__ = renamed(__name__, {"Exam": "Evaluation"})

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from qkv.former.names import renamed
-
 
 @dataclass(frozen=True)
 class Notice:
@@ -115,6 +113,3 @@ class Ended:
 
 Event = Notice | Started | Planned | Stepped | Validated | Sampled | Evaluated | Saved | Ended
 OnEvent = Callable[[Event], object]
-
-
-__getattr__ = renamed(__name__, {"Examined": "Evaluated"})

@@ -15,7 +15,6 @@ from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.ops.linear.precision import runs_in
 from qkv.runs.checkpoint import Checkpoint, CheckpointStore, load_weights
-from qkv.runs.evaluation_file import EVALUATION, FORMER, rename_former
 from qkv.runs.files import clear_errors, remove_partial
 from qkv.runs.folder import SPEC, WEIGHTS, check_kept, had_best
 from qkv.runs.identity import MADE_WITH, deciding, difference, edited, recipe_digest, write_parts
@@ -73,8 +72,6 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
     with clear_errors(f"the run folder {folder}"):
         remove_partial(folder)
     known = _known(folder, resume)
-    if known and rename_former(folder):
-        tell(Notice(f"{FORMER}, the evaluation's file in a run of format 1, is now {EVALUATION}"))
     recipe = with_start(recipe, known)
     dataset = task_of_recipe(recipe).open(recipe, Vocabulary.load(folder) if known else None)
     release()  # the dataset holds what it needs

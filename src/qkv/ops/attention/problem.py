@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from qkv.former.names import renamed
 from qkv.ops.masks import Mask, Sites
 
 
@@ -65,6 +64,3 @@ class AttentionProblem:
     def chooses(self, num_keys: int) -> bool:
         """True if only some of ``num_keys`` scores get a weight: ``top_k`` is given and smaller."""
         return self.top_k is not None and self.top_k < num_keys
-
-
-__getattr__ = renamed(__name__, {"Problem": "AttentionProblem"})
