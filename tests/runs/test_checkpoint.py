@@ -24,9 +24,10 @@ from torch import Tensor, nn
 
 from qkv.runs import files
 from qkv.runs.checkpoint import Checkpoint, CheckpointStore, load_weights, read_checkpoint, save_weights
-from qkv.runs.files import clear_errors, map_tensors, read_tensors, sums, write_file, write_tensors
+from qkv.runs.files import clear_errors, map_tensors, read_tensors, sums, write_tensors
 from qkv.runs.folder import FAILURE, check_succeeded
 from qkv.spec.errors import UserError
+from qkv.system.files import write_file
 from qkv.training import random_state
 
 

@@ -181,7 +181,6 @@ def test_json_is_written_too(recipe: Path) -> None:
     assert read_recipe(as_json).description == read_recipe(recipe).description
 
 
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

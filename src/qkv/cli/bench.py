@@ -131,7 +131,8 @@ def _tell(figure: Figure) -> None:
 
 def _write(found: Bench, folder: Path) -> None:
     from qkv.runs.bench.page import page
-    from qkv.runs.files import clear_errors, write_file
+    from qkv.runs.files import clear_errors
+    from qkv.system.files import write_file
 
     with clear_errors(str(folder)):
         folder.mkdir(parents=True, exist_ok=True)

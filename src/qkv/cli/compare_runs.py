@@ -36,7 +36,8 @@ def compare_runs_command(
 
     found = compare_runs(*folders)
     if report is not None:
-        from qkv.runs.files import clear_errors, write_file
+        from qkv.runs.files import clear_errors
+        from qkv.system.files import write_file
 
         with clear_errors(str(report)):
             write_file(report, found.report().encode())

@@ -91,7 +91,8 @@ def _write(path: Path, vectors: np.ndarray) -> None:
 
     import numpy as np
 
-    from qkv.runs.files import clear_errors, write_file
+    from qkv.runs.files import clear_errors
+    from qkv.system.files import write_file
 
     file = io.BytesIO()
     np.save(file, vectors, allow_pickle=False)

@@ -150,7 +150,8 @@ def _checked(split: str | None, data: str | None, batches: int | None) -> str:
 
 def _write(path: Path, title: str, found: _Evaluated) -> None:
     from qkv.report.evaluation import evaluation_report
-    from qkv.runs.files import clear_errors, write_file
+    from qkv.runs.files import clear_errors
+    from qkv.system.files import write_file
 
     recipe = found.run.recipe
     splits = {found.part: asdict(found.evaluation)}

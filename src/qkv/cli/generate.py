@@ -220,9 +220,10 @@ def _write_images(
     if given:
         raise UserError(f"--image: {given[0]} applies to text; leave one of them out")
     path = output_file("--image", file)
-    from qkv.runs.files import clear_errors, write_file
+    from qkv.runs.files import clear_errors
     from qkv.runs.images import as_png, generated_images
     from qkv.runs.load import load
+    from qkv.system.files import write_file
 
     run = load(run_folder(folder))
     _checked(run.recipe.sample, options)

@@ -238,10 +238,11 @@ def _shortened(value: Any) -> str:
 
 
 def _answer_table(run: Run, source: str, columns: Mapping[str, str], out: Path | None, form: str) -> None:
-    from qkv.runs.files import clear_errors, write_file
+    from qkv.runs.files import clear_errors
     from qkv.runs.inputs import read_inputs
     from qkv.runs.predict import predict_table
     from qkv.runs.run import task_of
+    from qkv.system.files import write_file
 
     ending = out.suffix.removeprefix(".") if out else form
     if task_of(run).predicts_tables:

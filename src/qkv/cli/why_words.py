@@ -54,7 +54,8 @@ def _column(answer: Mapping[str, Any]) -> str:
 def _write(path: Path, title: str, answers: Sequence[Mapping[str, Any]]) -> None:
     from qkv.report.page import Page
     from qkv.report.sections import add_sections
-    from qkv.runs.files import clear_errors, write_file
+    from qkv.runs.files import clear_errors
+    from qkv.system.files import write_file
 
     page = Page(f"Words that mattered: {title}")
     page.header("Each word is left out in turn. Blue: the answer is less probable, or lower, without it; red: more so.")

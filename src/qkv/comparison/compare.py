@@ -13,12 +13,13 @@ from qkv.comparison.ranking import Ranking, ranked, value_of
 from qkv.comparison.scaling import Scaling, scale, total
 from qkv.comparison.show import ShowRuns
 from qkv.report.evaluation import ERRORS
-from qkv.runs.files import clear_errors, write_file
+from qkv.runs.files import clear_errors
 from qkv.runs.folder import SPEC as RUN
 from qkv.spec.comparison import Comparison
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import write_spec
+from qkv.system.files import write_file
 
 SPEC, RESULTS = "comparison.yaml", "results.json"
 

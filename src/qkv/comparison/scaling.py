@@ -25,10 +25,11 @@ from qkv.report.comparison import TableOf, ranking_report
 from qkv.report.evaluation import ERRORS, words
 from qkv.report.figures import fixed, short
 from qkv.report.series import Line
-from qkv.runs.files import clear_errors, write_file
+from qkv.runs.files import clear_errors
 from qkv.spec.comparison import factor_name
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.system.files import write_file
 
 RESULTS = "scaling.json"
 LENGTHS = (1, 2, 4)

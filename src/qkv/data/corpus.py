@@ -23,8 +23,8 @@ from qkv.data.text import TextSource
 from qkv.data.trained import SHELF, load, save
 from qkv.spec import data as spec
 from qkv.spec.errors import UserError
+from qkv.system.files import write_file
 from qkv.tokenizers.coders import SpaceBorders
-from qkv.tokenizers.files import write_whole
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
 
@@ -200,7 +200,7 @@ def _build(folder: Path, name: str, parts: dict[str, _Part], tokenizer: Tokenize
                 for block in pieces(blocks, tokenizer, data.batching.document_separator):
                     advance(writer.write(block))
                 counts[split] = asdict(writer.finished(name))
-    write_whole(folder / "counts.json", json.dumps({"dtype": tokenizer.dtype.str, "splits": counts}).encode())
+    write_file(folder / "counts.json", json.dumps({"dtype": tokenizer.dtype.str, "splits": counts}).encode())
 
 
 def _streams(parts: dict[str, _Part]) -> Iterator[tuple[str, Iterator[str]]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from qkv.data.named import PublishedFile
 from qkv.data.progress import progress
-from qkv.tokenizers.files import write_whole
+from qkv.system.files import write_file
 
 TIMEOUT = 30
 """Seconds without response after which the network counts as unavailable."""
@@ -33,7 +33,7 @@ def download(file: PublishedFile, target: Path) -> None:
             f"instead of {file.sha256[:12]}…"
         )
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(target, content)
+    write_file(target, content)
 
 
 def _fetched(file: PublishedFile) -> bytes:

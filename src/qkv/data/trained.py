@@ -12,7 +12,7 @@ import tokenizers
 from qkv.data.cache import stored
 from qkv.spec import tokenizers as spec
 from qkv.spec.errors import UserError
-from qkv.tokenizers.files import write_whole
+from qkv.system.files import write_file
 from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
 from qkv.tokenizers.train import train
 
@@ -38,7 +38,7 @@ def _key(scheme: spec.Tokenizer, texts: Sequence[str]) -> str:
 
 def save(tokenizer: Tokenizer, folder: Path) -> None:
     """Write the tokenizer's file into ``folder``, to be read by ``load``."""
-    write_whole(folder / FILE_NAME, tokenizer.core.to_str().encode())
+    write_file(folder / FILE_NAME, tokenizer.core.to_str().encode())
 
 
 def load(folder: Path) -> Tokenizer | None:

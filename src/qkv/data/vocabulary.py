@@ -12,8 +12,8 @@ from typing import Any
 
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.processors import Processor
+from qkv.system.files import write_file
 from qkv.tokenizers.absent import NO_TEXT, AbsentTokenizer
-from qkv.tokenizers.files import write_whole
 from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
 
 TARGET_FILE = "target_tokenizer.json"
@@ -75,9 +75,9 @@ class Vocabulary:
         if not self.shared:
             self.target.save(folder / TARGET_FILE)
         if self.labels:
-            write_whole(folder / LABELS_FILE, json.dumps(list(self.labels), ensure_ascii=False, indent=1).encode())
+            write_file(folder / LABELS_FILE, json.dumps(list(self.labels), ensure_ascii=False, indent=1).encode())
         if self.processors or not self.has_text:
-            write_whole(folder / PROCESSORS_FILE, json.dumps(self._plain(), ensure_ascii=False, indent=1).encode())
+            write_file(folder / PROCESSORS_FILE, json.dumps(self._plain(), ensure_ascii=False, indent=1).encode())
         if self.has_text:
             self.tokenizer.save(folder / FILE_NAME)
         for name, processor in self.processors.items():
@@ -142,7 +142,7 @@ def _copy(run: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in (SPEC_FILE, *FILES, WEIGHTS_FILE):
         if (run / name).is_file():
-            write_whole(folder / name, (run / name).read_bytes())
+            write_file(folder / name, (run / name).read_bytes())
 
 
 def _moved(processor: Processor, copy: Path) -> Processor:

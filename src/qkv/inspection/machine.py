@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from qkv.system.allowance import memory_limit
-from qkv.system.cache import cache_folder, replace_text
+from qkv.system.cache import cache_folder
+from qkv.system.files import write_file
 from qkv.system.processor import processor_name, settings
 
 
@@ -84,5 +85,6 @@ def stored_machine() -> Machine | None:
 def store_machine(machine: Machine) -> Path:
     """Write the rates atomically and return the file's path. Raises OSError."""
     path = machine_file()
-    replace_text(path, json.dumps({**asdict(machine), "settings": settings()}, indent=1))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, json.dumps({**asdict(machine), "settings": settings()}, indent=1))
     return path

@@ -30,7 +30,7 @@ from qkv.spec.adapt import LoRA
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.training import Training
-from qkv.tokenizers.files import write_whole
+from qkv.system.files import write_file
 
 CONFIG, WEIGHTS = ADAPTER_CONFIG, ADAPTER_WEIGHTS
 _TOKENS = ("frontend.table", "encoder.frontend.table", "head.weight", "head.bias")
@@ -66,7 +66,7 @@ def save_adapter(
             {name: tensor.contiguous().cpu() for name, tensor in found.tensors.items()}, partial, {"format": "pt"}
         )
         partial.replace(folder / WEIGHTS)
-        write_whole(folder / CONFIG, (json.dumps(found.config, indent=2) + "\n").encode())
+        write_file(folder / CONFIG, (json.dumps(found.config, indent=2) + "\n").encode())
     except OSError as error:
         raise UserError(f"the folder {folder} cannot be written: {error.strerror or error}") from None
     return found

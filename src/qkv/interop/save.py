@@ -21,7 +21,7 @@ from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.processors import Processor
-from qkv.tokenizers.files import write_whole
+from qkv.system.files import new_file, write_file
 from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
 
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float64: "float64"}
@@ -171,17 +171,10 @@ def tokenizer_config(tokenizer: Tokenizer, spec: Model) -> dict[str, Any]:
 
 def write_json(path: Path, tree: dict[str, Any]) -> None:
     """Write a JSON file atomically."""
-    write_whole(path, (json.dumps(tree, indent=2, ensure_ascii=False) + "\n").encode())
+    write_file(path, (json.dumps(tree, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write a safetensors file atomically, with the permissions of a normal new file."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.touch()
-        mode = partial.stat().st_mode
+    with new_file(path) as partial:
         save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, partial, {"format": "pt"})
-        partial.chmod(mode)  # safetensors makes files readable by their owner only
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from qkv.ops.native import loading
-from qkv.system.cache import cache_folder, replace_text
+from qkv.system.cache import cache_folder
+from qkv.system.files import write_file
 from qkv.system.processor import processor_name, settings
 
 _read: dict[Path, dict[str, dict[str, Any]]] = {}
@@ -58,7 +59,8 @@ def remember(op: str, case: str, fields: dict[str, Any]) -> None:
     path = remembered_file()
     _read[path] = {**_load(path), _key(op, case): fields}
     with contextlib.suppress(OSError):
-        replace_text(path, json.dumps({"surroundings": surroundings(), "choices": _read[path]}, indent=1))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, json.dumps({"surroundings": surroundings(), "choices": _read[path]}, indent=1))
 
 
 def forget() -> None:

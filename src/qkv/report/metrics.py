@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,7 +59,7 @@ class MetricsLog:
         lines = b"".join(_kept(self.path, step))
         if len(lines) == os.fstat(self._file).st_size:
             return
-        _replace(self.path, lines)
+        write_file(self.path, lines)
         os.close(self._file)
         self._file = _open(self.path)
 
@@ -184,32 +183,6 @@ def _last_line(file: Any, end: int) -> int:
         if before >= 0 or start == 0:
             return start + before + 1
         size *= 4
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Replace ``path`` atomically by writing a temporary file and renaming it."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(path.stat().st_mode & 0o777)
-        Path(name).replace(path)
-        _sync_folder(path.parent)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sync a folder so that a rename survives a power cut, if the system supports it."""
-    with contextlib.suppress(PermissionError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 class TensorBoardLog:

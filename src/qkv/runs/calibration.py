@@ -14,8 +14,9 @@ import torch
 from qkv.data.corpus import VALIDATION
 from qkv.models.evaluating import evaluating
 from qkv.ops.linear.precision import autocast
-from qkv.runs.files import clear_errors, write_file
+from qkv.runs.files import clear_errors
 from qkv.spec.recipe import Recipe
+from qkv.system.files import write_file
 from qkv.tasks.calibration import Scored, calibration, fit_temperature
 from qkv.tasks.dataset import Dataset
 from qkv.tasks.task import Evaluation, Task

@@ -22,8 +22,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from qkv.models.placing import place, places_of
-from qkv.runs.files import PARTIAL, clear_errors, read_tensors, remove, remove_partial, sync, write_file, write_tensors
+from qkv.runs.files import clear_errors, read_tensors, remove, remove_partial, write_tensors
 from qkv.spec.errors import UserError, nearest
+from qkv.system.files import PARTIAL, sync, write_file
 
 PARTS = ("weights", "optimizer", "random")
 _NAME = re.compile(r"step-(\d+)$")

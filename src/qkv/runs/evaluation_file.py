@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from qkv.report.markup import finite
-from qkv.runs.files import clear_errors, write_file
+from qkv.runs.files import clear_errors
+from qkv.system.files import write_file
 from qkv.tasks.task import Evaluation
 
 EVALUATION = "evaluation.json"

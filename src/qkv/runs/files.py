@@ -1,7 +1,4 @@
-"""Atomic file writes, and clear messages for disk errors.
-
-Each file is written under a temporary name in the same folder, flushed to disk, and renamed.
-"""
+"""Tensors of a run in files with checksums, and clear messages for disk errors."""
 
 from __future__ import annotations
 
@@ -25,8 +22,8 @@ from torch import Tensor
 from qkv.interop.mapped import MappedFile
 from qkv.interop.safetensors_file import entries, in_place, what_else
 from qkv.spec.errors import UserError
+from qkv.system.files import PARTIAL, new_file
 
-PARTIAL = ".partial"
 _KEY = "qkv"
 _SHA256, _SUMS = "sha256", "sums"
 _WORDS = 1 << 16
@@ -65,15 +62,6 @@ def _error_number(text: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Write ``content`` to the file ``path`` atomically: it has the old content or the new one, never a part."""
-
-    def write(partial: Path) -> None:
-        partial.write_bytes(content)
-
-    _replace(path, write)
-
-
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
     """Write tensors and JSON ``metadata`` to a safetensors file, atomically; return the SHA-256 of both, which is
     stored with them.
@@ -82,7 +70,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     found = digest(tensors, metadata, _bytes)
     # A single key, because safetensors writes several in no fixed order, and equal runs should give equal files.
     header = {_KEY: json.dumps({_SHA256: found, _SUMS: digest(tensors, metadata, sums), **metadata}, sort_keys=True)}
-    _replace(path, lambda partial: save_file(tensors, partial, header))
+    with new_file(path) as partial:
+        save_file(tensors, partial, header)
     return found
 
 
@@ -189,31 +178,6 @@ def sums_of(found: np.ndarray) -> bytes:
         once = int(piece.sum())
         plain, placed = plain + once, placed + begin * once + int(np.dot(piece, places[: len(piece)]))
     return b"".join((number % (1 << 64)).to_bytes(8, "little") for number in (plain, placed))
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    partial = path.with_name(f".{path.name}{PARTIAL}")
-    try:
-        partial.touch()
-        mode = partial.stat().st_mode
-        write(partial)
-        partial.chmod(mode)  # safetensors creates files that only their owner can read
-        sync(partial)
-        os.replace(partial, path)
-        sync(path.parent)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def sync(path: Path) -> None:
-    """Flush a file, or the file names in a folder, to disk."""
-    if path.is_dir() and os.name != "posix":
-        return
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def files_in(folder: Path) -> dict[Path, int]:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from qkv.data.vocabulary import FILES
-from qkv.runs.files import write_file
 from qkv.spec.errors import UserError
 from qkv.spec.given import without_folders
 from qkv.spec.outside import RECORD, outside_parts
 from qkv.spec.recipe import Recipe
+from qkv.system.files import write_file
 
 MADE_WITH = "made_with"
 """Key of the result of ``made_with`` in the header of weights files and in the state of checkpoints."""

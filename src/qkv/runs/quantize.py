@@ -17,7 +17,7 @@ from qkv.report.sections import add_sections
 from qkv.runs.calibration import CALIBRATION
 from qkv.runs.checkpoint import save_weights, weights
 from qkv.runs.evaluation import evaluate
-from qkv.runs.files import clear_errors, write_file
+from qkv.runs.files import clear_errors
 from qkv.runs.folder import SPEC, locked
 from qkv.runs.identity import MADE_WITH, made_with, write_parts
 from qkv.runs.load import load, load_stored
@@ -28,6 +28,7 @@ from qkv.spec.errors import UserError, quoted
 from qkv.spec.quantization import Quantization
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import write_spec
+from qkv.system.files import write_file
 
 BEFORE, AFTER = "before", "after"
 _BYTES = "bytes"

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from qkv.runs.files import clear_errors, digest, sums, sums_of, sync
+from qkv.runs.files import clear_errors, digest, sums, sums_of
 from qkv.runs.run import Run
 from qkv.system.cache import cache_folder
 
@@ -67,19 +65,12 @@ def write_index(path: Path, key: str, count: int, width: int, blocks: Iterable[n
     header = _header(key, count, width, "0" * _DIGITS)
     with clear_errors(f"the index {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    partial = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            _write(file.write, path, header)
-            for block in blocks:
-                _write(file.write, path, unit(block).tobytes())
-        with clear_errors(f"the index {path}"):
+        with new_file(path) as partial:
+            with partial.open("wb") as file:
+                file.write(header)
+                for block in blocks:
+                    file.write(unit(block).tobytes())
             _seal(partial, key, count, width, len(header))
-            sync(partial)
-            os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _header(key: str, count: int, width: int, checksum: str) -> bytes:
@@ -107,11 +98,6 @@ def _checksum(key: str, vectors: np.ndarray) -> str:
     total = hashlib.sha256(f"{key} {list(vectors.shape)}".encode())
     total.update(sums_of(vectors.reshape(-1).view(np.uint8)))
     return total.hexdigest()
-
-
-def _write(write: Callable[[bytes], object], path: Path, content: bytes) -> None:
-    with clear_errors(f"the index {path}"):
-        write(content)
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:

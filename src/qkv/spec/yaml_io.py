@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Iterable
@@ -75,18 +74,10 @@ def write_spec(path: str | Path, spec: Spec) -> None:
     """Write ``spec`` atomically, as JSON if the name ends in ``.json``, else as YAML. Raises ``UserError``."""
     path = Path(path)
     text = dump_json(spec) if path.suffix == ".json" else dump(spec)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with unfinished.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
+        write_file(path, text)
     except OSError as error:
         raise UserError(f"{path}: the file cannot be written ({error.strerror})") from None
-    finally:
-        with contextlib.suppress(OSError):
-            unfinished.unlink(missing_ok=True)
 
 
 def _quick(data: dict[str, Any], source: str, lines: Lines) -> list[Assignment]:

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from qkv.system.cache import cache_folder, replace_text
+from qkv.system.cache import cache_folder
+from qkv.system.files import write_file
 from qkv.system.processor import processor_model
 
 _COMPILERS = ("g++", "c++", "clang++")
@@ -67,7 +68,7 @@ def build(source: Path, flags: Sequence[str]) -> Path:
         except (OSError, subprocess.SubprocessError) as error:
             raise BuildError(f"{source.name} cannot be compiled: {error}") from None
         except BuildError as error:
-            replace_text(failure, str(error))
+            write_file(failure, str(error))
             raise
     return path
 

@@ -18,10 +18,10 @@ import tokenizers
 from tokenizers import models
 
 from qkv.spec.errors import UserError
+from qkv.system.files import write_file
 from qkv.tokenizers.byte_level import token_bytes
 from qkv.tokenizers.chat import TEMPLATE_FILE
 from qkv.tokenizers.coders import PlainCoder, coder_for
-from qkv.tokenizers.files import write_whole
 from qkv.tokenizers.folder import FILE_NAME as FILE_NAME
 from qkv.tokenizers.folder import find
 from qkv.tokenizers.framing import Frame, Framed, frame_of, framed, with_template
@@ -230,9 +230,9 @@ class Tokenizer:
         """
         target = _file_in(path)
         try:
-            write_whole(target, self.to_json(pretty=True).encode())
+            write_file(target, self.to_json(pretty=True).encode())
             if self.chat_template is not None and target.name == FILE_NAME:
-                write_whole(target.with_name(TEMPLATE_FILE), self.chat_template.encode())
+                write_file(target.with_name(TEMPLATE_FILE), self.chat_template.encode())
         except OSError as error:
             raise UserError(f"the tokenizer cannot be written to {target}: {error.strerror}") from None
 

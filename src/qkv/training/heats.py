@@ -18,13 +18,14 @@ from typing import Any
 
 from qkv.report.evaluation import words
 from qkv.report.figures import duration, fixed
-from qkv.runs.files import clear_errors, remove, write_file
+from qkv.runs.files import clear_errors, remove
 from qkv.runs.folder import SPEC
 from qkv.runs.metrics import TAKEN, rows_of
 from qkv.runs.run import Run
 from qkv.spec.errors import UserError
 from qkv.spec.overrides import override, quick_form
 from qkv.spec.recipe import Recipe
+from qkv.system.files import write_file
 from qkv.tasks.registry import task_of_recipe
 from qkv.training import clock
 from qkv.training.events import Ended, Event, Notice, OnEvent, Planned, Started, Stepped, Validated

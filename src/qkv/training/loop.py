@@ -23,7 +23,6 @@ from qkv.report.training import Status
 from qkv.runs.checkpoint import Checkpoint, save_weights, weights
 from qkv.runs.evaluation import measure
 from qkv.runs.evaluation_file import read_evaluation
-from qkv.runs.files import write_file
 from qkv.runs.folder import FAILURE, WEIGHTS, locked
 from qkv.runs.identity import MADE_WITH, made_with, recipe_digest
 from qkv.runs.load import load
@@ -32,6 +31,7 @@ from qkv.runs.run import Run
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.recipe import Recipe
 from qkv.spec.training import Training
+from qkv.system.files import write_file
 from qkv.training import clock, heats, random_state
 from qkv.training.budget import Budget
 from qkv.training.events import Ended, Event, Notice, OnEvent, Sampled, Saved, Started, Stepped, Validated

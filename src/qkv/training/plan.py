@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from qkv.runs.files import clear_errors, write_file
+from qkv.runs.files import clear_errors
 from qkv.spec.training import Training
+from qkv.system.files import write_file
 from qkv.training.schedules import shortened
 
 FILE = "plan.json"

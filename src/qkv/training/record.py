@@ -17,12 +17,13 @@ from qkv.report.figures import duration, short, size
 from qkv.report.metrics import MetricsLog, TensorBoardLog
 from qkv.report.training import Status, TrainingRun, training_report
 from qkv.runs.evaluation_file import read_evaluation
-from qkv.runs.files import clear_errors, files_in, read_metadata, write_file
+from qkv.runs.files import clear_errors, files_in, read_metadata
 from qkv.runs.folder import WEIGHTS
 from qkv.runs.metrics import EXPECTED, METRICS, PLANNED, rows_of, steps_in_all, times
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import dump
+from qkv.system.files import write_file
 from qkv.system.processor import processor_name
 from qkv.training.events import Event, Planned, Sampled, Stepped, Validated
 from qkv.training.sections import read_sections

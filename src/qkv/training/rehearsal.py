@@ -19,8 +19,9 @@ from qkv.layers.lora import merged
 from qkv.ops.choices import all_choices
 from qkv.runs.checkpoint import weights
 from qkv.runs.evaluation import evaluate_split, held_out, measure
-from qkv.runs.files import PARTIAL, clear_errors, write_tensors
+from qkv.runs.files import clear_errors, write_tensors
 from qkv.spec.errors import UserError
+from qkv.system.files import PARTIAL
 from qkv.tasks.dataset import Dataset, ExampleDataset
 from qkv.tasks.example_task import ExampleTask
 from qkv.training import clock, random_state

@@ -13,7 +13,7 @@ from typing import Any
 
 from qkv.runs.checkpoint import newest_state
 from qkv.runs.evaluation_file import read_evaluation
-from qkv.runs.files import clear_errors, read_tensors, write_file
+from qkv.runs.files import clear_errors, read_tensors
 from qkv.runs.folder import SPEC, WEIGHTS
 from qkv.runs.identity import MADE_WITH, check_unedited, difference
 from qkv.runs.metrics import rows_of, steps_in_all
@@ -24,6 +24,7 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.results import Figure, Result
 from qkv.spec.yaml_edit import InLine, with_keys
 from qkv.spec.yaml_io import read_recipe
+from qkv.system.files import write_file
 from qkv.tasks.registry import task_of_recipe
 from qkv.training.start import with_start
 from qkv.training.surroundings import read_surroundings

@@ -18,7 +18,7 @@ from qkv.interop.remote.description import description
 from qkv.interop.save import about, tokenizer_config, write_json, write_tensors
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
-from qkv.tokenizers.files import write_whole
+from qkv.system.files import write_file
 from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
 
 CONFIGURATION_FILE, MODEL_FILE = "configuration_qkv.py", "modeling_qkv.py"
@@ -83,8 +83,8 @@ def save_remote(model: Transformer, folder: str | Path, tokenizer: Tokenizer | N
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_tensors(folder / WEIGHTS, _tensors(model))
-        write_whole(folder / CONFIGURATION_FILE, (_HERE / "configuration_qkv.template").read_bytes())
-        write_whole(folder / MODEL_FILE, model_source(said).encode())
+        write_file(folder / CONFIGURATION_FILE, (_HERE / "configuration_qkv.template").read_bytes())
+        write_file(folder / MODEL_FILE, model_source(said).encode())
         write_json(folder / GENERATION, {**ids, "use_cache": False})
         if tokenizer is not None:
             tokenizer.save(folder / FILE_NAME)
