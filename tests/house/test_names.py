@@ -9,14 +9,13 @@ from tests.house.source import PACKAGE, package
 
 
 def places() -> dict[str, list[str]]:
-    """Modules that define a public class, by its name; an export's model file stands alone and has its own names."""
+    """Modules that define a public class, by its name."""
     found = defaultdict[str, list[str]](list)
     for source in package():
         parts = source.path.relative_to(PACKAGE).parts
-        if "remote" not in parts:
-            for node in ast.walk(source.tree):
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    found[node.name].append("/".join(parts))
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].append("/".join(parts))
     return found
 
 

@@ -35,7 +35,6 @@ ALLOWED = {
         "a ring that holds causal & window(n) alone needs no mask, whatever the mask could say of itself"
     ),
     "models/native_step.py": "the native library carries out some parts and no others",
-    "interop/remote/description.py": "a self-contained file holds copies of some parts and refuses all others",
     "interop/images.py": "the format describes image processors and nothing else",
     "interop/peft.py": "the format describes low-rank matrices and nothing else",
     "training/start.py": "a file with low-rank matrices is merged by their names",

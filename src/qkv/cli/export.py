@@ -247,17 +247,17 @@ def _partial(folder: Path) -> Generator[Path]:
 
 
 def _write_model(read: _Source, folder: Path) -> str:
-    from qkv.interop.remote.save import save_remote
+    from qkv.interop.custom_code import save_with_code
     from qkv.interop.save import covering, save_published
 
     if covering(read.model.spec, read.family) is None:
         try:
-            save_remote(read.model, folder, read.tokenizer)
+            save_with_code(read.model, folder, read.tokenizer)
         except UserError as error:
             raise UserError(f"no published family that qkv knows is this model, and {error}") from None
         return (
             "no published family is this model, so the folder holds a model file of its own, modeling_qkv.py; "
-            "transformers opens it with trust_remote_code=True"
+            "transformers opens it with trust_remote_code=True where qkv is installed"
         )
     own = read.tokenizer, read.labels, read.family, read.begin, read.kept, read.processor
     written = save_published(read.model, folder, *own, read.ends)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from qkv.spec.errors import UserError
+from qkv.system.files import write_file
 
 FLAG = "nonfinite"
 """Key for numbers that JSON cannot represent: ``{"loss": null, "nonfinite": {"loss": "nan"}}``."""

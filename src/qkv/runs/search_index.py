@@ -13,6 +13,7 @@ import numpy as np
 from qkv.runs.files import clear_errors, digest, sums, sums_of
 from qkv.runs.run import Run
 from qkv.system.cache import cache_folder
+from qkv.system.files import new_file
 
 VERSION = 2
 _NAME = "vectors"

@@ -21,6 +21,7 @@ from qkv.spec.plain import plain
 from qkv.spec.reader import Lines, read_json, read_yaml, scalar
 from qkv.spec.recipe import Recipe
 from qkv.spec.shipped import located, shipped, shipped_comparisons
+from qkv.system.files import write_file
 
 MAX_BYTES = 1_000_000
 

@@ -1,8 +1,7 @@
-"""Folders with their own model file: transformers opens them where qkv cannot be imported, and computes the same."""
+"""Folders with a model file of their own: transformers opens them through qkv, and computes the same."""
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import subprocess
@@ -14,8 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.cli.conftest import folder, qkv, run  # noqa: F401
 
-from qkv.interop.remote.description import DESCRIBED, description
-from qkv.interop.remote.save import model_source, save_remote
+from qkv.interop.custom_code import save_with_code
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
@@ -81,6 +79,10 @@ SPECS: dict[str, dict[str, object]] = {
         ],
         "norm": "batch_norm",
     },
+    "memory layer, tied": {"blocks": [{"branches": ["gru", "memory_layer"]}]},
+    "relative vectors, best scores": {
+        "blocks": [{"branches": ["attention(2, relative=shaw, top_k=3)", "mixture_of_experts(4, hidden=20)"]}],
+    },
     "blocks of positions": {
         "blocks": [
             {"branches": ["attention(2, mask='causal & blocks(4, back=1)')", "feed_forward(20)"], "residual": "none"}
@@ -89,7 +91,6 @@ SPECS: dict[str, dict[str, object]] = {
 }
 SCRIPT = """
 import sys
-sys.modules["qkv"] = None  # importing it, or anything in it, fails
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
@@ -105,7 +106,6 @@ for folder in sys.argv[1:]:
         found["greedy"] = model.generate(given["ids"], attention_mask=torch.ones_like(given["ids"]), \
 max_new_tokens=NEW, do_sample=False, pad_token_id=0)
     save_file({name: tensor.contiguous() for name, tensor in found.items()}, folder + "/found.safetensors")
-assert not [name for name in sys.modules if name.startswith("qkv.")]
 """
 
 
@@ -137,11 +137,11 @@ def padded(side: str) -> tuple[torch.Tensor, torch.Tensor, list[slice]]:
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The folder of each model, opened once by a process that has no qkv."""
+    """The folder of each model, opened once by another process."""
     root = tmp_path_factory.mktemp("remote")
     folders = {name: root / f"model_{i}" for i, name in enumerate(SPECS)}
     for name, place in folders.items():
-        save_remote(model(name), place)
+        save_with_code(model(name), place)
         given = {"ids": ids(2, 11)}
         for side in ("left", "right"):
             given[f"{side}_ids"], given[f"{side}_mask"], _ = padded(side)
@@ -178,67 +178,33 @@ def test_padding_changes_nothing(name: str, side: str, opened: dict[str, Path]) 
         torch.testing.assert_close(found[row, place], alone, rtol=1e-5, atol=1e-5 * float(alone.abs().max()))
 
 
-def test_every_kind_of_branch_is_in_a_test() -> None:
-    seen = {
-        branch["kind"]
-        for name in SPECS
-        for block in description(model(name).spec)["blocks"]
-        for branch in block["branches"]
-    }
-    assert seen == {part.kind for part in DESCRIBED}
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_the_file_imports_torch_and_transformers_alone_and_holds_only_what_is_used(name: str) -> None:
-    source = model_source(description(model(name).spec))
-    tree = ast.parse(source)
-    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    modules |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    assert {str(module).split(".")[0] for module in modules} == {
-        "__future__",
-        "collections",
-        "typing",
-        "torch",
-        "transformers",
-        "configuration_qkv",
-    }
-    assert ("class Recurrent" in source) == (name in ("attention and GRU", "recurrent, normed by batches"))
-    assert ("class LinearAttention" in source) == ("linear" in name)
+def test_without_qkv_the_library_names_the_package(opened: dict[str, Path], tmp_path: Path) -> None:
+    script = """
+import sys
+sys.modules["qkv"] = None  # importing it, or anything in it, fails
+from transformers import AutoModelForCausalLM
+AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+"""
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", script, str(opened["attention and GRU"])]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "qkv" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
-    ("fields", "sentence"),
+    "fields",
     [
-        (
-            {"blocks": [{"branches": ["gru", "memory_layer"]}]},
-            "model.blocks.0.branches.1: self-contained model files do not support 'memory_layer'",
-        ),
-        (
-            {"blocks": [{"branches": ["attention(2, relative=shaw)"]}]},
-            "model.blocks.0.branches.0.relative: self-contained model files do not support 'shaw'",
-        ),
-        ({"blocks": [{"branches": ["attention(2, top_k=3)"]}]}, "model.blocks.0.branches.0.top_k"),
-        (
-            {"blocks": [{"branches": ["attention(2, relative=alibi(rounded=bf16))"]}]},
-            "model.blocks.0.branches.0.relative.rounded",
-        ),
-        ({"blocks": [{"branches": ["attention(2, mask=full)"]}]}, "only for causal language models"),
-        ({"head": "classification(3)"}, "only for causal language models"),
-        ({"frontend": {"kind": "text", "types": 2}}, "without token types"),
-        (
-            {"frontend": {"kind": "text", "positions": "learned_sinusoidal"}},
-            "model.frontend.positions: self-contained model files do not support",
-        ),
+        {"blocks": [{"branches": ["attention(2, mask=full)"]}]},
+        {"head": "classification(3)"},
+        {"frontend": {"kind": "joined", "inputs": {"outline": "contour_points(points=3)"}}},
     ],
 )
-def test_what_has_no_such_form_is_refused_before_anything_is_written(
-    fields: dict[str, object], sentence: str, tmp_path: Path
-) -> None:
+def test_other_models_are_refused_before_anything_is_written(fields: dict[str, object], tmp_path: Path) -> None:
     described = {"width": 16, "context_length": 8, **fields}
     described["frontend"] = {"kind": "text", "vocab_size": VOCAB, **described.get("frontend", {})}  # type: ignore[dict-item]
-    with pytest.raises(UserError) as error:
-        save_remote(build(Model.parse(described), 0), tmp_path / "out")
-    assert sentence in str(error.value)
+    with pytest.raises(UserError, match="for causal language models, and this model is not one"):
+        save_with_code(build(Model.parse(described), 0), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -250,7 +216,6 @@ def test_the_command_says_that_no_family_is_this_model(qkv, run: Path, tmp_path:
     assert "no published family is this model, so the folder holds a model file of its own" in said.out
     assert {path.name for path in (tmp_path / "hf").iterdir()} >= {
         "modeling_qkv.py",
-        "configuration_qkv.py",
         "tokenizer.json",
         "model.safetensors",
     }
@@ -258,7 +223,3 @@ def test_the_command_says_that_no_family_is_this_model(qkv, run: Path, tmp_path:
         json.loads((tmp_path / "hf" / "config.json").read_text())["auto_map"]["AutoModelForCausalLM"]
         == "modeling_qkv.QkvForCausalLM"
     )
-    assert qkv("swap", run, "blocks.0.mixer=attention(2, top_k=2)", "--heal", 0, "--out", tmp_path / "top").code == 0
-    refused = qkv("export", tmp_path / "top", "--out", tmp_path / "none")
-    assert refused.code == 2
-    assert "no published family that qkv knows is this model, and model.blocks.0.branches.0.top_k" in refused.err
