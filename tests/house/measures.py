@@ -15,7 +15,7 @@ import tokenize
 from collections.abc import Iterator
 
 from tests.house.source import PACKAGE, Source, package
-from tests.house.test_imports import imported
+from tests.house.test_imports import FOR_ALL, imported
 from tests.house.test_style import MOST_LINES_OF_A_FUNCTION, size
 
 RIDDLES = ("What", "Which", "Those", "That", "How", "Where", "The one")
@@ -66,7 +66,8 @@ def mutual() -> list[str]:
     edges = set()
     for source in package():
         own = ".".join(source.path.relative_to(PACKAGE.parent).parts[:-1])
-        edges |= {(own, _folder(name, folders)) for name in imported(source.tree) if name.split(".")[0] == "qkv"}
+        names = [name for name in imported(source.tree) if name.split(".")[0] == "qkv" and not name.startswith(FOR_ALL)]
+        edges |= {(own, _folder(name, folders)) for name in names}
     return [f"{a} and {b}" for a, b in sorted(edges) if a < b and (b, a) in edges]
 
 

@@ -47,7 +47,7 @@ def _suppressed(line: LogitLine) -> list[tuple[int, ...]]:
 # A checkpoint may suppress hundreds of ids, and the same at each token.
 @lru_cache(maxsize=64)
 def _columns(ids: tuple[int, ...], size: int) -> Tensor:
-    """Those of ``ids`` that are columns of logits with ``size`` columns."""
+    """Index of the ``ids`` below ``size``, the number of columns of the logits."""
     return torch.tensor([index for index in ids if index < size], dtype=torch.int64)
 
 

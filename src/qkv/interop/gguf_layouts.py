@@ -1,4 +1,4 @@
-"""How llama.cpp stores each published family: keys of its metadata, and changes of tensors. Read in both directions.
+"""Layouts of GGUF: keys of the metadata and changes of tensors of each family. They are read in both directions.
 
 A family's model has a ``config.json`` and published tensors (``qkv.interop.families``); a row here says under which
 keys GGUF holds the config's values, which values llama.cpp has built in, and how it changes tensors. Names of tensors

@@ -31,7 +31,7 @@ _TABLES = ("token_embd.weight", "output.weight")
 
 
 class GGUFExport(NamedTuple):
-    """What was written: family, type of the matrices, sentences on differences between llama.cpp and qkv."""
+    """Result of an export: family, type of the matrices, sentences on differences between llama.cpp and qkv."""
 
     family: str
     type: str

@@ -122,7 +122,7 @@ class Megabyte(Segmentation):
         return self._said(self.patches.read(torch.cat((start, joined), 1), context)[0])
 
     def _said(self, h: Tensor) -> Tensor:
-        """What outputs h (B, K, G) over patches say to their positions, (B, K, P, D)."""
+        """Split outputs h (B, K, G) over patches into vectors for their positions, (B, K, P, D)."""
         return self.split(h).unflatten(-1, (self.part.size, self.width))
 
     def _following(self, x: Tensor, context: Context, stack: Layered, state: PatchState) -> tuple[Tensor, PatchState]:

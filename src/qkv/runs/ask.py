@@ -86,7 +86,7 @@ def read_rows(source: str, template: Template, option: str, columns: Mapping[str
 
 
 def _wanted(table: Table, columns: Mapping[str, str], labelled: bool) -> tuple[list[Role], dict[str, str]]:
-    """Which of label and options to read: those asked for, and those that the table has by name; and their columns."""
+    """Roles of label and options to read, those asked for and those that the table has by name, and their columns."""
     known = {name.lower(): name for name in table.columns}
     wanted, given = [], dict(columns)
     for role, needed in ((_LABEL, labelled), (_OPTIONS, False)):

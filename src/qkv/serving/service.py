@@ -1,4 +1,4 @@
-"""What a server holds: its models by name, limits and metrics."""
+"""State of a server: its models by name, limits and metrics."""
 
 from __future__ import annotations
 

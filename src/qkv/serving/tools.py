@@ -92,7 +92,7 @@ class CallReader:
         return Parsed(content, calls)
 
     def flush(self) -> Parsed:
-        """What is held back at the end."""
+        """Parse the text that is held back at the end."""
         calls, text = list[ToolCall](), self._held
         content = self._call(text, calls, whole=False) if self._within else text
         self._held = ""

@@ -117,7 +117,7 @@ def _input(value: Any) -> Processor | Tokenizer:
 
 
 Input = Annotated[Processor | Tokenizer, BeforeValidator(_input)]
-"""What reads one of several inputs: a processor, or the tokenizer of a text."""
+"""Reader of one of several inputs: a processor, or the tokenizer of a text."""
 
 
 class Data(Spec):

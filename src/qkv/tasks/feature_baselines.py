@@ -61,7 +61,7 @@ class FeatureTable(NamedTuple):
 
 _T = TypeVar("_T")
 _MADE: WeakKeyDictionary[Dataset, dict[Hashable, Any]] = WeakKeyDictionary()
-"""What was computed from each data set that is still in use, by key."""
+"""Results computed from each data set that is still in use, by key."""
 
 
 def once(dataset: Dataset, key: Hashable, make: Callable[[], _T]) -> _T:

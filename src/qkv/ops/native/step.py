@@ -21,7 +21,7 @@ from qkv.ops.native import library
 from qkv.ops.native.pages import PageTable
 
 INPUTS = ("as it is", "layer norm", "rms norm", "relu", "relu2", "gelu", "gelu_tanh", "silu", "quick_gelu")
-"""What can become of the input of a product; the names of activations are those of ``qkv.layers.activations``."""
+"""Functions of the input of a product, by index; activations are named as in ``qkv.layers.activations``."""
 MOST_VECTORS = 32
 """New positions of all rows together up to which a step takes less time than its parts."""
 _SMALL = 1 << 19

@@ -26,7 +26,7 @@ _PEER_PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """What is measured. batches: numbers of rows; prompts: their lengths; precisions: of ``sides.BITS``.
+    """Settings of a measurement. batches: numbers of rows; prompts: their lengths; precisions: of ``sides.BITS``.
 
     new: tokens to generate.   repeats: of each timing, the best counts.   peers: measure transformers too.
     """
