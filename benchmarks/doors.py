@@ -196,11 +196,14 @@ def served(several: list[Place]) -> Iterator[Server]:
 
 
 def first_answer(place: Place, prompt: str, repeats: int) -> tuple[float, float]:
-    """Seconds of the first answer of a fresh server, and the median of five later ones; those of the best ratio."""
-    found = []
+    """Seconds of the first answer of a fresh server, and the median of five later ones; those of the best ratio. No
+    prompt begins like another one, whose state would be read instead.
+    """
+    found, words = [], prompt.split()
+    prompts = [" ".join(words[begin:] + words[:begin]) for begin in range(6)]
     for _ in range(repeats):
         with served([place]) as server:
-            seconds = [(times := server.times(server.models[0], prompt, 8))[-1] - times[0] for _ in range(6)]
+            seconds = [(times := server.times(server.models[0], each, 8))[-1] - times[0] for each in prompts]
         found.append((seconds[0], sorted(seconds[1:])[2]))
     return min(found, key=lambda pair: pair[0] / pair[1])
 
