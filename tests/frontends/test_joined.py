@@ -177,7 +177,6 @@ def test_a_text_with_values_does_not_slide() -> None:
 @pytest.mark.parametrize(
     ("frontend", "reason"),
     [
-        ({"inputs": {}}, "no input but the text"),
         ({"inputs": {"more": "text"}}, "reads no values of a processor"),
         ({"query": True}, "places of other inputs"),
     ],

@@ -129,6 +129,9 @@ def _values(annotation: Any, bounds: tuple[Any, ...], depth: int) -> SearchStrat
     if origin is tuple:
         least = next((b.min_length for b in bounds if isinstance(b, annotated_types.MinLen)), 0)
         return st.lists(_values(inner[0], (), depth), min_size=least, max_size=max(least, 2))
+    if origin is dict and any(isinstance(leaf, type) and issubclass(leaf, Spec) for leaf in _leaves(inner[1])):
+        several = st.dictionaries(st.sampled_from(["image", "words"]), _values(inner[1], (), depth), max_size=2)
+        return st.just({}) | st.just({}) | several  # others fit few recipes
     if origin is dict:
         return st.dictionaries(TEXT, PLAIN | st.lists(PLAIN, max_size=2), max_size=2)
     if isinstance(annotation, type) and issubclass(annotation, Spec):

@@ -32,6 +32,7 @@ from qkv.spec.base import Part
 from qkv.spec.errors import UserError
 from qkv.spec.mixers import memory_layer
 from qkv.spec.model import Model
+from qkv.spec.processors import Processor
 from qkv.spec.register import implementation, implementations, implements, import_all
 from qkv.spec.signals import image_sequences, images, series
 from qkv.tasks.registry import FOLDERS, build_task
@@ -266,20 +267,23 @@ def test_every_kind_of_the_package_is_implemented() -> None:
 
 
 def test_a_task_has_one_implementation_for_each_kind_of_input() -> None:
+    def read(processor: Processor | None) -> data.Data:
+        return data.Data(source="somewhere", processor=processor)
+
     codes = image_sequences.ImageCodes(run="somewhere")
-    text, of_codes, again = (build_task(tasks.NextToken(), each) for each in (None, codes, None))
+    text, of_codes, again = (build_task(tasks.NextToken(), read(each)) for each in (None, codes, None))
     assert type(text) is type(again)
     assert type(of_codes) is not type(text)
     assert of_codes.processor is codes
-    assert of_codes.reading(codes) is of_codes
-    one, other = (build_task(tasks.Regression(), each) for each in (series.Series(), images.Images()))
+    assert of_codes.reading(read(codes)) is of_codes
+    one, other = (build_task(tasks.Regression(), read(each)) for each in (series.Series(), images.Images()))
     assert type(one) is type(other)
 
 
 PLACES = {
     branches.TokenShift: 3,
     memory_layer.MemoryLayer: 3,
-    frontends.Text: 4,  # the default of a model, too
+    frontends.Text: 5,  # the default of a model, too, and the base of two others
     images.Images: 3,  # a setting of patches that are generated, too
     images.Patches: 2,
     parts.BatchNorm: 3,

@@ -195,7 +195,8 @@ def test_folders_of_frames_are_values_in_the_order_of_their_numbers(tmp_path: Pa
     source = write_frames(tmp_path / "frames", each=3)
     for i in range(4, 12):  # frame10 follows frame9
         Image.fromarray(np.full((8, 8), i, np.uint8)).save(source / "left" / "clip0" / f"frame{i}.png")
-    records = open_records(Data(source=str(source)), build_task(Classification(), Video()).roles)  # type: ignore[attr-defined]
+    task = build_task(Classification(), Data(source=str(source), processor=Video()))
+    records = open_records(Data(source=str(source)), task.roles)  # type: ignore[attr-defined]
     rows = [row for part in records.splits.values() for row in part]
     assert sorted(row["image"] for row in rows) == sorted(map(str, source.glob("*/clip*")))
     assert {row["label"] for row in rows} == {"left", "right"}

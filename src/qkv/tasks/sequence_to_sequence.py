@@ -132,7 +132,8 @@ class SequenceToSequenceTask(ExampleTask):
         if isinstance(cut, InputsEncoder):
             read, _ = cut.encode(row)
             return read._replace(ids=self._framed(vocabulary, read.ids))
-        return EncodedInputs(self._framed(vocabulary, cut(vocabulary.tokenizer.encode(row["source"]), "source")))
+        ids = cut(vocabulary.tokenizer.encode(text_in(row, "source")), "source")
+        return EncodedInputs(self._framed(vocabulary, ids))
 
     def _framed(self, vocabulary: Vocabulary, ids: np.ndarray) -> np.ndarray:
         """Source ``ids`` with the special tokens around it that the encoder expects."""

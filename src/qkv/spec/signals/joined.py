@@ -55,7 +55,7 @@ class Joined(Text, kind="joined"):
 
     def problems(self) -> list[Problem]:
         wrong = next((name for name, each in self.inputs.items() if each.processor is None), None)
-        found = [] if self.inputs else [Problem(("inputs",), "no input but the text; use 'text', or name one")]
+        found = list[Problem]()
         if wrong is not None:
             sentence = f"{self.inputs[wrong].kind!r} reads no values of a processor, so it cannot be joined"
             found.append(Problem(("inputs", wrong), sentence))
