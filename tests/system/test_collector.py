@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from contextlib import suppress
 
 import pytest
 
-from qkv.system.collector import paused
+from qkv.system.collector import collect_once, paused
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -24,3 +25,19 @@ def test_the_collector_is_as_before(enabled: bool) -> None:
     finally:
         gc.unfreeze()
         (gc.enable if before else gc.disable)()
+
+
+def test_what_is_alive_is_left_out_of_later_collections() -> None:
+    class Node:
+        """Node of a cycle."""
+
+    gone, kept = Node(), [Node()]
+    gone.itself, reference = gone, weakref.ref(gone)  # type: ignore[attr-defined]
+    del gone
+    try:
+        collect_once()
+        assert reference() is None
+        assert gc.get_freeze_count() > 0
+        assert not any(each is kept for each in gc.get_objects())
+    finally:
+        gc.unfreeze()

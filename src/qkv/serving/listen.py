@@ -14,6 +14,7 @@ import uvicorn
 from qkv.serving.app import Access, app_of
 from qkv.serving.service import Service
 from qkv.spec.errors import UserError
+from qkv.system.collector import collect_once
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -100,6 +101,7 @@ def serve(
     """
     for name, seconds in service.warm():
         tell(f"{name}: warm after {seconds:.1f} s (weights laid out, kernels built, a text written)")
+    collect_once()
     listen(opened)
     tell(f"serving at {url_of(opened)} (OpenAI's interface: {url_of(opened)}/v1); Ctrl-C ends")
     http_server(service, access, patience).run(sockets=[opened])

@@ -7,6 +7,16 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 
+def collect_once() -> None:
+    """Collect garbage now, and leave what is alive out of later collections: for a process that has just started.
+
+    A collection among the objects of a server with a model of 135 million parameters takes 0.2 s, which its first
+    request would wait for.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @contextmanager
 def paused() -> Generator[None]:
     """Context manager: no garbage collection inside; what is alive at the end is left out of later ones.
