@@ -51,7 +51,9 @@ class ScaledRun:
 
 @dataclass(frozen=True)
 class EntryScaling:
-    """Runs of one entry, the law fitted to them, and the larger run beside its extrapolation; None if not asked for."""
+    """Results of one entry: its runs, the power law fitted to them, and, if requested, a larger run with the loss that
+    the law predicts for it.
+    """
 
     name: str
     runs: tuple[ScaledRun, ...]

@@ -17,7 +17,7 @@ class PublishedFile(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Files of a data set known by name; ``validation`` is None if it has no validation split of its own."""
+    """Files of a named data set; ``validation``: None if the data set has no validation split."""
 
     train: PublishedFile
     validation: PublishedFile | None = None

@@ -110,7 +110,10 @@ def fact(key: Hashable, find: Callable[[], T]) -> T:
 
 
 def latest(name: Hashable, key: Hashable, make: Callable[[], T]) -> T:
-    """Result of ``make`` for ``key``, kept until ``name`` is asked with another key: memory holds one of them."""
+    """Return the result of ``make`` for ``key``, from memory if ``name`` was last called with the same key.
+
+    Memory holds one result for each ``name``.
+    """
     reading = _reading.get()
     if reading is None:
         return make()

@@ -275,7 +275,7 @@ class Prefill:
         return saved >= _ANOTHER_PASS
 
     def _kind(self, row: DecodedRow) -> int:
-        """Rows of different kinds are read in passes of their own: 0 from nothing, 1 from a kept state; 2: alone."""
+        """Kind of a row; a pass reads rows of one kind. 0: from the start, 1: from a kept state, 2: alone."""
         return 2 if row.unread_inputs or self._parting(row) else int(row.read > row.start)
 
     def _parting(self, row: DecodedRow) -> int | None:

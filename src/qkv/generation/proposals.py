@@ -154,9 +154,10 @@ class Draft(Proposer):
 
 
 def _common(row: Sequence[int], text: Sequence[int], known: int) -> int:
-    """Number of first tokens in which both agree, less than ``text`` has; that they do in ``known`` is known.
+    """Length of the common prefix of both texts, at most one less than the length of ``text``.
 
-    The last token of the text is read again if need be: the next one is predicted from it.
+    ``known``: number of first tokens that are known to be equal. The last token of the text is left out, because the
+    next one is predicted from it.
     """
     length, most = min(known, len(text)), min(len(row), len(text) - 1)
     while length < most and row[length] == text[length]:

@@ -106,7 +106,7 @@ class NativeStep:
         x: Tensor | None = None,
         tokens: Sequence[int] = (),
     ) -> Tensor:
-        """Buffer ``wanted`` (M, width) after the steps, from x (M, D) or tokens (M), without padding."""
+        """Run all steps on x (M, D) or tokens (M), without padding; return buffer ``wanted``, (M, width)."""
         stores, rotations = [_room(store, arrival) for store in self._stores(state)], list[Rotation]()
         if self._ropes:
             positions = arrival.positions if arrival.real is None else arrival.positions[arrival.real][None]
@@ -163,7 +163,7 @@ class NativeStep:
         self._multiply(body.output, MIXED, STREAM)
 
     def _rotation(self, part: nn.Module) -> int:
-        """Number of the rotation by ``part``, equal for equal ones; -1 without one."""
+        """Index of this RoPE among the distinct ones of the stack, or -1 if the attention has none."""
         if not isinstance(part, relative.Rope):
             return -1
         key = (part.part, part.head_dim)

@@ -1,4 +1,4 @@
-"""Weights that several models have alike are held once: those of one base under several adapters, and of the base.
+"""Sharing of equal weights between models: a base, and adapters of that base, have its weights in memory once.
 
 base       W ──┐
 adapter 1  W ──┼── W        only A and B of each adapter are its own

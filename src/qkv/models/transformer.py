@@ -223,7 +223,7 @@ class Transformer(Stack):
 
     @property
     def _beside(self) -> list[Layered]:
-        """Stacks beside the model's own: that of the encoder, the latents or the segmentation."""
+        """All other stacks of the model: encoder, latents and the inner stack of a segmentation."""
         found = (self.encoder, self.latents, self.segmentation and self.segmentation.inner)
         return [layered for layered in found if layered is not None]
 

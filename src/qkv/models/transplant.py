@@ -125,7 +125,7 @@ def _by_piece(
 
 
 def _regrouped(own: Tensor, given: Tensor, was: int | None, width: int | None) -> tuple[Tensor | None, str]:
-    """Fit ``given`` to the number of heads of ``own``: (tensor, description); (None, reason) if impossible.
+    """Fit ``given`` to the number of heads of ``own``; return (tensor, description), or (None, reason) if impossible.
 
     was, width: features per head of ``given`` and ``own``; None without heads.
     """

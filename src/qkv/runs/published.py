@@ -76,8 +76,8 @@ def task_of_head(model: Model, name: str, advice: str = "name the task") -> Task
 
 
 def pieces(folder: Path, tokenizer: Tokenizer, begin: Sequence[int]) -> tuple[str, ...]:
-    """Texts of the tokens with the ids ``begin``, which every text of the checkpoint in ``folder`` begins with. Raises
-    ``UserError`` if one is unknown.
+    """Decode the decoder-start ids ``begin`` of the checkpoint in ``folder`` to token strings. Raises ``UserError`` if
+    the tokenizer lacks one.
     """
     named = [tokenizer.core.id_to_token(index) for index in begin]
     found = tuple(piece for piece in named if piece is not None)

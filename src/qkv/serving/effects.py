@@ -1,7 +1,7 @@
-"""Parameters of requests that have no effect: those that are known to have none, and those that are not known.
+"""Parameters of requests that have no effect here, because qkv ignores them on purpose or does not know them.
 
-Clients send many, written for other servers, and need an answer. So they are accepted, and named in the header
-``x-qkv-ignored`` of the answer and once in the log; a strict server refuses them.
+Clients that were written for other servers send many of them and need an answer. qkv accepts them, and names them in
+the header ``x-qkv-ignored`` of the answer and once in the log; a strict server refuses them.
 """
 
 from __future__ import annotations

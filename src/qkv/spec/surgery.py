@@ -37,7 +37,7 @@ def operated(recipe: Recipe, changes: Iterable[str | Assignment]) -> Recipe:
 
 
 def unrolled(model: Model) -> Model:
-    """Return ``model`` with every layer listed instead of a repeated pattern, also beside the model's own blocks."""
+    """Return a copy of ``model`` that lists every layer instead of a repeated pattern, in all of its stacks."""
     encoder, inner = model.encoder and _unrolled(model.encoder), model.segmentation
     beside = {"latents": model.latents and _listed(model.latents), "segmentation": inner and inner.with_inner(_listed)}
     return _unrolled(model).changed(encoder=encoder, **beside)

@@ -160,7 +160,7 @@ class Crossed:
 
 
 def _folds(targets: np.ndarray) -> np.ndarray:
-    """Fold of each row, such that targets are distributed alike in all folds."""
+    """Fold of each row, stratified by target: every fold has nearly the same distribution of targets."""
     order = np.random.default_rng(0).permutation(len(targets))
     size = targets if targets.ndim == 1 else targets @ np.arange(1, targets.shape[1] + 1)
     fold = np.empty(len(targets), np.int64)

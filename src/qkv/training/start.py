@@ -325,7 +325,7 @@ def _grid(layout: Layout) -> str:
 
 
 def _fits(layout: Layout, own: Tensor, given: Tensor) -> bool:
-    """True if the tensor ``given`` can be copied to ``own``: same shape, or a table of rows of the same width."""
+    """True if ``given`` can be copied to ``own``: both have one shape, or are tables with rows of one width."""
     if layout.kind == "rows":
         return own.shape[1:] == given.shape[1:]
     return own.shape == given.shape
@@ -364,7 +364,7 @@ def _check_names(own: set[str], there: set[str], source: str) -> None:
 
 @torch.no_grad()
 def _take(own: Tensor, given: Tensor, name: str, source: str, layout: Layout) -> None:
-    """Copy the tensor ``given`` to ``own``; of a table, the rows that both have."""
+    """Copy the tensor ``given`` to ``own``; of tables with different numbers of rows, the first rows."""
     if own.shape == given.shape:
         own.copy_(given)
     elif _fits(layout, own, given):

@@ -247,8 +247,9 @@ def _text(source: str, option: str, known: Sequence[str] = ()) -> TextSource:
 
 
 def _near(source: str, beside: Sequence[str], known: Sequence[str]) -> str:
-    """Hint for a missing file: the file or known data set with the nearest name, else the known names, since a folder
-    may hold thousands of files.
+    """Hint for a missing file: the nearest name of a file or named data set, else all names of data sets.
+
+    Names of files are not listed, because a folder may hold thousands.
     """
     hint = nearest(source, [*beside, *known])
     if hint.startswith("did you mean") or not known:

@@ -106,7 +106,7 @@ class Values:
         return None if empty else value
 
     def _file(self, value: Any, name: str) -> Any:
-        """Name of an image file, found in the table's folder or the current one; other forms are kept."""
+        """Path of an image file, looked up in the table's folder, then in the current one; or the value itself."""
         if not isinstance(value, str):
             return _signal(value, name)
         text = _scalar(value, name)

@@ -51,7 +51,7 @@ def vectors(kept: Reasons | None = None) -> Architecture:
 
 
 def written_back(kept: Reasons) -> Reasons:
-    """``kept`` with the reasons of tensors that are not used but kept for an export."""
+    """Reasons for ignoring tensors, extended by the note that an export writes them back."""
     return {name: f"{reason}; written back by an export" for name, reason in kept.items()}
 
 

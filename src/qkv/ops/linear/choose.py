@@ -139,7 +139,7 @@ def _ones(outer: int, inner: int, transposed: bool) -> Tensor:
 
 
 def _known(kind: str) -> list[str]:
-    """Implementations that a stored choice may name. Which of torch's own run here is not asked, as that takes
+    """Names of the implementations that a stored choice may have. Those of torch are not tried here: that needs
     products, and the caller may be counting costs without values.
     """
     return [name for name in TWINS if name != "native" or (kind not in _CHAINS and native.available())]

@@ -220,7 +220,7 @@ class Steps:
         x: Tensor | None = None,
         tokens: Sequence[int] = (),
     ) -> Tensor:
-        """Buffer ``wanted`` (M, width), in fp32, after the steps for the M new positions of all rows, row by row.
+        """Run all steps for the M new positions of all rows, row by row; return buffer ``wanted``, (M, width), in fp32.
 
         past (B): number of positions in the stores, one for each attention in order. counts (B): number of new ones,
         which are written to the stores. x (M, D): residual stream before; None with an embedding, which reads

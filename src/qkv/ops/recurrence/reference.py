@@ -23,7 +23,7 @@ Memory = tuple[Tensor, ...]
 
 
 def rnn(given: Tensor, held: Tensor, state: Memory) -> Memory:
-    """Elman cell, one step: new state (h,). ``given`` is W x + b and ``held`` is U h + c, each (B, K E)."""
+    """One step of an Elman cell: the new state (h,). ``given``: W x + b; ``held``: U h + c; each (B, K E)."""
     return ((given + held).tanh(),)
 
 

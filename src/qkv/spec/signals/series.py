@@ -50,7 +50,7 @@ class Series(Processor, kind="series"):
 
     @property
     def covariates(self) -> int:
-        """Number of features known in advance: known columns and calendar."""
+        """Number of features that are known in advance: columns named so, and those of the calendar."""
         return len(self.known) + (CALENDAR if self.calendar else 0)
 
     @property

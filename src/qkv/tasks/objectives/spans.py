@@ -55,7 +55,7 @@ def counts(length: int, density: float = 0.15, mean_length: float = 3.0) -> tupl
 
 
 def noise_mask(length: int, rng: np.random.Generator, density: float = 0.15, mean_length: float = 3.0) -> np.ndarray:
-    """Noise mask (N,) bool. Non-empty kept and noise spans alternate; the first is kept, the last is noise."""
+    """Noise mask (N,), bool: spans of text and of noise alternate, from text to noise, and none is empty."""
     noise, spans = counts(length, density, mean_length)
     if not spans:
         return np.zeros(length, bool)
