@@ -25,7 +25,7 @@ _HELD_OUT = ("validation", "test")
 
 
 class RunPlace(NamedTuple):
-    """Default place of a run: the folder ``runs``, and the end of its name; ``out``: folder that was asked for."""
+    """Default folder of a run: ``runs``/name with the end of its name; ``out``: the folder that the user gives."""
 
     runs: Path
     suffix: str

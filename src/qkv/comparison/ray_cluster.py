@@ -107,7 +107,7 @@ class _Tasks:
             self._watcher.report(self._runs[i], Report(*report))
 
     def _outcome(self, task: Any, run: PlannedRun) -> Outcome:
-        """Outcome of an ended task. Raises ``UserError`` for an error that is not the entry's own."""
+        """Outcome of an ended task. Raises ``UserError`` for an error of the cluster instead of the entry."""
         errors = self._ray.exceptions
         try:
             fields: Mapping[str, Any] = self._ray.get(task)

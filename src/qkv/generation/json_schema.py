@@ -76,7 +76,7 @@ class _Rewriter:
         return Rewriting({**found, **definitions}, tuple(self._dropped))
 
     def _value(self, schema: Any, place: str, closing: bool) -> Any:
-        """A schema, rewritten. closing: it is all that is said about a value, not one of several parts."""
+        """Rewrite a schema. ``closing``: it alone describes its value, so that its objects can be closed."""
         if not isinstance(schema, dict):
             return schema
         kept = {key: each for key, each in schema.items() if not self._is_left_out(key, each, schema, place)}

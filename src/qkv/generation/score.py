@@ -197,7 +197,7 @@ def score_tokens(model: Transformer, tokens: Sequence[int], alternatives: int = 
 
 
 def _shared(prompts: Sequence[Sequence[int]]) -> int:
-    """Number of first tokens that all prompts share; each of several keeps at least one of its own."""
+    """Length of the common prefix of all prompts, at most one less than the shortest of several."""
     if len(prompts) == 1:
         return len(prompts[0])
     common = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False)))

@@ -131,7 +131,7 @@ class _Run:
             yield
 
     def _assumed(self, op: str, case: str, among: Collection[str]) -> str | None:
-        """Of candidates that would be timed: attention as asked, else the first, which is torch's."""
+        """Choose without timing: for attention the requested implementation, else the first candidate, torch's."""
         if not among:
             return None
         if op != "attention":
@@ -147,7 +147,7 @@ class _Run:
         return ((prefix, layered) for prefix, layered in found if layered is not None)
 
     def modules(self) -> Iterator[tuple[Key, nn.Module]]:
-        """Parts outside of layers, those first that own shared weights."""
+        """Parts outside of layers. Those that own shared weights come first."""
         model = self.model
         yield Key(OWN, "embedding"), model.frontend
         if model.encoder is not None:

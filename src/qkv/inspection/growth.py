@@ -117,7 +117,7 @@ def growth_curve(
 
 
 def theory(model: Model) -> Growth | None:
-    """Growth of a model's blocks; None if a branch does not state its own, or if latents take the place of the row."""
+    """Growth of the cost of a model's blocks; None if a branch does not state one, or if latents replace the row."""
     if model.latents is not None:
         return None
     return model.growth if model.segmentation is None else model.segmentation.growth

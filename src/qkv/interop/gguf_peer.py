@@ -18,7 +18,7 @@ _MOST = 2048
 
 
 class BatchToken(NamedTuple):
-    """Token of a call: id, position, number of its sequence, and whether the logits after it are wanted."""
+    """Token of a call: id, position, number of its sequence, and whether the call returns logits after it."""
 
     token: int
     position: int

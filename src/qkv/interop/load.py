@@ -158,7 +158,7 @@ def _empty(spec: Model, folder: Path) -> Transformer:
 
 
 class Origin(NamedTuple):
-    """Checkpoint in messages: its path, and its own name of each tensor that has another than the published one."""
+    """Names for messages: the path of a checkpoint, and names of its tensors that differ from the published ones."""
 
     path: Path
     names: Mapping[str, str]

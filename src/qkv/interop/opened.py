@@ -32,7 +32,7 @@ class Opened(NamedTuple):
     base: str = ""
 
     def config(self, held: Held | None = None) -> Config:
-        """Checked access to the folder's config; with ``held``, sizes larger than its weight files are refused."""
+        """Checked access to the folder's config. With ``held``, sizes that its weight files cannot hold are refused."""
         source = self.folder if is_gguf(self.folder) else self.folder / CONFIG
         return Config(self.values, str(source), held)
 

@@ -1,4 +1,4 @@
-"""Series as published models read and forecast them: the channels of a window are an axis, not rows of their own."""
+"""Conversion of series between qkv and published models, in which the channels of a window are an axis, not rows."""
 
 from __future__ import annotations
 

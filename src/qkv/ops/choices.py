@@ -140,7 +140,7 @@ def _as_it_is(tensor: Tensor) -> Tensor:
 
 
 def made(op: str, case: str) -> str | None:
-    """Implementation chosen for (op, case) in this process; None if it has not been asked for."""
+    """Implementation chosen for (op, case) in this process; None if nothing has needed one yet."""
     found = _chosen.get((op, case))
     return None if found is None else found.twin
 

@@ -1,4 +1,4 @@
-"""Mixture of experts: positions are sorted by expert, and each expert computes its own in one call.
+"""Mixture of experts: positions are sorted by expert, and each expert computes all of its positions in one call.
 
     y_t = Σ_i w_ti f_e(x_t), e = chosen_ti
 

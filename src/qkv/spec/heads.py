@@ -34,7 +34,7 @@ class Head(Part, slot=True):
 
     @property
     def serves(self) -> str:
-        """Kind of head as which tasks use it: its own, or the one that it replaces."""
+        """Kind of head that this one counts as for tasks: its own kind, or that of a head that it replaces."""
         return self.instead_of or self.kind
 
     @property

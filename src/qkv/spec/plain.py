@@ -31,7 +31,7 @@ def shape_of(annotation: Any) -> Shape:
 
 
 def is_slot(spec: type[Spec] | None) -> bool:
-    """True for a slot (base class of interchangeable parts, told apart by ``kind``); False for other specs and None."""
+    """True for a slot, the base class of interchangeable parts; False for other specs and None."""
     return spec is not None and Part in spec.__bases__
 
 

@@ -12,7 +12,7 @@ from qkv.tasks.by_size import BySizeTask
 
 @implements(AssociativeRecall)
 class AssociativeRecallTask(BySizeTask):
-    """Associative recall: -Σ log p(value) at every key that is asked (Arora et al. 2023)."""
+    """Associative recall: -Σ log p(value) at every repeated key (Arora et al. 2023)."""
 
     spec: AssociativeRecall
     size_name = "number of pairs"

@@ -85,7 +85,7 @@ class GeneratedTask(Task):
 
 
 def observed_answers(model: Transformer, batch: Batch) -> Observed:
-    """Loss of a batch, and for each row (right answers, answers asked for) at the positions that have a target."""
+    """Loss of a batch; its outcomes are (number of right answers, number of targets) of each row."""
     logits, wanted = model(batch.input)[0], batch.targets != IGNORED
     right = (model.head.decode(logits, wanted) == batch.targets) & wanted
     rows = list(zip(right.sum(1).tolist(), wanted.sum(1).tolist(), strict=True))

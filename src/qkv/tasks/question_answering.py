@@ -256,7 +256,7 @@ class QuestionAnsweringTask(ExampleTask):
         return answers
 
     def _joined(self, said: Iterable[Seen], questions: int, recipe: Recipe) -> list[Answer]:
-        """Combine the predictions ``said`` of all windows to one answer per question.
+        """Combine ``said``, the predictions for all windows, to one answer per question.
 
         The score of "no answer" is its minimum over the windows: one window that is sure of an answer suffices.
         """

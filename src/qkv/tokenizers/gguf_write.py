@@ -104,7 +104,7 @@ def _framing(tokenizer: Tokenizer) -> dict[str, bool]:
 
 
 def _spelled(tokenizer: Tokenizer) -> list[str]:
-    """Tokens by id; an id without one has a name of its own."""
+    """Tokens in the order of their ids, with a placeholder for each id without a token."""
     found = [tokenizer.core.id_to_token(index) for index in range(tokenizer.vocab_size)]
     return [f"[PAD{index}]" if token is None else token for index, token in enumerate(found)]
 

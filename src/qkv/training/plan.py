@@ -104,7 +104,7 @@ class Plan:
 
 
 def unlimited(training: Training) -> Plan:
-    """Plan of a run without a time budget: the recipe's own numbers."""
+    """Plan of a run without a time budget: the steps and intervals of the recipe."""
     return Plan(_whole(training), Costs(0.0))
 
 

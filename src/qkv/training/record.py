@@ -38,7 +38,7 @@ REPORT = "report.html"
 
 
 class Done(NamedTuple):
-    """Amount trained on so far: targets, rows, positions of the model's own stack and of its encoder (``sources``),
+    """Amounts of training so far: targets, rows, positions of the model's own stack and of its encoder (``sources``),
     padding included.
     """
 

@@ -158,7 +158,7 @@ class Config:
             warnings.warn(f"{self.source}: the key {quoted(key)} is not read; {meant!r} is", stacklevel=2)
 
     def refuse_misspelt(self, ignored: Iterable[str] = ()) -> None:
-        """Raise ``UserError`` for a misspelt key in the place of one that was asked for."""
+        """Raise ``UserError`` for a key that looks like a misspelling of one that the family reads."""
         for key, meant in self._misspelt(ignored):
             if meant not in self.values:
                 raise UserError(
@@ -167,7 +167,7 @@ class Config:
                 )
 
     def _misspelt(self, ignored: Iterable[str]) -> Iterator[tuple[str, str]]:
-        """(key that was not read, key within two edits that was asked for), for each."""
+        """Pairs of a key that no code has read, and a key within two edits of it that the code looked for."""
         read = self.asked - set(ignored)
         for key in sorted(self.values.keys() - self.asked - set(ignored)):
             meant = closest(key, read)

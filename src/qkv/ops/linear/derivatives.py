@@ -1,4 +1,4 @@
-"""Derivatives of a linear layer whose products are computed by a library that has none of its own.
+"""Derivatives of a linear layer for libraries that compute products but no derivatives.
 
 y = x W^T + b:
 

@@ -28,7 +28,7 @@ def autocast(asked: str, device: torch.device) -> torch.autocast:
 
 
 def runs_in(asked: str, device: torch.device) -> str:
-    """Precision of matrix products on ``device``, "bf16" or "fp32". ``asked``: lowest that the user allows."""
+    """Precision of matrix products on ``device``, "bf16" or "fp32". ``asked``: lowest one that the user allows."""
     return choice(device).twin if asked == "bf16" else "fp32"
 
 

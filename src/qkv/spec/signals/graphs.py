@@ -71,7 +71,7 @@ class Graphs(Processor, kind="graphs"):
 
     @property
     def sides(self) -> int:
-        """Number of sets of each encoding: one for each direction of the edges that is told apart."""
+        """Number of sets of each encoding: one, or one for each direction where edges are directed."""
         return 2 if self.directed else 1
 
     @property

@@ -81,7 +81,7 @@ def choose_forecast(asked: RecipeRequest) -> Recipe:
 
 
 def _lengths(panel: Panel, period: int | None, horizon: Any, context: Any) -> _Lengths:
-    """Lengths for a panel. ``horizon``, ``context``: as asked, or None. Raises ``UserError`` for short series."""
+    """Choose lengths. ``horizon``, ``context``: the user's, or None. Raises ``UserError`` for short series."""
     longest = max(each.length for each in panel.series)
     low = min(each.first for each in panel.series)
     total = max(each.first + each.length for each in panel.series) - low
