@@ -13,6 +13,7 @@ from qkv.generation.beam import beam_search
 from qkv.generation.prefixes import Prefixes
 from qkv.generation.requests import Request, RequestQueue
 from qkv.generation.sample import Sampling
+from qkv.interop.onnx.graph import graph_of
 from qkv.layers.signal import Signal, placeholder
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
@@ -172,6 +173,11 @@ def test_a_text_with_values_does_not_slide() -> None:
     generation = Generation(max_new_tokens=40, temperature=0.0)
     with pytest.raises(UserError, match=r"positions end at 32; ask for fewer tokens$"):
         beam_search(model_of(), [[P, P, P]], generation, inputs=[{"points": points(1)}])
+
+
+def test_an_onnx_file_is_refused() -> None:
+    with pytest.raises(UserError, match="the input of 'joined' is more than values of one size"):
+        graph_of(model_of())
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from qkv.runs import files
 from qkv.runs.checkpoint import Checkpoint, CheckpointStore, load_weights, read_checkpoint, save_weights
 from qkv.runs.files import clear_errors, map_tensors, read_tensors, sums, write_tensors
 from qkv.runs.folder import FAILURE, check_succeeded
 from qkv.spec.errors import UserError
+from qkv.system import files as atomic
 from qkv.system.files import write_file
 from qkv.training import random_state
 
@@ -366,7 +366,7 @@ def test_a_file_of_another_program_is_read_without_a_checksum(tmp_path: Path) ->
 def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.json"
     write_file(path, b"old")
-    monkeypatch.setattr(files, "sync", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
+    monkeypatch.setattr(atomic, "sync", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
     with pytest.raises(UserError, match=r"^a\.json cannot be written: Input/output error$"), clear_errors("a.json"):
         write_file(path, b"new")
     assert path.read_bytes() == b"old"

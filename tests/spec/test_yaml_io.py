@@ -281,11 +281,14 @@ def test_the_file_is_blamed_for_what_it_says(recipe_file: Path) -> None:
         read_recipe(recipe_file, ["training.steps=3"])
 
 
-def test_the_format_is_written_and_earlier_ones_are_read(recipe_file: Path) -> None:
+def test_the_format_is_written_and_no_earlier_one_is_read(recipe_file: Path) -> None:
     recipe = read_recipe(recipe_file)
     assert yaml.safe_load(dump(recipe))["format"] == FORMAT == recipe.format
-    recipe_file.write_text(f"format: 1\n{recipe_file.read_text()}")
-    assert read_recipe(recipe_file) == recipe
+    recipe_file.write_text(f"format: {FORMAT - 1}\n{recipe_file.read_text()}")
+    with pytest.raises(
+        UserError, match=f"{FORMAT - 1} given, but it should be greater than or equal to {FORMAT}"
+    ):
+        read_recipe(recipe_file)
 
 
 def test_a_later_format_is_refused_before_its_keys_are(recipe_file: Path) -> None:

@@ -134,7 +134,7 @@ def graph_of(model: Transformer, pooled: TextPooling | None = None) -> TensorFun
         if pooled is not None or not all(part.reads_tokens for part in readers):
             raise UserError("an encoder–decoder is exported to ONNX only if it reads and writes text, for its logits")
         return PairFunction(model)
-    if frontend.reads_tokens:
+    if frontend.reads_tokens and not frontend.inputs_read:
         return TextFunction(model, pooled)
     if frontend.num_positions is None:
         raise UserError(
