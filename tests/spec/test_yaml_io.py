@@ -285,9 +285,7 @@ def test_the_format_is_written_and_no_earlier_one_is_read(recipe_file: Path) -> 
     recipe = read_recipe(recipe_file)
     assert yaml.safe_load(dump(recipe))["format"] == FORMAT == recipe.format
     recipe_file.write_text(f"format: {FORMAT - 1}\n{recipe_file.read_text()}")
-    with pytest.raises(
-        UserError, match=f"{FORMAT - 1} given, but it should be greater than or equal to {FORMAT}"
-    ):
+    with pytest.raises(UserError, match=f"{FORMAT - 1} given, but it should be greater than or equal to {FORMAT}"):
         read_recipe(recipe_file)
 
 

@@ -8,9 +8,11 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from PIL import Image
 from tests.serving.conftest import serving
 
 import qkv
+from qkv.cli.main import main
 from qkv.data.processors.processor import build_processor
 from qkv.data.records.pictures import as_uri
 from qkv.data.vocabulary import Vocabulary
@@ -78,6 +80,27 @@ def test_a_run_reads_both_inputs(tmp_path: Path) -> None:
     assert [answer["answer"] for answer in answers] == [row["label"] for row in asked]
     with pytest.raises(UserError, match="predicts from picture, words; 'picture' is missing"):
         qkv.predict(run, {"words": "it is dark here"})
+
+
+@pytest.mark.slow
+def test_the_command_trains_evaluates_and_predicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows, table = drawn(60), ["picture,words,label"]
+    for number, row in enumerate(rows):
+        Image.fromarray(row["picture"]).save(tmp_path / f"{number}.png")
+        table.append(f"{number}.png,{row['words']},{row['label']}")
+    (tmp_path / "rows.csv").write_text("\n".join(table), encoding="utf-8")
+    changed = qkv.override(recipe(), [f"data.source={tmp_path / 'rows.csv'}", "training.steps=20"])
+    qkv.write_spec(tmp_path / "recipe.yaml", changed)
+    folder = str(tmp_path / "run")
+    assert main(["train", str(tmp_path / "recipe.yaml"), "--out", folder]) == 0
+    assert main(["evaluate", folder, "--data", str(tmp_path / "rows.csv")]) == 0
+    capsys.readouterr()
+    assert main(["predict", folder, str(tmp_path / "0.png"), "--set", "words=it is dark here"]) == 0
+    assert capsys.readouterr().out.split()[2] in ("true", "false")
+    assert main(["predict", folder, "--data", str(tmp_path / "rows.csv")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 61
+    assert main(["info", folder]) == 0
+    assert "word_list, " in capsys.readouterr().out
 
 
 def test_a_run_that_writes_after_both_inputs_is_served(tmp_path: Path) -> None:

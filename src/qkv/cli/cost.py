@@ -144,7 +144,7 @@ def _with_sizes(recipe: Recipe) -> Model:
         from qkv.training.start import with_start
 
         recipe = with_start(recipe)
-    model, tokenizer = recipe.model, recipe.data.tokenizer
+    model, tokenizer = recipe.model, recipe.data.text_tokenizer
     if not _open_sizes(model):
         return model
     if recipe.task.sized_by_tokenizer and recipe.data.processor is None and tokenizer.num_ids is not None:

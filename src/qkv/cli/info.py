@@ -170,7 +170,7 @@ def _run(folder: Path) -> list[tuple[str, Any]]:
         ("description", run.recipe.description or None),
         ("data", run.recipe.data.source),
         *(
-            [("tokenizer", f"{run.recipe.data.tokenizer.kind}, {run.tokenizer.vocab_size:,} ids")]
+            [("tokenizer", f"{run.recipe.data.text_tokenizer.kind}, {run.tokenizer.vocab_size:,} ids")]
             if run.vocabulary.has_text
             else []
         ),
