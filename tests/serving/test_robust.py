@@ -217,6 +217,27 @@ def test_a_fault_ends_the_requests_and_not_the_server(runs: dict[str, Run], monk
         assert posted(server, **{**LONG, "max_tokens": 3}).status_code == 200
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_no_text_from_before_a_fault_gets_into_a_later_answer(
+    runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving({"rope": runs["rope"]}) as server:
+        queued = server.service.models["rope"].worker.requests
+        assert queued is not None
+        step, calls = queued.step, iter(range(6))
+
+        def failing() -> Any:
+            if next(calls, None) is None:
+                raise ZeroDivisionError("nothing left")
+            return step()
+
+        monkeypatch.setattr(queued, "step", failing)
+        assert posted(server, **LONG).status_code == 500
+        short = {**LONG, "max_tokens": 3, "temperature": 0}
+        answers = [posted(server, **short).json()["choices"][0]["text"] for _ in range(6)]
+    assert set(answers) == {alone(runs["rope"], "the", max_new_tokens=3, temperature=0.0)}
+
+
 def test_the_end_of_the_server_waits_for_what_it_began(runs: dict[str, Run]) -> None:
     found: list[httpx.Response] = []
     with serving({"rope": runs["rope"]}, Limits(batch=1, tokens=4_000)) as server:

@@ -114,6 +114,8 @@ def test_a_run_that_writes_after_both_inputs_is_served(tmp_path: Path) -> None:
     expected = qkv.predict(run, inputs)
     alone = [answer for row in inputs for answer in qkv.predict(run, [row])]
     assert alone == expected
+    with pytest.raises(UserError, match="the image is not an image"):
+        qkv.predict(run, {**inputs[0], "picture": "data:image/png;base64,AAAA"})
     with serving({"both": run}) as server:
         found = httpx.post(f"{server.url}/predict", json={"inputs": inputs}, timeout=60).json()["data"]
         refused = httpx.post(f"{server.url}/predict", json={"inputs": [{"picture": "a.png", "words": "a"}]}, timeout=60)
@@ -144,6 +146,29 @@ def encoder_of(room: int) -> InputsEncoder:
     fitted = build_processor(Images(height=8, width=8, channels=1)).fitted([np.zeros((8, 8), np.uint8)])
     vocabulary = Vocabulary(tokenizer, tokenizer, ("a", "b"), {"picture": fitted})
     return InputsEncoder(with_vocabulary(recipe(), vocabulary), vocabulary, room)
+
+
+def test_a_run_may_name_a_text_alone() -> None:
+    texts = ["it is <> here"]
+    tokenizer = train(WordList(min_frequency=1), texts)
+    plain = qkv.override(recipe(), ["data.inputs={words: word_list}", "model.frontend.inputs={}"])
+    encoder = InputsEncoder(plain, Vocabulary(tokenizer, tokenizer, ("a", "b")), 20)
+    read, _ = encoder.encode({"words": texts[0]})
+    assert read.ids.tolist() == tokenizer.encode(texts[0])
+
+
+@pytest.mark.parametrize("task", ["classification", "translation"])
+def test_a_row_whose_picture_is_damaged_is_named(task: str, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{**row, "target": "so it is"} for row in drawn(20)]
+    rows[3]["picture"] = "data:image/png;base64,AAAA"
+    for row in (row for row in rows if not isinstance(row["picture"], str)):
+        row["picture"] = as_uri(row["picture"])
+    changes = [f"task={task}", "training.steps=1"]
+    if task == "translation":
+        changes += ["model.head=language_model", "model.blocks=[{branches: ['attention(2)', feed_forward]}]"]
+        changes += ["sample={temperature: 0, max_new_tokens: 3}"]
+    with pytest.raises(UserError, match=r"1 of \d+ rows of .* cannot be used: the image is not an image"):
+        qkv.train(qkv.override(recipe(), changes), tmp_path / "run", data=rows, on_event=quiet)
 
 
 def test_values_are_kept_whole_and_the_text_is_cut() -> None:

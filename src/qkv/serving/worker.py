@@ -4,8 +4,8 @@
     submit, cancel, call  ── commands ──────────→  before each step
     mailbox of a request  ←── pieces of a step ──  after each step
 
-Pieces are sent when a text begins or ends, else at most 50 times a second, those of a text joined: each sending wakes
-the event loop and the client, which on two cores takes the time of a product from the step that runs meanwhile.
+The worker sends pieces at once when a text begins or ends, and otherwise at most 50 times a second; it joins the pieces
+of a text that wait. Each sending wakes the event loop and the client, and on two cores the next step waits for them.
 
 A reader who does not read holds up nobody: what it has not read is kept in the mailbox of its request, at most
 ``UNREAD`` pieces; further ones are joined to the last. The size of a mailbox is bounded by the tokens of its request.
@@ -255,6 +255,8 @@ class Worker:
         except Exception as error:  # a fault of the program ends the requests, not the server
             limits = old.budget, old.max_batch, old.max_queue
             self.requests = RequestQueue(old.model, old.tokenizer, *limits, old.clock, old.speculator, old.keep)
+            self._send_unsent()
+            self._begun.clear()  # the new queue numbers its requests from 0 again
             self._tell(self._broken, as_api_error(error).sentence)
             return
         self._count()  # whoever has the last piece finds it counted
@@ -267,11 +269,17 @@ class Worker:
             self._unsent[piece.number] = piece if last is None else _joined(last, piece)
         queued, now = self._queue, time.monotonic()
         due = now >= self._send_at or queued.running + queued.waiting > len(pieces)  # a long prompt may be read next
-        if self._unsent and (due or any(piece.finished or piece.number not in self._begun for piece in pieces)):
+        if due or any(piece.finished or piece.number not in self._begun for piece in pieces):
+            self._send_unsent()
+            self._send_at = now + _PAUSE
+
+    def _send_unsent(self) -> None:
+        """Send all pieces that wait."""
+        if self._unsent:
             self._tell(self._deliver, list(self._unsent.values()))
             self._begun |= self._unsent.keys()
             self._begun -= {piece.number for piece in self._unsent.values() if piece.finished}
-            self._unsent, self._send_at = {}, now + _PAUSE
+            self._unsent = {}
 
     def _deliver(self, pieces: Sequence[TextDelta]) -> None:
         for piece in pieces:

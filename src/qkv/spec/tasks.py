@@ -62,7 +62,7 @@ class SequenceToSequence(Task):
 
 
 class Translation(SequenceToSequence, kind="translation"):
-    """Translation of sentence pairs; metric: sacreBLEU. Columns ``source`` and ``target``."""
+    """Translation of sentence pairs, evaluated by sacreBLEU. A table has the columns ``source`` and ``target``."""
 
 
 class Summarization(SequenceToSequence, kind="summarization"):

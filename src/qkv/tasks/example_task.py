@@ -16,6 +16,7 @@ from qkv.data.padding import padded
 from qkv.data.records.duplicates import shared
 from qkv.data.records.model import Records, Role
 from qkv.data.records.open import open_records, open_rows
+from qkv.data.records.values import Unusable
 from qkv.data.trained import trained_on
 from qkv.data.vocabulary import Vocabulary
 from qkv.spec.errors import UserError
@@ -162,6 +163,18 @@ class ExampleTask(Task):
     @abstractmethod
     def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Collate:
         """Return the function that makes a batch of the ``parts`` of several examples."""
+
+
+def encode_rows(rows: Rows, encode: Callable[[Mapping[str, Any]], Example]) -> tuple[Rows, list[Example], list[str]]:
+    """Encode rows one by one: (rows whose values can be read, their examples, a sentence on each of the others)."""
+    kept, examples, bad = list[dict[str, Any]](), list[Example](), list[str]()
+    for row in rows:
+        try:
+            examples.append(encode(row))
+            kept.append(row)
+        except Unusable as error:
+            bad.append(str(error))
+    return kept, examples, bad
 
 
 def _unusable(bad: Sequence[str], count: int, name: str, refuse: bool) -> list[str]:

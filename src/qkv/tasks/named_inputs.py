@@ -53,7 +53,7 @@ class InputsEncoder(Truncation):
         self.text, self.room, self.tokenizer = data.text_input, room, vocabulary.tokenizer
         self.processors = {name: build_processor(vocabulary.processors[name]) for name in data.processors}
         self.frontends = recipe.model.frontend.of_processors(vocabulary.processors).inputs_read
-        self._places = re.compile(f"<({'|'.join(map(re.escape, self.processors))})>")
+        self._places = re.compile(f"<({'|'.join(map(re.escape, self.processors)) or '(?!)'})>")
         super().__init__({**({self.text: room} if self.text else {}), **limits})
 
     def encode(self, row: Mapping[str, Any]) -> tuple[EncodedInputs, int]:

@@ -26,7 +26,7 @@ from qkv.spec.recipe import Recipe
 from qkv.tasks.attention_pictures import attention_section
 from qkv.tasks.baselines import too_large
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset
-from qkv.tasks.example_task import ExampleTask, Reader, Rows, column, framed_by, trained
+from qkv.tasks.example_task import ExampleTask, Reader, Rows, column, encode_rows, framed_by, trained
 from qkv.tasks.feature_baselines import FeatureTable, features_of
 from qkv.tasks.inputs import ROWS, EncodedRow, InputReader, input_roles, reader_of, told
 from qkv.tasks.joined import JoinedTask
@@ -149,14 +149,7 @@ class PooledTask(ExampleTask, JoinedTask):
         return reader.example(row, self.encoded(row, vocabulary))
 
     def usable(self, rows: Rows, vocabulary: Vocabulary, reader: Reader) -> tuple[Rows, list[Example], list[str]]:
-        kept, examples, bad = list[dict[str, Any]](), list[Example](), list[str]()
-        for row in rows:
-            try:
-                examples.append(self.encode(row, vocabulary, reader))
-                kept.append(row)
-            except Unusable as error:
-                bad.append(str(error))
-        return kept, examples, bad
+        return encode_rows(rows, lambda row: self.encode(row, vocabulary, reader))
 
     def sample(self, model: Transformer, dataset: Dataset, recipe: Recipe) -> str | None:
         read = self.reader(recipe, dataset.vocabulary)

@@ -13,18 +13,19 @@ from qkv.data.batch import Batch
 from qkv.data.corpus import VALIDATION
 from qkv.data.processors.processor import build_processor
 from qkv.data.records.model import Records, Role
+from qkv.data.records.values import Unusable
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.tap import Tap
 from qkv.models.transformer import Transformer
 from qkv.spec.data import Data
-from qkv.spec.errors import Problem, SpecError
+from qkv.spec.errors import Problem, SpecError, UserError
 from qkv.spec.generation import Generation
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import Summarization, Translation
 from qkv.tasks.aligned import MOST_TOKENS, aligned
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset
-from qkv.tasks.example_task import Collate, ExampleTask, Truncation, column, text_in, trained
+from qkv.tasks.example_task import Collate, ExampleTask, Rows, Truncation, column, encode_rows, text_in, trained
 from qkv.tasks.named_inputs import EncodedInputs, InputsEncoder, named_roles
 from qkv.tasks.pairs import TokenPair, joined, marks, pair_loss, paired, write_after
 from qkv.tasks.task import Defaults, Evaluation, Observed, Scale, Totals
@@ -116,6 +117,9 @@ class SequenceToSequenceTask(ExampleTask):
             limits["source"] = max(0, limits["source"] + 1 - max(1, vocabulary.tokenizer.frame.size))
         return Truncation(limits)
 
+    def usable(self, rows: Rows, vocabulary: Vocabulary, reader: Any) -> tuple[Rows, list[Example], list[str]]:
+        return encode_rows(rows, lambda row: self.encode(row, vocabulary, reader))
+
     def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Truncation) -> Example:
         source, target = self._source(row, vocabulary, cut), cut(vocabulary.target.encode(row["target"]), "target")
         begin, end = marks(vocabulary, self.spec.begin)
@@ -199,7 +203,10 @@ class SequenceToSequenceTask(ExampleTask):
         ``cut`` truncates the sources.
         """
         cut = cut or self.reader(recipe, vocabulary)
-        sources = [self._source(row, vocabulary, cut) for row in rows]
+        try:
+            sources = [self._source(row, vocabulary, cut) for row in rows]
+        except Unusable as error:
+            raise UserError(str(error)) from None
         order = sorted(range(len(rows)), key=lambda i: len(sources[i].ids))
         found: dict[int, str] = {}
         for begin in range(0, len(order), _AT_ONCE):

@@ -106,7 +106,7 @@ class Values:
         return None if empty else value
 
     def _file(self, value: Any, name: str) -> Any:
-        """Path of an image file, looked up in the table's folder, then in the current one; or the value itself."""
+        """Find an image file in the table's folder, else in the current one; return other values unchanged."""
         if not isinstance(value, str):
             return _signal(value, name)
         text = _scalar(value, name)
