@@ -222,19 +222,19 @@ def test_no_text_from_before_a_fault_gets_into_a_later_answer(
     runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving({"rope": runs["rope"]}) as server:
-        queued = server.service.models["rope"].worker.requests
-        assert queued is not None
-        step, calls = queued.step, iter(range(6))
+        worker = server.service.models["rope"].worker
+        for steps in (0, 6):  # requests are numbered from 0 after a fault, so the second one ends the number 0
+            step, calls = worker.requests.step, iter(range(steps))  # type: ignore[union-attr]
 
-        def failing() -> Any:
-            if next(calls, None) is None:
-                raise ZeroDivisionError("nothing left")
-            return step()
+            def failing(step: Any = step, calls: Any = calls) -> Any:
+                if next(calls, None) is None:
+                    raise ZeroDivisionError("nothing left")
+                return step()
 
-        monkeypatch.setattr(queued, "step", failing)
-        assert posted(server, **LONG).status_code == 500
+            monkeypatch.setattr(worker.requests, "step", failing)
+            assert posted(server, **LONG).status_code == 500
         short = {**LONG, "max_tokens": 3, "temperature": 0}
-        answers = [posted(server, **short).json()["choices"][0]["text"] for _ in range(6)]
+        answers = [posted(server, **short).json()["choices"][0]["text"] for _ in range(2)]
     assert set(answers) == {alone(runs["rope"], "the", max_new_tokens=3, temperature=0.0)}
 
 
