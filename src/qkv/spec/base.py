@@ -47,7 +47,11 @@ class FrozenDict(dict[str, T]):
         return hash(tuple(self.items()))
 
 
-ByName = Annotated[dict[str, T], AfterValidator(FrozenDict[T])]
+def _freeze(values: dict[str, T]) -> FrozenDict[T]:
+    return FrozenDict(values)
+
+
+ByName = Annotated[dict[str, T], AfterValidator(_freeze)]
 """Dictionary by name that can be hashed, for the specs of models."""
 LARGEST, LARGEST_SEED = 2**31 - 1, 2**63 - 1
 """Default upper bound of integer fields, larger than any size, length or count of a model; also that of seeds."""
