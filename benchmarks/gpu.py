@@ -192,7 +192,7 @@ def where(device: str) -> str:
 def main() -> None:
     """Measure the selected parts and write their tables."""
     asked = arguments()
-    found = torch.accelerator.current_accelerator()
+    found = torch.accelerator.current_accelerator(check_available=True)
     device = asked.device or (found.type if found is not None else "cpu" * asked.smoke)
     say_where("transformers")
     for part in asked.only:

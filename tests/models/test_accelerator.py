@@ -68,7 +68,7 @@ def outputs(subject: OneBranch, module: Any, device: torch.device) -> tuple[Tens
     with torch.no_grad():
         for begin, end in [(0, LENGTH - STEPS), *((i, i + 1) for i in range(LENGTH - STEPS, LENGTH))]:
             positions = torch.arange(begin, end, device=device)[None]
-            context = Context(positions.expand(2, -1), arrival=Arrival(counts, end - begin, None))
+            context = Context(positions.expand(2, -1), arrival=Arrival(counts, end - begin, None, device))
             out, state = module(x[:, begin:end], context, state)
             counts = Counts((end, end))
             steps.append(out)

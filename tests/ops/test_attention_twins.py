@@ -31,6 +31,7 @@ SMALL_BLOCKS: dict[str, Twin] = {
     "sdpa, oneDNN": fused_onednn.attention,
     "tiled": partial(tiled.attention, block=4),
     "banded": partial(banded.attention, block=4),
+    "banded, at once": partial(banded.at_once, block=4),
     "blockwise": partial(blockwise.attention, block=4),
     "top k": partial(top_k.attention, block=300),
 }
@@ -55,7 +56,7 @@ def serves(twin: str, case: Case) -> bool:
         return True
     if case.values or (twin != "top k" and case.problem().chooses(case.keys)):
         return False
-    if case.softcap is not None and twin not in ("products", "banded", "top k"):
+    if case.softcap is not None and twin not in ("products", "banded", "banded, at once", "top k"):
         return False
     match twin:
         case "sdpa" | "products" | "top k":
@@ -74,6 +75,8 @@ def serves(twin: str, case: Case) -> bool:
             )
         case "banded":
             return case.aligned
+        case "banded, at once":
+            return case.aligned and "by row" not in case.mask and not case.added and case.problem().sites.given is None
         case "blockwise":
             return not case.dropout
         case "after a past" | "native":  # they have no gradients: tests of their own follow, or test_native_attention
@@ -139,7 +142,18 @@ def test_a_band_longer_than_its_blocks_equals_the_reference(mask: Causal) -> Non
     inputs = [torch.randn(1, 1, 2100, 4, generator=torch.Generator().manual_seed(s)) for s in range(3)]
     assert choose.choice(*inputs, problem).twin == "banded"
     expected = outputs_and_gradients(partial(reference.attention, problem=problem), [t.double() for t in inputs])
-    assert_all_same(outputs_and_gradients(partial(banded.attention, problem=problem), inputs), expected)
+    for twin in (banded.attention, banded.at_once):
+        assert_all_same(outputs_and_gradients(partial(twin, problem=problem), inputs), expected)
+
+
+def test_an_accelerator_computes_all_bands_at_once() -> None:
+    steps = torch.arange(2100, device="meta")[None]
+    problem = AttentionProblem(Causal() & Window(100), Sites(steps, steps, aligned=True), 0.5)
+    q, k, v = torch.empty(3, 2, 4, 2100, 8, device="meta")
+    assert choose.choice(q, k, v, problem).twin == "banded, at once"
+    assert choose.attention(q, k, v, problem).shape == q.shape
+    added = replace(problem, added=torch.empty(1, 1, 2100, 2100, device="meta"))
+    assert choose.choice(q, k, v, added).twin == "banded"
 
 
 def test_sites_said_to_be_fully_visible() -> None:
@@ -279,7 +293,8 @@ def test_every_twin_is_chosen_for_something(fresh_choices: None, monkeypatch: py
         found.add(choose.choice(*Case().inputs(), Case(values=True).problem()).twin)
         with torch.no_grad():
             found.add(choose.choice(*AFTER_A_PAST[0].inputs(), AFTER_A_PAST[0].problem()).twin)
-    assert found == choose.TWINS.keys() - {"native"}  # which test_native_attention tests, where it can be built
+    elsewhere = {"native", "banded, at once"}  # test_native_attention tests the one, where it can be built; the other:
+    assert found == choose.TWINS.keys() - elsewhere
 
 
 def test_the_measured_choice_is_one_of_the_candidates(fresh_choices: None) -> None:

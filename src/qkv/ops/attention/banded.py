@@ -12,10 +12,12 @@ from itertools import islice
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from qkv.ops.attention import products, sdpa
 from qkv.ops.attention.blockwise import blocks
 from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.masks import SharedSites
 from qkv.ops.slices import slices
 
 BLOCK = 256
@@ -24,10 +26,7 @@ BLOCK = 256
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, block: int = BLOCK) -> Tensor:
     """Attention output O (B, H, N, Dv) for aligned sites; shapes as in ``reference``. ``block``: queries at once."""
     of_band = sdpa.attention if problem.softcap is None else products.attention
-    seen: dict[int, list[slice]] = {}
-    for queries, keys, _ in blocks(problem, q.shape[2], k.shape[2], block):
-        seen.setdefault(queries.start, []).append(keys)
-    bands = {first: _joined(seen.get(first, [])) for first in range(0, q.shape[2], block)}
+    bands = _bands(problem, q.shape[2], k.shape[2], block)
     each = [band for found in bands.values() for band in found]
     keys, values = iter(slices(k, each)), iter(slices(v, each))
     outs = []
@@ -39,6 +38,60 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, block:
         near, near_values = (_side_by_side(islice(parts, len(found))) for parts in (keys, values))
         outs.append(of_band(queries, near, near_values, part))
     return torch.cat(outs, 2)
+
+
+def at_once(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, block: int = BLOCK) -> Tensor:
+    """Same as ``attention`` in one call of the kernel: all blocks are rows of a batch, their bands padded to the
+    longest. For accelerators, where a call costs more than its products; each key is copied once for each block that
+    sees it. Not for added scores or visible keys that are given for each pair.
+    """
+    batch, num_queries = q.shape[0], q.shape[2]
+    count = -(-num_queries // block)
+    columns, sites = problem.sites.once(
+        ("bands", problem.mask, batch, num_queries, block), lambda: _rows_of_bands(q, k.shape[2], problem, block)
+    )
+
+    def banded(x: Tensor) -> Tensor:
+        groups = q.shape[1] // x.shape[1]
+        rows = x.index_select(2, columns).unflatten(2, (count, -1)).transpose(1, 2).flatten(0, 1)
+        return rows if groups == 1 else rows.repeat_interleave(groups, dim=1)
+
+    padded = F.pad(q, (0, 0, 0, count * block - num_queries))
+    queries = padded.unflatten(2, (count, block)).transpose(1, 2).flatten(0, 1)
+    of_band = sdpa.attention if problem.softcap is None else products.attention
+    out = of_band(queries, banded(k), banded(v), replace(problem, sites=sites))
+    return out.unflatten(0, (batch, count)).transpose(1, 2).flatten(2, 3)[:, :, :num_queries]
+
+
+def _rows_of_bands(q: Tensor, num_keys: int, problem: AttentionProblem, block: int) -> tuple[Tensor, SharedSites]:
+    """(columns of keys of all bands, one after the other; sites whose rows are the blocks of each row)."""
+    batch, num_queries, sites = q.shape[0], q.shape[2], problem.sites
+    seen = [
+        [i for part in band for i in range(part.start, part.stop)]
+        for band in _bands(problem, num_queries, num_keys, block).values()
+    ]
+    longest = max(1, *map(len, seen))
+    columns = torch.tensor([band + [-1] * (longest - len(band)) for band in seen], device=q.device)
+    places = torch.arange(len(seen) * block, device=q.device).clamp(max=num_queries - 1).view(len(seen), block)
+    held = columns.clamp(min=0)
+
+    def of_rows(x: Tensor | None, index: Tensor) -> Tensor | None:
+        return None if x is None else x[:, index].expand(batch, -1, -1).flatten(0, 1)
+
+    key = torch.where(columns < 0, -1, sites.key[:, held]).expand(batch, -1, -1).flatten(0, 1)
+    query = of_rows(sites.query, places)
+    assert query is not None
+    prefix = None if sites.prefix is None else sites.prefix.expand(batch).repeat_interleave(len(seen))
+    segments = of_rows(sites.query_segment, places), of_rows(sites.key_segment, held)
+    return held.flatten(), SharedSites(query, key, *segments, prefix=prefix)
+
+
+def _bands(problem: AttentionProblem, num_queries: int, num_keys: int, block: int) -> dict[int, list[slice]]:
+    """Slices of keys, in ascending order, that each block of queries may see, by the block's first query."""
+    seen: dict[int, list[slice]] = {}
+    for queries, keys, _ in blocks(problem, num_queries, num_keys, block):
+        seen.setdefault(queries.start, []).append(keys)
+    return {first: _joined(seen.get(first, [])) for first in range(0, num_queries, block)}
 
 
 def _side_by_side(parts: Iterable[Tensor]) -> Tensor:

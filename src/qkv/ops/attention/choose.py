@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.attention.visible import scores
 from qkv.ops.choices import Choice, by_reference, choose, chosen, fastest
 from qkv.ops.counting import declares
-from qkv.ops.masks import Causal, Full, Sites
+from qkv.ops.masks import Causal, Full, Mask, Sites
 
 TWINS: dict[str, Callable[[Tensor, Tensor, Tensor, AttentionProblem], Tensor]] = {
     "reference": reference.attention,
@@ -36,6 +37,7 @@ TWINS: dict[str, Callable[[Tensor, Tensor, Tensor, AttentionProblem], Tensor]] =
     "tiled": tiled.attention,
     "native": native.attention,
     "banded": banded.attention,
+    "banded, at once": banded.at_once,
     "blockwise": blockwise.attention,
     "top k": top_k.attention,
     "after a past": after_past.attention,
@@ -86,11 +88,7 @@ def choice(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Choice
     if num_queries == 1:
         return _fixed("one query", "sdpa", "one fused pass over the keys")
     if _sees_a_band(problem, num_queries, num_keys):
-        return _fixed(
-            "window",
-            "banded",
-            "each block of queries attends to its band of keys only, so cost is linear in the length",
-        )
+        return _banded(q, problem)
     if _is_plain(problem, num_queries, num_keys):
         return _plain(q, v, problem)
     if _follows_a_past(q, v, problem):
@@ -112,6 +110,13 @@ def choice(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Choice
 
 def _fixed(case: str, twin: str, reason: str) -> Choice:
     return choose("attention", case, lambda: Choice("attention", case, twin, reason))
+
+
+def _banded(q: Tensor, problem: AttentionProblem) -> Choice:
+    reason = "each block of queries attends to its band of keys only, so cost is linear in the length"
+    if q.device.type == "cpu" or problem.added is not None or problem.sites.given is not None:
+        return _fixed("window", "banded", reason)
+    return _fixed("window, accelerator", "banded, at once", f"{reason}; all blocks are rows of one call")
 
 
 def _soft_capped(problem: AttentionProblem, num_queries: int) -> Choice:
@@ -138,8 +143,17 @@ def _sees_a_band(problem: AttentionProblem, num_queries: int, num_keys: int) -> 
     """True if the mask, such as a window, hides at least two thirds of the (query, key) blocks."""
     if not problem.sites.aligned or num_queries < 4 * banded.BLOCK:
         return False
-    visible = sum(1 for _ in blockwise.blocks(problem, num_queries, num_keys, banded.BLOCK))
+    count = _visible_blocks.__wrapped__ if torch.compiler.is_compiling() else _visible_blocks
+    visible = count(problem.mask, num_queries, num_keys)
     return visible < -(-num_queries // banded.BLOCK) * -(-num_keys // banded.BLOCK) / 3
+
+
+@lru_cache(maxsize=256)
+def _visible_blocks(mask: Mask, num_queries: int, num_keys: int) -> int:
+    """Number of (query, key) blocks with a visible pair, for aligned sites. Counting 16,384 positions takes 5 ms."""
+    empty = torch.empty(1, 0, dtype=torch.long)
+    problem = AttentionProblem(mask, Sites(empty, empty, aligned=True), 1.0)
+    return sum(1 for _ in blockwise.blocks(problem, num_queries, num_keys, banded.BLOCK))
 
 
 def _is_plain(problem: AttentionProblem, num_queries: int, num_keys: int) -> bool:

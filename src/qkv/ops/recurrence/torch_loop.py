@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -9,8 +13,22 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from qkv.ops.recurrence.reference import Memory, Weights
 
 KERNELS = {"rnn": torch.rnn_tanh, "gru": torch.gru, "lstm": torch.lstm}
-# has_biases, num_layers, dropout, train, bidirectional.
-_OPTIONS = (True, 1, 0.0, False, False)
+
+
+def _options() -> tuple[bool, int, float, bool, bool]:
+    """has_biases, num_layers, dropout, train, bidirectional; cuDNN has a backward pass only if ``train`` is set."""
+    return True, 1, 0.0, torch.is_grad_enabled(), False
+
+
+@contextmanager
+def _copied_weights(x: Tensor) -> Iterator[None]:
+    """Ignore cuDNN's warning that it copies the weights together in each call, which is short beside the loop."""
+    if not x.is_cuda:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+        yield
 
 
 def recur(
@@ -20,7 +38,8 @@ def recur(
     if cell == "lstm" and lengths is not None:
         return _ragged(x, state, weights, lengths)
     start = tuple(t[None].contiguous() for t in state)
-    hs, *last = KERNELS[cell](x, start if cell == "lstm" else start[0], list(weights), *_OPTIONS, True)
+    with _copied_weights(x):
+        hs, *last = KERNELS[cell](x, start if cell == "lstm" else start[0], list(weights), *_options(), True)
     if lengths is None:
         return hs, tuple(t[0] for t in last)
     joined = torch.cat((state[0][:, None], hs), 1)
@@ -34,7 +53,8 @@ def _ragged(x: Tensor, state: Memory, weights: Weights, lengths: Tensor) -> tupl
     assert order is not None
     assert back is not None
     start = tuple(t[order][None] for t in state)
-    data, *last = torch.lstm(packed.data, packed.batch_sizes, start, list(weights), *_OPTIONS)
+    with _copied_weights(x):
+        data, *last = torch.lstm(packed.data, packed.batch_sizes, start, list(weights), *_options())
     hs, _ = pad_packed_sequence(packed._replace(data=data), batch_first=True, total_length=x.shape[1])
     some = (lengths > 0)[:, None]
     return hs, tuple(torch.where(some, new[0][back], old) for new, old in zip(last, state, strict=True))
