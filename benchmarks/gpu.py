@@ -51,15 +51,15 @@ def arguments() -> argparse.Namespace:
     return options.parse_args()
 
 
-def timed(sides: Sides, device: str, repeats: int) -> dict[str, Times]:
-    """Times of all sides in turns, each until the device has finished."""
+def timed(sides: Sides, device: str, repeats: int, warm_up: int = 3) -> dict[str, Times]:
+    """Times of all sides in turns, each until the device has finished, after ``warm_up`` calls of each."""
 
     def finished(run: Callable[[], object]) -> None:
         run()
         if device != "cpu":
             torch.accelerator.synchronize()
 
-    return in_turns({name: partial(finished, run) for name, run in sides.items()}, repeats, warm_up=3)
+    return in_turns({name: partial(finished, run) for name, run in sides.items()}, repeats, warm_up=warm_up)
 
 
 def peak(device: str, size: int, repeats: int) -> float:
@@ -158,7 +158,7 @@ def decoding(device: str, smoke: bool, repeats: int) -> list[list[str]]:
     new, rows = 4 if smoke else NEW, []
     for batch in (1,) if smoke else BATCHES:
         texts = prompts(batch, PROMPT, model.vocab_size or 0)
-        times = timed({name: partial(write, texts, new) for name, write in models.items()}, device, repeats)
+        times = timed({name: partial(write, texts, new) for name, write in models.items()}, device, repeats, 1)
         cells = [f"{batch * new / times[name].best:,.0f}" if name in times else "" for name in SIDES["decoding"]]
         rows.append([str(batch), *cells])
     return rows

@@ -189,20 +189,23 @@ def compare(
 
 
 @with_usual_settings
-def load(run: str | Path, accept_changes: bool = False, copy: bool = False, **published: Any) -> Run:
+def load(
+    run: str | Path, accept_changes: bool = False, copy: bool = False, device: str | None = None, **published: Any
+) -> Run:
     """Load the run in a folder, with its best weights, or a published checkpoint: a folder in Hugging Face format, or a
     name like "gpt2".
 
     ``published``: settings for published checkpoints: dtype ("fp32", "bf16"), revision, pickles; see
     ``qkv.interop.load.load_published``. ``accept_changes``: load a run even if its spec or vocabulary was edited after
     training, or its best weights are missing. ``copy``: read the weights into memory; by default they are mapped from
-    their file, which must then stay unchanged.
+    their file, which must then stay unchanged. ``device``: device that computes, such as "cuda"; default: the one that
+    the environment variable ``QKV_DEVICE`` names, which also holds for the command line and the server, else the CPU.
 
     Raises ``UserError`` if it is neither, or a file in it is missing, damaged or edited.
     """
     from qkv.runs.load import load as load_run
 
-    return load_run(run, accept_changes, copy, **published)
+    return load_run(run, accept_changes, copy, device=device, **published)
 
 
 @overload

@@ -57,11 +57,11 @@ def _installation() -> list[tuple[str, Any]]:
 
     from qkv.ops.native.library import described
     from qkv.system.cache import cache_folder
+    from qkv.system.device import accelerator
     from qkv.system.optional import PATHS, turned_off
     from qkv.system.processor import processor_name
 
     off = [name for name in PATHS if turned_off(name)]
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
     return [
         ("qkv", f"{metadata.version('qkv')}, in {Path(__file__).parents[1]}"),
         ("Python", f"{platform.python_version()}, {platform.platform()}"),
@@ -71,7 +71,7 @@ def _installation() -> list[tuple[str, Any]]:
         ("vector instructions", torch.backends.cpu.get_cpu_capability()),
         ("native kernel", described()),
         *([("paths turned off", ", ".join(off))] if off else []),
-        ("accelerator", str(accelerator) if accelerator else "none; the CPU is used"),
+        ("accelerator", str(accelerator() or "none; the CPU is used")),
         ("QKV_DATA", os.environ.get("QKV_DATA") or "not set"),
         ("cache", f"{cache_folder()} ({_stored(cache_folder())})"),
         ("data sets", _data_sets()),

@@ -127,11 +127,11 @@ def _try(model: Model, training: Training, quantized: Quantization | None) -> st
     from qkv.models.quantize import quantize
     from qkv.ops.linear.precision import autocast
     from qkv.spec.tasks import NextToken
+    from qkv.system.device import training_device
     from qkv.tasks.next_token import NextTokenTask
     from qkv.training.optimisers import build_optimizer
-    from qkv.training.setup import best_device
 
-    device = best_device()
+    device = training_device()
     transformer = build(model).to(device)
     ids = torch.randint(_VOCABULARY, (2, model.context_length + 1), device=device)
     if quantized is None:

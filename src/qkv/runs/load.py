@@ -29,6 +29,7 @@ from qkv.spec.errors import UserError
 from qkv.spec.outside import RECORD
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe
+from qkv.system.device import inference_device
 from qkv.tokenizers.absent import AbsentTokenizer
 
 
@@ -37,6 +38,7 @@ def load(
     accept_changes: bool = False,
     copy: bool = False,
     keep_adapters: bool = False,
+    device: str | None = None,
     **published: Any,
 ) -> Run:
     """Load the run in the folder ``source``, or the published checkpoint in that folder or of that name.
@@ -47,14 +49,18 @@ def load(
         training failed, and use the newest checkpoint if the best weights are missing.
     copy: read weights into memory instead of mapping their file.
     keep_adapters: keep adapters such as LoRA, if any, separate from the weights.
+    device: device that computes, such as "cuda"; default: the one that ``QKV_DEVICE`` names, else the CPU.
     published: dtype, revision and pickles, as for ``qkv.interop.load.load_published``. Without dtype, a checkpoint in
-        bf16 or fp16 computes in fp32, see ``qkv.models.quantize.compute_in_fp32``; ``load_stored`` keeps it as it is.
+        bf16 or fp16 computes in fp32 on the CPU, see ``qkv.models.quantize.compute_in_fp32``; ``load_stored`` keeps it as it is.
 
     Raises UserError if the folder is neither, or a file in it is missing, damaged, edited or belongs to another model,
-    and if its training failed.
+    if its training failed, and for a device that this machine does not have.
     """
+    place = inference_device(device)
     run = load_stored(source, accept_changes, copy, keep_adapters, **published)
-    if published.get("dtype") is None:
+    if place.type != "cpu":
+        run.model.to(place)
+    elif published.get("dtype") is None:
         compute_in_fp32(run.model)
     return run
 

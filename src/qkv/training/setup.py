@@ -21,6 +21,7 @@ from qkv.runs.identity import MADE_WITH, deciding, difference, edited, recipe_di
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe, write_spec
+from qkv.system.device import training_device
 from qkv.system.optional import turned_off
 from qkv.tasks.dataset import Dataset
 from qkv.tasks.registry import task_of_recipe
@@ -52,11 +53,6 @@ class Setup:
     """Time that the fit of a wide path took; about that of another one at the end."""
 
 
-def best_device() -> torch.device:
-    """Device to train on: the accelerator if there is one, else the CPU."""
-    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-
-
 def _why_not_bf16(device: torch.device) -> str:
     off = turned_off("bf16")
     return f"which {off} turns off" if off else f"which is slower on this {device.type}; qkv why shows both times"
@@ -82,7 +78,7 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
     if known:
         check_same_recipe(known, recipe, checkpoint.step if checkpoint else 0, folder)
     training = recipe.training
-    device = best_device()
+    device = training_device()
     model = build(recipe.model, training.seed)
     seconds = 0.0 if checkpoint else _start(model, task, dataset, tell)
     adapt(model, training)  # adapters wrap existing weights

@@ -1,0 +1,41 @@
+"""Device that computes: named by the caller or by ``QKV_DEVICE``, such as "cpu", "cuda" or "cuda:1"."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from qkv.spec.errors import UserError
+
+VARIABLE = "QKV_DEVICE"
+
+
+def accelerator() -> torch.device | None:
+    """Accelerator of this machine that torch can use, such as a GPU; None if there is none."""
+    return torch.accelerator.current_accelerator(check_available=True)
+
+
+def named_device(name: str | None = None) -> torch.device | None:
+    """Device ``name``, or without it the one that ``QKV_DEVICE`` names; None if neither names one. Raises
+    ``UserError`` for a device that this machine does not have.
+    """
+    text, origin = (name, "device") if name else (os.environ.get(VARIABLE, ""), VARIABLE)
+    if not text:
+        return None
+    found = accelerator()
+    count = 0 if found is None else torch.accelerator.device_count()
+    present = ["cpu", *([] if found is None else [found.type, *(f"{found.type}:{i}" for i in range(count))])]
+    if text not in present:
+        raise UserError(f"{origin}: there is no device {text!r} on this machine; choose from {', '.join(present)}")
+    return torch.device(text)
+
+
+def training_device() -> torch.device:
+    """Device to train on: the named one, else the accelerator if there is one, else the CPU."""
+    return named_device() or accelerator() or torch.device("cpu")
+
+
+def inference_device(name: str | None = None) -> torch.device:
+    """Device on which a loaded model computes: the named one, else the CPU."""
+    return named_device(name) or torch.device("cpu")
