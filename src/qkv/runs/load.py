@@ -51,7 +51,8 @@ def load(
     keep_adapters: keep adapters such as LoRA, if any, separate from the weights.
     device: device that computes, such as "cuda"; default: the one that ``QKV_DEVICE`` names, else the CPU.
     published: dtype, revision and pickles, as for ``qkv.interop.load.load_published``. Without dtype, a checkpoint in
-        bf16 or fp16 computes in fp32 on the CPU, see ``qkv.models.quantize.compute_in_fp32``; ``load_stored`` keeps it as it is.
+        bf16 or fp16 computes in fp32 on the CPU, see ``qkv.models.quantize.compute_in_fp32``; ``load_stored`` and other
+        devices keep it as it is.
 
     Raises UserError if the folder is neither, or a file in it is missing, damaged, edited or belongs to another model,
     if its training failed, and for a device that this machine does not have.
