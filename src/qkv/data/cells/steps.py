@@ -97,7 +97,8 @@ def _days_of_months(stamps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     days = _days(stamps)
     months = days.astype("datetime64[M]")
     first = months.astype("datetime64[D]")
-    return (days - first).astype(int) + 1, ((months + 1).astype("datetime64[D]") - first).astype(int)
+    following = (months + np.timedelta64(1, "M")).astype("datetime64[D]")
+    return (days - first).astype(int) + 1, (following - first).astype(int)
 
 
 def month_day(stamps: np.ndarray) -> int | None:

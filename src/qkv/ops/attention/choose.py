@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.attention.visible import scores
 from qkv.ops.choices import Choice, by_reference, choose, chosen, fastest
 from qkv.ops.counting import declares
-from qkv.ops.masks import Causal, Full, Mask, Sites
+from qkv.ops.masks import Causal, Full, Sites
 
 TWINS: dict[str, Callable[[Tensor, Tensor, Tensor, AttentionProblem], Tensor]] = {
     "reference": reference.attention,
@@ -143,17 +142,9 @@ def _sees_a_band(problem: AttentionProblem, num_queries: int, num_keys: int) -> 
     """True if the mask, such as a window, hides at least two thirds of the (query, key) blocks."""
     if not problem.sites.aligned or num_queries < 4 * banded.BLOCK:
         return False
-    count = _visible_blocks.__wrapped__ if torch.compiler.is_compiling() else _visible_blocks
-    visible = count(problem.mask, num_queries, num_keys)
-    return visible < -(-num_queries // banded.BLOCK) * -(-num_keys // banded.BLOCK) / 3
-
-
-@lru_cache(maxsize=256)
-def _visible_blocks(mask: Mask, num_queries: int, num_keys: int) -> int:
-    """Number of (query, key) blocks with a visible pair, for aligned sites. Counting 16,384 positions takes 5 ms."""
-    empty = torch.empty(1, 0, dtype=torch.long)
-    problem = AttentionProblem(mask, Sites(empty, empty, aligned=True), 1.0)
-    return sum(1 for _ in blockwise.blocks(problem, num_queries, num_keys, banded.BLOCK))
+    found = banded.bands(problem.mask, num_queries, num_keys)
+    visible = sum(-(-(keys.stop - keys.start) // banded.BLOCK) for band in found for keys in band)
+    return visible < len(found) * -(-num_keys // banded.BLOCK) / 3
 
 
 def _is_plain(problem: AttentionProblem, num_queries: int, num_keys: int) -> bool:

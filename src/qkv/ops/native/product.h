@@ -40,7 +40,7 @@ static INLINE void add_floats(const char *from, long stride, const char *x, long
         times<K>(OF(k) { w[k] = held<MANY || LANES == 16>(W::template read<v>(from + k * stride)); });
         times<R>(OF(r) {
             const Floats its = held<MANY>(load<Floats>(x + r * width + VECTOR * v));
-            times<K>(OF(k) { sum[k][r] += w[k] * its; });
+            times<K>(OF(k) { sum[k][r] = fused(w[k], its, sum[k][r]); });
         });
     });
 }
@@ -360,7 +360,8 @@ static void multiply(const Product &job, long tile, long first) {
             const Floats scale = GROUPED ? lanes_of(scales + group * TILE + part * LANES) : Floats{};
             times<R>(OF(r) {
                 const float its = x[r * blocks + block].scale;
-                total[r][part] += floats(sum[r][part]) * (GROUPED ? scale * its : Floats{} + its);
+                const Floats factor = GROUPED ? scale * its : Floats{} + its;
+                total[r][part] = fused(floats(sum[r][part]), factor, total[r][part]);
             });
         });
         if (GROUPED && --left == 0) group++, left = job.size;

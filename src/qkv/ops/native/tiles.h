@@ -264,7 +264,7 @@ static void multiply_blocks(const Product &job, const char *w, long tile, long f
             times<R>(OF(r) {
                 const float its = r < rows ? x[r * blocks + block].scale : 0.0f;
                 const Floats sum = floats(load<Ints>(&sums[which][r][part * LANES]));
-                total[r][part] += sum * (F::GROUPED ? scale * its : Floats{} + its);
+                total[r][part] = fused(sum, F::GROUPED ? scale * its : Floats{} + its, total[r][part]);
             });
         });
         if (F::GROUPED && --left == 0) group++, left = job.size;

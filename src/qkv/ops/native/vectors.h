@@ -50,6 +50,18 @@ template <class T> static INLINE T load(const void *from) {
 }
 static INLINE void store(float *to, Floats x) { std::memcpy(to, &x, sizeof x); }
 
+// a b + sum, rounded once. Compilers may split a product and a sum into two instructions in one loop and not in another,
+// as GCC 13 does for Sapphire Rapids, and a row would have other bits alone than among others.
+static INLINE Floats fused(Floats a, Floats b, Floats sum) {
+#if WIDE
+    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif MIDDLE
+    return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#else
+    return sum + a * b;
+#endif
+}
+
 // x in all lanes. Compilers read it once from memory; 0 + x would be an addition, as it is not x for -0.
 static INLINE Floats all(float x) { return x - Floats{}; }
 
