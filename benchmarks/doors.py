@@ -9,10 +9,11 @@
 
 The places are the GGUF file or folder that is given, its exports in fp32 and bf16, and the runs that ``qkv quantize``
 makes of it. Without ``--model``: GPT-2 124M with random weights. A rate is the number of tokens by which one text is
-longer than another, over the seconds by which it takes longer. In each of several repeats all ways take turns. The
-table has the median rate in memory, and the median of each way's share of the rate in memory of the same repeat: the
-rate of one way drifts by a fifth within a minute. Below the table are the seconds of the first answer of a fresh
-server, and those of a later one.
+longer than another, over the seconds by which it takes longer. The rate of one way drifts by a fifth within a minute,
+so texts are short and all ways take turns, in both directions; the command, which starts a process for each text, takes
+part in every fourth round. The table has the median rate in memory, and the median and quartiles of each way's share of
+the rate in memory, which is measured before and after the others of a round. Below the table are the seconds of the
+first answer of a fresh server, and those of a later one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from statistics import median
+from statistics import mean, median, quantiles
 from typing import NamedTuple
 
 import httpx
@@ -49,6 +50,8 @@ from side_by_side import parser, say_where, write_table
 PROMPT = "w1 w2 w3 w4 w5 w6 w7 w8"
 TEXT = "Here is a long story about a lighthouse, its keeper and the sea. Once upon a time"
 WAYS = ("in memory", "loaded", "command", "server")
+SELDOM = 4
+"""Rounds of which one has the command."""
 LEAST = 0.95
 """Share of the rate in memory that every way should reach."""
 
@@ -92,6 +95,26 @@ def random_gpt2(folder: Path, smoke: bool) -> Path:
 
 Written = Callable[[int], float]
 """Function (number of tokens of a text) -> seconds."""
+
+
+class Share(NamedTuple):
+    """Share of the rate in memory: lower quartile, median, upper quartile."""
+
+    lower: float
+    middle: float
+    upper: float
+
+    @classmethod
+    def of(cls, shares: list[float]) -> Share:
+        """Quartiles of ``shares``."""
+        return cls(*(quantiles(shares, n=4, method="inclusive") if len(shares) > 1 else shares * 3))
+
+
+class Rates(NamedTuple):
+    """Rates of a place: tokens per second in memory, and the share of it by each other way."""
+
+    in_memory: float
+    shares: dict[str, Share]
 
 
 def rate(write: Written, new: int) -> float:
@@ -208,9 +231,9 @@ def first_answer(place: Place, prompt: str, repeats: int) -> tuple[float, float]
     return min(found, key=lambda pair: pair[0] / pair[1])
 
 
-def measured(several: list[Place], prompt: str, new: int, repeats: int) -> dict[str, dict[str, float]]:
-    """Best rate of each way by place; all ways of a place take turns."""
-    found: dict[str, dict[str, float]] = {}
+def measured(several: list[Place], prompt: str, new: int, rounds: int) -> dict[str, Rates]:
+    """Rates of each place."""
+    found: dict[str, Rates] = {}
     whole = qkv.load(several[0].path).model
     with served(several) as server:
         for place, model in zip(several, server.models, strict=True):
@@ -223,19 +246,27 @@ def measured(several: list[Place], prompt: str, new: int, repeats: int) -> dict[
                 "command": by_command(place.path, prompt),
                 "server": server.by_request(model, prompt),
             }
-            for write in ways.values() if repeats > 1 else ():  # builds kernels, lays out weights, times choices
+            for write in ways.values() if rounds > 1 else ():  # builds kernels, lays out weights, times choices
                 write(new)
-            rates = [{name: rate(write, new) for name, write in ways.items()} for _ in range(repeats)]
-            found[place.name] = _medians(rates)
+            found[place.name] = rates_in_turns(ways, new, rounds)
             print_table("", ["place", "precision", *WAYS], [_row(place, found[place.name])])
     return found
 
 
-def _medians(rates: list[dict[str, float]]) -> dict[str, float]:
-    """Median rate in memory, and the median share of it that each other way reaches in a repeat."""
+def rates_in_turns(ways: dict[str, Written], new: int, rounds: int) -> Rates:
+    """Rates of all ``ways``, which take turns."""
     first, *others = WAYS
-    shares = {way: median(each[way] / each[first] for each in rates) for way in others}
-    return {first: median(each[first] for each in rates), **shares}
+    shares: dict[str, list[float]] = {way: [] for way in others}
+    before, rates = rate(ways[first], new), list[float]()
+    for i in range(rounds):
+        taking_part = [way for way in others if way != "command" or i % SELDOM == 0]
+        found = {way: rate(ways[way], new) for way in taking_part[:: -1 if i % 2 else 1]}
+        after = rate(ways[first], new)
+        for way, each in found.items():
+            shares[way].append(each / mean((before, after)))
+        rates.append(after)
+        before = after
+    return Rates(median(rates), {way: Share.of(each) for way, each in shares.items()})
 
 
 def _check_length(run: Run, prompt: str, new: int) -> None:
@@ -245,16 +276,22 @@ def _check_length(run: Run, prompt: str, new: int) -> None:
         raise SystemExit(f"{run.folder} ends its text before {new} tokens; ask for fewer")
 
 
-def _row(place: Place, rates: dict[str, float]) -> list[str]:
-    shares = [f"{rates[way] * rates['in memory']:.1f} ({rates[way]:.2f})" for way in WAYS[1:]]
-    return [place.name, place.precision, f"{rates['in memory']:.1f}", *shares]
+def _row(place: Place, rates: Rates) -> list[str]:
+    shares = [rates.shares[way] for way in WAYS[1:]]
+    return [
+        place.name,
+        place.precision,
+        f"{rates.in_memory:.1f}",
+        *(f"{s.middle:.2f} ({s.lower:.2f} to {s.upper:.2f})" for s in shares),
+    ]
 
 
 def main() -> None:
     """Measure, print and write the table."""
     options = parser(__doc__ or "")
     options.add_argument("--model", type=Path, help="a published folder or GGUF file; default: random GPT-2 124M")
-    options.add_argument("--new", type=int, default=128, help="tokens of a text")
+    options.add_argument("--new", type=int, default=48, help="tokens of a text")
+    options.set_defaults(repeats=12)
     options.add_argument("--out", type=Path, help="page whose table is written")
     asked = options.parse_args()
     say_where()
@@ -268,9 +305,9 @@ def main() -> None:
         rates = measured(several, prompt, new, repeats)
         first, later = first_answer(several[0], prompt, 1 if asked.smoke else 3)
     rows = [_row(place, rates[place.name]) for place in several]
-    columns = ["place", "precision", "in memory, tokens/s", *WAYS[1:]]
-    print_table("\ntokens per second, and share of the rate in memory", columns, rows)
-    short = [(n, way) for n, each in rates.items() for way in WAYS[1:] if each[way] < LEAST]
+    columns = ["place", "precision", "in memory, tokens/s", *(f"{way}, share" for way in WAYS[1:])]
+    print_table("\nshare of the rate in memory: median and quartiles", columns, rows)
+    short = [(n, way) for n, each in rates.items() for way, share in each.shares.items() if share.middle < LEAST]
     print("below 0.95 of the rate in memory: " + (", ".join(f"{n} by {way}" for n, way in short) or "none"))
     said = f"First answer of a fresh server {first:.3f} s, a later one {later:.3f} s ({first / later:.2f} ×)."
     print(said)
