@@ -37,7 +37,7 @@ from qkv.data.records.named import named_tables
 from qkv.data.records.table import Row
 from qkv.report.table import print_table
 from qkv.system.processor import processor_name
-from qkv.tasks.baselines import ngrams
+from qkv.tasks.baselines.baselines import ngrams
 from side_by_side import parser, say_where, write_table
 
 Rows = list[tuple[Any, str]]

@@ -28,8 +28,8 @@ from qkv.report.table import print_table
 from qkv.spec.overrides import override
 from qkv.spec.recipe import Recipe
 from qkv.spec.shipped import shipped
-from qkv.tasks.recall import RecallTask
 from qkv.tasks.registry import build_task
+from qkv.tasks.synthetic.recall import RecallTask
 from side_by_side import parser, say_where
 
 SMOKE = ("training.steps=3", "training.batch_size=2", "task.distances=[1,4]", "training.validation.batches=1")

@@ -20,7 +20,7 @@ import claims
 from pages import Section, placed, settled
 from qkv.comparison.compare import RESULTS as RANKING
 from qkv.comparison.scaling import RESULTS as SCALING
-from qkv.training.surroundings import read_surroundings
+from qkv.training.environment import read_surroundings
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "recipes" / "results"

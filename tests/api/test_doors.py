@@ -14,9 +14,9 @@ from tests.serving.models import characters
 import qkv
 from qkv.cli.main import main
 from qkv.interop.save import save_published
-from qkv.models.contents import Contents
+from qkv.models.fingerprint import Fingerprint
+from qkv.models.frozen_weights import promised
 from qkv.models.native_token import NativeToken
-from qkv.models.unchanged import promised
 from qkv.ops.native import library
 from qkv.runs.run import Run
 from qkv.spec.model import Model
@@ -43,18 +43,18 @@ class Counts:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.tokens = self.comparisons = 0
-        call, current = NativeToken.__call__, Contents.current
+        call, current = NativeToken.__call__, Fingerprint.current
 
         def counted(step: NativeToken, *args: Any) -> Any:
             self.tokens += 1
             return call(step, *args)
 
-        def compared(contents: Contents) -> bool:
+        def compared(contents: Fingerprint) -> bool:
             self.comparisons += promised() is None or promised() is not contents._compared
             return current(contents)
 
         monkeypatch.setattr(NativeToken, "__call__", counted)
-        monkeypatch.setattr(Contents, "current", compared)
+        monkeypatch.setattr(Fingerprint, "current", compared)
 
 
 @pytest.fixture

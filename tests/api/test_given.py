@@ -16,11 +16,11 @@ from tests.tasks.tables import Crash, crash_at, recipe_for
 from tests.training.kill_storm import differences, ignore
 
 import qkv
+from qkv.choosing import automatic
 from qkv.cli.main import main
 from qkv.inspection.machine import Machine, store_machine
 from qkv.spec.errors import UserError
 from qkv.system.processor import processor_name
-from qkv.training import automatic
 
 SHORT = ("training.steps=6", "training.validation.every=3", "training.checkpoints.every=3", "model.width=16")
 LAYER = (*SHORT, "model.num_layers=1")

@@ -12,10 +12,10 @@ from tests.cli.tables import write_tables
 from tests.training.test_start import published_bert
 
 import qkv as library
+from qkv.choosing.guessed import guess_task
 from qkv.inspection.machine import Machine, store_machine
 from qkv.spec.yaml_io import read_recipe
 from qkv.system.processor import processor_name
-from qkv.training.guessed import guess_task
 
 SHORT = ("training.steps=12", "training.validation.every=6")
 TOLD = {

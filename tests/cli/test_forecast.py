@@ -15,7 +15,7 @@ from tests.cli.conftest import Call
 import qkv
 from qkv.spec.errors import UserError
 from qkv.spec.yaml_io import read_recipe
-from qkv.tasks import series_baselines
+from qkv.tasks.series import series_baselines
 
 SHORT = ("training.steps=12", "training.minutes=null", "training.validation.every=6")
 

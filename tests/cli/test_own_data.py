@@ -13,11 +13,11 @@ import pytest
 from tests.cli.conftest import Call
 from tests.cli.tables import write_tables
 
+from qkv.choosing.verbs import VERBS
 from qkv.cli.main import main
 from qkv.inspection.machine import Machine, store_machine
 from qkv.spec.yaml_io import read_recipe
 from qkv.system.processor import processor_name
-from qkv.training.verbs import VERBS
 
 SHORT = ("training.steps=12", "training.validation.every=6", "model.width=32")
 

@@ -14,7 +14,7 @@ from tests.ops.clock import inject_times
 
 from qkv.interop import safetensors_file
 from qkv.ops import choices
-from qkv.ops.remembered import remembered_file
+from qkv.ops.choices_cache import choices_file
 from qkv.spec.yaml_io import read_recipe
 
 
@@ -174,7 +174,7 @@ def test_why_keeps_what_it_measured_and_measures_anew_when_asked(
         said = qkv(*ask, *more)
         assert "precision" in said.out
         assert "100.00 ×" in said.out
-        assert f"measured choices are cached in {remembered_file()}; --fresh measures again" in said.out
+        assert f"measured choices are cached in {choices_file()}; --fresh measures again" in said.out
     assert ["fp32", "bf16"] in races[0]
     assert races[1] == []
     assert ["fp32", "bf16"] in races[2]

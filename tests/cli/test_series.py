@@ -13,10 +13,10 @@ import pytest
 from tests.cli.conftest import Call
 
 import qkv as library
+from qkv.choosing.automatic_task import automatic_task
 from qkv.spec.errors import SpecError
 from qkv.spec.recipe import Recipe
 from qkv.tasks.registry import build_task
-from qkv.training.automatic_task import automatic_task
 
 SHORT = ("training.steps=12", "training.minutes=null", "training.validation.every=6", "candidates={}")
 SMALL = ("model.width=16", "model.num_layers=1")

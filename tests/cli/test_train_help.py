@@ -7,7 +7,7 @@ import re
 import pytest
 from tests.cli.conftest import Call
 
-from qkv.training.verbs import VERBS
+from qkv.choosing.verbs import VERBS
 
 GENERAL = {"--out", "--minutes", "--quick", "--tensorboard", "--fresh", "--help"}
 OF_VERBS = {"--data", "--validation", "--test", "--bad-rows", "--from", "--adapt"}

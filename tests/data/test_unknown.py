@@ -13,8 +13,8 @@ from qkv.data.corpus import open_corpus, open_whole
 from qkv.spec.data import Data
 from qkv.spec.tokenizers import Characters, Words
 from qkv.tasks.dataset import Scale
-from qkv.tasks.next_token import language_figures
 from qkv.tasks.task import Totals
+from qkv.tasks.text.next_token import language_figures
 from qkv.tokenizers.train import train
 
 

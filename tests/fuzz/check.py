@@ -19,7 +19,7 @@ from qkv.spec.errors import UserError
 from qkv.spec.model import Model, Stack
 from qkv.spec.plain import plain
 from qkv.spec.training import Optimizer
-from qkv.training.optimisers import build_optimizer
+from qkv.training.optim.optimisers import build_optimizer
 
 LENGTH, SOURCE = 9, 5
 LARGEST = 200_000

@@ -14,7 +14,8 @@ from tests.house.source import PACKAGE, Source, dotted_name, package
 BELOW_MODELS = ("system", "spec", "ops", "state", "layers", "mixers", "frontends")
 BELOW_TASKS = (*BELOW_MODELS, "models", "tokenizers", "data")
 BELOW_RUNS = (*BELOW_TASKS, "tasks", "generation", "inspection", "interop", "report")
-BELOW_TRAINING = (*BELOW_RUNS, "runs")
+BELOW_CHOOSING = (*BELOW_RUNS, "runs")
+BELOW_TRAINING = (*BELOW_CHOOSING, "choosing")
 
 ALLOWED: dict[str, tuple[str, ...]] = {
     "spec": (),
@@ -33,6 +34,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "inspection": (*BELOW_TASKS, "report"),
     "interop": BELOW_TASKS,
     "runs": BELOW_RUNS,
+    "choosing": BELOW_CHOOSING,
     "training": BELOW_TRAINING,
     "distributed": BELOW_TRAINING,
     "comparison": (*BELOW_TRAINING, "training"),

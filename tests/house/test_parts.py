@@ -37,7 +37,7 @@ ALLOWED = {
     "models/native_step.py": "the native library carries out some parts and no others",
     "interop/images.py": "the format describes image processors and nothing else",
     "interop/peft.py": "the format describes low-rank matrices and nothing else",
-    "training/start.py": "a file with low-rank matrices is merged by their names",
+    "runs/start.py": "a file with low-rank matrices is merged by their names",
 }
 """Files that check for the class of a part, with the reason."""
 FOLDERS = ("interop/families/",)

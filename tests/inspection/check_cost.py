@@ -28,7 +28,7 @@ from qkv.layers.linear import Linear
 from qkv.spec import branches as spec
 from qkv.spec.model import Model
 from qkv.spec.register import implements
-from qkv.training.optimisers import build_optimizer
+from qkv.training.optim.optimisers import build_optimizer
 
 FLOPS, MEMORY = 0.05, 0.15
 SIZES: dict[str, Any] = {

@@ -33,7 +33,7 @@ from qkv.spec.parts import RMSNorm, Sinusoidal
 from qkv.spec.register import implements
 from qkv.spec.training import AdamW, Muon, Optimizer, Training
 from qkv.state.tree import nbytes
-from qkv.training.optimisers import build_optimizer
+from qkv.training.optim.optimisers import build_optimizer
 
 TEXT = Text(vocab_size=50, positions=Sinusoidal())
 

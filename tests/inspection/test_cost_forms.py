@@ -23,7 +23,7 @@ from qkv.spec.model import Block, Encoder, Latents, Model, Queries, Text
 from qkv.spec.parts import Learned, Sinusoidal
 from qkv.spec.training import Training
 from qkv.state.tree import nbytes
-from qkv.training.optimisers import build_optimizer
+from qkv.training.optim.optimisers import build_optimizer
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from qkv.models.build import build
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.training import Training
-from qkv.training.optimisers import build_optimizer
+from qkv.training.optim.optimisers import build_optimizer
 
 MODEL = Model.parse(
     {

@@ -23,7 +23,7 @@ from qkv.spec.mixers import memory_layer
 from qkv.spec.mixers.linear_attention import LinearAttention
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.training import Muon, Training
-from qkv.training.optimisers import build_optimizer
+from qkv.training.optim.optimisers import build_optimizer
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from qkv.inspection.blank import Blank
-from qkv.interop import opened
+from qkv.interop import checkpoint
 from qkv.interop.save import save_published
 from qkv.models.build import build
 from qkv.models.families.gpt import gpt
@@ -41,7 +41,7 @@ def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 def counted(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Path], list[str]]:
     """(configs read, devices of the models built, "no values" for those whose cost is counted) from now on."""
     read, built = list[Path](), list[str]()
-    json_of, begin = opened.read_json, Transformer.__init__
+    json_of, begin = checkpoint.read_json, Transformer.__init__
 
     def reading(path: Path) -> dict[str, Any]:
         read.append(path)
@@ -53,6 +53,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Path], list[str]]:
             "no values" if any(isinstance(weight, Blank) for weight in self.parameters()) else self.device.type
         )
 
-    monkeypatch.setattr(opened, "read_json", reading)
+    monkeypatch.setattr(checkpoint, "read_json", reading)
     monkeypatch.setattr(Transformer, "__init__", building)
     return read, built

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.interop.mapping.ways import (
+from qkv.interop.mapping.conversions import (
     BY_HEAD,
     INTERLEAVED,
     ONE_BY_HEAD,

@@ -10,7 +10,7 @@ from pydantic import Field
 from tests.contracts.samples import SAMPLES, WIDTH
 from torch import Tensor, nn
 
-from qkv.interop.mapping.ways import QKV, cut_of
+from qkv.interop.mapping.conversions import QKV, cut_of
 from qkv.layers.branch import Branch, linear_maps, matrices
 from qkv.layers.context import Context
 from qkv.layers.layout import MATRIX, ROWS, WHOLE, Declared, Layout, Layouts, layouts, matrix
@@ -26,7 +26,7 @@ from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.register import implements
 from qkv.spec.training import Muon, Training
-from qkv.training.optimisers import build_optimizer
+from qkv.training.optim.optimisers import build_optimizer
 
 
 @pytest.mark.parametrize("kind", sorted(SAMPLES))

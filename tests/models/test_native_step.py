@@ -17,10 +17,10 @@ from qkv.generation.sample import generate
 from qkv.layers.branch import linear_maps
 from qkv.layers.lora import adapters, merged, wrap
 from qkv.models import layered, native_step, native_token
+from qkv.models.frozen_weights import unchanged
 from qkv.models.layout import lay_out
 from qkv.models.quantize import quantize
 from qkv.models.transformer import Transformer
-from qkv.models.unchanged import unchanged
 from qkv.ops.choices import made
 from qkv.ops.native.step import INPUTS, Steps
 from qkv.spec.adapt import LoRA

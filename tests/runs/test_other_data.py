@@ -17,7 +17,7 @@ from qkv.runs.evaluation import evaluate
 from qkv.runs.load import load
 from qkv.runs.run import Run
 from qkv.spec.errors import UserError
-from qkv.tasks.baselines import ngram_accuracy
+from qkv.tasks.baselines.baselines import ngram_accuracy
 from qkv.training.loop import train
 
 RIGHT, WRONG = ("good", "up"), ("bad", "down")

@@ -18,7 +18,7 @@ from qkv.generation.sample import generate
 from qkv.generation.text import generate_text
 from qkv.runs.run import Run
 from qkv.spec.generation import Generation
-from qkv.tasks.pairs import write_after
+from qkv.tasks.pairs.pairs import write_after
 
 PROMPT = "the quick"
 

@@ -35,8 +35,8 @@ from qkv.spec.model import Model
 from qkv.spec.processors import Processor
 from qkv.spec.register import implementation, implementations, implements, import_all
 from qkv.spec.signals import image_sequences, images, series
-from qkv.tasks.registry import FOLDERS, build_task
-from qkv.training.optimisers import build_optimizer
+from qkv.tasks.registry import PACKAGE, build_task
+from qkv.training.optim.optimisers import build_optimizer
 
 
 class ToyMixer(branches.Branch, kind="toy_mixer"):
@@ -255,7 +255,7 @@ def test_every_kind_of_the_package_is_implemented() -> None:
         tokenizers.Tokenizer: ("qkv.tokenizers",),
         training.Optimizer: ("qkv.training",),
         training.Schedule: ("qkv.training",),
-        tasks.Task: FOLDERS,
+        tasks.Task: (PACKAGE,),
         tasks.Noise: ("qkv.tasks",),
         images.Augmentation: ("qkv.data.processors",),
         segmentation.Segmentation: ("qkv.models",),
@@ -307,7 +307,7 @@ PLACES = {
 
 Conversion to other formats, presets and recipes chosen for data use parts, and are not counted.
 """
-_USES = ("qkv/interop/", "models/families/", "training/automatic", "training/signals/", "library/")
+_USES = ("qkv/interop/", "models/families/", "choosing/", "library/")
 
 
 @pytest.mark.parametrize("part", PLACES, ids=lambda part: part.kind)

@@ -28,9 +28,9 @@ from qkv.spec import adapt, cross, data, frontends, parts, tasks, tokenizers, tr
 from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
-from qkv.tasks.next_token import language_figures, language_loss
 from qkv.tasks.task import Scale, Totals
-from qkv.tasks.text_task import TextTask
+from qkv.tasks.text.next_token import language_figures, language_loss
+from qkv.tasks.text.text_task import TextTask
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
 

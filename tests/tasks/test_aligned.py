@@ -10,8 +10,8 @@ from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.model import Model
 from qkv.spec.tokenizers import WordList
-from qkv.tasks.aligned import MOST_TOKENS, aligned
 from qkv.tasks.example_task import trained
+from qkv.tasks.pairs.aligned import MOST_TOKENS, aligned
 
 SOURCE, TARGET = "ein haus steht da", "a house stands there"
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.tasks.answer_metrics import answer_scores, exact_match, normalised, overlap
+from qkv.tasks.metrics.answer_metrics import answer_scores, exact_match, normalised, overlap
 
 texts = st.lists(
     st.sampled_from(["the", "A", "an", "cat", "Cat's", "sat.", "U.S.", "café", "--", "1,000", "theory", "a-b"]),

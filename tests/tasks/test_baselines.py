@@ -7,8 +7,14 @@ import random
 import pytest
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from qkv.tasks import baselines
-from qkv.tasks.baselines import ngram_accuracy, ngram_rmse, ngrams, predicted_labels, predicted_values
+from qkv.tasks.baselines.baselines import (
+    baselines,
+    ngram_accuracy,
+    ngram_rmse,
+    ngrams,
+    predicted_labels,
+    predicted_values,
+)
 
 
 def test_words_that_tell_labels_apart_are_found() -> None:

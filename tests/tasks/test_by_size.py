@@ -14,7 +14,7 @@ import qkv
 from qkv.data.batch import IGNORED
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe
-from qkv.tasks.by_size import ROWS
+from qkv.tasks.synthetic.by_size import ROWS
 
 
 def recipe(task: str, **training: Any) -> Recipe:

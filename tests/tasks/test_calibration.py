@@ -17,7 +17,7 @@ from tests.training.kill_storm import ignore
 import qkv
 from qkv.runs.calibration import CALIBRATION, read_temperature
 from qkv.runs.predict import predict
-from qkv.tasks.calibration import Scored, bins_of, calibration, calibration_error, fit_temperature
+from qkv.tasks.metrics.calibration import Scored, bins_of, calibration, calibration_error, fit_temperature
 from qkv.training.loop import train
 
 

@@ -18,7 +18,7 @@ from qkv.data.batch import IGNORED
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe
-from qkv.tasks.class_weights import balanced, rare_labels_note
+from qkv.tasks.labels.class_weights import balanced, rare_labels_note
 from qkv.training.loop import train
 from qkv.training.results import _other
 

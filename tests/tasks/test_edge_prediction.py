@@ -13,16 +13,16 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from tests.tasks.nodes import write, write_tables
 
 import qkv
+from qkv.choosing.automatic_task import automatic_task
 from qkv.data.graphs.encodings import adjacency
 from qkv.data.graphs.pairs import pair_features, undirected, without_edge
 from qkv.models.build import build
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.overrides import override
 from qkv.spec.recipe import Recipe
-from qkv.tasks.edge_prediction import EdgeDataset
-from qkv.tasks.ranking_metrics import ranking
+from qkv.tasks.graphs.edge_prediction import EdgeDataset
+from qkv.tasks.metrics.ranking_metrics import ranking
 from qkv.tasks.registry import build_task
-from qkv.training.automatic_task import automatic_task
 
 GRAPH = networkx.connected_caveman_graph(6, 5)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from seqeval.metrics import f1_score, precision_score, recall_score
 from seqeval.metrics.sequence_labeling import get_entities
 
-from qkv.tasks.entities import MostFrequent, entities, entity_f1, entity_scores, marked, marks_entities
+from qkv.tasks.words.entities import MostFrequent, entities, entity_f1, entity_scores, marked, marks_entities
 
 tags = st.lists(st.sampled_from(["O", "O", "B-a", "I-a", "B-b", "I-b", "E-a", "S-b"]), min_size=1, max_size=12)
 

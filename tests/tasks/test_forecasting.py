@@ -12,6 +12,8 @@ import pytest
 import torch
 import yaml
 
+from qkv.choosing.signals.forecasts import choose_forecast
+from qkv.choosing.signals.register import RecipeRequest
 from qkv.models.build import build
 from qkv.runs.evaluation import measure
 from qkv.runs.predict import predict_table
@@ -19,12 +21,10 @@ from qkv.spec.data import Data
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Forecasting
-from qkv.tasks import series_baselines
 from qkv.tasks.registry import build_task
-from qkv.tasks.series_dataset import SeriesDataset
+from qkv.tasks.series import series_baselines
+from qkv.tasks.series.series_dataset import SeriesDataset
 from qkv.training.loop import train
-from qkv.training.signals.forecasts import choose_forecast
-from qkv.training.signals.register import RecipeRequest
 
 STEPS = 120
 

@@ -21,8 +21,8 @@ from qkv.data.records.named import TABLES
 from qkv.spec.errors import UserError
 from qkv.spec.overrides import override
 from qkv.spec.recipe import Recipe
+from qkv.tasks.baselines.feature_baselines import feature_accuracy
 from qkv.tasks.dataset import ExampleDataset
-from qkv.tasks.feature_baselines import feature_accuracy
 from qkv.tasks.registry import task_of_recipe
 
 

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 import qkv
+from qkv.choosing.automatic_task import automatic_task
 from qkv.models.wide import Features as FeaturesPath
 from qkv.runs.inputs import read_inputs
 from qkv.runs.predict import predict
@@ -19,7 +20,6 @@ from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.images import Images
 from qkv.tasks.registry import task_of_recipe
-from qkv.training.automatic_task import automatic_task
 
 RNG = np.random.default_rng(0)
 MODEL: dict[str, Any] = {

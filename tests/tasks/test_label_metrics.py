@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
 
 from qkv.report.evaluation import evaluation_report
-from qkv.tasks.label_metrics import MOST_CLASSES, agreement, confusion, counts
+from qkv.tasks.metrics.label_metrics import MOST_CLASSES, agreement, confusion, counts
 
 pairs = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=30)
 

@@ -9,8 +9,8 @@ import pytest
 from scipy.sparse import csr_matrix
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from qkv.tasks import linear
-from qkv.tasks.linear import by_scales, label_solver, scales, value_solver
+from qkv.tasks.baselines.baselines import linear
+from qkv.tasks.baselines.linear import by_scales, label_solver, scales, value_solver
 
 
 def test_a_class_that_is_missing_in_training_is_improbable() -> None:

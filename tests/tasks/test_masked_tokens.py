@@ -14,10 +14,10 @@ from qkv.data.batch import IGNORED
 from qkv.spec.data import Data
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.tokenizers import Tokenizer as TokenizerSpec
-from qkv.tasks.fill_in import read_gaps
-from qkv.tasks.masked_tokens import pseudo_log_likelihood, sentences
 from qkv.tasks.task import Totals
-from qkv.tasks.words import WordNumbers
+from qkv.tasks.text.fill_in import read_gaps
+from qkv.tasks.text.masked_tokens import pseudo_log_likelihood, sentences
+from qkv.tasks.text.words import WordNumbers
 from qkv.tokenizers.train import train
 
 KINDS = (

@@ -21,9 +21,9 @@ from qkv.data.records.model import Role
 from qkv.runs.evaluation import measure
 from qkv.spec.errors import UserError
 from qkv.spec.overrides import override
+from qkv.tasks.baselines.linear import by_scales, label_set_solver
 from qkv.tasks.dataset import ExampleDataset
-from qkv.tasks.linear import by_scales, label_set_solver
-from qkv.tasks.multilabel import label_set_scores
+from qkv.tasks.labels.multilabel import label_set_scores
 from qkv.training.loop import train
 
 ROWS = rows_of("multilabel", 24)

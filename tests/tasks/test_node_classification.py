@@ -19,8 +19,8 @@ from qkv.data.batch import IGNORED
 from qkv.models.build import build
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.overrides import override
-from qkv.tasks import node_classification
-from qkv.tasks.node_classification import NodeDataset
+from qkv.tasks.graphs import node_classification
+from qkv.tasks.graphs.node_classification import NodeDataset
 from qkv.tasks.registry import build_task
 from qkv.tasks.task import Totals
 

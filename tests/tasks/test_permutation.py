@@ -16,8 +16,8 @@ from qkv.data.batch import IGNORED, Batch
 from qkv.data.rows import random
 from qkv.spec.errors import SpecError
 from qkv.tasks.objectives.permutation import PermutationBatch, permutation_targets
-from qkv.tasks.permutation import streams
 from qkv.tasks.task import Totals
+from qkv.tasks.text.permutation import streams
 from qkv.tokenizers.framing import Frame
 
 LEARNED = {

@@ -13,7 +13,7 @@ from qkv.runs.evaluation import evaluate
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe
 from qkv.tasks.dataset import HELD_OUT
-from qkv.tasks.recall import ROWS, RecallTask
+from qkv.tasks.synthetic.recall import ROWS, RecallTask
 from qkv.tasks.task import Totals
 from qkv.training.loop import train
 

@@ -16,8 +16,8 @@ from qkv.runs.evaluation import measure
 from qkv.spec.errors import UserError
 from qkv.spec.tasks import Regression
 from qkv.tasks.dataset import ExampleDataset
+from qkv.tasks.labels.regression import closeness
 from qkv.tasks.registry import build_task
-from qkv.tasks.regression import closeness
 
 ROWS = rows_of("regression", 20)
 

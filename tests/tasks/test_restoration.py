@@ -17,11 +17,11 @@ from qkv.data.rows import random
 from qkv.layers.signal import Signal
 from qkv.spec.data import Data
 from qkv.spec.errors import SpecError, UserError
-from qkv.tasks import restoration
-from qkv.tasks.denoising import full_stops
 from qkv.tasks.objectives.denoise import SentencePermutation, TextInfilling, denoise
-from qkv.tasks.restoration import RestorationTask
-from qkv.tasks.span_corruption import sentinels, spans_of
+from qkv.tasks.pairs.denoising import full_stops
+from qkv.tasks.pairs.pairs import restoration
+from qkv.tasks.pairs.restoration import RestorationTask
+from qkv.tasks.pairs.span_corruption import sentinels, spans_of
 from qkv.tasks.task import Totals
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train

@@ -19,8 +19,8 @@ from qkv.runs.predict import predict_table
 from qkv.spec.errors import SpecError
 from qkv.spec.forecasts import Gaussian, Point, Quantiles, StudentT
 from qkv.spec.wide import LinearWindow as Dlinear
-from qkv.tasks import series_baselines
-from qkv.tasks.series_baselines import DLinear, baseline_errors, dataset_pair, level, predictors, with_intervals
+from qkv.tasks.series import series_baselines
+from qkv.tasks.series.series_baselines import DLinear, baseline_errors, dataset_pair, level, predictors, with_intervals
 from qkv.training.loop import train
 from qkv.training.wide_window import convex
 

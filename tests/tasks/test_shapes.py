@@ -11,6 +11,7 @@ from PIL import Image, ImageDraw
 from tests.tasks.test_images import quiet
 
 import qkv
+from qkv.choosing.automatic_task import automatic_task
 from qkv.data.processors.contours import ContourProcessor
 from qkv.data.records.values import Unusable
 from qkv.layers.signal import Signal
@@ -19,7 +20,6 @@ from qkv.spec.overrides import Assignment
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.contours import Contours
 from qkv.tasks.registry import task_of_recipe
-from qkv.training.automatic_task import automatic_task
 
 
 def shapes(folder: Path, each: int = 14) -> Path:

@@ -12,7 +12,7 @@ from qkv.data.batch import IGNORED
 from qkv.runs.evaluation import evaluate
 from qkv.runs.load import load
 from qkv.spec.errors import SpecError, UserError
-from qkv.tasks.sorting import SortingTask
+from qkv.tasks.synthetic.sorting import SortingTask
 from qkv.tasks.task import Totals
 from qkv.training.loop import train
 

@@ -15,8 +15,8 @@ from tests.tasks.tables import Oracle, dataset_of, recipe_for
 from qkv.data.vocabulary import Vocabulary
 from qkv.spec.recipe import Recipe
 from qkv.tasks.example_task import trained
-from qkv.tasks.spans import TokenSpan, best_spans, characters_of, span_of, windows
 from qkv.tasks.task import Scale, Totals
+from qkv.tasks.words.spans import TokenSpan, best_spans, characters_of, span_of, windows
 from qkv.tokenizers.tokenizer import Tokenizer
 
 TEXTS = [

@@ -16,9 +16,9 @@ from qkv.runs.evaluation import measure
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe
 from qkv.tasks.dataset import ExampleDataset
-from qkv.tasks.entities import MostFrequent
 from qkv.tasks.example_task import trained
-from qkv.tasks.sentences import pieces_of
+from qkv.tasks.words.entities import MostFrequent
+from qkv.tasks.words.sentences import pieces_of
 
 ROWS = rows_of("token_classification", 20)
 TEXT = "The café, in Ötting 1,234 and 東京 too"

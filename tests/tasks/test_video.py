@@ -15,6 +15,8 @@ from tests.tasks.test_images import quiet
 from torch.nn import functional as F
 
 import qkv
+from qkv.choosing.automatic_task import automatic_task
+from qkv.choosing.guessed import with_processor
 from qkv.data.processors.video import VideoProcessor
 from qkv.data.records.moving import DIRECTIONS, SIDE, moved
 from qkv.data.records.open import open_records
@@ -26,8 +28,6 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.signals.video import Video
 from qkv.spec.tasks import Classification
 from qkv.tasks.registry import build_task, task_of_recipe
-from qkv.training.automatic_task import automatic_task
-from qkv.training.guessed import with_processor
 
 RNG = np.random.default_rng(0)
 SPEC = Video(frames=4, height=6, width=8, channels=1, mean=(0.5,), deviation=(0.25,), resample="nearest")

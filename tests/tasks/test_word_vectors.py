@@ -13,10 +13,10 @@ from tests.tasks.running import VECTORS, opened, recipe_of
 
 from qkv.models.build import build
 from qkv.spec.errors import SpecError, UserError
-from qkv.tasks.analogies import GROUPS, Analogy, analogies
 from qkv.tasks.registry import build_task
 from qkv.tasks.task import Totals
-from qkv.tasks.word_vectors import Lexicon
+from qkv.tasks.text.analogies import GROUPS, Analogy, analogies
+from qkv.tasks.text.word_vectors import Lexicon
 from qkv.training.loop import train
 
 WORDS = "word_list(30)"

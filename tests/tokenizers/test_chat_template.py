@@ -14,7 +14,7 @@ from qkv.spec import tokenizers as spec
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.errors import UserError
 from qkv.spec.model import Text
-from qkv.tokenizers.adopt import adopted
+from qkv.tokenizers.convert import convert_tokenizer
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
 
@@ -39,8 +39,8 @@ def test_copies_of_a_tokenizer_keep_it(tmp_path: Path) -> None:
         tokenizer.reading_special,
         Tokenizer.load(tmp_path),
         Tokenizer.load(tmp_path / "tokenizer.json"),
-        adopted(tokenizer),
-        adopted(tmp_path),
+        convert_tokenizer(tokenizer),
+        convert_tokenizer(tmp_path),
     ]
     assert [each.chat_template for each in copies] == [TEMPLATE] * len(copies)
     assert train(spec.Bytes(), []).chat_template is None

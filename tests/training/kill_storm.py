@@ -25,9 +25,9 @@ from qkv.runs.checkpoint import CheckpointStore
 from qkv.runs.files import read_tensors
 from qkv.runs.metrics import rows_of
 from qkv.spec.recipe import Recipe
+from qkv.training.environment import FILE
 from qkv.training.events import Event, Stepped
 from qkv.training.loop import train
-from qkv.training.surroundings import FILE
 
 STEPS = 24
 """How long the runs of the tests are: three checkpoints, two validations and one more at the end."""

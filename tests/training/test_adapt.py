@@ -18,9 +18,9 @@ from qkv.runs.files import read_tensors
 from qkv.runs.load import load_adapted
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.training.environment import FILE
 from qkv.training.events import Notice
 from qkv.training.loop import train
-from qkv.training.surroundings import FILE
 
 LORA = {"kind": "lora", "rank": 2, "dropout": 0.1, "targets": ["qkv", "output", "up"]}
 OPTIMISERS = ["adamw(lr=0.01)", "muon(lr=0.02)"]

@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qkv.choosing import automatic as module
+from qkv.choosing.automatic import EPOCHS, automatic, expected_loss
+from qkv.choosing.signals.settings import MINUTES
 from qkv.data.batches import Batches
 from qkv.data.corpus import open_corpus
 from qkv.data.vocabulary import Vocabulary
@@ -19,9 +22,6 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.tokenizers import BPE, Characters
 from qkv.system.processor import processor_name
 from qkv.tasks.dataset import with_vocabulary
-from qkv.training import automatic as module
-from qkv.training.automatic import EPOCHS, automatic, expected_loss
-from qkv.training.signals.settings import MINUTES
 
 SMALL = Machine("a processor", {"fp32": 4e11, "bf16": 8e11}, 4.8e10, 6e-6)
 LARGE = Machine("ten of them", {"fp32": 4e12, "bf16": 8e12}, 4.8e11, 1e-6)

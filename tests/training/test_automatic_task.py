@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from qkv.choosing import automatic_task as module
+from qkv.choosing.automatic_task import automatic_task, name_of, wide_path
+from qkv.choosing.signals import register
+from qkv.choosing.signals.settings import MINUTES
 from qkv.data.records.model import Records
 from qkv.inspection.machine import Machine
 from qkv.spec.errors import UserError
@@ -16,10 +20,6 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.wide import Ngrams
 from qkv.tasks.registry import tasks
 from qkv.tasks.task import Defaults
-from qkv.training import automatic_task as module
-from qkv.training.automatic_task import automatic_task, name_of, wide_path
-from qkv.training.signals import register
-from qkv.training.signals.settings import MINUTES
 
 SLOW = Machine("a processor", {"fp32": 4e10}, 4.8e9, 6e-5)
 FAST = Machine("ten of them", {"fp32": 4e12, "bf16": 8e12}, 4.8e11, 1e-6)

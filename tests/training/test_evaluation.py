@@ -19,7 +19,7 @@ from qkv.runs.evaluation_file import EVALUATION, read_evaluation, write_evaluati
 from qkv.runs.load import load
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
-from qkv.tasks.classification import ClassificationTask
+from qkv.tasks.labels.classification import ClassificationTask
 from qkv.tasks.registry import build_task
 from qkv.tasks.task import Evaluation
 from qkv.training.events import Ended, Evaluated, Event, Notice

@@ -11,9 +11,9 @@ from tests.cli.conftest import qkv as qkv
 from tests.training.test_start import published_bert, published_gpt2
 
 import qkv as library
+from qkv.choosing.finetune_text import finetuned_on_text
 from qkv.spec.errors import UserError
 from qkv.spec.yaml_io import read_recipe
-from qkv.training.finetune_text import finetuned_on_text
 
 WORDS = ("film", "plot", "actors", "scene", "good", "bad")
 

@@ -15,17 +15,17 @@ from tests.report.checks import read_page
 from tests.training.kill_storm import ignore
 from tests.training.test_wide import recipe_of
 
+from qkv.choosing.automatic_task import automatic_task
 from qkv.runs.metrics import rows_of
 from qkv.runs.run import Run
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe
 from qkv.training import heats as heats_module
-from qkv.training.automatic_task import automatic_task
 from qkv.training.events import Ended, Event, Notice, Started, Stepped
 from qkv.training.heats import FOLDER, read_heats
 from qkv.training.interrupt import Interrupted
 from qkv.training.loop import train
-from qkv.training.standing import Standing
+from qkv.training.progress import RunProgress
 
 BLIND = {"training.optimizer.lr": 1e-9}
 """Changes of a model that learns nothing."""
@@ -218,7 +218,7 @@ def test_a_larger_model_that_is_no_better_is_the_last(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_without_better_validations_only_where_its_training_loss_falls_and_is_high() -> None:
-    now = Standing()
+    now = RunProgress()
     now.saw(1.0)
     now.compare(1.0, best=True)
     assert not now.fitting

@@ -21,7 +21,7 @@ from qkv.runs.metrics import rows_of
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.tasks.dataset import with_vocabulary
-from qkv.tasks.next_token import NextTokenTask
+from qkv.tasks.text.next_token import NextTokenTask
 from qkv.training.events import Ended, Event, Notice, Stepped, Validated
 from qkv.training.loop import train
 

@@ -19,8 +19,8 @@ from qkv.spec.errors import UserError
 from qkv.spec.tokenizers import Bytes
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
+from qkv.training.environment import FILE, Environment, read_environment
 from qkv.training.sections import SECTIONS, read_sections
-from qkv.training.surroundings import FILE, Surroundings, read_surroundings
 
 DEEP = "[" * 20_000 + "]" * 20_000
 
@@ -33,7 +33,7 @@ NOTHING: dict[str, Callable[[Path], Any]] = {
     "evaluation.json": lambda folder: read_evaluation(folder, 1),
     SECTIONS: read_sections,
     "metrics.jsonl": lambda folder: read_metrics(folder / "metrics.jsonl"),
-    FILE: read_surroundings,
+    FILE: read_environment,
 }
 
 
@@ -55,7 +55,7 @@ def test_what_can_be_missing_counts_as_missing(name: str, tmp_path: Path) -> Non
 def test_paths_are_measured_anew(content: str | None, tmp_path: Path) -> None:
     path = tmp_path / FILE
     path.write_text(content) if content else path.mkdir()
-    assert "measured anew" in Surroundings(tmp_path, torch.device("cpu")).adopt()
+    assert "measured anew" in Environment(tmp_path, torch.device("cpu")).adopt()
 
 
 @pytest.mark.parametrize("content", [DEEP, "[]", "{"])

@@ -20,7 +20,7 @@ from qkv.spec.branches import FeedForward
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.training import AdamW, Muon, Optimizer
-from qkv.training.optimisers import build_optimizer
+from qkv.training.optim.optimisers import build_optimizer
 
 
 class Little(nn.Module):

@@ -19,8 +19,8 @@ from qkv.spec.training import Constant, Cosine, InverseSquareRoot, Training
 from qkv.training import clock
 from qkv.training.events import Event, Planned, Started, Stepped, Validated
 from qkv.training.loop import Trainer, train
+from qkv.training.optim.schedules import shortened
 from qkv.training.plan import FILE, Costs, Plan, PlanStage, expected, first_plan, second_plan
-from qkv.training.schedules import shortened
 
 
 class Ticks:
@@ -253,7 +253,7 @@ def test_the_warm_up_follows_the_steps() -> None:
 
 def test_an_evaluation_is_rehearsed_on_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock is moved by the rows that the evaluation answers, and the plan knows how long all of them take."""
-    from qkv.tasks.classification import ClassificationTask
+    from qkv.tasks.labels.classification import ClassificationTask
 
     table = tmp_path / "table.csv"
     table.write_text("text,label\n" + "good film,1\nbad plot,0\n" * 2000)

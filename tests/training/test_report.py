@@ -12,10 +12,10 @@ from tests.training.kill_storm import ignore
 from tests.training.test_automatic_task import FAST
 from torch.utils.flop_counter import FlopCounterMode
 
+from qkv.choosing.automatic_task import automatic_task
 from qkv.runs.load import load
 from qkv.spec.recipe import Recipe
 from qkv.tasks.registry import build_task
-from qkv.training.automatic_task import automatic_task
 from qkv.training.loop import train
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from qkv.spec.errors import UserError
 from qkv.spec.training import Constant, Cosine, InverseSquareRoot, LinearDecay, Schedule, WarmupStableDecay
-from qkv.training.schedules import multiplier, same_so_far
+from qkv.training.optim.schedules import multiplier, same_so_far
 
 
 def curve(schedule: Schedule, steps: int, width: int = 128) -> np.ndarray:

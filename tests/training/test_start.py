@@ -24,10 +24,10 @@ import qkv
 from qkv.interop.save import save_published
 from qkv.models.build import build
 from qkv.runs.run import Run
+from qkv.runs.start import with_start
 from qkv.spec.errors import UserError
 from qkv.training.events import Event, Notice
 from qkv.training.loop import train
-from qkv.training.start import with_start
 
 MODEL = {
     "width": 16,

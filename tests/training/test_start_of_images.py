@@ -19,13 +19,13 @@ from transformers import (
 )
 
 import qkv
+from qkv.choosing.automatic_task import automatic_task
+from qkv.choosing.guessed import guess_task
 from qkv.interop.save import covering
 from qkv.runs.run import Run
 from qkv.spec.errors import UserError
 from qkv.spec.signals.images import Images
-from qkv.training.automatic_task import automatic_task
 from qkv.training.events import Event, Notice
-from qkv.training.guessed import guess_task
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 SIZED = ["data.processor.height=20", "data.processor.width=12"]

@@ -17,9 +17,9 @@ from transformers import BertConfig, BertForMaskedLM, RobertaConfig, RobertaForM
 
 import qkv
 from qkv.models.heads import build_head
+from qkv.runs.start import find_start, with_start
 from qkv.spec.errors import UserError
 from qkv.spec.heads import ClassificationHead, Head, Hidden, RegressionHead
-from qkv.training.start import find_start, with_start
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers"

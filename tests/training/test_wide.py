@@ -15,17 +15,17 @@ from safetensors.torch import load_file
 from sklearn.linear_model import LogisticRegression
 from tests.training.kill_storm import ignore
 
+from qkv.choosing.automatic_task import automatic_task
 from qkv.data.batch import Batch
 from qkv.models.wide import Ngrams
 from qkv.runs.evaluation import evaluate
 from qkv.runs.load import load
 from qkv.runs.predict import predict, rows_for
 from qkv.spec.recipe import Recipe
+from qkv.tasks.baselines.linear import scales
 from qkv.tasks.dataset import ExampleDataset
-from qkv.tasks.linear import scales
 from qkv.tasks.registry import build_task
 from qkv.training import wide as wide_module
-from qkv.training.automatic_task import automatic_task
 from qkv.training.contestants import Contestant, ranked
 from qkv.training.events import Event, Stepped
 from qkv.training.interrupt import Interrupted

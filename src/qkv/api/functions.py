@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from qkv.api.given import predicts_tables, recipe_on, rows_of_inputs, rows_of_table, temporary_file, training_files
 from qkv.api.recipes import find_recipe, folder_of, is_text, place_of
+from qkv.choosing.verbs import data_fields, split_settings, task_named
 from qkv.data.given.tables import is_given
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model
@@ -17,7 +18,6 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.training import Training
 from qkv.spec.yaml_io import read_recipe
 from qkv.system.torch_settings import with_usual_settings
-from qkv.training.verbs import data_fields, split_settings, task_named
 
 if TYPE_CHECKING:
     import numpy as np

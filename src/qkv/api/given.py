@@ -9,12 +9,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from qkv.choosing.verbs import data_fields
 from qkv.data.given.files import kept
 from qkv.data.given.plain import sort
 from qkv.data.given.tables import ALLOWED, are_splits, is_column, is_frame, is_given, splits_of
 from qkv.data.records.pictures import is_picture
 from qkv.spec.errors import UserError
-from qkv.training.verbs import data_fields
 
 if TYPE_CHECKING:
     from qkv.runs.run import Run

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qkv.api.given import RunPlace, training_files
+from qkv.choosing.verbs import data_fields, split_settings, task_named
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.given import is_kept_text, kept_name
 from qkv.spec.overrides import override
 from qkv.spec.recipe import Recipe
 from qkv.spec.shipped import is_shipped, shipped
 from qkv.spec.yaml_io import read_recipe
-from qkv.training.verbs import data_fields, split_settings, task_named
 
 if TYPE_CHECKING:
-    from qkv.training.tables import TableFound
+    from qkv.choosing.tables import TableFound
 
 SPEC_SUFFIXES = (".yaml", ".yml", ".json")
 RUNS = Path("runs")
@@ -109,7 +109,7 @@ def table_without_task(source: str | Path) -> TableFound | None:
     known = Path(source).expanduser().is_file() or source in TABLES
     if not known or (not is_text(source) and Path(source).suffix != ".json") or is_kept_text(str(source)):
         return None
-    from qkv.training.tables import found_table
+    from qkv.choosing.tables import found_table
 
     return found_table(source)
 
@@ -134,7 +134,7 @@ def _recipe_of_table(
     start: str | None,
     adapt: str | None,
 ) -> tuple[Recipe, Path]:
-    from qkv.training.automatic_task import automatic_task, name_of
+    from qkv.choosing.automatic_task import automatic_task, name_of
 
     folder = out or folder_of(name_of(data["source"]), quick)
     if resume and (folder / "spec.yaml").is_file():
@@ -179,8 +179,8 @@ def _recipe_of_text(
         known = read_recipe(folder)
         if known.data.source == source and known.start == (begun and begun[0]):
             return override(known.changed(data=known.data.changed(**data)), overrides)
-    from qkv.training.automatic import automatic
-    from qkv.training.finetune_text import finetuned_on_text
+    from qkv.choosing.automatic import automatic
+    from qkv.choosing.finetune_text import finetuned_on_text
 
     recipe = finetuned_on_text(source, *begun, overrides, quick) if begun else automatic(source, overrides, quick)
     return _named(recipe.changed(data=recipe.data.changed(**data)), folder)

@@ -79,7 +79,7 @@ class Chat:
     def __init__(self, run: Run, template: str | None, options: dict[str, Any]):
         """``template``: in the place of the tokenizer's. Raises ``UserError`` for a model that cannot chat."""
         from qkv.generation.requests import RequestQueue
-        from qkv.runs.ends import writing
+        from qkv.runs.end_tokens import writing
         from qkv.serving.templates import ChatTemplate
 
         known = run.tokenizer.chat_template if run.vocabulary.has_text else None
@@ -96,7 +96,7 @@ class Chat:
     def answer(self, messages: list[dict[str, Any]]) -> Iterator[str]:
         """Yield the next message in pieces. Raises ``UserError``."""
         from qkv.generation.requests import Request
-        from qkv.models.unchanged import unchanged
+        from qkv.models.frozen_weights import unchanged
 
         ids = self.template.ids(messages)
         room = self.run.model.spec.context_length - len(ids)

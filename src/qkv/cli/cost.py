@@ -141,7 +141,7 @@ def _with_sizes(recipe: Recipe) -> Model:
     For text this is the tokenizer's (maximum) vocabulary size; other data is read.
     """
     if recipe.start is not None:
-        from qkv.training.start import with_start
+        from qkv.runs.start import with_start
 
         recipe = with_start(recipe)
     model, tokenizer = recipe.model, recipe.data.text_tokenizer
@@ -179,7 +179,7 @@ def _probed() -> Machine:
 def _checked(counted: Cost, machine: Machine | None) -> list[Measurement]:
     from qkv.inspection.losses import summed_loss
     from qkv.inspection.measure import Update, check
-    from qkv.training.optimisers import build_optimizer
+    from qkv.training.optim.optimisers import build_optimizer
 
     training = counted.training
     if counted.learned:

@@ -158,7 +158,7 @@ def _write_adapter(source: Path, folder: Path, dtype: str | None, copy: bool) ->
 
 def _adapted(source: str | None) -> Model | None:
     """Spec of the base model of an adapter run, which it started from; None if it cannot be found."""
-    from qkv.training.start import find_start
+    from qkv.runs.start import find_start
 
     try:
         return None if source is None else find_start(source).model
@@ -190,9 +190,9 @@ def _read(source: Path, copy: bool) -> _Source:
     from qkv.data.batch import INPUT
     from qkv.interop.load import load_published
     from qkv.models.wide import DEEP
-    from qkv.runs.ends import end_ids
+    from qkv.runs.end_tokens import end_ids
     from qkv.runs.load import load
-    from qkv.tasks.pairs import marks
+    from qkv.tasks.pairs.pairs import marks
 
     if not (source / "spec.yaml").is_file():
         found = load_published(source, copy=copy)

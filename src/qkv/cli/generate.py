@@ -199,7 +199,7 @@ def _generate(given: dict[str, Any], options: dict[str, Any], wanted: DecodingOp
 
 def _write(run: Run, prompt: str, options: dict[str, Any], count: int, stream: bool, wanted: DecodingOptions) -> None:
     """Generate and print ``count`` texts after ``prompt``. Raises ``UserError`` for options that do not go together."""
-    from qkv.runs.ends import writing
+    from qkv.runs.end_tokens import writing
 
     sample = writing(run)
     generation = _checked(sample.changed(stop=()) if wanted.constraint else sample, options)
@@ -339,7 +339,7 @@ def _print(run: Run, prompt: str, generation: Generation, count: int, stream: bo
 
 def _print_one(run: Run, prompt: str, generation: Generation, stream: bool, how: dict[str, Any]) -> None:
     from qkv.generation.text import stream_text
-    from qkv.models.unchanged import unchanged
+    from qkv.models.frozen_weights import unchanged
 
     pieces = stream_text(run.model, run.tokenizer, prompt, generation, **how)
     with unchanged():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from qkv.choosing.verbs import VERBS
 from qkv.cli.train_help import Command as Command
 from qkv.cli.verbs import FINETUNE, OF_TABLES, refuse_without_verb, table_of
 from qkv.spec.adapt import Adapt
@@ -14,7 +15,6 @@ from qkv.spec.data import Data
 from qkv.spec.errors import UserError
 from qkv.spec.imports import imports_given
 from qkv.training import clock
-from qkv.training.verbs import VERBS
 
 if TYPE_CHECKING:
     from qkv.runs.run import Run

@@ -7,8 +7,8 @@ from typing import Any
 
 from typer.core import TyperCommand
 
+from qkv.choosing.verbs import VERBS
 from qkv.cli.verbs import FINETUNE, OF_TABLES
-from qkv.training.verbs import VERBS
 
 _SUMMARIES = {
     "classify": "Train a classifier of texts, pairs of texts, images, series of numbers or graphs, on a table with a "

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from qkv.choosing.verbs import VERBS
 from qkv.spec.errors import UserError, nearest
-from qkv.training.verbs import VERBS
 
 FINETUNE = "finetune"
 """Verb that finetunes an existing model and infers the task from the data."""
@@ -95,7 +95,7 @@ def _told(given: Mapping[str, Any], begun: Mapping[str, Any]) -> str:
             return fitting[0]
     if "data" not in given:
         raise UserError("'qkv train finetune' needs training data: --data FILE")
-    from qkv.training.guessed import guess_task
+    from qkv.choosing.guessed import guess_task
 
     task = guess_task({"source": given["data"]})
     return next(verb for verb, found in VERBS.items() if found.task == task)

@@ -45,7 +45,7 @@ def why_command(
     precision. Measured choices are cached per processor, settings and versions.
     """
     from qkv.ops.choices import all_choices
-    from qkv.ops.remembered import remembered_file
+    from qkv.ops.choices_cache import choices_file
     from qkv.report.table import print_table
     from qkv.spec.model import Model
     from qkv.spec.recipe import Recipe
@@ -67,17 +67,17 @@ def why_command(
     )
     if path:
         typer.echo(f"\na text is decoded by {path}")
-    if (file := remembered_file()).exists():
+    if (file := choices_file()).exists():
         typer.echo(f"\nmeasured choices are cached in {file}; --fresh measures again")
 
 
 def _forget() -> None:
-    from qkv.ops.remembered import forget, remembered_file
+    from qkv.ops.choices_cache import choices_file, forget
 
     try:
         forget()
     except OSError as error:
-        raise UserError(f"the choices in {remembered_file()} cannot be deleted: {error.strerror}") from None
+        raise UserError(f"the choices in {choices_file()} cannot be deleted: {error.strerror}") from None
 
 
 def _one_of_each(model: Model) -> Model:
@@ -128,8 +128,8 @@ def _try(model: Model, training: Training, quantized: Quantization | None) -> st
     from qkv.ops.linear.precision import autocast
     from qkv.spec.tasks import NextToken
     from qkv.system.device import training_device
-    from qkv.tasks.next_token import NextTokenTask
-    from qkv.training.optimisers import build_optimizer
+    from qkv.tasks.text.next_token import NextTokenTask
+    from qkv.training.optim.optimisers import build_optimizer
 
     device = training_device()
     transformer = build(model).to(device)

@@ -9,12 +9,12 @@ import torch
 
 from qkv.inspection.cost import cost
 from qkv.models.transformer import Transformer
+from qkv.runs.start import with_start
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.model import Model
 from qkv.spec.overrides import Assignment, assignments, override
 from qkv.spec.recipe import Recipe
 from qkv.tasks.registry import task_of_recipe
-from qkv.training.start import with_start
 
 TOLERANCE = 0.01
 """Largest relative difference of the numbers of parameters."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from qkv.data.vocabulary import SPEC_FILE as SPEC
 from qkv.data.vocabulary import WEIGHTS_FILE as WEIGHTS
 from qkv.data.vocabulary import Vocabulary
-from qkv.models.placing import place, places_of
+from qkv.models.assign import place, places_of
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe

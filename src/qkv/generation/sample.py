@@ -25,8 +25,8 @@ from qkv.generation.verify import RowSpan, Uniforms, laid, verified
 from qkv.layers.context import Memory
 from qkv.layers.signal import Signal
 from qkv.models.evaluating import evaluating
+from qkv.models.frozen_weights import unchanged
 from qkv.models.transformer import Transformer
-from qkv.models.unchanged import unchanged
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation

@@ -11,8 +11,8 @@ from qkv.generation.sample import Sampling
 from qkv.generation.speculate import Speculator
 from qkv.generation.writer import PROMPT_END, TextWriter
 from qkv.models.evaluating import evaluating
+from qkv.models.frozen_weights import unchanged
 from qkv.models.transformer import Transformer
-from qkv.models.unchanged import unchanged
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
 from qkv.tokenizers.special import special_ids
@@ -49,7 +49,7 @@ def stream_text(
     """Yield the text of ``generate_text`` in pieces as it is generated; with num_beams > 1 as one piece at the end.
 
     Parts of the model are compared with those of the last token at each token, as the caller may change them between
-    two pieces. A caller that does not iterates within ``qkv.models.unchanged.unchanged``.
+    two pieces. A caller that does not iterates within ``qkv.models.frozen_weights.unchanged``.
     """
     pieces = _pieces(model, tokenizer, [prompt], generation or Generation(), capacity, speculation, constraint)
     return (piece for _, piece in pieces)

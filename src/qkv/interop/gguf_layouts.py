@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from qkv.interop.mapping.ways import INTERLEAVED, ROTARY_PAIRS, TRANSPOSED, Cut, Way
+from qkv.interop.mapping.conversions import INTERLEAVED, ROTARY_PAIRS, TRANSPOSED, Cut, Way
 
 Values = Mapping[str, Any]
 

@@ -14,7 +14,7 @@ from qkv.interop.folder import Stored
 from qkv.interop.gguf_config import FACTORS, names_of, values_of
 from qkv.interop.gguf_layouts import LAYOUTS, GGUFLayout, Values, cut_of_change, layout_of
 from qkv.interop.mapped import MappedFile, mapped
-from qkv.interop.mapping.ways import Cut, Way
+from qkv.interop.mapping.conversions import Cut, Way
 from qkv.interop.registry import FAMILIES
 from qkv.interop.safetensors_file import DTYPES, Entry
 from qkv.spec.errors import UserError

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.interop.adapted import StoredAdapter
+from qkv.interop.checkpoint import PublishedCheckpoint, open_checkpoint
 from qkv.interop.folder import Stored, held_by
 from qkv.interop.images import read_processor, sized_for
 from qkv.interop.mapped import watch
@@ -28,12 +29,11 @@ from qkv.interop.mapping.family import (
     reason_for,
     without_prefix,
 )
-from qkv.interop.opened import Opened, opened
 from qkv.interop.places import CONFIG
 from qkv.interop.registry import FAMILIES
 from qkv.interop.safetensors_file import Entry, in_place
 from qkv.interop.writing import answering, beginning, going_on, unused_settings
-from qkv.models.placing import place, places_of
+from qkv.models.assign import place, places_of
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.generation import Generation
@@ -97,11 +97,11 @@ def load_published(
     next call of the model raises ``UserError``. ``copy`` reads everything into memory instead, contiguous; this is
     always done on Windows, where a mapped file cannot be renamed. Raises ``UserError``.
     """
-    return read_published(opened(source, revision, pickles), dtype, pickles, copy)
+    return read_published(open_checkpoint(source, revision, pickles), dtype, pickles, copy)
 
 
 def read_published(
-    found: Opened, dtype: torch.dtype | str | None = None, pickles: bool = False, copy: bool = False
+    found: PublishedCheckpoint, dtype: torch.dtype | str | None = None, pickles: bool = False, copy: bool = False
 ) -> PublishedModel:
     """Load an opened checkpoint; see ``load_published``. Raises ``UserError``."""
     limit_threads()
@@ -141,7 +141,7 @@ def described(source: str | Path, revision: str | None = None) -> tuple[Transfor
 
     ``source``: folder or published name. Raises ``UserError``.
     """
-    found = opened(source, revision)
+    found = open_checkpoint(source, revision)
     family, architecture = found.family()
     return _empty(read_spec(family, architecture, found.config()), found.folder), family, architecture
 

@@ -8,8 +8,8 @@ from typing import cast
 
 from torch import Tensor
 
+from qkv.interop.checkpoint import PublishedCheckpoint
 from qkv.interop.mapping.family import Architecture, matches, named_as_now, without_prefix
-from qkv.interop.opened import Opened
 from qkv.interop.save import covering
 from qkv.interop.sentence import SentencePooling
 from qkv.models.transformer import Transformer
@@ -22,7 +22,7 @@ _OF_LABELS = ("id2label", "label2id", "num_labels", "problem_type")
 _HIDDEN = "head.hidden"
 
 
-def task_heads(published: Opened, said: SentencePooling | None, model: Model) -> dict[str, Head]:
+def task_heads(published: PublishedCheckpoint, said: SentencePooling | None, model: Model) -> dict[str, Head]:
     """Specs of the heads for tasks that a checkpoint offers, by kind, such as "classification".
 
     Heads that pool do so as ``said`` in sentence-transformers files, else as the family's head does if the checkpoint
@@ -40,7 +40,7 @@ def task_heads(published: Opened, said: SentencePooling | None, model: Model) ->
     return heads
 
 
-def _of_family(published: Opened) -> Iterator[tuple[Head, Architecture]]:
+def _of_family(published: PublishedCheckpoint) -> Iterator[tuple[Head, Architecture]]:
     """Heads of the architectures of a checkpoint's family with the values in its config; of each kind, the last
     counts.
     """
@@ -54,7 +54,7 @@ def _of_family(published: Opened) -> Iterator[tuple[Head, Architecture]]:
                 yield architecture.head(config), architecture
 
 
-def _trained(published: Opened, head: Pooled, architecture: Architecture, model: Model) -> Pooled:
+def _trained(published: PublishedCheckpoint, head: Pooled, architecture: Architecture, model: Model) -> Pooled:
     """``head`` if the checkpoint holds its hidden layer, or if it pools the vectors that suit the model; else a head
     without a hidden layer that does.
     """
@@ -74,7 +74,7 @@ def _each(names: str | tuple[str, ...]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else names
 
 
-def head_tensors(published: Opened, model: Transformer) -> dict[str, Tensor]:
+def head_tensors(published: PublishedCheckpoint, model: Transformer) -> dict[str, Tensor]:
     """Tensors of the head of ``model``, in fp32 by name, that a checkpoint holds although it was saved with another
     head (such as a pooler).
     """

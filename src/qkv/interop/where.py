@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.conversions import Plain
 from qkv.interop.mapping.family import Family, Match, matches, read_spec, without_prefix
-from qkv.interop.mapping.ways import Plain
 from qkv.interop.registry import FAMILIES
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError, nearest

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qkv.layers.auxiliary_loss import with_loss
 from qkv.layers.context import MEMORY, Context, Memory
 from qkv.layers.layout import Declared, layouts
-from qkv.layers.own_loss import with_loss
 from qkv.layers.tap import receives, tapped
 from qkv.spec.branches import Branch as BranchSpec
 

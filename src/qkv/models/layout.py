@@ -13,7 +13,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from qkv.models.unchanged import changed
+from qkv.models.frozen_weights import changed
 from qkv.system import huge_pages
 from qkv.system.allowance import free_memory
 

@@ -24,7 +24,7 @@ from qkv.layers.quantized import QuantizedLinear, QuantizedTable
 from qkv.layers.residuals import Residual
 from qkv.mixers.attention import Attention
 from qkv.models.block import Block, PreNorm
-from qkv.models.contents import Contents, observed
+from qkv.models.fingerprint import Fingerprint, observed
 from qkv.ops.choices import Choice, choose
 from qkv.ops.masks import Causal
 from qkv.ops.native import library
@@ -64,7 +64,7 @@ class NativeStep:
         self._ropes: dict[Hashable, relative.Rope] = {}
         self.unknown = self._built()
         """The first part that the library lacks; empty if it knows all of them."""
-        self.contents = Contents(self._modules)
+        self.fingerprint = Fingerprint(self._modules)
 
     @property
     def known(self) -> bool:
@@ -81,7 +81,7 @@ class NativeStep:
 
     def current(self, parts: Sequence[nn.Module]) -> bool:
         """True if ``parts`` are those from which the steps were made, and hold the same modules and tensors."""
-        return all(map(operator.is_, self._parts, parts)) and self.contents.current()
+        return all(map(operator.is_, self._parts, parts)) and self.fingerprint.current()
 
     def takes(self, state: Sequence[Any]) -> bool:
         """True if the library knows all parts, and all stores of ``state`` are dense or in pages, in fp32."""
@@ -281,4 +281,4 @@ def step_of(
         if found.known:
             case = f"up to {MOST_VECTORS} new positions, {kind.covers}"
             choose(_OP, case, lambda: Choice(_OP, case, "native", f"one call for {kind.covers}"))
-    return found if not found.contents.heard() and found.takes(state) else None
+    return found if not found.fingerprint.heard() and found.takes(state) else None

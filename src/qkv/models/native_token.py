@@ -98,4 +98,4 @@ def obstacle(model: nn.Module, parts: Sequence[nn.Module]) -> str:
         step = NativeToken(parts)
     if step.unknown:
         return f"the native library lacks {step.unknown}"
-    return "a module has a hook, which is called only with the module" if step.contents.heard() else ""
+    return "a module has a hook, which is called only with the module" if step.fingerprint.heard() else ""

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from qkv.frontends.text import TextFrontend
 from qkv.layers.linear import Linear
 from qkv.layers.quantized import QuantizedLinear, QuantizedTable
+from qkv.models.assign import Place, places_of
 from qkv.models.heads import LanguageModelHead
-from qkv.models.placing import Place, places_of
 from qkv.spec.errors import UserError
 from qkv.spec.quantization import Quantization
 from qkv.system.allowance import free_memory

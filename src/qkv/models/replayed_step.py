@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.layers.context import Context
-from qkv.models.contents import Contents, observed
+from qkv.models.fingerprint import Fingerprint, observed
 from qkv.state.arrival import Arrival
 from qkv.state.slots import DeviceArrival, Slots
 from qkv.state.store import Dense
@@ -110,14 +110,14 @@ class ReplayedStep:
 
     def __init__(self, stack: Any):
         self._parts = _parts(stack)
-        self.contents = Contents([module for part in self._parts for module in part.modules()])
+        self.fingerprint = Fingerprint([module for part in self._parts for module in part.modules()])
         self._before: Hashable = None
         self._recorded: tuple[Hashable, StepInputs, Recorded] | None = None
         self._failed = False
 
     def current(self, stack: Any) -> bool:
         """True if the stack has the modules and tensors for which this was made."""
-        return self._parts == _parts(stack) and self.contents.current()
+        return self._parts == _parts(stack) and self.fingerprint.current()
 
     def prepare(self, stack: Any, x: Tensor, context: Context, state: Sequence[Any]) -> bool:
         """Make room in the stores of ``state``, and record the step if it is time; True if it is recorded for them."""
@@ -188,7 +188,9 @@ def replayed_step(stack: Any, x: Tensor, context: Context, state: Sequence[Any])
     if stack not in _made.steps or (found is not None and not found.current(stack)):
         found = _made.steps[stack] = ReplayedStep(stack) if _replayable(stack) else None
     return (
-        found if found is not None and not found.contents.heard() and found.prepare(stack, x, context, state) else None
+        found
+        if found is not None and not found.fingerprint.heard() and found.prepare(stack, x, context, state)
+        else None
     )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from qkv.ops import timing
-from qkv.ops.remembered import recall, remember
+from qkv.ops.choices_cache import recall, remember
 
 
 @dataclass(frozen=True)

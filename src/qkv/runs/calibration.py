@@ -17,8 +17,8 @@ from qkv.ops.linear.precision import autocast
 from qkv.runs.files import clear_errors
 from qkv.spec.recipe import Recipe
 from qkv.system.files import write_file
-from qkv.tasks.calibration import Scored, calibration, fit_temperature
 from qkv.tasks.dataset import Dataset
+from qkv.tasks.metrics.calibration import Scored, calibration, fit_temperature
 from qkv.tasks.task import Evaluation, Task
 
 CALIBRATION = "calibration.json"

@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from qkv.models.placing import place, places_of
+from qkv.models.assign import place, places_of
 from qkv.runs.files import clear_errors, read_tensors, remove, remove_partial, write_tensors
 from qkv.spec.errors import UserError, nearest
 from qkv.system.files import PARTIAL, sync, write_file

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from qkv.models.transformer import Transformer
-from qkv.runs.ends import writing
+from qkv.runs.end_tokens import writing
 from qkv.runs.run import Run
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
 from qkv.tokenizers.absent import AbsentTokenizer
-from qkv.tokenizers.adopt import adopted
+from qkv.tokenizers.convert import convert_tokenizer
 from qkv.tokenizers.tokenizer import Tokenizer
 
 
@@ -32,8 +32,8 @@ def generator_of(source: Any, tokenizer: Any = None) -> Generator:
     if isinstance(source, Run):
         if tokenizer is None:
             return Generator(source.model, source.tokenizer, writing(source))
-        return Generator(source.model, adopted(tokenizer), source.recipe.sample)
+        return Generator(source.model, convert_tokenizer(tokenizer), source.recipe.sample)
     if not isinstance(source, Transformer):
         raise UserError(f"{type(source).__name__} given; allowed: a run, its folder, or a model made by qkv.build")
     absent = AbsentTokenizer("a model alone has no tokenizer: give it as tokenizer=…, or give ids=[…]")
-    return Generator(source, absent if tokenizer is None else adopted(tokenizer), Generation())
+    return Generator(source, absent if tokenizer is None else convert_tokenizer(tokenizer), Generation())

@@ -22,7 +22,7 @@ from qkv.spec.tokenizers import TokenizerFile
 from qkv.spec.yaml_io import read_recipe, write_spec
 from qkv.system.torch_settings import with_usual_settings
 from qkv.tasks.dataset import with_vocabulary
-from qkv.tokenizers.adopt import adopted
+from qkv.tokenizers.convert import convert_tokenizer
 from qkv.tokenizers.tokenizer import Tokenizer
 
 _TRAINED = ("resume", "metrics.jsonl")
@@ -53,7 +53,7 @@ def save(
     if not isinstance(model, Transformer):
         raise UserError(f"model: {type(model).__name__} given; allowed: a model made by qkv.build or qkv.load")
     _check_buildable(model)
-    vocabulary = _vocabulary(model, None if tokenizer is None else adopted(tokenizer), labels)
+    vocabulary = _vocabulary(model, None if tokenizer is None else convert_tokenizer(tokenizer), labels)
     recipe = _recipe(model, folder, vocabulary, task, description)
     _check_place(folder, recipe, vocabulary)
     with locked(folder), clear_errors(str(folder)):

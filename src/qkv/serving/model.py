@@ -16,7 +16,7 @@ from qkv.interop.mapped import watch, watched_files
 from qkv.models.sharing import share_weights
 from qkv.models.transformer import Transformer
 from qkv.runs.embed import embed_opened, matryoshka, opened
-from qkv.runs.ends import writing
+from qkv.runs.end_tokens import writing
 from qkv.runs.run import Run, task_of
 from qkv.serving.bodies import GenerationBody
 from qkv.serving.errors import ApiError, as_api_error

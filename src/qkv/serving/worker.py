@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from qkv.generation.requests import QueueFull, Request, RequestQueue, TextDelta
-from qkv.models.unchanged import unchanged
+from qkv.models.frozen_weights import unchanged
 from qkv.serving.errors import as_api_error
 from qkv.serving.limits import UNREAD
 

@@ -71,7 +71,8 @@ def implementations(slot: type[P], *packages: str) -> dict[type[P], Any]:
 
 
 def import_all(*packages: str) -> None:
-    """Import every module of ``packages``, so that parts in new files register themselves without being listed.
+    """Import every module of ``packages`` and of packages in them, so that parts in new files register themselves
+    without being listed.
 
     A package whose import failed is tried again by the next call.
     """
@@ -81,6 +82,8 @@ def import_all(*packages: str) -> None:
             try:
                 for found in pkgutil.iter_modules(import_module(package).__path__):
                     import_module(f"{package}.{found.name}")
+                    if found.ispkg:
+                        import_all(f"{package}.{found.name}")
                 _imported.add(package)
             finally:
                 _importing.discard(package)

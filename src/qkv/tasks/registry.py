@@ -10,13 +10,13 @@ from qkv.spec.register import implementation, implementations
 from qkv.spec.tasks import Task as TaskSpec
 from qkv.tasks.task import Task
 
-FOLDERS = ("qkv.tasks", "qkv.tasks.images")
-"""Packages of the implementations of tasks."""
+PACKAGE = "qkv.tasks"
+"""Package of the implementations of tasks."""
 
 
 def build_task(spec: TaskSpec, data: Data = NO_DATA) -> Task:
     """Build the task that implements a task spec, for the kind of input that ``data`` has; by default text."""
-    return implementation(spec, *FOLDERS, of=data.processor)(spec).reading(data)
+    return implementation(spec, PACKAGE, of=data.processor)(spec).reading(data)
 
 
 def task_of_recipe(recipe: Recipe) -> Task:
@@ -26,4 +26,4 @@ def task_of_recipe(recipe: Recipe) -> Task:
 
 def tasks() -> dict[type[TaskSpec], Any]:
     """Implementation of every task that a recipe can name, by spec class."""
-    return implementations(TaskSpec, *FOLDERS)
+    return implementations(TaskSpec, PACKAGE)

@@ -22,8 +22,8 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe
 from qkv.system.torch_settings import with_usual_settings
 from qkv.tasks.registry import task_of_recipe
+from qkv.training.environment import read_environment
 from qkv.training.record import Done, trained_flops
-from qkv.training.surroundings import read_surroundings
 
 _COMPARED = ("data", "model", "start", "task", "training", "sample")
 _MACHINE = ("qkv", "torch", "processor", "device", "threads")
@@ -123,7 +123,7 @@ def facts_of(folder: Path) -> Facts:
         "parameters": _parameters(recipe),
         "training FLOPs": trained_flops(recipe, done),
     }
-    machine = read_surroundings(folder / "resume") or {}
+    machine = read_environment(folder / "resume") or {}
     return Facts(folder, recipe, rows, _figures(folder, rows, best), counts, {n: machine.get(n) for n in _MACHINE})
 
 

@@ -29,7 +29,7 @@ from qkv.system.files import write_file
 from qkv.tasks.registry import task_of_recipe
 from qkv.training import clock
 from qkv.training.events import Ended, Event, Notice, OnEvent, Planned, Started, Stepped, Validated
-from qkv.training.standing import FITTED
+from qkv.training.progress import FITTED
 
 FOLDER = "heats"
 _RESULTS = "results.json"

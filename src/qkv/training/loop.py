@@ -38,13 +38,13 @@ from qkv.training.events import Ended, Event, Notice, OnEvent, Sampled, Saved, S
 from qkv.training.final import best_weights, evaluate_best
 from qkv.training.health import diagnose
 from qkv.training.interrupt import Interrupted, StopNow, StopRequest
-from qkv.training.optimisers import build_optimizer
+from qkv.training.optim.optimisers import build_optimizer
+from qkv.training.optim.schedules import multiplier
+from qkv.training.progress import RunProgress
 from qkv.training.record import Done, RunRecorder
 from qkv.training.rehearsal import rehearse
-from qkv.training.schedules import multiplier
 from qkv.training.setup import Setup, prepare
 from qkv.training.show import Show
-from qkv.training.standing import Standing
 from qkv.training.usage import counted
 
 # Checkpoints saved by time, and samples at unset intervals, may take this share of the training time.
@@ -81,7 +81,7 @@ class Trainer:
             )
         self._parameters = list(self.optimizer.names)
         self.loss = setup.task.summed_loss
-        self.now = Standing(preparation=self.budget.plan.spent)
+        self.now = RunProgress(preparation=self.budget.plan.spent)
         if checkpoint:
             self._go_on(checkpoint)
         self._made_with = made_with(setup.recipe, setup.folder)
@@ -101,8 +101,8 @@ class Trainer:
     def _go_on(self, checkpoint: Checkpoint) -> None:
         self.optimizer.load_state_dict(checkpoint.tensors["optimizer"])
         random_state.restore(checkpoint.tensors["random"])
-        known = {field.name for field in fields(Standing)}
-        self.now = Standing(**{name: value for name, value in checkpoint.state["standing"].items() if name in known})
+        known = {field.name for field in fields(RunProgress)}
+        self.now = RunProgress(**{name: value for name, value in checkpoint.state["standing"].items() if name in known})
 
     @property
     def training(self) -> Training:
@@ -118,7 +118,7 @@ class Trainer:
     def finished(self) -> bool:
         """True if all steps are done, or validation has not improved for ``patience`` times (early stopping).
 
-        Within a time budget, a run goes on where training itself has not been fitted (``Standing.fitting``).
+        Within a time budget, a run goes on where training itself has not been fitted (``RunProgress.fitting``).
         """
         return self.now.step >= self.steps or self._impatient
 
@@ -140,7 +140,7 @@ class Trainer:
             if self.budget.check(self.now.step, self._spent()):
                 self._tell(self.budget.told(self.now.step))
             self._look(stop)
-            self.setup.surroundings.keep()
+            self.setup.environment.keep()
             if self._save_is_due():
                 self.save()
         if self._saved != self.now.step:

@@ -16,7 +16,7 @@ from typing import Any
 from qkv.runs.files import clear_errors
 from qkv.spec.training import Training
 from qkv.system.files import write_file
-from qkv.training.schedules import shortened
+from qkv.training.optim.schedules import shortened
 
 FILE = "plan.json"
 _AIM = 0.95

@@ -17,6 +17,7 @@ from qkv.runs.files import clear_errors, read_tensors
 from qkv.runs.folder import SPEC, WEIGHTS
 from qkv.runs.identity import MADE_WITH, check_unedited, difference
 from qkv.runs.metrics import rows_of, steps_in_all
+from qkv.runs.start import with_start
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.plain import plain
@@ -26,8 +27,7 @@ from qkv.spec.yaml_edit import InLine, with_keys
 from qkv.spec.yaml_io import read_recipe
 from qkv.system.files import write_file
 from qkv.tasks.registry import task_of_recipe
-from qkv.training.start import with_start
-from qkv.training.surroundings import read_surroundings
+from qkv.training.environment import read_environment
 
 _DECIDING = ("data", "model", "start", "task", "training", "sample")
 _FREE = ("seed", "checkpoints", "sample_every", "tensorboard")
@@ -67,7 +67,7 @@ class Finished:
     minutes: float
     figures: dict[str, dict[str, float]]
     notes: tuple[str, ...]
-    surroundings: dict[str, Any]
+    environment: dict[str, Any]
 
 
 def result_digest(recipe: Recipe) -> str:
@@ -141,13 +141,13 @@ def finished(folder: Path) -> Finished:
     minutes = max((row["time"] for row in rows if row.get("time") is not None), default=0.0) / 60
     if minutes <= 0:
         raise UserError(f"the run in {folder} does not record its duration: its metrics.jsonl has no times")
-    surroundings = read_surroundings(folder / "resume")
-    if surroundings is None:
+    environment = read_environment(folder / "resume")
+    if environment is None:
         raise UserError(
             f"the run in {folder} does not record the machine, versions and date of its training; train it again"
         )
     figures, notes = _measured(evaluation, rows, best_step, folder)
-    return Finished(folder, recipe, state["corpus"], step, best_step, minutes, figures, notes, surroundings)
+    return Finished(folder, recipe, state["corpus"], step, best_step, minutes, figures, notes, environment)
 
 
 def _measured(
@@ -257,7 +257,7 @@ def _result(runs: Sequence[Finished], form: str, digest: str) -> Result:
         split: {name: _figure([run.figures[split][name] for run in runs]) for name in names}
         for split, names in first.figures.items()
     }
-    facts = [run.surroundings for run in runs]
+    facts = [run.environment for run in runs]
     versions = {
         name: ", ".join(dict.fromkeys(str(fact.get(name, "unknown")) for fact in facts))
         for name in ("qkv", "torch", "python")

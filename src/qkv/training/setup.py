@@ -18,6 +18,7 @@ from qkv.runs.checkpoint import Checkpoint, CheckpointStore, load_weights
 from qkv.runs.files import clear_errors, remove_partial
 from qkv.runs.folder import SPEC, WEIGHTS, check_kept, had_best
 from qkv.runs.identity import MADE_WITH, deciding, difference, edited, recipe_digest, write_parts
+from qkv.runs.start import start_weights, with_start
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe, write_spec
@@ -27,10 +28,9 @@ from qkv.tasks.dataset import Dataset
 from qkv.tasks.registry import task_of_recipe
 from qkv.tasks.task import Task
 from qkv.training import clock
+from qkv.training.environment import Environment
 from qkv.training.events import Notice, OnEvent
-from qkv.training.schedules import same_so_far
-from qkv.training.start import start_weights, with_start
-from qkv.training.surroundings import Surroundings
+from qkv.training.optim.schedules import same_so_far
 from qkv.training.vectors import start_vectors
 from qkv.training.wide import fit_wide
 
@@ -48,7 +48,7 @@ class Setup:
     model: Transformer
     device: torch.device
     checkpoints: CheckpointStore
-    surroundings: Surroundings
+    environment: Environment
     wide_seconds: float = 0.0
     """Time that the fit of a wide path took; about that of another one at the end."""
 
@@ -88,8 +88,8 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
         load_weights(model, checkpoint.tensors["weights"], folder / "resume")
     elif learned := learned_sentence(model, training):
         tell(Notice(learned))
-    surroundings = Surroundings(checkpoints.folder, device)
-    different = surroundings.adopt()
+    environment = Environment(checkpoints.folder, device)
+    different = environment.adopt()
     if different:
         tell(Notice(different))
     model.to(device)
@@ -97,7 +97,7 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
         tell(Notice(f"products run in fp32, not bf16, {_why_not_bf16(device)}"))
     for note in () if known else dataset.notes:
         tell(Notice(note))
-    setup = Setup(folder, recipe, dataset, task, model, device, checkpoints, surroundings, seconds)
+    setup = Setup(folder, recipe, dataset, task, model, device, checkpoints, environment, seconds)
     _write_identity(setup, known)
     return setup, checkpoint
 

@@ -25,6 +25,7 @@ from qkv.runs.folder import locked
 from qkv.runs.load import load
 from qkv.runs.published import NOT_SAID
 from qkv.runs.run import Run
+from qkv.runs.start import find_start
 from qkv.spec.adapt import Whole
 from qkv.spec.base import LARGEST
 from qkv.spec.errors import UserError, quoted
@@ -39,7 +40,6 @@ from qkv.training.record import RunRecorder
 from qkv.training.sections import write_sections
 from qkv.training.setup import Setup, prepare
 from qkv.training.show import Show
-from qkv.training.start import find_start
 
 BEFORE, AFTER, HEALED = "before", "after the swap", "healed"
 _LENGTH = 256

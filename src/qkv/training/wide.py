@@ -27,12 +27,12 @@ from qkv.models.wide import DEEP, WIDE, Features, Ngrams
 from qkv.ops.at_least_single import at_least_single
 from qkv.ops.linear.precision import autocast
 from qkv.report.evaluation import ERRORS, words
+from qkv.tasks.baselines.feature_baselines import once
+from qkv.tasks.baselines.linear import Fitted, Selection, by_scales
 from qkv.tasks.dataset import Dataset, ExampleDataset
-from qkv.tasks.feature_baselines import once
-from qkv.tasks.forecasting import ForecastingTask
-from qkv.tasks.joined import JoinedTask
-from qkv.tasks.linear import Fitted, Selection, by_scales
-from qkv.tasks.series_dataset import SeriesDataset
+from qkv.tasks.labels.joined import JoinedTask
+from qkv.tasks.series.forecasting import ForecastingTask
+from qkv.tasks.series.series_dataset import SeriesDataset
 from qkv.tasks.task import Task, Totals
 from qkv.training.contestants import Contestant, ranked
 from qkv.training.wide_window import fit_window, join_window

@@ -18,9 +18,9 @@ from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.models.wide import LinearWindow
 from qkv.ops.linear.precision import autocast
-from qkv.tasks.forecasting import ForecastingTask
-from qkv.tasks.series_baselines import LINEAR, REPEAT, SEASONAL, Affine, fit_linear, predictors, with_intervals
-from qkv.tasks.series_dataset import SeriesDataset
+from qkv.tasks.series.forecasting import ForecastingTask
+from qkv.tasks.series.series_baselines import LINEAR, REPEAT, SEASONAL, Affine, fit_linear, predictors, with_intervals
+from qkv.tasks.series.series_dataset import SeriesDataset
 from qkv.tasks.task import Totals
 from qkv.training.contestants import Contestant, ranked
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from qkv.choosing.automatic_task import task_of, with_processor
 from qkv.data.processors.processor import build_processor
 from qkv.data.processors.series import SeriesProcessor
 from qkv.data.records.formats import table_of
@@ -22,7 +23,6 @@ from qkv.data.series.statistics import statistics
 from qkv.spec.data import Data
 from qkv.spec.errors import UserError
 from qkv.spec.signals.series import SIMPLE, Series
-from qkv.training.automatic_task import task_of, with_processor
 
 NAN = float("nan")
 ROLES = (SeriesProcessor.role, Role("label", "label", ("label", "class", "y")))

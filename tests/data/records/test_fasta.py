@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from qkv.choosing.automatic_task import automatic_task
 from qkv.data.records.fasta import fasta
 from qkv.data.records.model import BadRow, Role
 from qkv.data.records.open import open_records
 from qkv.data.text import TextSource
 from qkv.spec.data import Data
 from qkv.spec.errors import UserError
-from qkv.training.automatic_task import automatic_task
 
 CONTENT = """\
 >P1 Cell membrane OS=Homo sapiens OX=9606

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.heads import answering, body, language_model, pooled_head, problem_keys
 from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.conversions import COPIED, PAIR, QKV
 from qkv.interop.mapping.family import Architecture, Family, NameRule
-from qkv.interop.mapping.ways import COPIED, PAIR, QKV
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.cross import CrossAttention
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead

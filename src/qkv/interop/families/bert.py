@@ -11,8 +11,8 @@ from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.heads import answering, classification, masked, pooler, tagging
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.conversions import QKV
 from qkv.interop.mapping.family import Family, NameRule
-from qkv.interop.mapping.ways import QKV
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.errors import UserError
 from qkv.spec.heads import Head

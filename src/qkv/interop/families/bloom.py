@@ -7,8 +7,8 @@ from typing import Any
 from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.conversions import INTERLEAVED
 from qkv.interop.mapping.family import Family, NameRule
-from qkv.interop.mapping.ways import INTERLEAVED
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.errors import UserError
 from qkv.spec.heads import Head

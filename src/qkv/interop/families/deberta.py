@@ -17,8 +17,8 @@ from qkv.interop.families import bert, heads
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.conversions import INTERLEAVED, QKV
 from qkv.interop.mapping.family import Architecture, Family, NameRule
-from qkv.interop.mapping.ways import INTERLEAVED, QKV
 from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead

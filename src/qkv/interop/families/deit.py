@@ -8,8 +8,8 @@ from typing import Any
 from qkv.interop.families import heads, vit
 from qkv.interop.families.heads import label_count, label_keys
 from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.conversions import Broadcast
 from qkv.interop.mapping.family import Architecture, Family, NameRule
-from qkv.interop.mapping.ways import Broadcast
 from qkv.spec.heads import DistilledHead, Head
 from qkv.spec.model import Model
 

@@ -11,8 +11,8 @@ from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
 from qkv.interop.families.rope import rope_config, rope_of
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.conversions import INTERLEAVED
 from qkv.interop.mapping.family import Family, NameRule
-from qkv.interop.mapping.ways import INTERLEAVED
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.errors import UserError
 from qkv.spec.heads import Head

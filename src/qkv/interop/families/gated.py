@@ -11,8 +11,8 @@ from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.rope import rope_config, rope_of
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.conversions import PAIR, QKV
 from qkv.interop.mapping.family import NameRule
-from qkv.interop.mapping.ways import PAIR, QKV
 from qkv.spec.branches import Attention, GatedFeedForward
 from qkv.spec.heads import Head
 from qkv.spec.masks import AllOf, Causal, Mask, Window

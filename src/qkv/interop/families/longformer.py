@@ -10,8 +10,8 @@ from typing import Any
 
 from qkv.interop.families import bert, roberta
 from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.conversions import PAIR
 from qkv.interop.mapping.family import Family, NameRule
-from qkv.interop.mapping.ways import PAIR
 from qkv.spec.branches import Attention
 from qkv.spec.errors import UserError
 from qkv.spec.heads import ClassificationHead, Head, RegressionHead

@@ -11,8 +11,8 @@ from typing import Any
 from qkv.interop.families import bert, roberta
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.conversions import QKV
 from qkv.interop.mapping.family import Family, NameRule
-from qkv.interop.mapping.ways import QKV
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.heads import Head
 from qkv.spec.model import Block, Model, Text

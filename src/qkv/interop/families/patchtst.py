@@ -13,8 +13,8 @@ from qkv.interop.families import heads
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.conversions import QKV, WITH_COUNT
 from qkv.interop.mapping.family import Architecture, Family, NameRule, Reasons
-from qkv.interop.mapping.ways import QKV, WITH_COUNT
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.errors import UserError, quoted
 from qkv.spec.forecasts import Point

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.heads import pooled_head, problem_keys
 from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.conversions import PAIR, QKV
 from qkv.interop.mapping.family import Architecture, Family, NameRule
-from qkv.interop.mapping.ways import PAIR, QKV
 from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.cross import CrossAttention
 from qkv.spec.errors import UserError

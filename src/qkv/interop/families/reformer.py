@@ -11,8 +11,8 @@ from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.heads import language_model
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.conversions import QKV, Broadcast
 from qkv.interop.mapping.family import Architecture, Family, NameRule
-from qkv.interop.mapping.ways import QKV, Broadcast
 from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import Head, LanguageModelHead

@@ -13,8 +13,8 @@ from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.heads import body
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.conversions import COPIED, PAIR, QKV
 from qkv.interop.mapping.family import Architecture, Family, NameRule
-from qkv.interop.mapping.ways import COPIED, PAIR, QKV
 from qkv.spec.branches import Attention, FeedForward, GatedFeedForward
 from qkv.spec.cross import CrossAttention
 from qkv.spec.errors import UserError, nearest

@@ -12,8 +12,8 @@ from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.heads import pooled_head, problem_keys
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.conversions import QKV, Broadcast
 from qkv.interop.mapping.family import Architecture, Family, NameRule, Reasons
-from qkv.interop.mapping.ways import QKV, Broadcast
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.errors import UserError, quoted
 from qkv.spec.heads import ClassificationHead, Head, RegressionHead

@@ -1,8 +1,9 @@
 """XLNet (Yang et al. 2019): post-norm blocks with relative attention by distance and token type; no absolute positions.
 
-This is the content stream with full attention. The query stream is appended to the sequence (``qkv.tasks.permutation``)
-and starts from the front end's ``query``. Heads that pool the last position use the last non-padding one; transformers
-pads on the left. In training, transformers also applies dropout to the sinusoids of distances and to the head's input.
+This is the content stream with full attention. The query stream is appended to the sequence
+(``qkv.tasks.text.permutation``) and starts from the front end's ``query``. Heads that pool the last position use the
+last non-padding one; transformers pads on the left. In training, transformers also applies dropout to the sinusoids of
+distances and to the head's input.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from qkv.interop.families import heads
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.conversions import BY_HEAD, ONE_BY_HEAD, QKV_BY_HEAD
 from qkv.interop.mapping.family import Architecture, Family, NameRule
-from qkv.interop.mapping.ways import BY_HEAD, ONE_BY_HEAD, QKV_BY_HEAD
 from qkv.spec.branches import FeedForward
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, TokenHead
 from qkv.spec.masks import Full

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.ways import PLAIN, Cut, Way, cut_of
+from qkv.interop.mapping.conversions import PLAIN, Cut, Way, cut_of
 from qkv.layers.layout import layouts
 from qkv.spec.base import problems_of
 from qkv.spec.errors import SpecError, UserError, nearest

@@ -28,8 +28,8 @@ from qkv.tasks.example_task import Collate
 from qkv.tasks.images.generated import GeneratedImagesTask, places_of
 from qkv.tasks.images.task import processor_of
 from qkv.tasks.inputs import EncodedRow, SignalReader
-from qkv.tasks.next_token import exponential
 from qkv.tasks.task import Evaluation, Scale, Totals
+from qkv.tasks.text.next_token import exponential
 
 
 @implements(NextToken, of=ImageCodes)

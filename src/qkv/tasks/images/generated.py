@@ -15,9 +15,9 @@ from qkv.spec.generation import Generation
 from qkv.spec.processors import Processor as ProcessorSpec
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.image_sequences import ImageSequence
-from qkv.tasks.classification import LABEL
 from qkv.tasks.example_task import column
 from qkv.tasks.images.task import ImageTask, picture_section
+from qkv.tasks.labels.classification import LABEL
 
 SAMPLES = 64
 """Least number of generated images in the report."""

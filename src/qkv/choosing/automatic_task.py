@@ -1,0 +1,491 @@
+"""Recipes chosen for a table of examples and this machine: tokenizer, model, batches and training length per task."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qkv.choosing.describe import as_asked
+from qkv.choosing.finetune import finetuned
+from qkv.choosing.guessed import with_processor
+from qkv.choosing.signals.register import RecipeRequest, choice_for, has_choice
+from qkv.choosing.signals.settings import MINUTES, short_form
+from qkv.choosing.verbs import tunes
+from qkv.data.ngrams import words_of
+from qkv.data.records.model import Records
+from qkv.inspection.cost import cost
+from qkv.inspection.machine import Machine, fits_memory
+from qkv.runs.start import find_start, with_processor_of
+from qkv.spec.branches import Attention, FeedForward
+from qkv.spec.cross import CrossAttention
+from qkv.spec.data import Data, LengthBuckets, TokenBuckets
+from qkv.spec.errors import UserError, nearest
+from qkv.spec.frontends import HashedWords
+from qkv.spec.generation import Generation
+from qkv.spec.heads import Head, LanguageModelHead
+from qkv.spec.masks import Full
+from qkv.spec.model import Block, Encoder, Model, Text
+from qkv.spec.overrides import assignments, override
+from qkv.spec.parts import Learned, NoPositions, NoRelative, Relative, Rope
+from qkv.spec.processors import WordFeatures
+from qkv.spec.recipe import Recipe
+from qkv.spec.tasks import Task as TaskSpec
+from qkv.spec.tokenizers import Characters, Tokenizer
+from qkv.spec.training import AdamW, Checkpoints, Cosine, Training, Validation
+from qkv.spec.wide import Ngrams
+from qkv.tasks.baselines.baselines import NGRAMS_PER_WORD, too_large
+from qkv.tasks.registry import tasks
+from qkv.tasks.task import Defaults
+
+_FEWEST = 200
+_PATIENCE = 6
+_MANY = 20_000
+"""Rows from which shallow models are regularised less."""
+_CHARACTERS = 3.0
+"""Approximate characters per token of a text with spaces."""
+_VOCABULARIES = (512, 1024, 2048, 4096, 8192)
+_BUCKETS = tuple(1 << bits for bits in range(14, 19))
+_HEAD = 32
+_INDEPENDENT = NoRelative()
+_PROCESSOR = ("data", "processor")
+"""Path of the processor in a recipe."""
+
+
+class _Sizes(NamedTuple):
+    """Statistics of the training split: examples, total characters, and (mean, 99th percentile) of the tokens per input
+    and per generated output; of words per input, (mean, maximum).
+    """
+
+    examples: int
+    characters: int
+    read: tuple[float, float]
+    written: tuple[float, float]
+
+
+def task_of(kind: str) -> TaskSpec:
+    """Spec of a task of that kind, with its default settings. Raises ``UserError`` if the kind is not trained on a
+    table of examples.
+    """
+    known = {part.kind: part for part, made in tasks().items() if made.automatic is not None or has_choice(part)}
+    if kind not in known:
+        raise UserError(f"the task {kind!r} cannot be trained on a table of examples; {nearest(kind, known)}")
+    defaults = tasks()[known[kind]].automatic
+    return known[kind].parse(dict(defaults.fields) if defaults else {})
+
+
+def _defaults(part: type[TaskSpec]) -> Defaults:
+    found = tasks()[part].automatic
+    assert found is not None
+    return found
+
+
+def automatic_task(
+    kind: str,
+    data: Mapping[str, Any],
+    overrides: Iterable[str] = (),
+    quick: bool = False,
+    machine: Machine | None = None,
+    start: str | None = None,
+    adapt: str | None = None,
+) -> Recipe:
+    """Choose a recipe for the task ``kind`` on the table that ``data`` names (fields of ``qkv.spec.data.Data``), with a
+    budget of ``MINUTES``, or of ``training.minutes`` in ``overrides``.
+
+    The model is a small Transformer: an encoder with the task's head, or an encoder–decoder if text is generated.
+    Vocabulary, width and context length grow with the data; longer texts are read in windows. Beside an encoder with
+    one output per row runs a linear path from n-grams (``qkv.training.wide``). Tagging reads words as features and
+    predicts by a conditional random field. Training stops after the epochs of the task's ``Defaults``, or early when
+    validation stops improving.
+
+    With ``start``, a run or a published checkpoint, that model is fine-tuned instead, with ``adapt`` ("whole", "head",
+    "lora(8)"), beside n-grams too. Without a start, several models compete in heats (``qkv.training.heats``).
+
+    Raises ``UserError`` for an unusable table.
+    """
+    asked = _asked(task_of(kind), data, overrides, machine, start, adapt)
+    processor = asked.data.processor
+    choice = choice_for(asked.task) or choice_for(processor)
+    if choice is None:
+        if processor is not None:
+            raise UserError(f"no recipe is chosen for data of the kind {processor.kind!r} yet; train a recipe with it")
+        return _for_texts(asked, quick, start, adapt)
+    chosen = choice(asked).changed(name=name_of(asked.data.source))
+    if start is not None:
+        chosen = finetuned(chosen.changed(candidates={}), start, adapt, len(asked.records.splits["train"]))
+    elif adapt is not None:
+        chosen = override(chosen, [f"training.adapt={adapt}"])
+    recipe = _within_memory(chosen)
+    raced = not quick and not any(change.path[0] == "model" for change in assignments(asked.changes))
+    return as_asked(recipe if raced else recipe.changed(candidates={}), quick, asked.changes)
+
+
+def _for_texts(asked: RecipeRequest, quick: bool, start: str | None, adapt: str | None) -> Recipe:
+    """Recipe for texts, with candidates unless it is quick, or starts from a model."""
+    recipe = _of_texts(asked, start, adapt)
+    if start is None and adapt is None and not quick:
+        recipe = _racing(recipe, asked.records, asked.changes)
+    return as_asked(_within_memory(recipe), quick, asked.changes)
+
+
+def _asked(
+    task: TaskSpec,
+    data: Mapping[str, Any],
+    overrides: Iterable[str],
+    machine: Machine | None,
+    start: str | None,
+    adapt: str | None,
+) -> RecipeRequest:
+    """Request with the processor of the data, and of ``start``. Raises ``UserError`` for a task that is not tuned."""
+    changes = list(overrides)
+    given = _with_processor_named(Data.parse(dict(data)), changes)
+    if choice_for(task) is None:
+        given = with_processor(given, task)
+        if start is not None:
+            given = _with_processor_of(start, given, changes)
+    elif (start is not None or adapt is not None) and not tunes(task.kind):
+        sentence = f"models of the task {task.kind!r} are not fine-tuned by this command"
+        raise UserError(f"{sentence}; leave --from and --adapt out")
+    return RecipeRequest(task, given, changes, machine)
+
+
+def _with_processor_named(data: Data, changes: Sequence[str]) -> Data:
+    """Copy of ``data`` with the processor that an override names as a whole, with its overridden settings."""
+    found = list(assignments(changes))
+    if not any(change.path == _PROCESSOR for change in found):
+        return data
+    return override(data, [change.below("data") for change in found if change.path[:2] == _PROCESSOR])
+
+
+def _with_processor_of(start: str, data: Data, changes: Sequence[str]) -> Data:
+    """Copy of ``data`` with the processor of ``start``, but for the settings that ``changes`` override. Raises
+    ``UserError`` if the data are of another kind than the start reads.
+    """
+    found = find_start(start)
+    if found.processor is not None and data.processor is None:
+        read = f"{data.source!r} is read as text, and the start {start!r} reads {found.processor.kind}"
+        raise UserError(f"data.source: {read}; name data of that kind, or another start")
+    if data.processor is None:
+        return data
+    own = [change.below("data") for change in assignments(changes) if change.path[:2] == _PROCESSOR]
+    return with_processor_of(found, override(data, own), start)
+
+
+def _of_texts(asked: RecipeRequest, start: str | None, adapt: str | None) -> Recipe:
+    """Recipe for texts, from scratch or from a ``start``, without candidates."""
+    task, given, records = asked.task, asked.data, asked.records
+    plan, unsegmented = _defaults(type(task)), _are_unsegmented(records, task)
+    sizes = _sizes(records, plan, 1.0 if unsegmented else _CHARACTERS)
+    tokenizer = _tokenizer(plan, sizes, unsegmented)
+    width, layers = _width(sizes.examples, plan)
+    model = _writer(width, layers, sizes, plan) if plan.writes else _reader(width, layers, sizes, plan, task)
+    if plan.target:
+        model = model.changed(wide=wide_path(records, plan))
+    best = "loss" if model.wide and start is None else plan.best
+    training, batching = _training(sizes, width, asked.machine, plan, best)
+    recipe = Recipe(
+        name=name_of(given.source),
+        description=_described(sizes.examples, f"{_read(model, tokenizer)}, {_stack(model)}"),
+        data=given.changed(tokenizer=tokenizer, batching=batching),
+        model=model,
+        task=task,
+        training=training,
+        sample=Generation(max_new_tokens=model.context_length - 1, temperature=0.0 if plan.writes else 1.0),
+        quick=short_form(training.steps),
+    )
+    if start is not None:
+        recipe = finetuned(recipe, start, adapt, sizes.examples)
+    elif adapt is not None:
+        recipe = override(recipe, [f"training.adapt={adapt}"])
+    return _windowed(recipe, sizes, plan)
+
+
+def _are_unsegmented(records: Records, task: TaskSpec) -> bool:
+    """True if the texts of a task with one output per row are written without spaces."""
+    plan = _defaults(type(task))
+    return bool(plan.target) and _unsegmented(_texts(records, plan))
+
+
+def _racing(recipe: Recipe, records: Records, overrides: Sequence[str]) -> Recipe:
+    """Recipe with candidates, if it has one output per row and no override describes the model."""
+    if not _defaults(type(recipe.task)).target:
+        return recipe
+    count, unsegmented = len(records.splits["train"]), _are_unsegmented(records, recipe.task)
+    candidates = _candidates(recipe.task, count, unsegmented)
+    if any(_decides(change.path, candidates) for change in assignments(overrides)):
+        return recipe
+    models = f"{len(candidates)} models in short heats" + " beside n-grams" * (recipe.model.wide is not None)
+    return recipe.changed(candidates=candidates, description=_described(count, models))
+
+
+def _tokenizer(plan: Defaults, sizes: _Sizes, unsegmented: bool) -> Tokenizer:
+    """Tokenizer of the recipe's own model; its vocabulary grows with the data."""
+    if plan.words:
+        return Data.model_fields["tokenizer"].default
+    ids = next((size for size in reversed(_VOCABULARIES) if 120 * size <= sizes.characters), _VOCABULARIES[0])
+    return Characters() if unsegmented else plan.tokenizer(ids)
+
+
+def _decides(path: tuple[str, ...], candidates: Mapping[str, Mapping[str, Any]]) -> bool:
+    """True if an override of ``path`` describes the model, or what a candidate would change too."""
+    own = {tuple(name.split(".")) for changes in candidates.values() for name in changes}
+    return (path[0] == "model" and path[:2] != ("model", "wide")) or any(
+        path[: len(each)] == each[: len(path)] for each in own
+    )
+
+
+def _candidates(task: TaskSpec, examples: int, unsegmented: bool) -> dict[str, dict[str, Any]]:
+    """Models that compete in heats for a table with one output per text, as changes of the recipe.
+
+    ``attention`` and ``convolution`` are shallow and strongly regularised, for few rows: one block without norm, words
+    in place of subwords, no positions but relative ones. ``encoder`` is the recipe's own model, for more.
+    """
+    dropout = 0.5 if examples < _MANY else 0.3
+    small: dict[str, Any] = {
+        **({} if unsegmented else {"data.tokenizer": "word_list(vocab_size=10000)"}),
+        "model.num_layers": 1,
+        "model.frontend.positions": "none",
+        "model.frontend.dropout": dropout,
+        "model.head": {"kind": task.head, "pooling": ["max", "mean"], "dropout": dropout},
+        "training.optimizer.lr": 1e-3,
+    }
+
+    def block(branch: Any) -> list[dict[str, Any]]:
+        return [{"branches": [branch], "norm": "none", "dropout": dropout}]
+
+    attention = {"kind": "attention", "num_heads": 8, "mask": "full", "relative": "rope"}
+    return {
+        "attention": {**small, "model.width": 192, "model.blocks": block(attention)},
+        "convolution": {**small, "model.width": 384, "model.blocks": block("convolution(5)")},
+        "encoder": {},
+    }
+
+
+def _windowed(recipe: Recipe, sizes: _Sizes, plan: Defaults) -> Recipe:
+    """Copy of the recipe whose task, if it has a target per row, reads long texts in windows of the context length."""
+    if not plan.target:
+        return recipe
+    windows = _windows(sizes.read[1], recipe.model.context_length)
+    return recipe.changed(task=recipe.task.changed(windows=windows))
+
+
+def _within_memory(recipe: Recipe) -> Recipe:
+    """Halve the recipe's batch size until a training step on rows of the full context length fits into memory."""
+    while recipe.training.batch_size > 1 and not fits_memory(_bytes(recipe)):
+        training = recipe.training.changed(batch_size=recipe.training.batch_size // 2)
+        recipe = recipe.changed(data=recipe.data.changed(batching=recipe.data.batching.halved()), training=training)
+    return recipe
+
+
+def _bytes(recipe: Recipe) -> int:
+    """Memory of a training step in bytes, without head and token embeddings; 0 if a part's cost or size is unknown."""
+
+    def counted(stack: Any) -> Any:
+        processor = recipe.data.processor
+        sized = stack.frontend.fitted(processor) if processor else stack.frontend.unsized().sized(2)
+        return stack.changed(frontend=sized)
+
+    model, training = recipe.model, recipe.training
+    try:
+        encoder = model.encoder and counted(model.encoder)
+        head = LanguageModelHead(tied=False) if model.head.predicts_tokens else model.head.unsized().sized(2)
+        bare = counted(model.changed(encoder=encoder, head=head, wide=None))
+        rows = training.batch_size * getattr(recipe.task, "windows", 1)
+        return cost(bare, rows, precision=training.precision, training=training).memory.peak
+    except UserError:
+        return 0
+
+
+def name_of(source: str) -> str:
+    """Name for a run on the file ``source``, or on the first of two files "a | b": its base name without extensions."""
+    name = Path(source.partition("|")[0].strip()).name
+    return name.removesuffix(".gz").rpartition(".")[0] or name
+
+
+def _described(examples: int, models: str) -> str:
+    return f"{examples:,} examples, {models}: chosen for this data and this machine."
+
+
+def _stack(model: Model) -> str:
+    size = f"{len(model.layers)} layer{'s' * (len(model.layers) != 1)} of width {model.width}"
+    return f"an encoder and a decoder of {size}" if model.encoder else f"an encoder of {size}"
+
+
+def _read(model: Model, tokenizer: Tokenizer) -> str:
+    words, ids = model.frontend.words, tokenizer.num_ids
+    if words:
+        return f"{words.buckets:,} word features"
+    return tokenizer.kind if ids is None else f"{ids:,} ids ({tokenizer.kind})"
+
+
+def _sizes(records: Records, plan: Defaults, per_token: float) -> _Sizes:
+    """Statistics of the training split, with tokens of about ``per_token`` characters."""
+    rows = records.splits["train"]
+    read = np.array([sum(_length(row.get(role, "")) for role in plan.reads) for row in rows])
+    written = np.array([_length(row[plan.writes]) for row in rows]) if plan.writes else np.zeros(1)
+    characters = int(read.sum() + written.sum())
+    if plan.words:  # positions are cheap: a longer context costs longer rows alone
+        words = np.array([sum(len(row[role]) for role in plan.reads) for row in rows])
+        return _Sizes(len(rows), characters, (float(words.mean()), float(words.max())), (0.0, 0.0))
+    sides = [(float(side.mean()) / per_token, float(np.quantile(side, 0.99)) / per_token) for side in (read, written)]
+    return _Sizes(len(rows), characters, sides[0], sides[1])
+
+
+def _length(value: Any) -> int:
+    """Number of characters in a text, or in a list of words, each followed by a space."""
+    return len(value) if isinstance(value, str) else sum(len(word) + 1 for word in value)
+
+
+def _context(longest: float, lengths: tuple[int, ...]) -> int:
+    """Context length: the shortest of ``lengths`` with ample room for texts of ``longest`` tokens, else the longest."""
+    return next((length for length in lengths if 1.5 * longest + 4 <= length), lengths[-1])
+
+
+_MOST_WINDOWS = 8
+_POSITIONS = 4096
+"""Positions of a batch of texts that are read in windows, about."""
+_UNSEGMENTED = 12
+"""Characters per word beyond which a text counts as written without spaces."""
+_OUTPUTS = 1 << 22
+"""Most hash buckets times outputs."""
+
+
+def _windows(longest: float, context: int) -> int:
+    """Number of windows of ``context`` tokens that hold nearly all texts (``longest``: 99th percentile in tokens)."""
+    return max(1, min(_MOST_WINDOWS, math.ceil(1.2 * longest / (0.8 * context))))
+
+
+def _texts(records: Records, plan: Defaults) -> list[str]:
+    """Texts of the training split, those of a pair joined."""
+    return [" | ".join(row[role] for role in plan.reads if row.get(role)) for row in records.splits["train"]]
+
+
+def _unsegmented(texts: Sequence[str]) -> bool:
+    """True if the texts are written without spaces, as Chinese and proteins are."""
+    return sum(map(len, texts)) > _UNSEGMENTED * sum(len(text.split()) for text in texts)
+
+
+def wide_path(records: Records, plan: Defaults) -> Ngrams | None:
+    """Wide path for the texts of the training split; None if a linear model of that size is too large.
+
+    Buckets: twice as many as there are distinct n-grams, about. Texts without spaces are counted by shorter n-grams,
+    too.
+    """
+    rows = records.splits["train"]
+    texts = _texts(records, plan)
+    outputs = len({row[plan.target] for row in rows}) if isinstance(rows[0][plan.target], str) else 1
+    if too_large(texts, outputs):
+        return None
+    found = [words_of(text) for text in texts]
+    words = {word for each in found for word in each}
+    unsegmented = _unsegmented(texts)
+    features = max(NGRAMS_PER_WORD * len(words), sum(map(len, texts)) // 4 if unsegmented else 0)
+    most = max(1 << 10, min(1 << 18, _OUTPUTS // outputs))
+    buckets = min(1 << max(14, (2 * features - 1).bit_length()), 1 << (most.bit_length() - 1))
+    return Ngrams(least=1 if unsegmented else 3, buckets=buckets)
+
+
+def _width(examples: int, plan: Defaults) -> tuple[int, int]:
+    """(width, number of layers) of the model, growing with the number of examples.
+
+    Words read as features know more of each word than tokens do, and need a smaller model.
+    """
+    if plan.words:
+        ladder = ((10_000, (64, 1)), (100_000, (128, 2)))
+    else:
+        ladder = ((2_000, (64, 2)), (10_000, (128, 2)), (100_000, (256 if plan.writes else 192, 3)))
+    return next((size for most, size in ladder if examples < most), (256, 3))
+
+
+def _dropout(width: int, writes: bool) -> float:
+    """Dropout rate. Predicting labels overfits sooner than generating text (``writes``), so small encoders get more."""
+    return 0.1 if writes or width >= 192 else 0.3
+
+
+def _heads(width: int) -> int:
+    return max(1, width // _HEAD)
+
+
+def _encoder_block(width: int, dropout: float, relative: Relative = _INDEPENDENT) -> Block:
+    attention = Attention(num_heads=_heads(width), mask=Full(), relative=relative)
+    return Block(branches=(attention, FeedForward()), dropout=dropout)
+
+
+def _frontend(dropout: float) -> Text:
+    return Text(positions=Learned(), dropout=dropout)
+
+
+def _words(dropout: float, characters: int) -> HashedWords:
+    """Front end for words, with about as many buckets as there are distinct features: one for four characters."""
+    buckets = next((size for size in _BUCKETS if size >= characters // 4), _BUCKETS[-1])
+    features = WordFeatures(buckets=buckets, neighbours=2)
+    return HashedWords(features=features, positions=NoPositions(), dropout=dropout)
+
+
+def _reader(width: int, layers: int, sizes: _Sizes, plan: Defaults, task: TaskSpec) -> Model:
+    dropout = _dropout(width, writes=False)
+    return Model(
+        width=width,
+        num_layers=layers,
+        context_length=_context(sizes.read[1], plan.lengths),
+        frontend=_words(dropout, sizes.characters) if plan.words else _frontend(dropout),
+        blocks=(_encoder_block(width, dropout, Rope() if plan.words else _INDEPENDENT),),
+        head=plan.head or Head.kinds()[task.head](),
+    )
+
+
+def _writer(width: int, layers: int, sizes: _Sizes, plan: Defaults) -> Model:
+    heads, dropout = _heads(width), _dropout(width, writes=True)
+    branches = (Attention(num_heads=heads), CrossAttention(num_heads=heads), FeedForward())
+    frontend = _frontend(dropout)
+    encoder = Encoder(
+        num_layers=layers,
+        context_length=_context(sizes.read[1], plan.lengths),
+        frontend=frontend,
+        blocks=(_encoder_block(width, dropout),),
+        share_embedding=True,
+    )
+    return Model(
+        width=width,
+        num_layers=layers,
+        context_length=_context(sizes.written[1], plan.lengths),
+        frontend=frontend,
+        blocks=(Block(branches=branches, dropout=dropout),),
+        encoder=encoder,
+    )
+
+
+def _rate(width: int, plan: Defaults) -> float:
+    """Learning rate. Features of words are sparse and need larger steps than tokens."""
+    rate = 1e-3 if plan.writes or width < 128 else 5e-4
+    return 3 * rate if plan.words else rate
+
+
+def _training(
+    sizes: _Sizes, width: int, machine: Machine, plan: Defaults, best: str
+) -> tuple[Training, LengthBuckets | TokenBuckets]:
+    """(training settings for the epochs of ``plan`` within the budget, batches of similar lengths)."""
+    writes = bool(plan.writes)
+    tokens = max(1.0, sizes.read[0] + sizes.written[0]) + 2
+    batch = 32 if sizes.examples >= 1000 else 16
+    if plan.target:  # long texts are read whole, in windows
+        batch = max(4, min(batch, round(_POSITIONS / tokens)))
+    positions = max(256, round(batch * tokens * 2 / 256) * 256) if writes else 0
+    batch = max(1, round(positions / tokens)) if writes else batch
+    epoch = max(1, sizes.examples // batch)
+    steps = max(_FEWEST, plan.epochs * epoch)
+    every = max(10, min(steps // 10, epoch // 2))
+    training = Training(
+        steps=steps,
+        minutes=MINUTES,
+        batch_size=min(batch, 64),
+        optimizer=AdamW(lr=_rate(width, plan), beta2=0.98),
+        precision=machine.precision,
+        schedule=Cosine(warmup=min(100, steps // 10), final=0.05),
+        validation=Validation(every=every, batches=100, best=best, patience=_PATIENCE),
+        checkpoints=Checkpoints(every=every),
+    )
+    return training, TokenBuckets(tokens=positions) if writes else LengthBuckets(buckets=4)

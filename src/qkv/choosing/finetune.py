@@ -1,0 +1,58 @@
+"""Recipes that fine-tune an existing model on a table: learning rate and training length."""
+
+from __future__ import annotations
+
+from qkv.choosing.signals.settings import short_form
+from qkv.runs.start import with_start
+from qkv.spec.adapt import Adapt
+from qkv.spec.data import Data
+from qkv.spec.model import Model
+from qkv.spec.recipe import Recipe
+from qkv.spec.training import AdamW, LinearDecay, Training
+
+_RATE = (5e-5, 768)
+"""Learning rate for fine-tuning all weights at this width (Devlin et al. 2019); narrower models use a higher one."""
+_MOST = 5e-3
+_EPOCHS = 10
+"""Maximum number of epochs; fine-tuning needs fewer than training from scratch."""
+_FEWEST = 100
+
+
+def finetuned(recipe: Recipe, start: str, adapt: str | None, examples: int) -> Recipe:
+    """Turn ``recipe``, which trains from scratch, into fine-tuning of the model ``start``, keeping data, batches and
+    task.
+
+    ``start``: a run or a published checkpoint; ``adapt``: parameters to train ("whole", "head", "lora(8)");
+    ``examples``: number of training examples. Raises ``UserError`` if ``start`` does not exist or does not fit the
+    task.
+    """
+    data = recipe.data.changed(tokenizer=Data.model_fields["tokenizer"].default, target_tokenizer=None)
+    training = recipe.training
+    part = Training.parse({"adapt": adapt}, "--adapt").adapt if adapt else training.adapt
+    wide = recipe.model.wide
+    recipe = with_start(recipe.changed(data=data, model=Model(), start=start))
+    recipe = recipe.changed(model=recipe.model.changed(wide=wide))
+    training = training.changed(
+        adapt=part,
+        steps=max(_FEWEST, _EPOCHS * max(1, examples // training.batch_size)),
+        optimizer=AdamW(lr=_rate(part, recipe.model.width), beta2=0.999, weight_decay=0.01),
+        schedule=LinearDecay(warmup=10),
+    )
+    every = max(10, min(training.steps // 10, examples // training.batch_size // 2))
+    training = training.changed(
+        schedule=LinearDecay(warmup=training.steps // 10),
+        validation=training.validation.changed(every=every),
+        checkpoints=training.checkpoints.changed(every=every),
+    )
+    return recipe.changed(
+        training=training,
+        description=f"{examples:,} examples, from {start}, adapt: {part.kind}: chosen for this data and this machine.",
+        sample=recipe.sample.changed(max_new_tokens=max(1, recipe.model.context_length - 1)),
+        quick=short_form(training.steps),
+    )
+
+
+def _rate(part: Adapt, width: int) -> float:
+    rate, at = _RATE
+    found = min(_MOST, rate * at / width * part.rate_factor)
+    return float(f"{found:.1g}")

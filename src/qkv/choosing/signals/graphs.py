@@ -1,0 +1,109 @@
+"""Recipes chosen for graphs and this machine: encodings, model and training length."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from qkv.choosing.signals.register import RecipeRequest, chooses
+from qkv.choosing.signals.settings import short_form, training_of
+from qkv.data.processors.processor import build_processor
+from qkv.data.records.values import readable
+from qkv.report.figures import counted
+from qkv.spec.data import Data, TokenBuckets
+from qkv.spec.heads import Head
+from qkv.spec.model import Model
+from qkv.spec.recipe import Recipe
+from qkv.spec.signals.graphs import Graphs
+from qkv.spec.tasks import Task as TaskSpec
+from qkv.spec.wide import Subtrees
+from qkv.tasks.registry import build_task
+
+_EPOCHS = 60
+_FEW = 2_000
+"""Graphs below which the model is smaller."""
+_ROWS = 32
+_SAMPLE = 300
+_WALK, _DEGREE = 8, 8
+_BUCKETS, _OUTPUTS = 1 << 17, 1 << 21
+"""Hash buckets of subtrees, and most of them times the number of classes."""
+
+
+@chooses(Graphs)
+def choose_graphs(asked: RecipeRequest) -> Recipe:
+    """Choose a recipe for a task with one output per graph.
+
+    Four models compete in heats (``qkv.training.heats``): attention among all nodes in parallel with propagation over
+    the edges, propagation alone, sums over neighbours (GIN), and a network of single nodes that reads neither edges nor
+    their encodings. The winner runs beside a linear model of subtrees (``qkv.training.wide``).
+    """
+    graphs = asked.values
+    processor = _processor(asked.data)
+    training = training_of(len(graphs), _ROWS, _EPOCHS, asked.machine.precision)
+    tokens = max(512, _ROWS * _size(processor, graphs))
+    return Recipe(
+        description=f"{counted(len(graphs), 'graph')}: chosen for this data and this machine.",
+        data=asked.data.changed(processor=processor, batching=TokenBuckets(tokens=tokens)),
+        model=_model(len(graphs), asked.task, _wide(asked)),
+        task=asked.task,
+        training=training,
+        quick=short_form(training.steps),
+        candidates=_candidates(processor),
+    )
+
+
+def _processor(data: Data) -> Graphs:
+    """Processor with standardised features and encodings of walks and degrees, unless it has encodings of its own or
+    is the fitted one of a model that is fine-tuned.
+    """
+    given = cast("Graphs", data.processor)
+    if given.given_columns is not None:
+        return given
+    if not given.encoding_columns and not given.distances:
+        given = given.changed(walk=_WALK, degree=_DEGREE)
+    return given.changed(scaling="standard") if given.scaling == "none" else given
+
+
+def _size(processor: Graphs, graphs: list[Any]) -> int:
+    """Mean number of nodes of a sample of readable graphs. Raises ``UserError`` if none is readable."""
+    count = build_processor(processor.changed(num_features=0, tags=())).count  # type: ignore[attr-defined]
+    sizes = readable(count, graphs[:: max(1, len(graphs) // _SAMPLE)], "graph")
+    return max(1, round(sum(sizes) / len(sizes)))
+
+
+def _model(count: int, task: TaskSpec, wide: Subtrees) -> Model:
+    width = 32 if count < _FEW else 64
+    head = Head.kinds()[task.head].parse({"pooling": ["mean", "max", "mean_sqrt_len"], "dropout": 0.3})
+    blocks = [{"branches": ["attention(4, mask=full)", "propagation"], "order": "parallel", "dropout": 0.2}]
+    blocks += [{"branches": ["feed_forward"], "dropout": 0.2}]
+    return Model.parse(
+        {
+            "width": width,
+            "num_layers": 4,
+            "frontend": "nodes",
+            "blocks": blocks,
+            "head": head,
+            "wide": wide,
+            "init_std": 0.1,
+        }
+    )
+
+
+def _wide(asked: RecipeRequest) -> Subtrees:
+    """Wide path with buckets for the subtrees of all nodes, but fewer of many classes."""
+    target = build_task(asked.task, asked.data).target.name  # type: ignore[attr-defined]
+    targets = {row[target] for row in asked.records.splits["train"] if isinstance(row[target], str)}
+    return Subtrees(buckets=min(_BUCKETS, _OUTPUTS // max(1, len(targets))))
+
+
+def _candidates(processor: Graphs) -> dict[str, dict[str, Any]]:
+    """Models that compete, as changes of the recipe."""
+    edges = [{"branches": ["propagation", "feed_forward"], "dropout": 0.2}]
+    sums = [{"branches": ["gin"], "norm": "batch_norm", "dropout": 0.2}]
+    bag = [{"branches": ["feed_forward"], "dropout": 0.2}]
+    without = {f"data.processor.{name}": 0 for name in ("walk", "degree", "laplacian") if getattr(processor, name)}
+    return {
+        "transformer": {},
+        "propagation": {"model.blocks": edges, "model.num_layers": 3},
+        "sums": {"model.blocks": sums},
+        "single_nodes": {"model.blocks": bag, "model.num_layers": 1, **without},
+    }

@@ -1,0 +1,109 @@
+"""Recipes chosen for rows that are series: patches, model and training length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from qkv.choosing.signals.register import RecipeRequest, chooses
+from qkv.choosing.signals.settings import short_form, training_of
+from qkv.data.processors.processor import build_processor
+from qkv.data.records.series_values import array_of
+from qkv.data.records.values import Unusable
+from qkv.report.figures import counted
+from qkv.spec.branches import Attention, FeedForward
+from qkv.spec.data import LengthBuckets, RandomCrops
+from qkv.spec.heads import Head
+from qkv.spec.masks import Full
+from qkv.spec.model import Block, Model
+from qkv.spec.parts import Rope, Sinusoidal
+from qkv.spec.recipe import Recipe
+from qkv.spec.signals.series import Series, SeriesPatches
+from qkv.spec.tasks import Task as TaskSpec
+from qkv.spec.wide import Features
+
+_PATCHES = 32
+"""Patches of a row of usual length, about, without overlap; they overlap by a half."""
+_EPOCHS = 40
+_FEW = 2_000
+"""Series below which the model is smaller."""
+_ROWS = 32
+_SAMPLE = 2_000
+
+
+@chooses(Series)
+def choose_series(asked: RecipeRequest) -> Recipe:
+    """Choose a recipe for a task with one output per series.
+
+    Three models compete in heats (``qkv.training.heats``): a transformer over patches, one over patches of standardised
+    series, and convolutions over the patches.
+    """
+    data, values = asked.data, asked.values
+    assert data.processor is not None
+    processor = build_processor(data.processor).fitted(values)
+    assert isinstance(processor, Series)
+    lengths = _lengths(values[:: max(1, len(values) // _SAMPLE)], processor)
+    usual, longest = int(np.quantile(lengths, 0.9)), int(lengths.max())
+    equal = bool((lengths == longest).all())
+    training = training_of(len(values), _ROWS, _EPOCHS, asked.machine.precision, validated=100)
+    channels = counted(len(processor.channels), "channel")
+    steps = f"{longest:,} steps" if equal else f"up to {longest:,} steps"
+    return Recipe(
+        description=f"{len(values):,} series of {steps} and {channels}: chosen for this data and this machine.",
+        data=data.changed(
+            columns={**data.columns, "series": asked.records.columns["series"]},
+            processor=processor,
+            batching=RandomCrops() if equal else LengthBuckets(buckets=4),
+        ),
+        model=_model(len(values), usual, longest, asked.task),
+        task=asked.task,
+        training=training,
+        quick=short_form(training.steps),
+        candidates=_candidates(),
+    )
+
+
+def _lengths(values: list[Any], processor: Series) -> np.ndarray:
+    """Steps of the readable series."""
+    found = list[int]()
+    for value in values:
+        try:
+            found.append(len(array_of(value, processor.channels)))
+        except Unusable:
+            continue
+    return np.array(found or [1])
+
+
+def _model(count: int, usual: int, longest: int, task: TaskSpec) -> Model:
+    width, layers = (64, 2) if count < _FEW else (128, 3)
+    patch = max(1, round(usual / _PATCHES))
+    frontend = SeriesPatches(
+        patch=2 * patch,
+        stride=patch,
+        channels="mixed",
+        normalise="none",
+        positions=Sinusoidal(),
+        dropout=0.1,
+    )
+    attention = Attention(num_heads=width // 16, mask=Full(), relative=Rope())
+    head = Head.kinds()[task.head].parse({"pooling": ["mean", "max"], "dropout": 0.2})
+    return Model(
+        width=width,
+        num_layers=layers,
+        context_length=frontend.patches(longest),
+        frontend=frontend,
+        blocks=(Block(branches=(attention, FeedForward(hidden=2 * width)), dropout=0.2),),
+        head=head,
+        wide=Features(),
+    )
+
+
+def _candidates() -> dict[str, dict[str, Any]]:
+    """Models that compete, as changes of the recipe."""
+    block = [{"branches": ["convolution(5)", "feed_forward"], "dropout": 0.2}]
+    return {
+        "transformer": {},
+        "standardised": {"model.frontend.normalise": "window"},
+        "convolution": {"model.blocks": block},
+    }

@@ -1,0 +1,136 @@
+"""Published checkpoint, a folder or a GGUF file, with its config, which is read once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from qkv.interop import hub
+from qkv.interop.adapted import StoredAdapter, adapted_tensors, adapted_values, base_of, read_adapter, task_of
+from qkv.interop.folder import Stored, read_json, stored_tensors
+from qkv.interop.gguf_read import gguf_names, gguf_tensors, gguf_values
+from qkv.interop.mapping.config import Config, Held
+from qkv.interop.mapping.family import Family, choose
+from qkv.interop.places import ADAPTER_CONFIG, CONFIG, INDEX, WEIGHTS, gguf_files, is_published, may_be_name
+from qkv.interop.registry import FAMILIES
+from qkv.spec.errors import UserError
+from qkv.tokenizers.folder import holds_tokenizer
+from qkv.tokenizers.gguf_file import is_gguf
+
+
+class PublishedCheckpoint(NamedTuple):
+    """Folder of a checkpoint in Hugging Face format, with the contents of its ``config.json``; or a GGUF file.
+
+    adapter: PEFT adapter over the checkpoint in ``folder``; ``values`` then describe the adapted model.
+    base: architecture of the checkpoint without it.
+    """
+
+    folder: Path
+    values: Mapping[str, Any]
+    adapter: StoredAdapter | None = None
+    base: str = ""
+
+    def config(self, held: Held | None = None) -> Config:
+        """Checked access to the folder's config. With ``held``, sizes that its weight files cannot hold are refused."""
+        source = self.folder if is_gguf(self.folder) else self.folder / CONFIG
+        return Config(self.values, str(source), held)
+
+    def family(self) -> tuple[Family, str]:
+        """(family, name of the architecture) of the config. Raises ``UserError`` if no family covers it."""
+        return choose(FAMILIES, self.config())
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Folder of the tokenizer: that of the adapter if it holds one."""
+        return self.adapter.folder if self.adapter and holds_tokenizer(self.adapter.folder) else self.folder
+
+    def names(self) -> dict[str, str]:
+        """Name of each tensor of a GGUF file by its published name; empty for a folder."""
+        return gguf_names(self.values) if is_gguf(self.folder) else {}
+
+    def tensors(self, pickles: bool = False, copy: bool = True) -> dict[str, Stored]:
+        """Stored tensors by name, see ``stored_tensors``, with the adapter applied. Raises ``UserError``."""
+        if is_gguf(self.folder):
+            return gguf_tensors(self.folder, self.values, copy)
+        found = stored_tensors(self.folder, pickles, copy)
+        if self.adapter is None:
+            return found
+        family, architecture = self.family()
+        return adapted_tensors(found, self.adapter, family, (self.base, architecture))
+
+
+def open_checkpoint(source: str | Path, revision: str | None = None, pickles: bool = False) -> PublishedCheckpoint:
+    """Open the checkpoint folder or GGUF file ``source``, or download the published model of that name; reads its
+    config only. For a PEFT adapter, the checkpoint is that of its base model. Raises ``UserError``.
+    """
+    folder = find_folder(source, revision, pickles)
+    if is_gguf(folder):
+        return PublishedCheckpoint(folder, gguf_values(folder))
+    if (folder / ADAPTER_CONFIG).is_file():
+        return _adapted(folder, pickles)
+    return PublishedCheckpoint(folder, read_json(folder / CONFIG))
+
+
+def _adapted(folder: Path, pickles: bool) -> PublishedCheckpoint:
+    """Open the base model of the PEFT adapter in ``folder``, with the adapter. Raises ``UserError``."""
+    base = PublishedCheckpoint(where := _base_folder(folder, pickles), read_json(where / CONFIG))
+    family, architecture = base.family()
+    ending = task_of(folder) or ""
+    named = [name for name in (architecture, *family.architectures) if name.endswith(ending)]
+    if not named:
+        known = ", ".join(family.architectures)
+        raise UserError(f"{folder / ADAPTER_CONFIG} is for an architecture …{ending}; {family.name} has {known}")
+    adapter = read_adapter(folder, family, named[0])
+    values = adapted_values(base.values, adapter, family, named[0])
+    return PublishedCheckpoint(where, values, adapter, architecture)
+
+
+def _base_folder(folder: Path, pickles: bool) -> Path:
+    """Folder of the base model of the adapter in ``folder``: the one it names, as seen from here or from the adapter,
+    the adapter's own if that holds a checkpoint, or a published model. Raises ``UserError``.
+    """
+    name, revision = base_of(folder)
+    places = [Path(name).expanduser(), folder / name, folder.parent / name] if name else []
+    others = [place for place in places if (place / CONFIG).is_file() and place.resolve() != folder.resolve()]
+    found = others[0] if others else None
+    if found is None and (folder / CONFIG).is_file() and any((folder / file).is_file() for file in (WEIGHTS, INDEX)):
+        found = folder
+    if found is not None:
+        return found
+    if not may_be_name(name):
+        raise UserError(
+            f"the adapter in {folder} is for the base model {name!r}, which is not here; "
+            f"put the base model there, or its files beside the adapter's, or name it in {ADAPTER_CONFIG}"
+        )
+    return find_folder(name, revision, pickles)
+
+
+def _only(files: Sequence[Path], folder: Path) -> Path:
+    """The only GGUF file of a folder. Raises ``UserError`` if there are several."""
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise UserError(f"{folder} holds {len(files)} GGUF files: {names}; name one of them")
+    return files[0]
+
+
+def find_folder(source: str | Path, revision: str | None = None, pickles: bool = False) -> Path:
+    """Folder of a published checkpoint, or GGUF file: ``source`` itself, or where the published model of that name was
+    downloaded to. Raises ``UserError``.
+    """
+    folder = Path(source).expanduser()
+    if is_gguf(folder) and not revision:
+        return folder
+    if folder.is_dir():
+        if not is_published(folder):
+            raise UserError(f"{folder} holds no published checkpoint: there is no {CONFIG}")
+        if revision:
+            raise UserError(f"{folder} is a folder here, and only published names have revisions")
+        return _only(gguf_files(folder), folder) if gguf_files(folder) else folder
+    if folder.exists():
+        raise UserError(f"{folder} is a file; name the folder that holds it, or a published model")
+    if not may_be_name(str(source)):
+        raise UserError(
+            f"there is no folder {str(source)!r}, and it is not the form of a published name ('gpt2', 'owner/name')"
+        )
+    return hub.fetch(str(source), revision, pickles)

@@ -1,0 +1,377 @@
+"""Training that starts from the weights of another run or of a published checkpoint: pretraining, then fine-tuning
+(Howard & Ruder 2018; Devlin et al. 2019).
+
+Model settings that the recipe omits, or leaves at their defaults, are those of the start, with the head that the task
+needs; likewise the settings of its processor (size, mean and deviation of images). All tensors of the stack are copied,
+so the architectures must agree. Embedding tables share their first rows: a vocabulary may gain special tokens, and a
+position table may be longer or shorter; new rows are initialised at random. Positions on another grid, of images of
+another size, are resampled (Dosovitskiy et al. 2021). A head of another kind is initialised at random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from qkv.data.batch import INPUT
+from qkv.data.vocabulary import TARGET_FILE, Vocabulary
+from qkv.interop.checkpoint import PublishedCheckpoint, open_checkpoint
+from qkv.interop.images import read_processor
+from qkv.interop.load import read_published
+from qkv.interop.mapping.family import read_spec
+from qkv.interop.places import CONFIG, MODULES, PREPROCESSOR, is_published, is_sentence_folder, may_be_name
+from qkv.interop.sentence import SentencePooling, read_pooling
+from qkv.interop.task_heads import head_tensors, task_heads
+from qkv.interop.writing import beginning, named_ends
+from qkv.layers.layout import WHOLE, Layout, layouts
+from qkv.layers.lora import folded
+from qkv.layers.positions import regridded
+from qkv.models.transformer import Transformer
+from qkv.runs.checkpoint import weights
+from qkv.runs.files import read_tensors
+from qkv.runs.folder import SPEC, WEIGHTS
+from qkv.runs.identity import MADE_WITH, check_unedited
+from qkv.runs.published import pieces
+from qkv.spec.adapt import LoRA
+from qkv.spec.data import Data
+from qkv.spec.errors import UserError, nearest
+from qkv.spec.heads import Head, LanguageModelHead, Pooled
+from qkv.spec.model import Model
+from qkv.spec.processors import Processor
+from qkv.spec.recipe import Recipe
+from qkv.spec.tasks import Task, Translation
+from qkv.spec.tokenizers import Tokenizer as TokenizerSpec
+from qkv.spec.tokenizers import TokenizerFile
+from qkv.spec.yaml_io import read_recipe
+from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
+
+_HEAD = "head."
+_OWN = (_HEAD, "wide.")
+"""Prefixes of weights that belong to a task, not to the stack."""
+_MARKS = ("begin", "framed")
+"""Settings of text-to-text tasks."""
+
+
+class Start(NamedTuple):
+    """Model, and tokenizers or processor, of the run or checkpoint that a recipe fine-tunes. ``model`` is None if the
+    folder holds weights without a spec; ``tokenizer`` is None if a processor reads the input.
+    """
+
+    model: Model | None
+    tokenizer: TokenizerSpec | None
+    target_tokenizer: TokenizerSpec | None
+    heads: Mapping[str, Head] = MappingProxyType({})
+    """Heads of a published checkpoint, by kind of head."""
+    task: Task | None = None
+    processor: Processor | None = None
+    ends: tuple[int, ...] = ()
+    """Ids of tokens that end a text of a language model."""
+
+
+def with_start(recipe: Recipe, known: Recipe | None = None) -> Recipe:
+    """Fill in a recipe's tokenizer or processor, and its model, from its ``start``, a run or checkpoint; when resuming
+    the run ``known``, those that it began with.
+
+    Raises ``UserError`` if the start does not exist, another tokenizer or another kind of processor is given, or the
+    model does not fit the task.
+    """
+    check_trainable(recipe, recipe.name or "the recipe")
+    source = recipe.start
+    if source is None:
+        return recipe
+    if known and known.start == source:
+        tokenizers = known.data.tokenizer, known.data.target_tokenizer
+        ends = known.sample.stop_token_ids
+        start = Start(known.model, *tokenizers, task=known.task, processor=known.data.processor, ends=ends)
+    else:
+        start = find_start(source)
+    recipe = _with_tokenizers(recipe, start)
+    recipe = recipe.changed(data=with_processor_of(start, recipe.data, source))
+    recipe = recipe.changed(task=_written_alike(recipe.task, start.task)) if start.task else recipe
+    if start.ends and not recipe.sample.stop_token_ids and recipe.task.head == LanguageModelHead().serves:
+        recipe = recipe.changed(sample=recipe.sample.changed(stop_token_ids=start.ends))
+    return recipe if start.model is None else recipe.changed(model=_described(recipe, start.model, start.heads))
+
+
+def find_start(source: str) -> Start:
+    """Read model and tokenizers of a run folder, a folder in Hugging Face format, or a published name. Raises
+    ``UserError``.
+    """
+    folder = Path(source).expanduser()
+    if _is_run(folder):
+        target = TokenizerFile(path=str(folder / TARGET_FILE)) if (folder / TARGET_FILE).exists() else None
+        recipe = read_recipe(folder) if (folder / SPEC).is_file() else None
+        if recipe:
+            check_trainable(recipe, str(folder))
+        processor = Vocabulary.load(folder).processors.get(INPUT) if recipe and recipe.data.processor else None
+        tokenizer = None if processor else TokenizerFile(path=str(folder / FILE_NAME))
+        task, ends = recipe and recipe.task, recipe.sample.stop_token_ids if recipe else ()
+        return Start(recipe and recipe.model, tokenizer, target, task=task, processor=processor, ends=ends)
+    if is_published(folder) or is_sentence_folder(folder) or (not folder.exists() and may_be_name(source)):
+        published, pooling = _opened(source)
+        model = read_spec(*published.family(), published.config())
+        task = _published_task(published) if model.encoder else None
+        heads = task_heads(published, pooling, model)
+        if model.frontend.processor is not None:
+            return Start(model, None, None, heads, task, read_processor(published.folder, model))
+        tokenizer = TokenizerFile(path=str(published.tokenizer_folder))
+        ends = named_ends(published.folder, published.config()) if model.encoder is None else ()
+        return Start(model, tokenizer, None, heads, task, ends=ends)
+    raise UserError(
+        f"start: {source!r} holds no {WEIGHTS}, so it is no trained run, and no {CONFIG} of a published checkpoint"
+    )
+
+
+def check_trainable(recipe: Recipe, place: str) -> None:
+    """Raise ``UserError`` if the weights at ``place`` are quantised: rounding would discard the steps of training."""
+    if recipe.quantized is not None:
+        raise UserError(
+            f"{place} has weights in {recipe.quantized.bits} bits, which cannot be trained; "
+            "train or fine-tune the run that it was made from, and quantise the result"
+        )
+
+
+def _opened(source: str) -> tuple[PublishedCheckpoint, SentencePooling | None]:
+    """Open the published checkpoint ``source``; with the pooling of its sentence-transformers files, if it has any."""
+    said = read_pooling(Path(source).expanduser())
+    published = open_checkpoint(said.body if said else source)
+    return published, said or read_pooling(published.folder)
+
+
+def _published_task(published: PublishedCheckpoint) -> Task:
+    """Text-to-text task with the begin and end tokens that a published encoder–decoder uses."""
+    begin = beginning(published.folder, published.config())
+    return Translation(begin=pieces(published.folder, Tokenizer.load(published.tokenizer_folder), begin), framed=True)
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / WEIGHTS).is_file() and ((folder / SPEC).is_file() or not is_published(folder))
+
+
+def with_processor_of(start: Start, data: Data, source: str) -> Data:
+    """Copy of ``data`` whose processor is that of ``start``, but for the settings that ``data`` gives. ``source``: name
+    of the start. Raises ``UserError`` if they read other kinds of signals.
+    """
+    found, given = start.processor, data.processor
+    stack = start.model and (start.model.encoder or start.model)
+    needed = stack and stack.frontend.processor
+    if given is not None and start.model and not (needed and isinstance(given, needed)):
+        read = "text" if needed is None else needed.kind
+        raise UserError(f"data.processor: the data are read as {given.kind}, and the start {source!r} reads {read}")
+    if needed is not None and given is None and found is None:
+        raise UserError(
+            f"start: {source!r} holds no {PREPROCESSOR}, so it is not known how {needed.kind} are resized and "
+            "standardised; put that file there, or give data.processor"
+        )
+    if given is None or found is None:
+        return data if found is None else data.changed(processor=found)
+    return data.changed(processor=given.following(found))
+
+
+def _with_tokenizers(recipe: Recipe, start: Start) -> Recipe:
+    given, tokenizer, target = recipe.data.tokenizer, start.tokenizer, start.target_tokenizer
+    if tokenizer is None:
+        return recipe
+    if given not in (tokenizer, Data.model_fields["tokenizer"].default):
+        raise UserError(
+            f"data.tokenizer: {given.kind!r} would give other ids than those of the vectors in {recipe.start!r}; "
+            "leave the key out, and its tokenizer is taken"
+        )
+    return recipe.changed(data=recipe.data.changed(tokenizer=tokenizer, target_tokenizer=target))
+
+
+def _written_alike(task: Task, start: Task) -> Task:
+    """Set the begin and end tokens of ``task`` as the model of ``start`` learned them, unless the recipe sets them."""
+    both = [name for name in _MARKS if name in type(task).model_fields and name in type(start).model_fields]
+    return task.changed(
+        **{name: getattr(start, name) for name in both if getattr(task, name) == type(task).model_fields[name].default}
+    )
+
+
+def _described(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Model:
+    """Model spec of the start, changed by every setting of the recipe that differs from the defaults."""
+    default = Model()
+    fields = [name for name in Model.model_fields if name != "head"]
+    given = {
+        name: getattr(recipe.model, name) for name in fields if getattr(recipe.model, name) != getattr(default, name)
+    }
+    inherited: dict[str, Any] = {"frontend": _open(start.frontend)}
+    if start.encoder:
+        inherited["encoder"] = start.encoder.changed(frontend=_open(start.encoder.frontend))
+    wide = recipe.model.wide  # fitted to the rows of this run, never taken from the start
+    return start.changed(**{**inherited, **given, "head": _head(recipe, start, heads), "wide": wide})
+
+
+def _open(frontend: Any) -> Any:
+    """Front end without a fixed vocabulary size, which the tokenizer then sets and special tokens may enlarge."""
+    return frontend.unsized()
+
+
+def _head(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Head:
+    """Head spec of the recipe if given; else that of the start if it suits the task, that of its family in ``heads``,
+    or a new one.
+    """
+    own, kind = recipe.model.head, recipe.task.head
+    if own != LanguageModelHead():
+        return own
+    known = start.head if start.head.serves == kind else heads.get(kind)
+    if known is not None:
+        return known.unsized()
+    part = Head.kinds()[kind]
+    # A run's own encoder learned its vectors by masked tokens, none of them to represent the text. In a causal model
+    # only the last position has seen the whole text.
+    return part.parse({"pooling": "last" if start.causal else "mean"} if "pooling" in part.model_fields else {})
+
+
+def start_weights(model: Transformer, recipe: Recipe) -> list[str]:
+    """Copy the weights of the recipe's ``start``, a run or checkpoint, into ``model``; return notices. Raises
+    ``UserError`` if they do not fit.
+    """
+    if recipe.start is None:
+        return []
+    folder = Path(recipe.start).expanduser()
+    published, pooling = (None, None) if _is_run(folder) else _opened(recipe.start)
+    tensors, there = _of_published(published) if published else _of_run(folder)
+    own, stored = weights(model), layouts(model)
+    stack = {name for name in own if not name.startswith(_OWN)}
+    _check_names(stack, {name for name in tensors if not name.startswith(_OWN)}, recipe.start)
+    head = {name for name in own if name.startswith(_HEAD)}
+    fits = all(name in tensors and _fits(stored[name], own[name], tensors[name]) for name in head)
+    resampled = list[str]()
+    for name in sorted(stack | head if fits else stack):
+        if stored[name].kind == "grid" and stored[name].sizes != there(name).sizes:
+            tensors[name] = _resampled(tensors[name], there(name), stored[name], name, recipe.start)
+            resampled.append(_grids(there(name), stored[name]))
+        _take(own[name], tensors[name], name, recipe.start, stored[name])
+    some = _part_of_head(own, published, model) if published and not fits else set()
+    rest = "" if fits else f"; its head is initialised at random{', except ' * bool(some)}{', '.join(sorted(some))}"
+    begun = f"the model starts with the weights of {recipe.start!r}{rest}"
+    return [begun, *resampled, *_told(model, pooling, recipe.start), *_new_rows(model, own, tensors)]
+
+
+def _told(model: Transformer, pooling: SentencePooling | None, source: str) -> list[str]:
+    """Sentence on a pooling of sentence-transformers, and on modules of the folder that the model lacks."""
+    head = model.spec.head
+    if pooling is None or not isinstance(head, Pooled):
+        return []
+    left = f"; its modules {', '.join(pooling.unread)} are not used" if pooling.unread else ""
+    if head.unsized() != pooling.head(type(head), getattr(head, "dropout", 0.0)):
+        return [f"the head does not pool as {source}/{MODULES} says, but as the recipe does{left}"]
+    scaled = ", scaled to one length" if pooling.normalise else ""
+    return [f"the head reads the pooling {' and '.join(pooling.poolings)}{scaled}, as {source}/{MODULES} says{left}"]
+
+
+@torch.no_grad()
+def _part_of_head(own: dict[str, Tensor], published: PublishedCheckpoint, model: Transformer) -> set[str]:
+    """Copy head tensors that a published checkpoint has although it was saved with another head (such as a pooler);
+    return their names.
+    """
+    found = head_tensors(published, model)
+    for name, tensor in found.items():
+        if name in own:
+            own[name].copy_(tensor)
+    return found.keys() & own.keys()
+
+
+_LayoutOf = Callable[[str], Layout]
+"""Function from the name of a start's tensor to its layout."""
+
+
+def _of_published(published: PublishedCheckpoint) -> tuple[dict[str, Tensor], _LayoutOf]:
+    """(weights of a published checkpoint by name, their layouts)."""
+    model = read_published(published, "fp32").model
+    return weights(model), lambda name: layouts(model)[name]
+
+
+def _of_run(folder: Path) -> tuple[dict[str, Tensor], _LayoutOf]:
+    """(weights of the run in ``folder`` by name, with adapters merged; their layouts)."""
+    tensors, metadata = read_tensors(folder / WEIGHTS)
+    recipe = read_recipe(folder) if (folder / SPEC).is_file() else None
+    check_unedited(metadata.get(MADE_WITH), recipe, folder)
+    part = recipe and recipe.training.adapt
+    return folded(tensors, part.scale) if isinstance(part, LoRA) else tensors, partial(_layout_in, recipe)
+
+
+def _layout_in(recipe: Recipe | None, name: str) -> Layout:
+    """Layout of the tensor ``name`` in the model of ``recipe``; that of other tensors if it is not known."""
+    if recipe is None:
+        return WHOLE
+    with torch.device("meta"):
+        return layouts(Transformer(recipe.model)).get(name, WHOLE)
+
+
+def _resampled(table: Tensor, before: Layout, after: Layout, name: str, source: str) -> Tensor:
+    found = regridded(table, before, after)
+    if found is None:
+        raise UserError(
+            f"start: {name!r} belongs to a grid of {_grid(after)} positions, and that of {source!r} cannot be "
+            "resampled to it"
+        )
+    return found
+
+
+def _grids(before: Layout, after: Layout) -> str:
+    return f"the position vectors are resampled from a grid of {_grid(before)} to {_grid(after)}"
+
+
+def _grid(layout: Layout) -> str:
+    return " × ".join(map(str, layout.sizes))
+
+
+def _fits(layout: Layout, own: Tensor, given: Tensor) -> bool:
+    """True if ``given`` can be copied to ``own``: both have one shape, or are tables with rows of one width."""
+    if layout.kind == "rows":
+        return own.shape[1:] == given.shape[1:]
+    return own.shape == given.shape
+
+
+def _new_rows(model: Transformer, own: dict[str, Tensor], tensors: dict[str, Tensor]) -> list[str]:
+    """Sentences on the token embeddings that have more rows than in the start."""
+    stacks = {"": model, "encoder.": model.encoder}
+    paths = (
+        f"{path}frontend.table"
+        for path, stack in stacks.items()
+        if stack is not None and stack.frontend.table is not None
+    )
+    tables = [path for path in paths if path in own and path in tensors]
+    grown = {name: own[name].shape[0] - tensors[name].shape[0] for name in tables}
+    return [
+        f"{rows:,} rows of {name} belong to added tokens and are initialised at random"
+        for name, rows in grown.items()
+        if rows > 0
+    ]
+
+
+def _check_names(own: set[str], there: set[str], source: str) -> None:
+    missing, left = sorted(own - there), sorted(there - own)
+    if missing:
+        raise UserError(
+            f"start: the model has {missing[0]!r}, and the run {source!r} does not; "
+            f"{nearest(missing[0], left or there)}"
+        )
+    if left:
+        raise UserError(
+            f"start: the run {source!r} has {left[0]!r}, and the model has no place for it; "
+            "give the model the settings of that run"
+        )
+
+
+@torch.no_grad()
+def _take(own: Tensor, given: Tensor, name: str, source: str, layout: Layout) -> None:
+    """Copy the tensor ``given`` to ``own``; of tables with different numbers of rows, the first rows."""
+    if own.shape == given.shape:
+        own.copy_(given)
+    elif _fits(layout, own, given):
+        rows = min(own.shape[0], given.shape[0])
+        own[:rows] = given[:rows].to(own)
+    else:
+        raise UserError(
+            f"start: {name!r} has the shape {tuple(own.shape)} here and {tuple(given.shape)} in the run {source!r}; "
+            "give both the same sizes"
+        )

@@ -1,0 +1,109 @@
+"""Baselines: linear models over TF-IDF of n-grams, fitted to the same data, which a model should exceed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from qkv.spec.errors import UserError
+from qkv.tasks.baselines.linear import Fitted, plain_labels, plain_values
+from qkv.tasks.metrics.text_metrics import metric_library
+
+MOST_CHARACTERS = 50_000_000
+"""Maximum number of characters of the training texts of a linear model."""
+MOST_WEIGHTS = 10_000_000
+"""Maximum of classes times features: the solver keeps twenty vectors of that size."""
+NGRAMS_PER_WORD = 10
+"""Distinct n-grams per distinct word, about; measured on film reviews."""
+
+
+def predicted_labels(texts: Sequence[str], labels: Sequence[str], unseen: Sequence[str]) -> list[str]:
+    """Labels of ``unseen`` by logistic regression with an L2 penalty of 1 over ``ngrams``, trained on ``texts``.
+
+    Raises ``UserError`` if scikit-learn is not installed.
+    """
+    features, names, fitted = _labels(tuple(texts), tuple(labels))
+    return [names[i] for i in fitted(features.transform(unseen)).argmax(1)]
+
+
+def predicted_values(texts: Sequence[str], values: Sequence[float], unseen: Sequence[str]) -> np.ndarray:
+    """Values of ``unseen`` by ridge regression with a penalty of 1 over ``ngrams``, trained on ``texts``.
+
+    Raises ``UserError`` if scikit-learn is not installed.
+    """
+    features, fitted = _values(tuple(texts), tuple(map(float, values)))
+    return fitted(features.transform(unseen))[:, 0]
+
+
+@lru_cache(maxsize=1)  # all splits are predicted by one fit
+def _labels(texts: tuple[str, ...], labels: tuple[str, ...]) -> tuple[Any, list[str], Fitted]:
+    """(``ngrams``, names of the classes, logistic regression)."""
+    features, names = ngrams(), sorted(set(labels))
+    ids = np.array([names.index(label) for label in labels])
+    return features, names, plain_labels(features.fit_transform(texts), ids, len(names))
+
+
+@lru_cache(maxsize=1)
+def _values(texts: tuple[str, ...], values: tuple[float, ...]) -> tuple[Any, Fitted]:
+    """(``ngrams``, ridge regression)."""
+    features = ngrams()
+    return features, plain_values(features.fit_transform(texts), np.array(values))
+
+
+def ngrams() -> Any:
+    """TF-IDF of 1- and 2-grams of words, and of 3- to 5-grams of characters within words, by scikit-learn."""
+    vectorizer = metric_library("sklearn.feature_extraction.text").TfidfVectorizer
+    words = vectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\S+")
+    characters = vectorizer(analyzer="char_wb", ngram_range=(3, 5), sublinear_tf=True)
+    return metric_library("sklearn.pipeline").FeatureUnion([("words", words), ("characters", characters)])
+
+
+def too_large(texts: Sequence[str], classes: int = 1) -> str:
+    """Note for the user that the data is too large for a linear model over n-grams; "" if it is not."""
+    size = sum(map(len, texts))
+    if size > MOST_CHARACTERS:
+        return (
+            f"the n-gram baseline is left out: {size:,} characters of training text are more than {MOST_CHARACTERS:,}"
+        )
+    features = NGRAMS_PER_WORD * len({word for text in texts for word in text.lower().split()})
+    if classes * features > MOST_WEIGHTS:
+        return (
+            f"the n-gram baseline is left out: {classes:,} classes times about {features:,} n-grams are more than "
+            f"{MOST_WEIGHTS:,} weights"
+        )
+    return ""
+
+
+def ngram_accuracy(
+    texts: Sequence[str], labels: Sequence[str], unseen: Sequence[str], truth: Sequence[str]
+) -> float | None:
+    """Accuracy of ``predicted_labels`` on ``unseen`` texts with labels ``truth``, in per cent.
+
+    None without scikit-learn, for fewer than two labels, or if ``too_large``.
+    """
+    if too_large(texts, len(set(labels))) or len(set(labels)) < 2:
+        return None
+    try:
+        found = predicted_labels(texts, labels, unseen)
+    except (UserError, ValueError):  # no text has an n-gram
+        return None
+    return 100 * sum(a == b for a, b in zip(found, truth, strict=True)) / max(1, len(truth))
+
+
+def ngram_rmse(
+    texts: Sequence[str], values: Sequence[float], unseen: Sequence[str], truth: Sequence[float]
+) -> float | None:
+    """Root-mean-square error of ``predicted_values`` on ``unseen`` texts with values ``truth``.
+
+    None without scikit-learn, or if ``too_large``.
+    """
+    if too_large(texts) or not texts:
+        return None
+    try:
+        found = predicted_values(texts, values, unseen)
+    except (UserError, ValueError):
+        return None
+    return float(np.sqrt(np.mean((found - np.array(truth, np.float64)) ** 2)))

@@ -1,0 +1,244 @@
+"""Linear models over simple features of inputs other than text, such as the pixels of an image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from qkv.data.batch import INPUT
+from qkv.data.ngrams import Bag
+from qkv.data.processors.processor import build_processor
+from qkv.spec.errors import UserError
+from qkv.spec.wide import Features
+from qkv.tasks.baselines.linear import (
+    Crossed,
+    Fitted,
+    Selection,
+    by_penalty,
+    label_solver,
+    plain_labels,
+    plain_values,
+    value_solver,
+)
+from qkv.tasks.dataset import Dataset, Example, ExampleDataset
+
+_MOST_ROWS, _FEWEST_ROWS = 10_000, 1000
+"""Maximum number of rows that a model is fitted to, evenly spaced over the training split; fewer of many features."""
+_NUMBERS = 8_000_000
+"""Maximum number of dense features of all rows."""
+
+
+class FeatureTable(NamedTuple):
+    """Features of training rows and of another split, as a linear model reads them: (features - mean) / deviation, or
+    those of a bag, see ``_of_bags``.
+
+    name: noun such as "pixels".   kept: indices of the training rows in x.   select: how penalties are selected.
+    x (kept rows, F), unseen (rows, F).   mean, deviation: of the features that are standardised.
+    used (F): indices of the columns of x in the table of a wide path; None: all in order.   factors (F): of the weights
+    of x in that table; None: 1.
+    """
+
+    name: str
+    kept: np.ndarray
+    x: Any
+    unseen: Any
+    mean: np.ndarray
+    deviation: np.ndarray
+    select: Selection = by_penalty
+    used: np.ndarray | None = None
+    factors: np.ndarray | None = None
+
+    def placed(self, fitted: Fitted, features: int) -> np.ndarray:
+        """Weights (features, C) of all columns of a wide path, of a fit to x."""
+        factors = np.ones(len(fitted.weights)) if self.factors is None else self.factors
+        found = np.zeros((features, fitted.weights.shape[1]))
+        found[slice(None) if self.used is None else self.used] = fitted.weights * factors[:, None]
+        return found
+
+
+_T = TypeVar("_T")
+_MADE: WeakKeyDictionary[Dataset, dict[Hashable, Any]] = WeakKeyDictionary()
+"""Results computed from each data set that is still in use, by key."""
+
+
+def once(dataset: Dataset, key: Hashable, make: Callable[[], _T]) -> _T:
+    """Value that ``make`` returned in the first call for this data set and key; freed together with the data set."""
+    found = _MADE.setdefault(dataset, {})
+    if key not in found:
+        found[key] = make()
+    return found[key]
+
+
+def features_of(dataset: ExampleDataset, split: str, also: str | None = None) -> FeatureTable | None:
+    """Simple features of the run's training rows and of ``split``, standardised over the former; None if its processor
+    has none. ``also``: name of a split whose rows are added to the training rows.
+    """
+    known = once(dataset, ("features", also), lambda: _known(dataset, also))  # the same rows for all splits
+    if known is None:
+        return None
+    table, transform = known
+    return table._replace(unseen=transform(list(dataset.examples[split])))
+
+
+_Transform = Callable[[Sequence[Example]], Any]
+
+
+def _known(dataset: ExampleDataset, also: str | None) -> tuple[FeatureTable, _Transform] | None:
+    """(simple features of the run's training rows, function that makes those of others); None without such rows or
+    features.
+    """
+    reader = _Features(dataset)
+    rows = [*(dataset.fitted_examples or ()), *(dataset.examples[also] if also else ())]
+    most = min(len(rows), reader.most_rows)
+    kept = np.unique(np.linspace(0, len(rows) - 1, most).round().astype(int))
+    some = [rows[i] for i in kept]
+    if not rows or any(reader.simple(example) is None for example in some[:1]):
+        return None
+    return reader.of_bags(kept, some) if reader.part.counts else reader.standardised(kept, some)
+
+
+class _Features:
+    """Features of the examples of a data set: those computed with an example if the run has a wide path, else those of
+    the strongest one of its processor.
+    """
+
+    def __init__(self, dataset: ExampleDataset):
+        wide = dataset.recipe.model.wide
+        self.processor = build_processor(dataset.vocabulary.processors[INPUT])
+        self.known = wide is not None
+        self.part = wide if wide is not None and wide.of_values else self.processor.strongest()
+        self.name = self.part.noun or self.processor.simple
+        first = self.processor.spec.num_simple or 0
+        self.first, self.select = first, once(dataset, "selection", lambda: Crossed(first))
+
+    @property
+    def most_rows(self) -> int:
+        """Maximum number of rows that a model is fitted to."""
+        part = self.part.of_processor(self.processor.spec)
+        assert isinstance(part, Features)
+        dense = 1 if part.counts else part.count or 1
+        return min(_MOST_ROWS, max(_FEWEST_ROWS, _NUMBERS // dense))
+
+    def simple(self, example: Example) -> np.ndarray | None:
+        """Dense features of an example."""
+        if self.part.counts:
+            return self.bag(example).counts[: self.first]
+        return example.fields.features if self.known else self.processor.read_by(example.fields.value, self.part)
+
+    def bag(self, example: Example) -> Bag:
+        """Bag of an example: dense features first."""
+        return example.fields.bag if self.known else self.processor.bag(example.fields.value, self.part)
+
+    def standardised(self, kept: np.ndarray, some: Sequence[Example]) -> tuple[FeatureTable, _Transform]:
+        """Dense features as (features - mean) / deviation."""
+        x = np.array([self.simple(example) for example in some], np.float64)
+        mean, deviation = _moments(x)
+
+        def transform(rows: Sequence[Example]) -> np.ndarray:
+            found = np.array([self.simple(example) for example in rows], np.float64)
+            return (found.reshape(len(rows), len(mean)) - mean) / deviation
+
+        return FeatureTable(self.name, kept, (x - mean) / deviation, x[:0], mean, deviation), transform
+
+    def of_bags(self, kept: np.ndarray, some: Sequence[Example]) -> tuple[FeatureTable, _Transform]:
+        """Bags: dense features, standardised, over √D, and ln(1 + count) of the others, over one scale; rows of both
+        have a mean square of 1. Features of a single row are left out.
+        """
+        from scipy.sparse import csr_matrix, hstack
+
+        bags, first = [self.bag(example) for example in some], self.first
+        mean, deviation = _moments(np.array([bag.counts[:first] for bag in bags], np.float64))
+        ids, rows = np.unique(np.concatenate([bag.ids[first:] for bag in bags]), return_counts=True)
+        ids = ids[rows > 1]
+        root = max(1, first) ** 0.5
+        amounts = np.concatenate([bag.counts[first:][np.isin(bag.ids[first:], ids)] for bag in bags])
+        scale = max(float(np.square(np.log1p(amounts)).sum() / len(bags)) ** 0.5, 1e-6)
+
+        def weighted(bags: Sequence[Bag]) -> Any:
+            dense = np.array([bag.counts[:first] for bag in bags], np.float64).reshape(len(bags), first)
+            sparse = counted([Bag(bag.ids[first:], bag.counts[first:]) for bag in bags], ids)
+            sparse.data = np.log1p(sparse.data) / scale
+            return hstack((csr_matrix((dense - mean) / deviation / root), sparse)).tocsr()
+
+        used = np.concatenate((np.arange(first), ids))
+        factors = np.concatenate((np.full(first, 1 / root), np.full(len(ids), 1 / scale)))
+        x, select = weighted(bags), self.select
+        table = FeatureTable(self.name, kept, x, x[:0], mean, deviation, select, used, factors)
+        return table, lambda rows: weighted([self.bag(example) for example in rows])
+
+
+def counted(bags: Sequence[Bag], ids: np.ndarray) -> Any:
+    """Counts of the features ``ids`` (sorted) in bags, a sparse matrix (bags, ids)."""
+    from scipy.sparse import csr_matrix
+
+    columns = [np.searchsorted(ids, bag.ids) for bag in bags]
+    kept = [
+        ids[np.minimum(column, len(ids) - 1)] == bag.ids if len(ids) else bag.ids < 0
+        for column, bag in zip(columns, bags, strict=True)
+    ]
+    data = np.concatenate([np.zeros(0), *(bag.counts[own] for bag, own in zip(bags, kept, strict=True))])
+    indices = np.concatenate([np.zeros(0, np.int64), *(column[own] for column, own in zip(columns, kept, strict=True))])
+    ends = np.cumsum([0, *(own.sum() for own in kept)])
+    return csr_matrix((data, indices, ends), shape=(len(bags), len(ids)))
+
+
+def _moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(mean, deviation) of each column; of a constant one the deviation is 1."""
+    mean, deviation = x.mean(0), x.std(0)
+    deviation[deviation == 0] = 1
+    return mean, deviation
+
+
+def feature_accuracy(
+    dataset: ExampleDataset, split: str, labels: Sequence[str], truth: Sequence[str]
+) -> dict[str, float]:
+    """Accuracy of logistic regression on simple features, in per cent; empty without features or scikit-learn.
+
+    labels: those of the training rows; truth: those of ``split``.
+    """
+    found, names = features_of(dataset, split), sorted(set(labels))
+    if found is None or len(names) < 2:
+        return {}
+    try:
+        fitted = once(dataset, tuple(labels), lambda: _of_labels(found, labels))  # one fit for all splits
+        answers = fitted(found.unseen).argmax(1)
+    except (UserError, ValueError):  # scikit-learn is missing, or the kept rows have one label
+        return {}
+    right = sum(names[i] == label for i, label in zip(answers.tolist(), truth, strict=True))
+    return {f"accuracy_of_{found.name}": 100 * right / max(1, len(truth))}
+
+
+def feature_rmse(
+    dataset: ExampleDataset, split: str, values: Sequence[float], truth: Sequence[float]
+) -> dict[str, float]:
+    """Root-mean-square error of ridge regression on simple features; empty without features or scikit-learn."""
+    found = features_of(dataset, split)
+    if found is None:
+        return {}
+    try:
+        answers = once(dataset, tuple(values), lambda: _of_values(found, values))(found.unseen)[:, 0]
+    except (UserError, ValueError):  # scikit-learn is missing, or a value is not finite
+        return {}
+    return {f"rmse_of_{found.name}": float(np.sqrt(np.mean(np.square(answers - np.array(truth, np.float64)))))}
+
+
+def _of_labels(found: FeatureTable, labels: Sequence[str]) -> Fitted:
+    """Logistic regression of the labels of the training rows, as indices of the sorted labels."""
+    place = {name: i for i, name in enumerate(sorted(set(labels)))}
+    ids = np.array([place[labels[int(i)]] for i in found.kept])
+    if isinstance(found.select, Crossed):
+        return found.select(label_solver(len(place)), found.x, ids, found.x[:0], ids[:0])
+    return plain_labels(found.x, ids, len(place))
+
+
+def _of_values(found: FeatureTable, values: Sequence[float]) -> Fitted:
+    """Ridge regression of the standardised values of the training rows, in their own units."""
+    own = np.array([values[i] for i in found.kept], np.float64)
+    if not isinstance(found.select, Crossed):
+        return plain_values(found.x, own)
+    mean, deviation = own.mean(), own.std() or 1.0
+    fitted = found.select(value_solver(), found.x, (own - mean) / deviation, found.x[:0], own[:0])
+    return Fitted(fitted.weights * deviation, fitted.intercept * deviation + mean)

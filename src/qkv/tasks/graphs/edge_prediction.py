@@ -1,0 +1,285 @@
+"""Prediction of the missing edges of one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkv.data.batch import INPUT, Batch
+from qkv.data.corpus import TEST, TRAIN, VALIDATION
+from qkv.data.graphs.encodings import adjacency
+from qkv.data.graphs.nodes import NodeTable, open_graph
+from qkv.data.graphs.pairs import codes, pair_features, parts_of, undirected, without_edge
+from qkv.data.processors.graphs import GraphsProcessor
+from qkv.data.processors.processor import build_processor
+from qkv.data.records.values import Unusable
+from qkv.data.rows import random
+from qkv.data.vocabulary import Vocabulary
+from qkv.layers.signal import Signal
+from qkv.layers.tap import Tap
+from qkv.models.evaluating import evaluating
+from qkv.models.transformer import Transformer
+from qkv.ops.at_least_single import at_least_single
+from qkv.spec.errors import Problem, SpecError, UserError, nearest
+from qkv.spec.recipe import Recipe
+from qkv.spec.register import implements
+from qkv.spec.signals.graphs import Graphs
+from qkv.spec.tasks import EdgePrediction
+from qkv.spec.wide import PAIR_FEATURES
+from qkv.tasks.baselines.feature_baselines import FeatureTable
+from qkv.tasks.baselines.linear import Solver, label_set_solver
+from qkv.tasks.dataset import HELD_OUT, OTHER, Dataset, with_vocabulary
+from qkv.tasks.labels.joined import JoinedTask
+from qkv.tasks.metrics.ranking_metrics import ranking
+from qkv.tasks.task import Evaluation, Observed, Scale, Totals
+
+_SHOWN = 8
+_SINGLE = (0, 1)
+"""Columns of the pair features that are predictors by themselves."""
+
+
+class EdgeDataset(Dataset):
+    """Edges of one graph as batches: pairs of nodes, half of them with an edge, and the graph without these edges.
+
+    Edges of the held-out parts are in no graph that the model reads. A training step hides ``task.hidden`` of the
+    training edges, and predicts them and as many pairs times ``task.negatives`` without a training edge; both are
+    functions of (seed, step). Encodings of structure are those of the edges that are left, so that they do not tell the
+    hidden ones. Pairs of a held-out part without an edge have none in the whole graph. ``other``: True if the graph is
+    not that of the run; its held-out edges are then one part, ``OTHER``.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        table: NodeTable,
+        vocabulary: Vocabulary,
+        processor: GraphsProcessor,
+        other: bool = False,
+    ):
+        self.recipe, self.table, self.vocabulary = with_vocabulary(recipe, vocabulary), table, vocabulary
+        self.name, self.processor, self.wide = table.name, processor, recipe.model.wide is not None
+        task = cast("EdgePrediction", recipe.task)
+        self._hidden, self._negatives, self._seed = task.hidden, task.negatives, recipe.training.seed
+        self.nodes = int(table.graph["num_nodes"])
+        edges = np.asarray(table.graph["edges"]).reshape(-1, 2).astype(np.int64)
+        shares = {VALIDATION: recipe.data.validation_fraction, TEST: task.test_fraction}
+        pairs = _parts(undirected(edges), {name: share for name, share in shares.items() if share}, table.name)
+        held_out = [some for name, some in pairs.items() if name != TRAIN]
+        self.pairs = {TRAIN: pairs[TRAIN], OTHER: np.concatenate(held_out)} if other else pairs
+        self._known = {name: np.sort(codes(some, self.nodes)) for name, some in self.pairs.items()}
+        self._every = np.sort(np.concatenate(list(self._known.values())))
+        self._edges = edges[np.isin(_codes(edges, self.nodes), self._known[TRAIN])]
+        self.graph = processor.encoded({**table.graph, "edges": self._edges}, table.name)
+        self.notes = (*table.notes, *processor.notes())
+        self._whole = processor.signal([self.graph])
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(self.pairs)
+
+    @cached_property
+    def _adjacency(self) -> Any:
+        return adjacency(self.pairs[TRAIN], self.nodes, directed=False)
+
+    def batch(self, step: int) -> Batch:
+        draw, known = random(self._seed, step), self.pairs[TRAIN]
+        order = draw.permutation(len(known))
+        hidden = known[np.sort(order[: max(1, round(self._hidden * len(known)))])]
+        others = without_edge(self._known[TRAIN], self.nodes, self._negatives * len(hidden), draw)
+        return self._batch(self.without(hidden), hidden, others)
+
+    def rows(self, split: str, batches: int | None = None) -> Iterator[Batch]:
+        found, others = self.asked(self.checked(split))
+        yield self._batch(self.without(found) if split == TRAIN else self._whole, found, others)
+
+    def asked(self, split: str) -> tuple[np.ndarray, np.ndarray]:
+        """Pairs of a split with an edge, and as many without, the same in every run."""
+        found = self.pairs[split]
+        known, draw = self._known[TRAIN] if split == TRAIN else self._every, random(0, HELD_OUT + len(found))
+        return found, without_edge(known, self.nodes, len(found), draw)
+
+    def features(self, pairs: np.ndarray) -> np.ndarray:
+        """Features (P, F) of pairs, by the training edges."""
+        return pair_features(self._adjacency, self.graph.features, pairs)
+
+    def without(self, pairs: np.ndarray) -> Signal:
+        """Signal of the graph of the training edges without those of ``pairs``."""
+        hidden, spec = codes(pairs, self.nodes), self.processor.spec
+        if spec.neighbours or spec.encoding_columns:
+            left = self._edges[~np.isin(_codes(self._edges, self.nodes), hidden)]
+            return self.processor.signal([self.processor.rewired(self.graph, left)])
+        assert self._whole.graph is not None
+        left = ~np.isin(_codes(self.graph.edges.T.astype(np.int64), self.nodes), hidden)
+        kept = replace(self._whole.graph, edges=self._whole.graph.edges[:, torch.from_numpy(left)])
+        return replace(self._whole, graph=kept)
+
+    def signal_of(self, signal: Signal, pairs: np.ndarray) -> Signal:
+        """Copy of a signal of the graph that asks for ``pairs``."""
+        assert signal.graph is not None
+        counts = torch.from_numpy(self.features(pairs).astype(np.float32)) if self.wide else None
+        return replace(signal, counts=counts, graph=replace(signal.graph, pairs=torch.from_numpy(pairs.T.copy())))
+
+    def _batch(self, signal: Signal, found: np.ndarray, others: np.ndarray) -> Batch:
+        targets = torch.cat((torch.ones(len(found)), torch.zeros(len(others))))
+        pairs = np.concatenate((found, others))
+        return Batch.of(self.signal_of(signal, pairs), targets, None, len(targets), pairs=pairs)
+
+    def digest(self) -> str:
+        return self.table.digest
+
+    @property
+    def epoch_targets(self) -> int:
+        return 2 * len(self.pairs[TRAIN])
+
+
+def _codes(edges: np.ndarray, nodes: int) -> np.ndarray:
+    """Codes (E) of the pairs of edges (E, 2) in any direction."""
+    return codes(np.sort(edges, 1), nodes)
+
+
+def _parts(pairs: np.ndarray, shares: dict[str, float], name: str) -> dict[str, np.ndarray]:
+    least = 2 * (len(shares) + 1)
+    if len(pairs) < least:
+        raise UserError(f"data.source: {name!r} has {len(pairs)} edges, and at least {least} are needed")
+    found = parts_of(pairs, shares, TRAIN)
+    if not len(found[TRAIN]):
+        raise UserError("data.validation_fraction, task.test_fraction: no edge is left to train on; give less")
+    return found
+
+
+@implements(EdgePrediction)
+class EdgePredictionTask(JoinedTask):
+    """Prediction of edges: -Σ log p(edge or not | pair, other edges) over hidden edges and pairs without an edge."""
+
+    loss_unit = "nats a pair"
+    evaluates = True
+    asks = ("source", "target")
+    metric = "auc"
+    spec: EdgePrediction
+
+    def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Dataset:
+        if recipe.data.validation or recipe.data.test:
+            raise UserError("edges are held out of the graph itself; leave data.validation and data.test out")
+        table, given = open_graph(recipe.data), cast("Graphs", recipe.data.processor)
+        if given.distances:
+            sentence = "lengths of shortest paths tell the hidden edges; leave them out"
+            raise SpecError([Problem(("data", "processor", "distances"), sentence)])
+        try:
+            vocabulary = vocabulary or Vocabulary.without_text(
+                (), **{INPUT: build_processor(given).fitted([table.graph])}
+            )
+        except Unusable as error:
+            raise UserError(f"data.source: {table.name}: {error}") from None
+        return EdgeDataset(recipe, table, vocabulary, _processor(vocabulary))
+
+    def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, own: Dataset | None) -> Dataset:
+        """Another graph: the edges that a run on it would hold out are hidden, and predicted."""
+        table = open_graph(recipe.data.changed(source=source))
+        return EdgeDataset(recipe, table, vocabulary, _processor(vocabulary), other=True)
+
+    def asked(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, Tensor]:
+        return model(batch.input, tap=tap)[0], batch.targets
+
+    def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+        return model.head.loss(*self.asked(model, batch, tap))
+
+    def observe(self, model: Transformer, batch: Batch) -> Observed:
+        """Loss of a batch; outcomes: (target, logit) of its pairs."""
+        return self.observed(model, self.asked(model, batch)[0], batch)
+
+    def observed(self, model: Transformer, found: Tensor, batch: Batch) -> Observed:
+        outcomes = list(zip(batch.targets.tolist(), at_least_single(found[:, 0]).tolist(), strict=True))
+        return Observed(model.head.loss(found, batch.targets), batch.num_targets, outcomes)
+
+    def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
+        targets, scores = np.array(seen.outcomes, np.float64).reshape(-1, 2).T
+        return {"loss": seen.loss / max(1, seen.count), **ranking(targets, scores)}
+
+    def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
+        assert isinstance(dataset, EdgeDataset)
+        figures = {**self.figures(seen, dataset.scale(split)), **self.baselines(dataset, split)}
+        pairs, names = np.concatenate(dataset.asked(split)), dataset.table.names
+        wrong = [(logit if not target else -logit, i) for i, (target, logit) in enumerate(seen.outcomes)]
+        rows = [
+            [names[pairs[i][0]], names[pairs[i][1]], f"{_chance(-worst if seen.outcomes[i][0] else worst):.3f}", truth]
+            for worst, i in sorted(wrong, reverse=True)[:_SHOWN]
+            for truth in ("edge" if seen.outcomes[i][0] else "no edge",)
+        ]
+        columns = ["source", "target", "probability of an edge", "truth"]
+        return Evaluation(figures, [{"kind": "examples", "title": "Mistakes", "columns": columns, "rows": rows}])
+
+    def sample(self, model: Any, dataset: Dataset, recipe: Recipe) -> str | None:
+        assert isinstance(dataset, EdgeDataset)
+        pairs = np.concatenate([some[: _SHOWN // 2] for some in dataset.asked(VALIDATION)])
+        names, chances = dataset.table.names, _chances(model, dataset, pairs)
+        return "\n".join(
+            f"{names[a]} – {names[b]}: {chance:.2f} (truth: {'edge' if i < len(pairs) / 2 else 'no edge'})"
+            for i, ((a, b), chance) in enumerate(zip(pairs.tolist(), chances, strict=True))
+        )
+
+    def predict(
+        self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Probability of an edge between the nodes ``source`` and ``target`` of each row, by the training edges."""
+        dataset = self.open(recipe, vocabulary)
+        assert isinstance(dataset, EdgeDataset)
+        place = {name: i for i, name in enumerate(dataset.table.names)}
+        ends = [[_place(place, str(row[name]).strip(), dataset.name) for name in self.asks] for row in rows]
+        chances = _chances(model, dataset, np.sort(np.array(ends, np.int64).reshape(-1, 2), 1))
+        return [{"answer": "edge" if chance >= 0.5 else "no edge", "probability": chance} for chance in chances]
+
+    def targets(self, dataset: EdgeDataset, split: str) -> np.ndarray:
+        found, others = dataset.asked(split)
+        return np.concatenate((np.ones((len(found), 1)), np.zeros((len(others), 1))))
+
+    def simple(self, vocabulary: Vocabulary) -> str:
+        return "features_of_pairs"
+
+    @property
+    def singles(self) -> dict[str, int]:
+        return {PAIR_FEATURES[column]: column for column in _SINGLE}
+
+    def simple_features(self, dataset: EdgeDataset, split: str, also: str | None = None) -> FeatureTable:
+        x, unseen = (dataset.features(np.concatenate(dataset.asked(side))) for side in (TRAIN, split))
+        mean, scale = x.mean(0), np.where(x.std(0) > 0, x.std(0), 1.0)
+        name = self.simple(dataset.vocabulary)
+        return FeatureTable(name, np.arange(len(x)), (x - mean) / scale, (unseen - mean) / scale, mean, scale)
+
+    def solver(self, num_outputs: int) -> Solver:
+        return label_set_solver()
+
+    def baselines(self, dataset: EdgeDataset, split: str) -> dict[str, float]:
+        """Metrics of the number of common neighbours and of the index of Adamic and Adar."""
+        features, truth = dataset.features(np.concatenate(dataset.asked(split))), self.targets(dataset, split)[:, 0]
+        return {
+            f"{metric}_of_{name.replace(' ', '_').replace('-', '_').lower()}": value
+            for name, column in self.singles.items()
+            for metric, value in ranking(truth, features[:, column]).items()
+        }
+
+
+def _processor(vocabulary: Vocabulary) -> GraphsProcessor:
+    return GraphsProcessor(cast("Graphs", vocabulary.processors[INPUT]))
+
+
+def _place(place: dict[str, int], name: str, graph: str) -> int:
+    if name not in place:
+        raise UserError(f"{graph} has no node {name!r}; {nearest(name, list(place)[:10_000])}")
+    return place[name]
+
+
+def _chance(logit: float) -> float:
+    return 1 / (1 + float(np.exp(-logit)))
+
+
+def _chances(model: Any, dataset: EdgeDataset, pairs: np.ndarray) -> list[float]:
+    """Probabilities of edges between pairs of nodes, by the training edges without those of the pairs themselves."""
+    signal = dataset.signal_of(dataset.without(pairs), pairs).to(model.device)
+    with torch.inference_mode(), evaluating(model):
+        return model(signal)[0][:, 0].double().sigmoid().tolist()

@@ -1,0 +1,217 @@
+"""Base class for sequence-level prediction."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkv.data.batch import INPUT, Batch
+from qkv.data.corpus import TRAIN, VALIDATION
+from qkv.data.processors.processor import build_processor
+from qkv.data.records.model import Records, Role
+from qkv.data.records.values import Unusable
+from qkv.data.vocabulary import Vocabulary
+from qkv.layers.tap import Tap
+from qkv.models.evaluating import evaluating
+from qkv.models.transformer import Transformer
+from qkv.ops.at_least_single import at_least_single
+from qkv.spec.data import NO_DATA, Data
+from qkv.spec.errors import UserError
+from qkv.spec.recipe import Recipe
+from qkv.tasks.baselines.baselines import too_large
+from qkv.tasks.baselines.feature_baselines import FeatureTable, features_of
+from qkv.tasks.dataset import Dataset, Example, ExampleDataset
+from qkv.tasks.example_task import ExampleTask, Reader, Rows, column, encode_rows, framed_by, trained
+from qkv.tasks.inputs import ROWS, EncodedRow, InputReader, input_roles, reader_of, told
+from qkv.tasks.labels.attention_pictures import attention_section
+from qkv.tasks.labels.joined import JoinedTask
+from qkv.tasks.named_inputs import JoinedReader, named_roles
+from qkv.tasks.task import Observed
+from qkv.tokenizers.tokenizer import Tokenizer
+
+SHORT = (32, 64, 128, 256)
+"""Candidate context lengths of automatic recipes; longer texts are read in windows."""
+_AT_ONCE = 64
+_MOST_EXAMINED = 2000
+_HEATED = 8
+"""Number of pictures that are shown with the attention over them."""
+
+
+class PooledTask(ExampleTask, JoinedTask):
+    """Base class of tasks with one prediction for a row: a text, a pair of texts, or a signal such as an image.
+
+    Texts are framed by the tokenizer's template, as in [CLS] first [SEP] second [SEP]; without one, ``cls`` precedes
+    the text (the vector used by the pooling ``first``), and ``sep`` follows each text of a pair. Other signals are
+    converted by the recipe's ``data.processor``.
+    """
+
+    evaluates = True
+    target: ClassVar[Role]
+    """Column of the target."""
+    unknown: ClassVar[float]
+    """Placeholder target for prediction."""
+
+    def __init__(self, spec: Any):
+        super().__init__(spec)
+        self.reading(NO_DATA)
+
+    def reading(self, data: Data) -> Self:
+        inputs = named_roles(data) if data.inputs else input_roles(data.processor)
+        self.inputs, self.text = tuple(data.inputs), data.text_input
+        self.roles = (*inputs, self.target)
+        self.asks = tuple(role.name for role in inputs if not role.optional)
+        self.may_ask = tuple(role.name for role in inputs if role.optional)
+        super().reading(data)
+        return self
+
+    @abstractmethod
+    def encoded(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> Any:
+        """Convert the target of a row to a number or an array. Raises ``UserError``."""
+
+    def texts(self, rows: Sequence[Mapping[str, Any]]) -> list[str] | None:
+        """Texts of rows, which linear models over n-grams read; None if rows have none."""
+        if self.text is not None:
+            return [row[self.text] for row in rows]
+        return None if self.inputs or self.processor is not None else [told(row) for row in rows]
+
+    def simple(self, vocabulary: Vocabulary) -> str:
+        processor = vocabulary.processors.get(INPUT)
+        return "ngrams" if processor is None else build_processor(processor).simple
+
+    def simple_features(self, dataset: ExampleDataset, split: str, also: str | None = None) -> FeatureTable | None:
+        return None if self.inputs else features_of(dataset, split, also)
+
+    def targets(self, dataset: ExampleDataset, split: str) -> np.ndarray:
+        return np.array([example.fields.truth for example in dataset.examples[split]])
+
+    def size_notes(self, dataset: ExampleDataset, classes: int = 1) -> list[str]:
+        """Sentence on texts that are too large for the baseline over n-grams; empty if they are not."""
+        texts = self.texts(dataset.fitted_on or ())
+        note = "" if texts is None else too_large(texts, classes)
+        return [note] if note else []
+
+    @abstractmethod
+    def answers(self, outputs: Tensor, vocabulary: Vocabulary, recipe: Recipe) -> list[dict[str, Any]]:
+        """Convert each row of the head's ``outputs`` (B, C) to a mapping with a readable ``answer`` and its scores."""
+
+    @abstractmethod
+    def shown(self, row: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
+        """Format the answer beside the true value of ``row`` as a short text."""
+
+    def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+        return model.head.loss(outputs(model, batch, tap), batch.targets)
+
+    def observe(self, model: Transformer, batch: Batch) -> Observed:
+        return self.observed(model, outputs(model, batch), batch)
+
+    def asked(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, Tensor]:
+        return outputs(model, batch, tap), batch.targets
+
+    def labels(self, records: Records) -> tuple[str, ...]:
+        """Labels of the classes in order; empty for a task without classes. Raises ``UserError`` for fewer than two."""
+        return ()
+
+    def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
+        labels = self.labels(records)
+        processors = {
+            name: build_processor(processor).fitted(column(records, name if self.inputs else self.roles[0].name))
+            for name, processor in recipe.data.processors.items()
+        }
+        if processors and self.text is None:
+            return Vocabulary.without_text(labels, **processors)
+        tokenizer = self.tokenizer(recipe, records)
+        return Vocabulary(tokenizer, tokenizer, labels, processors)
+
+    def tokenizer(self, recipe: Recipe, records: Records) -> Tokenizer:
+        """Tokenizer trained on the texts of the training split, with special tokens added if it has no template."""
+        if self.text is not None:
+            return framed_by(trained(recipe.data.text_tokenizer, column(records, self.text)), 1)
+        pairs = "pair" in records.splits[TRAIN][0]
+        texts = [*column(records, "text"), *(column(records, "pair") if pairs else ())]
+        return framed_by(trained(recipe.data.tokenizer, texts), 2 if pairs else 1)
+
+    def limits(self, recipe: Recipe) -> dict[str, int]:
+        return {"text": recipe.model.context_length - 1}
+
+    def reader(self, recipe: Recipe, vocabulary: Vocabulary) -> InputReader:
+        return JoinedReader(recipe, vocabulary) if self.inputs else reader_of(recipe, vocabulary)
+
+    def change(self, recipe: Recipe, vocabulary: Vocabulary) -> Callable[[Batch, np.random.Generator], Batch] | None:
+        return self.reader(recipe, vocabulary).change if self.processor is not None else None
+
+    def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, reader: Reader) -> Example:
+        assert isinstance(reader, InputReader)
+        return reader.example(row, self.encoded(row, vocabulary))
+
+    def usable(self, rows: Rows, vocabulary: Vocabulary, reader: Reader) -> tuple[Rows, list[Example], list[str]]:
+        return encode_rows(rows, lambda row: self.encode(row, vocabulary, reader))
+
+    def sample(self, model: Transformer, dataset: Dataset, recipe: Recipe) -> str | None:
+        read = self.reader(recipe, dataset.vocabulary)
+        return "\n".join(
+            f"{self.shown(row, answer)}  {read.shown(row)}"
+            for row, answer in self.answered(model, dataset, VALIDATION, recipe, 5)
+        )
+
+    def answered(
+        self, model: Any, dataset: Dataset, split: str, recipe: Recipe, most: int = _MOST_EXAMINED
+    ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Iterate over (row, prediction) of the first ``most`` rows of a split.
+
+        Generated lazily: with many classes, all predictions would fill the memory.
+        """
+        assert isinstance(dataset, ExampleDataset)
+        rows = dataset.records[split][:most]
+        for begin in range(0, len(rows), _AT_ONCE):
+            some = rows[begin : begin + _AT_ONCE]
+            yield from zip(some, self.predict(model, dataset.vocabulary, recipe, some), strict=True)
+
+    def pictures(
+        self, title: str, found: Sequence[tuple[dict[str, Any], dict[str, Any]]], reader: InputReader
+    ) -> list[dict[str, Any]]:
+        """Section of the report with the inputs and answers of rows as pictures; empty if inputs have none."""
+        shown = [(reader.picture(row), f"{self.shown(row, answer)} {reader.shown(row)}") for row, answer in found]
+        drawn = [{"source": source, "caption": caption} for source, caption in shown if source is not None]
+        return [{"kind": "pictures", "title": title, "pictures": drawn}] if drawn else []
+
+    def heated(self, model: Any, dataset: Dataset, split: str, recipe: Recipe) -> list[dict[str, Any]]:
+        """Section of the report with the attention of the model over the first pictures of a split; empty if it has
+        no attention over positions on a grid, or inputs have no pictures.
+        """
+        reader, found = self.reader(recipe, dataset.vocabulary), self.answered(model, dataset, split, recipe, _HEATED)
+        return attention_section(model, reader, [(row, self.shown(row, answer)) for row, answer in found])
+
+    def predict(
+        self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        reader, collate = self.reader(recipe, vocabulary), self.collator(recipe, vocabulary)
+        found: list[dict[str, Any]] = []
+        for begin in range(0, len(rows), _AT_ONCE):
+            read = [self._noted(reader, row) for row in rows[begin : begin + _AT_ONCE]]
+            batch = collate([fields for fields, _ in read]).to(model.device)
+            with torch.inference_mode(), evaluating(model):
+                answers = self.answers(at_least_single(outputs(model, batch)), vocabulary, recipe)
+            found += [answer | note for answer, (_, note) in zip(answers, read, strict=True)]
+        return found
+
+    def _noted(self, reader: InputReader, row: Mapping[str, Any]) -> tuple[EncodedRow, dict[str, str]]:
+        """(fields of the example of a row without target, note of its prediction). Raises ``UserError``."""
+        try:
+            return reader.noted(row, self.unknown)
+        except Unusable as error:
+            raise UserError(str(error)) from None
+
+
+def outputs(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+    """Outputs of the model, (B, C), one row per text: the mean over its windows."""
+    rows = batch.extras.get(ROWS)
+    if rows is None:
+        return model(batch.input, tap=tap)[0]
+    found = at_least_single(model(batch.input, tap=tap)[0])
+    total = found.new_zeros(len(batch.targets), found.shape[1]).index_add(0, rows, found)
+    return total / torch.bincount(rows, minlength=len(total))[:, None]

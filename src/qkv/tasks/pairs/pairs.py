@@ -1,0 +1,117 @@
+"""Source and target of text-to-text models, for an encoder–decoder or as one sequence with a prefix.
+
+With an encoder:  source x eos         ids bos y          targets y eos
+Without:                               ids x bos y        targets (none for x) y eos,  prefix len(x) + 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkv.data.batch import IGNORED, Batch
+from qkv.data.padding import lengths_or_none, padded
+from qkv.data.vocabulary import Vocabulary
+from qkv.generation.beam import beam_search
+from qkv.layers.signal import Signal
+from qkv.layers.tap import Tap
+from qkv.models.evaluating import evaluating
+from qkv.models.language_loss import loss_of_vectors
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import UserError, nearest
+from qkv.spec.generation import Generation
+from qkv.tasks.text.next_token import at_targets
+from qkv.tokenizers.special import special_ids
+
+
+def pair_loss(model: Transformer, batch: Batch, smoothing: float, tap: Tap | None = None) -> Tensor:
+    """-Σ log p(y_i | y_<i, x) of the batch's targets y, teacher-forced, in nats; ``smoothing``: label smoothing."""
+    memory = None if batch.source is None else model.encode(batch.source, tap)
+    hidden, _ = model.features(batch.input, tap=tap, memory=memory)
+    return loss_of_vectors(model, *at_targets(hidden, batch.targets), smoothing, tap)
+
+
+def write_after(
+    model: Transformer,
+    vocabulary: Vocabulary,
+    generation: Generation,
+    sources: Sequence[np.ndarray],
+    begin: Sequence[str] = (),
+    inputs: Sequence[Mapping[str, Signal]] | None = None,
+) -> Iterator[list[int]]:
+    """Generate the target of each source (ending with its end token); yields tokens without the end token.
+
+    ``begin``: contents of the tokens that start a target; default: the bos token. ``inputs``: values of other inputs
+    of each source.
+    """
+    first, end = marks(vocabulary, begin)
+    with torch.inference_mode(), evaluating(model):
+        if model.encoder is None:
+            prompts, memory = [[*source[:-1].tolist(), *first] for source in sources], None
+        else:
+            ids, lengths = padded(sources)
+            prompts, memory = [list(first) for _ in sources], model.encode(Signal(ids, lengths).to(model.device))
+        drawn, ends = vocabulary.target.vocab_size, {end, *generation.stop_token_ids}
+        for best in beam_search(model, prompts, generation, end, memory=memory, drawn=drawn, inputs=inputs):
+            yield [token for token in best[0].tokens if token not in ends] if best else []
+
+
+class TokenPair(NamedTuple):
+    """Token ids of a source and of its target. As the fields of an example they have their begin and end tokens."""
+
+    source: np.ndarray
+    target: np.ndarray
+    values: tuple[Any, ...] = ()
+    """Encoded values of other inputs whose placeholders are in the source."""
+
+
+def paired(rows: Sequence[TokenPair]) -> Batch:
+    """Batch for an encoder–decoder, of (source, target) token ids: sources for the encoder, targets for the decoder."""
+    source = Signal(*padded([row.source for row in rows]))
+    ids, lengths = padded([row.target[:-1] for row in rows])
+    targets, _ = padded([row.target[1:] for row in rows], IGNORED)
+    return Batch.of(Signal(ids, lengths_or_none(ids, lengths)), targets, source)
+
+
+def joined(rows: Sequence[TokenPair], inputs: Mapping[str, Signal] | None = None) -> Batch:
+    """Batch of (source, target) pairs of token ids, each pair as one sequence: source, bos, target; bos replaces the
+    source's end token. Only the target and its end token are predicted. ``inputs``: values of other inputs.
+    """
+    ids, lengths = padded([np.concatenate((row.source[:-1], row.target[:-1])) for row in rows])
+    targets, _ = padded(
+        [np.concatenate((np.full(len(row.source) - 1, IGNORED), row.target[1:])) for row in rows], IGNORED
+    )
+    prefix = torch.tensor([len(row.source) for row in rows])
+    return Batch.of(Signal(ids, lengths_or_none(ids, lengths), prefix=prefix, inputs=inputs), targets)
+
+
+class Marks(NamedTuple):
+    """Special ids of targets: ``begin``, those that start a target, and ``end``, the one that ends it."""
+
+    begin: tuple[int, ...]
+    end: int
+
+
+def marks(vocabulary: Vocabulary, begin: Sequence[str] = ()) -> Marks:
+    """Special ids of the target's tokenizer. ``begin``: contents of special tokens used instead of bos."""
+    bos, end = vocabulary.target.special("bos"), vocabulary.target.special("eos")
+    if (bos is None and not begin) or end is None:
+        raise UserError(
+            "the tokenizer of the target has no tokens that begin and end a text; "
+            "train one, or give a folder whose tokenizer has them"
+        )
+    found = (
+        [bos] if bos is not None and not begin else [vocabulary.target.core.token_to_id(content) for content in begin]
+    )
+    ids = tuple(index for index in found if index is not None)
+    if len(ids) < len(found):
+        unknown = next(content for content, index in zip(begin, found, strict=True) if index is None)
+        raise UserError(
+            f"task.begin: the tokenizer of the target has no token {unknown!r}; "
+            f"{nearest(unknown, special_ids(vocabulary.target.core))}"
+        )
+    return Marks(ids, end)

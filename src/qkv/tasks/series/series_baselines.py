@@ -1,0 +1,201 @@
+"""Baselines of forecasts: the last value, the value one season before, and a linear model of the window (DLinear)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qkv.data.corpus import TRAIN, VALIDATION
+from qkv.data.rows import random
+from qkv.data.series.windows import Windows
+from qkv.layers.signal import WINDOW_EPS
+from qkv.models.forecasts import Forecast, build_forecast
+from qkv.spec.forecasts import Point
+from qkv.tasks.series.forecast_errors import Errors, errors
+from qkv.tasks.series.series_dataset import SeriesDataset
+
+KERNEL = 25
+"""Steps of the moving average of DLinear."""
+REPEAT, SEASONAL, LINEAR = "repeat_last", "seasonal", "dlinear"
+_EPOCHS, _FEWEST, _MOST, _LOOKS = 10, 300, 3000, 15
+_ROWS, _RATE = 224, 2e-3
+_ERRORS = 300_000
+"""Number of errors, about, by which the intervals of a baseline are fitted."""
+_HELD_OUT = 40
+"""Batches of the validation part on which DLinear is judged while it is trained."""
+
+
+class Affine(NamedTuple):
+    """Map of windows (…, T) to points (…, H): x W + b."""
+
+    table: Tensor
+    bias: Tensor
+
+    def __call__(self, past: Tensor) -> Tensor:
+        """Points (…, H) of windows (…, T)."""
+        return past @ self.table + self.bias
+
+
+class DLinear(nn.Module):
+    """DLinear (Zeng et al. 2023): y = W_s (x - m) + W_t m + b, m the moving average of x over 25 steps.
+
+    windows (…, T) -> (…, H, Q). One pair of maps for all channels. The ends of x are repeated for m.
+    """
+
+    def __init__(self, context: int, horizon: int, outputs: int = 1):
+        super().__init__()
+        self.horizon, self.outputs = horizon, outputs
+        self.season, self.trend = (nn.Linear(context, horizon * outputs) for _ in range(2))
+        for layer in (self.season, self.trend):
+            nn.init.constant_(layer.weight, 1 / context)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = moving_average(x)
+        return (self.season(x - mean) + self.trend(mean)).unflatten(-1, (self.horizon, self.outputs))
+
+    def affine(self) -> Affine:
+        """Same map x W + b, W (T, H · Q)."""
+        bias = self.season.bias + self.trend.bias
+        mean = moving_average(torch.eye(self.season.in_features).to(bias))  # row t: average of a pulse at t
+        return Affine(self.season.weight.T - mean @ (self.season.weight - self.trend.weight).T, bias)
+
+
+def moving_average(x: Tensor) -> Tensor:
+    """Mean of 25 neighbouring steps of x (…, T), whose ends are repeated."""
+    rows, side = x.reshape(-1, 1, x.shape[-1]), KERNEL // 2
+    return F.avg_pool1d(F.pad(rows, (side, side), mode="replicate"), KERNEL, 1).view(x.shape)
+
+
+def repeated(context: int, horizon: int, back: int) -> Affine:
+    """The last ``back`` values, repeated: 1 for the last value, the length of a season for the last season."""
+    steps = torch.arange(horizon)
+    table = torch.zeros(context, horizon)
+    table[context - back + steps % back, steps] = 1
+    return Affine(table, torch.zeros(horizon))
+
+
+def fit_linear(dataset: SeriesDataset, form: Forecast, outputs: int, normalised: bool) -> DLinear:
+    """DLinear trained on the training windows by Adam, with the weights of least loss on the validation part.
+
+    ``form``: loss, on standardised values; ``outputs``: per value; ``normalised``: each window is standardised, and the
+    forecast transformed back.
+    """
+    task = dataset.recipe.task
+    context, horizon = task.context, task.horizon  # type: ignore[attr-defined]
+    model, seed = DLinear(context, horizon, outputs), dataset.recipe.training.seed
+    count, channels = len(dataset.cutters[TRAIN]), len(dataset.processor.channels)
+    batch = max(1, _ROWS // channels)
+    steps = min(_MOST, max(_FEWEST, _EPOCHS * count // batch))
+    optimizer = torch.optim.Adam(model.parameters(), lr=_RATE)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+    held_out = [_triple(windows, normalised) for windows in dataset.each(VALIDATION, _HELD_OUT)]
+    best, kept = math.inf, {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.enable_grad():
+        for step in range(steps):
+            rng = random(seed, _KEY + step)
+            windows = dataset.windows(TRAIN, rng.integers(count, size=batch), _KEY + step)
+            loss, seen = linear_loss(model, form, *_triple(windows, normalised))
+            optimizer.zero_grad()
+            (loss / max(1, seen)).backward()
+            optimizer.step()
+            schedule.step()
+            if (step + 1) % max(1, steps // _LOOKS) == 0 or step + 1 == steps:
+                with torch.no_grad():
+                    found = [linear_loss(model, form, *triple) for triple in held_out]
+                count_seen = sum(seen for _, seen in found)
+                total = sum(float(loss) for loss, _ in found) / count_seen if count_seen else math.inf
+                if total < best:
+                    best, kept = total, {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(kept)
+    return model.requires_grad_(False)
+
+
+_KEY = 1 << 62
+"""First random-number key of the batches of a linear model, beyond all training steps."""
+
+
+def dataset_pair(windows: Windows) -> tuple[Tensor, Tensor]:
+    """(windows (B, C, T), in which left-out steps are filled forward, and targets (B, C, H))."""
+    past = windows.filled if windows.gaps else windows.past
+    return _channels_first(past), _channels_first(windows.future)
+
+
+def _channels_first(values: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values.swapaxes(1, 2)))
+
+
+def level(windows: Windows) -> tuple[Tensor, Tensor]:
+    """(mean, deviation) (B, C) of the values of windows that are read, as in the front end ``series_patches``."""
+    read = _channels_first(windows.read if windows.gaps else windows.past)
+    return read.mean(-1), (read.var(-1, correction=0) + WINDOW_EPS).sqrt()
+
+
+Levels = tuple[Tensor, Tensor]
+
+
+def _triple(windows: Windows, normalised: bool) -> tuple[Tensor, Tensor, Levels | None]:
+    """Windows, targets, and the levels by which the windows are standardised, None if they are not."""
+    return *dataset_pair(windows), level(windows) if normalised else None
+
+
+def linear_loss(
+    model: DLinear, form: Forecast, past: Tensor, future: Tensor, levels: Levels | None
+) -> tuple[Tensor, int]:
+    """(summed loss, number of targets) of a linear model."""
+    shift, scale = levels or (torch.zeros_like(past[..., 0]), torch.ones_like(past[..., 0]))
+    outputs = model((past - shift[..., None]) / scale[..., None])
+    restored, seen = form.restored(outputs, shift[..., None], scale[..., None]), ~future.isnan()
+    return torch.where(seen, form.loss(restored, future.nan_to_num()), 0).sum(), int(seen.sum())
+
+
+def predictors(dataset: SeriesDataset) -> dict[str, Affine]:
+    """Baselines of a data set by name; DLinear is trained at the first call, unless the data has no training part."""
+    if dataset.baselines is None:
+        task: Any = dataset.recipe.task
+        period = dataset.processor.period
+        found = {REPEAT: repeated(task.context, task.horizon, 1)}
+        if period is not None and period <= task.context:
+            found[SEASONAL] = repeated(task.context, task.horizon, period)
+        if TRAIN in dataset.splits:
+            found[LINEAR] = fit_linear(dataset, build_forecast(Point()), 1, False).affine()
+        dataset.baselines = found
+    return dataset.baselines
+
+
+@torch.no_grad()
+def with_intervals(dataset: SeriesDataset, points: Affine, form: Forecast, outputs: int) -> Affine:
+    """Outputs of a head of this ``form`` whose point forecasts are ``points``, for a window that is standardised.
+
+    windows z = (x, μ/σ, 1/σ), as ``qkv.models.wide.LinearWindow`` reads them, -> (H · Q). The intervals are those of
+    the errors on some windows of the training part, relative to σ.
+    """
+    context, horizon = points.table.shape
+    table = torch.zeros(context + 2, horizon, outputs)
+    table[:context, :, : form.locations] = points.table[..., None]
+    table[context, :, : form.locations] = points.table.sum(0)[:, None] - 1
+    table[context + 1, :, : form.locations] = points.bias[:, None]
+    count = len(dataset.cutters[TRAIN])
+    most = min(count, max(1, _ERRORS // (horizon * len(dataset.processor.channels))))
+    numbers = np.unique(np.linspace(0, count - 1, most).round().astype(np.int64))
+    windows = dataset.windows(TRAIN, numbers, _KEY)
+    past, future = dataset_pair(windows)
+    relative = (future - points(past)) / level(windows)[1][..., None]
+    return Affine(table.flatten(1), form.around(relative.flatten(0, 1)).flatten())
+
+
+@torch.no_grad()
+def baseline_errors(dataset: SeriesDataset, split: str) -> dict[str, Errors]:
+    """Errors of all baselines on a split, by name."""
+    found: dict[str, Errors] = {}
+    for windows in dataset.each(split):
+        past, future = dataset_pair(windows)
+        for name, predict in predictors(dataset).items():
+            seen = errors(predict(past), future)
+            found[name] = found[name] + seen if name in found else seen
+    return found

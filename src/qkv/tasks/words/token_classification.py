@@ -1,0 +1,265 @@
+"""Classification of words: one tag per word of a sentence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkv.data.batch import IGNORED, Batch
+from qkv.data.corpus import TRAIN, VALIDATION
+from qkv.data.padding import lengths_or_none, padded, padded_tables
+from qkv.data.records.model import Records, Role
+from qkv.data.vocabulary import Vocabulary
+from qkv.data.word_features import PADDING
+from qkv.layers.signal import Signal
+from qkv.layers.tap import Tap
+from qkv.models.evaluating import evaluating
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import UserError
+from qkv.spec.heads import CRFHead
+from qkv.spec.recipe import Recipe
+from qkv.spec.register import implements
+from qkv.spec.tasks import TokenClassification
+from qkv.tasks.dataset import Dataset, Example, ExampleDataset
+from qkv.tasks.example_task import Collate, ExampleTask, Truncation, trained, types_or_none
+from qkv.tasks.labels.class_weights import label_loss, rare_labels_note, weights_of, with_class_weights
+from qkv.tasks.metrics.label_metrics import agreement
+from qkv.tasks.task import Defaults, Evaluation, Observed, Scale, Totals
+from qkv.tasks.words.entities import OUTSIDE, entity_f1, entity_scores, marked, marks_entities
+from qkv.tasks.words.sentences import ROLE, WORDS, Sentence, reader
+from qkv.tasks.words.tag_baseline import Baselines, too_large
+
+_AT_ONCE = 64
+_SHOWN = 20
+
+
+@implements(TokenClassification)
+class TokenClassificationTask(ExampleTask):
+    """Tagging of words: -Σ log p(tag of word i | sentence), predicted at the first token of each word.
+
+    Other tokens have no loss. With the front end ``words``, each word is one position, and there is no tokenizer.
+
+    With a tokenizer, words are encoded separately, each but the first with its preceding space, so that the ids equal
+    those of the sentence if the tokenizer splits at spaces. A separate space token belongs to the next word; the tag is
+    predicted at the first token with a character of the word. A word without tokens (control characters only, say)
+    becomes the unknown token. Sentences are framed by the tokenizer's template, if any.
+    """
+
+    loss_unit = "nats a word"
+    evaluates = True
+    asks = ("words",)
+    metric = "f1"
+    automatic = Defaults(("words",), best="f1", words=True, head=CRFHead(dropout=0.3), epochs=8)
+    roles = (
+        Role("words", "words", ("words", "tokens", "sentence", "text", "forms")),
+        Role("tags", "tags", ("tags", "nertags", "ner", "labels", "entities", "postags", "pos", "upos")),
+    )
+
+    def __init__(self, spec: TokenClassification):
+        super().__init__(spec)
+        self._baselines = Baselines()
+
+    @cached_property
+    def weights(self) -> Tensor | None:
+        """Weights (C) of the tags in the loss; None for no weights."""
+        return weights_of(self.spec)
+
+    def completed(self, recipe: Recipe, records: Records) -> Recipe:
+        tags = [tag for row in records.splits[TRAIN] for tag in row["tags"]]
+        return with_class_weights(recipe, tags, _known(records))
+
+    def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
+        """Build the tokenizer from the training split, unless words are read, and the list of tags from all splits.
+
+        A tag missing in training cannot be learned, but its errors are counted.
+        """
+        known = _known(records)
+        if len(known) < 2:
+            raise UserError(
+                f"data.source: every word of {records.name!r} has the tag {known[0]!r}, "
+                "so there are no tags to distinguish"
+            )
+        features = recipe.model.frontend.words
+        if features is not None:
+            return Vocabulary.without_text(tuple(known), **{WORDS: features})
+        tokenizer = trained(recipe.data.tokenizer, (" ".join(row["words"]) for row in records.splits[TRAIN]))
+        return Vocabulary(tokenizer, tokenizer, tuple(known))
+
+    def limits(self, recipe: Recipe) -> dict[str, int]:
+        return {ROLE: recipe.model.context_length}
+
+    def reader(self, recipe: Recipe, vocabulary: Vocabulary) -> Truncation:
+        limits = self.limits(recipe)
+        if not vocabulary.has_text:
+            return Truncation(limits, unit="words")
+        return Truncation({ROLE: max(0, limits[ROLE] - vocabulary.tokenizer.frame.size)}, recipe.model.types_read)
+
+    def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, cut: Truncation) -> list[Example]:
+        read = reader(vocabulary, cut)
+        return [_example(row, read(row["words"]), vocabulary.classes) for row in rows]
+
+    def unknown_label(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> str | None:
+        return next((tag for tag in row["tags"] if tag not in vocabulary.classes), None)
+
+    def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Collate:
+        return _collated
+
+    def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+        logits = _logits(model, batch, tap)
+        return label_loss(model.head, logits, batch.targets, self.spec.label_smoothing, self.weights)
+
+    def observe(self, model: Transformer, batch: Batch) -> Observed:
+        """Loss of a batch; outcomes: (true, predicted) classes of the words of each row, -1 for truncated words."""
+        logits, asked, pairs = _logits(model, batch), batch.targets != IGNORED, []
+        best = model.head.decode(logits, asked)
+        for row, unread in enumerate(batch.extras["unread"]):
+            read = zip(batch.targets[row][asked[row]].tolist(), best[row][asked[row]].tolist(), strict=True)
+            pairs.append([*read, *((true, -1) for true in unread)])
+        return Observed(model.head.loss(logits, batch.targets), batch.num_targets, pairs)
+
+    def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
+        """Loss over the words read; accuracy and F1 over all words, in per cent, where truncated words count as wrong.
+
+        F1 is over whole entities, or the mean over tags if the tags encode no entities.
+        """
+        pairs = [pair for row in seen.outcomes for pair in row]
+        right = sum(true == found for true, found in pairs)
+        figures = {
+            "loss": seen.loss / max(1, seen.count),
+            "accuracy": 100 * right / len(pairs) if pairs else float("nan"),
+        }
+        if marks_entities(scale.labels):
+            return figures | {"f1": entity_f1(*_named(seen, scale.labels))}
+        return figures | {"f1": agreement([(true, found) for true, found in pairs if found >= 0])["macro_f1"]}
+
+    def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
+        assert isinstance(dataset, ExampleDataset)
+        labels, figures = dataset.vocabulary.labels, self.figures(seen, dataset.scale(split))
+        shown = self._tagged(model, dataset, split, recipe)
+        fitted_on, rows = dataset.fitted_on or (), dataset.records[split]
+        baselines = self._baselines.figures(fitted_on, rows) if fitted_on else {}
+        pairs = [pair for row in seen.outcomes for pair in row]
+        counts = Counter(tag for row in fitted_on for tag in row["tags"])
+        rare = rare_labels_note(self.spec, labels, pairs, counts, recipe.model.head.weighs)
+        notes = [*filter(None, [too_large(fitted_on)]), *rare]
+        if not marks_entities(labels):
+            return Evaluation(figures | baselines, [shown], notes)
+        found = entity_scores(*_named(seen, labels))
+        return Evaluation(figures | found.figures | baselines, [*found.sections, shown], notes)
+
+    def _tagged(self, model: Any, dataset: ExampleDataset, split: str, recipe: Recipe) -> dict[str, Any]:
+        rows = dataset.records[split][:_SHOWN]
+        answers = self.predict(model, dataset.vocabulary, recipe, rows)
+        sentences = [
+            {"words": row["words"], "tags": answer["tags"], "truth": row["tags"]}
+            for row, answer in zip(rows, answers, strict=True)
+        ]
+        return {"kind": "tagged", "title": "Tagged sentences", "sentences": sentences}
+
+    def sample(self, model: Transformer, dataset: Dataset, recipe: Recipe) -> str | None:
+        assert isinstance(dataset, ExampleDataset)
+        rows = dataset.records[VALIDATION][:5]
+        answers = self.predict(model, dataset.vocabulary, recipe, rows)
+        return "\n".join(
+            f"{answer['answer']}\n  ({marked(row['words'], row['tags'])})"
+            for row, answer in zip(rows, answers, strict=True)
+        )
+
+    def predict(
+        self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        read_words, found = reader(vocabulary, self.reader(recipe, vocabulary)), []
+        sentences = [_words(row["words"]) for row in rows]
+        for begin in range(0, len(rows), _AT_ONCE):
+            read = [read_words(words) for words in sentences[begin : begin + _AT_ONCE]]
+            sentences_read = [TaggedSentence(values, types, _at(heads, len(values))) for values, types, heads in read]
+            batch = _collated(sentences_read).to(model.device)
+            with torch.inference_mode(), evaluating(model):
+                best = model.head.decode(_logits(model, batch), batch.targets != IGNORED).tolist()
+            found += [
+                [vocabulary.labels[row[head]] for head in heads] for row, (_, _, heads) in zip(best, read, strict=True)
+            ]
+        return [_answer(words, tags, vocabulary.labels) for words, tags in zip(sentences, found, strict=True)]
+
+
+def _known(records: Records) -> list[str]:
+    """Tags of all splits, in the order of the classes."""
+    return sorted({tag for rows in records.splits.values() for row in rows for tag in row["tags"]})
+
+
+def _named(seen: Totals, labels: tuple[str, ...]) -> tuple[list[list[str]], list[list[str]]]:
+    """(true tags, predicted tags) of each sentence, by name; truncated words are predicted as O (no entity)."""
+    truth = [[labels[true] for true, _ in row] for row in seen.outcomes]
+    return truth, [[labels[found] if found >= 0 else OUTSIDE for _, found in row] for row in seen.outcomes]
+
+
+class TaggedSentence(NamedTuple):
+    """Fields of an example.
+
+    values, types (N): what the model reads.   targets (N): class of each word at its first position.   unread: classes
+    of the words beyond the model's length.
+    """
+
+    values: np.ndarray
+    types: np.ndarray
+    targets: np.ndarray
+    unread: tuple[int, ...] = ()
+
+
+def _example(row: Mapping[str, Any], read: Sentence, classes: Mapping[str, int]) -> Example:
+    unknown = next((tag for tag in row["tags"] if tag not in classes), None)
+    if unknown is not None:
+        raise UserError(
+            f"data: the tag {unknown!r} is none of those that the run was trained with: {', '.join(classes)}"
+        )
+    tags, (values, types, heads) = [classes[tag] for tag in row["tags"]], read
+    targets = _at(heads, len(values), tags[: len(heads)])
+    return Example(len(values), len(heads), TaggedSentence(values, types, targets, tuple(tags[len(heads) :])))
+
+
+def _at(heads: list[int], length: int, classes: Sequence[int] | int = 0) -> np.ndarray:
+    """Targets (``length``,) with ``classes`` at the positions ``heads``, by default class 0 as a placeholder."""
+    targets = np.full(length, IGNORED, np.int64)
+    targets[heads] = classes
+    return targets
+
+
+def _words(given: Any) -> list[str]:
+    """Words of a sentence, given as a string split at white space or as a list. Raises ``UserError`` for
+    anything else.
+    """
+    words = given.split() if isinstance(given, str) else given
+    if not isinstance(words, (list, tuple)) or not words or not all(isinstance(word, str) and word for word in words):
+        raise UserError(f"words: {given!r} is not a sentence; give a text with at least one word, or a list of words")
+    return list(words)
+
+
+def _answer(words: list[str], tags: list[str], labels: Sequence[str]) -> dict[str, Any]:
+    """Readable prediction for a sentence; truncated words are outside entities, or "?" if tags encode none."""
+    unread = len(words) - len(tags)
+    tags = tags + [OUTSIDE if marks_entities(labels) else "?"] * unread
+    answer: dict[str, Any] = {"answer": marked(words, tags), "words": words, "tags": tags}
+    if unread:
+        answer["note"] = (
+            f"the last {unread} of {len(words)} words were not read: the sentence is longer than what the model reads"
+        )
+    return answer
+
+
+def _collated(rows: Sequence[TaggedSentence]) -> Batch:
+    read = [row.values for row in rows]
+    values, lengths = padded(read) if read[0].ndim == 1 else padded_tables(read, PADDING)
+    targets, _ = padded([row.targets for row in rows], IGNORED)
+    types, unread = types_or_none([row.types for row in rows]), tuple(row.unread for row in rows)
+    return Batch.of(Signal(values, lengths_or_none(values, lengths), types=types), targets, unread=unread)
+
+
+def _logits(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+    """Logits (B, N, C) of each position for the C tags."""
+    return model(batch.input, tap=tap)[0]

@@ -1,0 +1,34 @@
+"""Tokenizers of other kinds as ``Tokenizer``."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import tokenizers
+
+from qkv.spec.errors import UserError
+from qkv.tokenizers.tokenizer import Tokenizer
+
+
+def convert_tokenizer(given: Any) -> Tokenizer:
+    """``Tokenizer`` of a tokenizer, of a file or folder that holds one, or of a run.
+
+    Tokenizers of the libraries ``tokenizers`` and ``transformers`` are copied. Raises ``UserError`` for anything else.
+    """
+    if isinstance(given, Tokenizer):
+        return given
+    if isinstance(given, (str, os.PathLike)):
+        return Tokenizer.load(given)
+    core = getattr(given, "backend_tokenizer", given)
+    if isinstance(core, tokenizers.Tokenizer):
+        template = getattr(given, "chat_template", None)
+        copied = tokenizers.Tokenizer.from_str(core.to_str())
+        return Tokenizer(copied, chat_template=template if isinstance(template, str) else None)
+    own = getattr(given, "tokenizer", None)
+    if isinstance(own, Tokenizer):
+        return own
+    raise UserError(
+        f"tokenizer: {type(given).__name__} given; allowed: a tokenizer, a run, or the path of a tokenizer.json or its "
+        "folder"
+    )

@@ -1,0 +1,103 @@
+"""Environment of a run that affects the last digits of its results: versions, processor, threads, and op
+implementations.
+
+Ops measure which of their implementations is fastest, and a measurement can differ at the next start. The choices are
+therefore saved in the run folder as soon as they are made, and later starts in that folder reuse them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qkv.ops import choices
+from qkv.runs.files import clear_errors
+from qkv.system.files import write_file
+from qkv.system.optional import PATHS, turned_off
+from qkv.system.processor import processor_name
+
+FILE = "surroundings.json"
+
+
+class Environment:
+    """Environment of a run (versions, processor, op implementations chosen), stored in ``folder`` to repeat results
+    exactly.
+    """
+
+    def __init__(self, folder: Path, device: torch.device):
+        self.path = folder / FILE
+        self.facts = facts(device)
+        self._written = -1
+
+    def adopt(self) -> str:
+        """Make ops use the implementations chosen at an earlier start of the run; return a warning if the environment
+        differs, else "".
+        """
+        try:
+            saved = json.loads(self.path.read_bytes())
+            before, paths = dict(saved["facts"]), list(saved["paths"])
+        except FileNotFoundError:
+            return ""
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return (
+                f"{self.path} cannot be read, so the fastest implementations are measured anew; "
+                "the losses may differ in their last digits from here on"
+            )
+        changed = [
+            f"{name} {before.get(name)} before, {value} now"
+            for name, value in self.facts.items()
+            if before.get(name) != value
+        ]
+        if changed:
+            reason = f"this start differs from the one before: {'; '.join(changed)}"
+            return f"the losses may differ in their last digits from here on, because {reason}"
+        choices.restore(paths)
+        return ""
+
+    def keep(self) -> None:
+        """Save which implementation each op has chosen by measurement, if there are new choices since the last call."""
+        count = len(choices.all_choices())
+        if count == self._written:
+            return
+        with clear_errors(str(self.path)):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            content = {
+                "facts": self.facts,
+                "python": platform.python_version(),
+                "date": date.today().isoformat(),
+                "paths": choices.snapshot(),
+            }
+            write_file(self.path, json.dumps(content, indent=1).encode())
+        self._written = count
+
+
+def read_environment(folder: Path) -> dict[str, Any] | None:
+    """Environment saved by the latest start of the run whose checkpoints are in ``folder``, with ``python`` and
+    ``date``; None if missing.
+    """
+    try:
+        saved = json.loads((folder / FILE).read_bytes())
+        return {**saved["facts"], "python": saved["python"], "date": saved["date"]}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def facts(device: torch.device) -> dict[str, Any]:
+    """Environment that affects the last digits of results: versions, processor, device and threads, by name."""
+    return {
+        "qkv": version("qkv"),
+        "torch": torch.__version__,
+        "processor": processor_name(),
+        "vector instructions": torch.backends.cpu.get_cpu_capability(),
+        "limit of oneDNN": os.environ.get("ONEDNN_MAX_CPU_ISA"),
+        "paths turned off": ", ".join(name for name in PATHS if turned_off(name)) or None,
+        "device": device.type if device.type == "cpu" else torch.get_device_module(device).get_device_name(device),
+        "threads": torch.get_num_threads(),
+    }

@@ -1,0 +1,65 @@
+"""Progress of a run between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from qkv.data.batch import Batch
+from qkv.models.transformer import Transformer
+
+FITTED = 0.8
+"""Share of the validation loss below which the training loss shows that the training rows are fitted."""
+_KEPT, _FALLS = 0.95, 0.98
+"""Share of the former value in the moving average; ratio to its value at the best validation at which it falls."""
+
+
+@dataclass
+class RunProgress:
+    """Counters of a run in progress, saved in each checkpoint. ``seconds``: training time, including earlier starts."""
+
+    step: int = 0
+    tokens: int = 0
+    """Number of targets trained on so far."""
+    rows: int = 0
+    positions: int = 0
+    """Number of positions of all rows so far, padding included."""
+    sources: int = 0
+    """Number of positions that an encoder has read so far, padding included."""
+    seconds: float = 0.0
+    best_figure: float | None = None
+    """Best value so far of the metric ``training.validation.best``."""
+    best_step: int = 0
+    stale: int = 0
+    """Number of validations since the best one."""
+    train_loss: float | None = None
+    """Moving average of the training loss."""
+    best_train_loss: float | None = None
+    """Moving average of the training loss at the best validation."""
+    fitting: bool = False
+    """True if, at the last validation, the training loss was above most of the validation loss and falling."""
+    looked: int = 0
+    """Last step whose validation and sample are done."""
+    sampling_seconds: float = 0.0
+    preparation: float = 0.0
+    """Seconds before training, over all starts: opening data, building the model, measuring costs."""
+
+    def saw(self, loss: float) -> None:
+        """Add the loss of a training step to its moving average."""
+        before = self.train_loss
+        self.train_loss = loss if before is None else _KEPT * before + (1 - _KEPT) * loss
+
+    def compare(self, loss: float, best: bool) -> None:
+        """Set ``fitting`` at a validation of that loss, which was the ``best`` so far or not."""
+        own, before = self.train_loss, self.best_train_loss
+        self.best_train_loss = own if best else before
+        falls = own is not None and before is not None and own < _FALLS * before
+        self.fitting = own is not None and falls and own > FITTED * loss
+
+    def count(self, model: Transformer, batches: Iterable[Batch]) -> None:
+        """Add the rows and positions that ``model`` computes for ``batches``, padding included, to the counters."""
+        for batch in batches:
+            self.rows += batch.input.num_rows
+            self.positions += model.frontend.computed(batch.input)
+            if batch.source is not None and model.encoder is not None:
+                self.sources += model.encoder.frontend.computed(batch.source)
