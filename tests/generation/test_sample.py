@@ -13,10 +13,10 @@ from tests.generation.reads import shapes_read
 from tests.generation.test_filters import chi_square_p
 from tests.ops.clock import forget_choices
 
+from qkv.generation import naive
 from qkv.generation.context import first_seen, learned_reach
 from qkv.generation.sample import Sampling, generate, stream
 from qkv.models.build import build
-from qkv.models.transformer import Transformer
 from qkv.ops import choices
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
@@ -27,20 +27,12 @@ GREEDY = Generation(max_new_tokens=24, temperature=0)
 DRAWN = Generation(max_new_tokens=24, temperature=0.9, top_p=0.95, seed=7)
 
 
-@torch.no_grad()
-def greedy_without_state(m: Transformer, prompt: list[int], count: int, limit: int | None = None) -> list[int]:
-    """Every step runs the whole text, or what of it is seen, through the model."""
-    text = list(prompt)
-    for _ in range(count):
-        seen = text[first_seen(len(text), limit) :]
-        text.append(int(m(torch.tensor([seen]))[0][0, -1].argmax()))
-    return text[len(prompt) :]
-
-
 @pytest.mark.parametrize("name", STACKS)
-def test_greedy_tokens_with_state_are_those_without(name: str) -> None:
+def test_tokens_with_state_are_those_of_whole_passes(name: str) -> None:
     m = model(name)
-    assert generate(m, PROMPTS, GREEDY) == [greedy_without_state(m, p, 24) for p in PROMPTS]
+    assert generate(m, PROMPTS, GREEDY) == [naive.generate(m, p, GREEDY) for p in PROMPTS]
+    seeds = [DRAWN.changed(seed=7 + row) for row in range(len(PROMPTS))]
+    assert generate(m, PROMPTS, DRAWN) == [naive.generate(m, p, s) for p, s in zip(PROMPTS, seeds, strict=True)]
 
 
 @pytest.mark.parametrize("name", STACKS)
@@ -82,7 +74,7 @@ def test_unbounded_positions_go_past_the_context_length(name: str) -> None:
     m = model(name)
     assert m.spec.context_length < len(PROMPTS[0]) + 24
     for overflow in ("slide", "refuse"):
-        assert generate(m, PROMPTS[:1], GREEDY.changed(overflow=overflow)) == [greedy_without_state(m, PROMPTS[0], 24)]
+        assert generate(m, PROMPTS[:1], GREEDY.changed(overflow=overflow)) == [naive.generate(m, PROMPTS[0], GREEDY)]
 
 
 @given(st.integers(1, 40), st.integers(1, 40))
@@ -95,7 +87,7 @@ def test_what_is_seen_of_a_text_is_its_end_and_at_least_half_a_context(length: i
 @pytest.mark.parametrize("limit", [1, 2, 7, 8])
 def test_a_full_context_slides(limit: int) -> None:
     m = model("learned", context_length=limit)
-    assert generate(m, PROMPTS, GREEDY) == [greedy_without_state(m, p, 24, limit) for p in PROMPTS]
+    assert generate(m, PROMPTS, GREEDY) == [naive.generate(m, p, GREEDY) for p in PROMPTS]
 
 
 def test_sliding_does_not_ask_who_wrote_the_text() -> None:
@@ -114,7 +106,7 @@ def test_sliding_rows_are_those_of_one_by_one() -> None:
 def test_refusing_names_the_numbers_and_allows_the_last_position() -> None:
     m = model("learned", context_length=8)
     fits = Generation(max_new_tokens=6, temperature=0, overflow="refuse")
-    assert generate(m, [[1, 2, 3]], fits) == [greedy_without_state(m, [1, 2, 3], 6)]
+    assert generate(m, [[1, 2, 3]], fits) == [naive.generate(m, [1, 2, 3], fits)]
     with pytest.raises(
         UserError, match=r"prompt 2 of 2 has 4 tokens, and with 6 new ones 9 positions are needed, .* end at 8"
     ):
@@ -150,18 +142,10 @@ def test_drawn_tokens_follow_the_models_distribution() -> None:
 
 
 def test_the_repetition_penalty_sees_prompt_and_new_tokens_of_its_own_row() -> None:
-    m, penalty = model("rope"), 1.8
-    expected = []
-    for prompt in PROMPTS:
-        text = list(prompt)
-        for _ in range(12):
-            with torch.no_grad():
-                logits = m(torch.tensor([text]))[0][0, -1]
-            for token in set(text):
-                logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
-            text.append(int(logits.argmax()))
-        expected.append(text[len(prompt) :])
-    assert generate(m, PROMPTS, Generation(max_new_tokens=12, temperature=0, repetition_penalty=penalty)) == expected
+    m = model("rope")
+    settings = GREEDY.changed(max_new_tokens=12, repetition_penalty=1.8)
+    expected = [naive.generate(m, prompt, settings) for prompt in PROMPTS]
+    assert generate(m, PROMPTS, settings) == expected
     assert expected != generate(m, PROMPTS, GREEDY.changed(max_new_tokens=12))
 
 

@@ -1,0 +1,37 @@
+"""Generation as it is defined: each token is drawn after one pass of the model over the whole text.
+
+    z = f(x_1 … x_n)_n      p = softmax(filter(z))      x_(n+1) ~ p, or argmax filter(z) at temperature 0
+
+The oracle of the engine, which gives the same tokens from states, in batches and with proposals. The cost of a text
+grows with the square of its length: read it and test with it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+
+from qkv.generation.context import first_seen
+from qkv.generation.filters import draw, filtered
+from qkv.models.transformer import Transformer
+from qkv.spec.generation import Generation
+
+
+@torch.no_grad()
+def generate(model: Transformer, prompt: Sequence[int], generation: Generation) -> list[int]:
+    """Return ``max_new_tokens`` new tokens after ``prompt``. ``generation``: those settings that filters read
+    (temperature, top_k, top_p, min_p, repetition_penalty), and the seed.
+    """
+    text, uniforms = list(prompt), random.Random(generation.seed)
+    for _ in range(generation.max_new_tokens):
+        seen = text[first_seen(len(text), model.limit) :]
+        logits = model(torch.tensor([seen]))[0][:, -1]
+        logits = filtered(logits, generation, torch.tensor([text]))
+        if generation.temperature == 0.0:
+            token = logits.argmax(-1)
+        else:
+            token = draw(logits, torch.tensor([uniforms.random()], dtype=torch.float64))
+        text.append(int(token))
+    return text[len(prompt) :]
