@@ -63,7 +63,7 @@ def test_adapters_of_one_base_share_its_weights(
     monkeypatch.setattr("qkv.serving.listen.serve", lambda *given: None)
     said = qkv("serve", run, f"a={tmp_path / 'other'}", f"b={tmp_path / 'other'}", "--port", 0)
     first, *others = said.out.splitlines()
-    held, apart = re.fullmatch(r"weights: (.*) instead of (.*), as what models have alike is held once", first).groups()  # type: ignore[union-attr]
+    held, apart = re.fullmatch(r"weights: (.*) \(shared between models; (.*) without sharing\)", first).groups()  # type: ignore[union-attr]
     assert float(apart.split()[0]) > 2.5 * float(held.split()[0])
     assert others[:3] == [f"{name}: completions, embeddings{NO_CHAT}" for name in ("run", "a", "b")]
     assert "weights" not in qkv("serve", run, "--port", 0).out

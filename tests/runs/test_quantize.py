@@ -85,7 +85,7 @@ def test_other_uses_are_one_sentence(
     small: Path, straight: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for command, sentence in (
-        (["quantize", str(small), str(tmp_path / "a")], "bits already"),
+        (["quantize", str(small), str(tmp_path / "a")], "is already quantised"),
         (["export", str(small), "--out", str(tmp_path / "b")], "quantised"),
         (["quantize", str(straight), str(small)], "is not empty"),
         (["quantize", str(straight), str(tmp_path / "c"), "--bits", "3"], "bits"),

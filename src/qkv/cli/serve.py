@@ -142,7 +142,7 @@ def _service(
     service = Service(models, limits)
     if saved:
         held, apart = size(service.weight_bytes), size(service.weight_bytes + saved)
-        typer.echo(f"weights: {held} instead of {apart}, as what models have alike is held once")
+        typer.echo(f"weights: {held} (shared between models; {apart} without sharing)")
     return service
 
 

@@ -58,7 +58,7 @@ def t_outside(t: float, freedom: int) -> float:
 
 
 def t_quantile(probability: float, freedom: int) -> float:
-    """Value that Student's t distribution with ``freedom`` degrees of freedom exceeds with 1 - ``probability``."""
+    """Quantile of Student's t with ``freedom`` degrees of freedom: the value below which ``probability`` lies."""
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, probability))

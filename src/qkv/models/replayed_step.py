@@ -187,11 +187,9 @@ def replayed_step(stack: Any, x: Tensor, context: Context, state: Sequence[Any])
     found = _made.steps.get(stack)
     if stack not in _made.steps or (found is not None and not found.current(stack)):
         found = _made.steps[stack] = ReplayedStep(stack) if _replayable(stack) else None
-    return (
-        found
-        if found is not None and not found.fingerprint.heard() and found.prepare(stack, x, context, state)
-        else None
-    )
+    if found is None or found.fingerprint.heard() or not found.prepare(stack, x, context, state):
+        return None
+    return found
 
 
 def _replayable(stack: Any) -> bool:

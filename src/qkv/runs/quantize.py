@@ -78,7 +78,9 @@ def quantize(
     place = source.folder if isinstance(source, Run) else source
     old = load_stored(place, copy=copy)
     if old.recipe.quantized is not None:
-        raise UserError(f"{old.folder} has weights in {old.recipe.quantized.bits} bits already; give the run before it")
+        raise UserError(
+            f"{old.folder} is already quantised to {old.recipe.quantized.bits} bits; quantise the original run"
+        )
     if batches is not None and batches < 1:
         raise UserError(f"batches: {quoted(batches)} given; give at least 1, or leave it out for all data")
     folder = _new(Path(out))

@@ -134,7 +134,7 @@ class Task(ABC):
     generates_images: ClassVar[bool] = False
     """True if the model generates images, see ``images``."""
     temperature: float = 1.0
-    """Divisor of the logits of a label before their softmax, fitted after training: ``tasks/metrics/calibration.py``."""
+    """Divisor of the logits of a label before their softmax, fitted after training (``tasks/metrics/calibration``)."""
     processor: Processor | None = None
     """Spec of the processor of its input; None for text."""
     metric: ClassVar[str] = "loss"
