@@ -164,4 +164,4 @@ def test_bench_and_why_name_the_path_of_a_text(
     assert "a text is decoded by one native call a token" in capsys.readouterr().out
     words = ["model.frontend.vocab_size=30", 'model.blocks.0.branches=["attention(2, mask=causal & window(4))"]']
     assert main(["why", "char_shakespeare_cpu", "model.context_length=16", *words]) == 0
-    assert "part by part: the native library lacks attention under a mask" in capsys.readouterr().out
+    assert "part by part: the native library lacks attention with mask 'all_of'" in capsys.readouterr().out

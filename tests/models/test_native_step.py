@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import create_model
 from tests.ops.present import needs_native
 from torch import Tensor
 
@@ -19,11 +20,13 @@ from qkv.layers.lora import adapters, merged, wrap
 from qkv.models import layered, native_step, native_token
 from qkv.models.frozen_weights import unchanged
 from qkv.models.layout import lay_out
+from qkv.models.native_parts import FIELDS, beyond
 from qkv.models.quantize import quantize
 from qkv.models.transformer import Transformer
 from qkv.ops.choices import made
 from qkv.ops.native.step import INPUTS, Steps
 from qkv.spec.adapt import LoRA
+from qkv.spec.base import Spec
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.quantization import Quantization
@@ -390,3 +393,31 @@ def test_a_promise_spares_the_comparison_until_it_ends_or_weights_are_laid_out()
     assert step.current(parts) is False
     found = by_tokens(model, ids, 4)
     torch.testing.assert_close(found.double(), by_tokens(copy.deepcopy(model).double(), ids, 4), rtol=0, atol=1e-4)
+
+
+def later(kind: type[Spec], monkeypatch: pytest.MonkeyPatch) -> type[Spec]:
+    """``kind`` as a later version of it may be: with one more field, of which the library knows nothing."""
+    found = create_model("Later", __base__=kind, extra=(bool, False))
+    monkeypatch.setitem(FIELDS, found, FIELDS[kind])
+    return found
+
+
+@pytest.mark.parametrize("kind", FIELDS, ids=lambda kind: kind.__name__)
+def test_a_field_that_is_added_later_is_not_ignored(kind: type[Spec], monkeypatch: pytest.MonkeyPatch) -> None:
+    more = later(kind, monkeypatch)
+    assert beyond(kind()) == ""
+    assert beyond(more()) == ""
+    assert beyond(more(extra=True)).endswith("with extra")
+
+
+def test_a_model_whose_attention_has_such_a_field_decodes_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = built(FORMS["gpt2"]), torch.arange(12)[None]
+    expected = decoded(model, ids, 6)
+    assert used(model)
+    attention, other = model.walked[0].spec.branches
+    more = later(type(attention), monkeypatch)(num_heads=attention.num_heads, extra=True)
+    model.walked[0].spec = model.walked[0].spec.changed(branches=(more, other))
+    native_step._made.pop(model)
+    torch.testing.assert_close(decoded(model, ids, 6), expected)
+    assert not used(model)
+    assert native_step._made[model].unknown == "attention with extra"

@@ -25,6 +25,7 @@ class LayerNorm(Norm):
 
     def __init__(self, part: spec.LayerNorm, width: int):
         super().__init__()
+        self.part = part
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width)) if part.bias else None
         self.eps = part.eps
@@ -39,6 +40,7 @@ class RMSNorm(Norm):
 
     def __init__(self, part: spec.RMSNorm, width: int):
         super().__init__()
+        self.part = part
         self.weight = nn.Parameter(torch.ones(width)) if part.weight else None
         self.width, self.eps = width, part.eps
 

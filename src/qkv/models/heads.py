@@ -83,6 +83,7 @@ class LanguageModelHead(Head):
 
     def __init__(self, part: spec.LanguageModelHead, width: int, table: nn.Parameter):
         super().__init__()
+        self.part = part
         self.cap, self.scale, self.tied, vocab_size = part.softcap, part.scale, part.tied, table.shape[0]
         self.transform = _Transform(part, part.transform, width) if part.transform else None
         self.num_outputs = vocab_size

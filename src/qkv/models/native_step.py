@@ -25,8 +25,8 @@ from qkv.layers.residuals import Residual
 from qkv.mixers.attention import Attention
 from qkv.models.block import Block, PreNorm
 from qkv.models.fingerprint import Fingerprint, observed
+from qkv.models.native_parts import beyond
 from qkv.ops.choices import Choice, choose
-from qkv.ops.masks import Causal
 from qkv.ops.native import library
 from qkv.ops.native.pages import PageTable
 from qkv.ops.native.step import (
@@ -43,6 +43,7 @@ from qkv.ops.native.step import (
     Steps,
 )
 from qkv.ops.quantized.tiles import tiled_from
+from qkv.spec.base import Spec
 from qkv.state.arrival import Arrival
 from qkv.state.pages import Paged
 from qkv.state.store import Dense
@@ -50,6 +51,12 @@ from qkv.state.store import Dense
 
 class Unknown(Exception):
     """A part that the native library does not know; the message names it."""
+
+
+def refuse_beyond(spec: Spec) -> None:
+    """Raise ``Unknown`` if the library does not compute all of ``spec``."""
+    if found := beyond(spec):
+        raise Unknown(found)
 
 
 class NativeStep:
@@ -127,6 +134,7 @@ class NativeStep:
                 raise Unknown(f"a block of the class {type(block).__name__}")
             if block.spec.order != "pre":
                 raise Unknown(f"blocks in the order {block.spec.order!r}")
+            refuse_beyond(block.spec)
             self._modules += [block, block.branches]
             for j, slot in enumerate(block.branches):
                 self._add(i, j, slot)
@@ -147,14 +155,6 @@ class NativeStep:
             raise Unknown(f"the branch {type(body).__name__}")
 
     def _attention(self, body: Attention, norm: InputNorm | None) -> None:
-        part = body.part
-        plain = body.query_norm is None and body.key_norm is None and body.sink is None and body.shape is None
-        if not (plain and body.maps_values) or part.top_k is not None or part.softcap is not None:
-            raise Unknown("attention with norms of queries or keys, sinks, a soft cap, top-k, or without value matrix")
-        if not isinstance(body.mask, Causal):
-            raise Unknown("attention under a mask other than 'causal'")
-        if type(body.relative) not in (relative.NoRelative, relative.Rope):
-            raise Unknown(f"attention with the relative positions {type(body.relative).__name__}")
         turning = self._rotation(body.relative)
         sizes = Attending(body.num_heads, body.kv_heads, body.head_dim, body.value_dim, body.scale, turning)
         self._modules.append(body.relative)
@@ -179,6 +179,8 @@ class NativeStep:
 
     def _norm(self, norm: nn.Module) -> InputNorm | None:
         self._modules.append(norm)
+        if isinstance(norm, norms.LayerNorm | norms.RMSNorm):
+            refuse_beyond(norm.part)
         if type(norm) is norms.NoNorm:
             return None
         if type(norm) is norms.LayerNorm:

@@ -15,10 +15,10 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 
 from qkv.frontends.text import TextFrontend
-from qkv.layers import positions
 from qkv.layers.norms import NoNorm
 from qkv.models.heads import LanguageModelHead
-from qkv.models.native_step import NativeStep, Unknown, step_of
+from qkv.models.native_parts import beyond
+from qkv.models.native_step import NativeStep, Unknown, refuse_beyond, step_of
 from qkv.ops.native import library
 from qkv.ops.native.step import LOGITS, NORMED, STREAM
 from qkv.state.arrival import Arrival
@@ -48,8 +48,9 @@ class NativeToken(NativeStep):
     def _build(self, parts: Sequence[nn.Module]) -> None:
         frontend, *blocks, norm, head = parts
         self._modules += [frontend, head]
-        if type(head) is not LanguageModelHead or head.transform is not None or head.cap or head.scale != 1.0:
-            raise Unknown("a head other than a plain language model's")
+        if type(head) is not LanguageModelHead:
+            raise Unknown(f"the head {type(head).__name__}")
+        refuse_beyond(head.part)
         self.embeds = self._embed(frontend)
         self._add_blocks(blocks)
         matrix = self._table(head.weight, head.bias)
@@ -58,12 +59,10 @@ class NativeToken(NativeStep):
 
     def _embed(self, frontend: nn.Module) -> bool:
         """Add the embedding, if the library knows it."""
-        if type(frontend) is not TextFrontend or type(frontend.norm) is not NoNorm or frontend.scale != 1.0:
+        if type(frontend) is not TextFrontend or type(frontend.norm) is not NoNorm or beyond(frontend.part):
             return False
-        plain = frontend.types is None and frontend.query is None and frontend.part.join == "add"
         place: Any = frontend.positions
-        known = place is None or (type(place) is positions.Learned and place.table.is_contiguous())
-        if not plain or not known:
+        if place is not None and not place.table.is_contiguous():
             return False
         self._modules += [frontend.norm]
         table = self._table(frontend.table)

@@ -1,0 +1,71 @@
+"""Specs that the native library computes: a spec made of the fields below, all others at their defaults.
+
+A field that is added to a part later is not among them, so a spec that sets it decodes part by part.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pydantic_core import PydanticUndefined
+
+from qkv.spec import branches, heads, masks, parts
+from qkv.spec.base import Spec
+from qkv.spec.blocks import Block
+from qkv.spec.frontends import Text
+
+
+class Fields(NamedTuple):
+    """Names of fields. computed: by the library, which must know the parts in them, too. elsewhere: without effect on
+    decoding, or computed before the library is called.
+    """
+
+    computed: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+
+
+_FEED_FORWARD = Fields(("hidden", "activation", "bias"), ("dropout",))
+_HEADS = ("num_heads", "num_kv_heads", "head_dim", "value_dim", "temperature", "bias", "output_bias")
+FIELDS: dict[type[Spec], Fields] = {
+    Block: Fields(("branches", "order", "norm", "norms", "residual"), ("dropout", "drop_path")),
+    branches.Attention: Fields((*_HEADS, "mask", "relative"), ("dropout",)),
+    branches.FeedForward: _FEED_FORWARD,
+    branches.GatedFeedForward: _FEED_FORWARD,
+    masks.Causal: Fields(),
+    parts.NoRelative: Fields(),
+    parts.Rope: Fields(("base", "fraction"), ("scaling",)),
+    parts.Add: Fields(),
+    parts.NoNorm: Fields(),
+    parts.LayerNorm: Fields(("eps", "bias")),
+    parts.RMSNorm: Fields(("eps", "weight")),
+    parts.NoPositions: Fields(),
+    parts.Learned: Fields(("offset",)),
+    Text: Fields(("positions", "norm"), ("vocab_size", "dropout", "vectors", "width")),
+    heads.LanguageModelHead: Fields(("tied", "bias"), ("norm", "transform_bias")),
+}
+
+
+def beyond(spec: Spec) -> str:
+    """First part or field of ``spec`` that the library does not compute, such as "attention with top_k"; empty if it
+    computes all of it.
+    """
+    name = getattr(spec, "kind", "") or type(spec).__name__.lower()
+    if type(spec) not in FIELDS:
+        return f"{name!r}"
+    fields = FIELDS[type(spec)]
+    for field, about in type(spec).model_fields.items():
+        value = getattr(spec, field)
+        if field in fields.computed:
+            inner = next((found for part in _parts(value) if (found := beyond(part))), "")
+            if inner:
+                return inner if isinstance(spec, Block) else f"{name} with {field} {inner}"
+        elif field not in fields.elsewhere:
+            default = about.get_default(call_default_factory=True)
+            if default is PydanticUndefined or value != default:
+                return f"{name} with {field}"
+    return ""
+
+
+def _parts(value: object) -> list[Spec]:
+    several = value if isinstance(value, tuple) else (value,)
+    return [part for part in several if isinstance(part, Spec)]
