@@ -17,7 +17,7 @@ from qkv.generation.requests import Request, RequestQueue
 from qkv.generation.sample import generate
 from qkv.layers.branch import linear_maps
 from qkv.layers.lora import adapters, merged, wrap
-from qkv.models import layered, native_step, native_token
+from qkv.models import native_step, native_token, runners
 from qkv.models.frozen_weights import unchanged
 from qkv.models.layout import lay_out
 from qkv.models.native_parts import FIELDS, beyond
@@ -128,7 +128,7 @@ def test_quantised_weights(name: str, bits: int, monkeypatch: pytest.MonkeyPatch
     quantize(model, Quantization.parse({"bits": bits}))
     found = decoded(model, ids, 5)
     assert used(model)
-    monkeypatch.setattr(layered, "native_step", lambda *given: None)
+    monkeypatch.setattr(runners, "native_step", lambda *given: None)
     torch.testing.assert_close(found, decoded(model, ids, 5), rtol=0, atol=1e-4 if bits == 16 else 0.02)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 import qkv
 from qkv.layers.signal import Signal
 from qkv.mixers.attention import Attention
-from qkv.models import layered, native_step
+from qkv.models import native_step, runners
 from qkv.models.transformer import Transformer
 from qkv.ops.native import pages as kernel
 from qkv.spec.model import Model
@@ -92,7 +92,7 @@ def test_what_reads_pages_computes_what_dense_stores_give(
 ) -> None:
     monkeypatch.setattr(pages, "PAGE", 4)
     if not native:
-        monkeypatch.setattr(layered, "native_step", lambda *given: None)
+        monkeypatch.setattr(runners, "native_step", lambda *given: None)
     model, ids = built(READ[name]), tokens(3, 40)
     attention = model.branches[0]
     assert isinstance(attention, Attention)
@@ -121,7 +121,7 @@ def test_pages_that_are_gathered_give_the_same(monkeypatch: pytest.MonkeyPatch) 
     model, ids = built(READ["rope, few key heads"]), tokens(3, 40)
     expected = fed(model, ids, CALLS, False)
     monkeypatch.setattr(kernel, "suits", lambda q: False)
-    monkeypatch.setattr(layered, "native_step", lambda *given: None)
+    monkeypatch.setattr(runners, "native_step", lambda *given: None)
     for got, right in zip(fed(model, ids, CALLS, True), expected, strict=True):
         torch.testing.assert_close(got, right, rtol=0, atol=3e-5)
 

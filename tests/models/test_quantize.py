@@ -9,7 +9,7 @@ import torch
 
 import qkv
 from qkv.layers.quantized import QuantizedLinear, QuantizedTable
-from qkv.models import layered
+from qkv.models import runners
 from qkv.models.quantize import quantize
 from qkv.models.transformer import Transformer
 from qkv.ops.native import library
@@ -39,7 +39,7 @@ def test_the_model_computes_with_the_rounded_weights(
     """
     if not native:
         monkeypatch.setattr(choose, "TWINS", dict.fromkeys(choose.TWINS, reference.linear))
-        monkeypatch.setattr(layered, "native_step", lambda *given: None)
+        monkeypatch.setattr(runners, "native_step", lambda *given: None)
     rounds = native and library.available() and (part.bits < 16 or library.rounds_to_bf16())
     rtol, atol = (0.0, 0.02) if rounds else (1e-4, 1e-5)
     model, rounded = built(), built()

@@ -14,10 +14,9 @@ from qkv.layers.context import Context, Memory
 from qkv.layers.layout import Declared
 from qkv.layers.norms import Norm, build_norm
 from qkv.layers.relative import share_tables
+from qkv.models import runners
 from qkv.models.block import Block
 from qkv.models.depth_average import DepthAverage
-from qkv.models.native_step import native_step
-from qkv.models.replayed_step import replayed_step
 from qkv.models.reversible import through_reversible
 from qkv.spec.model import Layered as LayeredSpec
 from qkv.state.pages import Paged
@@ -112,22 +111,13 @@ class Layered(Declared):
         """Return (vectors (B, N, D) after the last block and the norm, next state of the blocks; None without one)."""
         if state is None:
             return self.norm(self.last(x, context), context), None
-        if (recorded := replayed_step(self, x, context, state)) is not None:
-            return recorded(x, context), tuple(state)
-        if (y := self._native(x, context, state)) is not None:
-            return self.norm(y, context), tuple(state)
+        if (y := runners.run(self, x, context, state)) is not None:
+            return y, tuple(state)
         after = []
         for y, kept in self.through(x, context, state):
             x = y
             after.append(kept)
         return self.norm(x, context), tuple(after)
-
-    def _native(self, x: Tensor, context: Context, state: Sequence[Any]) -> Tensor | None:
-        """Vectors (B, N, D) after the last block by the native library; None where the blocks are to be called."""
-        if not self.native or context.tap is not None or context.arrival is None:
-            return None
-        step = native_step(self, self.walked, x, context.arrival, state)
-        return None if step is None else step(x, context.arrival, state)
 
     def _entering(self, x: Tensor) -> Tensor:
         """Input of the first block: x, or for reversible blocks x twice, as both streams (B, N, 2 D)."""
