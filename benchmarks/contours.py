@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-from qkv.data.contours import SAMPLINGS, filled, overlap, sampled, trace
+from qkv.data.features.contours import SAMPLINGS, filled, overlap, sampled, trace
 from qkv.data.processors.contours import ContourProcessor
 from qkv.data.records.values import Unusable
 from qkv.report.table import print_table

@@ -32,7 +32,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.preprocessing import StandardScaler
 
 from own_tables import reviews
-from qkv.data.gradients import hog
+from qkv.data.features.gradients import hog
 from qkv.data.records.named import named_tables
 from qkv.data.records.table import Row
 from qkv.report.table import print_table

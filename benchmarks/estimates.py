@@ -23,7 +23,7 @@ from torch import Tensor
 
 from qkv.inspection.growth import fitted
 from qkv.layers.context import Context
-from qkv.mixers.feature_maps import Favor
+from qkv.mixers.linear.feature_maps import Favor
 from qkv.ops import hyper_attention as ops
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import AttentionProblem

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import qkv
 from qkv.generation.requests import Request, RequestQueue
-from qkv.mixers.attention import Attention
+from qkv.mixers.attention.attention import Attention
 from qkv.models.quantize import quantize
 from qkv.models.transformer import State, Transformer
 from qkv.report.table import print_table

@@ -33,7 +33,7 @@ from torch.nn import functional as F
 
 import qkv
 from gpt_models import nanogpt_module
-from qkv.data.corpus import open_corpus
+from qkv.data.corpora.corpus import open_corpus
 from qkv.report.table import print_table
 from qkv.training.events import Event, Stepped, Validated
 from side_by_side import parser, say_where

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import qkv
-from qkv.data.padding import lengths_or_none
+from qkv.data.batching.padding import lengths_or_none
 from qkv.data.processors.processor import Processor
 from qkv.data.records.model import Role
 from qkv.frontends.frontend import Frontend

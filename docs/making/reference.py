@@ -51,7 +51,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "qkv.generation.sample",
         "qkv.generation.engine",
     ),
-    "Data and tasks": ("qkv.data.batch", "qkv.data.vocabulary", "qkv.tokenizers.tokenizer", "qkv.tasks.task"),
+    "Data and tasks": ("qkv.data.batching.batch", "qkv.data.vocabulary", "qkv.tokenizers.tokenizer", "qkv.tasks.task"),
     "Changing specs": ("qkv.spec.overrides", "qkv.spec.surgery", "qkv.spec.yaml_io"),
     "Reports": ("qkv.report.page", "qkv.report.chart", "qkv.report.series", "qkv.report.heatmap", "qkv.report.bars"),
 }

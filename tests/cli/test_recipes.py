@@ -11,7 +11,7 @@ import pytest
 from tests.cli.conftest import RECIPE, Call
 
 from qkv.api.recipes import find_recipe, is_text
-from qkv.data.named import NAMES
+from qkv.data.corpora.named import NAMES
 from qkv.data.records.named import TABLES
 from qkv.models.families.presets import PRESETS
 from qkv.spec.errors import UserError

@@ -76,30 +76,19 @@ from tests.contracts.faults import (
 
 from qkv.frontends import frontend, text
 from qkv.layers import experts, memory_layer, product_keys, relative, residuals
-from qkv.mixers import (
+from qkv.mixers import recurrent
+from qkv.mixers.attention.attention import (
     additive_attention,
     attention,
-    continuous_memory,
-    convolution,
     cross_attention,
-    feature_maps,
     fixed_context,
     gated_attention,
-    gated_delta,
     latent_attention,
-    linear_attention,
-    linformer,
-    lsh_attention,
-    mamba2,
     mixed_chunks,
-    neighbours,
-    position_matrices,
-    recurrent,
-    retention,
-    retrieval_attention,
-    short_convolution,
-    token_shift,
 )
+from qkv.mixers.linear import feature_maps, gated_delta, linear_attention, mamba2, retention, short_convolution
+from qkv.mixers.local import convolution, neighbours, position_matrices, token_shift
+from qkv.mixers.sparse import continuous_memory, linformer, lsh_attention, retrieval_attention
 from qkv.models import block, depth_average, megabyte, recurrent_memory, segmentation, transformer
 from qkv.ops import continuous_memory as continuous_ops
 from qkv.ops import hyper_attention as hyper_ops

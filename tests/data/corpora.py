@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from qkv.data.corpus import Corpus, open_corpus
+from qkv.data.corpora.corpus import Corpus, open_corpus
 from qkv.spec.data import Batching, Data, RandomCrops
 from qkv.spec.tokenizers import Bytes, Tokenizer
 

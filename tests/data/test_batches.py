@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.data.corpora import corpus_of
 
-from qkv.data import buckets as buckets_module
-from qkv.data.batch import IGNORED, Batch
-from qkv.data.batches import Batches
-from qkv.data.corpus import Corpus
-from qkv.data.rows import random
+from qkv.data.batching import buckets as buckets_module
+from qkv.data.batching.batch import IGNORED, Batch
+from qkv.data.batching.batches import Batches
+from qkv.data.batching.rows import random
+from qkv.data.corpora.corpus import Corpus
 from qkv.layers.signal import Signal
 from qkv.spec.data import Batching, LengthBuckets, Packed, RandomCrops, TokenBuckets
 from qkv.spec.errors import UserError
@@ -306,7 +306,7 @@ def test_token_buckets_show_every_document_once_and_never_hold_more_positions(tm
 
 
 def test_every_batching_of_the_spec_has_a_layout() -> None:
-    assert set(Batching.kinds().values()) <= implementations(Batching, "qkv.data").keys()
+    assert set(Batching.kinds().values()) <= implementations(Batching, "qkv.data.batching").keys()
 
 
 @pytest.mark.parametrize(("seed", "step"), [(0, 0), (2**64 + 5, 1), (10**30, 2**40)])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from qkv.data.contours import SAMPLINGS, filled, length, overlap, sampled, trace
+from qkv.data.features.contours import SAMPLINGS, filled, length, overlap, sampled, trace
 
 Y, X = np.mgrid[:60, :60].astype(float)
 DISC = np.clip(20.5 - np.hypot(X - 30, Y - 28), 0, 1)

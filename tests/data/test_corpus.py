@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tests.data.corpora import corpus_of
 from tokenizers import models
 
-from qkv.data import corpus as module
-from qkv.data import text as text_module
-from qkv.data.corpus import Corpus, open_corpus
-from qkv.data.named import KNOWN, Known, PublishedFile
+from qkv.data.corpora import corpus as module
+from qkv.data.corpora import text as text_module
+from qkv.data.corpora.corpus import Corpus, open_corpus
+from qkv.data.corpora.named import KNOWN, Known, PublishedFile
 from qkv.spec import tokenizers as schemes
 from qkv.spec.data import Data, LengthBuckets, Packed, RandomCrops
 from qkv.spec.errors import UserError

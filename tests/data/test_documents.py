@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.data import documents
-from qkv.data.documents import pieces
+from qkv.data.corpora import documents
+from qkv.data.corpora.documents import pieces
 from qkv.tokenizers.coders import SpaceBorders
 
 

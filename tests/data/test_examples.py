@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.data.examples import ExampleRows, filled, in_order
+from qkv.data.batching.examples import ExampleRows, filled, in_order
 from qkv.spec import data as spec
 from qkv.spec.errors import UserError
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from qkv.data.gradients import hog
+from qkv.data.features.gradients import hog
 from qkv.spec.signals.images import Images
 
 

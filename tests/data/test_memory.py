@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from tests.data.corpora import corpus_of
 
-from qkv.data import batches as batches_module
-from qkv.data import corpus as corpus_module
-from qkv.data.batches import Batches
-from qkv.data.corpus import open_corpus
+from qkv.data.batching import batches as batches_module
+from qkv.data.batching.batches import Batches
+from qkv.data.corpora import corpus as corpus_module
+from qkv.data.corpora.corpus import open_corpus
 from qkv.spec import tokenizers as schemes
 from qkv.spec.data import Data, LengthBuckets, Packed, RandomCrops
 

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from qkv.data.ngrams import Bag, bag_of, character_ngrams, words_of
+from qkv.data.features.ngrams import Bag, bag_of, character_ngrams, words_of
 from qkv.spec.wide import Ngrams
 
 TEXTS = [

@@ -21,10 +21,10 @@ from PIL import Image, ImageFile
 import qkv
 from qkv.cli.main import main
 from qkv.data import reading
-from qkv.data.corpus import open_corpus
+from qkv.data.corpora.corpus import open_corpus
+from qkv.data.corpora.text import TextSource
 from qkv.data.processors.images import ImageProcessor
 from qkv.data.reading import identity_of, kept, latest, one_reading, read_once, release
-from qkv.data.text import TextSource
 from qkv.inspection.machine import Machine, store_machine
 from qkv.spec.data import Data
 from qkv.spec.errors import UserError

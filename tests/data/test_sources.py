@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from tests.data.corpora import inside
 
-from qkv.data import download as downloading
-from qkv.data import named, sources
-from qkv.data.named import KNOWN, Known, PublishedFile
-from qkv.data.sources import resolve
+from qkv.data.corpora import download as downloading
+from qkv.data.corpora import named, sources
+from qkv.data.corpora.named import KNOWN, Known, PublishedFile
+from qkv.data.corpora.sources import resolve
 from qkv.spec.errors import UserError
 
 CONTENT = b"To be, or not to be.\n" * 20

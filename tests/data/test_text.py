@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.data import text as module
-from qkv.data.text import TextSource
+from qkv.data.corpora import text as module
+from qkv.data.corpora.text import TextSource
 from qkv.spec.errors import UserError
 
 SAMPLE = "Zwölf\r\nBoxkämpfer — 漢字 👍🏽\x00\n\n" * 5

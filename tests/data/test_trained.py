@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from qkv.data import trained as module
-from qkv.data.trained import trained_on
+from qkv.data.corpora import trained as module
+from qkv.data.corpora.trained import trained_on
 from qkv.spec import tokenizers as schemes
 from qkv.tokenizers.train import train
 

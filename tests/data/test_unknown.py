@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.data.corpus import open_corpus, open_whole
+from qkv.data.corpora.corpus import open_corpus, open_whole
 from qkv.spec.data import Data
 from qkv.spec.tokenizers import Characters, Words
 from qkv.tasks.dataset import Scale

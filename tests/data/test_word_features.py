@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qkv.data.word_features import PADDING, hashed_words, shape, strings
+from qkv.data.features.word_features import PADDING, hashed_words, shape, strings
 from qkv.spec.errors import SpecError
 from qkv.spec.processors import Processor, WordFeatures
 

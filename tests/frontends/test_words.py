@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from qkv.data.padding import padded_tables
-from qkv.data.word_features import PADDING, hashed_words, strings
+from qkv.data.batching.padding import padded_tables
+from qkv.data.features.word_features import PADDING, hashed_words, strings
 from qkv.frontends.words import WordsFrontend
 from qkv.layers.context import Context
 from qkv.layers.signal import Signal

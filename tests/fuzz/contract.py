@@ -22,7 +22,7 @@ from tests.contracts.samples import VOCABULARY
 from tests.contracts.subjects import Stack, whole_model
 from tests.fuzz import draw
 
-from qkv.mixers.attention import Attention as AttentionModule
+from qkv.mixers.attention.attention import Attention as AttentionModule
 from qkv.spec.branches import Attention, Branch
 from qkv.spec.errors import UserError
 from qkv.spec.heads import LanguageModelHead

@@ -13,7 +13,7 @@ from qkv.interop.mapping.family import Family
 from qkv.interop.registry import FAMILIES
 from qkv.interop.where import everywhere, sketch, where
 from qkv.layers.norms import LayerNorm
-from qkv.mixers.attention import Attention
+from qkv.mixers.attention.attention import Attention
 from qkv.models.build import build
 from qkv.spec.branches import FeedForward
 from qkv.spec.cross import CrossAttention

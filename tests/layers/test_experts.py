@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qkv.data.batch import Batch
+from qkv.data.batching.batch import Batch
 from qkv.inspection.cost import cost
 from qkv.inspection.losses import backward, summed_loss
 from qkv.layers.context import Context

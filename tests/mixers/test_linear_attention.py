@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qkv.layers.context import Context
-from qkv.mixers.feature_maps import Favor, directions
+from qkv.mixers.linear.feature_maps import Favor, directions
 from qkv.models.build import build
 from qkv.ops.linear_attention.chunked import linear_attention
 from qkv.spec.mixers import linear_attention as spec

@@ -11,7 +11,7 @@ from tests.mixers.modules import WIDTH, built
 from torch import Tensor
 
 from qkv.layers.context import Context
-from qkv.mixers import retrieval_attention as mixer
+from qkv.mixers.sparse import retrieval_attention as mixer
 from qkv.ops.retrieval import largest_products
 from qkv.spec.branches import Attention
 from qkv.spec.errors import UserError

@@ -16,7 +16,7 @@ import torch
 from tests.training.kill_storm import STEPS, ignore, small_recipe
 from torch.nn import functional as F
 
-from qkv.data.corpus import open_corpus
+from qkv.data.corpora.corpus import open_corpus
 from qkv.runs.checkpoint import CheckpointStore
 from qkv.runs.evaluation import evaluate
 from qkv.runs.files import read_tensors, write_tensors

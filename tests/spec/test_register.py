@@ -251,7 +251,7 @@ def test_every_kind_of_the_package_is_implemented() -> None:
         heads.Head: ("qkv.models",),
         parts.RopeScaling: ("qkv.layers",),
         adapt.Adapt: ("qkv.models",),
-        data.Batching: ("qkv.data",),
+        data.Batching: ("qkv.data.batching",),
         tokenizers.Tokenizer: ("qkv.tokenizers",),
         training.Optimizer: ("qkv.training",),
         training.Schedule: ("qkv.training",),

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 import qkv
-from qkv.data.windows import RandomCrops
+from qkv.data.batching.windows import RandomCrops
 from qkv.frontends.frontend import Frontend
 from qkv.layers.context import MEMORY, Context, Memory
 from qkv.layers.layout import ROWS, Layouts
 from qkv.layers.positions import Positions
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
-from qkv.mixers.cross_attention import CrossAttention
+from qkv.mixers.attention.cross_attention import CrossAttention
 from qkv.models.adapt import Adapting
 from qkv.models.build import build
 from qkv.models.transformer import Transformer

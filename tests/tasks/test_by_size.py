@@ -11,7 +11,7 @@ from tests.tasks.running import opened
 from torch import Tensor
 
 import qkv
-from qkv.data.batch import IGNORED
+from qkv.data.batching.batch import IGNORED
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe
 from qkv.tasks.synthetic.by_size import ROWS

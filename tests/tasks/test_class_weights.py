@@ -14,7 +14,7 @@ from tests.tasks.tables import dataset_of, model_of, recipe_for, rows_of
 from tests.tasks.test_runs_of_examples import small_recipe
 from tests.training.kill_storm import ignore
 
-from qkv.data.batch import IGNORED
+from qkv.data.batching.batch import IGNORED
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe

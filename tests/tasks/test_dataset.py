@@ -14,8 +14,8 @@ import pytest
 import torch
 from tests.tasks.tables import dataset_of, recipe_for, rows_of, translating
 
-from qkv.data.batch import Batch
-from qkv.data.corpus import Corpus, open_corpus
+from qkv.data.batching.batch import Batch
+from qkv.data.corpora.corpus import Corpus, open_corpus
 from qkv.data.vocabulary import Vocabulary
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe

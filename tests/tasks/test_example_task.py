@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.tasks.running import BYTE_PAIRS, PAIR, SEES_ALL, VECTORS, opened, recipe_of
 from tests.tasks.tables import dataset_of, model_of, recipe_for, rows_of, translating, write_table
 
-from qkv.data.corpus import TRAIN
-from qkv.data.padding import lengths_or_none, padded
+from qkv.data.batching.padding import lengths_or_none, padded
+from qkv.data.corpora.corpus import TRAIN
 from qkv.data.vocabulary import Vocabulary
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.tasks.running import SEES_ALL, TEXT, opened, recipe_of
 
-from qkv.data.batch import IGNORED
+from qkv.data.batching.batch import IGNORED
 from qkv.spec.data import Data
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.tokenizers import Tokenizer as TokenizerSpec

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.data.batch import Batch
+from qkv.data.batching.batch import Batch
 from qkv.layers.signal import Signal
 from qkv.models import language_loss
 from qkv.models.build import build

@@ -15,7 +15,7 @@ from tests.tasks.nodes import NODES, arrays, recipe, write, write_tables
 from torch.nn import functional as F
 
 import qkv
-from qkv.data.batch import IGNORED
+from qkv.data.batching.batch import IGNORED
 from qkv.models.build import build
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.overrides import override

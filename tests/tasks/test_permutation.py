@@ -12,8 +12,8 @@ import torch
 from tests.tasks.running import SEES_ALL, opened, recipe_of
 from torch import Tensor
 
-from qkv.data.batch import IGNORED, Batch
-from qkv.data.rows import random
+from qkv.data.batching.batch import IGNORED, Batch
+from qkv.data.batching.rows import random
 from qkv.spec.errors import SpecError
 from qkv.tasks.objectives.permutation import PermutationBatch, permutation_targets
 from qkv.tasks.task import Totals

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.tasks.running import opened, recipe_of
 
-from qkv.data.rows import random
+from qkv.data.batching.rows import random
 from qkv.runs.evaluation import evaluate
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe

@@ -12,8 +12,8 @@ import torch
 from tests.tasks.running import PAIR, PREFIX, TEXT, opened, recipe_of
 from torch import Tensor
 
-from qkv.data.batch import IGNORED, Batch
-from qkv.data.rows import random
+from qkv.data.batching.batch import IGNORED, Batch
+from qkv.data.batching.rows import random
 from qkv.layers.signal import Signal
 from qkv.spec.data import Data
 from qkv.spec.errors import SpecError, UserError

@@ -11,7 +11,7 @@ from rouge_score.rouge_scorer import RougeScorer
 from tests.tasks.tables import dataset_of, model_of, rows_of, translating
 from tokenizers.processors import TemplateProcessing
 
-from qkv.data.batch import IGNORED
+from qkv.data.batching.batch import IGNORED
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.signal import Signal
 from qkv.spec.errors import SpecError, UserError

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.tasks.running import CAUSAL, PREFIX, SEES_ALL, opened, recipe_of
 
-from qkv.data.batch import IGNORED
+from qkv.data.batching.batch import IGNORED
 from qkv.runs.evaluation import evaluate
 from qkv.runs.load import load
 from qkv.spec.errors import SpecError, UserError

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from seqeval.metrics import f1_score
 from tests.tasks.tables import dataset_of, model_of, recipe_for, rows_of
 
-from qkv.data.batch import IGNORED
+from qkv.data.batching.batch import IGNORED
 from qkv.runs.evaluation import measure
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe

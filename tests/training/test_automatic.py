@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from qkv.choosing import automatic as module
 from qkv.choosing.automatic import EPOCHS, automatic, expected_loss
 from qkv.choosing.signals.settings import MINUTES
-from qkv.data.batches import Batches
-from qkv.data.corpus import open_corpus
+from qkv.data.batching.batches import Batches
+from qkv.data.corpora.corpus import open_corpus
 from qkv.data.vocabulary import Vocabulary
 from qkv.inspection import probe as probes
 from qkv.inspection.cost import cost

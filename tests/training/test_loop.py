@@ -11,9 +11,9 @@ from tests.ops.clock import inject, quickest
 from tests.training.kill_storm import STEPS, ignore, small_recipe
 from torch.nn import functional as F
 
-from qkv.data.batch import Batch
-from qkv.data.batches import Batches
-from qkv.data.corpus import open_corpus
+from qkv.data.batching.batch import Batch
+from qkv.data.batching.batches import Batches
+from qkv.data.corpora.corpus import open_corpus
 from qkv.data.vocabulary import Vocabulary
 from qkv.models.build import build
 from qkv.runs.files import read_tensors

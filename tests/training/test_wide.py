@@ -16,7 +16,7 @@ from sklearn.linear_model import LogisticRegression
 from tests.training.kill_storm import ignore
 
 from qkv.choosing.automatic_task import automatic_task
-from qkv.data.batch import Batch
+from qkv.data.batching.batch import Batch
 from qkv.models.wide import Ngrams
 from qkv.runs.evaluation import evaluate
 from qkv.runs.load import load

@@ -166,7 +166,7 @@ def _recipe_of_text(
     begun: tuple[str, str | None] | None,
 ) -> Recipe:
     """Recipe of a text. begun: the model to fine-tune, and how; None to train a new one."""
-    from qkv.data.named import NAMES
+    from qkv.data.corpora.named import NAMES
 
     if not Path(source).exists() and source not in NAMES:
         here = [entry.name for entry in Path().iterdir() if entry.is_file()]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from qkv.choosing.describe import as_asked
 from qkv.choosing.signals.settings import MINUTES
-from qkv.data.sources import resolve
+from qkv.data.corpora.sources import resolve
 from qkv.inspection.cost import cost
 from qkv.inspection.machine import Machine, fits_memory
 from qkv.inspection.probe import this_machine

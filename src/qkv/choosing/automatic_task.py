@@ -15,7 +15,7 @@ from qkv.choosing.guessed import with_processor
 from qkv.choosing.signals.register import RecipeRequest, choice_for, has_choice
 from qkv.choosing.signals.settings import MINUTES, short_form
 from qkv.choosing.verbs import tunes
-from qkv.data.ngrams import words_of
+from qkv.data.features.ngrams import words_of
 from qkv.data.records.model import Records
 from qkv.inspection.cost import cost
 from qkv.inspection.machine import Machine, fits_memory

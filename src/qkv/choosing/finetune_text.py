@@ -9,7 +9,7 @@ from pathlib import Path
 from qkv.choosing.describe import as_asked
 from qkv.choosing.finetune import finetuned
 from qkv.choosing.signals.settings import MINUTES
-from qkv.data.sources import TextSource, resolve
+from qkv.data.corpora.sources import TextSource, resolve
 from qkv.report.figures import counted
 from qkv.runs.start import Start, find_start
 from qkv.spec.data import Data, RandomCrops

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from qkv.choosing.guessed import guess_task
+from qkv.data.corpora.text import TextSource
 from qkv.data.records.formats import ENDINGS, SQUAD, table_of
 from qkv.data.records.named import TABLES
 from qkv.data.records.table import head
-from qkv.data.text import TextSource
 from qkv.spec.data import Data
 from qkv.spec.errors import UserError
 from qkv.spec.tasks import Task

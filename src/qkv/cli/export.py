@@ -187,7 +187,7 @@ class _Source(NamedTuple):
 
 
 def _read(source: Path, copy: bool) -> _Source:
-    from qkv.data.batch import INPUT
+    from qkv.data.batching.batch import INPUT
     from qkv.interop.load import load_published
     from qkv.models.wide import DEEP
     from qkv.runs.end_tokens import end_ids

@@ -88,7 +88,7 @@ def _stored(folder: Path) -> str:
 
 def _data_sets() -> str:
     """Names of the known data sets, with a mark at those that must be downloaded or are not available."""
-    from qkv.data.named import KNOWN, NAMES
+    from qkv.data.corpora.named import KNOWN, NAMES
     from qkv.data.records.named import TABLES
     from qkv.system.cache import cache_folder
 

@@ -13,7 +13,7 @@ from qkv.spec import tokenizers as spec
 from qkv.spec.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from qkv.data.text import TextSource
+    from qkv.data.corpora.text import TextSource
 
 EXAMPLES = """\
 qkv tokenizer train my.txt --kind wordpiece --vocab-size 8000 --out tokenizer.json
@@ -76,7 +76,7 @@ def _scheme(kind: str, fields: dict[str, Any]) -> spec.Tokenizer:
 
 
 def _train(scheme: spec.Tokenizer, files: list[str], out: Path) -> None:
-    from qkv.data.text import TextSource
+    from qkv.data.corpora.text import TextSource
     from qkv.report.table import print_table
     from qkv.tokenizers.train import train
 
@@ -101,7 +101,7 @@ def _train(scheme: spec.Tokenizer, files: list[str], out: Path) -> None:
 
 def _pieces(texts: list[TextSource], characters: int, most: int | None) -> Iterator[str]:
     """Yield pieces of ``texts`` that end at white space; an evenly spread sample if they exceed ``most`` characters."""
-    from qkv.data.documents import pieces
+    from qkv.data.corpora.documents import pieces
     from qkv.tokenizers.coders import SpaceBorders
 
     every = max(1, -(-characters // most)) if most else 1

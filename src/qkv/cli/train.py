@@ -182,7 +182,7 @@ def say_start(source: str) -> None:
 
     Nothing is printed if ``source`` is neither a file or folder nor a known name: an error message follows then.
     """
-    from qkv.data.named import NAMES
+    from qkv.data.corpora.named import NAMES
     from qkv.data.records.named import TABLES
     from qkv.spec.shipped import shipped
 

@@ -122,7 +122,7 @@ def _try(model: Model, training: Training, quantized: Quantization | None) -> st
     """Train and decode one step with a model of a spec; return how a text is decoded, empty if none is."""
     import torch
 
-    from qkv.data.batch import Batch
+    from qkv.data.batching.batch import Batch
     from qkv.models.build import build
     from qkv.models.quantize import quantize
     from qkv.ops.linear.precision import autocast

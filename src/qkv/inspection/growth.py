@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qkv.data.batch import Batch
+from qkv.data.batching.batch import Batch
 from qkv.inspection.losses import random_batch, summed_loss
 from qkv.inspection.machine import usable_memory
 from qkv.inspection.memory import LiveBytes

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from qkv.data.batch import Batch
+from qkv.data.batching.batch import Batch
 from qkv.layers.context import Memory
 from qkv.layers.tap import Tap
 from qkv.models.language_loss import language_loss

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from qkv.data.batch import Batch
+from qkv.data.batching.batch import Batch
 from qkv.inspection.cost import Cost
 from qkv.inspection.counted import HERE
 from qkv.inspection.losses import SummedLoss, backward, memory_of, random_batch

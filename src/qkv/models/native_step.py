@@ -22,7 +22,7 @@ from qkv.layers.linear import Linear
 from qkv.layers.lora import LowRank
 from qkv.layers.quantized import QuantizedLinear, QuantizedTable
 from qkv.layers.residuals import Residual
-from qkv.mixers.attention import Attention
+from qkv.mixers.attention.attention import Attention
 from qkv.models.block import Block, PreNorm
 from qkv.models.fingerprint import Fingerprint, observed
 from qkv.models.native_parts import beyond

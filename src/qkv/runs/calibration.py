@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from qkv.data.corpus import VALIDATION
+from qkv.data.corpora.corpus import VALIDATION
 from qkv.models.evaluating import evaluating
 from qkv.ops.linear.precision import autocast
 from qkv.runs.files import clear_errors

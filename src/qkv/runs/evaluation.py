@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from qkv.data.batch import Batch
-from qkv.data.corpus import TEST, VALIDATION
+from qkv.data.batching.batch import Batch
+from qkv.data.corpora.corpus import TEST, VALIDATION
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.linear.precision import autocast

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from qkv.data.batch import INPUT
+from qkv.data.batching.batch import INPUT
 from qkv.data.processors.processor import Encoded, Processor, build_processor
 from qkv.data.records.formats import folder_of, table_of
 from qkv.data.records.guess import choose

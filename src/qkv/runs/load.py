@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.data.batch import INPUT
+from qkv.data.batching.batch import INPUT
 from qkv.data.vocabulary import Vocabulary
 from qkv.interop.load import load_published
 from qkv.interop.mapped import MappedFile, watch

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qkv.data.corpus import VALIDATION
+from qkv.data.corpora.corpus import VALIDATION
 from qkv.models.quantize import quantize as quantize_model
 from qkv.report.evaluation import words
 from qkv.report.figures import fixed, size

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qkv.data.corpora.text import TextSource
 from qkv.data.records.formats import ENDINGS, table_of
 from qkv.data.records.guess import choose
 from qkv.data.records.model import BadRow, Role
 from qkv.data.records.table import lines
-from qkv.data.text import TextSource
 from qkv.interop.sentence import EmbeddingSettings
 from qkv.runs.embed import embed_opened, opened
 from qkv.runs.run import Run

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from qkv.data.batch import INPUT
+from qkv.data.batching.batch import INPUT
 from qkv.data.vocabulary import TARGET_FILE, Vocabulary
 from qkv.interop.checkpoint import PublishedCheckpoint, open_checkpoint
 from qkv.interop.images import read_processor

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.data.batch import INPUT, Batch
-from qkv.data.batches import Batches
-from qkv.data.corpus import TRAIN, VALIDATION, Corpus
-from qkv.data.examples import ExampleRows, in_order
+from qkv.data.batching.batch import INPUT, Batch
+from qkv.data.batching.batches import Batches
+from qkv.data.batching.examples import ExampleRows, in_order
+from qkv.data.batching.rows import random
+from qkv.data.corpora.corpus import TRAIN, VALIDATION, Corpus
 from qkv.data.records.model import Records
-from qkv.data.rows import random
 from qkv.data.vocabulary import Vocabulary
 from qkv.spec.errors import Problem, SpecError, UserError, nearest
 from qkv.spec.model import Model

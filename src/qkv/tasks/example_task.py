@@ -10,14 +10,14 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from qkv.data.batch import Batch
-from qkv.data.corpus import TRAIN
-from qkv.data.padding import padded
+from qkv.data.batching.batch import Batch
+from qkv.data.batching.padding import padded
+from qkv.data.corpora.corpus import TRAIN
+from qkv.data.corpora.trained import trained_on
 from qkv.data.records.duplicates import shared
 from qkv.data.records.model import Records, Role
 from qkv.data.records.open import open_records, open_rows
 from qkv.data.records.values import Unusable
-from qkv.data.trained import trained_on
 from qkv.data.vocabulary import Vocabulary
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.batch import INPUT, Batch
-from qkv.data.ngrams import Bag, bag_of
-from qkv.data.padding import lengths_or_none, padded
+from qkv.data.batching.batch import INPUT, Batch
+from qkv.data.batching.padding import lengths_or_none, padded
+from qkv.data.features.ngrams import Bag, bag_of
 from qkv.data.processors.processor import Processor, build_processor
 from qkv.data.records.model import Role
 from qkv.data.vocabulary import Vocabulary

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from qkv.data.padding import lengths_or_none, padded
+from qkv.data.batching.padding import lengths_or_none, padded
 from qkv.data.processors.processor import build_processor
 from qkv.data.records.model import Role
 from qkv.data.vocabulary import Vocabulary

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from qkv.data.corpus import TEST, VALIDATION
+from qkv.data.corpora.corpus import TEST, VALIDATION
 from qkv.layers.lora import merged
 from qkv.runs.before_refit import NOTE, drop_wide, keep_wide, restore_wide
 from qkv.runs.calibration import calibrate

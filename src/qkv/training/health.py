@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qkv.data.batch import Batch
+from qkv.data.batching.batch import Batch
 from qkv.models.transformer import Transformer
 from qkv.ops.linear.precision import autocast, runs_in
 from qkv.tasks.task import Task

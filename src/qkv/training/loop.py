@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 import torch
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from qkv.data.batch import Batch
-from qkv.data.corpus import VALIDATION
+from qkv.data.batching.batch import Batch
+from qkv.data.corpora.corpus import VALIDATION
 from qkv.data.reading import one_reading
 from qkv.inspection.losses import backward
 from qkv.models.adapt import rate_factors

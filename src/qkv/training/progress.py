@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from qkv.data.batch import Batch
+from qkv.data.batching.batch import Batch
 from qkv.models.transformer import Transformer
 
 FITTED = 0.8

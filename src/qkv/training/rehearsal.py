@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from qkv.data.batch import Batch
-from qkv.data.corpus import VALIDATION
+from qkv.data.batching.batch import Batch
+from qkv.data.corpora.corpus import VALIDATION
 from qkv.layers.lora import merged
 from qkv.ops.choices import all_choices
 from qkv.runs.checkpoint import weights

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qkv.data.corpus import VALIDATION
+from qkv.data.corpora.corpus import VALIDATION
 from qkv.inspection.cost import cost
 from qkv.inspection.longest import longest
 from qkv.inspection.losses import random_batch

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_iter
 
-from qkv.data.batch import Batch
-from qkv.data.corpus import TRAIN, VALIDATION
-from qkv.data.ngrams import Bag
+from qkv.data.batching.batch import Batch
+from qkv.data.corpora.corpus import TRAIN, VALIDATION
+from qkv.data.features.ngrams import Bag
 from qkv.inspection.machine import usable_memory
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.batch import Batch
-from qkv.data.corpus import TEST, VALIDATION
+from qkv.data.batching.batch import Batch
+from qkv.data.corpora.corpus import TEST, VALIDATION
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.models.wide import LinearWindow

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from qkv.data.corpora.sources import resolve
 from qkv.data.given.files import kept
 from qkv.data.records.model import Role
 from qkv.data.records.open import open_records
-from qkv.data.sources import resolve
 from qkv.spec.data import Data
 from qkv.spec.errors import UserError
 from qkv.spec.given import found_in, kept_name

@@ -15,6 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.data.records.cases import ANSWER, CLASSIFY, SCORE, TAG, TRANSLATE, everything, in_order, read, write
 
+from qkv.data.corpora.text import TextSource
 from qkv.data.records.conll import conll
 from qkv.data.records.delimited import delimited
 from qkv.data.records.formats import told
@@ -22,7 +23,6 @@ from qkv.data.records.jsonl import jsonl
 from qkv.data.records.model import Role
 from qkv.data.records.squad import squad
 from qkv.data.records.table import Row, Table, lines
-from qkv.data.text import TextSource
 from qkv.spec.errors import UserError
 
 REVIEWS = [{"text": f"review, the \"{i}\"th\nof 'many'", "label": "good" if i % 3 else "bad"} for i in range(9)]

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from tests.data.records.cases import ANSWER, CLASSIFY, TAG, TRANSLATE, read, write
 
-from qkv.data import download as downloading
-from qkv.data import sources
-from qkv.data.named import NAMES, PublishedFile
+from qkv.data.corpora import download as downloading
+from qkv.data.corpora import sources
+from qkv.data.corpora.named import NAMES, PublishedFile
 from qkv.data.records import named
 from qkv.data.records.model import Role
 from qkv.data.records.named import TABLES, KnownTable

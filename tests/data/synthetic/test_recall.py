@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tasks.objectives.chance import assert_distributed
 
-from qkv.data.batch import IGNORED
-from qkv.data.rows import random
+from qkv.data.batching.batch import IGNORED
+from qkv.data.batching.rows import random
 from qkv.data.synthetic.recall import recall_batch, vocab_size
 from qkv.spec.errors import UserError
 

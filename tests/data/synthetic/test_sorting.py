@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tasks.objectives.chance import assert_distributed
 
-from qkv.data.rows import random
+from qkv.data.batching.rows import random
 from qkv.data.synthetic.sorting import sorting_batch
 from qkv.spec.errors import UserError
 

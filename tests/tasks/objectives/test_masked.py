@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.tasks.objectives.chance import assert_distributed, assert_share
 from tests.tasks.objectives.published import collator_tokenizer
 
-from qkv.data.batch import IGNORED
+from qkv.data.batching.batch import IGNORED
 from qkv.spec.errors import UserError
 from qkv.tasks.objectives.masked import Draws, apply, draw, mask_tokens
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.tasks.objectives.chance import assert_distributed, chi_square
 from tests.tasks.objectives.published import collator_tokenizer
 
-from qkv.data.batch import IGNORED
+from qkv.data.batching.batch import IGNORED
 from qkv.spec.errors import UserError
 from qkv.tasks.objectives.permutation import (
     PermutationBatch,

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.data.cells.numbers import number_form
+from qkv.data.corpora.text import TextSource
 from qkv.data.records.delimited import delimited
 from qkv.data.records.model import BadRow
 from qkv.data.records.table import Row, Table
-from qkv.data.text import TextSource
 from qkv.spec.errors import UserError, nearest
 
 _NAMES = {

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from qkv.data.corpus import TEST, TRAIN, VALIDATION
+from qkv.data.corpora.corpus import TEST, TRAIN, VALIDATION
+from qkv.data.corpora.named import PublishedFile
+from qkv.data.corpora.sources import published
+from qkv.data.corpora.text import TextSource
 from qkv.data.graphs.node_files import read_edge_file, read_node_files
 from qkv.data.graphs.raw import read_graph
-from qkv.data.named import PublishedFile
 from qkv.data.reading import identity_of_data, read_once
 from qkv.data.records.graph_arrays import arrays_of, feature_mapping, needed
-from qkv.data.sources import published
-from qkv.data.text import TextSource
 from qkv.spec import data as spec
 from qkv.spec.errors import UserError, nearest
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from qkv.data.features.ngrams import Bag
 from qkv.data.graphs.encodings import mixed, refined
-from qkv.data.ngrams import Bag
 
 _LEVELS = 2
 """Standard deviations from the mean, at most, that levels of a feature tell apart."""

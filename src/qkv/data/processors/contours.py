@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from qkv.data.contours import filled, sampled, trace
+from qkv.data.features.contours import filled, sampled, trace
 from qkv.data.processors.processor import Processor
 from qkv.data.records.image_files import SHOWN, converted, image_name, opened_image, picture_of
 from qkv.data.records.model import Role

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from qkv.data.features.ngrams import Bag
 from qkv.data.graphs.encodings import (
     adjacency,
     degrees,
@@ -22,7 +23,6 @@ from qkv.data.graphs.encodings import (
 )
 from qkv.data.graphs.raw import RawGraph, read_graph
 from qkv.data.graphs.subtrees import first_labels, levels_of, subtrees
-from qkv.data.ngrams import Bag
 from qkv.data.processors.processor import Processor
 from qkv.data.records.graph_tables import GRAPH
 from qkv.data.records.model import BadRow, Role

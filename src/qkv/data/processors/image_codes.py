@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from qkv.data.batch import INPUT
+from qkv.data.batching.batch import INPUT
 from qkv.data.cache import stored
 from qkv.data.pretrained import WEIGHTS, read_pretrained
 from qkv.data.processors.images import ImageProcessor

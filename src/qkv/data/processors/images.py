@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from qkv.data.gradients import hog
+from qkv.data.features.gradients import hog
 from qkv.data.processors.augment import Mixed, augmented
 from qkv.data.processors.processor import Processor
 from qkv.data.records.clips import holds_clips

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from qkv.data.ngrams import Bag
+from qkv.data.features.ngrams import Bag
 from qkv.data.processors.augment import Mixed
 from qkv.data.reading import identity_of, latest
 from qkv.data.records.model import Role

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from qkv.data.padding import lengths_or_none
+from qkv.data.batching.padding import lengths_or_none
 from qkv.data.processors.processor import Processor
 from qkv.data.records.model import Role
 from qkv.data.records.series_tables import holds_series

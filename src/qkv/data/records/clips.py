@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from qkv.data.corpora.text import TextSource
 from qkv.data.records.folders import layout, visible
 from qkv.data.records.image_files import opened_image, reduced
 from qkv.data.records.pictures import is_pixels
 from qkv.data.records.table import Row, Table
 from qkv.data.records.values import Unusable
-from qkv.data.text import TextSource
 from qkv.spec.errors import UserError
 
 ARRAYS = ".npy"

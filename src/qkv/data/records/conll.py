@@ -6,9 +6,9 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 
+from qkv.data.corpora.text import TextSource
 from qkv.data.records.model import BadRow
 from qkv.data.records.table import Row, Table, lines
-from qkv.data.text import TextSource
 from qkv.spec.errors import UserError, quoted
 
 DOCUMENT = "-DOCSTART-"

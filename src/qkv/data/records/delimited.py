@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
+from qkv.data.corpora.text import TextSource
 from qkv.data.records.headers import SAMPLE, Fields, TableHeader, numbered, read_header, separator_line
 from qkv.data.records.model import BadRow
 from qkv.data.records.table import Row, Table, head, lines
-from qkv.data.text import TextSource
 from qkv.spec.errors import UserError
 
 DELIMITERS = (",", ";", "\t")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from qkv.data.corpora.text import TextSource
 from qkv.data.records.model import BadRow
 from qkv.data.records.table import Row, Table, lines
-from qkv.data.text import TextSource
 from qkv.spec.errors import UserError
 
 _PAIR = re.compile(r"\b(\w+)=((?:(?!\s\w+=).)*)")

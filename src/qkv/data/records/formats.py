@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from qkv.data.corpora.text import TextSource
 from qkv.data.reading import identity_of, kept
 from qkv.data.records.clips import ARRAYS, are_pixels, clips_in, numbered_pictures, pixel_table
 from qkv.data.records.conll import conll
@@ -26,7 +27,6 @@ from qkv.data.records.pictures import Values, folder_table, folder_tables
 from qkv.data.records.series_tables import SERIES, array_table, npy_array, with_series
 from qkv.data.records.squad import squad
 from qkv.data.records.table import Table, head
-from qkv.data.text import TextSource
 from qkv.spec import data as spec
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.given import kept_name

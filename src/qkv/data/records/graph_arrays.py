@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.data.text import TextSource
+from qkv.data.corpora.text import TextSource
 from qkv.spec.errors import UserError
 
 

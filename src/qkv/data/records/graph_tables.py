@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from qkv.data.corpora.text import TextSource
 from qkv.data.records.graph_arrays import feature_mapping, needed
 from qkv.data.records.model import BadRow
 from qkv.data.records.table import Row, Table
-from qkv.data.text import TextSource
 from qkv.spec.errors import UserError
 
 GRAPH = "graph"

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from qkv.data.corpora.text import TextSource
 from qkv.data.records.table import Row, Table
-from qkv.data.text import TextSource
 from qkv.spec.errors import UserError
 
 _BYTES = 0x08

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from qkv.data.corpora.text import TextSource
 from qkv.data.records.idx import idx_array
 from qkv.data.records.table import Row, Table
-from qkv.data.text import TextSource
 
 FRAMES, SIDE = 8, 32
 DIRECTIONS = {

@@ -7,7 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from qkv.data.named import PublishedFile
+from qkv.data.corpora.named import PublishedFile
+from qkv.data.corpora.sources import published
+from qkv.data.corpora.text import TextSource
 from qkv.data.reading import kept
 from qkv.data.records.conll import conll
 from qkv.data.records.delimited import delimited
@@ -20,8 +22,6 @@ from qkv.data.records.moving import moving_garments
 from qkv.data.records.parallel import parallel
 from qkv.data.records.squad import squad
 from qkv.data.records.table import Row, Table
-from qkv.data.sources import published
-from qkv.data.text import TextSource
 
 MULTI30K = "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw/"
 FASHION = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"

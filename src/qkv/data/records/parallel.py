@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from qkv.data.corpora.text import TextSource
 from qkv.data.records.model import BadRow
 from qkv.data.records.table import Row, Table, lines
-from qkv.data.text import TextSource
 from qkv.spec.errors import UserError
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from qkv.data.cells.numbers import NumberForm, is_empty, number_form
+from qkv.data.corpora.text import TextSource
 from qkv.data.records.model import BadRow, Role
 from qkv.data.records.profile import IDS, Profile, plain, profiles
 from qkv.data.records.table import Row, Table
-from qkv.data.text import TextSource
 from qkv.spec.errors import UserError, nearest
 
 SERIES = "series"

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from qkv.data.corpora.text import TextSource
 from qkv.data.records.model import BadRow
 from qkv.data.records.table import Row, Table
-from qkv.data.text import TextSource
 from qkv.spec.errors import UserError
 
 COLUMNS = ("id", "title", "context", "question", "answers")

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from qkv.data.corpora.text import TextSource
 from qkv.data.records.model import BadRow
-from qkv.data.text import TextSource
 
 HEAD = 1 << 16
 """Number of characters used to detect a format."""

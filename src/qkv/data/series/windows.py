@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from qkv.data.cells.steps import calendar
-from qkv.data.corpus import TEST, TRAIN, VALIDATION
+from qkv.data.corpora.corpus import TEST, TRAIN, VALIDATION
 from qkv.data.series.read import OneSeries, Panel
 from qkv.spec.errors import UserError
 from qkv.spec.signals.series import Series

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qkv.data.batch import IGNORED
+from qkv.data.batching.batch import IGNORED
 from qkv.data.checks import check_at_least
 
 

@@ -8,8 +8,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from qkv.data.batch import INPUT
-from qkv.data.ngrams import Bag
+from qkv.data.batching.batch import INPUT
+from qkv.data.features.ngrams import Bag
 from qkv.data.processors.processor import build_processor
 from qkv.spec.errors import UserError
 from qkv.spec.wide import Features

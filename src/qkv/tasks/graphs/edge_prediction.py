@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.batch import INPUT, Batch
-from qkv.data.corpus import TEST, TRAIN, VALIDATION
+from qkv.data.batching.batch import INPUT, Batch
+from qkv.data.batching.rows import random
+from qkv.data.corpora.corpus import TEST, TRAIN, VALIDATION
 from qkv.data.graphs.encodings import adjacency
 from qkv.data.graphs.nodes import NodeTable, open_graph
 from qkv.data.graphs.pairs import codes, pair_features, parts_of, undirected, without_edge
 from qkv.data.processors.graphs import GraphsProcessor
 from qkv.data.processors.processor import build_processor
 from qkv.data.records.values import Unusable
-from qkv.data.rows import random
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.batch import IGNORED, INPUT, Batch
-from qkv.data.corpus import TRAIN, VALIDATION
+from qkv.data.batching.batch import IGNORED, INPUT, Batch
+from qkv.data.batching.rows import random
+from qkv.data.corpora.corpus import TRAIN, VALIDATION
 from qkv.data.graphs.neighbours import Neighbourhoods, Sample
 from qkv.data.graphs.nodes import NodeTable, open_nodes
 from qkv.data.processors.graphs import EncodedGraph, GraphsProcessor
 from qkv.data.processors.processor import build_processor
 from qkv.data.records.values import Unusable
-from qkv.data.rows import random
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.batch import INPUT, Batch
+from qkv.data.batching.batch import INPUT, Batch
 from qkv.data.processors.images import ImageProcessor
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.tap import Tap

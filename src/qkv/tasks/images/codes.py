@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.batch import Batch
+from qkv.data.batching.batch import Batch
 from qkv.data.processors.image_codes import ImageCodesProcessor
 from qkv.data.vocabulary import Vocabulary
 from qkv.generation.sample import Sampling

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from qkv.data.batch import INPUT
+from qkv.data.batching.batch import INPUT
 from qkv.data.processors.processor import build_processor
 from qkv.data.records.model import Records, Role
 from qkv.data.records.values import natural

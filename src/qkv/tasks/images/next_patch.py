@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.batch import Batch
+from qkv.data.batching.batch import Batch
 from qkv.data.processors.image_patches import ImagePatchesProcessor
 from qkv.data.vocabulary import Vocabulary
 from qkv.generation.vectors import generate_vectors

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from qkv.data.batch import INPUT, Batch
+from qkv.data.batching.batch import INPUT, Batch
 from qkv.data.processors.processor import Processor, build_processor
 from qkv.data.processors.sheets import sheet
 from qkv.data.records.model import Records, Role

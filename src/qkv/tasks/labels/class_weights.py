@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.data.batch import IGNORED
+from qkv.data.batching.batch import IGNORED
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.recipe import Recipe

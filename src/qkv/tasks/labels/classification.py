@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.data.batch import Batch
+from qkv.data.batching.batch import Batch
 from qkv.data.records.model import Records, Role
 from qkv.data.records.values import natural
 from qkv.data.vocabulary import Vocabulary

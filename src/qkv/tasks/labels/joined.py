@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from qkv.data.batch import Batch
+from qkv.data.batching.batch import Batch
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.tap import Tap
 from qkv.models.transformer import Transformer

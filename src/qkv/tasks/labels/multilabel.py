@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.batch import Batch
+from qkv.data.batching.batch import Batch
 from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
 from qkv.models.transformer import Transformer

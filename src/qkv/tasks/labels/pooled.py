@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.batch import INPUT, Batch
-from qkv.data.corpus import TRAIN, VALIDATION
+from qkv.data.batching.batch import INPUT, Batch
+from qkv.data.corpora.corpus import TRAIN, VALIDATION
 from qkv.data.processors.processor import build_processor
 from qkv.data.records.model import Records, Role
 from qkv.data.records.values import Unusable

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qkv.data.batch import IGNORED
+from qkv.data.batching.batch import IGNORED
 from qkv.data.checks import check_rows, check_share
 from qkv.spec.errors import UserError
 

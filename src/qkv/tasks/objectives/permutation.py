@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qkv.data.batch import IGNORED
+from qkv.data.batching.batch import IGNORED
 from qkv.data.checks import check_at_least, check_rows, check_share
 
 

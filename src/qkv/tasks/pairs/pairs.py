@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.batch import IGNORED, Batch
-from qkv.data.padding import lengths_or_none, padded
+from qkv.data.batching.batch import IGNORED, Batch
+from qkv.data.batching.padding import lengths_or_none, padded
 from qkv.data.vocabulary import Vocabulary
 from qkv.generation.beam import beam_search
 from qkv.layers.signal import Signal

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.batch import IGNORED, Batch
-from qkv.data.corpus import VALIDATION, Corpus
+from qkv.data.batching.batch import IGNORED, Batch
+from qkv.data.corpora.corpus import VALIDATION, Corpus
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.tap import Tap
 from qkv.models.transformer import Transformer

@@ -9,8 +9,8 @@ from typing import Any, Self
 import numpy as np
 from torch import Tensor
 
-from qkv.data.batch import Batch
-from qkv.data.corpus import VALIDATION
+from qkv.data.batching.batch import Batch
+from qkv.data.corpora.corpus import VALIDATION
 from qkv.data.processors.processor import build_processor
 from qkv.data.records.model import Records, Role
 from qkv.data.records.values import Unusable

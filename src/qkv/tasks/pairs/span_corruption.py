@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.data.corpus import Corpus
+from qkv.data.corpora.corpus import Corpus
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.batch import INPUT, Batch
-from qkv.data.corpus import TRAIN
-from qkv.data.rows import random
+from qkv.data.batching.batch import INPUT, Batch
+from qkv.data.batching.rows import random
+from qkv.data.corpora.corpus import TRAIN
 from qkv.data.series.read import Panel, ahead, read_panel
 from qkv.data.series.seasons import guess_period
 from qkv.data.series.windows import borders, cut, filled, fitted, scaled

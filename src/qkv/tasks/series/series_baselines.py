@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.data.corpus import TRAIN, VALIDATION
-from qkv.data.rows import random
+from qkv.data.batching.rows import random
+from qkv.data.corpora.corpus import TRAIN, VALIDATION
 from qkv.data.series.windows import Windows
 from qkv.layers.signal import WINDOW_EPS
 from qkv.models.forecasts import Forecast, build_forecast

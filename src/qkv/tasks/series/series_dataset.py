@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from qkv.data.batch import INPUT, Batch
-from qkv.data.corpus import TRAIN
-from qkv.data.examples import ExampleRows, in_order
-from qkv.data.rows import random
+from qkv.data.batching.batch import INPUT, Batch
+from qkv.data.batching.examples import ExampleRows, in_order
+from qkv.data.batching.rows import random
+from qkv.data.corpora.corpus import TRAIN
 from qkv.data.series.read import Panel
 from qkv.data.series.windows import Cutter, ScaledSeries, Windows, scaled
 from qkv.data.vocabulary import Vocabulary

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.batch import Batch
-from qkv.data.rows import random
+from qkv.data.batching.batch import Batch
+from qkv.data.batching.rows import random
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.tap import Tap
 from qkv.models.evaluating import evaluating

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from qkv.data.batch import IGNORED, Batch
-from qkv.data.corpus import TEST, TRAIN, VALIDATION
-from qkv.data.rows import random
+from qkv.data.batching.batch import IGNORED, Batch
+from qkv.data.batching.rows import random
+from qkv.data.corpora.corpus import TEST, TRAIN, VALIDATION
 from qkv.data.vocabulary import Vocabulary
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import Problem, SpecError, UserError

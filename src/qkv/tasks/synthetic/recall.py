@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.batch import Batch
-from qkv.data.rows import random
+from qkv.data.batching.batch import Batch
+from qkv.data.batching.rows import random
 from qkv.data.synthetic.recall import recall_batch
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.tap import Tap

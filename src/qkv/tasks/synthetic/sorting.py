@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.batch import IGNORED, Batch
-from qkv.data.rows import random
+from qkv.data.batching.batch import IGNORED, Batch
+from qkv.data.batching.rows import random
 from qkv.data.synthetic.sorting import sorting_batch
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.signal import Signal

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.batch import Batch
-from qkv.data.corpus import VALIDATION, Corpus
+from qkv.data.batching.batch import Batch
+from qkv.data.corpora.corpus import VALIDATION, Corpus
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
 from qkv.models.cross_entropy import cross_entropy

@@ -6,8 +6,8 @@ import math
 
 from torch import Tensor
 
-from qkv.data.batch import IGNORED, Batch
-from qkv.data.corpus import VALIDATION
+from qkv.data.batching.batch import IGNORED, Batch
+from qkv.data.corpora.corpus import VALIDATION
 from qkv.generation.text import generate_text
 from qkv.layers.tap import Tap
 from qkv.models.language_loss import language_loss

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.batch import IGNORED, Batch
-from qkv.data.corpus import Corpus
+from qkv.data.batching.batch import IGNORED, Batch
+from qkv.data.corpora.corpus import Corpus
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
 from qkv.models.language_loss import loss_of_vectors

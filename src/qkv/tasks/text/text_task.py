@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from qkv.data.batch import Batch
-from qkv.data.corpus import TRAIN, VALIDATION, Corpus, open_corpus, open_whole
+from qkv.data.batching.batch import Batch
+from qkv.data.corpora.corpus import TRAIN, VALIDATION, Corpus, open_corpus, open_whole
 from qkv.data.vocabulary import Vocabulary
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.data.batch import Batch
-from qkv.data.corpus import Corpus
+from qkv.data.batching.batch import Batch
+from qkv.data.corpora.corpus import Corpus
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.tap import Tap
 from qkv.models.transformer import Transformer

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.batch import INPUT, Batch
-from qkv.data.corpus import TRAIN, VALIDATION
-from qkv.data.padding import lengths_or_none, padded
+from qkv.data.batching.batch import INPUT, Batch
+from qkv.data.batching.padding import lengths_or_none, padded
+from qkv.data.corpora.corpus import TRAIN, VALIDATION
 from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.signal import Signal

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from qkv.data.features.word_features import hashed_words
 from qkv.data.vocabulary import Vocabulary
-from qkv.data.word_features import hashed_words
 from qkv.spec.errors import UserError
 from qkv.spec.processors import WordFeatures
 from qkv.tasks.example_task import Truncation

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from qkv.data.word_features import strings
+from qkv.data.features.word_features import strings
 from qkv.spec.errors import UserError
 from qkv.spec.processors import WordFeatures
 from qkv.tasks.metrics.label_metrics import agreement

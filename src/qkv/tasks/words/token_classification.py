@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.batch import IGNORED, Batch
-from qkv.data.corpus import TRAIN, VALIDATION
-from qkv.data.padding import lengths_or_none, padded, padded_tables
+from qkv.data.batching.batch import IGNORED, Batch
+from qkv.data.batching.padding import lengths_or_none, padded, padded_tables
+from qkv.data.corpora.corpus import TRAIN, VALIDATION
+from qkv.data.features.word_features import PADDING
 from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
-from qkv.data.word_features import PADDING
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
 from qkv.models.evaluating import evaluating

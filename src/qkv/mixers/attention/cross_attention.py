@@ -1,0 +1,122 @@
+"""Cross-attention: queries from the sequence, keys and values from an encoder's output."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from qkv.layers.branch import MemoryBranch, State
+from qkv.layers.context import Context, Memory
+from qkv.layers.layout import Layouts, from_heads, matrix
+from qkv.layers.linear import Linear
+from qkv.layers.norms import build_norm
+from qkv.mixers.attention.observed import observe
+from qkv.ops.attention.choose import attention
+from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.choices import by_reference
+from qkv.ops.masks import Full, Sites
+from qkv.spec import cross as spec
+from qkv.spec.register import implements
+from qkv.state.arrival import Counts
+
+
+class MemoryKeys(NamedTuple):
+    """Memory as cross-attention reads it: keys (B, G, M, Dk), values (B, G, M, Dv), number of unpadded ones (B).
+
+    In a state the lengths are on the host, so that no decoding step reads them.
+    """
+
+    keys: Tensor
+    values: Tensor
+    lengths: Tensor | Counts
+
+    def is_full(self) -> bool:
+        """True if no row of the memory is padded."""
+        count, lengths = self.keys.shape[2], self.lengths
+        if isinstance(lengths, Counts):
+            return lengths.count(count) == len(lengths)
+        # Tensors on the meta device have no values; assume no padding.
+        return lengths.is_meta or (not by_reference() and bool((lengths == count).all()))
+
+
+@implements(spec.CrossAttention)
+class CrossAttention(MemoryBranch):
+    """Cross-attention: concat_h(softmax(Q_h K_g^T / (τ √Dk)) V_g) W_o, Q = x W_q, K = m W_k, V = m W_v.
+
+        x (B, N, D) ─ query ─── q (B, H, N, Dk) ─┐
+        m (B, M, Dm) ─ memory ┬ k (B, G, M, Dk) ─┤ state: k, v, lengths
+                              └ v (B, G, M, Dv) ─┴ attention ─ (B, N, H Dv) ─ output ─ (B, N, D)
+
+    Vaswani et al. 2017. Dm is the memory's width, by default D. A row with an empty memory gives 0. The state is
+    read-only.
+    """
+
+    def __init__(self, part: spec.CrossAttention, width: int, memory_width: int | None = None):
+        super().__init__(part, width)
+        self.part = part
+        self.head_dim, self.value_dim = part.dims(width)
+        self.sizes = (part.kv_heads * self.head_dim, part.kv_heads * self.value_dim)
+        self.query = Linear(width, part.num_heads * self.head_dim, bias=part.bias)
+        self.memory = Linear(memory_width or width, sum(self.sizes), bias=part.bias)
+        self.output = Linear(part.num_heads * self.value_dim, width, bias=part.ends_with_bias)
+        self.query_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
+        self.key_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
+        self.scale = 1.0 / (part.temperature * self.head_dim**0.5)
+
+    def layouts(self) -> Layouts:
+        (k, v), heads = self.sizes, self.part.num_heads
+        return {
+            "query": matrix(q=(heads * self.head_dim, self.head_dim)),
+            "memory": matrix(k=(k, self.head_dim), v=(v, self.value_dim)),
+            "output": from_heads(heads * self.value_dim, self.value_dim),
+        }
+
+    def init_state(self, batch: int, capacity: int | None = None, memory: Memory | None = None) -> MemoryKeys:
+        known = super().init_state(batch, capacity, memory)
+        assert memory is not None
+        return known if memory.lengths.is_meta else known._replace(lengths=Counts.of(memory.lengths))
+
+    def remember(self, memory: Memory) -> MemoryKeys:
+        vectors, _ = memory.grid()
+        k, v = self.memory(vectors).split(self.sizes, -1)
+        k = k.unflatten(-1, (self.part.kv_heads, self.head_dim)).transpose(1, 2)
+        v = v.unflatten(-1, (self.part.kv_heads, self.value_dim)).transpose(1, 2)
+        return MemoryKeys(k if self.key_norm is None else self.key_norm(k, _NOWHERE), v, memory.lengths)
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
+        known = self.known(context, state)
+        q, problem = self.tapped(context, "q", self._queries(x, context)), self._problem(known, context)
+        observe(self, q, known.keys, problem, context)
+        out = attention(q, known.keys, known.values, problem)
+        return self.output(out.transpose(1, 2).flatten(2)), state
+
+    def _queries(self, x: Tensor, context: Context) -> Tensor:
+        """Project x (B, N, D) to queries (B, H, N, Dk)."""
+        q = self.query(x).unflatten(-1, (self.part.num_heads, self.head_dim)).transpose(1, 2)
+        return q if self.query_norm is None else self.query_norm(q, context)
+
+    def _problem(self, known: MemoryKeys, context: Context) -> AttentionProblem:
+        lengths = known.lengths if isinstance(known.lengths, Counts) else id(known.lengths)
+        sites = context.once(("memory", lengths, known.keys.shape[2]), lambda: self._sites(known, context))
+        return AttentionProblem(Full(), sites, self.scale, None, self.part.dropout if self.training else 0.0)
+
+    @staticmethod
+    def _sites(known: MemoryKeys, context: Context) -> Sites:
+        count = known.keys.shape[2]
+        steps = torch.arange(count, device=known.keys.device)[None]
+        if known.is_full():
+            return Sites(context.positions, steps, full=True)
+        lengths = known.lengths.tensor(steps.device) if isinstance(known.lengths, Counts) else known.lengths
+        return Sites(context.positions, steps.masked_fill(steps >= lengths[:, None], -1))
+
+    def state_bytes(self, length: int, batch: int = 1) -> int:
+        return 0  # the state depends on the length of the memory, not of the sequence
+
+    def ending(self) -> nn.Module:
+        return self.output
+
+
+_NOWHERE = Context(torch.zeros(1, 1, dtype=torch.long))
+"""Dummy context: a norm of heads does not depend on positions."""

@@ -1,0 +1,92 @@
+"""Gated delta rule: a matrix state that is corrected, and forgets."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qkv.layers.branch import Branch, State
+from qkv.layers.context import Context
+from qkv.layers.layout import Layouts, from_heads, matrix
+from qkv.layers.linear import Linear
+from qkv.mixers.linear.decay import initial_log_rates, initial_step_bias
+from qkv.mixers.linear.short_convolution import ShortConvolution
+from qkv.ops.matrix_state.delta import delta
+from qkv.spec.mixers import matrix_state as spec
+from qkv.spec.register import implements
+
+_EPS = 1e-5
+"""Epsilon of the norm over a head."""
+_UNIT_EPS = 1e-6
+"""Epsilon of the lengths of queries and keys, as in the published models."""
+
+
+@implements(spec.GatedDelta)
+class GatedDelta(Branch):
+    """Gated delta rule (Yang et al. 2025); see the spec for the equations.
+
+        x (B, N, D) ─┬─ qkv ── convolution ── q, k (B, H, N, Dk), v (B, H, N, Dv) ── S ── norm ─┐
+                     ├─ strength, forgetting (B, N, H) ─────────────────────────────┘           │
+                     └─ gate ── silu ────────────────────────────────────────────────────────── ⊙ ─ output ─ (B, N, D)
+
+    State: the last K - 1 inputs of the convolution, and S (B, H, Dk, Dv).
+    """
+
+    rewindable = False
+
+    def __init__(self, part: spec.GatedDelta, width: int):
+        super().__init__(part, width)
+        self.part, heads = part, part.num_heads
+        self.head_dim, self.value_dim = part.dims(width)
+        self.sizes = heads * self.head_dim, heads * self.head_dim, heads * self.value_dim
+        self.qkv = Linear(width, sum(self.sizes), bias=False)
+        self.convolution = ShortConvolution(sum(self.sizes), part.kernel_size)
+        self.strength = Linear(width, heads, bias=False)
+        self.forgetting = Linear(width, heads, bias=False) if part.decay else None
+        self.step_bias = nn.Parameter(initial_step_bias(heads)) if part.decay else None
+        self.log_rate = nn.Parameter(initial_log_rates(heads)) if part.decay else None
+        self.gate = Linear(width, self.sizes[2], bias=False)
+        self.scale = nn.Parameter(torch.ones(self.value_dim))
+        self.output = Linear(self.sizes[2], width, bias=False)
+
+    def layouts(self) -> Layouts:
+        keys, values = (self.sizes[0], self.head_dim), (self.sizes[2], self.value_dim)
+        return {"qkv": matrix(q=keys, k=keys, v=values), "gate": matrix(gate=values), "output": from_heads(*values)}
+
+    def init_state(self, batch: int, capacity: int | None = None) -> State:
+        sizes = batch, self.part.num_heads, self.head_dim, self.value_dim
+        return self.convolution.init_state(batch), self.qkv.weight.detach().new_zeros(sizes)
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
+        tail, before = (None, None) if state is None else state
+        inputs, tail = self.convolution(self.qkv(x), context, tail)
+        heads = (t.unflatten(-1, (self.part.num_heads, -1)).transpose(1, 2) for t in inputs.split(self.sizes, -1))
+        q, k, v = heads
+        q, k = (t * (t.square().sum(-1, keepdim=True) + _UNIT_EPS).rsqrt() for t in (q, k))
+        strength = self.strength(x).sigmoid().transpose(1, 2)
+        log_decay = None
+        if self.forgetting is not None and self.step_bias is not None and self.log_rate is not None:
+            steps = F.softplus(self.forgetting(x) + self.step_bias).transpose(1, 2)
+            log_decay = -self.log_rate.exp()[:, None] * steps
+        out, last = delta(
+            q * self.head_dim**-0.5,
+            k,
+            v,
+            strength,
+            log_decay,
+            before,
+            context.valid,
+            context.segments,
+            self.part.chunk,
+        )
+        out = F.rms_norm(out, (self.value_dim,), self.scale.to(out.dtype), _EPS).transpose(1, 2).flatten(2)
+        return self.output(out * F.silu(self.gate(x))), None if state is None else (tail, last)
+
+    def state_bytes(self, length: int, batch: int = 1) -> int:
+        tail = (self.part.kernel_size - 1) * sum(self.sizes)
+        matrices = self.part.num_heads * self.head_dim * self.value_dim
+        return batch * (tail + matrices) * self.qkv.weight.element_size()
+
+    def ending(self) -> nn.Module:
+        return self.output

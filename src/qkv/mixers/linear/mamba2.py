@@ -1,0 +1,88 @@
+"""Mamba-2: a state-space model as a matrix state with a decay that depends on the input."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qkv.layers.branch import Branch, State
+from qkv.layers.context import Context
+from qkv.layers.layout import Layouts, from_heads, matrix
+from qkv.layers.linear import Linear
+from qkv.mixers.linear.decay import initial_log_rates, initial_step_bias
+from qkv.mixers.linear.short_convolution import ShortConvolution
+from qkv.ops.matrix_state.decayed import decayed
+from qkv.spec.mixers import matrix_state as spec
+from qkv.spec.register import implements
+
+_EPS = 1e-5
+"""Epsilon of the norm of the outputs, as in the published models."""
+
+
+@implements(spec.Mamba2)
+class Mamba2(Branch):
+    """Mamba-2 (Dao & Gu 2024); see the spec for the equations.
+
+        u (B, N, D) ─ input ─┬─ z (B, N, E) ─ silu ─────────────────────────────── ⊙ ─ norm ─ output ─ (B, N, D)
+                             ├─ x (B, N, E), b, c (B, N, G Ns) ─ convolution ── S ─┘
+                             └─ δ (B, N, H) ─ softplus ─────────────────────────┘
+
+    State: the last K - 1 inputs of the convolution, and S (B, H, state_size, E / H).
+    """
+
+    rewindable = False
+
+    def __init__(self, part: spec.Mamba2, width: int):
+        super().__init__(part, width)
+        self.part, self.inner = part, part.inner(width)
+        self.head_dim, shared = self.inner // part.num_heads, part.num_groups * part.state_size
+        self.sizes = self.inner, shared, shared
+        self.input = Linear(width, self.inner + sum(self.sizes) + part.num_heads, bias=False)
+        self.convolution = ShortConvolution(sum(self.sizes), part.kernel_size)
+        self.step_bias = nn.Parameter(initial_step_bias(part.num_heads))
+        self.log_rate = nn.Parameter(initial_log_rates(part.num_heads))
+        self.skip = nn.Parameter(torch.ones(part.num_heads))
+        self.scale = nn.Parameter(torch.ones(self.inner))
+        self.output = Linear(self.inner, width, bias=False)
+
+    def layouts(self) -> Layouts:
+        part, values = self.part, (self.inner, self.head_dim)
+        shared = self.sizes[1], part.state_size
+        return {
+            "input": matrix(gate=values, value=values, key=shared, query=shared, step=part.num_heads),
+            "output": from_heads(*values),
+        }
+
+    def init_state(self, batch: int, capacity: int | None = None) -> State:
+        sizes = batch, self.part.num_heads, self.part.state_size, self.head_dim
+        return self.convolution.init_state(batch), self.input.weight.detach().new_zeros(sizes)
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
+        tail, before = (None, None) if state is None else state
+        gate, inputs, steps = self.input(x).split((self.inner, sum(self.sizes), self.part.num_heads), -1)
+        inputs, tail = self.convolution(inputs, context, tail)
+        values, keys, queries = inputs.split(self.sizes, -1)
+        v = values.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        q, k = (self._groups(each) for each in (queries, keys))
+        step = F.softplus(steps + self.step_bias).transpose(1, 2)  # (B, H, N)
+        log_decay = -self.log_rate.exp()[:, None] * step
+        out, last = decayed(
+            q, k, v * step[..., None], log_decay, before, context.valid, context.segments, self.part.chunk
+        )
+        out = (out + self.skip[:, None, None] * v).transpose(1, 2).flatten(2) * F.silu(gate)
+        out = F.rms_norm(out, (self.inner,), self.scale.to(out.dtype), _EPS)
+        return self.output(out), None if state is None else (tail, last)
+
+    def _groups(self, x: Tensor) -> Tensor:
+        """Features (B, N, G · state_size) of the groups, (B, 1, N, state_size) or of each head, (B, H, N, …)."""
+        part = self.part
+        groups = x.unflatten(-1, (part.num_groups, part.state_size)).transpose(1, 2)
+        return groups if part.num_groups == 1 else groups.repeat_interleave(part.num_heads // part.num_groups, 1)
+
+    def state_bytes(self, length: int, batch: int = 1) -> int:
+        tail = (self.part.kernel_size - 1) * sum(self.sizes)
+        return batch * (tail + self.part.state_size * self.inner) * self.input.weight.element_size()
+
+    def ending(self) -> nn.Module:
+        return self.output

@@ -1,0 +1,101 @@
+"""HyperAttention: exact attention within blocks of similar vectors, an estimate of all other keys."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qkv.layers.branch import State
+from qkv.layers.context import Context
+from qkv.layers.layout import Layouts, from_heads, matrix
+from qkv.layers.linear import Linear
+from qkv.mixers.attention.key_value import KeyValueBranch
+from qkv.mixers.whole_rows import each_row
+from qkv.ops import hyper_attention as ops
+from qkv.ops.attention.choose import attention
+from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.masks import Sites
+from qkv.spec import masks
+from qkv.spec.mixers import hyper_attention as spec
+from qkv.spec.register import implements
+
+
+@implements(spec.HyperAttention)
+class HyperAttention(KeyValueBranch):
+    """concat_h(O_h) W_o, O from ``qkv.ops.hyper_attention`` (Han et al. 2023).
+
+        x (B, N, D) ─ qkv ─ q, k, v (B, H, N, Dk) ─ sort, blocks, sample ─ (B, N, H Dk) ─ output ─ (B, N, D)
+
+    Rows of up to ``exact_up_to`` positions, and decoding with a state (all keys and values), have exact attention. So
+    decoding equals one call up to this length; beyond, it is what one call estimates.
+    """
+
+    def __init__(self, part: spec.HyperAttention, width: int):
+        head_dim = part.head_width(width)
+        mask = masks.Causal() if part.causal else masks.Full()
+        super().__init__(part, width, mask, (part.num_heads, head_dim, head_dim))
+        self.part, size = part, part.num_heads * head_dim
+        self.qkv, self.output = Linear(width, 3 * size, bias=part.bias), Linear(size, width, bias=part.bias)
+        self.estimate = ops.causal if part.causal else ops.full
+
+    def layouts(self) -> Layouts:
+        heads = self.part.num_heads * self.head_dim, self.head_dim
+        return {"qkv": matrix(q=heads, k=heads, v=heads), "output": from_heads(*heads)}
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
+        x = self.qkv(x)
+        if state is None and x.shape[1] > self.part.exact_up_to:
+            return self.output(each_row(x, context, self._rows, self.spec.kind)), state
+        q, k, v = self._heads(x)
+        k, v, state, sites = self.with_past(k, v, context, state)
+        return self.output(self._exact(q, k, v, sites)), state
+
+    def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Split (B, N, 3 H Dk) into q, k and v (B, H, N, Dk)."""
+        q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in x.chunk(3, -1))
+        return q, k, v
+
+    def _exact(self, q: Tensor, k: Tensor, v: Tensor, sites: Sites) -> Tensor:
+        problem = AttentionProblem(self.mask, sites, self.head_dim**-0.5, dropout=self._dropout)
+        return attention(q, k, v, problem).transpose(1, 2).flatten(2)
+
+    @property
+    def _dropout(self) -> float:
+        return self.part.dropout if self.training else 0.0
+
+    def _rows(self, x: Tensor, real: Tensor | None) -> Tensor:
+        """Attention of whole rows: q, k and v side by side (R, N, 3 H Dk), 0 at padding, -> (R, N, H Dk)."""
+        part, count, lengths = self.part, x.shape[1], None if real is None else real.sum(-1)
+        q, k, v = self._heads(x)
+        if count <= part.exact_up_to:
+            return self._exact(q, k, v, _sites(q, lengths))
+        by_value = part.sampling == "value_norm"
+        scale, dropout = self.head_dim**-0.5, self._dropout
+        how = ops.Estimation(scale, part.block, part.samples, by_value, part.exact_up_to, dropout)
+        out = self.estimate(q, k, v, lengths, self._chance(q), how).transpose(1, 2).flatten(2)
+        if lengths is None or self.causal or x.is_meta:
+            return out
+        (short,) = torch.where(lengths <= part.exact_up_to)
+        if not len(short):
+            return out
+        q, k, v = (t[short, :, : part.exact_up_to] for t in (q, k, v))
+        exact = self._exact(q, k, v, _sites(q, lengths[short]))
+        return out.index_put((short,), F.pad(exact, (0, 0, 0, count - part.exact_up_to)))
+
+    def _chance(self, q: Tensor) -> ops.Chance:
+        """Projections by the seed; keys are drawn by it too, but anew in each call of training."""
+        sizes = self.part.num_heads, self.head_dim, self.part.bits
+        found = ops.chance(self.part.seed, sizes, q.shape[2], q)
+        return found._replace(draws=torch.rand(q.shape[:3], device=q.device)) if self.training else found
+
+    def ending(self) -> nn.Module:
+        return self.output
+
+
+def _sites(q: Tensor, lengths: Tensor | None) -> Sites:
+    """Positions of whole rows (R, H, N, Dk)."""
+    steps = torch.arange(q.shape[2], device=q.device)[None]
+    if lengths is None:
+        return Sites(steps, steps, aligned=True)
+    return Sites(steps, steps.masked_fill(steps >= lengths[:, None], -1))
