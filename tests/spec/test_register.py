@@ -305,9 +305,10 @@ PLACES = {
 }
 """Source files that name a part of the package by its spec's class: those that a new part of its slot takes.
 
-Conversion to other formats, presets and recipes chosen for data use parts, and are not counted.
+Conversion to other formats, presets, recipes chosen for data and specs that the native library computes use parts, and
+are not counted.
 """
-_USES = ("qkv/interop/", "models/families/", "choosing/", "library/")
+_USES = ("qkv/interop/", "models/families/", "models/native_parts", "choosing/", "library/")
 
 
 @pytest.mark.parametrize("part", PLACES, ids=lambda part: part.kind)

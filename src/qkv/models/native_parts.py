@@ -15,7 +15,7 @@ from qkv.spec.blocks import Block
 from qkv.spec.frontends import Text
 
 
-class Fields(NamedTuple):
+class KnownFields(NamedTuple):
     """Names of fields. computed: by the library, which must know the parts in them, too. elsewhere: without effect on
     decoding, or computed before the library is called.
     """
@@ -24,24 +24,24 @@ class Fields(NamedTuple):
     elsewhere: tuple[str, ...] = ()
 
 
-_FEED_FORWARD = Fields(("hidden", "activation", "bias"), ("dropout",))
+_FEED_FORWARD = KnownFields(("hidden", "activation", "bias"), ("dropout",))
 _HEADS = ("num_heads", "num_kv_heads", "head_dim", "value_dim", "temperature", "bias", "output_bias")
-FIELDS: dict[type[Spec], Fields] = {
-    Block: Fields(("branches", "order", "norm", "norms", "residual"), ("dropout", "drop_path")),
-    branches.Attention: Fields((*_HEADS, "mask", "relative"), ("dropout",)),
+FIELDS: dict[type[Spec], KnownFields] = {
+    Block: KnownFields(("branches", "order", "norm", "norms", "residual"), ("dropout", "drop_path")),
+    branches.Attention: KnownFields((*_HEADS, "mask", "relative"), ("dropout",)),
     branches.FeedForward: _FEED_FORWARD,
     branches.GatedFeedForward: _FEED_FORWARD,
-    masks.Causal: Fields(),
-    parts.NoRelative: Fields(),
-    parts.Rope: Fields(("base", "fraction"), ("scaling",)),
-    parts.Add: Fields(),
-    parts.NoNorm: Fields(),
-    parts.LayerNorm: Fields(("eps", "bias")),
-    parts.RMSNorm: Fields(("eps", "weight")),
-    parts.NoPositions: Fields(),
-    parts.Learned: Fields(("offset",)),
-    Text: Fields(("positions", "norm"), ("vocab_size", "dropout", "vectors", "width")),
-    heads.LanguageModelHead: Fields(("tied", "bias"), ("norm", "transform_bias")),
+    masks.Causal: KnownFields(),
+    parts.NoRelative: KnownFields(),
+    parts.Rope: KnownFields(("base", "fraction"), ("scaling",)),
+    parts.Add: KnownFields(),
+    parts.NoNorm: KnownFields(),
+    parts.LayerNorm: KnownFields(("eps", "bias")),
+    parts.RMSNorm: KnownFields(("eps", "weight")),
+    parts.NoPositions: KnownFields(),
+    parts.Learned: KnownFields(("offset",)),
+    Text: KnownFields(("positions", "norm"), ("vocab_size", "dropout", "vectors", "width")),
+    heads.LanguageModelHead: KnownFields(("tied", "bias"), ("norm", "transform_bias")),
 }
 
 
