@@ -31,7 +31,7 @@ def _causal_mixers() -> list[str]:
     kinds = {kind: part() for kind, part in Branch.kinds().items() if part.__module__.startswith("qkv.")}
     return [
         kind
-        for kind, part in kinds.items()
+        for kind, part in sorted(kinds.items())  # in an order that does not depend on imports
         if part.mixes and part.causal and not part.reads_memory and kind != "attention"
     ]
 
