@@ -222,7 +222,7 @@ class Engine:
         return row.start == first_seen(len(row.tokens), self._limit)
 
     def _return(self, places: list[int]) -> None:
-        """Let the rows at ``places`` have the state of the mark again; those that cannot are read from their start."""
+        """Restore the rows at ``places`` to the mark; read those again from their start that cannot be rewound."""
         index, known = list(range(self._held)), self._mark.places if self._mark else {}
         for place in places:
             row = self.rows[place]

@@ -122,7 +122,7 @@ class Counter(LiveBytes):
         self._began = self.peak = self.now
 
     def start(self, known: Iterator[Tensor]) -> None:
-        """Forget what was counted. ``known``: weights, which are not counted as saved."""
+        """Reset all counts. ``known``: weights, which do not count as activations saved for the backward pass."""
         self.tallies.clear()
         self.segments.clear()
         self.declared.clear()

@@ -127,7 +127,7 @@ async def one_model(http: HttpRequest, service: Service) -> Response:
 
 
 def _responding(endpoint: Endpoint, service: Service) -> Callable[[HttpRequest], Awaitable[Response]]:
-    """``endpoint`` with its exceptions as JSON."""
+    """Wrap ``endpoint`` so that it answers an exception with JSON."""
 
     async def respond(http: HttpRequest) -> Response:
         try:

@@ -119,7 +119,7 @@ class ServedModel:
 
     @cached_property
     def writing(self) -> Generation:
-        """Settings of the run for texts."""
+        """Generation settings of the run, with its end tokens."""
         return writing(self.run)
 
     @cached_property

@@ -107,7 +107,7 @@ class DepthAverage(Spec):
     period: int = Field(default=1, gt=0, le=MOST_LAYERS, description="averages after every so many blocks")
 
     def averaged(self, i: int) -> range:
-        """Indices j of the outputs that are averaged after block ``i``, the latest first."""
+        """Indices of the block outputs that the depth average after block ``i`` reads, latest first."""
         return range(i, -1, -self.dilation)
 
 

@@ -59,7 +59,7 @@ class Head(Part, slot=True):
         return self
 
     def unsized(self) -> Self:
-        """Copy without what is specific to one data set, the number of classes."""
+        """Copy without the number of classes, which depends on the data set."""
         return self
 
     def reading(self, frontend: Frontend) -> Self:

@@ -106,7 +106,7 @@ def compare_runs(*runs: Run | str | Path) -> Comparison:
 
 
 def facts_of(folder: Path) -> Facts:
-    """Read the facts of the run in ``folder``. Raises ``UserError`` if there is none."""
+    """Read recipe and results of the run in ``folder``. Raises ``UserError`` if it holds no run."""
     if not (folder / SPEC).is_file():
         raise UserError(f"{folder} is not a run folder: it holds no {SPEC}")
     recipe, rows, state = read_recipe(folder), rows_of(folder), newest_state(folder / "resume")

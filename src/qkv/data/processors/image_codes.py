@@ -190,7 +190,7 @@ class ImageCodesProcessor(Processor):
         return Signal(torch.from_numpy(np.stack(encoded)).long())
 
     def images(self, codes: np.ndarray) -> list[np.ndarray]:
-        """Images (H, W) or (H, W, 3) of sequences of codes (B, N)."""
+        """Decode sequences of codes (B, N) to images (H, W) or (H, W, 3)."""
         by_row = np.empty_like(codes)
         by_row[:, order_of(self.spec)] = codes
         return self.coder.decoded(by_row)

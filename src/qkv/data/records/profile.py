@@ -133,7 +133,7 @@ class Profile:
 
     @property
     def is_code(self) -> bool:
-        """True if at least 90 % of the non-empty values are identifiers, dates or addresses, which are no sentences."""
+        """True if at least 90 % of the non-empty values are identifiers, dates or addresses rather than sentences."""
         return self.filled > 0 and self.codes >= 0.9 * self.filled
 
     @property

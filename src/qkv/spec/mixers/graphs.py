@@ -68,7 +68,7 @@ class Propagation(Neighbourhood, kind="propagation"):
     bias: bool = True
 
     def shares(self) -> list[float]:
-        """β of the map of each step; empty if there are none."""
+        """Weight β of the learned map in each step; empty if the steps have no map."""
         return [] if self.identity is None else [math.log(self.identity / t + 1) for t in range(1, self.steps + 1)]
 
     def canonical(self, width: int) -> Self:

@@ -105,7 +105,7 @@ class EdgeDataset(Dataset):
         return found, without_edge(known, self.nodes, len(found), draw)
 
     def features(self, pairs: np.ndarray) -> np.ndarray:
-        """Features (P, F) of pairs, by the training edges."""
+        """Features (P, F) of pairs of nodes, computed from the training edges."""
         return pair_features(self._adjacency, self.graph.features, pairs)
 
     def without(self, pairs: np.ndarray) -> Signal:
