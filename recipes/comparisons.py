@@ -20,7 +20,7 @@ import claims
 from pages import Section, placed, settled
 from qkv.comparison.compare import RESULTS as RANKING
 from qkv.comparison.scaling import RESULTS as SCALING
-from qkv.training.environment import read_surroundings
+from qkv.training.environment import read_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "recipes" / "results"
@@ -35,7 +35,7 @@ def record(folder: Path, into: Path) -> Path:
     source = folder / RANKING if (folder / RANKING).exists() else folder / SCALING
     results = json.loads(source.read_text(encoding="utf-8"))
     run = next(folder.rglob("rate-*/seed-*/resume"))
-    found = read_surroundings(run)
+    found = read_environment(run)
     if found is None:
         raise SystemExit(f"{run.parent} does not record machine and date; carry the comparison out again")
     machine = {"processor": found["processor"], "threads": found["threads"]}

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.layers.context import Context, Memory
-from qkv.mixers.attention.attention import attention, key_value
+from qkv.mixers.attention import attention, key_value
 from qkv.ops import masks
 from qkv.spec import masks as mask_spec
 from qkv.state import store, tree

@@ -77,7 +77,7 @@ from tests.contracts.faults import (
 from qkv.frontends import frontend, text
 from qkv.layers import experts, memory_layer, product_keys, relative, residuals
 from qkv.mixers import recurrent
-from qkv.mixers.attention.attention import (
+from qkv.mixers.attention import (
     additive_attention,
     attention,
     cross_attention,

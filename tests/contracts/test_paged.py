@@ -12,7 +12,7 @@ from tests.contracts.faults import instead
 from tests.contracts.samples import STACKS
 from tests.contracts.subjects import OneBranch, Stack
 
-from qkv.mixers.attention.attention import key_value
+from qkv.mixers.attention import key_value
 from qkv.spec.branches import Attention
 from qkv.spec.parts import Alibi
 from qkv.state import pages

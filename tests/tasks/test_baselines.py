@@ -7,8 +7,8 @@ import random
 import pytest
 from sklearn.linear_model import LogisticRegression, Ridge
 
+from qkv.tasks.baselines import baselines
 from qkv.tasks.baselines.baselines import (
-    baselines,
     ngram_accuracy,
     ngram_rmse,
     ngrams,

@@ -9,7 +9,7 @@ import pytest
 from scipy.sparse import csr_matrix
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from qkv.tasks.baselines.baselines import linear
+from qkv.tasks.baselines import linear
 from qkv.tasks.baselines.linear import by_scales, label_solver, scales, value_solver
 
 

@@ -18,8 +18,8 @@ from qkv.layers.signal import Signal
 from qkv.spec.data import Data
 from qkv.spec.errors import SpecError, UserError
 from qkv.tasks.objectives.denoise import SentencePermutation, TextInfilling, denoise
+from qkv.tasks.pairs import restoration
 from qkv.tasks.pairs.denoising import full_stops
-from qkv.tasks.pairs.pairs import restoration
 from qkv.tasks.pairs.restoration import RestorationTask
 from qkv.tasks.pairs.span_corruption import sentinels, spans_of
 from qkv.tasks.task import Totals

@@ -9,7 +9,7 @@ from tests.tasks.tables import dataset_of, model_of, recipe_for
 
 from qkv.runs.evaluation import measure
 from qkv.spec.errors import UserError
-from qkv.tasks.text.words import tag_baseline
+from qkv.tasks.words import tag_baseline
 from qkv.tasks.words.tag_baseline import Baselines, FeatureTagger
 
 NAMES = [("Anna", "Berg"), ("Karl", "Lund"), ("Eva", "Moos"), ("Tom", "Hill"), ("Mia", "Ray"), ("Jan", "Kerr")]
