@@ -198,7 +198,7 @@ def _read(source: Path, copy: bool) -> _Source:
         found = load_published(source, copy=copy)
         own = found.model, found.tokenizer, found.labels, found.family, found.begin, found.kept, found.processor
         return _Source(*own, ends=found.sample.stop_token_ids)
-    run = load(source, copy=copy)
+    run = load(source, copy=copy, device="cpu")  # files are written from memory of the CPU
     if run.recipe.quantized is not None:
         raise UserError(f"{source} has quantised weights; export the run that it was made from")
     if not run.vocabulary.shared:

@@ -104,7 +104,7 @@ def _try_published(place: Path, overrides: list[str]) -> str:
 
 
 def _decode(model: Transformer) -> str:
-    """Decode one token after a prompt; return how a text is decoded, empty if none is."""
+    """Decode one token after a prompt; return the path that decoded it, or "" if the model decodes no text."""
     import torch
 
     if not model.spec.decodes or model.encoder is not None or not model.vocab_size:

@@ -75,9 +75,10 @@ class Beams:
         self.finished: list[Hypothesis] = []
 
     def advance(self, candidates: Iterable[Beam], ends: Callable[[list[int]], bool]) -> list[int]:
-        """Select the next K beams from ``candidates`` (best first), keep finished ones; return their parent slots.
+        """Select the next K beams from ``candidates`` (best first), store those that are finished, and return the slots
+        of the parents of the next beams.
 
-        ``ends``: test of whether the tokens of a continuation are finished.
+        ``ends``: function (tokens of a continuation) -> True if the text ends there.
         """
         width, going = self.generation.num_beams, []
         for rank, beam in enumerate(candidates):

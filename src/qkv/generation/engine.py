@@ -222,7 +222,7 @@ class Engine:
         return row.start == first_seen(len(row.tokens), self._limit)
 
     def _return(self, places: list[int]) -> None:
-        """Restore the rows at ``places`` to the mark; read those again from their start that cannot be rewound."""
+        """Restore the rows at ``places`` to the mark; rows that cannot be rewound are read again from their start."""
         index, known = list(range(self._held)), self._mark.places if self._mark else {}
         for place in places:
             row = self.rows[place]

@@ -3,7 +3,7 @@
     z = f(x_1 … x_n)_n      p = softmax(filter(z))      x_(n+1) ~ p, or argmax filter(z) at temperature 0
 
 The oracle of the engine, which gives the same tokens from states, in batches and with proposals. The cost of a text
-grows with the square of its length: read it and test with it.
+grows with the square of its length, so it serves as an explanation and as a reference for tests.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def generate(model: Transformer, prompt: Sequence[int], generation: Generation) 
     text, uniforms = list(prompt), random.Random(generation.seed)
     for _ in range(generation.max_new_tokens):
         seen = text[first_seen(len(text), model.limit) :]
-        logits = model(torch.tensor([seen]))[0][:, -1]
-        logits = filtered(logits, generation, torch.tensor([text]))
+        logits = model(torch.tensor([seen], device=model.device))[0][:, -1]
+        logits = filtered(logits, generation, torch.tensor([text], device=model.device))
         if generation.temperature == 0.0:
             token = logits.argmax(-1)
         else:
-            token = draw(logits, torch.tensor([uniforms.random()], dtype=torch.float64))
+            token = draw(logits, torch.tensor([uniforms.random()], dtype=torch.float64, device=model.device))
         text.append(int(token))
     return text[len(prompt) :]

@@ -104,7 +104,7 @@ def _fits(cost: Cost) -> None:
         needed, there = cost.memory.peak / 1e9, most / 1e9
         raise UserError(
             f"a training step needs about {needed:,.1f} GB and this machine has {there:,.1f} GB; "
-            "check a smaller batch, length or width"
+            "try a smaller batch, length or width"
         )
 
 

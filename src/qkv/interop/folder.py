@@ -75,7 +75,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{path} is not JSON: {error}") from None
     if size > _MOST_JSON:
-        raise UserError(f"{path} has {size:,} bytes, which is too large for {path.name}")
+        raise UserError(f"{path} has {size:,} bytes; a JSON file may have at most {_MOST_JSON:,}")
     if not isinstance(tree, dict):
         raise UserError(f"{path} should hold a mapping, and holds a {type(tree).__name__}")
     return tree

@@ -279,5 +279,5 @@ def share_tables(modules: Iterable[nn.Module]) -> None:
 
 
 def build_relative(part: branches.Attention, width: int) -> Relative:
-    """Build the relative positions of an attention spec in a model of ``width`` features."""
+    """Build the module of relative positions of an attention spec, for a model of ``width`` features."""
     return implementation(part.relative, "qkv.layers")(part.relative, part, part.dims(width))

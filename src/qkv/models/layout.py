@@ -51,7 +51,7 @@ def lay_out(*models: nn.Module) -> None:
 
 
 def _weights(models: Iterable[nn.Module]) -> list[Tensor]:
-    """Tensors of the models in order of their addresses, without those that share memory with another one."""
+    """Tensors of the models in order of their addresses, without tensors that share memory."""
     modules = (module for model in models for module in model.modules())
     tensors = {id(t): t for module in modules for t in _tensors(module) if t.is_cpu and t.numel()}
     ordered = sorted(tensors.values(), key=Tensor.data_ptr)

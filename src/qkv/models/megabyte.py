@@ -112,7 +112,7 @@ class Megabyte(Segmentation):
         return y.view(batch, patches * size, width)[:, 1 : count + 1]
 
     def _begun(self, later: Tensor) -> Tensor:
-        """Vectors (…, P, D) of patches one position later, with the learned vector in the place of the first."""
+        """Replace the first of the patch vectors (…, P, D) by the learned start vector."""
         return torch.cat((self.first.table.to(later.dtype).expand(*later.shape[:-2], 1, -1), later[..., 1:, :]), -2)
 
     def _over(self, x: Tensor, context: Context) -> Tensor:

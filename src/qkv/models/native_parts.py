@@ -1,6 +1,7 @@
-"""Specs that the native library computes: a spec made of the fields below, all others at their defaults.
+"""Fields of specs that the native library computes.
 
-A field that is added to a part later is not among them, so a spec that sets it decodes part by part.
+The library computes a spec if all fields that are not listed here have their defaults. A field that is added to a part
+later is not listed, so a model that sets it decodes part by part.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from qkv.spec.frontends import Text
 
 
 class KnownFields(NamedTuple):
-    """Names of fields. computed: by the library, which must know the parts in them, too. elsewhere: without effect on
-    decoding, or computed before the library is called.
+    """Names of the fields of a spec. computed: by the library, which must compute the parts in them, too.
+    elsewhere: fields that have no effect on decoding, or that Python computes before it calls the library.
     """
 
     computed: tuple[str, ...] = ()

@@ -222,7 +222,7 @@ class NativeStep:
 
 
 def _readable(t: Tensor) -> Tensor:
-    """The tensor, if it is in fp32 on the CPU. Raises ``Unknown``."""
+    """Return the tensor. Raises ``Unknown`` unless it is in fp32 on the CPU."""
     if not t.is_cpu:
         raise Unknown("weights on another device than the CPU")
     if t.dtype != torch.float32:

@@ -214,8 +214,8 @@ def _open(frontend: Any) -> Any:
 
 
 def _head(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Head:
-    """Head spec of the recipe if given; else that of the start if it suits the task, that of its family in ``heads``,
-    or a new one.
+    """Choose the head spec: the recipe's; else the start's if it suits the task, its family's in ``heads``, or a new
+    one.
     """
     own, kind = recipe.model.head, recipe.task.head
     if own != LanguageModelHead():

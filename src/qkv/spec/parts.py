@@ -147,7 +147,7 @@ class Positions(Part, slot=True):
     """True if ``leading`` is the number of positions before those of the grid, to which vectors belong."""
 
     def resampled_from(self, grid: tuple[int, ...], leading: int) -> Positions:
-        """Positions of another grid whose vectors are resampled from those of ``grid``; by default unchanged."""
+        """Positions after resampling the vectors to another ``grid``; by default unchanged."""
         return self
 
     def canonical(self, grid: tuple[int, ...] | None) -> Positions:

@@ -55,8 +55,8 @@ def with_keys(text: str, values: Mapping[str, Any], source: str = "") -> str:
     after = read_yaml(text, source)[0]
     if {k: v for k, v in before.items() if k not in values} != {k: v for k, v in after.items() if k not in values}:
         raise UserError(
-            f"{source}: the file cannot be changed without changing other keys (an anchor?); "
-            f"write {', '.join(values)} by itself"
+            f"{source}: this edit would change other keys, too, perhaps by a YAML anchor; "
+            f"edit {', '.join(values)} by hand"
         )
     return text
 

@@ -162,7 +162,7 @@ class ExampleTask(Task):
 
     @abstractmethod
     def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Collate:
-        """Return the function that makes a batch of the ``parts`` of several examples."""
+        """Return the function that collates several examples into a batch."""
 
 
 def encode_rows(rows: Rows, encode: Callable[[Mapping[str, Any]], Example]) -> tuple[Rows, list[Example], list[str]]:

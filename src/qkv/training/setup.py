@@ -114,7 +114,7 @@ def _start(model: Transformer, task: Task, dataset: Dataset, tell: OnEvent) -> f
 
 
 def _with_columns(recipe: Recipe, known: Recipe | None) -> Recipe:
-    """Recipe without the columns that were guessed, for a run of a version that stored only those that were given."""
+    """Recipe without guessed columns if the run stores none, as runs of earlier versions do."""
     if known is None or known.data.columns:
         return recipe
     return recipe.changed(data=recipe.data.changed(columns={}))

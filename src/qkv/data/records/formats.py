@@ -155,7 +155,7 @@ def _arrays(text: TextSource, arrays: Mapping[str, np.ndarray]) -> Table:
 
 
 def _values(roles: Sequence[Role]) -> Values | None:
-    """Function that reads the values in a folder of clips, if a role is one of clips; None for images."""
+    """Reader of the values in a folder of clips, if a role takes clips; None for images."""
     return clips_in if any(role.clips for role in roles) else None
 
 

@@ -104,7 +104,7 @@ def _table(found: Mapping[Path, tuple[list[Path], list[Path]]], name: str, optio
 
 
 def _digest(images: Sequence[tuple[Path, Path]]) -> str:
-    """Hash of the names, from their folder on, and sizes of the files."""
+    """Hash of the sizes of the files and of their paths relative to their folders."""
     total = hashlib.sha256()
     for folder, path in images:
         for file in sorted(path.iterdir()) if path.is_dir() else (path,):

@@ -97,7 +97,7 @@ def _columns(parts: list[slice], device: torch.device) -> Tensor:
 def bands(mask: Mask, num_queries: int, num_keys: int, block: int = BLOCK) -> list[list[slice]]:
     """Slices of keys, in ascending order, that each block of queries may see, for aligned sites.
 
-    They are found once for a mask and sizes: looking for those of 16,384 positions takes 3 ms.
+    The result is cached by mask and sizes: a search over 16,384 positions takes 3 ms.
     """
     found = _find_bands.__wrapped__ if torch.compiler.is_compiling() else _find_bands
     return found(mask, num_queries, num_keys, block)

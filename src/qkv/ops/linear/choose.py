@@ -111,7 +111,7 @@ def choice(kind: str, transposed: bool = False) -> Choice:
 
 
 def row_choice(inner: int, outer: int, transposed: bool = False) -> Choice:
-    """Implementation for one row (a matrix–vector product) with this weight shape; timed once per shape.
+    """Choose the fastest product of one row (matrix–vector) with weights of this shape; timed once per shape.
 
     transposed: the weights are stored (I, O).
     """

@@ -37,7 +37,7 @@ def save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor)
 
 
 def differentiable(forward: Forward, by_weight: Product, product: Product) -> Forward:
-    """``forward`` with gradients, see ``derivatives``."""
+    """Make ``forward`` differentiable, see ``derivatives``."""
 
     class Products(torch.autograd.Function):
         @staticmethod

@@ -22,7 +22,7 @@ def _options() -> tuple[bool, int, float, bool, bool]:
 
 @contextmanager
 def _copied_weights(x: Tensor) -> Iterator[None]:
-    """Ignore cuDNN's warning that it copies the weights together in each call, which is short beside the loop."""
+    """Ignore cuDNN's warning that each call copies the weights into one buffer; the copy is short beside the loop."""
     if not x.is_cuda:
         yield
         return
