@@ -146,7 +146,7 @@ def entry_of(text: str) -> tuple[str, tuple[str, ...]]:
     """
     name, colon, rest = text.partition(":")
     if "=" in name or not name.strip():
-        raise UserError(f"{text!r} is not of the form 'name: changes'; write it as in 'wide: model.width=256'")
+        raise UserError(f"{text!r} is no entry of the form 'name: changes'; write it as in 'wide: model.width=256'")
     found = tuple(part.strip() for part in _split(rest))
     if colon and rest.strip() and not all(found):
         raise UserError(f"{text!r}: there is an empty change between two commas")
