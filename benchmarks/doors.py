@@ -11,7 +11,8 @@ The places are the GGUF file or folder that is given, its exports in fp32 and bf
 makes of it. Without ``--model``: GPT-2 124M with random weights. A rate is the number of tokens by which one text is
 longer than another, over the seconds by which it takes longer. The rate of one way drifts by a fifth within a minute,
 so texts are short and all ways take turns, in both directions; the command, which starts a process for each text, takes
-part in every fourth round. The table has the median rate in memory, and the median and quartiles of each way's share of
+part in every fourth round. Where a process has its memory changes its rate as much, so rounds are shared among three
+servers, loaded models and copies. The table has the median rate in memory, and the median and quartiles of each way's share of
 the rate in memory, which is measured before and after the others of a round. Below the table are the seconds of the
 first answer of a fresh server, and those of a later one.
 """
@@ -52,6 +53,10 @@ TEXT = "Here is a long story about a lighthouse, its keeper and the sea. Once up
 WAYS = ("in memory", "loaded", "command", "server")
 SELDOM = 4
 """Rounds of which one has the command."""
+PROCESSES = 3
+"""Servers, loaded models and copies of a place, one after the other."""
+SMOKE = 24
+"""Tokens of a text of a smoke test."""
 LEAST = 0.95
 """Share of the rate in memory that every way should reach."""
 
@@ -110,11 +115,24 @@ class Share(NamedTuple):
         return cls(*(quantiles(shares, n=4, method="inclusive") if len(shares) > 1 else shares * 3))
 
 
+class Turns(NamedTuple):
+    """Rates of some rounds: tokens per second in memory, and the shares of them by each other way."""
+
+    in_memory: list[float]
+    shares: dict[str, list[float]]
+
+
 class Rates(NamedTuple):
     """Rates of a place: tokens per second in memory, and the share of it by each other way."""
 
     in_memory: float
     shares: dict[str, Share]
+
+    @classmethod
+    def of(cls, parts: list[Turns]) -> Rates:
+        """Rates of all rounds."""
+        shares = {way: Share.of([each for part in parts for each in part.shares[way]]) for way in WAYS[1:]}
+        return cls(median(each for part in parts for each in part.in_memory), shares)
 
 
 def rate(write: Written, new: int) -> float:
@@ -165,13 +183,13 @@ def by_command(place: Path, prompt: str) -> Written:
 
 
 class Server:
-    """``qkv serve`` of several places, in a process of its own."""
+    """``qkv serve`` of a place, in a process of its own."""
 
-    def __init__(self, several: list[Place]):
-        command = [sys.executable, "-m", "qkv", "serve", *(str(place.path) for place in several), "--port", "0"]
+    def __init__(self, place: Place):
+        command = [sys.executable, "-m", "qkv", "serve", str(place.path), "--port", "0"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.url = self._address()
-        self.models = [each["id"] for each in httpx.get(f"{self.url}/v1/models").json()["data"]]
+        self.model = httpx.get(f"{self.url}/v1/models").json()["data"][0]["id"]
 
     def _address(self) -> str:
         assert self.process.stdout is not None
@@ -180,9 +198,9 @@ class Server:
             raise SystemExit("qkv serve ended before it served")
         return line.split()[2]
 
-    def times(self, model: str, prompt: str, new: int) -> list[float]:
+    def times(self, prompt: str, new: int) -> list[float]:
         """Times of the request and of each event with text."""
-        body = {"model": model, "prompt": prompt, "max_tokens": new, "temperature": 0, "stream": True}
+        body = {"model": self.model, "prompt": prompt, "max_tokens": new, "temperature": 0, "stream": True}
         asked, found = {**body, "ignore_eos": True}, [time.perf_counter()]
         with httpx.stream("POST", f"{self.url}/v1/completions", json=asked, timeout=600) as answer:
             for line in answer.iter_lines():
@@ -193,11 +211,11 @@ class Server:
                     found.append(time.perf_counter())
         return found
 
-    def by_request(self, model: str, prompt: str) -> Written:
+    def by_request(self, prompt: str) -> Written:
         """Streamed completion."""
 
         def write(count: int) -> float:
-            times = self.times(model, prompt, count)
+            times = self.times(prompt, count)
             return times[-1] - times[0]
 
         return write
@@ -209,9 +227,9 @@ class Server:
 
 
 @contextmanager
-def served(several: list[Place]) -> Iterator[Server]:
+def served(place: Place) -> Iterator[Server]:
     """``Server`` that is stopped at the end."""
-    server = Server(several)
+    server = Server(place)
     try:
         yield server
     finally:
@@ -225,8 +243,8 @@ def first_answer(place: Place, prompt: str, repeats: int) -> tuple[float, float]
     found, words = [], prompt.split()
     prompts = [" ".join(words[begin:] + words[:begin]) for begin in range(6)]
     for _ in range(repeats):
-        with served([place]) as server:
-            seconds = [(times := server.times(server.models[0], each, 8))[-1] - times[0] for each in prompts]
+        with served(place) as server:
+            seconds = [(times := server.times(each, 8))[-1] - times[0] for each in prompts]
         found.append((seconds[0], sorted(seconds[1:])[2]))
     return min(found, key=lambda pair: pair[0] / pair[1])
 
@@ -235,25 +253,36 @@ def measured(several: list[Place], prompt: str, new: int, rounds: int) -> dict[s
     """Rates of each place."""
     found: dict[str, Rates] = {}
     whole = qkv.load(several[0].path).model
-    with served(several) as server:
-        for place, model in zip(several, server.models, strict=True):
-            run = qkv.load(place.path)
-            _check_length(run, prompt, new)
-            copy = lowered(whole, place.precision)
-            ways = {
-                "in memory": in_memory(copy, prompt_ids(run.tokenizer, prompt)),
-                "loaded": loaded(run, prompt),
-                "command": by_command(place.path, prompt),
-                "server": server.by_request(model, prompt),
-            }
-            for write in ways.values() if rounds > 1 else ():  # builds kernels, lays out weights, times choices
-                write(new)
-            found[place.name] = rates_in_turns(ways, new, rounds)
-            print_table("", ["place", "precision", *WAYS], [_row(place, found[place.name])])
+    for place in several:
+        parts = [_in_fresh_memory(place, whole, prompt, new, count) for count in _parts(rounds)]
+        found[place.name] = Rates.of(parts)
+        print_table("", ["place", "precision", *WAYS], [_row(place, found[place.name])])
     return found
 
 
-def rates_in_turns(ways: dict[str, Written], new: int, rounds: int) -> Rates:
+def _parts(rounds: int) -> list[int]:
+    """Rounds by process."""
+    count = min(PROCESSES, rounds)
+    return [rounds // count + (i < rounds % count) for i in range(count)]
+
+
+def _in_fresh_memory(place: Place, whole: Transformer, prompt: str, new: int, rounds: int) -> Turns:
+    """Rates of some rounds, with a server, a loaded model and a copy of its own."""
+    run = qkv.load(place.path)
+    _check_length(run, prompt, new)
+    with served(place) as server:
+        ways = {
+            "in memory": in_memory(lowered(whole, place.precision), prompt_ids(run.tokenizer, prompt)),
+            "loaded": loaded(run, prompt),
+            "command": by_command(place.path, prompt),
+            "server": server.by_request(prompt),
+        }
+        for write in ways.values() if new > SMOKE else ():  # builds kernels, lays out weights, times choices
+            write(new)
+        return rates_in_turns(ways, new, rounds)
+
+
+def rates_in_turns(ways: dict[str, Written], new: int, rounds: int) -> Turns:
     """Rates of all ``ways``, which take turns."""
     first, *others = WAYS
     shares: dict[str, list[float]] = {way: [] for way in others}
@@ -266,7 +295,7 @@ def rates_in_turns(ways: dict[str, Written], new: int, rounds: int) -> Rates:
             shares[way].append(each / mean((before, after)))
         rates.append(after)
         before = after
-    return Rates(median(rates), {way: Share.of(each) for way, each in shares.items()})
+    return Turns(rates, shares)
 
 
 def _check_length(run: Run, prompt: str, new: int) -> None:
@@ -295,7 +324,7 @@ def main() -> None:
     options.add_argument("--out", type=Path, help="page whose table is written")
     asked = options.parse_args()
     say_where()
-    new, repeats = (24, 1) if asked.smoke else (asked.new, asked.repeats)
+    new, repeats = (SMOKE, 1) if asked.smoke else (asked.new, asked.repeats)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         given = asked.model or random_gpt2(folder / "gpt2", asked.smoke)

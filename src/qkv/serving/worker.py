@@ -4,8 +4,9 @@
     submit, cancel, call  ── commands ──────────→  before each step
     mailbox of a request  ←── pieces of a step ──  after each step
 
-The worker sends pieces at once when a text begins or ends, and otherwise at most 50 times a second; it joins the pieces
-of a text that wait. Each sending wakes the event loop and the client, and on two cores the next step waits for them.
+The worker sends pieces at once when a text begins or ends, and otherwise at most 25 times a second; it joins the pieces
+of a text that wait. Each sending wakes the event loop and the client, about 1 ms of two cores, and the next step waits
+for them: with 50 sendings a second, a model of 150 tokens per second loses 6 % of its rate.
 
 A reader who does not read holds up nobody: what it has not read is kept in the mailbox of its request, at most
 ``UNREAD`` pieces; further ones are joined to the last. The size of a mailbox is bounded by the tokens of its request.
@@ -27,7 +28,7 @@ from qkv.models.frozen_weights import unchanged
 from qkv.serving.errors import as_api_error
 from qkv.serving.limits import UNREAD
 
-_PAUSE = 0.02
+_PAUSE = 0.04
 """Least seconds between two sendings of pieces of texts that go on."""
 _RECOUNT = 0.25
 """Seconds after which the bytes of decoding states are counted again while texts are written."""
