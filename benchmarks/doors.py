@@ -12,9 +12,9 @@ makes of it. Without ``--model``: GPT-2 124M with random weights. A rate is the 
 longer than another, over the seconds by which it takes longer. The rate of one way drifts by a fifth within a minute,
 so texts are short and all ways take turns, in both directions; the command, which starts a process for each text, takes
 part in every fourth round. Where a process has its memory changes its rate as much, so rounds are shared among three
-servers, loaded models and copies. The table has the median rate in memory, and the median and quartiles of each way's share of
-the rate in memory, which is measured before and after the others of a round. Below the table are the seconds of the
-first answer of a fresh server, and those of a later one.
+servers, loaded models and copies. The table has the median rate in memory, and the median and quartiles of each way's
+share of the rate in memory, which is measured before and after the others of a round. Below the table are the seconds
+of the first answer of a fresh server, and those of a later one.
 """
 
 from __future__ import annotations

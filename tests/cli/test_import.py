@@ -43,16 +43,16 @@ def forgetting() -> Iterator[None]:
 
 def _remembered():  # type: ignore[no-untyped-def]
     kinds = {slot: dict(slot.kinds()) for slot in Part.__subclasses__()}
-    registered, modules, path, done = dict(register._REGISTER), set(sys.modules), list(sys.path), set(imports._done)
+    registered, modules, path, done = dict(register.PARTS), set(sys.modules), list(sys.path), set(imports._done)
 
     def forget() -> None:
         for slot, known in kinds.items():
             for kind in slot.kinds().keys() - known.keys():
                 if slot.kinds()[kind].__module__.partition(".")[0] != "qkv":
                     del slot.kinds()[kind]
-        for part in register._REGISTER.keys() - registered.keys():
+        for part in register.PARTS.keys() - registered.keys():
             if part.__module__.partition(".")[0] != "qkv":
-                del register._REGISTER[part]
+                del register.PARTS[part]
         for name in sys.modules.keys() - modules:
             if name.startswith("my_"):
                 del sys.modules[name]

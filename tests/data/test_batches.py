@@ -20,7 +20,7 @@ from qkv.data.corpora.corpus import Corpus
 from qkv.layers.signal import Signal
 from qkv.spec.data import Batching, LengthBuckets, Packed, RandomCrops, TokenBuckets
 from qkv.spec.errors import UserError
-from qkv.spec.register import _REGISTER, implementations
+from qkv.spec.register import PARTS, implementations
 
 LAYOUTS = (RandomCrops(), Packed(separator="\n"), LengthBuckets(buckets=3))
 
@@ -285,7 +285,7 @@ def test_documents_of_one_token_alone_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_layout_that_nobody_registered_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(_REGISTER, RandomCrops)
+    monkeypatch.delitem(PARTS, RandomCrops)
     with pytest.raises(UserError, match="no module implements 'random_crops'; import the file that does"):
         Batches(corpus_of(tmp_path, prose(0)), RandomCrops(), 4, 16)
 

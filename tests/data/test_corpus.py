@@ -22,7 +22,7 @@ from qkv.data.corpora.named import KNOWN, Known, PublishedFile
 from qkv.spec import tokenizers as schemes
 from qkv.spec.data import Data, LengthBuckets, Packed, RandomCrops
 from qkv.spec.errors import UserError
-from qkv.spec.register import _REGISTER
+from qkv.spec.register import PARTS
 from qkv.tokenizers.coders import SpaceBorders
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
@@ -310,7 +310,7 @@ def test_only_a_spread_sample_of_a_long_text_is_trained_on(tmp_path: Path, monke
         read.extend(texts)  # type: ignore[arg-type]
         return train(schemes.Bytes(), [])
 
-    monkeypatch.setitem(_REGISTER, schemes.BPE, trainer)
+    monkeypatch.setitem(PARTS, schemes.BPE, trainer)
     monkeypatch.setattr(schemes.BPE, "sample", 4000)
     text = " ".join(map(str, range(5000)))
     corpus_of(tmp_path, text, tokenizer=schemes.BPE(vocab_size=270))

@@ -19,7 +19,7 @@ from qkv.generation.beam import beam_search
 from qkv.generation.sample import generate
 from qkv.interop.load import PublishedModel, load_published
 from qkv.interop.mapping.family import Family
-from qkv.interop.registry import FAMILIES
+from qkv.interop.registry import families
 from qkv.layers.signal import Signal
 from qkv.models.transformer import Transformer
 from qkv.spec.generation import Generation
@@ -53,7 +53,7 @@ class Pair:
 
     @property
     def family(self) -> Family:
-        return next(family for family in FAMILIES if family.name == self.published.family)
+        return next(family for family in families() if family.name == self.published.family)
 
 
 def made(case: Case, folder: Path) -> Pair:

@@ -14,8 +14,8 @@ from transformers import Gemma2ForCausalLM, GPTNeoXForCausalLM
 
 from qkv.interop.load import load_published
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import choose, read_spec
-from qkv.interop.registry import FAMILIES
+from qkv.interop.mapping.family import read_spec
+from qkv.interop.registry import choose
 from qkv.layers.signal import Signal
 from qkv.spec.branches import Attention, GatedFeedForward
 from qkv.spec.errors import UserError
@@ -26,7 +26,7 @@ from qkv.spec.parts import LinearScaling, Rope
 
 def read(values: dict[str, Any]) -> Model:
     config = Config(values)
-    return read_spec(*choose(FAMILIES, config), config)
+    return read_spec(*choose(config), config)
 
 
 def first_attention(spec: Model) -> Attention:

@@ -21,7 +21,7 @@ from qkv.interop.load import load_published
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import COMMON, Family, ignored_keys, read_spec
 from qkv.interop.normal import normal
-from qkv.interop.registry import FAMILIES
+from qkv.interop.registry import families
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 
@@ -30,7 +30,7 @@ FIRST_CASES = {case.config.model_type: case for case in reversed(every_case())}
 EXAMPLES = 8
 ALWAYS = ({"partial_rotary_factor": 0.5}, {"slow_but_exact": True, "pretraining_tp": 2})
 """Tried with every family that knows the keys."""
-TYPES = [(family, kind) for family in FAMILIES for kind in family.model_types]
+TYPES = [(family, kind) for family in families() for kind in family.model_types]
 
 
 def read(family: Family, architecture: str, values: dict[str, Any]) -> Model | str:

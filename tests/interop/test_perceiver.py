@@ -83,13 +83,13 @@ def test_the_published_sizes(tmp_path: Path) -> None:
 
     from qkv.inspection.cost import cost
     from qkv.interop.mapping.config import Config
-    from qkv.interop.mapping.family import choose, read_spec
-    from qkv.interop.registry import FAMILIES
+    from qkv.interop.mapping.family import read_spec
+    from qkv.interop.registry import choose
 
     said = Config(
         {**PerceiverConfig(qk_channels=256, v_channels=1280).to_dict(), "architectures": ["PerceiverForMaskedLM"]}
     )
-    family, architecture = choose(FAMILIES, said)
+    family, architecture = choose(said)
     assert cost(read_spec(family, architecture, said)).parameters == 201_108_230
 
 

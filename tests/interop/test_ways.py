@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.interop.mapping.conversions import (
+    ALTERNATING,
     BY_HEAD,
     INTERLEAVED,
     ONE_BY_HEAD,
@@ -19,6 +20,7 @@ from qkv.interop.mapping.conversions import (
     Broadcast,
     Cut,
     Way,
+    interleaved_rope,
 )
 
 WAYS: dict[str, Way] = {"plain": PLAIN, "transposed": TRANSPOSED, "qkv": QKV, "pair": PAIR, "interleaved": INTERLEAVED}
@@ -81,3 +83,44 @@ def test_an_axis_of_heads_is_the_last_one_cut(before: tuple[int, ...]) -> None:
     assert ours.shape == (*before, 15)
     assert torch.equal(ours[..., 5:10], theirs[..., 1, :])
     assert torch.equal(BY_HEAD.outward(ours, Cut((), 3))[0], theirs)
+
+
+@pytest.mark.parametrize("rotated", [None, 4], ids=["whole heads", "part of a head"])
+@given(heads=st.integers(1, 3), groups=st.integers(1, 2))
+def test_scores_of_interleaved_rope_are_those_of_halves(rotated: int | None, heads: int, groups: int) -> None:
+    """Turning neighbours of the published features gives the scores of turning halves of the converted ones."""
+    head, width, positions = 8, 5, torch.arange(3.0)
+    way = interleaved_rope(rotated)
+    sizes, counts = (heads * groups * head, groups * head, groups * head), (heads * groups, groups, groups)
+    theirs = [torch.randn(size, width, dtype=torch.float64) for size in sizes]
+    cut = Cut(sizes, groups, counts)
+    ours = way.inward(theirs, cut)
+    assert all(torch.equal(*pair) for pair in zip(way.outward(ours, cut), theirs, strict=True))
+    x, turned = torch.randn(3, width, dtype=torch.float64), rotated or head
+    angles = positions[:, None] * 10.0 ** -torch.arange(turned // 2)
+
+    def neighbours(vectors: torch.Tensor) -> torch.Tensor:
+        pairs = torch.view_as_complex(vectors[..., :turned].unflatten(-1, (-1, 2)).contiguous())
+        return torch.cat((torch.view_as_real(pairs * torch.exp(1j * angles)).flatten(-2), vectors[..., turned:]), -1)
+
+    def halves(vectors: torch.Tensor) -> torch.Tensor:
+        first, second = vectors[..., :turned].chunk(2, -1)
+        turn = (first * angles.cos() - second * angles.sin(), first * angles.sin() + second * angles.cos())
+        return torch.cat((*turn, vectors[..., turned:]), -1)
+
+    query, key, value = ours.split(sizes)
+    for matrix, stored, count in ((query, theirs[0], counts[0]), (key, theirs[1], counts[1])):
+        mine = halves((x @ matrix.t()).unflatten(-1, (count, head)).transpose(0, 1))
+        other = neighbours((x @ stored.t()).unflatten(-1, (count, head)).transpose(0, 1))
+        assert torch.allclose(mine @ mine.transpose(-1, -2), other @ other.transpose(-1, -2))
+    assert torch.equal(value, theirs[2])
+
+
+@given(st.integers(1, 5), st.integers(1, 4))
+def test_alternating_rows_are_parted(hidden: int, width: int) -> None:
+    gate, up = torch.randn(hidden, width), torch.randn(hidden, width)
+    ours, cut = torch.cat((gate, up)), Cut((hidden, hidden), 1, (1, 1))
+    (theirs,) = ALTERNATING.outward(ours, cut)
+    assert torch.equal(theirs[::2], gate)
+    assert torch.equal(theirs[1::2], up)
+    assert torch.equal(ALTERNATING.inward([theirs], cut), ours)

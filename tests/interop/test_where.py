@@ -10,7 +10,7 @@ from tests.interop.folders import tiny, tiny_model
 
 from qkv.interop.load import described
 from qkv.interop.mapping.family import Family
-from qkv.interop.registry import FAMILIES
+from qkv.interop.registry import families
 from qkv.interop.where import everywhere, sketch, where
 from qkv.layers.norms import LayerNorm
 from qkv.mixers.attention.attention import Attention
@@ -20,7 +20,7 @@ from qkv.spec.cross import CrossAttention
 from qkv.spec.errors import UserError
 from qkv.spec.model import Block, Encoder
 
-EVERY = [(family, architecture) for family in FAMILIES for architecture in family.architectures]
+EVERY = [(family, architecture) for family in families() for architecture in family.architectures]
 
 
 def test_a_published_name_leads_to_spec_module_and_line(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from qkv.serving.structure import Constraints
 from qkv.serving.templates import find_template
-from qkv.serving.tools import BARE, MARKED, CallReader, ToolCall, call_form, required_call
+from qkv.serving.tools import BARE, MARKED, CallForm, CallReader, ToolCall, call_form, required_call
 from qkv.spec.errors import UserError
 
 MARKED_TEMPLATE = """\
@@ -172,12 +172,25 @@ def test_tools_calls_and_their_results_are_rendered_as_by_transformers(tmp_path:
     assert found.ids(messages, tools=TOOLS).count(ends) == found.ids(plain, tools=TOOLS).count(ends)
 
 
-def test_the_form_of_calls_is_that_of_the_template() -> None:
-    assert call_form(MARKED_TEMPLATE) == MARKED
-    assert call_form(BARE_TEMPLATE) == BARE
-    for other in (CHATML, "{{ tools }} [TOOL_CALLS]", "<tool_call><function=f>"):
+OTHER_FORMS = (
+    CHATML,
+    "{{ tools }} {% for m in messages %}[TOOL_CALLS]{{ m.tool_calls }}{% endfor %}",
+    MARKED_TEMPLATE.replace("""'\\n<tool_call>\\n{"name": "'""", """'\\n<tool_call>\\n<function='"""),
+    BARE_TEMPLATE.replace("""'"parameters": '""", """'"input": '"""),
+)
+
+
+def test_the_form_of_calls_is_the_one_in_which_the_template_renders_a_call(tmp_path: Path) -> None:
+    def form(text: str) -> CallForm:
+        return call_form(find_template(folder_of(tmp_path, text, True)))
+
+    assert form(MARKED_TEMPLATE) == MARKED
+    assert form(BARE_TEMPLATE) == BARE
+    renamed = BARE_TEMPLATE.replace("Environment: ipython", "").replace("<|python_tag|>", "")
+    assert form(renamed) == BARE, "the sentences around a call do not matter"
+    for other in OTHER_FORMS:
         with pytest.raises(UserError, match="asks for calls in a form that is not known here"):
-            call_form(other)
+            form(other)
 
 
 def pieces(text: str, rng: random.Random) -> Iterator[str]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from qkv.interop.folder import Stored, read_json
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family, named_as_now
+from qkv.interop.mapping.names import expression, fill_indices
 from qkv.interop.places import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from qkv.interop.safetensors_file import Entry, entries
 from qkv.layers.lora import merged_weight
@@ -133,12 +134,9 @@ def adapted_values(
     token embeddings, and whether the head is tied to these.
     """
     found = {**values, "architectures": [architecture]}
-    outputs = [row.theirs for row in family.architectures[architecture].names if row.ours.startswith("head.output")]
-    sizes = {
-        adapter.whole[name].shape[0]
-        for theirs in outputs
-        if isinstance(theirs, str) and (name := theirs.replace("*", "weight")) in adapter.whole
-    }
+    rows = [row for row in family.architectures[architecture].names if row.ours.startswith("head.output")]
+    outputs = [fill_indices(name, {"leaf": "weight"}) for row in rows for name in row.published]
+    sizes = {adapter.whole[name].shape[0] for name in outputs if name in adapter.whole}
     if len(sizes) == 1 and not architecture.endswith(_TASKS["QUESTION_ANS"]):
         count = sizes.pop()
         if len(found.get("id2label") or ()) != count:
@@ -199,13 +197,13 @@ def _here(name: str, family: Family, bare: bool) -> str:
 
 def _table(family: Family) -> str:
     """Published name of the token embeddings."""
-    return next(row.theirs for row in family.names if row.ours == "frontend.table" and isinstance(row.theirs, str))
+    return next(row.published[0] for row in family.names if row.ours == "frontend.table")
 
 
 def _head(family: Family, architecture: str) -> str | None:
     """Published name of the matrix of a language model's head; None for another head."""
     rows = family.architectures[architecture].names
-    return next((row.theirs for row in rows if row.ours == "head.weight" and isinstance(row.theirs, str)), None)
+    return next((row.published[0] for row in rows if row.ours == "head.weight"), None)
 
 
 class _Names:
@@ -214,10 +212,10 @@ class _Names:
     def __init__(self, family: Family, architecture: str, head_only: bool = False):
         said = family.architectures[architecture]
         rows = said.names if head_only else family.rows(architecture)
-        theirs = [name for row in rows for name in ((row.theirs,) if isinstance(row.theirs, str) else row.theirs)]
+        theirs = [name for row in rows for name in row.published]
         if head_only:
             theirs += [*said.ignored, *said.kept]
-        self.family, self.patterns = family, [re.compile(_pattern(name)) for name in theirs]
+        self.family, self.patterns = family, [re.compile(expression(name)) for name in theirs]
 
     def knows(self, name: str) -> bool:
         """True if ``name`` is one of them, with or without the prefix of the body."""
@@ -231,10 +229,6 @@ class _Names:
         raise UserError(
             f"{folder / ADAPTER_WEIGHTS} changes {name!r}, which models of the family {self.family.name} do not have"
         )
-
-
-def _pattern(theirs: str) -> str:
-    return re.sub(r"\\\{i(\\-\d+)?\\\}", r"\\d+", re.escape(theirs)).replace(r"\*", ".*")
 
 
 def _plain(name: str) -> str:

@@ -11,9 +11,9 @@ from qkv.interop.adapted import StoredAdapter, adapted_tensors, adapted_values, 
 from qkv.interop.folder import Stored, read_json, stored_tensors
 from qkv.interop.gguf_read import gguf_names, gguf_tensors, gguf_values
 from qkv.interop.mapping.config import Config, Held
-from qkv.interop.mapping.family import Family, choose
+from qkv.interop.mapping.family import Family
 from qkv.interop.places import ADAPTER_CONFIG, CONFIG, INDEX, WEIGHTS, gguf_files, is_published, may_be_name
-from qkv.interop.registry import FAMILIES
+from qkv.interop.registry import choose
 from qkv.spec.errors import UserError
 from qkv.tokenizers.folder import holds_tokenizer
 from qkv.tokenizers.gguf_file import is_gguf
@@ -38,7 +38,7 @@ class PublishedCheckpoint(NamedTuple):
 
     def family(self) -> tuple[Family, str]:
         """(family, name of the architecture) of the config. Raises ``UserError`` if no family covers it."""
-        return choose(FAMILIES, self.config())
+        return choose(self.config())
 
     @property
     def tokenizer_folder(self) -> Path:

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from qkv.interop.gguf_layouts import LAYOUTS, GGUFLayout, MetadataKey, Values
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import choose, read_spec
-from qkv.interop.registry import FAMILIES
+from qkv.interop.mapping.family import Family, read_spec
+from qkv.interop.mapping.gguf import GGUFLayout, MetadataKey, Values
+from qkv.interop.mapping.names import fill_indices, indices_of
+from qkv.interop.registry import choose, families
 from qkv.spec.errors import UserError, nearest, quoted
 from qkv.spec.model import Model
 from qkv.tokenizers.gguf_file import Header, library
@@ -82,11 +83,12 @@ def factors_of(config: Values) -> np.ndarray | None:
     return (1.0 / ((1.0 - smooth) / table["factor"] + smooth)).astype(np.float32)
 
 
-def values_of(header: Header, factors: np.ndarray | None = None, layout: GGUFLayout | None = None) -> dict[str, Any]:
+def values_of(header: Header, factors: np.ndarray | None = None, family: Family | None = None) -> dict[str, Any]:
     """Values of the ``config.json`` that a GGUF file describes. ``factors``: values of its tensor of RoPE factors.
-    ``layout``: default the first with the file's architecture. Raises ``UserError``.
+    ``family``: default the first with the file's architecture. Raises ``UserError``.
     """
-    layout = layout or _layout(header)
+    family = family or _family(header)
+    layout = layout_of(family)
     found: dict[str, Any] = {}
     for key in layout.keys:
         value = _value(header, layout, key)
@@ -108,15 +110,26 @@ def values_of(header: Header, factors: np.ndarray | None = None, layout: GGUFLay
         found.setdefault("num_key_value_heads", found["num_attention_heads"])
     found |= _rope(header, layout, found, factors) | _layer_types(header, layout, found)
     found |= {key: value(found) if callable(value) else value for key, value in layout.built_in.items()}
-    family = next(family for family in FAMILIES if family.name == layout.family)
     return {"model_type": family.model_types[0], "architectures": [layout.architecture], **found}
 
 
-def _layout(header: Header) -> GGUFLayout:
+def layout_of(family: Family) -> GGUFLayout:
+    """Form of the family in GGUF. Raises ``UserError`` if it has none."""
+    if family.gguf is None:
+        raise UserError(f"qkv knows no form of {family.name} in GGUF files; it knows those of {known_in_gguf()}")
+    return family.gguf
+
+
+def known_in_gguf() -> str:
+    """Names of the families that have a form in GGUF, for messages."""
+    return ", ".join(family.name for family in families() if family.gguf)
+
+
+def _family(header: Header) -> Family:
     name = header.values.get(ARCHITECTURE)
     if not isinstance(name, str):
         raise UserError(f"{header.file} lacks the key {ARCHITECTURE!r}")
-    known = {layout.name: layout for layout in reversed(LAYOUTS)}
+    known = {family.gguf.name: family for family in reversed(families()) if family.gguf}
     if name not in known:
         raise UserError(
             f"{header.file}: the architecture is {quoted(name)}, which qkv does not know; {nearest(name, known)}"
@@ -213,11 +226,12 @@ def _layer_types(header: Header, layout: GGUFLayout, values: Values) -> dict[str
     return {"layer_types": kinds} | ({} if any(sliding) else {"sliding_window": None})
 
 
-def check_kept(layout: GGUFLayout, config: Values, header: Header, factors: np.ndarray | None) -> None:
+def check_kept(family: Family, config: Values, header: Header, factors: np.ndarray | None) -> None:
     """Raise ``UserError`` if llama.cpp's form loses a setting of the model with the ``config.json`` values ``config``:
     one that does not come back from the metadata.
     """
-    ours, theirs = (_settings(values) for values in (config, values_of(header, factors, layout)))
+    layout = layout_of(family)
+    ours, theirs = (_settings(values) for values in (config, values_of(header, factors, family)))
     for key in ours.keys() | theirs.keys():
         if ours.get(key) != theirs.get(key):
             if key in layout.built_in:
@@ -233,7 +247,7 @@ def check_kept(layout: GGUFLayout, config: Values, header: Header, factors: np.n
 
 def _settings(values: Values) -> dict[str, Any]:
     """Config values as the family writes them for the spec that they describe, without settings of training."""
-    family, architecture = choose(FAMILIES, Config(values))
+    family, architecture = choose(Config(values))
     spec: Model = read_spec(family, architecture, Config(values, "the metadata"))
     found = {**(family.config(spec) or {}), **(family.architectures[architecture].config(spec.head) or {})}
     return {key: value for key, value in found.items() if not _of_training(key)}
@@ -243,15 +257,13 @@ def _of_training(key: str) -> bool:
     return key.endswith(("dropout", "pdrop")) or key == "initializer_range"
 
 
-def names_of(layout: GGUFLayout, layers: int) -> dict[str, str]:
+def names_of(family: Family, layers: int) -> dict[str, str]:
     """Name in GGUF of each tensor of the family, by its published name, for a model of ``layers`` layers."""
-    gguf = library()
+    gguf, layout = library(), layout_of(family)
     number = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == layout.name)
     table = gguf.get_tensor_name_map(number, layers)
-    family = next(family for family in FAMILIES if family.name == layout.family)
-    rows = [row.theirs for row in family.rows(layout.architecture)]
     found = dict[str, str]()
-    for pattern in (name for theirs in rows for name in ((theirs,) if isinstance(theirs, str) else theirs)):
+    for pattern in (name for row in family.rows(layout.architecture) for name in row.published):
         for name in _filled(pattern, layers):
             spelled = (name, name.removeprefix(family.prefix))
             stored = (table.get_name(each, try_suffixes=(".weight", ".bias")) for each in spelled)
@@ -263,6 +275,6 @@ def names_of(layout: GGUFLayout, layers: int) -> dict[str, str]:
 
 def _filled(pattern: str, layers: int) -> Iterator[str]:
     """Tensor names that a pattern of a family's table stands for."""
-    for layer in range(layers) if "{i}" in pattern else (0,):
+    for layer in range(layers) if "layer" in indices_of(pattern) else (0,):
         for leaf in ("weight", "bias") if "*" in pattern else ("",):
-            yield pattern.replace("{i}", str(layer)).replace("*", leaf)
+            yield fill_indices(pattern, {"layer": layer, "leaf": leaf})

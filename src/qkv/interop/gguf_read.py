@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from qkv.interop.folder import Stored
-from qkv.interop.gguf_config import FACTORS, names_of, values_of
-from qkv.interop.gguf_layouts import LAYOUTS, GGUFLayout, Values, cut_of_change, layout_of
+from qkv.interop.gguf_config import FACTORS, layout_of, names_of, values_of
 from qkv.interop.mapped import MappedFile, mapped
 from qkv.interop.mapping.conversions import Cut, Way
-from qkv.interop.registry import FAMILIES
+from qkv.interop.mapping.family import Family
+from qkv.interop.mapping.gguf import Values, cut_of_change
+from qkv.interop.registry import families_by_type
 from qkv.interop.safetensors_file import DTYPES, Entry
 from qkv.spec.errors import UserError
 from qkv.tokenizers.gguf_file import Header, StoredTensor, header, library
@@ -102,20 +103,19 @@ def gguf_values(file: Path) -> dict[str, Any]:
 
 def gguf_names(values: Values) -> dict[str, str]:
     """Name in GGUF of each tensor of the model by its published name. ``values``: result of ``gguf_values``."""
-    layout = _layout(values)
-    return names_of(layout, values[next(key.config for key in layout.keys if key.name == "block_count")])
+    family = _family(values)
+    return names_of(family, values[next(key.config for key in layout_of(family).keys if key.name == "block_count")])
 
 
-def _layout(values: Values) -> GGUFLayout:
-    family = next(family for family in FAMILIES if values["model_type"] in family.model_types)
-    return layout_of(family.name) or LAYOUTS[0]
+def _family(values: Values) -> Family:
+    return families_by_type()[values["model_type"]]
 
 
 def gguf_tensors(file: Path, values: Values, copy: bool = True) -> dict[str, Stored]:
     """Tensors of a GGUF file by published name, not yet read. ``values``: result of ``gguf_values``; ``copy`` False:
     memory-map the file. Tensors that no name of the family stands for keep theirs. Raises ``UserError``.
     """
-    found, layout = header(file), _layout(values)
+    found, layout = header(file), layout_of(_family(values))
     names = {stored: published for published, stored in gguf_names(values).items()}
     source = None if copy else mapped(file)
     tensors = dict[str, Stored]()

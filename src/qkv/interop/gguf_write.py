@@ -10,8 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.interop.gguf_config import FACTORS, check_kept, factors_of, metadata_of, names_of, own_keys
-from qkv.interop.gguf_layouts import LAYOUTS, GGUFLayout, Values, cut_of_change, layout_of
+from qkv.interop.gguf_config import (
+    FACTORS,
+    check_kept,
+    factors_of,
+    known_in_gguf,
+    metadata_of,
+    names_of,
+    own_keys,
+)
+from qkv.interop.mapping.gguf import GGUFLayout, Values, cut_of_change
 from qkv.interop.save import Covering, covering, published_tensors
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError, nearest
@@ -69,7 +77,7 @@ def save_gguf(
     factors = factors_of(config) if layout.factors else None
     values = metadata_of(layout, config) | own_keys(config) | {"general.file_type": _FILE_TYPES[kind]}
     shapes = {each.name: StoredTensor(each.type, tuple(each.value.shape), 0, 0) for each in tensors}
-    check_kept(layout, config, Header(file, values, shapes), factors)
+    check_kept(found.family, config, Header(file, values, shapes), factors)
     _check_finite(tensors)
     words, said = metadata_of_tokenizer(tokenizer, model.spec.vocab_size or 0, ends)
     if factors is not None:
@@ -81,7 +89,7 @@ def save_gguf(
         raise UserError(f"{file} cannot be written: {error.strerror or error}") from None
     odd = sum(each.type == "F16" for each in tensors) if kind.startswith("Q") else 0
     rows = f"{odd} matrices are in F16, as their rows are no multiple of {_BLOCK} long" if odd else ""
-    return GGUFExport(layout.family, kind, tuple(filter(None, (said, rows, layout.note))))
+    return GGUFExport(found.family.name, kind, tuple(filter(None, (said, rows, layout.note))))
 
 
 def type_of(dtype: str | None, model: Transformer) -> str:
@@ -95,11 +103,10 @@ def type_of(dtype: str | None, model: Transformer) -> str:
 
 def _covered(model: Transformer, family: str) -> tuple[Covering, GGUFLayout]:
     """(published family of the model, its form in GGUF). Raises ``UserError`` if llama.cpp has none."""
-    known = ", ".join(layout.family for layout in LAYOUTS)
-    found = covering(model.spec, family)
+    known, found = known_in_gguf(), covering(model.spec, family)
     if found is None:
         raise UserError(f"llama.cpp has no architecture for this model: it is none of the published families {known}")
-    layout = layout_of(found.family.name)
+    layout = found.family.gguf
     if layout is None:
         raise UserError(f"qkv writes GGUF for {known}; this model is {found.family.name}; export it with --format hf")
     head = model.spec.head
@@ -114,7 +121,7 @@ def _covered(model: Transformer, family: str) -> tuple[Covering, GGUFLayout]:
 def _tensors(model: Transformer, found: Covering, layout: GGUFLayout, kind: str) -> list[_Tensor]:
     """Tensors of the file, changed as llama.cpp expects them."""
     published = published_tensors(model, found.family, layout.architecture)
-    names = names_of(layout, len(model.spec.layers))
+    names = names_of(found.family, len(model.spec.layers))
     return [
         _Tensor(name, value, _type_of(name, value, kind))
         for name, value in (

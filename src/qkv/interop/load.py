@@ -18,20 +18,12 @@ from qkv.interop.folder import Stored, held_by
 from qkv.interop.images import read_processor, sized_for
 from qkv.interop.mapped import watch
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import (
-    Family,
-    Match,
-    choose,
-    ignored_keys,
-    matches,
-    named_as_now,
-    read_spec,
-    reason_for,
-    without_prefix,
-)
+from qkv.interop.mapping.family import Family, ignored_keys, named_as_now, read_spec, without_prefix
+from qkv.interop.mapping.names import Match, matches, reason_for
 from qkv.interop.places import CONFIG
-from qkv.interop.registry import FAMILIES
+from qkv.interop.registry import choose
 from qkv.interop.safetensors_file import Entry, in_place
+from qkv.interop.slices import with_slices
 from qkv.interop.writing import answering, beginning, going_on, unused_settings
 from qkv.models.assign import place, places_of
 from qkv.models.transformer import Transformer
@@ -108,7 +100,7 @@ def read_published(
     folder = found.folder
     stored = found.tensors(pickles, copy)
     config = found.config(held_by(stored))
-    family, architecture = choose(FAMILIES, config)
+    family, architecture = choose(config)
     stored = named_as_now(family, stored)
     spec = read_spec(family, architecture, config)
     processor = read_processor(folder, spec)
@@ -190,6 +182,7 @@ def fill(
         rows = without_prefix(family, rows)
         reasons = {name.removeprefix(family.prefix): reason for name, reason in reasons.items()}
     found = matches(model, rows)
+    stored = with_slices(stored, [name for match in found for name in match.theirs])
     places = places_of(model)
     first, tied = _shared(model, found)
     ignored = _ignored(stored, first, tied, reasons, source)

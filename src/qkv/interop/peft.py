@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from qkv.interop.mapping.conversions import PLAIN, Cut, Transposed
-from qkv.interop.mapping.family import Match, matches
+from qkv.interop.mapping.names import Match, matches
 from qkv.interop.places import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from qkv.interop.save import covering
 from qkv.layers.lora import LowRank, adapters

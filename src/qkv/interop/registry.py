@@ -1,64 +1,54 @@
-"""Registry of published families. To add one: a file in ``families`` and a line here."""
+"""Register of published families. A family outside of the package registers itself when its module is imported, see
+``qkv.spec.imports``.
+"""
 
 from __future__ import annotations
 
-from qkv.interop.families.bart import BART, MBART
-from qkv.interop.families.bert import BERT
-from qkv.interop.families.bloom import BLOOM
-from qkv.interop.families.deberta import DEBERTA, DEBERTA2
-from qkv.interop.families.deit import DEIT
-from qkv.interop.families.dinov2 import DINOV2
-from qkv.interop.families.falcon import FALCON
-from qkv.interop.families.gemma import GEMMA, GEMMA2, GEMMA3
-from qkv.interop.families.gpt2 import GPT2
-from qkv.interop.families.llama import LLAMA
-from qkv.interop.families.longformer import LONGFORMER
-from qkv.interop.families.mistral import MISTRAL
-from qkv.interop.families.modernbert import MODERNBERT
-from qkv.interop.families.mpnet import MPNET
-from qkv.interop.families.mpt import MPT
-from qkv.interop.families.neox import NEOX
-from qkv.interop.families.patchtst import PATCHTST
-from qkv.interop.families.perceiver import PERCEIVER
-from qkv.interop.families.qwen2 import QWEN2
-from qkv.interop.families.qwen3 import QWEN3
-from qkv.interop.families.reformer import REFORMER
-from qkv.interop.families.roberta import ROBERTA, XLM_ROBERTA
-from qkv.interop.families.t5 import MT5, T5
-from qkv.interop.families.vit import VIT
-from qkv.interop.families.xlnet import XLNET
+from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family
+from qkv.spec.errors import UserError, nearest
+from qkv.spec.imports import import_more
+from qkv.spec.register import Register
 
-FAMILIES: tuple[Family, ...] = (
-    BERT,
-    GPT2,
-    LLAMA,
-    MISTRAL,
-    QWEN2,
-    QWEN3,
-    BLOOM,
-    MPT,
-    NEOX,
-    FALCON,
-    GEMMA,
-    GEMMA2,
-    GEMMA3,
-    ROBERTA,
-    MODERNBERT,
-    DEBERTA,
-    DEBERTA2,
-    LONGFORMER,
-    XLNET,
-    REFORMER,
-    MPNET,
-    XLM_ROBERTA,
-    T5,
-    MT5,
-    BART,
-    MBART,
-    PERCEIVER,
-    VIT,
-    DEIT,
-    DINOV2,
-    PATCHTST,
-)
+_FAMILIES: Register[str, Family] = Register("qkv.interop.families")
+
+
+def register(*several: Family) -> None:
+    """Register families by their names."""
+    for family in several:
+        _FAMILIES[family.name] = family
+
+
+def families() -> list[Family]:
+    """All families, in alphabetical order, each after its ``base``."""
+    return sorted(_FAMILIES.all(), key=lambda family: (_depth(family), family.name))
+
+
+def find_family(name: str) -> Family | None:
+    """Family with this name; None if there is none."""
+    return _FAMILIES.find(name)
+
+
+def families_by_type() -> dict[str, Family]:
+    """Family of each ``model_type`` in configs."""
+    return {name: family for family in families() for name in family.model_types}
+
+
+def choose(config: Config) -> tuple[Family, str]:
+    """(family, name of the architecture) of a config. Raises ``UserError`` that suggests the nearest known name."""
+    if config.values.get("model_type") not in families_by_type():
+        import_more()
+    family: Family = config.word("model_type", allowed=families_by_type())
+    named = config.items("architectures")
+    architecture = str(named[0]) if named else next(iter(family.architectures))
+    if architecture not in family.architectures:
+        raise UserError(
+            f"{config.source}: the architecture {architecture!r} is not known for {family.name}; "
+            f"{nearest(architecture, family.architectures)}"
+        )
+    return family, architecture
+
+
+def _depth(family: Family) -> int:
+    base = find_family(family.base) if family.base else None
+    return 0 if base is None else 1 + _depth(base)

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 from qkv.interop.images import sized_as, written_processor
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import Family, matches, read_spec, reason_for
+from qkv.interop.mapping.family import Family, read_spec
+from qkv.interop.mapping.names import matches, reason_for
 from qkv.interop.normal import normal
 from qkv.interop.places import CONFIG, GENERATION, PREPROCESSOR, TOKENIZER_CONFIG, WEIGHTS
-from qkv.interop.registry import FAMILIES
+from qkv.interop.registry import families
+from qkv.interop.slices import join_slices
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model
@@ -39,7 +41,7 @@ def covering(spec: Model, first: str = "") -> Covering | None:
     """Find a published family whose config describes exactly this spec, trying the family named ``first`` first; None
     if there is none.
     """
-    for family in sorted(FAMILIES, key=lambda family: family.name != first):
+    for family in sorted(families(), key=lambda family: family.name != first):
         body = family.config(spec)
         if body is None:
             continue
@@ -84,7 +86,7 @@ def save_published(
     """
     found = covering(model.spec, family)
     if found is None:
-        kinds = ", ".join(family.name for family in FAMILIES)
+        kinds = ", ".join(family.name for family in families())
         raise UserError(
             f"no published family that qkv knows covers this model, so no other library could open it; known: {kinds}"
         )
@@ -127,7 +129,7 @@ def published_tensors(
         if id(tensor) not in seen and value is not None:
             seen.add(id(tensor))
             found.update(zip(match.theirs, match.way.outward(value, match.cut), strict=True))
-    return found
+    return join_slices(found)
 
 
 def about(model: nn.Module, tokenizer: Tokenizer | None, labels: Sequence[str]) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from typing import cast
 from torch import Tensor
 
 from qkv.interop.checkpoint import PublishedCheckpoint
-from qkv.interop.mapping.family import Architecture, matches, named_as_now, without_prefix
+from qkv.interop.mapping.family import Architecture, named_as_now, without_prefix
+from qkv.interop.mapping.names import matches
 from qkv.interop.save import covering
 from qkv.interop.sentence import SentencePooling
 from qkv.models.transformer import Transformer
@@ -64,14 +65,10 @@ def _trained(published: PublishedCheckpoint, head: Pooled, architecture: Archite
         return head
     names = named_as_now(family, published.tensors()).keys()
     rows = [row for row in architecture.names if row.ours.startswith(_HIDDEN)]
-    theirs = [name.replace("*", "weight") for row in rows for name in _each(row.theirs)]
+    theirs = [name.replace("*", "weight") for row in rows for name in row.published]
     if theirs and all(name in names or name.removeprefix(family.prefix) in names for name in theirs):
         return head
     return type(head).model_validate({"pooling": suits, "dropout": getattr(head, "dropout", 0.0)})
-
-
-def _each(names: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else names
 
 
 def head_tensors(published: PublishedCheckpoint, model: Transformer) -> dict[str, Tensor]:

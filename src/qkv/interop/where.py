@@ -14,8 +14,9 @@ from torch import nn
 
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import Plain
-from qkv.interop.mapping.family import Family, Match, matches, read_spec, without_prefix
-from qkv.interop.registry import FAMILIES
+from qkv.interop.mapping.family import Family, read_spec, without_prefix
+from qkv.interop.mapping.names import Match, matches
+from qkv.interop.registry import families
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError, nearest
 
@@ -68,7 +69,7 @@ def everywhere(name: str) -> list[tuple[str, Place]]:
     """
     layers = max((int(number) for number in re.findall(r"\d+", name)), default=0) + 1
     found, known = list[tuple[str, Place]](), set[str]()
-    for family in FAMILIES:
+    for family in families():
         for architecture in family.architectures:
             with contextlib.suppress(UserError):
                 model = sketch(family, architecture, layers)

@@ -112,4 +112,4 @@ def _call_form(model: ServedModel, body: ChatBody) -> CallForm | None:
     if not model.template.reads_tools:
         param = "tools" if body.usable else "messages"
         raise ApiError(f"{param}: the chat template of the model {model.name!r} knows no tools", param=param)
-    return call_form(model.template.source) if body.usable else None
+    return call_form(model.template) if body.usable else None

@@ -26,6 +26,8 @@ from qkv.tokenizers.tokenizer import Tokenizer
 
 _MARKED = re.compile("\ue000([0-9]+)\ue001")
 """Place of a special token's text within a message; these characters belong to no alphabet."""
+_ANSWER = "\ue002"
+"""Answer that no template contains."""
 NO_TEMPLATE = "no chat template, so it is not known how a chat is written for it"
 
 
@@ -68,6 +70,18 @@ class ChatTemplate:
             elif piece:
                 found += reading.encode(piece)
         return found
+
+    def answer(self, message: dict[str, Any], **variables: Any) -> str:
+        """Text with which a model answers by ``message``, without what the template adds to each answer. Raises
+        ``UserError``.
+        """
+        question = {"role": "user", "content": "?"}
+        plain = {"role": "assistant", "content": _ANSWER}
+        chat, usual = (
+            self.text([question, each], **variables, add_generation_prompt=False) for each in (message, plain)
+        )
+        opening, _, closing = usual.rpartition(_ANSWER)
+        return chat.removeprefix(opening).removesuffix(closing).strip()
 
     def _marked(self, value: Any) -> Any:
         """Plain data with a mark in the place of each special token in its texts."""

@@ -4,8 +4,8 @@
     {"name": "f", "arguments": {…}}
     </tool_call>
 
-on the left the form of Hermes and Qwen, on the right that of Llama 3, whose call is the whole answer. The text of the
-template tells which one it is.
+on the left the form of Hermes and Qwen, on the right that of Llama 3, whose call is the whole answer. The form of a
+model is the one in which its template renders a call.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from qkv.serving.structure import Structure
+from qkv.serving.templates import ChatTemplate
 from qkv.spec.errors import UserError
 
 
@@ -30,14 +31,23 @@ class CallForm(NamedTuple):
 
 MARKED = CallForm("<tool_call>", "</tool_call>", "arguments")
 BARE = CallForm("", "", "parameters")
+FORMS = (MARKED, BARE)
+_NAME, _ARGUMENTS = "probe", {"key": "value"}
+_PROBE = {"type": "function", "function": {"name": _NAME, "description": "", "parameters": {"type": "object"}}}
 
 
-def call_form(template: str) -> CallForm:
-    """Form that a template asks for. Raises ``UserError`` for one that is not known."""
-    if MARKED.begin in template and '"arguments"' in template.replace("\\", "") and "<function=" not in template:
-        return MARKED
-    if '"parameters"' in template.replace("\\", "") and "<|python_tag|>" in template:
-        return BARE
+def call_form(template: ChatTemplate) -> CallForm:
+    """Form in which a template renders a call: the one whose reader reads it back. Raises ``UserError`` for a form that
+    is not known.
+    """
+    call = {"id": "call00001", "type": "function", "function": {"name": _NAME, "arguments": _ARGUMENTS}}
+    answer = template.answer({"role": "assistant", "content": "", "tool_calls": [call]}, tools=[_PROBE])
+    for form in FORMS:
+        reader = CallReader(form, {_NAME})
+        parsed = (reader.feed(answer), reader.flush())
+        arguments = [json.loads(found.arguments) for part in parsed for found in part.calls]
+        if arguments == [_ARGUMENTS] and not "".join(part.content for part in parsed).strip():
+            return form
     raise UserError(
         "tools: the chat template of this model asks for calls in a form that is not known here; known are "
         "<tool_call> with JSON (Hermes, Qwen) and JSON with parameters (Llama 3)"

@@ -1,9 +1,11 @@
-"""Register of the implementation of each part: the class or function that a spec's class stands for."""
+"""Registers of what modules add when they are imported: implementations of parts, published families, forms of tool
+calls.
+"""
 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -12,12 +14,40 @@ from qkv.spec.errors import UserError
 
 C = TypeVar("C", bound=Callable[..., Any])
 P = TypeVar("P", bound=Part)
-_REGISTER: dict[type[Part], Any] = {}
-_SPECIAL: dict[tuple[type[Part], type[Part]], Any] = {}
-"""Implementations of parts where they are used with another part, such as a task on the values of a processor."""
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 _imported: set[str] = set()
 _importing: set[str] = set()
 """Packages whose import is under way, since a module may look up a part while it is imported."""
+
+
+class Register(dict[K, V]):
+    """Values by key, added by modules when they are imported.
+
+    packages: imported with all their modules before a value is looked up, so that a module in them needs no entry in a
+        list. A module elsewhere is imported by its user.
+    """
+
+    def __init__(self, *packages: str):
+        super().__init__()
+        self.packages = packages
+
+    def find(self, key: K) -> V | None:
+        """Value of ``key``, or None; imports ``packages`` if the key is not there yet."""
+        if key not in self:
+            import_all(*self.packages)
+        return self.get(key)
+
+    def all(self) -> list[V]:
+        """Every value, after the import of ``packages``."""
+        import_all(*self.packages)
+        return list(self.values())
+
+
+PARTS: Register[type[Part], Any] = Register()
+"""Implementation of each part: the class or function that a spec's class stands for."""
+_WITH: Register[tuple[type[Part], type[Part]], Any] = Register()
+"""Implementations of parts where they are used with another part, such as a task on the values of a processor."""
 
 
 def implements(*parts: type[Part], of: type[Part] | None = None) -> Callable[[C], C]:
@@ -31,9 +61,9 @@ def implements(*parts: type[Part], of: type[Part] | None = None) -> Callable[[C]
     def register(found: C) -> C:
         for part in parts:
             if of is None:
-                _REGISTER[part] = found
+                PARTS[part] = found
             else:
-                _SPECIAL[part, of] = found
+                _WITH[part, of] = found
         return found
 
     return register
@@ -45,29 +75,28 @@ def implementation(part: Part, *packages: str, of: Part | None = None) -> Any:
     ``packages``: imported with all their modules if no implementation is registered yet. ``of``: other part with which
     it is used, see ``implements``.
     """
-    if type(part) not in _REGISTER or of is not None:
+    kind = type(part)
+    if kind not in PARTS or of is not None:
         import_all(*packages)
-    pairs = ((type(part), kind) for kind in type(of).__mro__)
-    special = next((_SPECIAL[pair] for pair in pairs if pair in _SPECIAL), None)
-    if special is not None:
-        return special
-    if type(part) not in _REGISTER:
+    pairs = ((kind, other) for other in type(of).__mro__)
+    found = next((_WITH[pair] for pair in pairs if pair in _WITH), PARTS.get(kind))
+    if found is None:
         raise UserError(
-            f"no module implements {part.kind!r}; import the file that does, "
-            f"or mark it with @implements({type(part).__name__})"
+            f"no module implements {part.kind!r}; import the file that does, or mark it with "
+            f"@implements({kind.__name__})"
         )
-    return _REGISTER[type(part)]
+    return found
 
 
 def registered(part: type[Part]) -> Any:
     """Implementation of the spec class ``part`` if its module is imported; else None."""
-    return _REGISTER.get(part)
+    return PARTS.get(part)
 
 
 def implementations(slot: type[P], *packages: str) -> dict[type[P], Any]:
     """Implementation of every part of a slot, by spec class, after the import of all modules of ``packages``."""
     import_all(*packages)
-    return {part: found for part, found in _REGISTER.items() if issubclass(part, slot)}
+    return {part: found for part, found in PARTS.items() if issubclass(part, slot)}
 
 
 def import_all(*packages: str) -> None:

@@ -15,13 +15,13 @@ from qkv.spec.base import Part
 from qkv.spec.data import Data
 from qkv.spec.processors import Processor
 from qkv.spec.recipe import Recipe
-from qkv.spec.register import import_all
+from qkv.spec.register import Register
 from qkv.spec.tasks import Task
 from qkv.tasks.registry import build_task
 
 
 class RecipeRequest:
-    """RecipeRequest for a recipe: task, data with the processor of its kind (None for text), overrides, and machine."""
+    """Request for a recipe: task, data with the processor of its kind (None for text), overrides, and machine."""
 
     def __init__(self, task: Task, data: Data, changes: Sequence[str], machine: Machine | None = None):
         self.task, self.data, self.changes, self._machine = task, data, changes, machine
@@ -47,7 +47,7 @@ class RecipeRequest:
 Choice = Callable[[RecipeRequest], Recipe]
 """Function that chooses a recipe, without a name."""
 
-_CHOICES: dict[type[Part], Choice] = {}
+_CHOICES: Register[type[Part], Choice] = Register("qkv.choosing.signals")
 
 
 def chooses(part: type[Task] | type[Processor]) -> Callable[[Choice], Choice]:
@@ -64,10 +64,9 @@ def chooses(part: type[Task] | type[Processor]) -> Callable[[Choice], Choice]:
 
 def choice_for(part: Task | Processor | None) -> Choice | None:
     """Function that chooses a recipe for a task, or for the data of a processor; None if none is registered."""
-    return _CHOICES[type(part)] if part is not None and has_choice(type(part)) else None
+    return None if part is None else _CHOICES.find(type(part))
 
 
 def has_choice(part: type[Part]) -> bool:
     """True if a function chooses recipes for a kind of task or processor."""
-    import_all("qkv.choosing.signals")
-    return part in _CHOICES
+    return _CHOICES.find(part) is not None

@@ -13,7 +13,9 @@ from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.heads import answering, body, language_model, pooled_head, problem_keys
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import COPIED, PAIR, QKV
-from qkv.interop.mapping.family import Architecture, Family, NameRule
+from qkv.interop.mapping.family import Architecture, Family
+from qkv.interop.mapping.names import NameRule
+from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.cross import CrossAttention
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead
@@ -28,7 +30,7 @@ def _stack(ours: str, theirs: str, last: int) -> tuple[NameRule, ...]:
     """Table of tensor names of one stack; ``ours`` and ``theirs``: its prefixes in qkv and in files; ``last``: index of
     the feed-forward among a block's branches.
     """
-    slot, layer = f"{ours}blocks.{{i}}.branches.", f"{theirs}.layers.{{i}}."
+    slot, layer = f"{ours}blocks.{{layer}}.branches.", f"{theirs}.layers.{{layer}}."
     attention = f"{layer}self_attn."
     return (
         NameRule(f"{ours}frontend.positions.table", f"{theirs}.embed_positions.weight"),
@@ -43,7 +45,7 @@ def _stack(ours: str, theirs: str, last: int) -> tuple[NameRule, ...]:
     )
 
 
-_SLOT, _CROSS = "blocks.{i}.branches.1.", "model.decoder.layers.{i}.encoder_attn."
+_SLOT, _CROSS = "blocks.{layer}.branches.1.", "model.decoder.layers.{layer}.encoder_attn."
 
 NAMES = (
     NameRule("frontend.table", "model.shared.weight"),
@@ -52,7 +54,7 @@ NAMES = (
     ),
     *_stack("encoder.", "model.encoder", 1),
     *_stack("", "model.decoder", 2),
-    NameRule(_SLOT + "norm.*", "model.decoder.layers.{i}.encoder_attn_layer_norm.*"),
+    NameRule(_SLOT + "norm.*", "model.decoder.layers.{layer}.encoder_attn_layer_norm.*"),
     NameRule(_SLOT + "body.query.*", _CROSS + "q_proj.*"),
     NameRule(_SLOT + "body.memory.*", (_CROSS + "k_proj.*", _CROSS + "v_proj.*"), PAIR),
     NameRule(_SLOT + "body.output.*", _CROSS + "out_proj.*"),
@@ -252,3 +254,5 @@ def _family(name: str, kind: str, order: Literal["pre", "post"], last: Norm, def
 
 BART = _family("BART", "Bart", "post", NoNorm(), {"num_labels": 3})
 MBART = _family("mBART", "MBart", "pre", LayerNorm(), {})
+
+register(BART, MBART)

@@ -12,7 +12,9 @@ from qkv.interop.families.heads import answering, classification, masked, pooler
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import QKV
-from qkv.interop.mapping.family import Family, NameRule
+from qkv.interop.mapping.family import Family
+from qkv.interop.mapping.names import NameRule
+from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
@@ -62,16 +64,16 @@ def names(body: str) -> tuple[NameRule, ...]:
         NameRule("frontend.positions.table", "embeddings.position_embeddings.weight"),
         NameRule("frontend.types", "embeddings.token_type_embeddings.weight"),
         NameRule("frontend.norm.*", "embeddings.LayerNorm.*"),
-        NameRule("blocks.{i}.branches.0.body.output.*", "encoder.layer.{i}.attention.output.dense.*"),
-        NameRule("blocks.{i}.branches.0.norm.*", "encoder.layer.{i}.attention.output.LayerNorm.*"),
-        NameRule("blocks.{i}.branches.1.body.up.*", "encoder.layer.{i}.intermediate.dense.*"),
-        NameRule("blocks.{i}.branches.1.body.down.*", "encoder.layer.{i}.output.dense.*"),
-        NameRule("blocks.{i}.branches.1.norm.*", "encoder.layer.{i}.output.LayerNorm.*"),
+        NameRule("blocks.{layer}.branches.0.body.output.*", "encoder.layer.{layer}.attention.output.dense.*"),
+        NameRule("blocks.{layer}.branches.0.norm.*", "encoder.layer.{layer}.attention.output.LayerNorm.*"),
+        NameRule("blocks.{layer}.branches.1.body.up.*", "encoder.layer.{layer}.intermediate.dense.*"),
+        NameRule("blocks.{layer}.branches.1.body.down.*", "encoder.layer.{layer}.output.dense.*"),
+        NameRule("blocks.{layer}.branches.1.norm.*", "encoder.layer.{layer}.output.LayerNorm.*"),
     )
-    joined = tuple(f"{body}encoder.layer.{{i}}.attention.self.{part}.*" for part in ("query", "key", "value"))
+    joined = tuple(f"{body}encoder.layer.{{layer}}.attention.self.{part}.*" for part in ("query", "key", "value"))
     return (
-        *(row._replace(theirs=f"{body}{row.theirs}") for row in rows),
-        NameRule("blocks.{i}.branches.0.body.qkv.*", joined, QKV),
+        *(row.below(body) for row in rows),
+        NameRule("blocks.{layer}.branches.0.body.qkv.*", joined, QKV),
     )
 
 
@@ -183,3 +185,5 @@ BERT = Family(
     ignored_config=IGNORED_CONFIG,
     older=OLDER,
 )
+
+register(BERT)

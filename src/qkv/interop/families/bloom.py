@@ -6,9 +6,12 @@ from typing import Any
 
 from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
 from qkv.interop.families.shape import shape_of
+from qkv.interop.mapping import gguf
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import INTERLEAVED
-from qkv.interop.mapping.family import Family, NameRule
+from qkv.interop.mapping.family import Family
+from qkv.interop.mapping.names import NameRule
+from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
@@ -18,12 +21,14 @@ from qkv.spec.parts import Alibi, LayerNorm, NoPositions
 NAMES = (
     NameRule("frontend.table", "transformer.word_embeddings.weight"),
     NameRule("frontend.norm.*", "transformer.word_embeddings_layernorm.*"),
-    NameRule("blocks.{i}.branches.0.norm.*", "transformer.h.{i}.input_layernorm.*"),
-    NameRule("blocks.{i}.branches.0.body.qkv.*", "transformer.h.{i}.self_attention.query_key_value.*", INTERLEAVED),
-    NameRule("blocks.{i}.branches.0.body.output.*", "transformer.h.{i}.self_attention.dense.*"),
-    NameRule("blocks.{i}.branches.1.norm.*", "transformer.h.{i}.post_attention_layernorm.*"),
-    NameRule("blocks.{i}.branches.1.body.up.*", "transformer.h.{i}.mlp.dense_h_to_4h.*"),
-    NameRule("blocks.{i}.branches.1.body.down.*", "transformer.h.{i}.mlp.dense_4h_to_h.*"),
+    NameRule("blocks.{layer}.branches.0.norm.*", "transformer.h.{layer}.input_layernorm.*"),
+    NameRule(
+        "blocks.{layer}.branches.0.body.qkv.*", "transformer.h.{layer}.self_attention.query_key_value.*", INTERLEAVED
+    ),
+    NameRule("blocks.{layer}.branches.0.body.output.*", "transformer.h.{layer}.self_attention.dense.*"),
+    NameRule("blocks.{layer}.branches.1.norm.*", "transformer.h.{layer}.post_attention_layernorm.*"),
+    NameRule("blocks.{layer}.branches.1.body.up.*", "transformer.h.{layer}.mlp.dense_h_to_4h.*"),
+    NameRule("blocks.{layer}.branches.1.body.down.*", "transformer.h.{layer}.mlp.dense_4h_to_h.*"),
     NameRule("norm.*", "transformer.ln_f.*"),
 )
 
@@ -114,4 +119,24 @@ BLOOM = Family(
         **dict.fromkeys(_FUSED, "execution setting"),
         "offset_alibi": "softmax is invariant to a constant shift of the scores",
     },
+    gguf=gguf.GGUFLayout(
+        "BloomForCausalLM",
+        "bloom",
+        (
+            gguf.MetadataKey("embedding_length", "hidden_size"),
+            gguf.MetadataKey("block_count", "n_layer"),
+            gguf.MetadataKey("attention.head_count", "n_head"),
+            gguf.MetadataKey("context_length", "seq_length"),
+            gguf.MetadataKey("attention.layer_norm_epsilon", "layer_norm_epsilon", float),
+        ),
+        {},
+        changes=(gguf.Change(r"\.query_key_value\.", INTERLEAVED, "n_head"),),
+        derived={
+            "feed_forward_length": lambda values: 4 * values["hidden_size"],
+            "attention.head_count_kv": lambda values: values["n_head"],
+        },
+        base="",
+    ),
 )
+
+register(BLOOM)

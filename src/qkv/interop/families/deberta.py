@@ -18,7 +18,9 @@ from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import INTERLEAVED, QKV
-from qkv.interop.mapping.family import Architecture, Family, NameRule
+from qkv.interop.mapping.family import Architecture, Family
+from qkv.interop.mapping.names import NameRule
+from qkv.interop.registry import register
 from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead
@@ -27,36 +29,38 @@ from qkv.spec.mixers.relative_attention import DisentangledAttention
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import LayerNorm, Learned, NoNorm, NoPositions
 
-_LAYER = "deberta.encoder.layer.{i}."
+_LAYER = "deberta.encoder.layer.{layer}."
 _SELF = f"{_LAYER}attention.self."
 COMMON = (
     NameRule("frontend.table", "deberta.embeddings.word_embeddings.weight"),
     NameRule("frontend.positions.table", "deberta.embeddings.position_embeddings.weight"),
     NameRule("frontend.types", "deberta.embeddings.token_type_embeddings.weight"),
     NameRule("frontend.norm.*", "deberta.embeddings.LayerNorm.*"),
-    NameRule("blocks.{i}.branches.0.body.relative.table", "deberta.encoder.rel_embeddings.weight"),
-    NameRule("blocks.{i}.branches.0.body.relative.norm.*", "deberta.encoder.LayerNorm.*"),
-    NameRule("blocks.{i}.branches.0.body.output.*", f"{_LAYER}attention.output.dense.*"),
-    NameRule("blocks.{i}.branches.0.norm.*", f"{_LAYER}attention.output.LayerNorm.*"),
-    NameRule("blocks.{i}.branches.1.body.up.*", f"{_LAYER}intermediate.dense.*"),
-    NameRule("blocks.{i}.branches.1.body.down.*", f"{_LAYER}output.dense.*"),
-    NameRule("blocks.{i}.branches.1.norm.*", f"{_LAYER}output.LayerNorm.*"),
+    NameRule("blocks.{layer}.branches.0.body.relative.table", "deberta.encoder.rel_embeddings.weight"),
+    NameRule("blocks.{layer}.branches.0.body.relative.norm.*", "deberta.encoder.LayerNorm.*"),
+    NameRule("blocks.{layer}.branches.0.body.output.*", f"{_LAYER}attention.output.dense.*"),
+    NameRule("blocks.{layer}.branches.0.norm.*", f"{_LAYER}attention.output.LayerNorm.*"),
+    NameRule("blocks.{layer}.branches.1.body.up.*", f"{_LAYER}intermediate.dense.*"),
+    NameRule("blocks.{layer}.branches.1.body.down.*", f"{_LAYER}output.dense.*"),
+    NameRule("blocks.{layer}.branches.1.norm.*", f"{_LAYER}output.LayerNorm.*"),
 )
 NAMES = (
     *COMMON,
     NameRule(
-        "blocks.{i}.branches.0.body.qkv.*", tuple(f"{_SELF}{part}_proj.*" for part in ("query", "key", "value")), QKV
+        "blocks.{layer}.branches.0.body.qkv.*",
+        tuple(f"{_SELF}{part}_proj.*" for part in ("query", "key", "value")),
+        QKV,
     ),
-    NameRule("blocks.{i}.branches.0.body.position_key.*", f"{_SELF}pos_key_proj.*"),
-    NameRule("blocks.{i}.branches.0.body.position_query.*", f"{_SELF}pos_query_proj.*"),
+    NameRule("blocks.{layer}.branches.0.body.position_key.*", f"{_SELF}pos_key_proj.*"),
+    NameRule("blocks.{layer}.branches.0.body.position_query.*", f"{_SELF}pos_query_proj.*"),
 )
 FIRST_NAMES = (
     *COMMON,
-    NameRule("blocks.{i}.branches.0.body.qkv.weight", f"{_SELF}in_proj.weight", INTERLEAVED),
-    NameRule("blocks.{i}.branches.0.body.query_bias", f"{_SELF}q_bias"),
-    NameRule("blocks.{i}.branches.0.body.value_bias", f"{_SELF}v_bias"),
-    NameRule("blocks.{i}.branches.0.body.position_key.*", f"{_SELF}pos_proj.*"),
-    NameRule("blocks.{i}.branches.0.body.position_query.*", f"{_SELF}pos_q_proj.*"),
+    NameRule("blocks.{layer}.branches.0.body.qkv.weight", f"{_SELF}in_proj.weight", INTERLEAVED),
+    NameRule("blocks.{layer}.branches.0.body.query_bias", f"{_SELF}q_bias"),
+    NameRule("blocks.{layer}.branches.0.body.value_bias", f"{_SELF}v_bias"),
+    NameRule("blocks.{layer}.branches.0.body.position_key.*", f"{_SELF}pos_proj.*"),
+    NameRule("blocks.{layer}.branches.0.body.position_query.*", f"{_SELF}pos_q_proj.*"),
 )
 IGNORED = {
     "deberta.embeddings.position_ids": "constant position ids 0, 1, 2, …",
@@ -309,6 +313,7 @@ def architectures(stem: str, sizes: Sizes) -> dict[str, Architecture]:
 
 DEBERTA2 = Family(
     name="DeBERTa-v2",
+    base="BERT",
     model_types=("deberta-v2",),
     architectures=architectures("DebertaV2", SECOND),
     spec=spec,
@@ -333,6 +338,7 @@ DEBERTA2 = Family(
 DEBERTA = replace(
     DEBERTA2,
     name="DeBERTa",
+    base="BERT",
     model_types=("deberta",),
     architectures=architectures("Deberta", FIRST),
     spec=first_spec,
@@ -340,3 +346,5 @@ DEBERTA = replace(
     names=FIRST_NAMES,
     typical={"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
 )
+
+register(DEBERTA2, DEBERTA)

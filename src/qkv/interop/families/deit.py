@@ -9,7 +9,9 @@ from qkv.interop.families import heads, vit
 from qkv.interop.families.heads import label_count, label_keys
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import Broadcast
-from qkv.interop.mapping.family import Architecture, Family, NameRule
+from qkv.interop.mapping.family import Architecture, Family
+from qkv.interop.mapping.names import NameRule
+from qkv.interop.registry import register
 from qkv.spec.heads import DistilledHead, Head
 from qkv.spec.model import Model
 
@@ -52,3 +54,5 @@ DEIT = Family(
     prefix="deit.",
     ignored_config=vit.IGNORED_CONFIG,
 )
+
+register(DEIT)

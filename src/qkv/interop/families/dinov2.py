@@ -9,26 +9,30 @@ from qkv.interop.families import heads, vit
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import Family, NameRule, Reasons
+from qkv.interop.mapping.family import Family
+from qkv.interop.mapping.names import NameRule, Reasons
+from qkv.interop.registry import register
 from qkv.spec.branches import FeedForward, GatedFeedForward
 from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.model import Block, Model
 from qkv.spec.parts import Scaled
 
-_LAYER = "encoder.layer.{i}"
+_LAYER = "encoder.layer.{layer}"
 NAMES = vit.prefixed(
     "dinov2.",
     (
         *vit.embedded(""),
-        NameRule("blocks.{i}.branches.0.norm.*", f"{_LAYER}.norm1.*"),
-        NameRule("blocks.{i}.branches.0.residual.weight", f"{_LAYER}.layer_scale1.lambda1"),
-        NameRule("blocks.{i}.branches.1.norm.*", f"{_LAYER}.norm2.*"),
-        NameRule("blocks.{i}.branches.1.residual.weight", f"{_LAYER}.layer_scale2.lambda1"),
-        NameRule("blocks.{i}.branches.1.body.up.*", f"{_LAYER}.mlp.fc1.*"),
-        NameRule("blocks.{i}.branches.1.body.gate_up.*", f"{_LAYER}.mlp.weights_in.*"),
-        NameRule("blocks.{i}.branches.1.body.down.*", f"{_LAYER}.mlp.fc2.*", where=lambda spec: not _is_gated(spec)),
-        NameRule("blocks.{i}.branches.1.body.down.*", f"{_LAYER}.mlp.weights_out.*"),
+        NameRule("blocks.{layer}.branches.0.norm.*", f"{_LAYER}.norm1.*"),
+        NameRule("blocks.{layer}.branches.0.residual.weight", f"{_LAYER}.layer_scale1.lambda1"),
+        NameRule("blocks.{layer}.branches.1.norm.*", f"{_LAYER}.norm2.*"),
+        NameRule("blocks.{layer}.branches.1.residual.weight", f"{_LAYER}.layer_scale2.lambda1"),
+        NameRule("blocks.{layer}.branches.1.body.up.*", f"{_LAYER}.mlp.fc1.*"),
+        NameRule("blocks.{layer}.branches.1.body.gate_up.*", f"{_LAYER}.mlp.weights_in.*"),
+        NameRule(
+            "blocks.{layer}.branches.1.body.down.*", f"{_LAYER}.mlp.fc2.*", where=lambda spec: not _is_gated(spec)
+        ),
+        NameRule("blocks.{layer}.branches.1.body.down.*", f"{_LAYER}.mlp.weights_out.*"),
     ),
 )
 IGNORED_CONFIG: Reasons = {
@@ -112,3 +116,5 @@ DINOV2 = Family(
     prefix="dinov2.",
     ignored_config=IGNORED_CONFIG,
 )
+
+register(DINOV2)

@@ -12,7 +12,9 @@ from qkv.interop.families.rope import rope_config, rope_of
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import INTERLEAVED
-from qkv.interop.mapping.family import Family, NameRule
+from qkv.interop.mapping.family import Family
+from qkv.interop.mapping.names import NameRule
+from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
@@ -28,15 +30,17 @@ def _parallel(spec: Model) -> bool:
 
 NAMES = (
     NameRule("frontend.table", "transformer.word_embeddings.weight"),
-    NameRule("blocks.{i}.norm.*", "transformer.h.{i}.input_layernorm.*"),
-    NameRule("blocks.{i}.branches.0.norm.*", "transformer.h.{i}.ln_attn.*", where=_parallel),
-    NameRule("blocks.{i}.branches.1.norm.*", "transformer.h.{i}.ln_mlp.*", where=_parallel),
-    NameRule("blocks.{i}.branches.0.norm.*", "transformer.h.{i}.input_layernorm.*"),
-    NameRule("blocks.{i}.branches.1.norm.*", "transformer.h.{i}.post_attention_layernorm.*"),
-    NameRule("blocks.{i}.branches.0.body.qkv.*", "transformer.h.{i}.self_attention.query_key_value.*", INTERLEAVED),
-    NameRule("blocks.{i}.branches.0.body.output.*", "transformer.h.{i}.self_attention.dense.*"),
-    NameRule("blocks.{i}.branches.1.body.up.*", "transformer.h.{i}.mlp.dense_h_to_4h.*"),
-    NameRule("blocks.{i}.branches.1.body.down.*", "transformer.h.{i}.mlp.dense_4h_to_h.*"),
+    NameRule("blocks.{layer}.norm.*", "transformer.h.{layer}.input_layernorm.*"),
+    NameRule("blocks.{layer}.branches.0.norm.*", "transformer.h.{layer}.ln_attn.*", where=_parallel),
+    NameRule("blocks.{layer}.branches.1.norm.*", "transformer.h.{layer}.ln_mlp.*", where=_parallel),
+    NameRule("blocks.{layer}.branches.0.norm.*", "transformer.h.{layer}.input_layernorm.*"),
+    NameRule("blocks.{layer}.branches.1.norm.*", "transformer.h.{layer}.post_attention_layernorm.*"),
+    NameRule(
+        "blocks.{layer}.branches.0.body.qkv.*", "transformer.h.{layer}.self_attention.query_key_value.*", INTERLEAVED
+    ),
+    NameRule("blocks.{layer}.branches.0.body.output.*", "transformer.h.{layer}.self_attention.dense.*"),
+    NameRule("blocks.{layer}.branches.1.body.up.*", "transformer.h.{layer}.mlp.dense_h_to_4h.*"),
+    NameRule("blocks.{layer}.branches.1.body.down.*", "transformer.h.{layer}.mlp.dense_4h_to_h.*"),
     NameRule("norm.*", "transformer.ln_f.*"),
 )
 
@@ -146,6 +150,7 @@ def _relative_keys(relative: Relative) -> dict[str, Any] | None:
 
 FALCON = Family(
     name="Falcon",
+    base="GPT-NeoX",
     model_types=("falcon",),
     architectures={
         "FalconForCausalLM": language_model(tied=True),
@@ -157,6 +162,8 @@ FALCON = Family(
     names=NAMES,
     prefix="transformer.",
     defaults={"hidden_dropout": 0.0},
-    ignored={"transformer.h.{i}.self_attention.rotary_emb.inv_freq": "computed from the config"},
+    ignored={"transformer.h.{layer}.self_attention.rotary_emb.inv_freq": "computed from the config"},
     ignored_config=HEAD_KEYS,
 )
+
+register(FALCON)

@@ -4,42 +4,41 @@ biases.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.rope import rope_config, rope_of
-from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import PAIR, QKV
-from qkv.interop.mapping.family import NameRule
-from qkv.spec.branches import Attention, GatedFeedForward
+from qkv.interop.mapping.names import NameRule
+from qkv.spec.branches import Attention, Branch, GatedFeedForward
 from qkv.spec.heads import Head
 from qkv.spec.masks import AllOf, Causal, Mask, Window
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import NoPositions, RMSNorm, Rope
 
-_ATTENTION, _FEED_FORWARD = "model.layers.{i}.self_attn.", "model.layers.{i}.mlp."
+_ATTENTION, _FEED_FORWARD = "model.layers.{layer}.self_attn.", "model.layers.{layer}.mlp."
 
 NAMES = (
     NameRule("frontend.table", "model.embed_tokens.weight"),
-    NameRule("blocks.{i}.branches.0.norm.weight", "model.layers.{i}.input_layernorm.weight"),
+    NameRule("blocks.{layer}.branches.0.norm.weight", "model.layers.{layer}.input_layernorm.weight"),
     NameRule(
-        "blocks.{i}.branches.0.body.qkv.*",
+        "blocks.{layer}.branches.0.body.qkv.*",
         (_ATTENTION + "q_proj.*", _ATTENTION + "k_proj.*", _ATTENTION + "v_proj.*"),
         QKV,
     ),
-    NameRule("blocks.{i}.branches.0.body.output.*", _ATTENTION + "o_proj.*"),
-    NameRule("blocks.{i}.branches.0.body.query_norm.weight", _ATTENTION + "q_norm.weight"),
-    NameRule("blocks.{i}.branches.0.body.key_norm.weight", _ATTENTION + "k_norm.weight"),
-    NameRule("blocks.{i}.branches.1.norm.weight", "model.layers.{i}.post_attention_layernorm.weight"),
+    NameRule("blocks.{layer}.branches.0.body.output.*", _ATTENTION + "o_proj.*"),
+    NameRule("blocks.{layer}.branches.0.body.query_norm.weight", _ATTENTION + "q_norm.weight"),
+    NameRule("blocks.{layer}.branches.0.body.key_norm.weight", _ATTENTION + "k_norm.weight"),
+    NameRule("blocks.{layer}.branches.1.norm.weight", "model.layers.{layer}.post_attention_layernorm.weight"),
     NameRule(
-        "blocks.{i}.branches.1.body.gate_up.*", (_FEED_FORWARD + "gate_proj.*", _FEED_FORWARD + "up_proj.*"), PAIR
+        "blocks.{layer}.branches.1.body.gate_up.*", (_FEED_FORWARD + "gate_proj.*", _FEED_FORWARD + "up_proj.*"), PAIR
     ),
-    NameRule("blocks.{i}.branches.1.body.down.*", _FEED_FORWARD + "down_proj.*"),
+    NameRule("blocks.{layer}.branches.1.body.down.*", _FEED_FORWARD + "down_proj.*"),
     NameRule("norm.weight", "model.norm.weight"),
 )
-IGNORED = {"model.layers.{i}.self_attn.rotary_emb.inv_freq": "computed from the config"}
+IGNORED = {"model.layers.{layer}.self_attn.rotary_emb.inv_freq": "computed from the config"}
 
 
 def attention_of(config: Config, **chosen: Any) -> Attention:
@@ -51,28 +50,27 @@ def attention_of(config: Config, **chosen: Any) -> Attention:
     return Attention(num_heads=heads, relative=rope_of(config), dropout=dropout, **given)
 
 
-def model_of(config: Config, head: Head, attention: Attention, masks: Sequence[Mask], mlp_bias: bool = False) -> Model:
-    """Spec of a Llama-like model from a config; ``masks``: attention mask of each layer; all else in ``attention`` is
-    the same in every layer.
-    """
+def model_of(config: Config, head: Head, attentions: Sequence[Attention], mlp_bias: bool = False) -> Model:
+    """Spec of a Llama-like model from a config; ``attentions``: attention of each layer."""
     norm = norm_of(config)
     activation = config.word("hidden_act", "silu", INWARD)
     feed_forward = GatedFeedForward(hidden=config.size("intermediate_size"), activation=activation, bias=mlp_bias)
-    alike = len(set(map(str, masks))) == 1
-    blocks = [
-        Block(branches=(attention.changed(mask=mask), feed_forward), norm=norm)
-        for mask in (masks[:1] if alike else masks)
-    ]
     return Model(
         width=config.size("hidden_size"),
-        num_layers=len(masks),
+        num_layers=len(attentions),
         context_length=config.integer("max_position_embeddings", 2048),
         frontend=Text(vocab_size=config.size("vocab_size"), positions=NoPositions()),
-        blocks=tuple(blocks),
+        blocks=repeating([Block(branches=(attention, feed_forward), norm=norm) for attention in attentions]),
         norm=norm,
         head=head,
         init_std=config.number("initializer_range", 0.02),
     )
+
+
+def repeating(blocks: Sequence[Block]) -> tuple[Block, ...]:
+    """Shortest prefix of ``blocks`` whose repetition gives them all."""
+    periods = range(1, len(blocks) + 1)
+    return tuple(blocks[: next(p for p in periods if all(block == blocks[i % p] for i, block in enumerate(blocks)))])
 
 
 def norm_of(config: Config) -> RMSNorm:
@@ -103,7 +101,7 @@ def masks_of(config: Config) -> list[Mask]:
 
 def masks_config(spec: Model) -> dict[str, Any]:
     """Config keys of each layer's sliding window, the inverse of ``masks_of``."""
-    sizes = [window_of(block) for block in spec.layers]
+    sizes = [window_of(block.branches[0]) for block in spec.layers]
     known = {size for size in sizes if size}
     kinds = ["sliding_attention" if size else "full_attention" for size in sizes]
     return {
@@ -114,54 +112,61 @@ def masks_config(spec: Model) -> dict[str, Any]:
     }
 
 
-def window_of(block: Block) -> int | None:
-    """Size of the sliding window of a block's attention; None if it is not causal attention with a window."""
-    match block.branches[0]:
+def window_of(branch: Branch) -> int | None:
+    """Size of the sliding window of a branch; None if it is not causal attention with a window."""
+    match branch:
         case Attention(mask=AllOf(masks=(Causal(), Window(size=size, sinks=0)))):
             return size
         case _:
             return None
 
 
-def config_of(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json that all Llama-like families share, for ``spec``; None if it has another structure."""
-    match shape_of(spec):
-        case Block(
-            branches=(Attention(relative=Rope() as rope) as attention, GatedFeedForward() as feed_forward),
-            norm=RMSNorm() as norm,
-        ), Text() as frontend:
-            pass
-        case _:
-            return None
-    turned = rope_config(rope)
-    if turned is None:
+LayerKeys = Callable[[Attention, GatedFeedForward], dict[str, Any]]
+"""Function that gives further config keys of a layer from its branches."""
+
+
+def config_of(
+    spec: Model, more: LayerKeys = lambda attention, feed_forward: {}, rope: bool = True
+) -> dict[str, Any] | None:
+    """Keys of config.json that all Llama-like families share, for ``spec``, and those that ``more`` gives for a layer.
+
+    None if a layer has another structure, or if layers differ in a key. ``rope`` False: layers may differ in RoPE; the
+    family adds its keys.
+    """
+    frontend, layers = spec.frontend, [_layer_keys(block, spec.width, more, rope) for block in spec.layers]
+    shared = next(iter(layers), None)
+    if shared is None or any(keys != shared for keys in layers) or not isinstance(frontend, Text):
         return None
     return {
         "hidden_size": spec.width,
-        "num_hidden_layers": len(spec.layers),
-        "num_attention_heads": attention.num_heads,
-        "num_key_value_heads": attention.kv_heads,
-        "head_dim": attention.dims(spec.width)[0],
-        "intermediate_size": feed_forward.hidden_at(spec.width),
-        "hidden_act": OUTWARD[feed_forward.activation],
+        "num_hidden_layers": len(layers),
         "max_position_embeddings": spec.context_length,
         "vocab_size": frontend.vocab_size,
-        "rms_norm_eps": norm.eps,
-        "attention_dropout": attention.dropout,
         "initializer_range": spec.init_std,
-        **turned,
+        **shared,
     }
 
 
-def first_attention(spec: Model) -> Attention:
-    """Attention spec of the first block of a spec that ``config_of`` accepts."""
-    attention = spec.layers[0].branches[0]
-    assert isinstance(attention, Attention)
-    return attention
-
-
-def feed_forward_bias(spec: Model) -> bool:
-    """True if the first block's feed-forward has biases; ``spec`` is one that ``config_of`` accepts."""
-    part = spec.layers[0].branches[1]
-    assert isinstance(part, GatedFeedForward)
-    return part.bias
+def _layer_keys(block: Block, width: int, more: LayerKeys, rope: bool) -> dict[str, Any] | None:
+    """Config keys of one layer; None if it has another structure."""
+    match block:
+        case Block(
+            branches=(Attention(relative=Rope() as relative) as attention, GatedFeedForward() as feed_forward),
+            norm=RMSNorm() as norm,
+        ):
+            turned = rope_config(relative) if rope else {}
+        case _:
+            return None
+    if turned is None:
+        return None
+    return {
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.kv_heads,
+        "head_dim": attention.dims(width)[0],
+        "intermediate_size": feed_forward.hidden_at(width),
+        "hidden_act": OUTWARD[feed_forward.activation],
+        "rms_norm_eps": norm.eps,
+        "attention_dropout": attention.dropout,
+        **turned,
+        **more(attention, feed_forward),
+    }

@@ -14,8 +14,11 @@ from qkv.interop.families import gated
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
 from qkv.interop.families.rope import rope_config, rope_of
+from qkv.interop.mapping import gguf
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import Architecture, Family, NameRule
+from qkv.interop.mapping.family import Architecture, Family
+from qkv.interop.mapping.names import NameRule
+from qkv.interop.registry import register
 from qkv.spec.branches import Attention, GatedFeedForward
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import Head, LanguageModelHead
@@ -26,9 +29,9 @@ from qkv.spec.parts import NoPositions, RMSNorm, Rope
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 SANDWICH_NAMES = (
-    NameRule("blocks.{i}.branches.0.norm_after.weight", "model.layers.{i}.post_attention_layernorm.weight"),
-    NameRule("blocks.{i}.branches.1.norm.weight", "model.layers.{i}.pre_feedforward_layernorm.weight"),
-    NameRule("blocks.{i}.branches.1.norm_after.weight", "model.layers.{i}.post_feedforward_layernorm.weight"),
+    NameRule("blocks.{layer}.branches.0.norm_after.weight", "model.layers.{layer}.post_attention_layernorm.weight"),
+    NameRule("blocks.{layer}.branches.1.norm.weight", "model.layers.{layer}.pre_feedforward_layernorm.weight"),
+    NameRule("blocks.{layer}.branches.1.norm_after.weight", "model.layers.{layer}.post_feedforward_layernorm.weight"),
     *gated.NAMES,
 )
 """Table of tensor names of Gemma 2 and 3. The first matching row applies, so the feed-forward's norm comes before
@@ -162,33 +165,27 @@ def _model(config: Config, head: Head, blocks: Sequence[Block], width: int, leng
         num_layers=len(blocks),
         context_length=config.integer("max_position_embeddings", length),
         frontend=Text(vocab_size=config.size("vocab_size", 256000), positions=NoPositions(), scale=True),
-        blocks=_repeating(blocks),
+        blocks=gated.repeating(blocks),
         norm=_norm(config),
         head=head,
         init_std=config.number("initializer_range", 0.02),
     )
 
 
-def _repeating(blocks: Sequence[Block]) -> tuple[Block, ...]:
-    """Shortest prefix of ``blocks`` whose repetition gives them all."""
-    periods = range(1, len(blocks) + 1)
-    return tuple(blocks[: next(p for p in periods if all(block == blocks[i % p] for i, block in enumerate(blocks)))])
-
-
 def config_of_gemma(spec: Model) -> dict[str, Any] | None:
     """Keys of config.json for ``spec``; None if its structure is not Gemma 1's. Callers read them back to verify."""
-    return _config(spec, "hidden_act")
+    return _config(spec, "hidden_act", _bias)
 
 
 def config_of_gemma2(spec: Model) -> dict[str, Any] | None:
     """Keys of config.json for ``spec``; None if its structure is not Gemma 2's. Callers read them back to verify."""
-    found = _config(spec, "hidden_activation")
-    return None if found is None else {**found, **_scores_config(spec), **_layers_config(spec)}
+    found = _config(spec, "hidden_activation", _scores(spec.width))
+    return None if found is None else {**found, **_layers_config(spec)}
 
 
 def config_of_gemma3(spec: Model) -> dict[str, Any] | None:
     """Keys of config.json for ``spec``; None if its structure is not Gemma 3's. Callers read them back to verify."""
-    found = _config(spec, "hidden_activation")
+    found = _config(spec, "hidden_activation", _scores(spec.width), rope=False)
     if found is None:
         return None
     ropes = {FULL: Rope(base=1e6), SLIDING: Rope()}
@@ -201,41 +198,52 @@ def config_of_gemma3(spec: Model) -> dict[str, Any] | None:
         return None
     return {
         **found,
-        **_scores_config(spec),
         **_layers_config(spec),
         **turned,
         "rope_local_base_freq": ropes[SLIDING].base,
     }
 
 
-def _config(spec: Model, activation: str) -> dict[str, Any] | None:
+def _config(spec: Model, activation: str, more: gated.LayerKeys, rope: bool = True) -> dict[str, Any] | None:
     """Keys of ``config.json`` common to all three Gemma versions, or None; ``activation``: name of the activation's
-    key.
+    key. ``more`` and ``rope``: as for ``gated.config_of``.
     """
-    found = gated.config_of(spec)
+    found = gated.config_of(spec, more, rope)
     if found is None:
         return None
     name = found.pop("hidden_act")
     # The tanh form has two names that differ in rounding; Gemma uses this one.
     name = "gelu_pytorch_tanh" if name == OUTWARD["gelu_tanh"] else name
-    return {**found, activation: name, "attention_bias": gated.first_attention(spec).bias}
+    return {**found, activation: name}
 
 
-def _scores_config(spec: Model) -> dict[str, Any]:
-    attention = gated.first_attention(spec)
-    scalar = attention.temperature**2 * attention.dims(spec.width)[0]
-    whole = abs(scalar - round(scalar)) < 1e-6
-    return {"query_pre_attn_scalar": round(scalar) if whole else scalar, "attn_logit_softcapping": attention.softcap}
+def _bias(attention: Attention, feed_forward: GatedFeedForward) -> dict[str, Any]:
+    return {"attention_bias": attention.bias}
+
+
+def _scores(width: int) -> gated.LayerKeys:
+    """Function that gives the config keys of the scores of a layer in a model of ``width`` features."""
+
+    def keys(attention: Attention, feed_forward: GatedFeedForward) -> dict[str, Any]:
+        scalar = attention.temperature**2 * attention.dims(width)[0]
+        whole = abs(scalar - round(scalar)) < 1e-6
+        return {
+            **_bias(attention, feed_forward),
+            "query_pre_attn_scalar": round(scalar) if whole else scalar,
+            "attn_logit_softcapping": attention.softcap,
+        }
+
+    return keys
 
 
 def _layers_config(spec: Model) -> dict[str, Any]:
-    sizes = [size for size in map(gated.window_of, spec.layers) if size]
+    sizes = [size for block in spec.layers if (size := gated.window_of(block.branches[0]))]
     # transformers builds a window mask even if no layer has one.
     return {"layer_types": [_kind(block) for block in spec.layers], "sliding_window": sizes[0] if sizes else 4096}
 
 
 def _kind(block: Block) -> str:
-    return SLIDING if gated.window_of(block) else FULL
+    return SLIDING if gated.window_of(block.branches[0]) else FULL
 
 
 def _capped(default: float | None) -> Architecture:
@@ -256,23 +264,39 @@ def _capped(default: float | None) -> Architecture:
     return Architecture(head, keys, (NameRule("head.weight", "lm_head.weight"),))
 
 
-def _family(
-    name: str,
-    model_type: str,
-    architectures: Mapping[str, Architecture],
-    both: tuple[Callable[[Config, Head], Model], Callable[[Model], dict[str, Any] | None]],
-    names: tuple[NameRule, ...],
-    defaults: Mapping[str, Any],
-) -> Family:
+def _gguf(
+    stem: str, name: str, keys: tuple[gguf.MetadataKey, ...], built_in: Mapping[str, Any], windows: int = 0
+) -> gguf.GGUFLayout:
+    """Form of a version of Gemma in GGUF; ``keys`` and ``built_in``: those that not all versions have."""
+    return gguf.GGUFLayout(
+        f"{stem}ForCausalLM",
+        name,
+        (*gguf.GATED, *gguf.HEADS, *keys),
+        {"attention_bias": False, **built_in},
+        changes=(gguf.Change(r"norm\.weight$", gguf.OneMore()),),
+        windows=windows,
+    )
+
+
+def _scale_of(layers: int) -> Callable[[gguf.Values], int]:
+    """``query_pre_attn_scalar`` in llama.cpp: the width of a head, or in a model of ``layers`` layers D / H."""
+    return lambda values: (
+        gguf.width_of_head(values) if values["num_hidden_layers"] == layers else values.get("head_dim", 256)
+    )
+
+
+_WINDOW = gguf.MetadataKey("attention.sliding_window", "sliding_window", needed=False)
+_SCORES_CAP = gguf.MetadataKey("attn_logit_softcapping", "attn_logit_softcapping", float, needed=False)
+_LOGITS_CAP = gguf.MetadataKey("final_logit_softcapping", "final_logit_softcapping", float, needed=False)
+_LOCAL_BASE = gguf.MetadataKey("rope.freq_base_swa", "rope_local_base_freq", float, needed=False)
+
+
+def _family(name: str, model_type: str, architectures: Mapping[str, Architecture], **fields: Any) -> Family:
     return Family(
         name=name,
         model_types=(model_type,),
         architectures=architectures,
-        spec=both[0],
-        config=both[1],
-        names=names,
         prefix="model.",
-        defaults=defaults,
         ignored=gated.IGNORED,
         ignored_config={
             **HEAD_KEYS,
@@ -280,6 +304,7 @@ def _family(
             "cache_implementation": "cache setting",
             "hidden_act": "replaced by hidden_activation",
         },
+        **fields,
     )
 
 
@@ -287,23 +312,46 @@ GEMMA = _family(
     "Gemma",
     "gemma",
     {"GemmaForCausalLM": language_model(tied=True), **of_decoder("Gemma", question_answering=False)},
-    (spec_of_gemma, config_of_gemma),
-    gated.NAMES,
-    {},
+    spec=spec_of_gemma,
+    config=config_of_gemma,
+    names=gated.NAMES,
+    gguf=_gguf("Gemma", "gemma", (), {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}),
 )
 GEMMA2 = _family(
     "Gemma 2",
     "gemma2",
     {"Gemma2ForCausalLM": _capped(30.0), **of_decoder("Gemma2", question_answering=False)},
-    (spec_of_gemma2, config_of_gemma2),
-    SANDWICH_NAMES,
-    {"sliding_window": 4096},
+    spec=spec_of_gemma2,
+    config=config_of_gemma2,
+    names=SANDWICH_NAMES,
+    defaults={"sliding_window": 4096},
+    gguf=_gguf(
+        "Gemma2",
+        "gemma2",
+        (_WINDOW, _SCORES_CAP, _LOGITS_CAP),
+        {
+            "hidden_activation": "gelu_pytorch_tanh",
+            "tie_word_embeddings": True,
+            "query_pre_attn_scalar": _scale_of(46),
+        },
+        windows=2,
+    ),
 )
 GEMMA3 = _family(
     "Gemma 3",
     "gemma3_text",
     {"Gemma3ForCausalLM": _capped(None), **of_decoder("Gemma3Text", tags=None, question_answering=False)},
-    (spec_of_gemma3, config_of_gemma3),
-    SANDWICH_NAMES,
-    {"sliding_window": 4096, "vocab_size": 262208},
+    spec=spec_of_gemma3,
+    config=config_of_gemma3,
+    names=SANDWICH_NAMES,
+    defaults={"sliding_window": 4096, "vocab_size": 262208},
+    gguf=_gguf(
+        "Gemma3",
+        "gemma3",
+        (_WINDOW, _LOCAL_BASE, _LOGITS_CAP),
+        {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": _scale_of(62)},
+        windows=6,
+    ),
 )
+
+register(GEMMA, GEMMA2, GEMMA3)

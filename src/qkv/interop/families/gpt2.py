@@ -9,9 +9,12 @@ from typing import Any
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
 from qkv.interop.families.shape import shape_of
+from qkv.interop.mapping import gguf
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import TRANSPOSED
-from qkv.interop.mapping.family import Family, NameRule
+from qkv.interop.mapping.family import Family
+from qkv.interop.mapping.names import NameRule
+from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.heads import Head
 from qkv.spec.model import Block, Model, Text
@@ -20,12 +23,12 @@ from qkv.spec.parts import LayerNorm
 NAMES = (
     NameRule("frontend.table", "transformer.wte.weight"),
     NameRule("frontend.positions.table", "transformer.wpe.weight"),
-    NameRule("blocks.{i}.branches.0.norm.*", "transformer.h.{i}.ln_1.*"),
-    NameRule("blocks.{i}.branches.0.body.qkv.*", "transformer.h.{i}.attn.c_attn.*", TRANSPOSED),
-    NameRule("blocks.{i}.branches.0.body.output.*", "transformer.h.{i}.attn.c_proj.*", TRANSPOSED),
-    NameRule("blocks.{i}.branches.1.norm.*", "transformer.h.{i}.ln_2.*"),
-    NameRule("blocks.{i}.branches.1.body.up.*", "transformer.h.{i}.mlp.c_fc.*", TRANSPOSED),
-    NameRule("blocks.{i}.branches.1.body.down.*", "transformer.h.{i}.mlp.c_proj.*", TRANSPOSED),
+    NameRule("blocks.{layer}.branches.0.norm.*", "transformer.h.{layer}.ln_1.*"),
+    NameRule("blocks.{layer}.branches.0.body.qkv.*", "transformer.h.{layer}.attn.c_attn.*", TRANSPOSED),
+    NameRule("blocks.{layer}.branches.0.body.output.*", "transformer.h.{layer}.attn.c_proj.*", TRANSPOSED),
+    NameRule("blocks.{layer}.branches.1.norm.*", "transformer.h.{layer}.ln_2.*"),
+    NameRule("blocks.{layer}.branches.1.body.up.*", "transformer.h.{layer}.mlp.c_fc.*", TRANSPOSED),
+    NameRule("blocks.{layer}.branches.1.body.down.*", "transformer.h.{layer}.mlp.c_proj.*", TRANSPOSED),
     NameRule("norm.*", "transformer.ln_f.*"),
 )
 
@@ -96,8 +99,8 @@ GPT2 = Family(
     names=NAMES,
     prefix="transformer.",
     ignored={
-        "transformer.h.{i}.attn.bias": "a constant mask table",
-        "transformer.h.{i}.attn.masked_bias": "a constant of older versions",
+        "transformer.h.{layer}.attn.bias": "a constant mask table",
+        "transformer.h.{layer}.attn.masked_bias": "a constant of older versions",
     },
     synonyms={
         "hidden_size": "n_embd",
@@ -120,4 +123,21 @@ GPT2 = Family(
         "n_ctx": "the same as n_positions",
         "reorder_and_upcast_attn": "execution setting",
     },
+    gguf=gguf.GGUFLayout(
+        "GPT2LMHeadModel",
+        "gpt2",
+        (
+            gguf.MetadataKey("embedding_length", "n_embd"),
+            gguf.MetadataKey("block_count", "n_layer"),
+            gguf.MetadataKey("attention.head_count", "n_head"),
+            gguf.MetadataKey("feed_forward_length", "n_inner"),
+            gguf.MetadataKey("context_length", "n_positions"),
+            gguf.MetadataKey("attention.layer_norm_epsilon", "layer_norm_epsilon", float),
+        ),
+        {"activation_function": "gelu_new"},
+        changes=(gguf.Change(r"\.(c_attn|c_proj|c_fc)\.weight$", TRANSPOSED),),
+        base="",
+    ),
 )
+
+register(GPT2)

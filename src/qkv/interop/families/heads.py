@@ -8,7 +8,8 @@ from typing import Any
 from qkv.interop.families.activations import INWARD
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import COPIED
-from qkv.interop.mapping.family import Architecture, NameRule, Reasons
+from qkv.interop.mapping.family import Architecture
+from qkv.interop.mapping.names import NameRule, Reasons
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead, VectorsHead
 from qkv.spec.parts import Activation, LayerNorm

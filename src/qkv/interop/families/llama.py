@@ -6,10 +6,11 @@ from typing import Any
 
 from qkv.interop.families import gated
 from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
+from qkv.interop.mapping import gguf
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family
+from qkv.interop.registry import register
 from qkv.spec.heads import Head
-from qkv.spec.masks import Causal
 from qkv.spec.model import Model
 
 
@@ -18,16 +19,15 @@ def spec(config: Config, head: Head) -> Model:
     feed-forward.
     """
     attention = gated.attention_of(config, bias=config.flag("attention_bias", False))
-    masks = [Causal()] * config.layers("num_hidden_layers")
-    return gated.model_of(config, head, attention, masks, config.flag("mlp_bias", False))
+    layers = config.layers("num_hidden_layers")
+    return gated.model_of(config, head, [attention] * layers, config.flag("mlp_bias", False))
 
 
 def config(spec: Model) -> dict[str, Any] | None:
     """Keys of config.json for ``spec``; None if its structure is not Llama's. Callers read them back to verify."""
-    found = gated.config_of(spec)
-    if found is None:
-        return None
-    return {**found, "attention_bias": gated.first_attention(spec).bias, "mlp_bias": gated.feed_forward_bias(spec)}
+    return gated.config_of(
+        spec, lambda attention, feed_forward: {"attention_bias": attention.bias, "mlp_bias": feed_forward.bias}
+    )
 
 
 LLAMA = Family(
@@ -47,4 +47,15 @@ LLAMA = Family(
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
     },
+    gguf=gguf.GGUFLayout(
+        "LlamaForCausalLM",
+        "llama",
+        (*gguf.GATED, *gguf.HEADS, gguf.ROTATED),
+        {"hidden_act": "silu"},
+        {"attention_bias": "blk.0.attn_output.bias", "mlp_bias": "blk.0.ffn_down.bias"},
+        gguf.PAIRS,
+        factors=True,
+    ),
 )
+
+register(LLAMA)

@@ -11,7 +11,9 @@ from typing import Any
 from qkv.interop.families import bert, roberta
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import PAIR
-from qkv.interop.mapping.family import Family, NameRule
+from qkv.interop.mapping.family import Family
+from qkv.interop.mapping.names import NameRule
+from qkv.interop.registry import register
 from qkv.spec.branches import Attention
 from qkv.spec.errors import UserError
 from qkv.spec.heads import ClassificationHead, Head, RegressionHead
@@ -19,11 +21,13 @@ from qkv.spec.masks import Full
 from qkv.spec.mixers.sparse_attention import GlobalLocalAttention
 from qkv.spec.model import Model
 
-_SELF = "longformer.encoder.layer.{i}.attention.self."
+_SELF = "longformer.encoder.layer.{layer}.attention.self."
 NAMES = (
     *bert.names("longformer."),
-    NameRule("blocks.{i}.branches.0.body.global_query.*", f"{_SELF}query_global.*"),
-    NameRule("blocks.{i}.branches.0.body.global_key_value.*", (f"{_SELF}key_global.*", f"{_SELF}value_global.*"), PAIR),
+    NameRule("blocks.{layer}.branches.0.body.global_query.*", f"{_SELF}query_global.*"),
+    NameRule(
+        "blocks.{layer}.branches.0.body.global_key_value.*", (f"{_SELF}key_global.*", f"{_SELF}value_global.*"), PAIR
+    ),
 )
 
 
@@ -89,3 +93,5 @@ LONGFORMER = Family(
     ignored_config={**bert.IGNORED_CONFIG, "onnx_export": "execution setting"},
     older=bert.OLDER,
 )
+
+register(LONGFORMER)

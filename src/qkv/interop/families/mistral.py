@@ -6,8 +6,10 @@ from typing import Any
 
 from qkv.interop.families import gated
 from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
+from qkv.interop.mapping import gguf
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family
+from qkv.interop.registry import register
 from qkv.spec.heads import Head
 from qkv.spec.masks import Causal
 from qkv.spec.model import Model
@@ -18,14 +20,13 @@ def spec(config: Config, head: Head) -> Model:
     is null.
     """
     mask = gated.windowed(config.integer("sliding_window")) if config.has("sliding_window") else Causal()
-    masks = [mask] * config.layers("num_hidden_layers")
-    return gated.model_of(config, head, gated.attention_of(config), masks)
+    attention = gated.attention_of(config, mask=mask)
+    return gated.model_of(config, head, [attention] * config.layers("num_hidden_layers"))
 
 
 def config(spec: Model) -> dict[str, Any] | None:
     """Keys of config.json for ``spec``; None if its structure is not Mistral's. Callers read them back to verify."""
-    found = gated.config_of(spec)
-    return None if found is None else {**found, "sliding_window": gated.window_of(spec.layers[0])}
+    return gated.config_of(spec, lambda attention, feed_forward: {"sliding_window": gated.window_of(attention)})
 
 
 MISTRAL = Family(
@@ -48,4 +49,14 @@ MISTRAL = Family(
         "max_position_embeddings": 131072,
         "sliding_window": 4096,
     },
+    base="Llama",
+    gguf=gguf.GGUFLayout(
+        "MistralForCausalLM",
+        "llama",
+        (*gguf.GATED, *gguf.HEADS, gguf.ROTATED),
+        {"hidden_act": "silu", "sliding_window": None},
+        changes=gguf.PAIRS,
+    ),
 )
+
+register(MISTRAL)

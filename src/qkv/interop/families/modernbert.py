@@ -13,7 +13,9 @@ from qkv.interop.families import heads
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.rope import rope_config, rope_of
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import Architecture, Family, NameRule
+from qkv.interop.mapping.family import Architecture, Family
+from qkv.interop.mapping.names import NameRule
+from qkv.interop.registry import register
 from qkv.spec.branches import Attention, GatedFeedForward
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
@@ -27,12 +29,12 @@ BASES = {FULL: 160000.0, SLIDING: 10000.0}
 NAMES = (
     NameRule("frontend.table", "model.embeddings.tok_embeddings.weight"),
     NameRule("frontend.norm.*", "model.embeddings.norm.*"),
-    NameRule("blocks.{i}.branches.0.norm.*", "model.layers.{i}.attn_norm.*"),
-    NameRule("blocks.{i}.branches.0.body.qkv.*", "model.layers.{i}.attn.Wqkv.*"),
-    NameRule("blocks.{i}.branches.0.body.output.*", "model.layers.{i}.attn.Wo.*"),
-    NameRule("blocks.{i}.branches.1.norm.*", "model.layers.{i}.mlp_norm.*"),
-    NameRule("blocks.{i}.branches.1.body.gate_up.*", "model.layers.{i}.mlp.Wi.*"),
-    NameRule("blocks.{i}.branches.1.body.down.*", "model.layers.{i}.mlp.Wo.*"),
+    NameRule("blocks.{layer}.branches.0.norm.*", "model.layers.{layer}.attn_norm.*"),
+    NameRule("blocks.{layer}.branches.0.body.qkv.*", "model.layers.{layer}.attn.Wqkv.*"),
+    NameRule("blocks.{layer}.branches.0.body.output.*", "model.layers.{layer}.attn.Wo.*"),
+    NameRule("blocks.{layer}.branches.1.norm.*", "model.layers.{layer}.mlp_norm.*"),
+    NameRule("blocks.{layer}.branches.1.body.gate_up.*", "model.layers.{layer}.mlp.Wi.*"),
+    NameRule("blocks.{layer}.branches.1.body.down.*", "model.layers.{layer}.mlp.Wo.*"),
     NameRule("norm.*", "model.final_norm.*"),
 )
 
@@ -288,3 +290,5 @@ MODERNBERT = Family(
         **dict.fromkeys(("layer_norm_eps", "position_embedding_type"), "from the original checkpoint; unused"),
     },
 )
+
+register(MODERNBERT)

@@ -12,7 +12,9 @@ from qkv.interop.families import bert, roberta
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import QKV
-from qkv.interop.mapping.family import Family, NameRule
+from qkv.interop.mapping.family import Family
+from qkv.interop.mapping.names import NameRule
+from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.heads import Head
 from qkv.spec.model import Block, Model, Text
@@ -20,19 +22,19 @@ from qkv.spec.parts import LayerNorm, Learned, T5Buckets
 
 RESERVED = 2
 DISTANCES = T5Buckets(num_buckets=32, max_distance=128, shared=True)
-_LAYER = "mpnet.encoder.layer.{i}."
+_LAYER = "mpnet.encoder.layer.{layer}."
 
 NAMES = (
     NameRule("frontend.table", "mpnet.embeddings.word_embeddings.weight"),
     NameRule("frontend.positions.table", "mpnet.embeddings.position_embeddings.weight"),
     NameRule("frontend.norm.*", "mpnet.embeddings.LayerNorm.*"),
-    NameRule("blocks.{i}.branches.0.body.relative.table", "mpnet.encoder.relative_attention_bias.weight"),
-    NameRule("blocks.{i}.branches.0.body.qkv.*", tuple(f"{_LAYER}attention.attn.{part}.*" for part in "qkv"), QKV),
-    NameRule("blocks.{i}.branches.0.body.output.*", f"{_LAYER}attention.attn.o.*"),
-    NameRule("blocks.{i}.branches.0.norm.*", f"{_LAYER}attention.LayerNorm.*"),
-    NameRule("blocks.{i}.branches.1.body.up.*", f"{_LAYER}intermediate.dense.*"),
-    NameRule("blocks.{i}.branches.1.body.down.*", f"{_LAYER}output.dense.*"),
-    NameRule("blocks.{i}.branches.1.norm.*", f"{_LAYER}output.LayerNorm.*"),
+    NameRule("blocks.{layer}.branches.0.body.relative.table", "mpnet.encoder.relative_attention_bias.weight"),
+    NameRule("blocks.{layer}.branches.0.body.qkv.*", tuple(f"{_LAYER}attention.attn.{part}.*" for part in "qkv"), QKV),
+    NameRule("blocks.{layer}.branches.0.body.output.*", f"{_LAYER}attention.attn.o.*"),
+    NameRule("blocks.{layer}.branches.0.norm.*", f"{_LAYER}attention.LayerNorm.*"),
+    NameRule("blocks.{layer}.branches.1.body.up.*", f"{_LAYER}intermediate.dense.*"),
+    NameRule("blocks.{layer}.branches.1.body.down.*", f"{_LAYER}output.dense.*"),
+    NameRule("blocks.{layer}.branches.1.norm.*", f"{_LAYER}output.LayerNorm.*"),
 )
 
 
@@ -75,3 +77,5 @@ MPNET = Family(
     ignored={"mpnet.embeddings.position_ids": "constant position ids 0, 1, 2, …"},
     ignored_config=bert.IGNORED_CONFIG,
 )
+
+register(MPNET)

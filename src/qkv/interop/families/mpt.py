@@ -7,7 +7,9 @@ from typing import Any
 from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import COMMON, Family, NameRule
+from qkv.interop.mapping.family import COMMON, Family
+from qkv.interop.mapping.names import NameRule
+from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
@@ -16,12 +18,12 @@ from qkv.spec.parts import Alibi, LayerNorm, NoPositions
 
 NAMES = (
     NameRule("frontend.table", "transformer.wte.weight"),
-    NameRule("blocks.{i}.branches.0.norm.weight", "transformer.blocks.{i}.norm_1.weight"),
-    NameRule("blocks.{i}.branches.0.body.qkv.weight", "transformer.blocks.{i}.attn.Wqkv.weight"),
-    NameRule("blocks.{i}.branches.0.body.output.weight", "transformer.blocks.{i}.attn.out_proj.weight"),
-    NameRule("blocks.{i}.branches.1.norm.weight", "transformer.blocks.{i}.norm_2.weight"),
-    NameRule("blocks.{i}.branches.1.body.up.weight", "transformer.blocks.{i}.ffn.up_proj.weight"),
-    NameRule("blocks.{i}.branches.1.body.down.weight", "transformer.blocks.{i}.ffn.down_proj.weight"),
+    NameRule("blocks.{layer}.branches.0.norm.weight", "transformer.blocks.{layer}.norm_1.weight"),
+    NameRule("blocks.{layer}.branches.0.body.qkv.weight", "transformer.blocks.{layer}.attn.Wqkv.weight"),
+    NameRule("blocks.{layer}.branches.0.body.output.weight", "transformer.blocks.{layer}.attn.out_proj.weight"),
+    NameRule("blocks.{layer}.branches.1.norm.weight", "transformer.blocks.{layer}.norm_2.weight"),
+    NameRule("blocks.{layer}.branches.1.body.up.weight", "transformer.blocks.{layer}.ffn.up_proj.weight"),
+    NameRule("blocks.{layer}.branches.1.body.down.weight", "transformer.blocks.{layer}.ffn.down_proj.weight"),
     NameRule("norm.weight", "transformer.norm_f.weight"),
 )
 NORMS = {"low_precision_layernorm": LayerNorm, "layernorm": LayerNorm}
@@ -139,3 +141,5 @@ MPT = Family(
         "tokenizer_name": "given by the folder's tokenizer",
     },
 )
+
+register(MPT)

@@ -10,9 +10,12 @@ from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
 from qkv.interop.families.rope import BASE, FRACTION, rope_config, rope_of
 from qkv.interop.families.shape import shape_of
+from qkv.interop.mapping import gguf
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import INTERLEAVED
-from qkv.interop.mapping.family import Family, NameRule
+from qkv.interop.mapping.family import Family
+from qkv.interop.mapping.names import NameRule
+from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.heads import Head
 from qkv.spec.model import Block, Model, Text
@@ -20,12 +23,14 @@ from qkv.spec.parts import LayerNorm, NoPositions, Rope
 
 NAMES = (
     NameRule("frontend.table", "gpt_neox.embed_in.weight"),
-    NameRule("blocks.{i}.branches.0.norm.*", "gpt_neox.layers.{i}.input_layernorm.*"),
-    NameRule("blocks.{i}.branches.0.body.qkv.*", "gpt_neox.layers.{i}.attention.query_key_value.*", INTERLEAVED),
-    NameRule("blocks.{i}.branches.0.body.output.*", "gpt_neox.layers.{i}.attention.dense.*"),
-    NameRule("blocks.{i}.branches.1.norm.*", "gpt_neox.layers.{i}.post_attention_layernorm.*"),
-    NameRule("blocks.{i}.branches.1.body.up.*", "gpt_neox.layers.{i}.mlp.dense_h_to_4h.*"),
-    NameRule("blocks.{i}.branches.1.body.down.*", "gpt_neox.layers.{i}.mlp.dense_4h_to_h.*"),
+    NameRule("blocks.{layer}.branches.0.norm.*", "gpt_neox.layers.{layer}.input_layernorm.*"),
+    NameRule(
+        "blocks.{layer}.branches.0.body.qkv.*", "gpt_neox.layers.{layer}.attention.query_key_value.*", INTERLEAVED
+    ),
+    NameRule("blocks.{layer}.branches.0.body.output.*", "gpt_neox.layers.{layer}.attention.dense.*"),
+    NameRule("blocks.{layer}.branches.1.norm.*", "gpt_neox.layers.{layer}.post_attention_layernorm.*"),
+    NameRule("blocks.{layer}.branches.1.body.up.*", "gpt_neox.layers.{layer}.mlp.dense_h_to_4h.*"),
+    NameRule("blocks.{layer}.branches.1.body.down.*", "gpt_neox.layers.{layer}.mlp.dense_4h_to_h.*"),
     NameRule("norm.*", "gpt_neox.final_layer_norm.*"),
 )
 
@@ -120,12 +125,29 @@ NEOX = Family(
     defaults={"classifier_dropout": 0.1},
     older={"lm_head.": "embed_out."},
     ignored={
-        "gpt_neox.layers.{i}.attention.bias": "a constant mask table",
-        "gpt_neox.layers.{i}.attention.masked_bias": "a constant of older versions",
-        "gpt_neox.layers.{i}.attention.rotary_emb.inv_freq": "computed from the config",
+        "gpt_neox.layers.{layer}.attention.bias": "a constant mask table",
+        "gpt_neox.layers.{layer}.attention.masked_bias": "a constant of older versions",
+        "gpt_neox.layers.{layer}.attention.rotary_emb.inv_freq": "computed from the config",
     },
     ignored_config={
         **HEAD_KEYS,
         "is_decoder": "fixed by the family",
     },
+    gguf=gguf.GGUFLayout(
+        "GPTNeoXForCausalLM",
+        "gptneox",
+        (
+            *gguf.SIZES,
+            gguf.MetadataKey("attention.layer_norm_epsilon", "layer_norm_eps", float),
+            gguf.MetadataKey("use_parallel_residual", "use_parallel_residual", bool),
+            gguf.MetadataKey("rope.freq_base", "rotary_emb_base", float, needed=False),
+        ),
+        {"hidden_act": "gelu", "attention_bias": True},
+        changes=(gguf.Change(r"\.query_key_value\.", INTERLEAVED, "num_attention_heads"),),
+        base="rotary_emb_base",
+        turned="rotary_pct",
+        note="llama.cpp computes its GELU by the tanh approximation",
+    ),
 )
+
+register(NEOX)

@@ -14,7 +14,9 @@ from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import QKV, WITH_COUNT
-from qkv.interop.mapping.family import Architecture, Family, NameRule, Reasons
+from qkv.interop.mapping.family import Architecture, Family
+from qkv.interop.mapping.names import NameRule, Reasons
+from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.errors import UserError, quoted
 from qkv.spec.forecasts import Point
@@ -24,7 +26,7 @@ from qkv.spec.model import Block, Model
 from qkv.spec.parts import BatchNorm, LayerNorm, NoNorm
 from qkv.spec.signals.series import SeriesPatches
 
-_LAYER, _ATTENTION = "model.encoder.layers.{i}", "model.encoder.layers.{i}.self_attn"
+_LAYER, _ATTENTION = "model.encoder.layers.{layer}", "model.encoder.layers.{layer}.self_attn"
 _OVER = {"mean": "mean", None: "flatten"}
 """Pooling of the head's vectors by its published name."""
 _NORMALISE = {"std": "window", None: "none"}
@@ -38,7 +40,7 @@ def _over_batch(spec: Model) -> bool:
 
 def _norm(branch: int, theirs: str) -> tuple[NameRule, ...]:
     """Table of tensor names of the norm of a branch; ``theirs``: published name."""
-    ours, published = f"blocks.{{i}}.branches.{branch}.norm", f"{_LAYER}.{theirs}"
+    ours, published = f"blocks.{{layer}}.branches.{branch}.norm", f"{_LAYER}.{theirs}"
     inside = f"{published}.batchnorm"
     return (
         NameRule(f"{ours}.*", f"{inside}.*", where=_over_batch),
@@ -53,10 +55,10 @@ NAMES = (
     NameRule("frontend.positions.table", "model.encoder.positional_encoder.position_enc"),
     *_norm(0, "norm_sublayer1"),
     *_norm(1, "norm_sublayer3"),
-    NameRule("blocks.{i}.branches.0.body.qkv.*", tuple(f"{_ATTENTION}.{part}_proj.*" for part in "qkv"), QKV),
-    NameRule("blocks.{i}.branches.0.body.output.*", f"{_ATTENTION}.out_proj.*"),
-    NameRule("blocks.{i}.branches.1.body.up.*", f"{_LAYER}.ff.0.*"),
-    NameRule("blocks.{i}.branches.1.body.down.*", f"{_LAYER}.ff.3.*"),
+    NameRule("blocks.{layer}.branches.0.body.qkv.*", tuple(f"{_ATTENTION}.{part}_proj.*" for part in "qkv"), QKV),
+    NameRule("blocks.{layer}.branches.0.body.output.*", f"{_ATTENTION}.out_proj.*"),
+    NameRule("blocks.{layer}.branches.1.body.up.*", f"{_LAYER}.ff.0.*"),
+    NameRule("blocks.{layer}.branches.1.body.down.*", f"{_LAYER}.ff.3.*"),
 )
 
 
@@ -226,3 +228,5 @@ PATCHTST = Family(
     synonyms={"hidden_size": "d_model"},
     ignored_config=IGNORED_CONFIG,
 )
+
+register(PATCHTST)

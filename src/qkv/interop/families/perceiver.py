@@ -15,7 +15,9 @@ from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.heads import pooled_head, problem_keys
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import PAIR, QKV
-from qkv.interop.mapping.family import Architecture, Family, NameRule
+from qkv.interop.mapping.family import Architecture, Family
+from qkv.interop.mapping.names import NameRule
+from qkv.interop.registry import register
 from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.cross import CrossAttention
 from qkv.spec.errors import UserError
@@ -54,7 +56,7 @@ def _asks_alone(spec: Model) -> bool:
 _CROSS, _SELF, _SLOT = (
     "perceiver.encoder.cross_attention",
     "perceiver.encoder.self_attends.",
-    "latents.blocks.{i}.branches.",
+    "latents.blocks.{layer}.branches.",
 )
 NAMES = (
     NameRule("frontend.table", "perceiver.input_preprocessor.embeddings.weight"),
@@ -62,9 +64,9 @@ NAMES = (
     NameRule("frontend.norm.*", f"{_CROSS}.attention.self.layernorm2.*"),
     NameRule("latents.vectors.table", "perceiver.embeddings.latents"),
     *_layer(_CROSS, "latents.blocks.0.branches.0", "latents.blocks.1.branches.0", where=_asks_alone),
-    *_layer(_SELF + "{i-2}", _SLOT + "0", _SLOT + "1", where=_asks_alone),
+    *_layer(_SELF + "{layer-2}", _SLOT + "0", _SLOT + "1", where=_asks_alone),
     *_layer(_CROSS, "latents.blocks.0.branches.0", "latents.blocks.0.branches.1"),
-    *_layer(_SELF + "{i-1}", _SLOT + "0", _SLOT + "1"),
+    *_layer(_SELF + "{layer-1}", _SLOT + "0", _SLOT + "1"),
 )
 
 
@@ -263,3 +265,5 @@ PERCEIVER = Family(
         "tokenizer_class": "given by the tokenizer",
     },
 )
+
+register(PERCEIVER)

@@ -8,8 +8,10 @@ from typing import Any
 
 from qkv.interop.families import gated
 from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
+from qkv.interop.mapping import gguf
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family
+from qkv.interop.registry import register
 from qkv.spec.heads import Head
 from qkv.spec.model import Model
 
@@ -17,7 +19,7 @@ from qkv.spec.model import Model
 def spec(config: Config, head: Head) -> Model:
     """Spec of Qwen 2: Llama's, with biases of q, k and v; the output projection has none."""
     attention = gated.attention_of(config, bias=True, output_bias=False)
-    return gated.model_of(config, head, attention, gated.masks_of(config))
+    return gated.model_of(config, head, [attention.changed(mask=mask) for mask in gated.masks_of(config)])
 
 
 def config(spec: Model) -> dict[str, Any] | None:
@@ -25,6 +27,9 @@ def config(spec: Model) -> dict[str, Any] | None:
     found = gated.config_of(spec)
     return None if found is None else {**found, **gated.masks_config(spec)}
 
+
+GGUF_VALUES = {"hidden_act": "silu", "use_sliding_window": False, "sliding_window": None}
+"""Config values of Qwen models that llama.cpp has built in."""
 
 QWEN2 = Family(
     name="Qwen2",
@@ -46,4 +51,7 @@ QWEN2 = Family(
         "max_position_embeddings": 32768,
         "sliding_window": 4096,
     },
+    gguf=gguf.GGUFLayout("Qwen2ForCausalLM", "qwen2", gguf.GATED, {**GGUF_VALUES, "head_dim": gguf.width_of_head}),
 )
+
+register(QWEN2)

@@ -7,8 +7,10 @@ from typing import Any
 
 from qkv.interop.families import gated
 from qkv.interop.families.heads import language_model, of_decoder
-from qkv.interop.families.qwen2 import QWEN2
+from qkv.interop.families.qwen2 import GGUF_VALUES, QWEN2
+from qkv.interop.mapping import gguf
 from qkv.interop.mapping.config import Config
+from qkv.interop.registry import register
 from qkv.spec.heads import Head
 from qkv.spec.model import Model
 
@@ -19,15 +21,13 @@ def spec(config: Config, head: Head) -> Model:
     attention = gated.attention_of(
         config, bias=config.flag("attention_bias", False), head_dim=head_dim, qk_norm=gated.norm_of(config)
     )
-    return gated.model_of(config, head, attention, gated.masks_of(config))
+    return gated.model_of(config, head, [attention.changed(mask=mask) for mask in gated.masks_of(config)])
 
 
 def config(spec: Model) -> dict[str, Any] | None:
     """Keys of config.json for ``spec``; None if its structure is not Qwen 3's. Callers read them back to verify."""
-    found = gated.config_of(spec)
-    if found is None:
-        return None
-    return {**found, **gated.masks_config(spec), "attention_bias": gated.first_attention(spec).bias}
+    found = gated.config_of(spec, lambda attention, feed_forward: {"attention_bias": attention.bias})
+    return None if found is None else {**found, **gated.masks_config(spec)}
 
 
 QWEN3 = replace(
@@ -37,4 +37,9 @@ QWEN3 = replace(
     architectures={"Qwen3ForCausalLM": language_model(tied=False), **of_decoder("Qwen3", question_answering=False)},
     spec=spec,
     config=config,
+    gguf=gguf.GGUFLayout(
+        "Qwen3ForCausalLM", "qwen3", (*gguf.GATED, *gguf.HEADS), {**GGUF_VALUES, "attention_bias": False}
+    ),
 )
+
+register(QWEN3)

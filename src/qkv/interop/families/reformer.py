@@ -12,7 +12,9 @@ from qkv.interop.families.heads import language_model
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import QKV, Broadcast
-from qkv.interop.mapping.family import Architecture, Family, NameRule
+from qkv.interop.mapping.family import Architecture, Family
+from qkv.interop.mapping.names import NameRule
+from qkv.interop.registry import register
 from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import Head, LanguageModelHead
@@ -21,25 +23,25 @@ from qkv.spec.mixers.lsh_attention import LSHAttention
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import Axial, LayerNorm, Learned, Positions, Reversible
 
-_LAYER = "reformer.encoder.layers.{i}"
+_LAYER = "reformer.encoder.layers.{layer}"
 _PLACES = "reformer.embeddings.position_embeddings"
 NAMES = (
     NameRule("frontend.table", "reformer.embeddings.word_embeddings.weight"),
     NameRule("frontend.positions.table", f"{_PLACES}.embedding.weight"),
     NameRule("frontend.positions.tables.0", f"{_PLACES}.weights.0", Broadcast(1)),
     NameRule("frontend.positions.tables.1", f"{_PLACES}.weights.1", Broadcast(0)),
-    NameRule("blocks.{i}.branches.0.norm.*", f"{_LAYER}.attention.layer_norm.*"),
-    NameRule("blocks.{i}.branches.0.body.query_key.*", f"{_LAYER}.attention.self_attention.query_key.*"),
-    NameRule("blocks.{i}.branches.0.body.value.*", f"{_LAYER}.attention.self_attention.value.*"),
+    NameRule("blocks.{layer}.branches.0.norm.*", f"{_LAYER}.attention.layer_norm.*"),
+    NameRule("blocks.{layer}.branches.0.body.query_key.*", f"{_LAYER}.attention.self_attention.query_key.*"),
+    NameRule("blocks.{layer}.branches.0.body.value.*", f"{_LAYER}.attention.self_attention.value.*"),
     NameRule(
-        "blocks.{i}.branches.0.body.qkv.*",
+        "blocks.{layer}.branches.0.body.qkv.*",
         tuple(f"{_LAYER}.attention.self_attention.{part}.*" for part in ("query", "key", "value")),
         QKV,
     ),
-    NameRule("blocks.{i}.branches.0.body.output.*", f"{_LAYER}.attention.output.dense.*"),
-    NameRule("blocks.{i}.branches.1.norm.*", f"{_LAYER}.feed_forward.layer_norm.*"),
-    NameRule("blocks.{i}.branches.1.body.up.*", f"{_LAYER}.feed_forward.dense.dense.*"),
-    NameRule("blocks.{i}.branches.1.body.down.*", f"{_LAYER}.feed_forward.output.dense.*"),
+    NameRule("blocks.{layer}.branches.0.body.output.*", f"{_LAYER}.attention.output.dense.*"),
+    NameRule("blocks.{layer}.branches.1.norm.*", f"{_LAYER}.feed_forward.layer_norm.*"),
+    NameRule("blocks.{layer}.branches.1.body.up.*", f"{_LAYER}.feed_forward.dense.dense.*"),
+    NameRule("blocks.{layer}.branches.1.body.down.*", f"{_LAYER}.feed_forward.output.dense.*"),
     NameRule("norm.*", "reformer.encoder.layer_norm.*"),
 )
 
@@ -265,3 +267,5 @@ REFORMER = Family(
         "classifier_dropout": "part of a head that this architecture lacks",
     },
 )
+
+register(REFORMER)

@@ -14,6 +14,7 @@ from qkv.interop.families import bert, heads
 from qkv.interop.families.heads import answering, classification, masked, pooler, tagging
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Architecture, Family
+from qkv.interop.registry import register
 from qkv.spec.heads import Head
 from qkv.spec.model import Model, Text
 from qkv.spec.parts import Learned
@@ -76,7 +77,10 @@ ROBERTA = Family(
 XLM_ROBERTA = replace(
     ROBERTA,
     name="XLM-RoBERTa",
+    base="RoBERTa",
     model_types=("xlm-roberta",),
     architectures=architectures("XLMRoberta", "roberta."),
     defaults={},
 )
+
+register(ROBERTA, XLM_ROBERTA)

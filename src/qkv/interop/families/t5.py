@@ -14,7 +14,9 @@ from qkv.interop.families.heads import body
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import COPIED, PAIR, QKV
-from qkv.interop.mapping.family import Architecture, Family, NameRule
+from qkv.interop.mapping.family import Architecture, Family
+from qkv.interop.mapping.names import NameRule
+from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward, GatedFeedForward
 from qkv.spec.cross import CrossAttention
 from qkv.spec.errors import UserError, nearest
@@ -28,7 +30,7 @@ def _stack(ours: str, theirs: str, last: int) -> tuple[NameRule, ...]:
     """Table of tensor names of the blocks of one stack; ``ours`` and ``theirs``: its prefixes in qkv and in files;
     ``last``: index of the feed-forward among a block's branches.
     """
-    slot, layer = f"{ours}blocks.{{i}}.branches.", f"{theirs}.block.{{i}}.layer."
+    slot, layer = f"{ours}blocks.{{layer}}.branches.", f"{theirs}.block.{{layer}}.layer."
     attention, feed_forward = f"{layer}0.SelfAttention.", f"{layer}{last}.DenseReluDense."
     return (
         NameRule(f"{slot}0.norm.weight", f"{layer}0.layer_norm.weight"),
@@ -51,7 +53,7 @@ def _alone(spec: Model) -> bool:
     return spec.encoder is None
 
 
-_SLOT, _CROSS = "blocks.{i}.branches.1.", "decoder.block.{i}.layer.1.EncDecAttention."
+_SLOT, _CROSS = "blocks.{layer}.branches.1.", "decoder.block.{layer}.layer.1.EncDecAttention."
 
 NAMES = (
     *(row._replace(where=_alone) for row in _stack("", "encoder", 1)),
@@ -59,7 +61,7 @@ NAMES = (
     NameRule("encoder.frontend.table", ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), COPIED),
     *_stack("encoder.", "encoder", 1),
     *_stack("", "decoder", 2),
-    NameRule(_SLOT + "norm.weight", "decoder.block.{i}.layer.1.layer_norm.weight"),
+    NameRule(_SLOT + "norm.weight", "decoder.block.{layer}.layer.1.layer_norm.weight"),
     NameRule(_SLOT + "body.query.weight", _CROSS + "q.weight"),
     NameRule(_SLOT + "body.memory.weight", (_CROSS + "k.weight", _CROSS + "v.weight"), PAIR),
     NameRule(_SLOT + "body.output.weight", _CROSS + "o.weight"),
@@ -219,6 +221,7 @@ T5 = Family(
 
 MT5 = Family(
     name="mT5",
+    base="T5",
     model_types=("mt5",),
     architectures={
         "MT5ForConditionalGeneration": Architecture(_plain, _plain_keys, _ROWS),
@@ -240,3 +243,5 @@ MT5 = Family(
     ignored_config=_IGNORED_CONFIG,
     synonyms=_SYNONYMS,
 )
+
+register(T5, MT5)

@@ -13,7 +13,9 @@ from qkv.interop.families.heads import pooled_head, problem_keys
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import QKV, Broadcast
-from qkv.interop.mapping.family import Architecture, Family, NameRule, Reasons
+from qkv.interop.mapping.family import Architecture, Family
+from qkv.interop.mapping.names import NameRule, Reasons
+from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.errors import UserError, quoted
 from qkv.spec.heads import ClassificationHead, Head, RegressionHead
@@ -30,30 +32,30 @@ IGNORED_CONFIG: Reasons = {
 
 def names(body: str) -> tuple[NameRule, ...]:
     """Table of tensor names of ViT's structure; ``body``: prefix of the names in files."""
-    layer = "encoder.layer.{i}"
+    layer = "encoder.layer.{layer}"
     rows = (
         *embedded(""),
-        NameRule("blocks.{i}.branches.0.norm.*", f"{layer}.layernorm_before.*"),
-        NameRule("blocks.{i}.branches.1.norm.*", f"{layer}.layernorm_after.*"),
-        NameRule("blocks.{i}.branches.1.body.up.*", f"{layer}.intermediate.dense.*"),
-        NameRule("blocks.{i}.branches.1.body.down.*", f"{layer}.output.dense.*"),
+        NameRule("blocks.{layer}.branches.0.norm.*", f"{layer}.layernorm_before.*"),
+        NameRule("blocks.{layer}.branches.1.norm.*", f"{layer}.layernorm_after.*"),
+        NameRule("blocks.{layer}.branches.1.body.up.*", f"{layer}.intermediate.dense.*"),
+        NameRule("blocks.{layer}.branches.1.body.down.*", f"{layer}.output.dense.*"),
     )
     return prefixed(body, rows)
 
 
 def embedded(body: str) -> tuple[NameRule, ...]:
     """Table of tensor names of embeddings, attention and final norm; ``body``: prefix of the names in files."""
-    layer = "encoder.layer.{i}.attention"
+    layer = "encoder.layer.{layer}.attention"
     rows = (
         NameRule("frontend.map.*", "embeddings.patch_embeddings.projection.*"),
         NameRule("frontend.first", "embeddings.cls_token", Broadcast(axes=2)),
         NameRule("frontend.positions.table", "embeddings.position_embeddings", Broadcast()),
         NameRule(
-            "blocks.{i}.branches.0.body.qkv.*",
+            "blocks.{layer}.branches.0.body.qkv.*",
             tuple(f"{layer}.attention.{part}.*" for part in ("query", "key", "value")),
             QKV,
         ),
-        NameRule("blocks.{i}.branches.0.body.output.*", f"{layer}.output.dense.*"),
+        NameRule("blocks.{layer}.branches.0.body.output.*", f"{layer}.output.dense.*"),
         NameRule("norm.*", "layernorm.*"),
     )
     return prefixed(body, rows)
@@ -61,14 +63,7 @@ def embedded(body: str) -> tuple[NameRule, ...]:
 
 def prefixed(body: str, rows: tuple[NameRule, ...]) -> tuple[NameRule, ...]:
     """``rows`` with ``body`` before the published names."""
-    return tuple(
-        row._replace(
-            theirs=f"{body}{row.theirs}"
-            if isinstance(row.theirs, str)
-            else tuple(f"{body}{name}" for name in row.theirs)
-        )
-        for row in rows
-    )
+    return tuple(row.below(body) for row in rows)
 
 
 def spec(config: Config, head: Head) -> Model:
@@ -222,3 +217,5 @@ VIT = Family(
     prefix="vit.",
     ignored_config=IGNORED_CONFIG,
 )
+
+register(VIT)

@@ -15,7 +15,9 @@ from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import BY_HEAD, ONE_BY_HEAD, QKV_BY_HEAD
-from qkv.interop.mapping.family import Architecture, Family, NameRule
+from qkv.interop.mapping.family import Architecture, Family
+from qkv.interop.mapping.names import NameRule
+from qkv.interop.registry import register
 from qkv.spec.branches import FeedForward
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, TokenHead
 from qkv.spec.masks import Full
@@ -23,7 +25,7 @@ from qkv.spec.mixers.relative_attention import RelativeAttention
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import LayerNorm, NoNorm, NoPositions
 
-_OURS, _THEIRS = "blocks.{i}.branches.0.body.", "transformer.layer.{i}.rel_attn."
+_OURS, _THEIRS = "blocks.{layer}.branches.0.body.", "transformer.layer.{layer}.rel_attn."
 NAMES = (
     NameRule("frontend.table", "transformer.word_embedding.weight"),
     NameRule("frontend.query", "transformer.mask_emb"),
@@ -34,10 +36,10 @@ NAMES = (
     NameRule(f"{_OURS}position_bias", f"{_THEIRS}r_r_bias", BY_HEAD),
     NameRule(f"{_OURS}types.bias", f"{_THEIRS}r_s_bias", BY_HEAD),
     NameRule(f"{_OURS}types.vectors", f"{_THEIRS}seg_embed", BY_HEAD),
-    NameRule("blocks.{i}.branches.0.norm.*", f"{_THEIRS}layer_norm.*"),
-    NameRule("blocks.{i}.branches.1.body.up.*", "transformer.layer.{i}.ff.layer_1.*"),
-    NameRule("blocks.{i}.branches.1.body.down.*", "transformer.layer.{i}.ff.layer_2.*"),
-    NameRule("blocks.{i}.branches.1.norm.*", "transformer.layer.{i}.ff.layer_norm.*"),
+    NameRule("blocks.{layer}.branches.0.norm.*", f"{_THEIRS}layer_norm.*"),
+    NameRule("blocks.{layer}.branches.1.body.up.*", "transformer.layer.{layer}.ff.layer_1.*"),
+    NameRule("blocks.{layer}.branches.1.body.down.*", "transformer.layer.{layer}.ff.layer_2.*"),
+    NameRule("blocks.{layer}.branches.1.norm.*", "transformer.layer.{layer}.ff.layer_norm.*"),
 )
 FIXED = (
     ("attn_type", "bi", "the attention mask"),
@@ -189,3 +191,5 @@ XLNET = Family(
         "summary_first_dropout": "training setting of the classification head",
     },
 )
+
+register(XLNET)

@@ -5,7 +5,7 @@ Each conversion only moves elements, so it is exactly invertible and applies to 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,21 +16,27 @@ from qkv.layers.layout import Layout
 
 
 class Cut(NamedTuple):
-    """Layout of the rows of one of qkv's matrices: number of rows of each part (q, k, v), and number of head groups per
-    part.
+    """Layout of the rows of one of qkv's matrices: number of rows of each part (q, k, v), number of head groups that
+    all parts have, and number of heads of each part.
     """
 
     sizes: tuple[int, ...]
     groups: int
+    heads: tuple[int, ...] = ()
+
+    def part(self, index: int) -> Cut:
+        """Layout of a matrix that is one of the parts."""
+        return Cut((self.sizes[index],), self.heads[index], (self.heads[index],))
 
 
 def cut_of(layout: Layout) -> Cut:
-    """Layout of a tensor for conversion: rows of its parts, and the number of head groups that all of its axes with
-    heads have.
+    """Layout of a tensor for conversion: rows and heads of its parts, and the number of head groups that all of its
+    axes with heads have.
     """
     return Cut(
         tuple(piece.size for piece in layout.out),
         min((piece.heads for piece in (*layout.out, *layout.into)), default=1),
+        tuple(piece.heads for piece in layout.out),
     )
 
 
@@ -88,6 +94,39 @@ class Joined(Way):
 
 
 @dataclass(frozen=True)
+class JoinedParts(Way):
+    """Concatenation by rows of published tensors that are converted each by its own way, such as queries and keys with
+    their rotated features in another order, and values.
+    """
+
+    ways: tuple[Way, ...]
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        return len(self.ways)
+
+    def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
+        return torch.cat([way.inward([theirs[i]], cut.part(i)) for i, way in enumerate(self.ways)])
+
+    def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
+        parts = ours.split(cut.sizes)
+        return tuple(way.outward(parts[i], cut.part(i))[0] for i, way in enumerate(self.ways))
+
+
+@dataclass(frozen=True)
+class Alternating(Way):
+    """Reordering of a tensor whose rows alternate between the parts: gate and up of each hidden feature as neighbours
+    (gpt-oss).
+    """
+
+    def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
+        return theirs[0].unflatten(0, (-1, len(cut.sizes))).transpose(0, 1).flatten(0, 1)
+
+    def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
+        return (ours.unflatten(0, (len(cut.sizes), -1)).transpose(0, 1).flatten(0, 1),)
+
+
+@dataclass(frozen=True)
 class Interleaved(Way):
     """Reordering of a tensor stored as, for each group of heads, the rows of its queries, its key and its value
     (GPT-NeoX, BLOOM, Falcon).
@@ -105,16 +144,38 @@ class Interleaved(Way):
 
 @dataclass(frozen=True)
 class RotaryPairs(Way):
-    """Reordering of the rows of each head so that the two features that RoPE turns together, i and i + Dk/2, become
-    neighbours (Llama in GGUF).
+    """Reordering of the rows of each head so that the two features that RoPE turns together, i and i + Dr/2, become
+    neighbours (Llama in GGUF). ``rotated``: number Dr of rotated features of a head, the first ones; None: all.
     """
 
+    rotated: int | None = None
+
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
-        halves = theirs[0].unflatten(0, (cut.groups, 2, -1))
-        return halves.transpose(1, 2).flatten(0, 2)
+        return self._reordered(theirs[0], cut, lambda turned: turned.unflatten(1, (2, -1)))
 
     def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
-        return (ours.unflatten(0, (cut.groups, -1, 2)).transpose(1, 2).flatten(0, 2),)
+        return (self._reordered(ours, cut, lambda turned: turned.unflatten(1, (-1, 2))),)
+
+    def _reordered(self, rows: Tensor, cut: Cut, cut_head: Callable[[Tensor], Tensor]) -> Tensor:
+        """Rows with the features (H, Dr, …) of each head, which ``cut_head`` cuts into two axes, transposed."""
+        heads = rows.unflatten(0, (cut.groups, -1))
+        if self.rotated is None:
+            return cut_head(heads).transpose(1, 2).flatten(0, 2)
+        turned = cut_head(heads[:, : self.rotated]).transpose(1, 2).flatten(1, 2)
+        return torch.cat((turned, heads[:, self.rotated :]), 1).flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class Inverse(Way):
+    """Inverse of the conversion ``way`` of one tensor: what ``way`` does on the way out, this does on the way in."""
+
+    way: Way
+
+    def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
+        return self.way.outward(theirs[0], cut)[0]
+
+    def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
+        return (self.way.inward([ours], cut),)
 
 
 @dataclass(frozen=True)
@@ -195,8 +256,19 @@ PLAIN = Plain()
 TRANSPOSED = Transposed()
 QKV = Joined(3)
 PAIR = Joined(2)
+ALTERNATING = Alternating()
 INTERLEAVED = Interleaved()
 ROTARY_PAIRS = RotaryPairs()
+
+
+def interleaved_rope(rotated: int | None = None) -> Way:
+    """Way of queries, keys and values that are published as three tensors, in which the two features that RoPE turns
+    together are neighbours (GPT-J, Cohere). ``rotated``: as for ``RotaryPairs``.
+    """
+    halves = Inverse(RotaryPairs(rotated))
+    return JoinedParts((halves, halves, PLAIN))
+
+
 BY_HEAD = ByHead()
 ONE_BY_HEAD = JoinedByHead(1)
 QKV_BY_HEAD = JoinedByHead(3)

@@ -1,44 +1,21 @@
-"""Published families: conversion of config to spec and back, and tables of tensor names that are read in both
-directions.
-"""
+"""Published families: conversion of configs to specs and back, tables of tensor names, form in GGUF files."""
 
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
-from torch import nn
 
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.conversions import PLAIN, Cut, Way, cut_of
-from qkv.layers.layout import layouts
+from qkv.interop.mapping.gguf import GGUFLayout
+from qkv.interop.mapping.names import NameRule, Reasons
 from qkv.spec.base import problems_of
-from qkv.spec.errors import SpecError, UserError, nearest
+from qkv.spec.errors import SpecError, UserError
 from qkv.spec.heads import Head
 from qkv.spec.model import Model
-
-Reasons = Mapping[str, str]
-"""Patterns of names that are ignored, each with the reason."""
-
-
-class NameRule(NamedTuple):
-    """Row of a table of tensor names: ``ours`` in qkv, ``theirs`` in published files, and the conversion ``way``
-    between the tensors.
-
-    ``{i}`` is the layer number and ``*`` is ``weight`` or ``bias``, the same on both sides; ``theirs`` may use
-    ``{i-1}``, the previous layer number. A row applies to every tensor of the model whose name matches ``ours``.
-    ``where``: predicate of the spec that limits the row, for families that use two names for one tensor. The first row
-    that applies is taken.
-    """
-
-    ours: str
-    theirs: str | tuple[str, ...]
-    way: Way = PLAIN
-    where: Callable[[Model], bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +75,10 @@ class Family:
     """Further names of keys in the published config class, such as ``hidden_size`` -> the names that ``spec`` reads."""
     older: Mapping[str, str] = field(default_factory=dict)
     """Substrings of tensor names in old files -> the substrings in use now."""
+    gguf: GGUFLayout | None = None
+    """Form of the family in GGUF files; None if qkv neither reads nor writes one."""
+    base: str = ""
+    """Name of the family that this one extends, which is tried before it for a model that both can describe."""
 
     def rows(self, architecture: str) -> tuple[NameRule, ...]:
         """Table of tensor names of body and head for that architecture."""
@@ -122,47 +103,6 @@ class Family:
         }
 
 
-@dataclass(frozen=True)
-class Match:
-    """Correspondence of one tensor of a model: its name in qkv, its names in a file, and the conversion between
-    them.
-    """
-
-    ours: str
-    theirs: tuple[str, ...]
-    way: Way
-    cut: Cut
-
-
-def matches(model: nn.Module, rows: Sequence[NameRule]) -> list[Match]:
-    """Find the row of the name table for each tensor of ``model``, also for every further name of a shared one. Raises
-    ``LookupError`` if none applies.
-    """
-    spec: Any = getattr(model, "spec", None)
-    patterns = [(re.compile(_pattern(row.ours)), row) for row in rows if row.where is None or row.where(spec)]
-    found, stored = [], layouts(model)
-    for name in stored:
-        hit = next(((match, row) for pattern, row in patterns if (match := pattern.fullmatch(name))), None)
-        if hit is None:
-            raise LookupError(f"no row of the name table stands for {name!r}")
-        match, row = hit
-        theirs = (row.theirs,) if isinstance(row.theirs, str) else row.theirs
-        found.append(
-            Match(name, tuple(_filled(each, match.groupdict()) for each in theirs), row.way, cut_of(stored[name]))
-        )
-    return found
-
-
-def _pattern(ours: str) -> str:
-    escaped = re.escape(ours).replace(r"\{i\}", r"(?P<i>\d+)")
-    return escaped.replace(r"\*", "(?P<leaf>weight|bias)")
-
-
-def _filled(theirs: str, groups: Mapping[str, str]) -> str:
-    numbered = re.sub(r"\{i(-\d+)?\}", lambda found: str(int(groups["i"]) + int(found[1] or 0)), theirs)
-    return numbered.replace("*", groups.get("leaf", "*"))
-
-
 T = TypeVar("T")
 
 
@@ -177,38 +117,7 @@ def named_as_now(family: Family, stored: Mapping[str, T]) -> dict[str, T]:
 
 def without_prefix(family: Family, rows: Iterable[NameRule]) -> tuple[NameRule, ...]:
     """Table of tensor names with the family's body prefix removed from the published names."""
-
-    def bare(name: str) -> str:
-        return name.removeprefix(family.prefix)
-
-    return tuple(
-        row._replace(theirs=bare(row.theirs) if isinstance(row.theirs, str) else tuple(map(bare, row.theirs)))
-        for row in rows
-    )
-
-
-def reason_for(name: str, reasons: Reasons) -> str | None:
-    """Reason why a stored tensor is ignored, or None if no pattern matches. In patterns ``{i}`` is any number and ``*``
-    any text.
-    """
-    for pattern, reason in reasons.items():
-        if re.fullmatch(re.escape(pattern).replace(r"\{i\}", r"\d+").replace(r"\*", ".*"), name):
-            return reason
-    return None
-
-
-def choose(families: Iterable[Family], config: Config) -> tuple[Family, str]:
-    """(family, name of the architecture) of a config. Raises ``UserError`` that suggests the nearest known name."""
-    by_type = {name: family for family in families for name in family.model_types}
-    family: Family = config.word("model_type", allowed=by_type)
-    named = config.items("architectures")
-    architecture = str(named[0]) if named else next(iter(family.architectures))
-    if architecture not in family.architectures:
-        raise UserError(
-            f"{config.source}: the architecture {architecture!r} is not known for {family.name}; "
-            f"{nearest(architecture, family.architectures)}"
-        )
-    return family, architecture
+    return tuple(row.without(family.prefix) for row in rows)
 
 
 def read_spec(family: Family, architecture: str, config: Config) -> Model:

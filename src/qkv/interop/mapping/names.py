@@ -1,0 +1,114 @@
+"""Tables of tensor names that are read in both directions: names in qkv, names in published files, and the conversion
+between the tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from qkv.interop.mapping.conversions import PLAIN, Cut, Way, cut_of
+from qkv.layers.layout import layouts
+from qkv.spec.model import Model
+
+Reasons = Mapping[str, str]
+"""Patterns of names that are ignored, each with the reason."""
+_INDEX = re.compile(r"\{(\w+?)([+-]\d+)?\}")
+_SLICE = re.compile(r"(.*)\[(\d+)\]")
+
+
+class NameRule(NamedTuple):
+    """Row of a table of tensor names: ``ours`` in qkv, ``theirs`` in published files, and the conversion ``way``
+    between the tensors.
+
+    Patterns have named indices, ``{layer}`` and ``{expert}``, and ``*`` for ``weight`` or ``bias``, the same on both
+    sides; ``theirs`` may use ``{layer-1}``. A name that ends in ``[{expert}]`` is a slice of a published tensor along
+    its first axis, which holds those of all experts. A row applies to every tensor of the model whose name matches
+    ``ours``. ``way``: the conversion, or a function of the spec that gives it. ``where``: predicate of the spec that
+    limits the row, for families that use two names for one tensor. The first row that applies is taken.
+    """
+
+    ours: str
+    theirs: str | tuple[str, ...]
+    way: Way | Callable[[Model], Way] = PLAIN
+    where: Callable[[Model], bool] | None = None
+
+    @property
+    def published(self) -> tuple[str, ...]:
+        """Patterns of the published names."""
+        return (self.theirs,) if isinstance(self.theirs, str) else self.theirs
+
+    def without(self, prefix: str) -> NameRule:
+        """The row with ``prefix`` removed from the published names."""
+        return self._replace(theirs=tuple(name.removeprefix(prefix) for name in self.published))
+
+    def below(self, prefix: str) -> NameRule:
+        """The row with ``prefix`` before the published names."""
+        return self._replace(theirs=tuple(prefix + name for name in self.published))
+
+
+@dataclass(frozen=True)
+class Match:
+    """Correspondence of one tensor of a model: its name in qkv, its names in a file, and the conversion between
+    them.
+    """
+
+    ours: str
+    theirs: tuple[str, ...]
+    way: Way
+    cut: Cut
+
+
+def matches(model: nn.Module, rows: Sequence[NameRule]) -> list[Match]:
+    """Find the row of the name table for each tensor of ``model``, also for every further name of a shared one. Raises
+    ``LookupError`` if none applies.
+    """
+    spec: Any = getattr(model, "spec", None)
+    patterns = [(_with_groups(row.ours), row) for row in rows if row.where is None or row.where(spec)]
+    found, stored = [], layouts(model)
+    for name in stored:
+        hit = next(((match, row) for pattern, row in patterns if (match := pattern.fullmatch(name))), None)
+        if hit is None:
+            raise LookupError(f"no row of the name table stands for {name!r}")
+        match, row = hit
+        theirs = tuple(fill_indices(each, match.groupdict()) for each in row.published)
+        way = row.way if isinstance(row.way, Way) else row.way(spec)
+        found.append(Match(name, theirs, way, cut_of(stored[name])))
+    return found
+
+
+def _with_groups(pattern: str) -> re.Pattern[str]:
+    """Expression that matches the names of ``pattern`` and captures its indices."""
+    escaped = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>\\d+)", re.escape(pattern))
+    return re.compile(escaped.replace(r"\*", "(?P<leaf>weight|bias)"))
+
+
+def fill_indices(pattern: str, values: Mapping[str, str | int]) -> str:
+    """Name that ``pattern`` stands for, given its indices by name and, as ``leaf``, the value of ``*``."""
+    numbered = _INDEX.sub(lambda found: str(int(values[found[1]]) + int(found[2] or 0)), pattern)
+    return numbered.replace("*", str(values.get("leaf", "*")))
+
+
+def indices_of(pattern: str) -> set[str]:
+    """Names of the indices of a pattern."""
+    return {found[1] for found in _INDEX.finditer(pattern)}
+
+
+def expression(pattern: str) -> str:
+    """Regular expression of ``pattern``, in which an index is any number and ``*`` any text."""
+    return re.sub(r"\\\{\w+(\\[+-]\d+)?\\\}", r"\\d+", re.escape(pattern)).replace(r"\*", ".*")
+
+
+def reason_for(name: str, reasons: Reasons) -> str | None:
+    """Reason why a stored tensor is ignored, or None if no pattern matches."""
+    return next((reason for pattern, reason in reasons.items() if re.fullmatch(expression(pattern), name)), None)
+
+
+def split_slice(name: str) -> tuple[str, int | None]:
+    """(name of the stored tensor, index of the slice along its first axis that ``name`` is; None for all of it)."""
+    found = _SLICE.fullmatch(name)
+    return (found[1], int(found[2])) if found else (name, None)
