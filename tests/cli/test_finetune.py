@@ -66,7 +66,7 @@ def test_a_model_that_is_there_is_changed_for_a_table(qkv: Call, here: Path, sta
     said = qkv(*typed, *SHORT, "--out", folder)
     assert said.code == 0, said.err
     recipe = read_recipe(folder)
-    assert (recipe.task.kind, recipe.start, recipe.training.adapt.kind) == (
+    assert (recipe.task.kind, recipe.start.checkpoint, recipe.training.adapt.kind) == (
         "classification",
         start,
         adapt[:5].removesuffix("("),

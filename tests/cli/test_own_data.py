@@ -243,7 +243,7 @@ BAD_TRAINING = {
     "one label": (["classify", "--data", "one.csv"], "there are no classes to distinguish"),
     "an option of another verb": (
         ["tag", "--data", "names.conll", "--label", "x"],
-        "--label is not an option of 'qkv train tag'",
+        "'label' is no argument for the task 'tag'",
     ),
     "an option without a verb": (
         ["a.txt", "--label", "x"],
@@ -260,7 +260,7 @@ BAD_TRAINING = {
     ),
     "an unknown way with bad rows": (
         ["classify", "--data", "reviews.csv", "--bad-rows", "skp"],
-        "did you mean 'skip'?",
+        "it should be 'skip' or 'refuse'",
     ),
     "two ways to split": (
         ["classify", "--data", "reviews.csv", "--split-group", "stars", "--split-time", "stars"],

@@ -111,7 +111,7 @@ def overridden(path: Path) -> list[str]:
         changes += ["task.context=64", "task.horizon=24", "task.parts=[0.7, 0.1, 0.2]"]
     if "token_buckets" in str(recipe.data.batching):
         changes.append("data.batching=token_buckets(256)")
-    return [*changes, f"start=runs/{START}"] if recipe.start is not None else changes
+    return [*changes, f"start=runs/{START}"] if recipe.start.checkpoint is not None else changes
 
 
 def write_data(folder: Path) -> dict[str, str]:

@@ -28,3 +28,10 @@ def test_a_class_and_its_description_alone_share_a_name() -> None:
         if len(paths) > 2 or sum(path.startswith("spec/") for path in paths) != 1
     }
     assert not wrong, f"classes of one name: {wrong}"
+
+
+def test_the_glossary_is_short_and_sorted() -> None:
+    text = (PACKAGE.parents[1] / "CONTRIBUTING.md").read_text().partition("## Glossary")[2].partition("\n## ")[0]
+    words = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")][1:]
+    assert 30 < len(words) <= 60
+    assert words == sorted(set(words))

@@ -31,7 +31,7 @@ def test_a_model_is_trained_on_a_text_in_one_line(qkv: Call, here: Path) -> None
     said = qkv("train", "finetune", "--from", "gpt", "--data", "story.txt", "training.steps=6", "--out", "out")
     assert said.code == 0, said.err
     recipe, before = read_recipe(here / "out"), library.load(here / "gpt").recipe
-    assert (recipe.task.kind, recipe.start) == ("next_token", "gpt")
+    assert (recipe.task.kind, recipe.start.checkpoint) == ("next_token", "gpt")
     assert recipe.model.context_length == before.model.context_length, "windows are shorter, the model is not"
     assert "starts with the weights of 'gpt'" in said.err
     run = library.load(here / "out")

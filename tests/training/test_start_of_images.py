@@ -79,7 +79,7 @@ def test_a_published_encoder_is_tuned_with_its_own_processor(place: Path, name: 
     assert isinstance(processor, Images)
     assert processor.augment
     assert processor.changed(augment=()) == PROCESSOR
-    assert recipe.start == str(place / name)
+    assert recipe.start.checkpoint == str(place / name)
     assert getattr(recipe.model.head, "pooling", None) == pooling
     assert recipe.model.wide is not None
     assert not recipe.candidates

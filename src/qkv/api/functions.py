@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -69,9 +70,8 @@ def train(
     """
     from qkv.training import clock
 
-    began = clock.seconds()
+    run_training = partial(_train_in, resume=resume, on_event=on_event, began=clock.seconds())
     from qkv.data.reading import one_reading
-    from qkv.training.loop import train as run_training
 
     overrides = [*overrides, *([] if minutes is None else [f"training.minutes={minutes}"])]
     if "data" in data and isinstance(recipe, (str, Path)) and not is_text(recipe):
@@ -82,15 +82,25 @@ def train(
         recipe = override(recipe, [*(quick_form(recipe.quick) if quick else ()), *overrides])
         folder = Path(out) if out is not None else folder_of(recipe.name or "unnamed", quick)
         if "data" not in data:
-            return run_training(recipe, folder, resume, on_event, began)
+            return run_training(recipe, folder)
         with recipe_on(recipe, data.pop("data"), folder, data) as recipe:
-            return run_training(recipe, folder, resume, on_event, began)
+            return run_training(recipe, folder)
     if task is not None:
         chosen, data = split_settings(task, data)
         overrides, task, data = [*chosen, *overrides], task_named(task), data_fields(task, data)
     with one_reading(), training_files(recipe, task, place_of(out, quick), data) as (source, place, fields):
         found, folder = find_recipe(source, overrides, quick, place, resume, task, start, adapt, **fields)
-        return run_training(found, folder, resume, on_event, began)
+        return run_training(found, folder)
+
+
+def _train_in(recipe: Recipe, folder: Path, resume: bool, on_event: OnEvent | None, began: float) -> Run:
+    """Train ``recipe`` in ``folder``, after the event that both are known."""
+    from qkv.training.events import Prepared
+    from qkv.training.loop import train as train_run
+
+    if on_event is not None:
+        on_event(Prepared(recipe, folder))
+    return train_run(recipe, folder, resume, on_event, began)
 
 
 @with_usual_settings

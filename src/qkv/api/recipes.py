@@ -140,11 +140,11 @@ def _recipe_of_table(
     if resume and (folder / "spec.yaml").is_file():
         # A newly chosen recipe could differ. The data settings must equal the run's, which is checked on resuming.
         known = read_recipe(folder)
-        if (known.data.source, known.task.kind, known.start) == (data["source"], task, start):
+        if (known.data.source, known.task.kind, known.start.checkpoint) == (data["source"], task, start):
             changes = [*([f"training.adapt={adapt}"] if adapt else []), *overrides]
             return override(known.changed(data=known.data.changed(**data)), changes), folder
         there = f"the task {known.task.kind!r} on {known.data.source!r}" + (
-            f" from {known.start!r}" if known.start else ""
+            f" from {known.start.checkpoint!r}" if known.start.checkpoint else ""
         )
         here = f"{task!r} on {data['source']!r}" + (f" from {start!r}" if start else "")
         raise UserError(f"{folder} holds a run of {there}, not of {here}; name another folder")
@@ -177,7 +177,7 @@ def _recipe_of_text(
     if resume and (folder / "spec.yaml").is_file():
         # A newly chosen recipe could differ, because the text may have grown and the machine is measured anew.
         known = read_recipe(folder)
-        if known.data.source == source and known.start == (begun and begun[0]):
+        if known.data.source == source and known.start.checkpoint == (begun and begun[0]):
             return override(known.changed(data=known.data.changed(**data)), overrides)
     from qkv.choosing.automatic import automatic
     from qkv.choosing.finetune_text import finetuned_on_text

@@ -11,7 +11,7 @@ from qkv.choosing.finetune import finetuned
 from qkv.choosing.signals.settings import MINUTES
 from qkv.data.corpora.sources import TextSource, resolve
 from qkv.report.figures import counted
-from qkv.runs.start import Start, find_start
+from qkv.runs.start import StartModel, find_start
 from qkv.spec.data import Data, RandomCrops
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
@@ -56,7 +56,7 @@ def finetuned_on_text(
     return as_asked(recipe.changed(description=described, sample=sample), quick, overrides)
 
 
-def _task(begun: Start, start: str) -> Task:
+def _task(begun: StartModel, start: str) -> Task:
     """Task on a running text. Raises ``UserError`` for a model that has none."""
     model = begun.model
     if begun.tokenizer is None or (model is not None and model.frontend.processor is not None):
@@ -71,7 +71,7 @@ def _task(begun: Start, start: str) -> Task:
     return NextToken() if model is None or model.causal else MaskedTokens()
 
 
-def _tokens_per_character(text: TextSource, begun: Start) -> float:
+def _tokens_per_character(text: TextSource, begun: StartModel) -> float:
     """Estimate from the beginning of the text."""
     assert isinstance(begun.tokenizer, TokenizerFile)
     beginning = "".join(islice(text.blocks(0, min(text.characters(), 20_000)), 1))

@@ -36,7 +36,7 @@ def advice(run: Run) -> str:
         some = f"all {rows} validation rows are" if rows > 1 else "the one validation row is"
         return f"{some} predicted right, so only more of them could show whether another model is better"
     recipe, options = run.recipe, _options(run.recipe, verb)
-    start = f" --from {shlex.quote(recipe.start)}" if recipe.start else ""
+    start = f" --from {shlex.quote(recipe.start.checkpoint)}" if recipe.start.checkpoint else ""
     minutes = recipe.training.minutes
     if minutes is not None:
         folder = shlex.quote(f"{run.folder}-longer")
@@ -46,7 +46,7 @@ def advice(run: Run) -> str:
         if _weak(run.metrics, validated, _least_loss(run)):
             sentence = "the training rows are not fitted, so the model is too weak rather than the rows too few"
             return f"{sentence}; with more time, larger models are tried: {command}"
-    if recipe.start is None and VERBS[verb].tunes and recipe.data.processor is None:
+    if recipe.start.checkpoint is None and VERBS[verb].tunes and recipe.data.processor is None:
         command = f"qkv train {verb} --from NAME{options}"
         return f"validation stopped improving: more rows help, or a published encoder, such as a BERT: {command}"
     return "validation stopped improving: more rows help most"

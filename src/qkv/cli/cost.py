@@ -140,7 +140,7 @@ def _with_sizes(recipe: Recipe) -> Model:
 
     For text this is the tokenizer's (maximum) vocabulary size; other data is read.
     """
-    if recipe.start is not None:
+    if recipe.start.checkpoint is not None:
         from qkv.runs.start import with_start
 
         recipe = with_start(recipe)

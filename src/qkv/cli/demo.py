@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from qkv.training import clock
-
 EXAMPLES = """\
 qkv demo
 qkv demo --out runs/longer training.steps=5000 training.minutes=10
@@ -22,15 +20,13 @@ def demo_command(
     out: Annotated[Path, typer.Option("--out", "-o", help="The run folder.")] = Path("runs/demo"),
 ) -> None:
     """Train a small model for at most three minutes on the documentation that comes with CPython, and generate text."""
-    began = clock.seconds()
     from importlib import resources
 
-    from qkv.cli.train import run_and_tell, say_start
+    from qkv.cli.train import train_and_tell
     from qkv.generation.text import generate_text
     from qkv.spec.yaml_io import read_recipe
 
-    say_start("python-docs")
     with resources.as_file(resources.files("qkv.cli") / "demo.yaml") as path:
         recipe = read_recipe(path, overrides or [])
-    run = run_and_tell(recipe, out, since=began)
+    run = train_and_tell(recipe, "python-docs", out=out)
     typer.echo(f"\nGenerated text:\n\n{generate_text(run.model, run.tokenizer, '', recipe.sample).strip()}")

@@ -145,7 +145,8 @@ def _write_adapter(source: Path, folder: Path, dtype: str | None, copy: bool) ->
         )
     run = load_adapted(source, copy=copy)
     model = run.model.to(precision(dtype)) if dtype else run.model
-    found = save_adapter(model, run.recipe.training, folder, run.recipe.start, _adapted(run.recipe.start))
+    begun = run.recipe.start.checkpoint
+    found = save_adapter(model, run.recipe.training, folder, begun, _adapted(begun))
     said = f"an adapter of rank {found.config['r']} on {', '.join(found.config['target_modules'])}"
     if found.rows is None:
         return said

@@ -14,11 +14,9 @@ from qkv.spec.adapt import Adapt
 from qkv.spec.data import Data
 from qkv.spec.errors import UserError
 from qkv.spec.imports import imports_given
-from qkv.training import clock
 
 if TYPE_CHECKING:
     from qkv.runs.run import Run
-    from qkv.spec.recipe import Recipe
 
 EXAMPLES = """\
 qkv train my.txt
@@ -132,27 +130,20 @@ def train_command(
     edges, summarize, or finetune, which infers the task from the data. 'qkv train classify --help' lists options of a
     verb.
     """
-    began = clock.seconds()
     given = {name: found for name, found in locals().items() if name in OF_TABLES}
     changes = _changes(overrides or [], tensorboard, minutes)
-    _train(recipe, given, {"overrides": changes, "quick": quick, "out": out, "resume": not fresh}, began)
+    _train(recipe, given, {"overrides": changes, "quick": quick, "out": out, "resume": not fresh})
 
 
-def _train(recipe: str, table: dict[str, Any], options: dict[str, Any], began: float) -> None:
-    """Train ``recipe``, or the verb of that name, on the data of ``table``; ``options``: arguments of find_recipe."""
-    from qkv.api.functions import find_recipe, is_text
-    from qkv.data.reading import one_reading
+def _train(recipe: str, table: dict[str, Any], options: dict[str, Any]) -> None:
+    """Train ``recipe``, or the verb of that name, on the data of ``table``; ``options``: arguments of ``qkv.train``."""
+    from qkv.api.recipes import is_text
 
     is_data = recipe in (*VERBS, FINETUNE) or is_text(recipe)
-    with one_reading():
-        if is_data:  # a recipe is read at once, and its errors stand alone
-            say_start(table["data"] or recipe)
-        chosen, folder = find_recipe(**options, **_table(recipe, table, options["overrides"]))
-        if not is_data:
-            say_start(recipe)
-        if not options["resume"]:
-            _set_aside(folder)
-        run_and_tell(chosen, folder, chosen.description if is_data else "", began)
+    if is_data:  # a recipe is read at once, and its errors stand alone
+        say_start(table["data"] or recipe)
+    source, arguments = _table(recipe, table, options["overrides"])
+    train_and_tell(source, recipe, is_data, **arguments, **options)
 
 
 def _changes(overrides: list[str], tensorboard: bool, minutes: float | None) -> list[str]:
@@ -161,14 +152,15 @@ def _changes(overrides: list[str], tensorboard: bool, minutes: float | None) -> 
     return [*overrides, *(f"{path}={value}" for path, value in options.items() if value is not None)]
 
 
-def _table(recipe: str, options: dict[str, Any], changes: list[str]) -> dict[str, Any]:
-    """Arguments of ``find_recipe`` for the data on the command line: a recipe or text file, or a verb with its options.
+def _table(recipe: str, options: dict[str, Any], changes: list[str]) -> tuple[str, dict[str, Any]]:
+    """Source and further arguments of ``qkv.train`` for the data on the command line: a recipe or text file, or a verb
+    with its options.
 
     Raises ``UserError`` for a data file given without --data.
     """
     if recipe not in VERBS and recipe != FINETUNE:
         refuse_without_verb(recipe, options)
-        return {"source": recipe}
+        return recipe, {}
     bare = next((change for change in changes if "=" not in change), None)
     if bare is not None:
         raise UserError(
@@ -190,24 +182,32 @@ def say_start(source: str) -> None:
         typer.echo(f"reading {source} and preparing the training", err=True)
 
 
-def run_and_tell(recipe: Recipe, folder: Path, note: str = "", since: float | None = None) -> Run:
+def train_and_tell(source: Any, name: str, is_data: bool = False, **arguments: Any) -> Run:
     """Train with progress on the terminal, then print the results and the next command.
 
-    ``note``: printed when a new run starts; ``since``: time from which the time budget counts.
+    ``source`` and ``arguments``: those of ``qkv.train``. ``name``: of the source, which a line tells before slow work
+    begins; for data, the command has told it, and the description of the recipe that was chosen is printed instead.
     """
-    from qkv.training.events import Event, Started
-    from qkv.training.loop import train
+    from qkv.api.functions import train
+    from qkv.training.events import Event, Prepared, Started
     from qkv.training.show import Show
 
-    notes = [note] if note else []
+    notes = list[str]()
 
     def tell(event: Event) -> None:
+        if isinstance(event, Prepared):
+            if is_data:
+                notes.append(event.recipe.description)
+            else:
+                say_start(name)
+            if not arguments.get("resume", True):
+                _set_aside(event.folder)
         if isinstance(event, Started) and not event.step and notes:
             typer.echo(notes.pop(), err=True)
         show(event)
 
     with Show() as show:
-        run = train(recipe, folder, on_event=tell, since=since)
+        run = train(source, on_event=tell, **arguments)
     _tell(run)
     return run
 

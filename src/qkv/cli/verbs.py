@@ -32,37 +32,30 @@ _OF_DATA = ("data", "validation", "test", "split", "bad_rows")
 """Settings of the data that are no columns of the task."""
 
 
-def table_of(verb: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the options of ``qkv train VERB`` to arguments of ``find_recipe``. Raises ``UserError``."""
+def table_of(verb: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Convert the options of ``qkv train VERB`` to the source and further arguments of ``qkv.train``, which checks the
+    names of columns.
+
+    Raises ``UserError``.
+    """
     given = {name: value for name, value in options.items() if value is not None}
     begun = {name: given.pop(name) for name in ("start", "adapt") if name in given}
     if verb == FINETUNE and _trains_on_text(given, begun):
-        return {"source": given.pop("data"), **given, **begun}
+        return given.pop("data"), {**given, **begun}
     if verb == FINETUNE:
         verb = _told(given, begun)
     elif "task" in given:
         raise UserError(f"--task is an option of 'qkv train finetune'; {verb!r} already names the task")
     given.pop("task", None)
-    task, columns, settings, _ = VERBS[verb]
     split = {name.removeprefix("split_"): given.pop(name) for name in list(given) if name.startswith("split_")}
     given.update({"split": split} if split else {})
-    named = {name: given.pop(name) for name in list(given) if name not in (*_OF_DATA, *settings)}
-    for name in named:
-        if name not in columns:
-            known = ", ".join(f"--{option}" for option in (*columns, *settings))
-            raise UserError(f"--{name} is not an option of 'qkv train {verb}'; its columns are named by {known}")
-    source = given.pop("data", None)
-    if source is None and verb == "translate" and any(name in named for name in TEXTS):
-        source = _two_texts(named)
-    if source is None:
+    data = given.pop("data", None)
+    if data is None and verb == "translate" and any(name in given for name in TEXTS):
+        data = _two_texts(given)
+    if data is None:
         texts = ", or --source a.txt --target b.txt" if verb == "translate" else ""
         raise UserError(f"'qkv train {verb}' needs training data: --data FILE{texts}")
-    if given.get("bad_rows") not in (None, "skip", "refuse"):
-        raise UserError(
-            f"--bad-rows: {given['bad_rows']!r} given; {nearest(str(given['bad_rows']), ('skip', 'refuse'))}"
-        )
-    chosen = {columns[name]: column for name, column in named.items()}
-    return {"source": source, "task": task, **given, **begun, **({"columns": chosen} if chosen else {})}
+    return data, {"task": verb, **given, **begun}
 
 
 def _trains_on_text(given: Mapping[str, Any], begun: Mapping[str, Any]) -> bool:

@@ -7,26 +7,35 @@ from torch import nn
 
 from qkv.layers.linear import Linear
 from qkv.layers.positions import Positions
+from qkv.models.construct import construct
 from qkv.models.layered import Layered
 from qkv.models.transformer import Stack, Transformer
 from qkv.spec.model import Model
+from qkv.spec.start import ConstructedStart, Start
 from qkv.system.allocator import keep_freed_memory
 from qkv.system.allowance import limit_threads
 from qkv.system.torch_settings import usual_settings
 
 
-def build(spec: Model, seed: int = 0) -> Transformer:
+def build(spec: Model, seed: int = 0, start: Start | None = None) -> Transformer:
     """Build the module of ``spec`` in fp32 on the current default device, with weights drawn from ``seed`` alone.
 
+    start: where weights come from; a ``RandomStart``, whose seed counts if it has one, or a ``ConstructedStart``,
+        which writes weights by name. The weights of a checkpoint are copied by training.
+
     Matrices N(0, init_std²), divided by √(number of branches) for output projections of branches (GPT-2, Radford et al.
-    2019); biases 0, norms 1. Raises ``UserError`` if the vocabulary size is unknown.
+    2019); biases 0, norms 1. Raises ``UserError`` if the vocabulary size is unknown, or the model lacks a weight that
+    ``start`` names.
     """
     limit_threads()
     keep_freed_memory()
     with usual_settings(device=False), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        own = getattr(start, "seed", None)
+        torch.manual_seed(seed if own is None else own)
         model = Transformer(spec)
         _initialise(model, spec)
+    if isinstance(start, ConstructedStart):
+        construct(model, start)
     return model
 
 

@@ -58,7 +58,7 @@ _MARKS = ("begin", "framed")
 """Settings of text-to-text tasks."""
 
 
-class Start(NamedTuple):
+class StartModel(NamedTuple):
     """Model, and tokenizers or processor, of the run or checkpoint that a recipe fine-tunes. ``model`` is None if the
     folder holds weights without a spec; ``tokenizer`` is None if a processor reads the input.
     """
@@ -82,13 +82,13 @@ def with_start(recipe: Recipe, known: Recipe | None = None) -> Recipe:
     model does not fit the task.
     """
     check_trainable(recipe, recipe.name or "the recipe")
-    source = recipe.start
+    source = recipe.start.checkpoint
     if source is None:
         return recipe
-    if known and known.start == source:
+    if known and known.start.checkpoint == source:
         tokenizers = known.data.tokenizer, known.data.target_tokenizer
         ends = known.sample.stop_token_ids
-        start = Start(known.model, *tokenizers, task=known.task, processor=known.data.processor, ends=ends)
+        start = StartModel(known.model, *tokenizers, task=known.task, processor=known.data.processor, ends=ends)
     else:
         start = find_start(source)
     recipe = _with_tokenizers(recipe, start)
@@ -99,7 +99,7 @@ def with_start(recipe: Recipe, known: Recipe | None = None) -> Recipe:
     return recipe if start.model is None else recipe.changed(model=_described(recipe, start.model, start.heads))
 
 
-def find_start(source: str) -> Start:
+def find_start(source: str) -> StartModel:
     """Read model and tokenizers of a run folder, a folder in Hugging Face format, or a published name. Raises
     ``UserError``.
     """
@@ -112,17 +112,17 @@ def find_start(source: str) -> Start:
         processor = Vocabulary.load(folder).processors.get(INPUT) if recipe and recipe.data.processor else None
         tokenizer = None if processor else TokenizerFile(path=str(folder / FILE_NAME))
         task, ends = recipe and recipe.task, recipe.sample.stop_token_ids if recipe else ()
-        return Start(recipe and recipe.model, tokenizer, target, task=task, processor=processor, ends=ends)
+        return StartModel(recipe and recipe.model, tokenizer, target, task=task, processor=processor, ends=ends)
     if is_published(folder) or is_sentence_folder(folder) or (not folder.exists() and may_be_name(source)):
         published, pooling = _opened(source)
         model = read_spec(*published.family(), published.config())
         task = _published_task(published) if model.encoder else None
         heads = task_heads(published, pooling, model)
         if model.frontend.processor is not None:
-            return Start(model, None, None, heads, task, read_processor(published.folder, model))
+            return StartModel(model, None, None, heads, task, read_processor(published.folder, model))
         tokenizer = TokenizerFile(path=str(published.tokenizer_folder))
         ends = named_ends(published.folder, published.config()) if model.encoder is None else ()
-        return Start(model, tokenizer, None, heads, task, ends=ends)
+        return StartModel(model, tokenizer, None, heads, task, ends=ends)
     raise UserError(
         f"start: {source!r} holds no {WEIGHTS}, so it is no trained run, and no {CONFIG} of a published checkpoint"
     )
@@ -154,7 +154,7 @@ def _is_run(folder: Path) -> bool:
     return (folder / WEIGHTS).is_file() and ((folder / SPEC).is_file() or not is_published(folder))
 
 
-def with_processor_of(start: Start, data: Data, source: str) -> Data:
+def with_processor_of(start: StartModel, data: Data, source: str) -> Data:
     """Copy of ``data`` whose processor is that of ``start``, but for the settings that ``data`` gives. ``source``: name
     of the start. Raises ``UserError`` if they read other kinds of signals.
     """
@@ -174,14 +174,14 @@ def with_processor_of(start: Start, data: Data, source: str) -> Data:
     return data.changed(processor=given.following(found))
 
 
-def _with_tokenizers(recipe: Recipe, start: Start) -> Recipe:
+def _with_tokenizers(recipe: Recipe, start: StartModel) -> Recipe:
     given, tokenizer, target = recipe.data.tokenizer, start.tokenizer, start.target_tokenizer
     if tokenizer is None:
         return recipe
     if given not in (tokenizer, Data.model_fields["tokenizer"].default):
         raise UserError(
-            f"data.tokenizer: {given.kind!r} would give other ids than those of the vectors in {recipe.start!r}; "
-            "leave the key out, and its tokenizer is taken"
+            f"data.tokenizer: {given.kind!r} would give other ids than those of the vectors in "
+            f"{recipe.start.checkpoint!r}; leave the key out, and its tokenizer is taken"
         )
     return recipe.changed(data=recipe.data.changed(tokenizer=tokenizer, target_tokenizer=target))
 
@@ -233,26 +233,27 @@ def start_weights(model: Transformer, recipe: Recipe) -> list[str]:
     """Copy the weights of the recipe's ``start``, a run or checkpoint, into ``model``; return notices. Raises
     ``UserError`` if they do not fit.
     """
-    if recipe.start is None:
+    source = recipe.start.checkpoint
+    if source is None:
         return []
-    folder = Path(recipe.start).expanduser()
-    published, pooling = (None, None) if _is_run(folder) else _opened(recipe.start)
+    folder = Path(source).expanduser()
+    published, pooling = (None, None) if _is_run(folder) else _opened(source)
     tensors, there = _of_published(published) if published else _of_run(folder)
     own, stored = weights(model), layouts(model)
     stack = {name for name in own if not name.startswith(_OWN)}
-    _check_names(stack, {name for name in tensors if not name.startswith(_OWN)}, recipe.start)
+    _check_names(stack, {name for name in tensors if not name.startswith(_OWN)}, source)
     head = {name for name in own if name.startswith(_HEAD)}
     fits = all(name in tensors and _fits(stored[name], own[name], tensors[name]) for name in head)
     resampled = list[str]()
     for name in sorted(stack | head if fits else stack):
         if stored[name].kind == "grid" and stored[name].sizes != there(name).sizes:
-            tensors[name] = _resampled(tensors[name], there(name), stored[name], name, recipe.start)
+            tensors[name] = _resampled(tensors[name], there(name), stored[name], name, source)
             resampled.append(_grids(there(name), stored[name]))
-        _take(own[name], tensors[name], name, recipe.start, stored[name])
+        _take(own[name], tensors[name], name, source, stored[name])
     some = _part_of_head(own, published, model) if published and not fits else set()
     rest = "" if fits else f"; its head is initialised at random{', except ' * bool(some)}{', '.join(sorted(some))}"
-    begun = f"the model starts with the weights of {recipe.start!r}{rest}"
-    return [begun, *resampled, *_told(model, pooling, recipe.start), *_new_rows(model, own, tensors)]
+    begun = f"the model starts with the weights of {source!r}{rest}"
+    return [begun, *resampled, *_told(model, pooling, source), *_new_rows(model, own, tensors)]
 
 
 def _told(model: Transformer, pooling: SentencePooling | None, source: str) -> list[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from qkv.spec.base import Seq, Spec
 from qkv.spec.data import NO_DATA, Data
@@ -18,10 +18,16 @@ from qkv.spec.model import Model
 from qkv.spec.processors import Processor
 from qkv.spec.quantization import Quantization
 from qkv.spec.results import Published, Reached, Result, Typed, reached
+from qkv.spec.start import RandomStart, Start
 from qkv.spec.tasks import NextToken, Reads, Task
 from qkv.spec.training import Training
 
 _NAME = re.compile(r"[\w+-]+")
+
+
+def _start_of(value: Any) -> Any:
+    """``value``, or the default in place of null, as runs of earlier versions have it."""
+    return RandomStart() if value is None else value
 
 
 class Recipe(Spec):
@@ -32,11 +38,10 @@ class Recipe(Spec):
     description: str = ""
     data: Data = NO_DATA
     model: Model = Model()
-    start: str | None = Field(
-        default=None,
-        min_length=1,
-        description="run folder, or folder or name of a published checkpoint, that provides initial weights, "
-        "tokenizer, and the model if the recipe gives none",
+    start: Annotated[Start, BeforeValidator(_start_of)] = Field(
+        default=RandomStart(),
+        description="where the first weights come from; a checkpoint, such as bert-base-uncased or a run folder, also "
+        "provides the tokenizer, and the model if the recipe gives none",
     )
     task: Task = NextToken()
     training: Training = Training()
@@ -72,10 +77,11 @@ class Recipe(Spec):
     def problems(self) -> list[Problem]:
         found = [*self._data_problems(), *self._words_problems(), *self._processor_problems()]
         found += self._decoding_problems()
-        if self.start is None or self.model.head != LanguageModelHead():  # the default head is replaced by the task's
+        # The default head is replaced by the task's, and default blocks by those of the checkpoint.
+        begun = self.start.checkpoint is not None
+        if not begun or self.model.head != LanguageModelHead():
             found += self._head_problems()
-        # Default blocks are replaced by those of the start.
-        if self.start is None or self.model.blocks != Model.model_fields["blocks"].default:
+        if not begun or self.model.blocks != Model.model_fields["blocks"].default:
             found += [problem.under("model") for problem in self.task.model_problems(self.model)]
         return found + self._encoder_problems() + self._candidate_problems()
 
@@ -119,7 +125,7 @@ class Recipe(Spec):
             takers = ", ".join(sorted(kind for kind, task in Task.kinds().items() if task.reads_signals))
             sentence = f"the task {self.task.kind!r} reads text; leave it out (tasks that read {given.kind}: {takers})"
             return [Problem(("data", "processor"), sentence)]
-        if self.start is not None or self.task.reads == "nothing" or (given is None and needed is None):
+        if self.start.checkpoint is not None or self.task.reads == "nothing" or (given is None and needed is None):
             return []
         if given is None:
             kind = needed.kind if needed else ""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+
+from qkv.spec.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -11,6 +14,14 @@ class Notice:
     """Event: a message for the user."""
 
     text: str
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Event: ``recipe`` will be trained in ``folder``, which may hold a run that is resumed."""
+
+    recipe: Recipe
+    folder: Path
 
 
 @dataclass(frozen=True)
@@ -111,5 +122,5 @@ class Ended:
     message: str
 
 
-Event = Notice | Started | Planned | Stepped | Validated | Sampled | Evaluated | Saved | Ended
+Event = Notice | Prepared | Started | Planned | Stepped | Validated | Sampled | Evaluated | Saved | Ended
 OnEvent = Callable[[Event], object]

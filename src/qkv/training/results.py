@@ -194,7 +194,7 @@ def _form(runs: Sequence[Finished], path: Path) -> str:
 def _other(run: Finished, recipe: Recipe) -> str:
     """Description of the first field in which the recipe of ``run`` differs from ``recipe``; "" if none does."""
     if run.recipe.start != recipe.start:
-        return difference({"start": run.recipe.start}, {"start": recipe.start}) or ""
+        return difference({"start": run.recipe.start.essential()}, {"start": recipe.start.essential()}) or ""
     theirs, ours = _asked(run.recipe), _asked(with_start(recipe, run.recipe))
     for place in _FROM_DATA:
         _fill_in(ours, theirs, place)

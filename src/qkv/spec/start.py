@@ -1,0 +1,89 @@
+"""Specs of the weights with which training starts: drawn at random, of a checkpoint, or constructed by hand."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from pydantic import Field
+
+from qkv.spec.base import LARGEST_SEED, Part, Seq, Spec, call_form
+from qkv.spec.errors import Problem
+
+Values = float | Literal["identity"] | Seq[float] | Seq[Seq[float]]
+"""One number for all elements, the identity, or the elements of a vector or matrix."""
+_KIND = re.compile(r"\s*(\w+)\s*(\(.*\))?\s*", re.DOTALL)
+
+
+class Start(Part, slot=True):
+    """Base class of where the weights come from with which training starts. A text that names no kind is a checkpoint:
+    ``start: bert-base-uncased``.
+    """
+
+    @property
+    def checkpoint(self) -> str | None:
+        """Run or published checkpoint that also provides the tokenizer, and the model if the recipe gives none; None
+        for weights of another kind.
+        """
+        return None
+
+    @classmethod
+    def short_form(cls, text: str) -> Any:
+        found = _KIND.fullmatch(text)
+        if found and (found[2] is not None or found[1] in cls.kinds()) and cls.of_kind(found[1]) is not None:
+            return call_form(cls, text)
+        return {"kind": "checkpoint", "source": text}
+
+
+class RandomStart(Start, kind="random"):
+    """Weights drawn at random: matrices N(0, init_std²), see ``qkv.build``."""
+
+    seed: int | None = Field(default=None, ge=0, le=LARGEST_SEED, description="default: training.seed")
+
+
+class CheckpointStart(Start, kind="checkpoint"):
+    """Weights of a run, or of a published checkpoint: pretraining, then fine-tuning (Howard & Ruder 2018)."""
+
+    source: str = Field(min_length=1, description="run folder, or published folder or name")
+
+    @property
+    def checkpoint(self) -> str:
+        return self.source
+
+    def essential(self) -> Any:
+        return self.source  # as written by hand, and as stored with the weights of earlier runs
+
+
+class WeightPiece(Spec):
+    """Piece of a weight, and its values.
+
+    A weight is named in full, as ``blocks.0.branches.1.body.down``, or by ``layer`` and ``branch``, where a ``piece``
+    that only one weight of the branch has is enough: ``layer: 0, piece: q, head: 2`` are the queries of head 2.
+    """
+
+    weight: str = Field(default="", description="name of the weight, or below a branch if 'layer' is given")
+    layer: int | None = Field(default=None, ge=0)
+    branch: int = Field(default=0, ge=0, description="number of the branch in its block")
+    piece: str = Field(default="", description="piece of the rows or columns, such as q, k, v, gate; default: all")
+    head: int | None = Field(default=None, ge=0, description="head of the piece; default: all")
+    values: Values = Field(description="a number, 'identity', or nested lists of the piece's shape")
+
+    def problems(self) -> list[Problem]:
+        if self.layer is None and not self.weight:
+            return [Problem((), "name a weight, or a layer and a piece")]
+        if self.layer is not None and not (self.weight or self.piece):
+            return [Problem(("layer",), "name a weight or a piece of the layer")]
+        if self.head is not None and not self.piece:
+            return [Problem(("head",), "name the piece that the head belongs to, such as q")]
+        return []
+
+
+class ConstructedStart(Start, kind="constructed"):
+    """Weights written by hand, piece by piece, as their layouts name them; later pieces overwrite earlier ones.
+
+    With ``rest: zero``, matrices, tables and biases that no piece names are 0, and norms are as initialised.
+    """
+
+    pieces: Seq[WeightPiece] = ()
+    rest: Literal["random", "zero"] = "random"
+    seed: int | None = Field(default=None, ge=0, le=LARGEST_SEED, description="of the rest; default: training.seed")
