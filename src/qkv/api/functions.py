@@ -58,13 +58,13 @@ def train(
     With ``start="bert-base-uncased"``, or a run, fine-tune that model; ``adapt``: "whole", "head", "last(2)",
     "lora(8)".
 
-    Data in memory takes the place of a file: a data frame, a list of dicts, a dict of columns, a ``datasets`` object,
-    or a list of texts, without a task as running text. A mapping of such by split, and the arguments ``validation`` and
-    ``test``, give the other splits. It is stored in the run's folder, so that the run can be resumed and evaluated
-    later; the default folder is named after the task and the data, and the same call resumes the run. Rows that cannot
-    be used are refused; ``bad_rows="skip"`` leaves them out.
+    Data in memory can replace a file: a data frame, a list of dicts, a dict of columns, a ``datasets`` object, or a
+    list of texts, which without a task is running text. A mapping from split names to such data, or the arguments
+    ``validation`` and ``test``, give further splits. The data is stored in the run's folder, so that the run can be
+    resumed and evaluated later. The default folder is named after the task and the data, and the same call resumes the
+    run. Rows that cannot be used are refused; ``bad_rows="skip"`` leaves them out.
 
-    With a recipe, ``data=`` is what to train it on instead of its own data, in memory or a file.
+    With a recipe, ``data=``, in memory or a file, replaces the recipe's own data.
 
     See ``qkv.training.loop.train`` for resuming, signals, events and exceptions.
     """
@@ -117,9 +117,9 @@ def swap(
     ["blocks.*.mixer=linear_attention"])``.
 
     ``changes``: dotted overrides of the model's spec. Weights that fit are kept; ``heal`` steps of training on the text
-    ``data`` (default: the run's own) adapt the rest. The result holds the new run, in the folder ``out`` (default:
-    ``runs/`` and the name), and its metrics before, after the swap and after that training. ``copy``: as for ``load``.
-    Raises ``UserError``; see ``qkv.training.swap.swap``.
+    ``data`` (default: the run's own) adapt the other weights. The result holds the new run, in the folder ``out``
+    (default: ``runs/`` and the name), and the metrics before the swap, after it and after the training. ``copy``: as
+    for ``load``. Raises ``UserError``; see ``qkv.training.swap.swap``.
     """
     from qkv.training.swap import swap as swap_parts
 
@@ -167,8 +167,9 @@ def compare(
     """Compare models over seeds at an equal budget, such as ``compare("small.yaml", {"attention": [], "gru":
     ["blocks.*.mixer=gru"]})``; resume the comparison in the folder ``out``.
 
-    ``recipe``: a ``Recipe``, its file or the name of a shipped one, and ``entries``: its dotted overrides by name;
-    or the file of a comparison, or the name of a shipped one, without ``entries``. ``settings``: fields of
+    ``recipe``: a ``Recipe``, its file, or the name of a recipe that ships with the package; ``entries``: dotted
+    overrides of the recipe by the name of the entry. Or ``recipe``: the file of a comparison, or the name of a
+    comparison that ships with the package, without ``entries``. ``settings``: fields of
     ``qkv.spec.comparison.Comparison``: equal ("parameters", "flops", "steps", "time"), seeds, rates, metric, baseline,
     knobs, overrides, scale, fit, quick. ``out`` is by default ``runs/compare-`` and the recipe's name. ``jobs``:
     runs at once, each in a process of its own; None: all in this one. ``ray``: address of a Ray cluster that
@@ -211,7 +212,8 @@ def load(
     their file, which must then stay unchanged. ``device``: device that computes, such as "cuda"; default: the one that
     the environment variable ``QKV_DEVICE`` names, which also holds for the command line and the server, else the CPU.
 
-    Raises ``UserError`` if it is neither, or a file in it is missing, damaged or edited.
+    Raises ``UserError`` if ``run`` is neither a run nor a published checkpoint, or if one of its files is missing,
+    damaged or edited.
     """
     from qkv.runs.load import load as load_run
 
@@ -263,11 +265,11 @@ def generate(
     """Generate text after ``prompt``, without the prompt; or generate ids after ``ids``, without any tokenizer.
 
     ``run``: a run, its folder, or a model made by ``build``, which needs a ``tokenizer`` for text, as for ``save``.
-    ``special``: read special tokens in the prompt, such as ``<|im_start|>``, as such; default: as plain text.
+    ``special``: parse special tokens in the prompt, such as ``<|im_start|>``; default: read them as plain text.
     ``speculation``: a ``qkv.generation.speculate.Speculator``, to propose tokens by looking up n-grams in the text or
-    with a draft model; afterwards it has the figures of this call. ``regex``, ``json_schema``: what the whole new text
-    must match, see ``qkv.generation.constrain``; a schema is a dict or its text, and ``open_objects`` lets its objects
-    have other properties than those it names.
+    with a draft model; afterwards it holds the statistics of this call. ``regex``, ``json_schema``: pattern or schema
+    that the whole new text must match, see ``qkv.generation.constrain``. A schema is a dict or JSON text;
+    ``open_objects`` allows properties that it does not name.
     ``options``: fields of ``qkv.spec.generation.Generation``: max_new_tokens, temperature, top_k, top_p, min_p,
     repetition_penalty, presence_penalty, frequency_penalty, logit_bias, min_tokens, stop, stop_token_ids, seed,
     overflow; num_beams, length_penalty, early_stopping. Defaults are those of the recipe's ``sample``; with
@@ -301,7 +303,7 @@ def generate_images(
 ) -> list[np.ndarray]:
     """Generate ``count`` images with a run on images, as arrays (H, W) or (H, W, 3) of bytes.
 
-    ``label``: of the images, if the model has learned labels; None: all labels in turn. ``options``: temperature,
+    ``label``: label of the images, if the model has learned labels; None: all labels in turn. ``options``: temperature,
     top_k, top_p, min_p and seed; defaults are those of the recipe's ``sample``. Raises ``UserError``.
     """
     from qkv.runs.images import generated_images
@@ -317,14 +319,14 @@ def evaluate(
     overrides: Sequence[str] = (),
     data: Any = None,
 ) -> dict[str, float]:
-    """Evaluate a run on one split of its data, "train", "validation" (the default) or "test", or on all of ``data``: a
-    file, or data in memory like that of ``train``.
+    """Evaluate a run on one split of its data, or on all of ``data``; return the metrics by name.
 
-    ``batches``: evaluate only so many batches. ``overrides``: generation settings (``sample.num_beams=1``) or the
-    columns of ``data`` (``data.columns.text=review``). Baselines are fitted on the run's training split only.
+    ``split``: "train", "validation" (the default) or "test". ``data``: a file, or data in memory as for ``train``.
+    ``batches``: number of batches to evaluate; None: all. ``overrides``: generation settings (``sample.num_beams=1``)
+    or the columns of ``data`` (``data.columns.text=review``). Baselines are fitted on the run's training split only.
 
-    Returns the metrics by name: for a language model loss (nats per token), perplexity, and bits per token, character
-    and byte; for other tasks accuracy, BLEU and so on, some only if the whole split is evaluated. Raises ``UserError``.
+    Metrics of a language model: loss (nats per token), perplexity, and bits per token, character and byte. Metrics of
+    other tasks: accuracy, BLEU and so on, some only if the whole split is evaluated. Raises ``UserError``.
     """
     from qkv.runs.evaluation import Figures
     from qkv.runs.evaluation import evaluate as evaluate_run
@@ -358,8 +360,9 @@ def evaluate_choices(
     (default: all labels); the label may be the option, its index from 0 or its letter. examples, template: as for
     ``ask``.
 
-    Returns the metrics by name: accuracy by log p in all, per token and per character, loss in nats, and the accuracy
-    without reading (``baseline``). Raises ``UserError``.
+    Returns the metrics by name: accuracy by total log p, by log p per token and per character; loss in nats; and
+    ``baseline``, the accuracy of the most frequent label, or of chance if options differ between rows. Raises
+    ``UserError``.
     """
     from qkv.generation.few_shot import TEMPLATE, FewShot, Template
     from qkv.runs.ask import read_rows
@@ -382,9 +385,9 @@ def predict(run: Run | str | Path, *inputs: Any, columns: Mapping[str, str] | No
     """Predict the task's output (label, number, span, text …) for each input, as a mapping whose ``answer`` is
     readable.
 
-    An input is a text, or a mapping if the task has several inputs (``{"context": …, "question": …}``). A list of them,
-    or a table in memory like that of ``train``, gives one prediction per row; ``columns``: the table's column of each
-    input, by default those of the training. A forecasting run takes a table of series, in memory or a file, and gives a
+    An input is a text, or a mapping if the task has several input fields (``{"context": …, "question": …}``). A list of
+    inputs, or a table in memory as for ``train``, gives one prediction per row; ``columns``: column of each input field
+    in the table, by default as in training. A forecasting run takes a table of series, in memory or a file, and gives a
     row for each future step. Raises ``UserError``.
     """
     from qkv.runs.predict import predict as predict_run
@@ -405,7 +408,7 @@ def ask(
     by: Measure = "sum",
     calibrate: bool = False,
 ) -> list[dict[str, Any]]:
-    """Answer each input by few-shot prompting: ``answer``, and ``probabilities`` of the options.
+    """Answer each input by few-shot prompting; return mappings with ``answer`` and the options' ``probabilities``.
 
     inputs: texts, or mappings with the fields of the template. examples: mappings with these fields and ``label``; all
     are shown, as far as they fit the model's positions. options: possible answers; None: the labels of the examples;
@@ -425,7 +428,7 @@ def ask(
 
 
 def _labelled(examples: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """Examples as a list. Raises ``UserError`` for one without a label."""
+    """Return the examples as a list. Raises ``UserError`` for an example without a label."""
     from qkv.generation.few_shot import LABEL
 
     shown = list(examples)
@@ -437,10 +440,10 @@ def _labelled(examples: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:
 
 @with_usual_settings
 def explain(run: Run | str | Path, *inputs: Any, columns: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-    """Predict for inputs as ``predict`` does, and say what the answer owes to each word.
+    """Predict for inputs as ``predict`` does, and measure the effect of each word on the answer.
 
     ``words`` of a prediction: for each word, the change of the answer's log-probability, or of the number, when that
-    word is left out; negative for words that speak for the answer. See ``qkv.runs.explain.explain``. Raises
+    word is left out; negative for words that support the answer. See ``qkv.runs.explain.explain``. Raises
     ``UserError``.
     """
     from qkv.runs.explain import explain as explain_run
@@ -457,8 +460,9 @@ def embed(
     prefix: str | None = None,
     **options: Any,
 ) -> np.ndarray:
-    """Embed each text: (texts, D) float32, the vectors before the head, pooled over the tokens of the text. A text may
-    be given as token ids, which are read as they are.
+    """Compute one embedding vector per text, (texts, D) float32: the hidden states before the head, pooled over tokens.
+
+    A text may also be given as token ids, which are used unchanged.
 
     A sentence-transformers folder defines pooling, length, normalisation and prompts. ``prompt``: name of one of its
     prompts; ``prefix``: your own text instead. Other models use the mean over all tokens. ``options``: fields of
@@ -478,7 +482,8 @@ def cost(
 ) -> Cost:
     """Estimate parameters, FLOPs, memory and state of a model without building it.
 
-    Omitted arguments are the recipe's; for a model alone, one row of its context length in fp32. Raises ``UserError``.
+    Omitted arguments are taken from the recipe; for a model alone, they are one row of its context length in fp32.
+    Raises ``UserError``.
     """
     from qkv.inspection.cost import cost as cost_of
 

@@ -1,4 +1,4 @@
-"""Data in memory as arguments of the public functions: written to files, which are then used like any other."""
+"""Data in memory as arguments of the public functions: they are written to files, and then used like any file."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _HELD_OUT = ("validation", "test")
 
 
 class RunPlace(NamedTuple):
-    """Default folder of a run: ``runs``/name with the end of its name; ``out``: the folder that the user gives."""
+    """Location of a run's folder: ``out`` if the user gives it, else ``runs``/name, with ``suffix`` appended."""
 
     runs: Path
     suffix: str
     out: Path | None
 
     def folder(self, name: str) -> Path:
-        """Folder of a run called ``name``."""
+        """Return the folder of a run called ``name``."""
         return self.out or self.runs / f"{name}{self.suffix}"
 
 
@@ -40,14 +40,15 @@ class RunPlace(NamedTuple):
 def training_files(
     source: Any, task: str | None, place: RunPlace, fields: Mapping[str, Any]
 ) -> Iterator[tuple[Any, Path | None, dict[str, Any]]]:
-    """Context manager that writes data in memory into the folder of the run to be trained on it.
+    """Context manager that writes data in memory to files in the folder of the run that is trained on it.
 
-    ``source``: the data or its splits, or a name; ``fields``: fields of ``qkv.spec.data.Data``, among which validation
-    and test may be data too. By default, the run's folder is named after the task and the digest of the data. Yields
-    (source, folder, fields) with files in place of data; unchanged if there is none. Unusable rows are refused by
-    default, since they can be corrected in memory.
+    ``source``: data in memory, a mapping of such data by split, or the name of a file. ``fields``: fields of
+    ``qkv.spec.data.Data``; ``validation`` and ``test`` may be data in memory too. Yields (source, folder, fields) with
+    the names of files in place of data; without data in memory, they are unchanged. By default, the folder is named
+    after the task and the digest of the data. For a task, unusable rows are refused by default, since they can be
+    corrected in memory.
 
-    If the training fails before it begins, the files are removed again. Raises ``UserError``.
+    If the training fails before the run's spec names the files, they are removed again. Raises ``UserError``.
     """
     if not isinstance(source, (str, os.PathLike)) and not is_given(source):
         raise UserError(f"{sort(source)} is given to train on; give a recipe, the name of a file, or {ALLOWED}")
@@ -72,7 +73,7 @@ def training_files(
 
 @contextmanager
 def recipe_on(recipe: Recipe, data: Any, folder: Path, fields: Mapping[str, Any]) -> Iterator[Recipe]:
-    """Context manager that writes data in memory into the run's ``folder`` and yields ``recipe`` with it as its data.
+    """Context manager that writes data in memory into the run's ``folder``, and yields ``recipe`` changed to read it.
 
     ``fields``: further fields of ``qkv.spec.data.Data``. Raises ``UserError`` for a task that reads no data.
     """
@@ -88,8 +89,9 @@ def recipe_on(recipe: Recipe, data: Any, folder: Path, fields: Mapping[str, Any]
 
 @contextmanager
 def temporary_file(data: Any, running: bool) -> Iterator[str]:
-    """Context manager that writes data in memory to a temporary file and yields its name: a running text, or a table.
-    Raises ``UserError``.
+    """Context manager that writes data in memory to a temporary file and yields the name of the file.
+
+    ``running``: write the data as running text, else as a table. Raises ``UserError``.
     """
     if isinstance(data, Mapping) and are_splits(data):
         raise UserError(f"the data has the splits {', '.join(map(str, data))}; give one of them")
@@ -100,14 +102,14 @@ def temporary_file(data: Any, running: bool) -> Iterator[str]:
 
 
 def predicts_tables(run: Run) -> bool:
-    """True if predictions of a run are for a table as a whole, such as the future of a series."""
+    """True if a run predicts from a table as a whole, such as the future of a series, instead of row by row."""
     from qkv.runs.run import task_of
 
     return task_of(run).predicts_tables
 
 
 def rows_of_table(run: Run, inputs: Sequence[Any], columns: Mapping[str, str] | None) -> list[dict[str, Any]]:
-    """Predictions from one table, in memory or the name of a file. Raises ``UserError``."""
+    """Predict from one table, in memory or the name of a file. Raises ``UserError``."""
     from qkv.runs.predict import predict_table
 
     if len(inputs) != 1:
@@ -119,9 +121,10 @@ def rows_of_table(run: Run, inputs: Sequence[Any], columns: Mapping[str, str] | 
 
 
 def rows_of_inputs(run: Run, inputs: Sequence[Any], columns: Mapping[str, str] | None) -> list[dict[str, Any]]:
-    """Inputs of each prediction, given one by one, or as a single list or table in memory.
+    """Build the input fields of each prediction from inputs given one by one, or as one list or table in memory.
 
-    ``columns``: column of each input in the table. Raises ``UserError`` for a row that cannot be used, with its number.
+    ``columns``: column of each input field in the table. Raises ``UserError``, with the number of the row, for a row
+    that cannot be used.
     """
     from qkv.runs.inputs import input_kinds
     from qkv.runs.predict import rows_for
@@ -137,14 +140,14 @@ def rows_of_inputs(run: Run, inputs: Sequence[Any], columns: Mapping[str, str] |
 def _is_many(inputs: Any, kinds: Mapping[str, str]) -> bool:
     """True if the only argument ``inputs`` of a prediction holds several inputs: a list, a table or its columns.
 
-    ``kinds``: kind of each input of the task. A mapping whose texts are lists is a table; one of single values, or of
-    lists that are values of a signal, is one input.
+    ``kinds``: kind of each input field of the task. A mapping of lists is a table; a mapping of single values, or of
+    lists that are signals, is one input.
     """
     if is_picture(inputs) or ("series" in kinds.values() and _is_one_series(inputs)):
         return False
     if not isinstance(inputs, Mapping) or are_splits(inputs):
         return is_given(inputs)
-    if not all(kinds.values()):  # of a task outside the package, whose inputs may be lists
+    if not all(kinds.values()):  # a task outside the package, whose inputs may be lists
         return False
     parts = [inputs[name] for name in kinds if name in inputs] or list(inputs.values())
     return bool(parts) and all(is_column(part) and _holds(part, set(kinds.values())) for part in parts)
@@ -163,7 +166,7 @@ def _holds(column: Any, kinds: set[str]) -> bool:
 
 
 def _is_one_series(value: Any) -> bool:
-    """True for a list or an array of single numbers, or of numbers by channel."""
+    """True for a list or tuple of numbers, a one-dimensional array, or a single number."""
     if isinstance(value, Mapping) or is_frame(value):
         return False
     if hasattr(value, "ndim"):
@@ -183,7 +186,7 @@ def _rows(run: Run, inputs: Any, kinds: Mapping[str, str], columns: Mapping[str,
             return []
         first = next(iter(kinds), "text")
         inputs = [entry if isinstance(entry, Mapping) else {first: entry} for entry in inputs]
-        if not all(kinds.values()):  # inputs of a task outside the package, which it checks itself
+        if not all(kinds.values()):  # a task outside the package checks its inputs itself
             return rows_for(run, inputs)
     with temporary_file(inputs, running=False) as source:
         return read_inputs(run, source, columns, refuse=True).rows

@@ -1,4 +1,4 @@
-"""Recipe and run folder of what is to be trained on: a recipe, a run, a text, a table of examples, data in memory."""
+"""Recipe and run folder for a source of training: a recipe, a run, a text, a table of examples, data in memory."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _recipe_of(
     adapt: str | None,
     data: dict[str, Any],
 ) -> tuple[Recipe, Path]:
-    """Recipe and run folder of a source without a task: a recipe, a run or a text."""
+    """Find the recipe and run folder of a source without a task: a recipe, a run or a text."""
     text = is_text(source)
     if (start is not None or adapt is not None) and not text:
         raise UserError("'start' and 'adapt' apply to data; in a recipe, set start and training.adapt")
@@ -90,7 +90,7 @@ def _recipe_of(
 
 
 def is_text(source: str | Path) -> bool:
-    """True if ``source`` is read as a text or the name of a known data set: no recipe, no folder."""
+    """True if ``source`` is a text file or the name of a data set, and not a recipe or a folder."""
     return Path(source).suffix not in SPEC_SUFFIXES and not Path(source).is_dir() and not is_shipped(source)
 
 
@@ -103,7 +103,7 @@ def _refuse_table(source: str | Path) -> None:
 
 
 def table_without_task(source: str | Path) -> TableFound | None:
-    """The table of examples that ``source`` names, which needs a task; None for a recipe, a run folder or a text."""
+    """Return the table of examples that ``source`` names, which needs a task; None for a recipe, run folder or text."""
     from qkv.data.records.named import TABLES
 
     known = Path(source).expanduser().is_file() or source in TABLES
@@ -115,12 +115,12 @@ def table_without_task(source: str | Path) -> TableFound | None:
 
 
 def folder_of(name: str, quick: bool) -> Path:
-    """Default folder of a run called ``name``; quick and full runs have separate ones."""
+    """Return the default folder of a run called ``name``; quick and full runs have separate folders."""
     return RUNS / f"{name}-quick" if quick else RUNS / name
 
 
 def place_of(out: str | Path | None, quick: bool) -> RunPlace:
-    """Place of a run on data in memory, whose name is not known yet."""
+    """Return the location of a run on data in memory, before the name of the run is known."""
     return RunPlace(RUNS, "-quick" if quick else "", None if out is None else Path(out))
 
 
@@ -152,7 +152,7 @@ def _recipe_of_table(
 
 
 def _named(recipe: Recipe, folder: Path) -> Recipe:
-    """Recipe that is called like its folder if its data was given in memory and has no name."""
+    """Name the recipe after its folder if its data was given in memory, and so has no name."""
     return recipe.changed(name=folder.name) if kept_name(recipe.data.source) else recipe
 
 
@@ -165,7 +165,7 @@ def _recipe_of_text(
     data: dict[str, Any],
     begun: tuple[str, str | None] | None,
 ) -> Recipe:
-    """Recipe of a text. begun: the model to fine-tune, and how; None to train a new one."""
+    """Find or choose the recipe for a text. begun: (model to fine-tune, method); None: train a new model."""
     from qkv.data.corpora.named import NAMES
 
     if not Path(source).exists() and source not in NAMES:

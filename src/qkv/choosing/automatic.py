@@ -31,7 +31,7 @@ _FEWEST = 300
 """Minimum number of steps, needed even for a tiny text before samples resemble it."""
 _VOCABULARIES = (512, 1024, 2048, 4096)
 _CHARACTERS = 3.0
-"""Approximate characters per token with such a vocabulary."""
+"""Approximate characters per token with a byte-pair vocabulary of such a size."""
 
 
 class _Size(NamedTuple):
@@ -70,11 +70,11 @@ def automatic(
     ``training.minutes`` in ``overrides``.
 
     Tokenizer: characters for a short text, else byte-pair encoding with a vocabulary that grows with the text. Model
-    size: the one with the lowest ``expected_loss`` within the budget on ``machine`` (default: this one), with at most 4
-    parameters per token of the text, and a training step that fits into memory. Steps: ``EPOCHS`` epochs, or as many
-    steps as fit into the budget.
+    size: the size with the lowest ``expected_loss`` within the budget on ``machine`` (default: this machine), with at
+    most 4 parameters per token of the text, and a training step that fits into memory. Steps: ``EPOCHS`` epochs, or as
+    many steps as fit into the budget.
 
-    ``quick``: the shorter form of the recipe, for a try. Raises ``UserError`` if the text cannot be read.
+    ``quick``: use the shorter form of the recipe. Raises ``UserError`` if the text cannot be read.
     """
     changes, machine = list(overrides), machine or this_machine()
 
@@ -109,12 +109,12 @@ def _chosen(source: str, minutes: float, machine: Machine) -> Recipe:
 
 
 def expected_loss(parameters: float, tokens: float, distinct: float) -> float:
-    """Reducible loss in nats per token: A / P^0.34 + B / D^0.28, A = 406.4, B = 410.7 (Hoffmann et al. 2022), with P =
-    ``parameters``.
+    """Return the expected reducible loss in nats per token: A / P^0.34 + B / D^0.28, A = 406.4, B = 410.7 (Hoffmann et
+    al. 2022), with P = ``parameters``.
 
-    Of ``tokens`` trained on, U = ``distinct``: read R + 1 times, they count as D = U (1 + 15.4 (1 - exp(-R / 15.4)))
-    unique tokens (Muennighoff et al. 2023). The constants were fitted to large models on web text; only the ranking of
-    sizes is used.
+    Training on ``tokens`` reads the U = ``distinct`` tokens of the text R + 1 times; they count as D = U (1 + 15.4 (1 -
+    exp(-R / 15.4))) unique tokens (Muennighoff et al. 2023). The constants were fitted to large models on web text;
+    only the ranking of sizes is used.
     """
     repeats = max(0.0, tokens / distinct - 1)
     worth = min(tokens, distinct) * (1 + 15.4 * (1 - math.exp(-repeats / 15.4)))
@@ -149,13 +149,15 @@ def _fit(size: _Size, tokens: float, vocabulary: int, minutes: float, machine: M
 
 
 def _context(tokens: float) -> int:
-    """Context length for a text of ``tokens`` tokens: 128, or shorter if the held-out tenth of the text is."""
+    """Choose the context length for a text of ``tokens`` tokens: at most 128, and so short that the held-out tenth of
+    the text has more than two contexts, else 4.
+    """
     return next((length for length in (128, 64, 32, 16, 8) if tokens / 10 > 2 * length), 4)
 
 
 def _tokenizer(characters: int) -> Tokenizer:
-    """Tokenizer for a text of that many characters: the largest byte-pair vocabulary with at least 500 characters per
-    token type, else characters.
+    """Choose the tokenizer for a text of ``characters`` characters: the largest byte-pair vocabulary with at least 500
+    characters per token type, else characters.
     """
     fitting = [vocabulary for vocabulary in _VOCABULARIES if 500 * vocabulary <= characters]
     return BPE(vocab_size=fitting[-1]) if fitting else Characters()

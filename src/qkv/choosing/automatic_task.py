@@ -57,7 +57,7 @@ _PROCESSOR = ("data", "processor")
 
 class _Sizes(NamedTuple):
     """Statistics of the training split: examples, total characters, and (mean, 99th percentile) of the tokens per input
-    and per generated output; of words per input, (mean, maximum).
+    and per generated output. If inputs are read as words, ``read`` is (mean, maximum) of the words per input.
     """
 
     examples: int
@@ -67,8 +67,8 @@ class _Sizes(NamedTuple):
 
 
 def task_of(kind: str) -> TaskSpec:
-    """Spec of a task of that kind, with its default settings. Raises ``UserError`` if the kind is not trained on a
-    table of examples.
+    """Build the spec of a task of that kind, with its default settings. Raises ``UserError`` if the kind is not trained
+    on a table of examples.
     """
     known = {part.kind: part for part, made in tasks().items() if made.automatic is not None or has_choice(part)}
     if kind not in known:
@@ -96,13 +96,13 @@ def automatic_task(
     budget of ``MINUTES``, or of ``training.minutes`` in ``overrides``.
 
     The model is a small Transformer: an encoder with the task's head, or an encoder–decoder if text is generated.
-    Vocabulary, width and context length grow with the data; longer texts are read in windows. Beside an encoder with
-    one output per row runs a linear path from n-grams (``qkv.training.wide``). Tagging reads words as features and
+    Vocabulary, width and context length grow with the data; longer texts are read in windows. An encoder with one
+    output per row runs beside a linear path over n-grams (``qkv.training.wide``). Tagging reads words as features and
     predicts by a conditional random field. Training stops after the epochs of the task's ``Defaults``, or early when
     validation stops improving.
 
     With ``start``, a run or a published checkpoint, that model is fine-tuned instead, with ``adapt`` ("whole", "head",
-    "lora(8)"), beside n-grams too. Without a start, several models compete in heats (``qkv.training.heats``).
+    "lora(8)"); it runs beside n-grams, too. Without a start, several models compete in heats (``qkv.training.heats``).
 
     Raises ``UserError`` for an unusable table.
     """
@@ -124,7 +124,7 @@ def automatic_task(
 
 
 def _for_texts(asked: RecipeRequest, quick: bool, start: str | None, adapt: str | None) -> Recipe:
-    """Recipe for texts, with candidates unless it is quick, or starts from a model."""
+    """Choose a recipe for texts; it has candidates unless it is quick or fine-tunes a model."""
     recipe = _of_texts(asked, start, adapt)
     if start is None and adapt is None and not quick:
         recipe = _racing(recipe, asked.records, asked.changes)
@@ -139,7 +139,9 @@ def _asked(
     start: str | None,
     adapt: str | None,
 ) -> RecipeRequest:
-    """Request with the processor of the data, and of ``start``. Raises ``UserError`` for a task that is not tuned."""
+    """Build the request for a recipe, with the processor of the data and of ``start``. Raises ``UserError`` if
+    ``start`` or ``adapt`` is given for a task without fine-tuning.
+    """
     changes = list(overrides)
     given = _with_processor_named(Data.parse(dict(data)), changes)
     if choice_for(task) is None:
@@ -153,7 +155,9 @@ def _asked(
 
 
 def _with_processor_named(data: Data, changes: Sequence[str]) -> Data:
-    """Copy of ``data`` with the processor that an override names as a whole, with its overridden settings."""
+    """Return ``data`` with the overridden processor and its overridden settings, if an override sets the processor as a
+    whole; else ``data`` unchanged.
+    """
     found = list(assignments(changes))
     if not any(change.path == _PROCESSOR for change in found):
         return data
@@ -161,8 +165,8 @@ def _with_processor_named(data: Data, changes: Sequence[str]) -> Data:
 
 
 def _with_processor_of(start: str, data: Data, changes: Sequence[str]) -> Data:
-    """Copy of ``data`` with the processor of ``start``, but for the settings that ``changes`` override. Raises
-    ``UserError`` if the data are of another kind than the start reads.
+    """Return a copy of ``data`` with the processor of ``start``, except for the settings that ``changes`` override.
+    Raises ``UserError`` if the data are of another kind than ``start`` reads.
     """
     found = find_start(start)
     if found.processor is not None and data.processor is None:
@@ -175,7 +179,7 @@ def _with_processor_of(start: str, data: Data, changes: Sequence[str]) -> Data:
 
 
 def _of_texts(asked: RecipeRequest, start: str | None, adapt: str | None) -> Recipe:
-    """Recipe for texts, from scratch or from a ``start``, without candidates."""
+    """Choose a recipe for texts without candidates, which trains from scratch or from ``start``."""
     task, given, records = asked.task, asked.data, asked.records
     plan, unsegmented = _defaults(type(task)), _are_unsegmented(records, task)
     sizes = _sizes(records, plan, 1.0 if unsegmented else _CHARACTERS)
@@ -210,7 +214,9 @@ def _are_unsegmented(records: Records, task: TaskSpec) -> bool:
 
 
 def _racing(recipe: Recipe, records: Records, overrides: Sequence[str]) -> Recipe:
-    """Recipe with candidates, if it has one output per row and no override describes the model."""
+    """Add candidates to the recipe, if its task has one output per row and no override sets the model or a setting that
+    a candidate changes.
+    """
     if not _defaults(type(recipe.task)).target:
         return recipe
     count, unsegmented = len(records.splits["train"]), _are_unsegmented(records, recipe.task)
@@ -222,7 +228,7 @@ def _racing(recipe: Recipe, records: Records, overrides: Sequence[str]) -> Recip
 
 
 def _tokenizer(plan: Defaults, sizes: _Sizes, unsegmented: bool) -> Tokenizer:
-    """Tokenizer of the recipe's own model; its vocabulary grows with the data."""
+    """Choose the tokenizer of the recipe's own model; its vocabulary grows with the data."""
     if plan.words:
         return Data.model_fields["tokenizer"].default
     ids = next((size for size in reversed(_VOCABULARIES) if 120 * size <= sizes.characters), _VOCABULARIES[0])
@@ -230,7 +236,7 @@ def _tokenizer(plan: Defaults, sizes: _Sizes, unsegmented: bool) -> Tokenizer:
 
 
 def _decides(path: tuple[str, ...], candidates: Mapping[str, Mapping[str, Any]]) -> bool:
-    """True if an override of ``path`` describes the model, or what a candidate would change too."""
+    """True if an override of ``path`` sets the model, except its wide path, or a setting that a candidate changes."""
     own = {tuple(name.split(".")) for changes in candidates.values() for name in changes}
     return (path[0] == "model" and path[:2] != ("model", "wide")) or any(
         path[: len(each)] == each[: len(path)] for each in own
@@ -238,10 +244,11 @@ def _decides(path: tuple[str, ...], candidates: Mapping[str, Mapping[str, Any]])
 
 
 def _candidates(task: TaskSpec, examples: int, unsegmented: bool) -> dict[str, dict[str, Any]]:
-    """Models that compete in heats for a table with one output per text, as changes of the recipe.
+    """Return the models that compete in heats for a table with one output per text, as overrides of the recipe.
 
     ``attention`` and ``convolution`` are shallow and strongly regularised, for few rows: one block without norm, words
-    in place of subwords, no positions but relative ones. ``encoder`` is the recipe's own model, for more.
+    in place of subwords, and no positions except relative positions. ``encoder`` is the recipe's own model, for more
+    rows.
     """
     dropout = 0.5 if examples < _MANY else 0.3
     small: dict[str, Any] = {
@@ -265,7 +272,9 @@ def _candidates(task: TaskSpec, examples: int, unsegmented: bool) -> dict[str, d
 
 
 def _windowed(recipe: Recipe, sizes: _Sizes, plan: Defaults) -> Recipe:
-    """Copy of the recipe whose task, if it has a target per row, reads long texts in windows of the context length."""
+    """Return a copy of the recipe whose task reads long texts in windows of the context length, if it has one target
+    per row; else the recipe.
+    """
     if not plan.target:
         return recipe
     windows = _windows(sizes.read[1], recipe.model.context_length)
@@ -281,7 +290,9 @@ def _within_memory(recipe: Recipe) -> Recipe:
 
 
 def _bytes(recipe: Recipe) -> int:
-    """Memory of a training step in bytes, without head and token embeddings; 0 if a part's cost or size is unknown."""
+    """Estimate the memory of a training step in bytes, without head and token embeddings; 0 if a part's cost or size is
+    unknown.
+    """
 
     def counted(stack: Any) -> Any:
         processor = recipe.data.processor
@@ -300,7 +311,9 @@ def _bytes(recipe: Recipe) -> int:
 
 
 def name_of(source: str) -> str:
-    """Name for a run on the file ``source``, or on the first of two files "a | b": its base name without extensions."""
+    """Return a name for a run on the file ``source``, or on the first of two files "a | b": its base name without
+    extensions.
+    """
     name = Path(source.partition("|")[0].strip()).name
     return name.removesuffix(".gz").rpartition(".")[0] or name
 
@@ -322,7 +335,7 @@ def _read(model: Model, tokenizer: Tokenizer) -> str:
 
 
 def _sizes(records: Records, plan: Defaults, per_token: float) -> _Sizes:
-    """Statistics of the training split, with tokens of about ``per_token`` characters."""
+    """Compute statistics of the training split, with tokens of about ``per_token`` characters."""
     rows = records.splits["train"]
     read = np.array([sum(_length(row.get(role, "")) for role in plan.reads) for row in rows])
     written = np.array([_length(row[plan.writes]) for row in rows]) if plan.writes else np.zeros(1)
@@ -335,31 +348,35 @@ def _sizes(records: Records, plan: Defaults, per_token: float) -> _Sizes:
 
 
 def _length(value: Any) -> int:
-    """Number of characters in a text, or in a list of words, each followed by a space."""
+    """Count the characters in a text, or in a list of words, each followed by a space."""
     return len(value) if isinstance(value, str) else sum(len(word) + 1 for word in value)
 
 
 def _context(longest: float, lengths: tuple[int, ...]) -> int:
-    """Context length: the shortest of ``lengths`` with ample room for texts of ``longest`` tokens, else the longest."""
+    """Choose the context length: the shortest of ``lengths`` with ample room for texts of ``longest`` tokens, else the
+    longest.
+    """
     return next((length for length in lengths if 1.5 * longest + 4 <= length), lengths[-1])
 
 
 _MOST_WINDOWS = 8
 _POSITIONS = 4096
-"""Positions of a batch of texts that are read in windows, about."""
+"""Approximate number of positions of a batch of texts that are read in windows."""
 _UNSEGMENTED = 12
 """Characters per word beyond which a text counts as written without spaces."""
 _OUTPUTS = 1 << 22
-"""Most hash buckets times outputs."""
+"""Maximum of the number of hash buckets times the number of outputs."""
 
 
 def _windows(longest: float, context: int) -> int:
-    """Number of windows of ``context`` tokens that hold nearly all texts (``longest``: 99th percentile in tokens)."""
+    """Choose the number of windows of ``context`` tokens that hold nearly all texts (``longest``: 99th percentile in
+    tokens).
+    """
     return max(1, min(_MOST_WINDOWS, math.ceil(1.2 * longest / (0.8 * context))))
 
 
 def _texts(records: Records, plan: Defaults) -> list[str]:
-    """Texts of the training split, those of a pair joined."""
+    """Return the texts of the training split; the texts of a pair are joined."""
     return [" | ".join(row[role] for role in plan.reads if row.get(role)) for row in records.splits["train"]]
 
 
@@ -369,10 +386,10 @@ def _unsegmented(texts: Sequence[str]) -> bool:
 
 
 def wide_path(records: Records, plan: Defaults) -> Ngrams | None:
-    """Wide path for the texts of the training split; None if a linear model of that size is too large.
+    """Choose the wide path for the texts of the training split; None if a linear model of that size is too large.
 
-    Buckets: twice as many as there are distinct n-grams, about. Texts without spaces are counted by shorter n-grams,
-    too.
+    It has about twice as many hash buckets as there are distinct n-grams. For texts without spaces, shorter n-grams are
+    counted, too.
     """
     rows = records.splits["train"]
     texts = _texts(records, plan)
@@ -389,9 +406,9 @@ def wide_path(records: Records, plan: Defaults) -> Ngrams | None:
 
 
 def _width(examples: int, plan: Defaults) -> tuple[int, int]:
-    """(width, number of layers) of the model, growing with the number of examples.
+    """Choose (width, number of layers) of the model, growing with the number of examples.
 
-    Words read as features know more of each word than tokens do, and need a smaller model.
+    Word features carry more information about each word than token ids do, so they need a smaller model.
     """
     if plan.words:
         ladder = ((10_000, (64, 1)), (100_000, (128, 2)))
@@ -401,7 +418,9 @@ def _width(examples: int, plan: Defaults) -> tuple[int, int]:
 
 
 def _dropout(width: int, writes: bool) -> float:
-    """Dropout rate. Predicting labels overfits sooner than generating text (``writes``), so small encoders get more."""
+    """Choose the dropout rate. Predicting labels overfits sooner than generating text (``writes``), so small encoders
+    get more.
+    """
     return 0.1 if writes or width >= 192 else 0.3
 
 
@@ -419,7 +438,9 @@ def _frontend(dropout: float) -> Text:
 
 
 def _words(dropout: float, characters: int) -> HashedWords:
-    """Front end for words, with about as many buckets as there are distinct features: one for four characters."""
+    """Build the front end for words, with about as many buckets as there are distinct features: one bucket per four
+    characters.
+    """
     buckets = next((size for size in _BUCKETS if size >= characters // 4), _BUCKETS[-1])
     features = WordFeatures(buckets=buckets, neighbours=2)
     return HashedWords(features=features, positions=NoPositions(), dropout=dropout)
@@ -459,7 +480,7 @@ def _writer(width: int, layers: int, sizes: _Sizes, plan: Defaults) -> Model:
 
 
 def _rate(width: int, plan: Defaults) -> float:
-    """Learning rate. Features of words are sparse and need larger steps than tokens."""
+    """Choose the learning rate. Features of words are sparse and need larger steps than tokens."""
     rate = 1e-3 if plan.writes or width < 128 else 5e-4
     return 3 * rate if plan.words else rate
 
@@ -467,7 +488,9 @@ def _rate(width: int, plan: Defaults) -> float:
 def _training(
     sizes: _Sizes, width: int, machine: Machine, plan: Defaults, best: str
 ) -> tuple[Training, LengthBuckets | TokenBuckets]:
-    """(training settings for the epochs of ``plan`` within the budget, batches of similar lengths)."""
+    """Return (training settings for the epochs of ``plan`` within the budget, batching of rows with similar
+    lengths).
+    """
     writes = bool(plan.writes)
     tokens = max(1.0, sizes.read[0] + sizes.written[0]) + 2
     batch = 32 if sizes.examples >= 1000 else 16

@@ -24,22 +24,22 @@ from qkv.tokenizers.tokenizer import Tokenizer
 
 _BATCH = 8
 _LONGEST = 256
-"""Tokens of a window at most: longer ones leave few steps within the budget."""
+"""Maximum number of tokens per window: longer windows leave few steps within the budget."""
 _SHORTEST = 4
 _NEW = 200
-"""Tokens of a sample."""
+"""Number of tokens of a generated sample."""
 
 
 def finetuned_on_text(
     source: str, start: str, adapt: str | None = None, overrides: Iterable[str] = (), quick: bool = False
 ) -> Recipe:
-    """Recipe that trains the model ``start``, a run or a published checkpoint, on the text ``source`` within
+    """Choose a recipe that trains the model ``start``, a run or a published checkpoint, on the text ``source`` within
     ``MINUTES``.
 
-    The task is that of the start if it reads running text; else ``next_token`` for a causal model and
-    ``masked_tokens`` for one that sees both sides. Windows have at most ``_LONGEST`` tokens, and the held-out tenth of
-    the text at least two; the model keeps its context length. ``adapt``, ``quick``: see ``finetuned`` and
-    ``automatic``. Raises ``UserError`` for a start that reads no running text.
+    The task is that of the start if it reads running text. Otherwise it is ``next_token`` for a causal model and
+    ``masked_tokens`` for a bidirectional model. A window has at most ``_LONGEST`` tokens, and so few that the held-out
+    tenth of the text holds at least two windows; the model keeps its context length. ``adapt``, ``quick``: see
+    ``finetuned`` and ``automatic``. Raises ``UserError`` for a start that reads no running text.
     """
     begun, text = find_start(start), resolve(source).train
     task, characters = _task(begun, start), text.characters()
@@ -57,7 +57,7 @@ def finetuned_on_text(
 
 
 def _task(begun: StartModel, start: str) -> Task:
-    """Task on a running text. Raises ``UserError`` for a model that has none."""
+    """Choose the task on a running text. Raises ``UserError`` for a model that cannot be trained on running text."""
     model = begun.model
     if begun.tokenizer is None or (model is not None and model.frontend.processor is not None):
         raise UserError(f"{start!r} reads no text, so it cannot be fine-tuned on one; give --data a table of its kind")
@@ -72,7 +72,7 @@ def _task(begun: StartModel, start: str) -> Task:
 
 
 def _tokens_per_character(text: TextSource, begun: StartModel) -> float:
-    """Estimate from the beginning of the text."""
+    """Estimate the tokens per character from the beginning of the text."""
     assert isinstance(begun.tokenizer, TokenizerFile)
     beginning = "".join(islice(text.blocks(0, min(text.characters(), 20_000)), 1))
     tokenizer = Tokenizer.load(begun.tokenizer.path)
@@ -80,7 +80,9 @@ def _tokens_per_character(text: TextSource, begun: StartModel) -> float:
 
 
 def _window(tokens: float, context: int) -> int:
-    """Tokens of a window: a power of two of which the held-out tenth of the text has two, or the context length."""
+    """Choose the tokens per window: a power of two such that the held-out tenth of the text holds two windows, or the
+    context length if that is shorter.
+    """
     window = _LONGEST
     while window > _SHORTEST and tokens / 10 < 2 * window:
         window //= 2

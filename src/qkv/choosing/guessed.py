@@ -26,8 +26,8 @@ _CLASSES = 20
 def guess_task(data: Mapping[str, Any]) -> str:
     """Infer the kind of task from a table's format, column names and values.
 
-    Questions with answers, words with tags, translations or summaries (by column name), numbers, labels. Raises
-    ``UserError`` if ambiguous.
+    The order is: questions with answers, words with tags, translations or summaries (by column name), numbers, labels.
+    Raises ``UserError`` if ambiguous.
     """
     given = Data.parse(dict(data))
     for kind in ("question_answering", "token_classification"):
@@ -88,7 +88,9 @@ def _are_values(records: Records) -> bool:
 
 
 def with_processor(data: Data, task: Task) -> Data:
-    """Copy of ``data`` with the processor of the values that its source holds, if the task reads others than text."""
+    """Return a copy of ``data`` with a processor for the values in its source, if the task can read other values than
+    text; else ``data``.
+    """
     if data.processor is not None or not task.reads_signals or "text" in data.columns:
         return data
 

@@ -20,7 +20,7 @@ _SHOWN = 8
 
 
 class TableFound(NamedTuple):
-    """Table of examples: its columns, and the kind of task that fits it, None if it is not clear."""
+    """Table of examples: its columns, and the kind of task that fits it, or None if that is not clear."""
 
     columns: tuple[str, ...]
     task: str | None
@@ -36,11 +36,11 @@ class TableFound(NamedTuple):
 
 
 def found_table(source: str | Path) -> TableFound | None:
-    """Columns and probable task of the table of examples in the file ``source``; None if it is not one.
+    """Return columns and probable task of the table of examples in the file ``source``; None if it is not a table.
 
-    By its extension and first lines: CSV and TSV with two columns or more, JSONL, CoNLL, SQuAD, a list in JSON; and the
-    known data sets, which are not opened. Raises ``UserError`` if a file has the extension of a table and cannot be
-    read as one.
+    Tables are recognised by extension and first lines: CSV and TSV with two columns or more, JSONL, CoNLL, SQuAD, a
+    list in JSON. The known data sets also count as tables, and are not opened. Raises ``UserError`` if a file has the
+    extension of a table and cannot be read as a table.
     """
     if str(source) in TABLES and not Path(source).exists():
         return TableFound((), None)

@@ -13,8 +13,8 @@ from qkv.spec.errors import UserError, nearest
 class Verb(NamedTuple):
     """Verb of ``qkv train VERB`` and ``qkv.train(…, task=VERB)``.
 
-    task: kind of the task.   columns: role in the task of the column that each option names.   settings: field of the
-    recipe that each further option sets.   tunes: True if published models can be fine-tuned for it.
+    task: kind of the task.   columns: option -> role of the column that the option names.   settings: further option ->
+    field of the recipe that the option sets.   tunes: True if published models can be fine-tuned for the task.
     """
 
     task: str
@@ -43,7 +43,7 @@ VERBS = {
 
 
 def task_named(task: str) -> str:
-    """Kind of the task that a verb or a kind names; unknown names are returned unchanged."""
+    """Return the kind of the task that a verb or a kind names; unknown names are returned unchanged."""
     return VERBS[task].task if task in VERBS else task
 
 
@@ -53,7 +53,9 @@ def tunes(kind: str) -> bool:
 
 
 def split_settings(task: str, given: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """(overrides of the recipe, all other arguments), of arguments such as ``horizon=14``; ``task``: verb or kind."""
+    """Split arguments such as ``horizon=14`` into (overrides of the recipe, all other arguments); ``task``: verb or
+    kind.
+    """
     kind = task_named(task)
     settings = next((verb.settings for verb in VERBS.values() if verb.task == kind), {})
     chosen = [f"{settings[name]}={value}" for name, value in given.items() if name in settings and value is not None]
@@ -61,10 +63,10 @@ def split_settings(task: str, given: Mapping[str, Any]) -> tuple[list[str], dict
 
 
 def data_fields(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of ``qkv.spec.data.Data`` from arguments that may also name the column of a role, such as
-    ``label="stars"``.
+    """Build the fields of ``qkv.spec.data.Data`` from arguments. An argument may also name the column of a role, such
+    as ``label="stars"``.
 
-    ``task``: a verb or the kind of a task. Raises ``UserError`` for an argument that is neither.
+    ``task``: a verb or the kind of a task. Raises ``UserError`` for an argument that is neither a field nor a role.
     """
     kind = task_named(task)
     verb = next((verb for verb in VERBS.values() if verb.task == kind), Verb(kind, {}))

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from qkv.spec.recipe import Recipe
 
 _FITTED = 0.8
-"""Share of the validation loss below which the training loss shows that the rows are fitted."""
+"""Largest ratio of training loss to validation loss at which the training rows count as fitted."""
 _LONGER = 3
-"""Factor of the time budget that is advised."""
+"""Ratio of the advised time budget to the time budget of the run."""
 
 
 def advice(run: Run) -> str:
-    """Sentence on what would help most next, with the command; "" for runs without a validation figure or a verb.
+    """Return a sentence on what would improve the run most, with the command; "" without a validation or a verb.
 
-    A run that predicts every validation row right cannot be seen to improve. One whose last validation was its best had
-    too little time; one that has not fitted its training rows has too weak a model. Otherwise it has learned what its
-    rows teach.
+    If all validation rows are predicted right, no improvement can be measured. If the last validation was the best,
+    training was too short. If the training rows are not fitted, the model is too weak. Otherwise, more rows or a
+    pretrained encoder help.
     """
     verb = next((name for name, verb in VERBS.items() if verb.task == run.recipe.task.kind), None)
     validated = [row for row in run.metrics if "val_loss" in row]
@@ -53,13 +53,13 @@ def advice(run: Run) -> str:
 
 
 def _perfect_rows(run: Run) -> int:
-    """Number of validation rows if all of them are predicted right, else 0."""
+    """Return the number of validation rows if all of them are predicted right, else 0."""
     figures = (run.evaluation or {}).get("splits", {}).get("validation", {}).get("figures", {})
     return int(figures.get("targets", 0)) if figures.get("accuracy") == 100 else 0
 
 
 def _least_loss(run: Run) -> float:
-    """Least training loss that label smoothing leaves; 0 without smoothing."""
+    """Return the smallest training loss that label smoothing allows; 0 without smoothing."""
     from qkv.models.cross_entropy import smoothed_entropy
 
     smoothing = getattr(run.recipe.task, "label_smoothing", 0.0)
@@ -67,14 +67,14 @@ def _least_loss(run: Run) -> float:
 
 
 def _weak(rows: Sequence[Mapping[str, Any]], validated: Sequence[Mapping[str, Any]], least: float) -> bool:
-    """True if the training loss at the end, above its ``least`` value, is not far below the least validation loss."""
+    """True if the mean loss at the end of training, minus ``least``, exceeds 0.8 of the smallest validation loss."""
     losses = [row["loss"] for row in rows if row.get("loss") is not None]
     some = losses[-max(1, len(losses) // 10) :]
     return bool(some) and sum(some) / len(some) - least > _FITTED * min(row["val_loss"] for row in validated)
 
 
 def _options(recipe: Recipe, verb: str) -> str:
-    """Options of the command line that name the recipe's files and columns."""
+    """Build the command-line options for the recipe's files, columns and settings."""
     data = recipe.data
     files = {"data": data.source, "validation": data.validation, "test": data.test}
     columns = {name: data.columns.get(role) for name, role in VERBS[verb].columns.items()}

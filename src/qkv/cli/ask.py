@@ -80,7 +80,7 @@ def ask_command(
 
 
 def _given(inputs: list[str], form: Template) -> FewShotRows:
-    """Rows of texts on the command line. Raises ``UserError`` if the template has several fields."""
+    """Convert texts on the command line to rows. Raises ``UserError`` if the template has several fields."""
     from qkv.runs.ask import FewShotRows
 
     first, *others = form.fields
@@ -107,7 +107,7 @@ def _tell(asked: FewShotRows, found: list[FewShotAnswer], as_json: bool) -> None
 
 
 def _tell_accuracy(asked: FewShotRows, found: list[FewShotAnswer], options: list[tuple[str, ...]] | None) -> None:
-    """Print the accuracy if all rows are labelled."""
+    """Print the accuracy and the baseline if all rows are labelled."""
     if not all("label" in row for row in asked.rows):
         return
     from qkv.runs.ask import accuracy_of, baseline

@@ -51,8 +51,9 @@ def bench_command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure a model on this machine: tokens per second, first token, forward pass, beside the limit of its memory.
+    """Measure a model on this machine: decoding, time to the first token and forward pass, beside the memory limit.
 
+    The memory limit is the speed at which the machine only reads the weights and the decoding state once per step.
     Writes bench.json and bench.html with the figures, the machine, the date and the versions.
     """
     plan = _plan(batch, prompt, precision, new, repeats, peers)
@@ -92,7 +93,7 @@ def _numbers(option: str, given: str) -> tuple[int, ...]:
 
 
 def _measured(name: str, overrides: list[str], plan: BenchPlan) -> Bench:
-    """Measure a run or a published checkpoint through its files, or a model with random weights of a spec."""
+    """Measure a run or a published checkpoint through its files, or a model built from a spec with random weights."""
     from qkv.runs.bench.measure import bench
 
     path = Path(name)

@@ -27,7 +27,7 @@ qkv chat runs/my --chat-template chatml.jinja
 """
 PROMPT = "> "
 _KEPT = 1 << 30
-"""Bytes of states of what was read, so that a turn reads its new messages only."""
+"""Maximum bytes of the prefix cache, with which a turn processes only its new messages."""
 
 
 def chat_command(
@@ -74,10 +74,10 @@ def chat_command(
 
 
 class Chat:
-    """Chat with one model, which keeps what it has read between the turns."""
+    """Chat with one model, whose prefix cache is kept between the turns."""
 
     def __init__(self, run: Run, template: str | None, options: dict[str, Any]):
-        """``template``: in the place of the tokenizer's. Raises ``UserError`` for a model that cannot chat."""
+        """``template``: chat template; None: the tokenizer's. Raises ``UserError`` for a model that cannot chat."""
         from qkv.generation.requests import RequestQueue
         from qkv.runs.end_tokens import writing
         from qkv.serving.templates import ChatTemplate
@@ -94,7 +94,7 @@ class Chat:
         self._queue: RequestQueue = RequestQueue(run.model, run.tokenizer, keep=_KEPT)
 
     def answer(self, messages: list[dict[str, Any]]) -> Iterator[str]:
-        """Yield the next message in pieces. Raises ``UserError``."""
+        """Generate the next message of the assistant and yield it in pieces. Raises ``UserError``."""
         from qkv.generation.requests import Request
         from qkv.models.frozen_weights import unchanged
 
@@ -113,7 +113,7 @@ class Chat:
 
 
 def _changed(generation: Generation, options: dict[str, Any]) -> Generation:
-    """``generation`` with the options. Raises ``UserError`` that names one."""
+    """Return ``generation`` changed by ``options``. Raises ``UserError`` that names the invalid option."""
     try:
         return generation.changed(**options)
     except SpecError as error:
@@ -122,7 +122,7 @@ def _changed(generation: Generation, options: dict[str, Any]) -> Generation:
 
 
 def _messages() -> Iterator[str]:
-    """Lines of standard input that are not empty, up to its end."""
+    """Yield the non-empty lines of standard input, up to its end."""
     asks = sys.stdin.isatty()
     while True:
         if asks:

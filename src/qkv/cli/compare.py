@@ -88,7 +88,8 @@ def compare_command(
     """Compare models over seeds, at equal parameters, training FLOPs, steps or time. The same command resumes.
 
     The learning rate of each entry is chosen on validation data. The table has means with 95 % intervals, and
-    differences to the baseline with paired tests, corrected for their number. Failed entries are rows with the reason.
+    differences from the baseline with paired tests, corrected for multiple comparisons. A failed entry keeps its row,
+    which gives the reason.
     """
     from qkv.api.functions import compare
 

@@ -102,7 +102,7 @@ def cost_command(
 
 
 def _grow(specs: list[str], overrides: Iterable[str], longest: int, as_json: bool) -> None:
-    """Measure the growth of several models, and print each and the exponents beside the theory."""
+    """Measure how time and memory of models grow with the length; print the points, and exponents beside the theory."""
     from qkv.inspection.growth import growth_curve
     from qkv.inspection.growth_tables import points_table, summary
 
@@ -138,7 +138,7 @@ def read_model(name: str, overrides: Iterable[str]) -> tuple[Model, Training]:
 def _with_sizes(recipe: Recipe) -> Model:
     """Return the recipe's model with the sizes filled in that depend on its data.
 
-    For text this is the tokenizer's (maximum) vocabulary size; other data is read.
+    For text, the size is the tokenizer's (maximum) vocabulary size; for other sizes, the data is read.
     """
     if recipe.start.checkpoint is not None:
         from qkv.runs.start import with_start
@@ -155,7 +155,7 @@ def _with_sizes(recipe: Recipe) -> Model:
 
 
 def _open_sizes(model: Model) -> bool:
-    """True if a size of ``model`` depends on data that is not known yet: of its vocabulary, inputs or classes."""
+    """True if the vocabulary size, the input sizes or the number of classes of ``model`` are still unknown."""
     frontends = [stack.frontend for stack in (model, model.encoder) if stack is not None]
     unknown = any(each.reads_tokens and each.num_tokens is None for each in frontends)
     unsized = any(each.processor is not None and each == each.unsized() for each in frontends)

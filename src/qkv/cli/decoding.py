@@ -1,4 +1,6 @@
-"""Options of ways to decode: ``--lookup``, ``--draft`` and ``--draft-tokens``; ``--regex``, ``--json-schema`` and
+"""Command-line options of speculative and constrained decoding.
+
+Speculation: ``--lookup``, ``--draft`` and ``--draft-tokens``. Constraints: ``--regex``, ``--json-schema`` and
 ``--open-objects``.
 """
 
@@ -21,11 +23,11 @@ if TYPE_CHECKING:
     from qkv.runs.run import Run
 
 DRAFT_TOKENS = 4
-"""Number of tokens that a draft model proposes at a time, unless given."""
+"""Default number of tokens that a draft model proposes at a time."""
 
 
 class SpeculationOptions(NamedTuple):
-    """Speculation asked for on the command line; ``draft``: folder of the draft model; ``copy``: read it to memory."""
+    """Options of speculative decoding; ``draft``: folder of the draft model; ``copy``: read its weights into memory."""
 
     speculation: Speculation
     draft: Path | None
@@ -33,7 +35,7 @@ class SpeculationOptions(NamedTuple):
 
 
 class ConstraintOptions(NamedTuple):
-    """Constraint asked for on the command line; ``json_schema``: text of the schema; the rest: see ``Constraint``."""
+    """Options of constrained decoding; ``json_schema``: text of the schema; other fields: see ``Constraint``."""
 
     regex: str | None
     json_schema: str | None
@@ -41,7 +43,7 @@ class ConstraintOptions(NamedTuple):
 
 
 class DecodingOptions(NamedTuple):
-    """Ways to decode asked for on the command line."""
+    """Options of speculative and constrained decoding; None: not used."""
 
     speculation: SpeculationOptions | None = None
     constraint: ConstraintOptions | None = None
@@ -57,8 +59,10 @@ def decoding_options(
     copy: bool,
     others: Mapping[str, bool],
 ) -> DecodingOptions:
-    """Check the options without slow imports. ``others``: names of options that ask for something else, and whether
-    they are given. Raises ``UserError``.
+    """Check the options without slow imports.
+
+    ``others``: whether each option that excludes constraints is given, by name; all but ``--ids`` exclude speculation
+    too. Raises ``UserError``.
     """
     if open_objects and json_schema is None:
         raise UserError("--open-objects: it applies to --json-schema, which is not given; leave it out")
@@ -74,7 +78,8 @@ def decoding_options(
 def speculation_options(
     lookup: int | None, draft: Path | None, draft_tokens: int | None, copy: bool = False, others: Sequence[str] = ()
 ) -> SpeculationOptions | None:
-    """Check the options of speculation without slow imports. ``others``: names of given options that exclude it.
+    """Check the options of speculation without slow imports. ``others``: names of given options that exclude
+    speculation.
 
     Raises ``UserError``.
     """
@@ -100,10 +105,10 @@ def speculation_options(
 
 @contextmanager
 def decoding(wanted: DecodingOptions, run: Run, generation: Generation) -> Generator[dict[str, Any]]:
-    """Arguments of ``stream_text`` for the options; figures of speculation are printed on standard error at the end.
+    """Context manager that yields the arguments of ``stream_text`` for the options.
 
-    Raises ``UserError`` for beam search, for a draft that cannot be loaded or has another vocabulary, and for a
-    constraint that cannot be used.
+    At the end, it prints the statistics of speculation on standard error. Raises ``UserError`` for speculation with
+    beam search, for a draft model that cannot be loaded or has another vocabulary, and for an unusable constraint.
     """
     arguments: dict[str, Any] = {}
     if wanted.constraint is not None:
@@ -124,8 +129,9 @@ def decoding(wanted: DecodingOptions, run: Run, generation: Generation) -> Gener
 
 
 def speculator_of(wanted: SpeculationOptions, run: Run) -> Speculator:
-    """Speculator for the options; loads the draft. Raises ``UserError`` for one that has another vocabulary than
-    ``run``.
+    """Build the speculator for the options, and load its draft model.
+
+    Raises ``UserError`` if the draft model has another vocabulary than ``run``.
     """
     from qkv.generation.speculate import Speculator, check_vocabularies
     from qkv.runs.load import load

@@ -75,7 +75,7 @@ def embed_command(
 
 
 def _embedded(*args: Any, **options: Any) -> np.ndarray:
-    """Result of ``qkv.runs.embed.embed``, with its warnings as notes on standard error."""
+    """Call ``qkv.runs.embed.embed``, and print its warnings as notes on standard error."""
     from qkv.runs.embed import embed
 
     with warnings.catch_warnings(record=True) as notes:

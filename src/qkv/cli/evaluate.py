@@ -135,7 +135,7 @@ def _alone(**others: object) -> None:
 
 
 def _checked(split: str | None, data: str | None, batches: int | None) -> str:
-    """Name of the split to evaluate on. Raises ``UserError`` for wrong values, and options that exclude each other."""
+    """Return the split to evaluate on. Raises ``UserError`` for invalid values and options that exclude each other."""
     if batches is not None and batches < 1:
         raise UserError(f"--batches: {batches} given, but it should be at least 1; leave it out for the whole split")
     if data is not None and split is not None:

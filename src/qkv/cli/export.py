@@ -113,7 +113,7 @@ def _write_onnx(source: Path, folder: Path, dtype: str | None, copy: bool) -> st
 
 
 def _write_gguf(read: _Source, file: Path, dtype: str | None, check: bool | None) -> str:
-    """Write the GGUF file ``file`` by way of a temporary one; return the message with family, type and comparison."""
+    """Write ``file`` through a temporary file; return the message with family, weight type and comparison."""
     from qkv.interop.check import LIMIT, size_of
     from qkv.interop.gguf_check import compare_gguf
     from qkv.interop.gguf_write import save_gguf
@@ -158,7 +158,7 @@ def _write_adapter(source: Path, folder: Path, dtype: str | None, copy: bool) ->
 
 
 def _adapted(source: str | None) -> Model | None:
-    """Spec of the base model of an adapter run, which it started from; None if it cannot be found."""
+    """Return the spec of the base model ``source`` of an adapter run; None if it cannot be found."""
     from qkv.runs.start import find_start
 
     try:
@@ -199,7 +199,7 @@ def _read(source: Path, copy: bool) -> _Source:
         found = load_published(source, copy=copy)
         own = found.model, found.tokenizer, found.labels, found.family, found.begin, found.kept, found.processor
         return _Source(*own, ends=found.sample.stop_token_ids)
-    run = load(source, copy=copy, device="cpu")  # files are written from memory of the CPU
+    run = load(source, copy=copy, device="cpu")  # files are written from CPU memory
     if run.recipe.quantized is not None:
         raise UserError(f"{source} has quantised weights; export the run that it was made from")
     if not run.vocabulary.shared:
@@ -216,7 +216,7 @@ def _read(source: Path, copy: bool) -> _Source:
 
 
 def _write(read: _Source, folder: Path, dtype: str | None, check: bool | None) -> str:
-    """Export to ``folder`` by way of a temporary one; return the message with family, architecture and comparison.
+    """Export to ``folder`` through a temporary folder; return the message with family, architecture and comparison.
 
     ``check``: compare the logits with those of the transformers library; None: for small models only.
     """
@@ -236,7 +236,7 @@ def _write(read: _Source, folder: Path, dtype: str | None, check: bool | None) -
 
 @contextmanager
 def _partial(folder: Path) -> Generator[Path]:
-    """Context manager: a temporary folder to write to, which becomes ``folder`` at the end, or is removed."""
+    """Context manager that yields a temporary folder; at the end it is renamed to ``folder``, on errors removed."""
     partial = folder.with_name(f"{folder.name}-partial-{os.getpid()}")
     try:
         yield partial

@@ -149,7 +149,7 @@ def generate_command(
 
 
 def _wanted(given: dict[str, Any]) -> DecodingOptions:
-    """Options of decoding among those given."""
+    """Select and check the options of speculative and constrained decoding."""
     others = {
         "--image": given["image"] is not None,
         "--choose": bool(given["choose"]),
@@ -161,7 +161,7 @@ def _wanted(given: dict[str, Any]) -> DecodingOptions:
 
 
 def _options(given: dict[str, Any]) -> dict[str, Any]:
-    """Fields of ``Generation`` among the options, checked before importing torch, which is slow."""
+    """Select the options that are fields of ``Generation``, and check them before the slow import of torch."""
     chosen = {name: value for name, value in given.items() if name in Generation.model_fields and value is not None}
     if "logit_bias" in chosen:
         chosen["logit_bias"] = _biases(chosen["logit_bias"])
@@ -171,7 +171,7 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _biases(given: list[str]) -> dict[int, float]:
-    """Biases by token id of texts ``ID=BIAS``. Raises ``UserError``."""
+    """Parse texts ``ID=BIAS`` to biases by token id. Raises ``UserError``."""
     found: dict[int, float] = {}
     for text in given:
         index, _, bias = text.partition("=")
@@ -183,7 +183,7 @@ def _biases(given: list[str]) -> dict[int, float]:
 
 
 def _generate(given: dict[str, Any], options: dict[str, Any], wanted: DecodingOptions) -> None:
-    """Print or write what the options ask for."""
+    """Generate images, ids or text, or choose among texts, as the options select; print or write the result."""
     run, prompt, choose, count = given["run"], given["prompt"], given["choose"], given["num_samples"]
     if given["image"] is not None or given["label"] is not None:
         texts = {"a prompt": prompt, "--ids": given["ids"], "--choose": choose, "--special": given["special"]}
@@ -234,7 +234,7 @@ def _write_images(
 
 
 def _reading(run: Run, special: bool) -> Run:
-    """``run``, or with ``special`` a copy whose tokenizer parses special tokens in the prompt."""
+    """Return ``run``; with ``special``, a copy whose tokenizer parses special tokens in the prompt."""
     return replace(run, vocabulary=replace(run.vocabulary, target=run.tokenizer.reading_special)) if special else run
 
 
@@ -307,7 +307,7 @@ def _prompt(prompt: str) -> str:
 
 
 def _note_the_context(run: Run, prompt: str, generation: Generation) -> None:
-    """Print a note if the prompt exceeds the context length, or the text the length used in training."""
+    """Print a note if the prompt exceeds the context length, or if prompt and new tokens exceed the training length."""
     from qkv.generation.context import first_seen, learned_reach
     from qkv.generation.text import prompt_ids
 

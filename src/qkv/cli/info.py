@@ -87,7 +87,7 @@ def _stored(folder: Path) -> str:
 
 
 def _data_sets() -> str:
-    """Names of the known data sets, with a mark at those that must be downloaded or are not available."""
+    """List the known data sets; note which of them must be downloaded or are not available."""
     from qkv.data.corpora.named import KNOWN, NAMES
     from qkv.data.records.named import TABLES
     from qkv.system.cache import cache_folder
@@ -110,7 +110,7 @@ def _data_sets() -> str:
 
 
 def _published(folder: Path) -> list[tuple[str, Any]]:
-    """Rows of a folder in Hugging Face format, or of a sentence-transformers model: contents and possible commands."""
+    """Build the table of a Hugging Face or sentence-transformers folder: its contents and the commands that use it."""
     from qkv.interop.load import load_published
     from qkv.interop.sentence import read_sentence
 
@@ -139,7 +139,7 @@ def _published(folder: Path) -> list[tuple[str, Any]]:
 
 
 def _commands(folder: Path, found: PublishedModel) -> list[str]:
-    """Commands that use a published model: its own task, embedding, search, fine-tuning."""
+    """List the commands that use a published model: its own task, embedding, search, fine-tuning."""
     from qkv.runs.published import recipe_of
     from qkv.tasks.registry import task_of_recipe
     from qkv.training.usage import usage
@@ -187,7 +187,7 @@ def _run(folder: Path) -> list[tuple[str, Any]]:
 
 
 def _stack(model: Any) -> str:
-    """Layers, width and branches of the listed blocks: ``2 layers of width 64: attention + feed_forward | gru``."""
+    """Describe layers, width and branches of the blocks: ``2 layers of width 64: attention + feed_forward | gru``."""
     from qkv.report.figures import counted
 
     pattern = " | ".join(" + ".join(branch.kind for branch in block.branches) for block in model.blocks)

@@ -9,7 +9,10 @@ from qkv.spec.errors import UserError
 
 
 def text_of_file(path: Path, option: str = "") -> str:
-    """Text of a UTF-8 file. ``option``: that named it. Raises ``UserError`` if it cannot be read or is not UTF-8."""
+    """Read a UTF-8 file. ``option``: the command-line option that names the file, for error messages.
+
+    Raises ``UserError`` if the file cannot be read or is not UTF-8.
+    """
     named = f"{option}: {str(path)!r}" if option else str(path)
     try:
         return path.read_bytes().decode("utf-8")
@@ -20,7 +23,7 @@ def text_of_file(path: Path, option: str = "") -> str:
 
 
 def text_of_input(named: str = "standard input") -> str:
-    """All text of standard input, called ``named`` in the error. Raises ``UserError`` if it is not UTF-8."""
+    """Read all of standard input, called ``named`` in error messages. Raises ``UserError`` if it is not UTF-8."""
     try:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
@@ -28,7 +31,7 @@ def text_of_input(named: str = "standard input") -> str:
 
 
 def lines_of_input() -> list[str]:
-    """Lines of standard input that are not empty. Raises ``UserError`` if it is not UTF-8."""
+    """Read the non-empty lines of standard input. Raises ``UserError`` if it is not UTF-8."""
     return [line for line in text_of_input().splitlines() if line.strip()]
 
 

@@ -52,9 +52,10 @@ COMMANDS = {
     "recipes": "List the recipes that ship with qkv, with their results; or print one.",
     "demo": "Train a small model on Python's documentation; no download needed.",
 }
-"""Name -> summary. Each command is ``<name>_command`` of ``qkv.cli.<name>`` ("_" for "-"), beside its ``EXAMPLES``.
+"""Command name -> summary.
 
-Its module is imported when it is called.
+A command is the function ``<name>_command`` of the module ``qkv.cli.<name>`` ("_" for "-"), which also holds its
+``EXAMPLES``. The module is imported only when the command is called.
 """
 
 _IMPORT = "--import"
@@ -96,7 +97,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _same_variable() -> Generator[None]:
-    """Context manager that restores the variable QKV_IMPORT, which ``--import`` extends for child processes."""
+    """Restore the environment variable QKV_IMPORT on leaving; ``--import`` extends it for child processes."""
     before = os.environ.get(VARIABLE)
     try:
         yield
@@ -115,7 +116,7 @@ def _note(
     file: Any = None,
     line: str | None = None,
 ) -> None:
-    """Replacement of ``warnings.showwarning``: prints warnings of the package as one line, others as Python does."""
+    """Replace ``warnings.showwarning``: print warnings of the package as one line, others as Python does."""
     own = Path(filename).is_relative_to(_PACKAGE)
     text = f"note: {message}\n" if own else warnings.formatwarning(message, category, filename, lineno, line)
     with contextlib.suppress(OSError, ValueError):
@@ -208,9 +209,7 @@ class _Commands(TyperGroup):
 
 
 def _imports_first(args: list[str]) -> list[str]:
-    """Move each ``--import NAME`` and ``--import=NAME`` before the command. Raises ``UserError`` for one without a
-    name.
-    """
+    """Move each ``--import NAME`` or ``--import=NAME`` before the command. Raises ``UserError`` if it has no name."""
     end = args.index("--") if "--" in args else len(args)
     first, rest = list[str](), list[str]()
     found = iter(args[:end])

@@ -133,7 +133,7 @@ def _check(
 
 
 def named_values(option: str, given: list[str] | None) -> Iterator[tuple[str, str]]:
-    """Pairs of an option that is written NAME=VALUE, as often as given."""
+    """Parse the values NAME=VALUE of a repeatable option, and yield pairs (name, value)."""
     for text in given or []:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
@@ -142,14 +142,14 @@ def named_values(option: str, given: list[str] | None) -> Iterator[tuple[str, st
 
 
 def _value(text: str) -> str:
-    """Value of a text option: the text itself, or after "@" the contents of that file."""
+    """Return the value of a text option: the text itself, or for "@FILE" the contents of the file."""
     if not text.startswith("@"):
         return text
     return text_of_file(Path(text[1:]).expanduser())
 
 
 def _texts(inputs: Sequence[str]) -> list[str]:
-    """Texts given as arguments, or the lines of standard input if the only one is "-"."""
+    """Return the texts given as arguments, or the lines of standard input if the only argument is "-"."""
     if list(inputs) == ["-"]:
         inputs = lines_of_input()
         if not inputs:
@@ -160,7 +160,7 @@ def _texts(inputs: Sequence[str]) -> list[str]:
 
 
 def _rows(run: Run, texts: list[str], parts: dict[str, str]) -> list[dict[str, Any]]:
-    """Input fields of each prediction, one mapping per text; ``parts``: fields common to all."""
+    """Build the input fields of each prediction, one mapping per text; ``parts``: fields common to all texts."""
     from qkv.runs.predict import predict, rows_for
     from qkv.runs.run import task_of
 
@@ -181,7 +181,7 @@ def _rows(run: Run, texts: list[str], parts: dict[str, str]) -> list[dict[str, A
 
 
 def _answers(run: Run, rows: Sequence[dict[str, Any]]) -> Iterator[list[Answer]]:
-    """Predict for rows in groups, in order, with the progress on standard error."""
+    """Predict for rows in order, and yield the answers in groups; show the progress on standard error."""
     from qkv.report.progress import Progress
     from qkv.runs.predict import predict
 
@@ -196,7 +196,7 @@ def _answers(run: Run, rows: Sequence[dict[str, Any]]) -> Iterator[list[Answer]]
 
 
 def _tell_notes(answers: Sequence[Answer]) -> None:
-    """Print notes on inputs that were truncated, or are mostly unknown, on standard error: at most the first few."""
+    """Print on standard error the first three notes on inputs, such as truncated ones, and the number of the others."""
     notes = [(i, answer["note"]) for i, answer in enumerate(answers, 1) if answer.get("note")]
     for i, note in notes[:3]:
         typer.echo(f"note: {note}" if len(answers) == 1 else f"note on input {i}: {note}", err=True)

@@ -20,7 +20,7 @@ NUM_EXAMPLES = 8
 
 
 def template_of(text: str | None) -> Template:
-    """Template of ``--template``, in which ``\\n`` is a line break. Raises ``UserError``."""
+    """Parse the text of ``--template``, in which ``\\n`` is a line break; None: the default. Raises ``UserError``."""
     from qkv.generation.few_shot import TEMPLATE, Template
 
     return Template(TEMPLATE if text is None else text.replace("\\n", "\n"))

@@ -55,7 +55,7 @@ def recipes_command(
 
 
 def _compared(name: str) -> tuple[str, ...]:
-    """Table row of one comparison."""
+    """Build the table row of one comparison."""
     from qkv.spec.comparison import read_comparison
     from qkv.spec.shipped import COMPARISONS
 
@@ -64,7 +64,7 @@ def _compared(name: str) -> tuple[str, ...]:
 
 
 def _plain(recipe: Recipe) -> dict[str, Any]:
-    """Content of one recipe for ``--json``; "figures": metric path -> value."""
+    """Convert one recipe to plain data for ``--json``; "figures": metric path -> value."""
     reached = recipe.reached
     figures = {path: value for path, value, _ in reached.figures} if reached else {}
     return {
@@ -81,7 +81,7 @@ def _plain(recipe: Recipe) -> dict[str, Any]:
 
 
 def _row(recipe: Recipe) -> tuple[str, ...]:
-    """Table row of one recipe: the first of its metrics, and the published or simpler method's value of it."""
+    """Build the table row of one recipe: its first recorded metric, and published reference values of that metric."""
     from qkv.report.evaluation import words
     from qkv.report.figures import duration, fixed
 

@@ -53,7 +53,7 @@ def run_or_published(path: Path) -> Path:
 
 
 def load_run(path: Path, copy: bool) -> Run:
-    """Load the run or published checkpoint ``path``, and before it torch and the package. Raises ``UserError``."""
+    """Import torch and the package, then load the run or published checkpoint ``path``. Raises ``UserError``."""
     folder = run_or_published(path)
     with paused():
         from qkv.runs.load import load

@@ -73,12 +73,12 @@ def search_command(
 
 
 def hits_rows(hits: Sequence[Hit]) -> list[tuple[float, int, str]]:
-    """Rows of the table of one query's results."""
+    """Build the table rows for the results of one query."""
     return [(round(hit.score, 4), hit.line, hit.text) for hit in hits]
 
 
 def _found(folder: Path, file: Path, asked: list[str], top: int, *settings: Any) -> list[list[Hit]]:
-    """Results of all queries, with progress on standard error while the index is built."""
+    """Search for all queries; show progress on standard error while the index is built."""
     from qkv.report.progress import Progress
     from qkv.runs.search import search
 

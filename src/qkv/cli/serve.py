@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _NEEDED = ("starlette", "uvicorn", "prometheus_client", "jinja2")
 KEY = "QKV_API_KEY"
-"""Environment variable with the key."""
+"""Environment variable with the API key."""
 EXAMPLES = """\
 qkv serve runs/my
 qkv serve runs/my small=runs/small --port 9000
@@ -121,7 +121,7 @@ def serve_command(
 
 
 def _without_chat(model: ServedModel) -> str:
-    """Sentence on a model that could chat, if its template were known."""
+    """Return a note for a model that cannot chat because it has no chat template; "" for other models."""
     if not model.writes or model.chats or model.run.model.encoder is not None:
         return ""
     return "; no chat, since the model has no chat template (--chat-template FILE)"
@@ -130,7 +130,7 @@ def _without_chat(model: ServedModel) -> str:
 def _service(
     folders: dict[str, Path], limits: Limits, speculation: Callable[[Run], Speculator] | None, template: str | None
 ) -> Service:
-    """Load the models, which hold once what they have alike, and print how much that saves."""
+    """Load the models, let them share equal weights, and print the memory that sharing saves."""
     from qkv.serving.model import ServedModel, share
     from qkv.serving.service import Service
 
@@ -147,7 +147,10 @@ def _service(
 
 
 def _named(runs: list[str]) -> dict[str, Path]:
-    """Folders by name; by default the last part of their path. Raises ``UserError`` for a name given twice."""
+    """Parse ``RUN`` and ``NAME=RUN`` to folders by name; default name: the last part of the path.
+
+    Raises ``UserError`` for a duplicate or empty name.
+    """
     found: dict[str, Path] = {}
     for given in runs:
         first, equals, rest = given.partition("=")

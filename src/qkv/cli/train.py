@@ -140,21 +140,20 @@ def _train(recipe: str, table: dict[str, Any], options: dict[str, Any]) -> None:
     from qkv.api.recipes import is_text
 
     is_data = recipe in (*VERBS, FINETUNE) or is_text(recipe)
-    if is_data:  # a recipe is read at once, and its errors stand alone
+    if is_data:  # a recipe is read quickly, and its errors are shown without this line
         say_start(table["data"] or recipe)
     source, arguments = _table(recipe, table, options["overrides"])
     train_and_tell(source, recipe, is_data, **arguments, **options)
 
 
 def _changes(overrides: list[str], tensorboard: bool, minutes: float | None) -> list[str]:
-    """Overrides of the command line, those written as options (--tensorboard, --minutes) included."""
+    """Return the overrides of the command line, including the options --tensorboard and --minutes as overrides."""
     options = {"training.tensorboard": "true" if tensorboard else None, "training.minutes": minutes}
     return [*overrides, *(f"{path}={value}" for path, value in options.items() if value is not None)]
 
 
 def _table(recipe: str, options: dict[str, Any], changes: list[str]) -> tuple[str, dict[str, Any]]:
-    """Source and further arguments of ``qkv.train`` for the data on the command line: a recipe or text file, or a verb
-    with its options.
+    """Return source and arguments of ``qkv.train`` for a recipe or text file, or for a verb with its options.
 
     Raises ``UserError`` for a data file given without --data.
     """
@@ -185,8 +184,9 @@ def say_start(source: str) -> None:
 def train_and_tell(source: Any, name: str, is_data: bool = False, **arguments: Any) -> Run:
     """Train with progress on the terminal, then print the results and the next command.
 
-    ``source`` and ``arguments``: those of ``qkv.train``. ``name``: of the source, which a line tells before slow work
-    begins; for data, the command has told it, and the description of the recipe that was chosen is printed instead.
+    ``source`` and ``arguments``: arguments of ``qkv.train``. ``name``: name of the source, printed before slow work
+    begins. ``is_data``: the source is data, and the caller has printed its name; the description of the recipe chosen
+    for it is printed instead, when training starts.
     """
     from qkv.api.functions import train
     from qkv.training.events import Event, Prepared, Started

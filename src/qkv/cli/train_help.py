@@ -34,12 +34,12 @@ class Command(TyperCommand):
     """``qkv train``, whose help depends on the verb in the command line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the command line, keeping its verb for ``get_help``."""
+        """Parse the command line, and store its verb for ``get_help``."""
         ctx.meta["verb"] = next((arg for arg in args if arg in _SUMMARIES), "")
         return super().parse_args(ctx, args)
 
     def get_help(self, ctx: Any) -> str:
-        """Text of the help for the verb in the command line, or without one for recipes and texts."""
+        """Return the help text for the verb in the command line; without a verb, the help for recipes and texts."""
         verb: str = ctx.meta.get("verb", "")
         shown = copy.copy(self)
         shown.params = [param for param in self.params if applies(str(param.name), verb)]
@@ -53,7 +53,7 @@ class Command(TyperCommand):
 
 
 def applies(option: str, verb: str) -> bool:
-    """True if the parameter ``option`` of ``qkv train`` applies to ``verb``; "": to a recipe or a text."""
+    """True if the parameter ``option`` of ``qkv train`` applies to ``verb``; "": a recipe or a text."""
     if option not in OF_TABLES:
         return not (option == "recipe" and verb)
     if option == "task":

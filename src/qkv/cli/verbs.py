@@ -29,7 +29,7 @@ TEXTS = ("source", "target")
 """Options of ``translate``: two files, or with ``--data`` two columns."""
 
 _OF_DATA = ("data", "validation", "test", "split", "bad_rows")
-"""Settings of the data that are no columns of the task."""
+"""Options of the data that do not name columns of the task."""
 
 
 def table_of(verb: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -59,7 +59,7 @@ def table_of(verb: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]
 
 
 def _trains_on_text(given: Mapping[str, Any], begun: Mapping[str, Any]) -> bool:
-    """True if 'finetune' gets a running text, on which the model itself is trained: no folder, no table."""
+    """True if 'finetune' is given running text, on which training continues without a new task: no folder, no table."""
     if "start" not in begun or "task" in given or not Path(given.get("data", "")).expanduser().is_file():
         return False
     from qkv.api.recipes import is_text, table_without_task

@@ -41,7 +41,7 @@ def where_command(
 
 
 def _rows(place: Place, shape: bool) -> list[tuple[str, Any]]:
-    """(title, text) rows of the output for one tensor. ``shape`` False: without its shape, which is only an example."""
+    """Build the (title, text) rows for one tensor; ``shape``: include its shape (only an example without a run)."""
     rows = [
         ("name", place.ours),
         ("published as", ", ".join(place.theirs) + (f" ({place.way})" if place.way else "")),

@@ -39,7 +39,7 @@ def why_command(
     ] = False,
 ) -> None:
     """Run one training step and one decoding step of each kind of block, and show which implementations were used,
-    and how a text is decoded. Of a quantised run or a published checkpoint, only the decoding step.
+    and how a text is decoded. For a quantised run or a published checkpoint, only the decoding step is run.
 
     The speedup of a measured choice is relative to torch's default implementation on this machine in the requested
     precision. Measured choices are cached per processor, settings and versions.
@@ -95,7 +95,7 @@ def _one_of_each(model: Model) -> Model:
 
 
 def _try_published(place: Path, overrides: list[str]) -> str:
-    """Decode one token with a published checkpoint; return how a text is decoded, empty if none is."""
+    """Decode one token with a published checkpoint; return the path that decoded it, or "" if it decodes no text."""
     from qkv.runs.load import load
 
     if overrides:
@@ -119,7 +119,7 @@ def _decode(model: Transformer) -> str:
 
 
 def _try(model: Model, training: Training, quantized: Quantization | None) -> str:
-    """Train and decode one step with a model of a spec; return how a text is decoded, empty if none is."""
+    """Train and decode one step with a model of a spec; return the decoding path, or "" if it decodes no text."""
     import torch
 
     from qkv.data.batching.batch import Batch
@@ -139,6 +139,6 @@ def _try(model: Model, training: Training, quantized: Quantization | None) -> st
             loss = NextTokenTask(NextToken()).summed_loss(transformer, Batch.of(ids[:, :-1], ids[:, 1:]))
         loss.backward()  # pyright: ignore[reportUnknownMemberType]
         build_optimizer(training.optimizer, transformer).step()
-    else:  # which cannot be trained
+    else:  # quantised weights cannot be trained
         quantize(transformer, quantized)
     return _decode(transformer)

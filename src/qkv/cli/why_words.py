@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from qkv.runs.run import Run
 
 _MOST = 40
-"""Maximum number of words printed for an input; of more, those with the strongest changes."""
+"""Maximum number of words printed for an input; if it has more, the words with the largest changes are printed."""
 
 
 def tell_why(run: Run, rows: Sequence[dict[str, Any]], as_json: bool, report: Path | None) -> None:
-    """Print the answers for ``rows`` and what they owe to each word; write the page ``report`` if one is given."""
+    """Print the answers for ``rows`` and the effect of each word on them; write the page ``report`` if given."""
     from qkv.runs.explain import explain
 
     answers = explain(run, rows)

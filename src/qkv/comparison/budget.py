@@ -17,19 +17,21 @@ from qkv.spec.recipe import Recipe
 from qkv.tasks.registry import task_of_recipe
 
 TOLERANCE = 0.01
-"""Largest relative difference of the numbers of parameters."""
+"""Maximum relative difference between the numbers of parameters."""
 KNOBS = ("model.blocks.feed_forward.hidden", "model.blocks.branches.hidden", "model.width")
-"""Paths that resize a model, tried in this order if an entry states none."""
+"""Paths of settings that resize a model, tried in this order if an entry states none."""
 _NEAR = 0.25
-"""Largest relative difference from a multiple of the number of parameters."""
+"""Maximum relative difference from the number of parameters that ``resized`` is to reach."""
 _LARGEST, _STRIDE = 1 << 20, 256
 Count = Callable[[int], int | None]
 
 
 @dataclass(frozen=True)
 class Sized:
-    """Recipe of an entry within the budget. parameters: of its model; step_flops: of one update; None if a part's cost
-    is unknown; change: override that resized it, or "".
+    """Recipe of an entry within the budget.
+
+    parameters: of its model; step_flops: FLOPs of one update, None if a part's cost is unknown; change: override that
+    fits the recipe to the budget, or "".
     """
 
     recipe: Recipe
@@ -39,19 +41,19 @@ class Sized:
 
 
 def sized(recipe: Recipe) -> Sized:
-    """Parameters and FLOPs of a recipe as it stands. Reads its data, which may determine sizes of the model."""
+    """Count parameters and FLOPs of a recipe as it stands. Reads its data, which may determine sizes of the model."""
     full = filled(recipe)
     return Sized(recipe, parameters(full.model), _step_flops(full))
 
 
 def filled(recipe: Recipe) -> Recipe:
-    """Copy of the recipe with all sizes that its start and its data determine."""
+    """Return a copy of the recipe with all sizes that its start and its data determine."""
     started = with_start(recipe)
     return task_of_recipe(started).sized(started)
 
 
 def parameters(model: Model) -> int:
-    """Number of parameters of a model, which is built without memory."""
+    """Count the parameters of a model, which is built on the meta device and takes no memory."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in Transformer(model).parameters())
 
@@ -59,10 +61,11 @@ def parameters(model: Model) -> int:
 def with_parameters(
     name: str, recipe: Recipe, wanted: int, knob: str | None = None, changes: Iterable[str] = ()
 ) -> Sized:
-    """Recipe of the entry ``name``, resized to ``wanted`` parameters within ``TOLERANCE`` by the integer at the dotted
-    path ``knob``; None: by the first of ``KNOBS`` that reaches it and is not set by the entry's own ``changes``.
+    """Resize the recipe of the entry ``name`` to ``wanted`` parameters within ``TOLERANCE``, by the integer at the
+    dotted path ``knob``.
 
-    Raises ``UserError`` if no value of it does.
+    ``knob`` None: the first of ``KNOBS`` that reaches this number and is not set by the entry's own ``changes``. Raises
+    ``UserError`` if no value reaches it.
     """
     full = filled(recipe)
     if _off(parameters(full.model), wanted) <= TOLERANCE:
@@ -81,8 +84,8 @@ def with_parameters(
 
 
 def resized(name: str, recipe: Recipe, wanted: int, knob: str) -> Sized:
-    """Recipe of the entry ``name`` with the number of parameters nearest to ``wanted`` that the integer at the dotted
-    path ``knob`` gives. Raises ``UserError`` if it is further off than a quarter.
+    """Resize the recipe of the entry ``name`` as near to ``wanted`` parameters as the integer at the dotted path
+    ``knob`` allows. Raises ``UserError`` if the nearest number differs by more than a quarter.
     """
     full = filled(recipe)
     value, count = _nearest(_counter(full, knob), wanted)
@@ -107,7 +110,9 @@ def _unreachable(name: str, own: int, wanted: int, tried: Iterable[tuple[str, in
 
 
 def _counter(full: Recipe, path: str) -> Count:
-    """Function that counts the parameters with a value at ``path``; None for a value that the spec refuses."""
+    """Return a function that counts the parameters with a value at ``path``, or returns None for a value that the spec
+    refuses.
+    """
 
     def count(value: int) -> int | None:
         try:
@@ -119,11 +124,13 @@ def _counter(full: Recipe, path: str) -> Count:
 
 
 def _nearest(count: Count, wanted: int) -> tuple[int, int]:
-    """(value, count) nearest to ``wanted`` of a count that rises with the value; (0, 0) if no value is allowed."""
+    """Find (value, count) with the count nearest to ``wanted``, if the count rises with the value; (0, 0) if no value
+    is allowed.
+    """
     known: dict[int, int] = {}
 
     def first_from(low: int, high: int) -> int | None:
-        """Smallest allowed value in a range."""
+        """Return the smallest allowed value in a range."""
         for value in range(low, min(high, low + _STRIDE)):
             found = known.get(value) or count(value)
             if found:
@@ -143,8 +150,8 @@ def _nearest(count: Count, wanted: int) -> tuple[int, int]:
 
 
 def with_flops(name: str, recipe: Recipe, baseline: Sized) -> Sized:
-    """Recipe of the entry ``name`` with as many steps as cost the FLOPs of the ``baseline``'s training. Raises
-    ``UserError`` if a part's cost is unknown.
+    """Set the steps of the recipe of the entry ``name`` so that its training costs as many FLOPs as that of the
+    ``baseline``. Raises ``UserError`` if a part's cost is unknown.
     """
     own = sized(recipe)
     if not own.step_flops or not baseline.step_flops:

@@ -31,13 +31,13 @@ def compare(
     base: Recipe | None = None,
     watcher: Watcher | None = None,
 ) -> Ranking | Scaling:
-    """Carry out a comparison in the folder ``out``, or go on with it there; return its results, also written there.
+    """Carry out a comparison in the folder ``out``, or resume it there; return its results, also written there.
 
-    With ``comparison.scale`` the result is that of all sizes; see ``qkv.comparison.scaling``.
+    With ``comparison.scale`` the results cover all sizes; see ``qkv.comparison.scaling``.
 
-    Finished runs are read and begun ones resumed. ``executor``: carries out the runs; None: one after the other in this
-    process. ``base``: recipe that the entries change; default: the one that the comparison names. ``watcher``: receives
-    progress; None shows it on standard error.
+    Results of finished runs are read, and unfinished runs are resumed. ``executor``: carries out the runs; None: one
+    after the other in this process. ``base``: recipe that the entries change; default: the recipe that the comparison
+    names. ``watcher``: receives progress; None shows it on standard error.
 
     Raises ``UserError`` if the comparison is wrong, and ``Interrupted``.
     """
@@ -78,9 +78,10 @@ def _carried_out(plan: RunPlan, executor: Executor, watcher: Watcher) -> Ranking
 
 
 def _chosen(plan: RunPlan, tried: Sequence[tuple[PlannedRun, Outcome]]) -> dict[str, float]:
-    """Factor of the learning rate with the best metric on validation data, by entry; of equal ones the first.
+    """Choose for each entry the factor of the learning rate with the best metric on validation data, the first if
+    several are equal.
 
-    An entry that failed at every rate has none.
+    An entry that failed at every rate is left out.
     """
     sign, best = 1 if plan.metric in ERRORS else -1, dict[str, tuple[float, float]]()
     for run, outcome in tried:

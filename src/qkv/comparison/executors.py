@@ -1,6 +1,6 @@
-"""Executors of planned runs: one after the other in this process, or several at once, each in its own.
+"""Executors of planned runs: one after the other in this process, or several at once, each in its own process.
 
-``qkv.comparison.ray_cluster`` has one more.
+``qkv.comparison.ray_cluster`` has a further executor, for Ray clusters.
 """
 
 from __future__ import annotations
@@ -36,22 +36,23 @@ class Watcher(Protocol):
         """Receive the progress of a run."""
 
     def ended(self, run: PlannedRun, outcome: Outcome) -> None:
-        """Receive the outcome of a run, also of one that was over before."""
+        """Receive the outcome of a run, also of a run that was finished earlier."""
 
 
 class Executor(Protocol):
-    """Way to carry out planned runs."""
+    """Interface of executors, which carry out planned runs."""
 
     def outcomes(self, runs: Sequence[PlannedRun], waiting: Sequence[int], watcher: Watcher) -> dict[int, Outcome]:
-        """Outcomes of the runs with the indices ``waiting``, each told to the watcher when it is over.
+        """Carry out the runs with the indices ``waiting``; return their outcomes by index.
 
-        Raises ``UserError`` for an error that is not an entry's own, and ``Interrupted``.
+        Each outcome is passed to the watcher when the run is over. Raises ``UserError`` for an error that is not an
+        entry's own, and ``Interrupted``.
         """
         ...
 
 
 def execute(runs: Sequence[PlannedRun], executor: Executor, watcher: Watcher) -> list[Outcome]:
-    """Carry out those of ``runs`` that are not over, and return all outcomes in order."""
+    """Carry out the ``runs`` that are not over; return the outcomes of all runs in order."""
     found: dict[int, Outcome] = {}
     for i, run in enumerate(runs):
         known = read_outcome(run.folder)
@@ -91,7 +92,9 @@ class Processes:
 
 
 def executor_of(jobs: int | None = None, ray: str | None = None, threads: int = 1) -> Executor:
-    """Executor of ``jobs`` processes, of the Ray cluster at an address, or of this process. Raises ``UserError``."""
+    """Build an executor of ``jobs`` processes, of the Ray cluster at the address ``ray``, or of this process. Raises
+    ``UserError``.
+    """
     if ray is None:
         return Here() if jobs is None else Processes(jobs)
     if jobs is not None:
@@ -103,7 +106,7 @@ def executor_of(jobs: int | None = None, ray: str | None = None, threads: int = 
 
 @dataclass
 class _Child:
-    """Process of one run, and the file of its messages."""
+    """Process of one run, with the file that receives its standard error."""
 
     process: subprocess.Popen[str]
     errors: IO[str]
@@ -121,7 +124,7 @@ class _Pool:
         self._children: dict[int, _Child] = {}
 
     def outcomes(self, waiting: Sequence[int]) -> dict[int, Outcome]:
-        """Outcomes of the runs with these indices."""
+        """Carry out the runs with the indices ``waiting``; return their outcomes by index."""
         left, found = deque(waiting), dict[int, Outcome]()
         with StopRequest() as stop:
             try:
@@ -162,7 +165,9 @@ class _Pool:
         self._lines.put((i, ""))
 
     def _look(self) -> list[int]:
-        """Take the next line of a process; return the indices of the runs whose process has closed its output."""
+        """Handle the next output line of any process; return the index of its run if the process has closed its
+        output.
+        """
         try:
             i, line = self._lines.get(timeout=_LOOK)
         except queue.Empty:
@@ -171,7 +176,7 @@ class _Pool:
             return [i]
         try:
             said: dict[str, Any] = json.loads(line)
-        except ValueError:  # printed by a part of the user's own
+        except ValueError:  # printed by a user-defined part
             return []
         child = self._children[i]
         if "report" in said:
@@ -183,7 +188,9 @@ class _Pool:
         return []
 
     def _ended(self, i: int) -> Outcome:
-        """Outcome of the run whose process has ended. Raises ``UserError`` for an error that is not the entry's own."""
+        """Return the outcome of the run whose process has ended. Raises ``UserError`` for an error that is not the
+        entry's own.
+        """
         child, run = self._children.pop(i), self._runs[i]
         code = child.process.wait()
         message = _last_line(child.errors)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 COVERAGE = 0.9
-"""Coverage of intervals of extrapolated losses."""
+"""Coverage of the intervals of extrapolated losses."""
 RESAMPLES = 300
 LEAST = 6
 """Number of points that a fit needs: one more than the law has parameters."""
@@ -33,13 +33,13 @@ class Law(NamedTuple):
     data_exponent: float
 
     def loss(self, parameters: float, tokens: float) -> float:
-        """Predicted loss, in the unit of the fitted ones."""
+        """Predict the loss, in the unit of the losses to which the law was fitted."""
         size = self.size_factor * parameters**-self.size_exponent
         return self.irreducible + size + self.data_factor * tokens**-self.data_exponent
 
 
 class Extrapolation(NamedTuple):
-    """Predicted loss at some size, with its interval of 90 % for a new run."""
+    """Predicted loss at some size, with its 90 % interval for a new run."""
 
     parameters: float
     tokens: float
@@ -49,7 +49,7 @@ class Extrapolation(NamedTuple):
 
 
 class FittedLaw(NamedTuple):
-    """Fitted law; ``ranges``: interval of 90 % of each of its parameters; ``error``: standard deviation of log L."""
+    """Fitted law; ``ranges``: 90 % interval of each of its parameters; ``error``: standard deviation of log L."""
 
     law: Law
     ranges: tuple[tuple[float, float], ...]
@@ -58,7 +58,9 @@ class FittedLaw(NamedTuple):
     residuals: tuple[float, ...]
 
     def extrapolated(self, parameters: float, tokens: float) -> Extrapolation:
-        """Predicted loss of a new run: the bootstrap's laws, each with a residual drawn at random."""
+        """Predict the loss of a new run, with an interval from the bootstrap: each resampled law, with a random
+        residual added to its log L.
+        """
         rng = np.random.default_rng(0)
         drawn = rng.choice(self.residuals, len(self.resampled))
         losses = np.array([law.loss(parameters, tokens) for law in self.resampled]) * np.exp(drawn)
@@ -69,8 +71,8 @@ class FittedLaw(NamedTuple):
 def fitted_law(points: Sequence[LossPoint]) -> FittedLaw:
     """Fit the law to ``points`` by least squares of log L with Huber's loss, and bootstrap it by its residuals.
 
-    Residuals are enlarged by √(n / (n - 5)) for the five fitted parameters of n points. At least ``LEAST`` points, of
-    at least two sizes and two numbers of tokens. Raises ``ValueError`` for fewer.
+    Residuals are enlarged by √(n / (n - 5)) for the five fitted parameters of n points. The fit needs at least
+    ``LEAST`` points, with at least two sizes and two numbers of tokens; ``ValueError`` is raised for fewer.
     """
     if len(points) < LEAST or len({p.parameters for p in points}) < 2 or len({p.tokens for p in points}) < 2:
         raise ValueError(f"a law of five parameters needs {LEAST} losses or more, of several sizes and lengths")
@@ -87,9 +89,10 @@ def fitted_law(points: Sequence[LossPoint]) -> FittedLaw:
 
 
 class _Logarithms(NamedTuple):
-    """Logarithms of the points; of sizes and tokens less their means n0 and d0, so that parameters are of order one.
+    """Logarithms of the points. Those of sizes and tokens are centred by their means n0 and d0, so that the parameters
+    of a law are of order one.
 
-    A law is theta = (log E, log A', α, log B', β), with log A' = log A - α n0 and log B' = log B - β d0.
+    The parameters are theta = (log E, log A', α, log B', β), with log A' = log A - α n0 and log B' = log B - β d0.
     """
 
     sizes: np.ndarray
@@ -124,7 +127,9 @@ class _Logarithms(NamedTuple):
 
 
 def _best(sizes: np.ndarray, tokens: np.ndarray, logs: np.ndarray, near: Law | None) -> tuple[Law, np.ndarray]:
-    """Law of the least error from several starts, or from one ``near`` by, and its log L at the points."""
+    """Fit the law with the least error from several starting points, or from the law ``near`` alone; return it with its
+    log L at the points.
+    """
     from scipy.optimize import least_squares
 
     n0, d0 = float(np.log(sizes).mean()), float(np.log(tokens).mean())

@@ -22,8 +22,8 @@ _COUNTS = ("steps", "best step", "seconds in all", "training seconds", "training
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of a run. failed: reason, or "".   figures: metrics of the best weights, "split.metric" -> value.
-    counts: steps, seconds, FLOPs.
+    """Outcome of a run. failed: reason of the failure, or "".   figures: metrics of the best weights, "split.metric" ->
+    value. counts: steps, seconds, FLOPs.
     """
 
     failed: str = ""
@@ -43,11 +43,12 @@ OnReport = Callable[[Report], object]
 
 
 def carry_out(recipe: Recipe, folder: Path, tell: OnReport) -> Outcome:
-    """Train ``recipe`` in the run folder ``folder``, or resume it there, and return the outcome, which is kept.
+    """Train ``recipe`` in the run folder ``folder``, or resume it there; store the outcome in the folder, and return
+    it.
 
-    Any executor can call it, with ``Recipe.parse`` of the plain recipe: it reads nothing else. A run that diverges,
-    runs out of memory or raises an unexpected error after training began has failed. Raises ``UserError`` for other
-    errors, such as a full disk, and ``Interrupted``.
+    Any executor can call this function, with ``Recipe.parse`` of the plain recipe: it needs nothing else. A run that
+    diverges, runs out of memory or raises an unexpected error after training began has failed. Raises ``UserError`` for
+    other errors, such as a full disk, and ``Interrupted``.
     """
     known = read_outcome(folder)
     if known is None:
@@ -95,11 +96,13 @@ def _lacks_memory(error: Exception) -> bool:
 
 
 def read_outcome(folder: Path) -> Outcome | None:
-    """Outcome of the run in ``folder``; None if it is not over. Raises ``UserError`` if the file is damaged."""
+    """Read the outcome of the run in ``folder``; None if the run is not over. Raises ``UserError`` if the file is
+    damaged.
+    """
     path = folder / FILE
     try:
         return Outcome(**json.loads(path.read_bytes()))
-    except (FileNotFoundError, NotADirectoryError):  # the second is refused when the run begins
+    except (FileNotFoundError, NotADirectoryError):  # NotADirectoryError: refused when the run begins
         return None
     except (OSError, ValueError, TypeError, RecursionError):
         raise UserError(f"{path} is damaged; remove it, and the run is read again") from None

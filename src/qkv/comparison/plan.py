@@ -55,16 +55,16 @@ class RunPlan:
         return self.comparison.metric or task_of_recipe(self.entries[self.comparison.reference].recipe).metric
 
     def trials(self) -> list[PlannedRun]:
-        """Runs that choose the learning rates: every entry and rate with the first seed."""
+        """Return the runs that select the learning rates: every entry and rate with the first seed."""
         compared = self.comparison
         return [self.run(name, rate, compared.seeds[0]) for name in self.entries for rate in compared.rates]
 
     def rest(self, rates: Mapping[str, float]) -> list[PlannedRun]:
-        """Runs with the other seeds, seed by seed, at the rates chosen for the entries."""
+        """Return the runs with the other seeds, seed by seed, at the rates chosen for the entries."""
         return [self.run(name, rate, seed) for seed in self.comparison.seeds[1:] for name, rate in rates.items()]
 
     def run(self, name: str, rate: float, seed: int) -> PlannedRun:
-        """One run of the entry ``name``, at a factor of its learning rate."""
+        """Return the run of the entry ``name`` with ``seed``, at ``rate`` times its learning rate."""
         recipe = self.entries[name].recipe
         training = recipe.training.changed(optimizer=scaled(recipe.training.optimizer, rate), seed=seed)
         place = self.folder / name / f"rate-{factor_name(rate)}" / f"seed-{seed}"
@@ -72,10 +72,10 @@ class RunPlan:
 
 
 def plan_of(comparison: Comparison, folder: Path, base: Recipe | None = None) -> RunPlan:
-    """Plan a comparison in ``folder``, or read the plan there if it is of the same recipes.
+    """Plan a comparison in ``folder``, or read the plan stored there if it was made for the same recipes.
 
-    ``base``: recipe that the entries change; default: the one that the comparison names. Raises ``UserError`` if an
-    entry is wrong, cannot be given the budget, or has other runs in the folder.
+    ``base``: recipe that the entries change; default: the recipe that the comparison names. Raises ``UserError`` if an
+    entry is wrong, cannot be fitted to the budget, or if the folder holds runs of another recipe under its name.
     """
     base = base_recipe(comparison) if base is None else base
     given = {name: entry_recipe(base, name, changes) for name, changes in comparison.entries.items()}
@@ -97,7 +97,7 @@ def plan_of(comparison: Comparison, folder: Path, base: Recipe | None = None) ->
 
 
 def scaled(optimizer: Any, factor: float) -> Any:
-    """Copy of an optimiser's spec with every learning rate in it multiplied by ``factor``."""
+    """Return a copy of an optimiser's spec with every learning rate in it multiplied by ``factor``."""
     return optimizer.changed(**dict(_scaled_fields(optimizer, factor)))
 
 

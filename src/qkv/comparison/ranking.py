@@ -21,7 +21,7 @@ from qkv.tasks.registry import task_of_recipe
 from qkv.training.compare import setting_text, settings_that_differ, validations
 
 SIGNIFICANT = 0.05
-"""Corrected p value below which a difference is called one."""
+"""A difference is called significant if its corrected p value is below this."""
 _COLUMNS = ("entry", "parameters", "training FLOPs", "time", "rate", "mean ± interval", "difference", "p", "p (Holm)")
 _BUDGETS = {
     "parameters": "equal parameters (within 1 %)",
@@ -35,11 +35,12 @@ Runs = Sequence[tuple[PlannedRun, Outcome]]
 
 @dataclass(frozen=True)
 class EntryResult:
-    """Result of one entry. values: of the metric, by seed; costs are means over its runs; failed: reason, or "".
+    """Result of one entry. values: metric by seed; flops, seconds: means over its runs; failed: reason, or "".
 
-    figures: means over the seeds of every metric of the compared part.
+    figures: means over the seeds of every metric of the compared split.
 
-    difference: to the baseline, over the seeds of both.   p, corrected: of the paired test, None for the baseline.
+    difference: to the baseline, over the seeds of both.   p, corrected: p value of the paired test, and the same after
+    Holm's correction; None for the baseline.
     """
 
     name: str
@@ -63,8 +64,8 @@ class EntryResult:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Results of a comparison, in the order of its entries. trials: metric on validation data by entry and rate, None
-    for a failed run.
+    """Results of a comparison, in the order of its entries. trials: entry -> factor of the learning rate -> metric on
+    validation data, None for a failed run.
     """
 
     plan: RunPlan
@@ -79,7 +80,7 @@ class Ranking:
         return self.plan.metric in ERRORS
 
     def conclusions(self) -> list[str]:
-        """Sentences that answer which entry is best, as far as the runs show it."""
+        """Return sentences that answer which entry is best, as far as the runs show it."""
         known = [(row, row.mean) for row in self.rows]
         means = {row.name: found.mean for row, found in known if found is not None}
         failed = [f"{row.name} failed: {row.failed}" for row in self.rows if row.failed]
@@ -101,15 +102,15 @@ class Ranking:
         return [*said, *failed]
 
     def table(self) -> TableOf:
-        """Main table, a row for each entry."""
+        """Build the main table, with a row for each entry."""
         return TableOf("results", _COLUMNS, [_cells(row) for row in self.rows])
 
     def tables(self) -> list[TableOf]:
-        """Tables that the terminal shows."""
+        """Return the tables that the terminal shows."""
         return [self.table()]
 
     def plain(self) -> dict[str, Any]:
-        """Content as plain data, for JSON."""
+        """Return the content as plain data, for JSON."""
         compared = self.plan.comparison
         return {
             "metric": self.plan.metric,
@@ -123,7 +124,7 @@ class Ranking:
         }
 
     def report(self) -> str:
-        """Self-contained HTML page: conclusions, table, quality against cost, rates tried, settings, curves."""
+        """Build a self-contained HTML page: conclusions, table, quality against cost, rates tried, settings, curves."""
         lead = f"{self.plan.comparison.recipe}: {_BUDGETS[self.plan.comparison.equal]}, " + (
             f"{len(self.plan.comparison.seeds)} seeds; {words(self.plan.metric)} on the {self.split} part, "
             f"{'lower' if self.lower else 'higher'} is better"
@@ -175,7 +176,9 @@ class Ranking:
 
 
 def ranked(plan: RunPlan, trials: Runs, chosen: Mapping[str, float], runs: Runs) -> Ranking:
-    """Results of the finished ``runs`` at the ``chosen`` rates; ``trials``: those that chose them."""
+    """Compute the results of the finished ``runs`` at the learning rates ``chosen``; ``trials``: runs that selected
+    these rates.
+    """
     finished = [outcome for _, outcome in (*trials, *runs) if not outcome.failed]
     split = "test" if finished and all(f"test.{plan.metric}" in found.figures for found in finished) else "validation"
     by_rate = {(run.entry, run.rate): outcome for run, outcome in trials}
@@ -192,8 +195,8 @@ def ranked(plan: RunPlan, trials: Runs, chosen: Mapping[str, float], runs: Runs)
 
 
 def value_of(outcome: Outcome, split: str, metric: str) -> float | None:
-    """Metric of a run; None if the run failed or the metric is not finite. Raises ``UserError`` for one that the task
-    does not measure.
+    """Return the metric of a run; None if the run failed or the metric is not finite. Raises ``UserError`` for a metric
+    that the task does not measure.
     """
     found = outcome.figures.get(f"{split}.{metric}")
     if found is None and not outcome.failed:
@@ -219,7 +222,7 @@ def _row(plan: RunPlan, name: str, split: str, rate: float | None, runs: Runs) -
 
 
 def _mean_figures(found: Sequence[Mapping[str, float]], split: str) -> dict[str, float]:
-    """Mean of every metric of ``split`` that all runs have."""
+    """Return the mean of every metric of ``split`` that all runs have."""
     names = [path for path in (found[0] if found else ()) if path.startswith(f"{split}.")]
     return {
         path.partition(".")[2]: sum(each[path] for each in found) / len(found)
@@ -239,7 +242,7 @@ def _mean_count(outcomes: Any, names: Sequence[str]) -> float | None:
 
 
 def _tested(row: EntryResult, baseline: EntryResult) -> EntryResult:
-    """Result with its difference to the ``baseline`` over the seeds, and the p value of the paired test."""
+    """Return the result with its difference to the ``baseline`` over the seeds, and the p value of the paired test."""
     if row.failed or baseline.failed:
         return row
     differences = [row.values[seed] - baseline.values[seed] for seed in row.values]
@@ -247,7 +250,7 @@ def _tested(row: EntryResult, baseline: EntryResult) -> EntryResult:
 
 
 def _marks(cost: float, mean: Estimate) -> tuple[list[float], list[float]]:
-    """Points of an entry in the picture: both ends of the interval, and the mean."""
+    """Return the points of an entry in the chart: both ends of the interval, and the mean."""
     ends = [] if mean.half is None else [mean.mean - mean.half, mean.mean + mean.half]
     values = [*ends, mean.mean]
     return [cost] * len(values), values

@@ -23,7 +23,7 @@ _LOOK = 0.5
 _REPORTED = 20
 """Steps between two reports of a task."""
 _PASSED_ON = ("QKV_DATA", "QKV_CACHE")
-"""Environment variables of this process that runs also have."""
+"""Environment variables that this process passes on to the runs."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class RayCluster:
             raise UserError(f"threads: {self.threads} given, but a run needs at least one core")
 
     def outcomes(self, runs: Sequence[PlannedRun], waiting: Sequence[int], watcher: Watcher) -> dict[int, Outcome]:
-        """Outcomes of the runs with the indices ``waiting``. Raises ``UserError`` also if Ray is not installed or the
-        cluster does not answer.
+        """Carry out the runs with the indices ``waiting``; return their outcomes by index. Raises ``UserError`` also if
+        Ray is not installed or the cluster does not answer.
         """
         ray = _ray()
         self._connect(ray)
@@ -80,7 +80,7 @@ class _Tasks:
         self._tasks: dict[Any, int] = {}
 
     def outcomes(self, waiting: Sequence[int]) -> dict[int, Outcome]:
-        """Outcomes of the runs with these indices."""
+        """Carry out the runs with the indices ``waiting``; return their outcomes by index."""
         found: dict[int, Outcome] = {}
         with StopRequest() as stop:
             for i in waiting:
@@ -107,7 +107,9 @@ class _Tasks:
             self._watcher.report(self._runs[i], Report(*report))
 
     def _outcome(self, task: Any, run: PlannedRun) -> Outcome:
-        """Outcome of an ended task. Raises ``UserError`` for an error of the cluster instead of the entry."""
+        """Return the outcome of an ended task, and store it. Raises ``UserError`` for an error that is not the entry's
+        own.
+        """
         errors = self._ray.exceptions
         try:
             fields: Mapping[str, Any] = self._ray.get(task)
@@ -117,7 +119,7 @@ class _Tasks:
             raise UserError(f"{run.title}: {_short(error.cause)}") from None
         else:
             found = Outcome(**fields)
-        write_outcome(run.folder, found)  # a task on another machine has written its own, perhaps to another disk
+        write_outcome(run.folder, found)  # a task on another machine may have written it to another disk
         return found
 
     def _stop(self) -> None:

@@ -63,7 +63,7 @@ class EntryScaling:
 
     @property
     def holds(self) -> bool | None:
-        """True if the larger run's loss lies in the interval of 90 %; None without it."""
+        """True if the larger run's loss lies in the 90 % interval; None without a larger run or its loss."""
         if self.extrapolated is None or self.larger is None or self.larger.loss is None:
             return None
         return self.extrapolated.low <= self.larger.loss <= self.extrapolated.high
@@ -79,7 +79,7 @@ class Scaling:
     page: ClassVar[str] = "scaling.html"
 
     def conclusions(self) -> list[str]:
-        """Sentences: the law of each entry, and whether it predicted the larger run."""
+        """Return sentences: the law of each entry, and whether it predicted the larger run."""
         said = []
         for entry in self.entries:
             failed = sum(run.loss is None for run in entry.runs)
@@ -93,7 +93,7 @@ class Scaling:
         return said
 
     def tables(self) -> list[TableOf]:
-        """Losses of all runs, and the laws with their intervals."""
+        """Build the tables of the losses of all runs, and of the laws with their intervals."""
         columns = ["entry", "parameters", "tokens", "seed", f"{words(self.plan.metric)} ({self.split})", "law"]
         rows = [row for entry in self.entries for row in _run_rows(entry)]
         laws = [
@@ -105,7 +105,7 @@ class Scaling:
         return [TableOf("losses", columns, rows), TableOf(title, ["entry", *_PARAMETERS], laws)]
 
     def plain(self) -> dict[str, Any]:
-        """Content as plain data, for JSON."""
+        """Return the content as plain data, for JSON."""
         return {
             "metric": self.plan.metric,
             "split": self.split,
@@ -114,7 +114,7 @@ class Scaling:
         }
 
     def report(self) -> str:
-        """Self-contained HTML page: conclusions, losses, the picture of loss against compute, laws."""
+        """Build a self-contained HTML page: conclusions, losses, the chart of loss against compute, laws."""
         lead = f"{self.plan.comparison.recipe}: {self.plan.comparison.scale} sizes, {len(LENGTHS)} lengths of training"
         charts = [_chart(entry, words(self.plan.metric)) for entry in self.entries]
         title = "Scaling of " + ", ".join(entry.name for entry in self.entries)
@@ -149,9 +149,9 @@ def scale(plan: RunPlan, executor: Executor, watcher: Watcher, fit: bool) -> Sca
     """Train every entry of ``plan`` at its sizes and lengths; with ``fit`` also fit a law to the losses, extrapolate it
     to twice the largest size and length, and train that model.
 
-    The rate of each size is the best on validation data with the shortest training and the first seed; that of the
-    larger model follows from them by ``extrapolated_rate``. Raises ``UserError`` for a metric that does not fall with
-    quality, and for a budget of time.
+    The learning rate of each size is the best on validation data with the shortest training and the first seed. The
+    rate of the larger model is extrapolated from these by ``extrapolated_rate``. Raises ``UserError`` for a metric that
+    does not fall with quality, and for a budget of time.
     """
     _check(plan)
     cells = {name: _cells(plan, name, sized) for name, sized in plan.entries.items()}
@@ -173,7 +173,7 @@ def scale(plan: RunPlan, executor: Executor, watcher: Watcher, fit: bool) -> Sca
 
 
 def total(plan: RunPlan, fit: bool) -> int:
-    """Number of runs at most."""
+    """Return the maximum number of runs."""
     compared = plan.comparison
     sizes = compared.scale or 0
     tried = sizes * (len(compared.rates) - 1)
@@ -189,7 +189,7 @@ def _check(plan: RunPlan) -> None:
 
 
 def _cells(plan: RunPlan, name: str, smallest: Sized) -> list[_Cell]:
-    """Cells of an entry by size, each of all lengths."""
+    """Return the cells of an entry, sorted by size; each size has all lengths."""
     sizes = [2**i for i in range(plan.comparison.scale or 0)]
     return [cell for size in sizes for cell in _of_size(plan, name, smallest, size, LENGTHS)]
 
@@ -205,7 +205,7 @@ def _of_size(plan: RunPlan, name: str, smallest: Sized, size: int, lengths: Iter
 def _rates(
     plan: RunPlan, cells: Mapping[str, Sequence[_Cell]], executor: Executor, watcher: Watcher
 ) -> dict[tuple[str, int], float | None]:
-    """Factor of the learning rate of each entry and size; None if all failed."""
+    """Choose the factor of the learning rate of each entry and size; None if all its runs failed."""
     compared = plan.comparison
     shortest = [cell for each in cells.values() for cell in each if cell.length == LENGTHS[0]]
     if len(compared.rates) == 1:
@@ -245,11 +245,13 @@ def _entry(
 
 
 def extrapolated_rate(chosen: Mapping[int, float], size: int) -> float:
-    """Factor of the learning rate for a model ``size`` times the smallest, from the factors ``chosen`` by size.
+    """Extrapolate the factor of the learning rate to a model ``size`` times the smallest, from the factors ``chosen``
+    by size.
 
         log rate = a + b log size, by least squares
 
-    The best rate falls with size as a power law (Kaplan et al. 2020, Bi et al. 2024). Of a single size, its rate.
+    The best rate falls with size as a power law (Kaplan et al. 2020, Bi et al. 2024). If only one size is given, its
+    factor is returned.
     """
     if len(chosen) < 2:
         return next(iter(chosen.values()), 1.0)
@@ -281,7 +283,7 @@ def _law_values(fit: FittedLaw) -> Iterable[tuple[float, tuple[float, float]]]:
 
 
 def _chart(entry: EntryScaling, metric: str) -> LineChart:
-    """Loss against compute, 6 N D, a line for each size and the larger run."""
+    """Draw the loss against compute, 6 N D, with a line for each size and points for the larger run."""
     lines = []
     for size in sorted({run.size for run in entry.runs}):
         own = [run for run in entry.runs if run.size == size and run.loss is not None]

@@ -11,7 +11,7 @@ from qkv.report.figures import short
 from qkv.report.progress import Progress
 
 _PARTS = 1000
-"""Parts of a run in which its progress is counted."""
+"""Number of units in which the progress of one run is counted."""
 
 
 class ShowRuns:
@@ -37,7 +37,7 @@ class ShowRuns:
         self._show()
 
     def ended(self, run: PlannedRun, outcome: Outcome) -> None:
-        """Count a run that is over, once, and say why if it failed."""
+        """Count a run that is over, only once, and show the reason if it failed."""
         if run.folder in self._over:
             return
         self._over.add(run.folder)

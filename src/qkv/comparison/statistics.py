@@ -8,18 +8,18 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 LEVEL = 0.95
-"""Coverage of intervals."""
+"""Coverage of confidence intervals."""
 
 
 class Estimate(NamedTuple):
-    """Mean of a sample, and half the width of its interval of ``LEVEL``; None for a single value."""
+    """Mean of a sample, and half the width of its confidence interval at ``LEVEL``, or None for a single value."""
 
     mean: float
     half: float | None
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean of ``values`` with its interval by the t distribution."""
+    """Estimate the mean of ``values`` with its confidence interval by the t distribution."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return Estimate(mean, None)
@@ -27,7 +27,8 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def paired_p(differences: Sequence[float]) -> float | None:
-    """Two-sided p value of the t test that the mean of paired ``differences`` is 0; None for fewer than two.
+    """Compute the two-sided p value of the t test that the mean of paired ``differences`` is 0; None for fewer than
+    two.
 
     Differences that are all equal give 0, or 1 if they are 0.
     """
@@ -40,8 +41,8 @@ def paired_p(differences: Sequence[float]) -> float | None:
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """p values corrected for their number by Holm's method (1979): (m - i) p_i for the i-th smallest from 0, made
-    ascending and at most 1.
+    """Correct p values for their number by Holm's method (1979): (m - i) p_i for the i-th smallest of m, with i from 0,
+    made ascending and at most 1.
     """
     corrected, largest = dict[str, float](), 0.0
     for i, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
@@ -51,19 +52,21 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 def t_outside(t: float, freedom: int) -> float:
-    """P(|T| >= |t|) for Student's t distribution with ``freedom`` degrees of freedom."""
+    """Return P(|T| >= |t|) for Student's t distribution with ``freedom`` degrees of freedom."""
     from scipy.special import stdtr  # here, as its import takes time
 
     return 2 * float(stdtr(freedom, -abs(t)))
 
 
 def t_quantile(probability: float, freedom: int) -> float:
-    """Quantile of Student's t with ``freedom`` degrees of freedom: the value below which ``probability`` lies."""
+    """Return the quantile of Student's t with ``freedom`` degrees of freedom: the value below which a fraction
+    ``probability`` lies.
+    """
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, probability))
 
 
 def _error(values: Sequence[float]) -> float:
-    """Standard error of the mean."""
+    """Return the standard error of the mean."""
     return statistics.stdev(values) / math.sqrt(len(values))

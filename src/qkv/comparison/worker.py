@@ -2,7 +2,7 @@
 
     python -m qkv.comparison.worker
 
-It stops as at a SIGTERM, with a checkpoint, when its standard input is closed, as by the end of its parent.
+When its standard input closes, for example because its parent ended, it stops as after a SIGTERM, with a checkpoint.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def report_of(values: Any) -> Report:
-    """Progress in a line of a worker."""
+    """Build a ``Report`` from the values in a line of a worker."""
     return Report(*values)
 
 

@@ -23,10 +23,10 @@ ABANDONED = 24 * 3600
 
 
 def stored(shelf: str, key: str, load: Callable[[Path], T | None], build: Callable[[Path], None]) -> T:
-    """Result of ``load`` for the cache folder ``shelf``/``key``; ``build`` writes that folder first if it is missing or
-    ``load`` returns None (damaged).
+    """Return the result of ``load`` for the cache folder ``shelf``/``key``.
 
-    If the cache is not writable, a temporary folder of this process is used. Raises ``UserError`` if that fails too.
+    If the folder is missing, or ``load`` returns None because it is damaged, ``build`` writes it first. If the cache is
+    not writable, a temporary folder of this process is used. Raises ``UserError`` if that fails too.
     """
     home = cache_folder() / shelf
     found = load(home / key)

@@ -28,7 +28,7 @@ def check_one_row(ids: np.ndarray) -> None:
 
 
 def check_rows(ids: np.ndarray, **beside: np.ndarray | None) -> None:
-    """Raise ``UserError`` unless ``ids`` and every other array given have one common shape (B, N)."""
+    """Raise ``UserError`` unless ``ids`` has a shape (B, N) and every array in ``beside`` has the same shape."""
     if ids.ndim != 2:
         raise UserError(f"ids have the shape {ids.shape}, but a two-dimensional array (a batch of rows) is required")
     for name, array in beside.items():

@@ -1,4 +1,4 @@
-"""Trained models that a processor runs, read from the folders of their runs."""
+"""Trained models that a processor uses, read from their run folders."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def read_pretrained(folder: str, key: str) -> Pretrained:
 
 
 def _place(model: Transformer, tensors: Mapping[str, Tensor], wrong: str) -> None:
-    """Assign tensors to a model on the meta device. Raises ``UserError``, which begins with ``wrong``."""
+    """Assign tensors to a model on the meta device. Raises ``UserError`` with a message that begins with ``wrong``."""
     own, placed = model.state_dict(keep_vars=True), set[int]()
     for name, places in places_of(model).items():
         if name in tensors and tensors[name].shape == own[name].shape:

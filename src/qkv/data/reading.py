@@ -1,9 +1,9 @@
-"""Shared reading of the data of one command: each file once, however often its content is asked for.
+"""Share what one command reads from its data, so that it reads each file once although several steps need the content.
 
-A command looks at a file to tell its format, to choose a recipe, and to train each model of a race. Inside
-``one_reading`` these share what was read: contents of files and tables until the data is open, the latest examples and
-the latest encoded values until the end. Everything is found by the file's identity, so that one that changes is read
-again.
+A command reads a file to recognise its format, to choose a recipe, and to train each model of a race. Inside
+``one_reading`` these steps share the results: contents of files and tables until ``release``, the latest examples and
+the latest encoded values until the end. Keys include the size and modification time of a file, so that a changed file
+is read again.
 """
 
 from __future__ import annotations
@@ -21,15 +21,19 @@ from qkv.spec.data import Data
 T = TypeVar("T")
 P = ParamSpec("P")
 HELD = 1 << 27
-"""Maximum size in bytes of the contents of files that are held together; beyond it, files are read again."""
+"""Maximum size in bytes of all file contents held together; files that do not fit are read again when needed."""
 _BLOCK = 1 << 20
 _SEPARATOR = "|"
 _ENCODES = ("tokenizer", "target_tokenizer", "processor", "batching")
-"""Settings of data that decide what is made of the examples, not which they are."""
+"""Settings of the data that decide how examples are encoded, not which examples there are."""
 
 
 class SourceReading:
-    """Files and results that one command has read so far."""
+    """Files and results that one command has read so far.
+
+    ``contents``: bytes of files. ``kept``: results until ``release``. ``facts``: small results, until the end of the
+    command. ``latest``: last key and result for each name.
+    """
 
     def __init__(self) -> None:
         self.contents: dict[Hashable, bytes] = {}
@@ -38,8 +42,9 @@ class SourceReading:
         self.latest: dict[Hashable, tuple[Hashable, Any]] = {}
 
     def content(self, path: Path, open_bytes: Callable[[Path], BinaryIO]) -> bytes | None:
-        """Content of a file as ``open_bytes`` reads it, held until ``release``; None if all contents together would
-        exceed ``HELD``. Raises ``OSError``.
+        """Return the content of a file as ``open_bytes`` reads it; hold it until ``release``.
+
+        Returns None if all contents together would exceed ``HELD``. Raises ``OSError``.
         """
         key = identity_of(path)
         if key not in self.contents:
@@ -60,7 +65,7 @@ _reading: ContextVar[SourceReading | None] = ContextVar("reading", default=None)
 
 @contextmanager
 def one_reading() -> Iterator[None]:
-    """Context manager in which each file of data is read once; inside another one, a part of that."""
+    """Context manager in which each data file is read once. A nested context shares the outer context's reading."""
     token = None if _reading.get() is not None else _reading.set(SourceReading())
     try:
         yield
@@ -70,14 +75,16 @@ def one_reading() -> Iterator[None]:
 
 
 def current() -> SourceReading | None:
-    """Reading that this code is part of. Threads that others start, such as those that train tokenizers, have none."""
+    """Return the active reading, or None. Threads started by other libraries, such as those that train tokenizers, have
+    none.
+    """
     return _reading.get()
 
 
 def identity_of(source: str | Path) -> Hashable:
-    """Key of the content of a file, a folder, or files joined by |: names, sizes and modification times.
+    """Return a key of the content of a file, a folder, or files joined by |: names, sizes and modification times.
 
-    ``source`` itself if it is none of them, such as the name of a data set.
+    Returns ``source`` itself if it is none of these, for example the name of a data set.
     """
     path = Path(source).expanduser()
     try:
@@ -91,26 +98,30 @@ def identity_of(source: str | Path) -> Hashable:
 
 
 def identity_of_data(data: Data) -> Hashable:
-    """Key of the examples of ``data``: identities of its files, and all settings by which rows are read from them."""
+    """Return a key of the examples of ``data``: the identities of its files, and all settings that affect reading rows
+    from them.
+    """
     reads = {name: value for name, value in data.to_dict().items() if name not in _ENCODES}
     files = (data.source, data.validation, data.test)
     return json.dumps(reads, sort_keys=True), tuple(identity_of(file) for file in files if file is not None)
 
 
 def kept(key: Hashable, read: Callable[[], T]) -> T:
-    """Result of ``read`` for ``key``, kept until ``release``. ``key``: everything that the result depends on."""
+    """Return the result of ``read`` for ``key``, cached until ``release``. ``key``: everything that the result depends
+    on.
+    """
     reading = _reading.get()
     return read() if reading is None else _found(reading.kept, key, read)
 
 
 def fact(key: Hashable, find: Callable[[], T]) -> T:
-    """Small result of ``find`` for ``key``, such as a digest, kept to the end of the reading."""
+    """Return a small result of ``find`` for ``key``, such as a digest, cached until the end of the reading."""
     reading = _reading.get()
     return find() if reading is None else _found(reading.facts, key, find)
 
 
 def latest(name: Hashable, key: Hashable, make: Callable[[], T]) -> T:
-    """Return the result of ``make`` for ``key``, from memory if ``name`` was last called with the same key.
+    """Return the result of ``make`` for ``key``, from memory if the last call for ``name`` had the same key.
 
     Memory holds one result for each ``name``.
     """
@@ -124,8 +135,9 @@ def latest(name: Hashable, key: Hashable, make: Callable[[], T]) -> T:
 
 
 def read_once(key: Callable[P, Hashable]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorator of a function that reads data: its latest result is shared. ``key``: of its arguments, everything that
-    the result depends on.
+    """Decorate a function that reads data so that its latest result is reused inside ``one_reading``.
+
+    ``key``: function of the same arguments that returns everything that the result depends on.
     """
 
     def decorated(read: Callable[P, T]) -> Callable[P, T]:
@@ -141,7 +153,9 @@ def read_once(key: Callable[P, Hashable]) -> Callable[[Callable[P, T]], Callable
 
 
 def _up_to(file: BinaryIO, most: int) -> bytes | None:
-    """All that is left of a file; None if it is more than ``most`` bytes, as of a small file that unpacks to many."""
+    """Read the rest of a file; return None if it is more than ``most`` bytes, for example because a small file unpacks
+    to many.
+    """
     blocks, size = list[bytes](), 0
     while block := file.read(_BLOCK):
         blocks.append(block)

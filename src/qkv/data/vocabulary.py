@@ -1,4 +1,4 @@
-"""``Vocabulary``: encoders and decoders of a run's signals, stored in its folder."""
+"""``Vocabulary``: encoders and decoders of a run's signals, stored in the run's folder."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ TARGET_FILE = "target_tokenizer.json"
 LABELS_FILE = "labels.json"
 PROCESSORS_FILE = "processors.json"
 FILES = (FILE_NAME, TARGET_FILE, LABELS_FILE, PROCESSORS_FILE)
-"""File names of a vocabulary; a run has those that it needs."""
+"""File names of a vocabulary; a run has only the files that it needs."""
 PRETRAINED = "pretrained"
 """Folder with copies of the trained runs that processors read, so that a run can be moved."""
 SPEC_FILE, WEIGHTS_FILE = "spec.yaml", "model.safetensors"
 _LARGEST = 256_000_000
-"""Most bytes of weights that are copied."""
+"""Maximum size in bytes of weights that are copied."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Encoders and decoders of a run's data: tokenizers of its texts, names of its classes, processors of its other
-    signals.
+    """Encoders and decoders of a run's data: tokenizers for texts, names of classes, processors for other signals.
 
-    tokenizer: of input text.   target: of output text, the same object if shared.
+    tokenizer: for input text.   target: for output text, the same object if shared.
     labels: name of class i.   processors: encoders of other signals (image, audio, series), by name.
     """
 
@@ -44,7 +43,7 @@ class Vocabulary:
 
     @classmethod
     def without_text(cls, labels: tuple[str, ...] = (), **processors: Processor) -> Vocabulary:
-        """Vocabulary without tokenizers, for a run on other signals than text."""
+        """Build a vocabulary without tokenizers, for a run on signals other than text."""
         return cls(NO_TEXT, NO_TEXT, labels, processors)
 
     @property
@@ -63,7 +62,7 @@ class Vocabulary:
         return self.target is self.tokenizer
 
     def digest(self) -> str:
-        """SHA-256 of tokenizers, labels and processors, in hexadecimal."""
+        """Return the SHA-256 of tokenizers, labels and processors, in hexadecimal."""
         texts = (
             [self.tokenizer.core.to_str(), "" if self.shared else self.target.core.to_str()] if self.has_text else []
         )
@@ -86,8 +85,9 @@ class Vocabulary:
 
     @classmethod
     def load(cls, folder: Path) -> Vocabulary:
-        """Load the vocabulary saved in ``folder``, whose processors read copies of trained runs if there are any.
-        Raises ``UserError`` for a missing or malformed file.
+        """Load the vocabulary saved in ``folder``. Raises ``UserError`` for a missing or malformed file.
+
+        If the folder holds copies of the trained runs that processors use, the processors read these copies.
         """
         processors = _processors(folder / PROCESSORS_FILE)
         labels = _labels(folder / LABELS_FILE)
@@ -102,7 +102,7 @@ class Vocabulary:
 
 
 def _read(path: Path, name: str) -> Any:
-    """Parse a JSON file; None if it is missing. ``name``: noun for its content in the error."""
+    """Parse a JSON file; return None if it is missing. ``name``: noun for the content in the error message."""
     if not path.exists():
         return None
     try:
@@ -135,7 +135,9 @@ def _processors(path: Path) -> dict[str, Processor] | None:
 
 
 def _copy(run: Path, folder: Path) -> None:
-    """Copy what is needed of the trained run in ``run``, its weights last, unless they are missing or large."""
+    """Copy the needed files of the trained run in ``run``, its weights last. Copy nothing if the weights are missing or
+    large.
+    """
     weights = run / WEIGHTS_FILE
     if not weights.is_file() or weights.stat().st_size > _LARGEST:
         return
@@ -146,7 +148,7 @@ def _copy(run: Path, folder: Path) -> None:
 
 
 def _moved(processor: Processor, copy: Path) -> Processor:
-    """Processor that reads the copy of a trained run instead of the run itself, if there is one."""
+    """Return the processor with its trained run replaced by the copy in ``copy``, if that copy exists."""
     if not processor.pretrained or not (copy / WEIGHTS_FILE).is_file():
         return processor
     return processor.changed(**{processor.pretrained: str(copy)})

@@ -18,7 +18,10 @@ _FEW = 256
 
 
 def check_signal(signal: Signal, count: int, axes: int) -> None:
-    """Raise ``UserError`` if the fields of a signal differ in rows or positions. ``count``: positions per row."""
+    """Raise ``UserError`` unless all fields of a signal have the same rows and positions.
+
+    ``count``: number of positions per row.   ``axes``: number of position axes.
+    """
     rows, device = signal.num_rows, signal.values.device
     for name, counts, most in (
         ("lengths", signal.lengths, signal.values.shape[1]),
@@ -42,7 +45,7 @@ def check_signal(signal: Signal, count: int, axes: int) -> None:
 
 
 def _check_graph(graph: Graph, rows: int, count: int, device: torch.device) -> None:
-    """Raise ``UserError`` unless the edges are integers (2, E) that number the ``rows`` · ``count`` nodes."""
+    """Raise ``UserError`` unless the edges are integers (2, E) from 0 to ``rows`` · ``count`` - 1, the node indices."""
     edges, shape = graph.edges, (rows, count, count)
     if edges.dim() != 2 or edges.shape[0] != 2:
         raise UserError(f"edges have the shape {_shape(edges)}; give source and target of each, (2, edges)")
@@ -65,7 +68,7 @@ def check_ids(ids: Tensor, device: torch.device) -> None:
 
 
 def check_features(buckets: Tensor, device: torch.device) -> None:
-    """Raise ``UserError`` unless buckets of features are integers (B, N, F) on the device of the weights."""
+    """Raise ``UserError`` unless feature buckets are integers (B, N, F) on the device of the weights."""
     if buckets.dim() != 3 or not buckets.shape[2]:
         raise UserError(
             f"features have the shape {_shape(buckets)}, and the model reads rows of words, (B, N, features of a word)"
@@ -80,7 +83,7 @@ def _check_integers(name: str, values: Tensor, do: str, device: torch.device) ->
 
 
 def check_vocabulary(ids: Tensor, size: int, lowest: int = 0) -> None:
-    """Raise ``UserError`` for ids outside ``lowest`` to ``size`` - 1, padding included, if checking is cheap."""
+    """Raise ``UserError`` if an id is outside ``lowest`` to ``size`` - 1, padding included, if checking is cheap."""
     bounds = _bounds(ids)
     if bounds is not None and not lowest <= bounds[0] <= bounds[1] < size:
         wrong = bounds[1] if bounds[1] >= size else bounds[0]
@@ -92,7 +95,7 @@ def check_vocabulary(ids: Tensor, size: int, lowest: int = 0) -> None:
 def check_counts(name: str, counts: Tensor, rows: int, most: int | None, device: torch.device) -> None:
     """Raise ``UserError`` unless ``counts`` are integers (``rows``,), from 0 to ``most`` if checking is cheap.
 
-    ``name``: of the argument, for the message.
+    ``name``: name of the argument in the message.   ``most``: None for no upper bound.
     """
     if counts.shape != (rows,):
         raise UserError(
@@ -109,14 +112,14 @@ def check_counts(name: str, counts: Tensor, rows: int, most: int | None, device:
 
 
 def check_table(name: str, table: Tensor, shapes: tuple[tuple[int, ...], ...], device: torch.device) -> None:
-    """Raise ``UserError`` if ``table`` has none of the shapes, or is on another device."""
+    """Raise ``UserError`` if the shape of ``table`` is not among ``shapes``, or if it is on another device."""
     if tuple(table.shape) not in shapes:
         raise UserError(f"{name} have the shape {_shape(table)}; give {' or '.join(map(str, shapes))}")
     _same_device(name, table, device)
 
 
 def check_rows(name: str, rows: int, beside: str, batch: int) -> None:
-    """Raise ``UserError`` if ``rows`` of the argument ``name`` differ from ``batch`` rows of ``beside``."""
+    """Raise ``UserError`` if the argument ``name`` has ``rows`` rows, but the argument ``beside`` has ``batch``."""
     if rows != batch:
         raise UserError(
             f"{name} and {beside} are not of the same rows: {rows} and {batch}; give one row for each text in both"
@@ -124,7 +127,7 @@ def check_rows(name: str, rows: int, beside: str, batch: int) -> None:
 
 
 def _bounds(values: Tensor) -> tuple[int, int] | None:
-    """(smallest, largest) value; None if ``values`` is empty or not cheap to read (on a GPU, or while tracing)."""
+    """Return (smallest, largest) value; None if ``values`` is empty, on a GPU or traced, where reading is not cheap."""
     if values.device.type != "cpu" or not values.numel() or torch.compiler.is_compiling() or type(values) is not Tensor:
         return None
     if values.numel() <= _FEW:

@@ -17,7 +17,7 @@ from qkv.spec.signals.contours import COLUMNS, ContourPoints
 
 @implements(ContourPoints)
 class ContourFrontend(PlacedFrontend):
-    """Points (B, N, 3) of contours -> vectors (B, N, D): W (x, y, first) + b, with position vectors."""
+    """Front end for contour points (B, N, 3): W (x, y, first) + b, with position vectors -> vectors (B, N, D)."""
 
     part: ContourPoints
 

@@ -22,10 +22,10 @@ from qkv.state.arrival import Arrival, Counts
 
 
 class Past(NamedTuple):
-    """Positions that were read in earlier calls with a decoding state.
+    """Positions already held in a decoding state, from earlier calls.
 
-    positions (B): number of positions.   limit (B): capacity of the state, 0 if it grows.   prefix (B): prefix
-    length; None if no mask reads it.
+    positions (B): number of positions.   limit (B): maximum number of positions of the state, 0 if it grows.   prefix
+    (B): prefix length; None if no mask reads it.
     """
 
     positions: Counts
@@ -41,13 +41,13 @@ class Frontend(Declared):
     """
 
     axes: int = 1
-    """Number of position axes. Several are internal to the front end; blocks see the index in the row."""
+    """Number of position axes. Coordinates of several axes stay in the front end; blocks read the index in the row."""
     typed: bool = False
-    """True if it reads token types, or a branch behind it does."""
+    """True if the front end, or a branch of its stack, reads token types."""
     limit: int | None
     """Maximum number of positions; None if unlimited."""
     limiting: str | None
-    """Kind of the branch that sets the limit; None if a position table does, or if there is no limit."""
+    """Kind of the branch that sets ``limit``; None if a position table sets it, or if there is no limit."""
     table: nn.Parameter | None
     """Token embeddings (V, D), which a head or another stack may share; None without tokens."""
 
@@ -72,7 +72,7 @@ class Frontend(Declared):
 
     @abstractmethod
     def forward(self, signal: Signal, context: Context) -> Tensor:
-        """Embed the values of a signal: vectors (B, N, D)."""
+        """Embed the values of a signal; return vectors (B, N, D)."""
 
     def initialise(self, std: float) -> None:
         """Initialise the learned tables from N(0, std²)."""
@@ -81,31 +81,31 @@ class Frontend(Declared):
         """Raise ``UserError`` for values of an unsupported shape, precision or device."""
 
     def count(self, signal: Signal) -> int:
-        """Number of positions N per row, such as tokens or image patches."""
+        """Return the number N of positions per row, such as tokens or image patches."""
         return signal.values.shape[1]
 
     def computed(self, signal: Signal) -> int:
-        """Number of positions of all rows, padding included."""
+        """Return the number of positions of all rows together, padding included."""
         return signal.num_rows * self.count(signal)
 
     def grid(self, signal: Signal) -> PositionGrid | None:
-        """Layout of the positions of image patches and the like; None for a sequence."""
+        """Return the grid on which positions lie, as for image patches; None for a sequence."""
         return None
 
     def lengths(self, signal: Signal) -> Tensor | None:
-        """Number of positions of each row without padding, (B); None if no row is padded."""
+        """Return the number of unpadded positions of each row, (B); None if no row is padded."""
         return signal.lengths
 
     @abstractmethod
     def random(self, rows: int, length: int, generator: torch.Generator) -> Signal:
-        """Signal of ``rows`` rows of ``length`` random values on the CPU, for measurements of speed and memory."""
+        """Create a signal of ``rows`` rows of ``length`` random values on the CPU, to measure speed and memory."""
 
     def embed(
         self, signal: Signal, past: Past | None = None, tap: Tap | None = None, memories: Memories | None = None
     ) -> tuple[Tensor, Context]:
-        """Check and embed a signal: (vectors (B, N, D), their context). Raises ``UserError``.
+        """Check and embed a signal; return (vectors (B, N, D), context). Raises ``UserError`` for unsupported input.
 
-        ``past``: positions read by earlier calls; None for whole rows.
+        ``past``: positions already in the decoding state; None for a call without a state, on whole rows.
         """
         self.call_guards()
         self.check(signal)
@@ -120,7 +120,7 @@ class Frontend(Declared):
                 guard()
 
     def _whole(self, signal: Signal, tap: Tap | None, memories: Memories) -> Context:
-        """Context of a call without a state, on whole rows."""
+        """Build the context of a call without a decoding state, on whole rows."""
         for memory in memories.values():
             check_rows("the memory", memory.lengths.shape[0], "the input", signal.num_rows)
         count, lengths, positions = self.count(signal), self.lengths(signal), self._places(signal)
@@ -149,7 +149,7 @@ class Frontend(Declared):
         return signal.positions if self.axes == 1 else None
 
     def _following(self, signal: Signal, past: Past, tap: Tap | None) -> Context:
-        """Context of a call with a state, whose positions follow ``past``."""
+        """Build the context of a call with a decoding state; the new positions follow ``past``."""
         wrong = next((name for name in _WITH_STATE if getattr(signal, name) is not None), None)
         if wrong:
             clause, instead = _WITH_STATE[wrong]
@@ -165,7 +165,7 @@ class Frontend(Declared):
         return Context(positions, lengths, tap=tap, prefix=prefix, types=signal.types, arrival=arrival)
 
     def _placed(self, positions: Tensor, lengths: Tensor | None) -> Tensor:
-        """Check positions against the size of the position table; positions of padding are clamped into it."""
+        """Check positions against the position limit; clamp the positions of padding to it. Raises ``UserError``."""
         if self.limit is None or not positions.numel():
             return positions
         real = positions
@@ -179,7 +179,7 @@ class Frontend(Declared):
         return positions.clamp(0, self.limit - 1)
 
     def admit(self, arrival: Arrival, limits: Counts) -> None:
-        """Raise ``UserError`` if a row has no room for its new positions. limits: see ``Past``."""
+        """Raise ``UserError`` if new positions exceed the state's capacity or ``limit``. limits: see ``Past.limit``."""
         _check_room(limits, arrival.after)
         self.fits(arrival.end)
 
@@ -204,11 +204,11 @@ _WITH_STATE = {
     "visible": ("a table of visible keys", "read the whole sequence at once"),
     "graph": ("the edges of a graph", "read the whole graph at once"),
 }
-"""Fields of a signal that require whole rows: (description, advice)."""
+"""Fields of a signal that cannot be combined with a decoding state: (description, advice) for the message."""
 
 
 def _check_room(limits: Counts, needed: Counts) -> None:
-    """Raise ``UserError`` if a row needs more positions than the fixed capacity of its state."""
+    """Raise ``UserError`` if a row needs more positions than its state has capacity for; 0: the state grows."""
     if any(limits):
         over = next(((limit, end) for limit, end in zip(limits, needed, strict=True) if 0 < limit < end), None)
         if over is not None:
@@ -219,7 +219,7 @@ def _check_room(limits: Counts, needed: Counts) -> None:
 
 
 def _restarted(segments: Tensor) -> Tensor:
-    """Positions (B, N) that begin at 0 in each document of a packed row."""
+    """Compute positions (B, N) that restart at 0 in each document of a packed row."""
     steps = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
     starts = torch.ones_like(segments, dtype=torch.bool)
     starts[:, 1:] = segments[:, 1:] != segments[:, :-1]

@@ -1,4 +1,4 @@
-"""Front end of image patches that a model generates one by one."""
+"""Front end for image patches that a model generates one by one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qkv.spec.signals.image_sequences import PatchVectors
 
 @implements(PatchVectors)
 class PatchVectorFrontend(PlacedFrontend):
-    """Patches as vectors (B, N, F + S) -> vectors (B, N, D): F pixel values, and a one-hot start of S."""
+    """Front end for patches (B, N, F + S), F pixel values and a one-hot start vector of S -> vectors (B, N, D)."""
 
     part: PatchVectors
 

@@ -1,4 +1,4 @@
-"""Front end of several named inputs in one row."""
+"""Front end that merges token ids and other named inputs into one sequence."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from qkv.spec.signals.joined import Joined
 
 @implements(Joined)
 class JoinedFrontend(TextFrontend):
-    """Ids (B, N), with a placeholder at each position of a value of another input, and these values -> (B, N, D).
+    """Front end for token ids (B, N) and other inputs, whose values replace placeholder ids -> vectors (B, N, D).
 
         ids           5  9  -1  -1  -1  7           x_i = E[id]  where id >= 0
         inputs              one value               x_i = its front end's vectors, in order, at its placeholders
 
-    Then types, positions of the row, norm and dropout as for text. The values of an input are the rows of its signal,
-    in the order of their places: row by row, from left to right.
+    Then types, positions in the row, norm and dropout follow as for text. Each row of an input's signal is one value.
+    Values are in the order of their placeholders: row by row, from left to right.
     """
 
     part: Joined
@@ -47,7 +47,7 @@ class JoinedFrontend(TextFrontend):
             frontend.initialise(std)
 
     def random(self, rows: int, length: int, generator: torch.Generator) -> Signal:
-        """Random ids; values of the inputs that fit into ``length`` positions stand before them."""
+        """Create random ids, preceded by random values of those inputs that fit into ``length`` positions."""
         ids, inputs, begin = super().random(rows, length, generator).values, dict[str, Signal](), 0
         for index, (name, frontend) in enumerate(self.inputs.items()):
             assert isinstance(frontend, Frontend)
@@ -76,7 +76,7 @@ class JoinedFrontend(TextFrontend):
         return x
 
     def _vectors_of(self, name: str, values: Signal | None, x: Tensor) -> Tensor:
-        """Vectors (M, D) of the M positions of all values of an input, in the dtype of x."""
+        """Embed all values of an input; return the vectors (M, D) of their M unpadded positions, in the dtype of x."""
         if values is None:
             return x.new_zeros(0, x.shape[-1])
         frontend = self.inputs[name]

@@ -20,10 +20,10 @@ from qkv.spec.signals.graphs import Nodes
 
 @implements(Nodes)
 class NodesFrontend(Frontend):
-    """Columns (B, N, C) of the nodes of B graphs -> norm(x W + b) (B, N, D), with dropout of the columns and after.
+    """Front end for node features x (B, N, C) of B graphs -> norm(x W + b) (B, N, D).
 
-    In training, eigenvectors are multiplied by a random sign, or if complex by a random phase, one per graph and
-    eigenvector (Dwivedi & Bresson 2020).
+    Dropout applies to the features and to the output. In training, eigenvectors are multiplied by a random sign, or a
+    random phase if they are complex, one per graph and eigenvector (Dwivedi & Bresson 2020).
     """
 
     part: Nodes
@@ -53,13 +53,13 @@ class NodesFrontend(Frontend):
         return dropout(x, self.part.dropout, self.training)
 
     def _dropped(self, x: Tensor) -> Tensor:
-        """Columns (B, N, C) with dropout of single ones, and of all columns of a node (DropNode, Feng et al. 2020)."""
+        """Apply dropout to features of x (B, N, C), and to whole nodes (DropNode, Feng et al. 2020)."""
         if self.training and self.part.node_dropout:
             x = x * dropout(x.new_ones(*x.shape[:2], 1), self.part.node_dropout)
         return dropout(x, self.part.input_dropout, self.training)
 
     def random(self, rows: int, length: int, generator: torch.Generator) -> Signal:
-        """Rings of ``length`` nodes with random columns."""
+        """Create ``rows`` ring graphs of ``length`` nodes with random features."""
         assert self.part.num_columns is not None
         nodes = torch.arange(rows * length).view(rows, length)
         after = nodes.roll(-1, 1)
@@ -71,7 +71,7 @@ class NodesFrontend(Frontend):
 
 
 def _turned(x: Tensor, part: Nodes) -> Tensor:
-    """x (B, N, C) with a random sign or phase of each eigenvector in each row."""
+    """Multiply each eigenvector in each row of x (B, N, C) by a random sign, or a random phase if complex."""
     first, count = part.first_eigenvector, part.eigenvectors
     shape = (x.shape[0], 1, count)
     if not part.phases:

@@ -19,7 +19,7 @@ from qkv.spec.signals.images import Patches
 
 
 class _Stage(nn.Sequential):
-    """Convolution of a stem: (B, C, H, W) -> (B, C', ⌈H / 2⌉, ⌈W / 2⌉)."""
+    """One convolutional stage of the stem: (B, C, H, W) -> (B, C', ⌈H / 2⌉, ⌈W / 2⌉)."""
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__(
@@ -32,10 +32,10 @@ class _Stage(nn.Sequential):
 
 @implements(Patches)
 class PatchFrontend(PlacedFrontend):
-    """Front end for images: pixels (B, C, H, W) -> vectors (B, N, D), N = (H / P) (W / P), plus the leading ones.
+    """Front end for images: pixels (B, C, H, W) -> vectors (B, N, D), N = (H / P) (W / P) + leading vectors.
 
     x_i = W patch_i + b with patches of P × P pixels (after the stem, if any) in row-major order, with position vectors,
-    norm and dropout. Rows and columns that do not fill a patch are cut off at the bottom and on the right.
+    norm and dropout. Pixel rows and columns that do not fill a patch are cropped at the bottom and on the right.
     """
 
     part: Patches
@@ -64,7 +64,7 @@ class PatchFrontend(PlacedFrontend):
         }
 
     def initialise(self, std: float) -> None:
-        """Initialise patches as a linear map (Xavier), the stem as in He et al. 2015, leading vectors by N(0, std²)."""
+        """Initialise the patch map by Xavier, the stem as in He et al. 2015, and leading vectors from N(0, std²)."""
         nn.init.xavier_uniform_(self.map.weight.view(len(self.map.weight), -1))
         nn.init.zeros_(self.map.bias)  # type: ignore[arg-type]
         for stage in self.stem:
@@ -93,7 +93,7 @@ class PatchFrontend(PlacedFrontend):
     def forward(self, signal: Signal, context: Context) -> Tensor:
         pixels = signal.values.to(self.map.weight.dtype)
         if self.stem:
-            # Twice as fast on a CPU. `contiguous` would not do: of images with one channel, both layouts are equal.
+            # Channels last is twice as fast on a CPU. `contiguous` would not convert one channel.
             pixels = pixels.clone(memory_format=torch.channels_last)
         for stage in self.stem:
             pixels = stage(pixels)

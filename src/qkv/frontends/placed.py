@@ -19,7 +19,7 @@ from qkv.spec.model import Stack
 
 
 def check_pixels(pixels: Tensor, noun: str, **sizes: int | None) -> None:
-    """Raise ``UserError`` unless pixels are floats (B, …) of these ``sizes``. ``noun``: plural, such as "images"."""
+    """Raise ``UserError`` unless pixels are floats (B, *``sizes``). ``noun``: for the message, such as "images"."""
     needed = tuple(sizes.values())
     if pixels.dim() != 1 + len(needed) or tuple(pixels.shape[1:]) != needed:
         raise UserError(
@@ -33,7 +33,7 @@ def check_pixels(pixels: Tensor, noun: str, **sizes: int | None) -> None:
 class PlacedFrontend(Frontend):
     """Base class of front ends that add or concatenate position vectors, with norm and dropout.
 
-    Subclasses compute the vectors of the values, of ``part.vector_width(width)`` features, and call ``placed``.
+    Subclasses embed the values as vectors of ``part.vector_width(width)`` features and pass them to ``placed``.
     """
 
     part: Any
@@ -45,12 +45,12 @@ class PlacedFrontend(Frontend):
         self.positions = build_positions(part.positions, length, part.vector_width(width))
 
     def position_layouts(self, grid: PositionGrid) -> Layouts:
-        """Layouts of the position vectors where positions lie on ``grid``, by their path below this module."""
+        """Return the layouts of the position tables for positions on ``grid``, by path below this module."""
         found = {} if self.positions is None else self.positions.layouts_on(grid)
         return {f"positions.{name}": layout for name, layout in found.items()}
 
     def placed(self, x: Tensor, context: Context) -> Tensor:
-        """Vectors (B, N, D) of the values x with those of their positions, normalised, with dropout."""
+        """Combine the embedded values x with position vectors, then apply norm and dropout -> (B, N, D)."""
         if self.positions is not None:
             vectors = self.positions.vectors(context, x.dtype).to(x.dtype)
             x = x + vectors if self.part.join == "add" else torch.cat((x, vectors.expand_as(x)), -1)

@@ -22,11 +22,11 @@ from qkv.spec.signals.series import SeriesPatches, SeriesSteps
 
 
 class _SeriesFrontend(PlacedFrontend):
-    """Base class of front ends of series, whose values (B, T, features) are floats."""
+    """Base class of front ends of time series with float values (B, T, features)."""
 
     part: SeriesPatches | SeriesSteps  # type: ignore[assignment]
     width_read: int
-    """Features of a step."""
+    """Number of features per time step."""
 
     def __init__(self, part: SeriesPatches | SeriesSteps, stack: Stack, width: int):
         super(PlacedFrontend, self).__init__(part, stack)
@@ -47,11 +47,11 @@ class _SeriesFrontend(PlacedFrontend):
 
 @implements(SeriesPatches)
 class SeriesPatchFrontend(_SeriesFrontend):
-    """Windows of series (B, T, C + K), C channels and K known covariates -> patches (B, N, D).
+    """Front end for windows of series (B, T, C + K), C channels and K known covariates -> patch vectors (B, N, D).
 
-    Patch n holds the steps n · stride to n · stride + patch - 1, counted from the first step, or from the one with
-    which the last patch ends at the last step (``align``). The last value of a row is repeated ``stride`` times if
-    ``pad_end``, and where the row is padded. Inverted: position n holds all steps of feature n.
+    Patch n holds the steps n · stride to n · stride + patch - 1, counted from the first step. With ``align`` "end", the
+    first steps are dropped so that the last patch ends at the last step. The last value of a row replaces its padding
+    and, with ``pad_end``, is repeated ``stride`` times more. Inverted: position n holds all steps of feature n.
     """
 
     part: SeriesPatches
@@ -83,8 +83,9 @@ class SeriesPatchFrontend(_SeriesFrontend):
         return {name: WHOLE for name in ("gain", "offset", "rates", "phases") if getattr(self, name) is not None}
 
     def initialise(self, std: float) -> None:
-        """Set the angular frequencies to 1 to 256 turns of a window, evenly spaced on a logarithmic scale, each for a
-        sine and a cosine.
+        """Initialise the time frequencies to 1 to 256 periods per window, on a logarithmic scale.
+
+        Each frequency is used twice, for a sine and for a cosine.
         """
         if self.rates is not None and self.phases is not None:
             turns = torch.logspace(0, 8, (len(self.rates) + 1) // 2, base=2.0).repeat_interleave(2)
@@ -123,11 +124,11 @@ class SeriesPatchFrontend(_SeriesFrontend):
         return Signal(values, times=times)
 
     def level(self, signal: Signal) -> tuple[Tensor, Tensor]:
-        """(shift, scale), each (B, C), of the normalisation of the windows: x = (value - shift) / scale."""
+        """Return (shift, scale), each (B, C), that normalise each window: x = (value - shift) / scale."""
         return self._level(_prolonged(signal.values, signal.lengths), signal.lengths)
 
     def _level(self, values: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Level of rows (B, T, C + K) whose padding is their last value."""
+        """Compute ``level`` from rows (B, T, C + K) whose padding repeats their last value."""
         values = values[..., : self.features]
         if self.part.normalise == "none":
             return torch.zeros_like(values[:, 0]), torch.ones_like(values[:, 0])
@@ -142,7 +143,7 @@ class SeriesPatchFrontend(_SeriesFrontend):
             scale = (squares + WINDOW_EPS).sqrt()
         if self.gain is None or self.offset is None:
             return shift, scale
-        gain = self.gain + WINDOW_EPS  # as in the authors' program, so that a gain of 0 does not divide
+        gain = self.gain + WINDOW_EPS  # as in the authors' code, to avoid a division by 0
         return shift - scale * self.offset / gain, scale / gain
 
     def forward(self, signal: Signal, context: Context) -> Tensor:
@@ -169,7 +170,7 @@ class SeriesPatchFrontend(_SeriesFrontend):
         return self.placed(self.map(patches.flatten(2)), context)
 
     def _aligned(self, x: Tensor, lengths: Tensor | None) -> Tensor:
-        """Rows (B, T, …), whose padding is their last step, without the first steps that fill no patch."""
+        """Drop the first steps of each row of x (B, T, …) that fill no patch; if rows differ, repeat the last step."""
         part, steps = self.part, x.shape[1]
         if lengths is None:
             return x[:, max(0, steps - part.patch) % part.stride :]
@@ -179,12 +180,12 @@ class SeriesPatchFrontend(_SeriesFrontend):
 
 
 def _real(values: Tensor, lengths: Tensor) -> Tensor:
-    """True (B, T, 1) for the steps of rows without padding."""
+    """Build a mask (B, T, 1) that is True at unpadded steps."""
     return (torch.arange(values.shape[1], device=values.device) < lengths[:, None])[..., None]
 
 
 def _prolonged(values: Tensor, lengths: Tensor | None) -> Tensor:
-    """Values (B, T, …) with the last one of each row in place of its padding."""
+    """Replace the padding of each row of ``values`` (B, T, …) by the row's last unpadded value."""
     if lengths is None:
         return values
     last = values.gather(1, (lengths.long() - 1).clamp(min=0)[:, None, None].expand(-1, 1, values.shape[2]))
@@ -193,7 +194,10 @@ def _prolonged(values: Tensor, lengths: Tensor | None) -> Tensor:
 
 @implements(SeriesSteps)
 class SeriesStepFrontend(_SeriesFrontend):
-    """Future steps: known covariates (B, H, K) -> vectors (B, H, D); without covariates a learned vector."""
+    """Front end for future steps with known covariates (B, H, K) -> vectors (B, H, D).
+
+    A learned vector, plus a linear map of the covariates if there are any, with position vectors.
+    """
 
     part: SeriesSteps
 

@@ -24,17 +24,17 @@ from qkv.spec.signals.image_sequences import CodeTokens
 class TextFrontend(PlacedFrontend):
     """Front end for text: token ids (B, N) -> vectors (B, N, D).
 
-    E[id], times √D if scaled, plus T[type] if there are types, with position vectors, norm and dropout. D is the
-    width of the stack, or the front end's own. Position vectors are added with width D, or concatenated with width D
-    / 2. Types (BERT, Devlin et al. 2019) default to 0. With a query vector, id -1 selects it (XLNet, Yang et al.
-    2019).
+    E[id], times √D if scaled, plus T[type] if there are types, with position vectors, norm and dropout. D is ``width``
+    of the front end if it is set, else the width of the stack. Position vectors are added with width D, or concatenated
+    with width D / 2. Types (BERT, Devlin et al. 2019) default to 0. If the front end has a query vector, id -1 selects
+    it (XLNet, Yang et al. 2019).
     """
 
     part: Text
     table: nn.Parameter | QuantizedTable
 
     def __init__(self, part: Text, stack: Stack, width: int, table: nn.Parameter | None = None):
-        """Create the tables. ``table``: token embeddings shared with another front end; None for its own."""
+        """Create the tables. ``table``: token embeddings shared with another front end; None to create new ones."""
         if part.vocab_size is None:
             raise UserError(
                 "model.frontend.vocab_size is not known: give it, or build the model together with its tokenizer"
@@ -69,7 +69,7 @@ class TextFrontend(PlacedFrontend):
         return self.placed(self.embedded(signal, context), context)
 
     def embedded(self, signal: Signal, context: Context) -> Tensor:
-        """Vectors (B, N, D) of tokens and types, without those of positions."""
+        """Embed tokens and types, without positions -> (B, N, D)."""
         x = self._vectors(signal.values)
         if self.scale != 1.0:
             # The scale is rounded to the vectors' precision, as in Gemma's training; in fp32 nothing changes.
@@ -81,14 +81,14 @@ class TextFrontend(PlacedFrontend):
         return x
 
     def _vectors(self, ids: Tensor) -> Tensor:
-        """Token embeddings E[id], (B, N, width of the table); id -1 gives the query vector."""
+        """Look up token embeddings E[id], (B, N, width of the table); id -1 gives the query vector."""
         check_vocabulary(ids, self.table.shape[0], 0 if self.query is None else -1)
         if self.query is None:
             return lookup(ids, matrix_of(self.table))
         return torch.where(ids[..., None] < 0, self.query, lookup(ids.clamp(min=0), matrix_of(self.table)))
 
     def _check(self, types: Tensor, x: Tensor) -> None:
-        """Raise ``UserError`` for token types that the model does not read, or of another shape than the tokens."""
+        """Raise ``UserError`` if the model reads no token types, or if their shape does not match the tokens."""
         if not self.typed:
             raise UserError("token types are given, but the front end has none; set frontend.types, or leave them out")
         if types.shape[-1] != x.shape[1] or types.shape[0] not in (1, x.shape[0]):

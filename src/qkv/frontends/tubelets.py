@@ -20,8 +20,8 @@ from qkv.spec.signals.video import Tubelets
 class TubeletFrontend(PlacedFrontend):
     """Front end for video: pixels (B, T, C, H, W) -> vectors (B, N, D), N = (T / d) (H / P) (W / P).
 
-    x_i = W block_i + b with blocks of d frames of P × P pixels in row-major order, a 3-D convolution whose stride is
-    its size, with position vectors, norm and dropout.
+    x_i = W block_i + b for blocks of d frames × P × P pixels in row-major order: a 3-D convolution with stride equal to
+    kernel size. Position vectors, norm and dropout follow.
     """
 
     part: Tubelets
@@ -40,7 +40,7 @@ class TubeletFrontend(PlacedFrontend):
         return self.position_layouts(PositionGrid(self.part.grid))
 
     def initialise(self, std: float) -> None:
-        """Initialise tubelets as a linear map (Xavier)."""
+        """Initialise the tubelet map by Xavier, its bias to 0."""
         nn.init.xavier_uniform_(self.map.weight)
         nn.init.zeros_(self.map.bias)  # type: ignore[arg-type]
 

@@ -18,9 +18,10 @@ from qkv.spec.register import implements
 
 @implements(HashedWords)
 class WordsFrontend(PlacedFrontend):
-    """Front end for words: buckets (B, N, F) of the features of N words, -1 for none -> vectors (B, N, D).
+    """Front end for words: hash buckets (B, N, F) of F features per word -> vectors (B, N, D). Bucket -1: no feature.
 
-    Σ_f E[bucket f] of the features of a word (Bojanowski et al. 2017), with position vectors, norm and dropout.
+    Each vector is Σ_f E[bucket f] over the features of a word (Bojanowski et al. 2017). Position vectors, norm and
+    dropout follow.
     """
 
     part: HashedWords
@@ -34,7 +35,7 @@ class WordsFrontend(PlacedFrontend):
         return self.features.device
 
     def layouts(self) -> Layouts:
-        return {"features": WHOLE}  # the hash decides the row, so tables of other sizes share none
+        return {"features": WHOLE}  # the hash decides the row, so tables of different sizes have no rows in common
 
     def initialise(self, std: float) -> None:
         nn.init.normal_(self.features, std=std)

@@ -1,11 +1,11 @@
-"""Changes of logits that each row makes alone, because they depend on the tokens that it has written.
+"""Changes of logits that are computed per row, because they depend on the tokens that the row has generated.
 
-With c_v the number of times that token v was written, prompt excluded, the logit z_v becomes
+With c_v the number of times that token v was generated, prompt excluded, the logit z_v becomes
 
     z_v + b_v - p [c_v > 0] - f c_v    b: logit_bias    p: presence_penalty    f: frequency_penalty
 
 as OpenAI's interface defines them. While a row has fewer than ``min_tokens`` new tokens, the logits of its
-``stop_token_ids`` are -inf. All of it comes before the filters (``qkv.generation.filters``).
+``stop_token_ids`` are -inf. All changes come before the filters (``qkv.generation.filters``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from qkv.spec.generation import Generation
 
 
 def adjusted(logits: Tensor, spans: Sequence[RowSpan]) -> Tensor:
-    """Logits (M, V) of the spans with the changes of each row; the same tensor if there are none."""
+    """Apply the changes of each row to the logits (M, V) of the spans, in a copy.
+
+    Return the same tensor if no row has changes.
+    """
     changing = [span for span in spans if _changes(span)]
     if not changing:
         return logits
@@ -33,14 +36,14 @@ def adjusted(logits: Tensor, spans: Sequence[RowSpan]) -> Tensor:
 
 
 def _changes(span: RowSpan) -> bool:
-    """True if the settings of a row change logits."""
+    """True if the settings of a row may change its logits."""
     own = span.generation
     waits = bool(own.min_tokens and own.stop_token_ids and len(span.text) - span.begin < own.min_tokens)
     return waits or bool(own.logit_bias or own.presence_penalty or own.frequency_penalty)
 
 
 def _adjust(logits: Tensor, own: Generation, written: Sequence[int]) -> None:
-    """Change the logits (V) of one line in place; tokens beyond them are never drawn."""
+    """Change the logits (V) of one line in place; ids of V or above are ignored, as they are never sampled."""
     size = len(logits)
     if biases := [(index, bias) for index, bias in own.logit_bias if index < size]:
         ids, values = zip(*biases, strict=True)

@@ -5,11 +5,11 @@ For a continuation y of n tokens, end token included,
     log p(y) = Σ_i log p(y_i | prompt, y_1 … y_{i-1})        score(y) = log p(y) / n ** length_penalty
 
 Each step extends the K beams of a prompt by every token and ranks the candidates by log p. Of the best 2 K candidates,
-the finished ones among the first K become hypotheses, and the K hypotheses with the best scores are kept; the best K
-unfinished ones are the next beams. With ``early_stopping`` a search ends as soon as it has K hypotheses. Without, it
-ends once its best beam, scored at its current length, is no better than the worst hypothesis. That rule is a heuristic
-for a positive length penalty, because a longer text may still overtake; transformers uses it too, and the results are
-the same. After ``max_new_tokens`` steps every beam is a hypothesis.
+the finished candidates among the first K become hypotheses, and the K hypotheses with the best scores are kept. The
+best K unfinished candidates are the next beams. With ``early_stopping`` a search ends as soon as it has K hypotheses.
+Without it, the search ends once its best beam, scored at its current length, is no better than the worst hypothesis.
+For a positive length penalty this rule is a heuristic, because a longer text may still get a better score; transformers
+uses the same rule, and the results are the same. After ``max_new_tokens`` steps every beam is a hypothesis.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Beams:
         self.finished: list[Hypothesis] = []
 
     def advance(self, candidates: Iterable[Beam], ends: Callable[[list[int]], bool]) -> list[int]:
-        """Select the next K beams from ``candidates`` (best first), store those that are finished, and return the slots
-        of the parents of the next beams.
+        """Select the next K beams from ``candidates`` (best first), store finished candidates, and return the parent
+        slot of each of the next beams.
 
         ``ends``: function (tokens of a continuation) -> True if the text ends there.
         """
@@ -175,7 +175,8 @@ class BeamSearch:
         self._engine.step()
 
     def _chosen(self, rows: Sequence[DecodedRow], reading: Reading) -> list[Next]:
-        """Successors of all rows, for the engine: the next K beams of each prompt, none if its search has ended.
+        """Select the next K beams of each prompt, none if its search has ended; return them as successors (engine
+        policy).
 
         The beams of a prompt are adjacent rows.
         """
@@ -192,12 +193,14 @@ class BeamSearch:
         return successors
 
     def _ending(self, prompt: int) -> Callable[[list[int]], bool]:
-        """Return the test of whether a continuation of the prompt is finished: by the end token or by ``ends``."""
+        """Return a function that tells whether a continuation of the prompt is finished: at its maximum length, by an
+        end token or by ``ends``.
+        """
         most, ends = self.generation.max_new_tokens, self._ends
         return lambda text: len(text) == most or text[-1] in self._end_ids or (ends is not None and ends(prompt, text))
 
     def _drawable(self, prompts: Sequence[int], logits: Tensor) -> Tensor:
-        """Logits of the ids that may be drawn, and -inf for what the settings forbid."""
+        """Restrict logits to the ids that may be candidates, with -inf for the tokens that the settings forbid."""
         logits = logits[:, : self._drawn]
         if not self.generation.forbids:
             return logits
@@ -205,19 +208,19 @@ class BeamSearch:
         return forbid(logits, [LogitLine([*before, *text], len(before), self.generation) for before, text in pairs])
 
     def _candidates(self, prompts: Sequence[int], logits: Tensor) -> list[list[Beam]]:
-        """Best 2 K continuations of each prompt by log probability, best first; K more for each end token after the
-        first. logits (beams of all prompts, V).
+        """Return the best 2 K continuations of each prompt by log probability, best first, and K more for each end
+        token after the first. logits (beams of all prompts, V).
         """
         count = len(prompts)
         before = [self.beams[prompt].log_probabilities for prompt in prompts]
         most = max(2, 1 + len(self._end_ids)) * self.generation.num_beams
-        # The best candidates of all beams contain at most as many tokens of one beam.
+        # The best ``most`` candidates of a prompt include at most ``most`` tokens of one beam.
         drawable = self._drawable(prompts, logits)
         best, tokens = drawable.topk(min(most, drawable.shape[-1]))
         found = (best - logits.logsumexp(-1, keepdim=True)).double().view(count, len(logits) // count, -1)
         found = (found + torch.tensor(before, dtype=torch.float64, device=logits.device)[..., None]).flatten(1)
         found, place = found.topk(min(most, found.shape[1]))
-        # One read from the device: float64 holds indices exactly.
+        # One copy from the device for all three: float64 holds indices exactly.
         columns = torch.stack(
             (found, (place // tokens.shape[1]).double(), tokens.view(count, -1).gather(1, place).double())
         )

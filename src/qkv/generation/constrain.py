@@ -1,9 +1,9 @@
-"""Constraints: a text matches a regular expression, or is JSON that a schema allows.
+"""Constrained generation: the text matches a regular expression, or is JSON that a schema allows.
 
-Before each token the library llguidance (the extra ``constrain``) tells which tokens can continue the text; the logits
-of all others become -inf, before the filters. Where the text is complete, all tokens may be drawn, and one that cannot
-continue it, such as an end token, ends it and is dropped: a model without an end token can stop as well. A constraint
-belongs to a row of ``qkv.generation.sample.Sampling``.
+Before each token the library llguidance (the extra ``constrain``) computes which tokens can continue the text. The
+logits of all others become -inf, before the filters. Once the text is complete, all tokens may be sampled: a token that
+cannot continue it, such as an end token, ends the text and is dropped. So a model without an end token can stop, too.
+A constraint belongs to a row of ``qkv.generation.sample.Sampling``.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ if TYPE_CHECKING:
 LONGEST = 1 << 20
 """Maximum number of characters of an expression or a schema."""
 _FORM = {"whitespace_flexible": True, "whitespace_pattern": r" |\n[ ]{0,32}", "coerce_one_of": True}
-"""Between two tokens of JSON: nothing, a space, or a line break with its indentation, but no more, of which a text
-could consist for ever. Models write JSON so; without any white space they make more mistakes.
+"""Options of llguidance for JSON. Between two JSON tokens there may be nothing, a space, or a line break with
+indentation. More is forbidden, because a model might generate white space without end; less is worse, because models
+are used to such white space and make more mistakes without it.
 """
 
 
 class Constraint:
     """Regular expression or JSON schema, compiled for the tokens of a tokenizer.
 
-    Regular expressions are those of Rust's crate ``regex``, for the whole text; schemas those of JSON Schema (draft
-    2020-12), see ``qkv.generation.json_schema``. Properties are written in the order of the schema.
+    Regular expressions have the syntax of Rust's crate ``regex`` and must match the whole text. Schemas are those of
+    JSON Schema (draft 2020-12), see ``qkv.generation.json_schema``. Properties are generated in the order of the
+    schema.
     """
 
     def __init__(
@@ -50,11 +52,11 @@ class Constraint:
         json_schema: str | None = None,
         open_objects: bool = False,
     ):
-        """Compile ``regex`` or ``json_schema``, a text; one of them must be given.
+        """Compile ``regex`` or ``json_schema`` (both strings); exactly one of them must be given.
 
-        open_objects: let objects have other properties than those that the schema names, also where it does not say so.
-        Raises ``UserError`` without llguidance, for a tokenizer whose tokens have no text of their own or cannot begin
-        a text that matches, and for an expression or a schema that is invalid, not supported, or beyond the limits.
+        open_objects: allow properties that the schema does not name, also in objects that do not state it.
+        Raises ``UserError`` without llguidance; for a tokenizer whose tokens depend on their neighbours or cannot begin
+        a matching text; and for an expression or a schema that is invalid, not supported, or beyond the limits.
         """
         if (regex is None) == (json_schema is None):
             given = "neither" if regex is None else "both"
@@ -66,7 +68,7 @@ class Constraint:
         library = _library()
         core = _tokens(library, tokenizer)
         self.dropped: tuple[str, ...] = ()
-        """Keywords of the schema that are not enforced, with their places."""
+        """Keywords of the schema that are not enforced, with their JSON pointers."""
         if json_schema is None:
             grammar = library.LLMatcher.grammar_from_regex(given)
         else:
@@ -77,7 +79,7 @@ class Constraint:
         if any(warning.startswith("oneOf") for warning in self._matcher.get_grammar_warnings()):
             self.dropped += ("oneOf, which is read as anyOf",)
         self.size = tokenizer.vocab_size
-        Guide(self._matcher, self.size, self.name).allowed((), self.size)  # what it takes is kept for all texts
+        Guide(self._matcher, self.size, self.name).allowed((), self.size)  # its results are cached for all texts
         start, opening = self.guide(), core.tokenize_str("{")
         start.accepted(opening[: start.possible(opening)])  # an object with too many properties is refused here
 
@@ -87,7 +89,7 @@ class Constraint:
         return f"the {self.name} says more than can be enforced; left out: {'; '.join(self.dropped)}"
 
     def guide(self) -> Guide:
-        """Guide of a new text."""
+        """Return the guide of a new text."""
         return Guide(self._matcher.deep_copy(), self.size, self.name)
 
     def check(self, model: Transformer, generation: Generation) -> None:
@@ -103,7 +105,7 @@ class Constraint:
 def constraint_of(
     tokenizer: Tokenizer, regex: str | None, json_schema: Any, open_objects: bool = False
 ) -> Constraint | None:
-    """``Constraint`` of an expression or of a schema, a text or plain data; None without either.
+    """Compile a regular expression or a JSON schema (string or plain data) to a ``Constraint``; None without either.
 
     Warns of keywords that are not enforced. Raises ``UserError``, see ``Constraint``.
     """
@@ -121,13 +123,13 @@ def constraint_of(
 
 
 class Guide:
-    """Tokens that can continue one text."""
+    """State of a constraint for one text: tells which tokens can continue it."""
 
     def __init__(self, matcher: LLMatcher, size: int, name: str):
         self._matcher, self._size, self.name = matcher, size, name
         self._bits = torch.zeros(1, size // 32 + 1, dtype=torch.int32)
         self.done = False
-        """True once nothing can be added, or the text was ended."""
+        """True once no token can be added, or a token has ended the text."""
 
     @property
     def complete(self) -> bool:
@@ -135,17 +137,18 @@ class Guide:
         return self.done or self._matcher.is_accepting()
 
     def possible(self, tokens: Sequence[int]) -> int:
-        """Number of first ``tokens`` that can be added to the text. Raises ``UserError`` beyond the limits."""
+        """Return how many of the first ``tokens`` can be added to the text. Raises ``UserError`` beyond the limits."""
         known = list(takewhile(lambda token: token < self._size, tokens))  # a model may have ids beyond the tokenizer's
         count = self._matcher.validate_tokens(known)
         self._check()
         return count
 
     def allowed(self, tokens: Sequence[int], width: int) -> Tensor:
-        """Tokens (len(tokens) + 1, width) that may be drawn after the text and after each of ``tokens``: True.
+        """Return a mask (len(tokens) + 1, width): True for tokens that may be sampled after the text and after each of
+        ``tokens``.
 
-        They are those that continue the text, and all where it is complete. ``width``: size of the model's vocabulary.
-        Raises ``UserError`` if the text is incomplete and no token continues it, and beyond the limits.
+        These are the tokens that continue the text, and all tokens where it is complete. ``width``: size of the model's
+        vocabulary. Raises ``UserError`` if the text is incomplete and no token continues it, and beyond the limits.
         """
         found, added = torch.ones(len(tokens) + 1, width, dtype=torch.bool), 0
         for token in (*tokens, None):
@@ -162,9 +165,10 @@ class Guide:
         return found
 
     def accept(self, token: int) -> bool:
-        """Add a token to the text; False if it ends a complete text instead, and is no part of it.
+        """Add a token to the text and return True. A token that cannot continue a complete text ends it instead; the
+        result is then False.
 
-        Raises ``UserError`` beyond the limits: an error of the library is no end of a text.
+        Raises ``UserError`` if the token cannot continue an incomplete text, and beyond the limits.
         """
         if self.possible([token]):
             self._matcher.consume_token(token)
@@ -177,21 +181,21 @@ class Guide:
         return False
 
     def accepted(self, tokens: Sequence[int]) -> list[int]:
-        """First ``tokens`` that are part of the text, which they are added to."""
+        """Add ``tokens`` up to the first that ends the text; return those that were added."""
         return list(takewhile(lambda token: not self.done and self.accept(token), tokens))
 
     def _check(self) -> None:
-        """Raise ``UserError`` if the library has met an error, from which it does not recover."""
+        """Raise ``UserError`` if the library has reported an error, from which it does not recover."""
         if self._matcher.is_error() and not self._stuck:
             raise UserError(f"the {self.name} is too complex: {_sentence(self._matcher.get_error())}")
 
     @property
     def _stuck(self) -> bool:
-        """True if the library has found that nothing continues the text."""
+        """True if the library has reported that no token continues the text."""
         return self._matcher.get_error().startswith("NoExtension")
 
     def _continuing(self) -> Tensor:
-        """Tokens (size,) that can continue an incomplete text."""
+        """Return a mask (size,) of the tokens that can continue an incomplete text."""
         self._matcher.unsafe_compute_mask_ptr(self._bits.data_ptr(), self._bits.nbytes)
         self._check()
         allowed = (self._bits[0, :, None] >> torch.arange(32)).bitwise_and(1).flatten()[: self._size].bool()
@@ -203,7 +207,7 @@ class Guide:
 
 
 class _Vocabulary:
-    """Tokens of a tokenizer in the form that llguidance reads; the id after the last one stands for the end."""
+    """Tokens of a tokenizer in the form that llguidance reads, with an end token after the last id."""
 
     def __init__(self, tokenizer: Tokenizer):
         known = tokenizer.token_bytes
@@ -222,7 +226,10 @@ class _Vocabulary:
         self._longest = max(map(len, self._ids), default=0)
 
     def __call__(self, text: bytes) -> list[int]:
-        """Ids of ``text``, of which llguidance allows the first where the text is forced; none if it has no ids."""
+        """Tokenize ``text``, for llguidance: where the constraint forces a text, it allows only the first of these ids.
+
+        The list is empty if no token begins the text.
+        """
         try:
             ids = self._tokenizer.encode(text.decode())
         except (UnicodeDecodeError, UserError):
@@ -230,7 +237,7 @@ class _Vocabulary:
         return ids if b"".join(self.tokens[index] for index in ids) == text else self._greedy(text)
 
     def _greedy(self, text: bytes) -> list[int]:
-        """Ids of the longest tokens from left to right, up to where none fits."""
+        """Tokenize by the longest matching token from left to right; stop where no token matches."""
         found: list[int] = []
         while text:
             ends = range(min(len(text), self._longest), 0, -1)
@@ -256,9 +263,9 @@ def _tokens(library: Any, tokenizer: Tokenizer) -> LLTokenizer:
 
 
 def _limits(library: Any) -> LLParserLimits:
-    """Limits of time and memory: of building in the order of a second, of a step in that of tenths of one.
+    """Return limits of time and memory: about a second for compilation, and tenths of a second for a step.
 
-    An object has four items in a row for each optional property that may come next.
+    An object has four parser items in a row (``max_items_in_row``) for each optional property that may come next.
     """
     return library.LLParserLimits(
         max_items_in_row=10_000,
@@ -272,7 +279,7 @@ def _limits(library: Any) -> LLParserLimits:
 
 
 def _of_schema(library: Any, schema: str, open_objects: bool) -> tuple[str, tuple[str, ...]]:
-    """(Grammar of a schema, keywords that it leaves out)."""
+    """Compile a schema; return (grammar, keywords that it leaves out)."""
     try:
         found = json.loads(schema)
     except (ValueError, RecursionError) as error:
@@ -284,7 +291,10 @@ def _of_schema(library: Any, schema: str, open_objects: bool) -> tuple[str, tupl
 
 
 def _is_supported(library: Any, schema: dict[str, Any]) -> bool:
-    """False for a pattern with look-around or backreferences. One that is wrong is refused with the whole schema."""
+    """Return False for a pattern with look-around or backreferences.
+
+    An invalid pattern returns True; it is refused when the whole schema is compiled.
+    """
     message = library.LLMatcher.validate_grammar(_grammar(library, schema), limits=_limits(library))
     return not ("regex parse error" in message and "supported" in message)
 
@@ -294,6 +304,6 @@ def _grammar(library: Any, schema: dict[str, Any]) -> str:
 
 
 def _sentence(message: str) -> str:
-    """The library's message in one line, of at most 200 characters."""
+    """Shorten the library's message to one line, truncated after 200 characters."""
     line = " ".join(message.split())
     return line if len(line) <= 200 else f"{line[:200]} …"

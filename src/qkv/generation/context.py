@@ -5,9 +5,9 @@ With a learned position table of L rows, the visible part of a text of n tokens 
     s(n) = 0 if n <= L,   else  h · ⌈(n - L) / h⌉   with h = L - ⌊L / 2⌋
 
 When the context is full, its older half is dropped and the rest is encoded again from position 0. s depends on n
-alone, so prompt tokens and generated tokens are treated alike. Unbounded positions (sinusoids, rotations, ALiBi, none)
-never slide; the state is extended. Rotary positions beyond the training length work but were never trained, and quality
-degrades (Press et al. 2022; Chen et al. 2023).
+alone, so prompt tokens and generated tokens are treated alike. With unbounded positions (sinusoids, rotations, ALiBi,
+none) the context never slides; the state grows. Rotary positions beyond the training length are possible but untrained,
+and quality degrades (Press et al. 2022; Chen et al. 2023).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from qkv.spec.model import Model
 
 
 def first_seen(length: int, limit: int | None) -> int:
-    """Index s(n) of the first token that the model still sees of a text of n = ``length`` tokens.
+    """Return s(n), the index of the first token that the model still sees in a text of n = ``length`` tokens.
 
     ``limit``: number of positions L; None for unbounded positions.
     """
@@ -34,10 +34,11 @@ def first_seen(length: int, limit: int | None) -> int:
 
 
 def learned_reach(spec: Model) -> int | None:
-    """Length in tokens beyond which rotary attention meets distances never seen in training; None for no such limit.
+    """Return the length in tokens beyond which rotary attention has distances never seen in training; None if there is
+    no such limit.
 
-    This is the context length of training, unless the mask of every branch with rotary positions is a window within
-    it, or positions are counted anew in each segment.
+    The result is the context length of training. It is None if the mask of every branch with rotary positions is a
+    window within that length, or if positions restart in each segment.
     """
     length, branches = spec.context_length, [branch for block in spec.blocks for branch in block.branches]
     known = (
@@ -54,7 +55,8 @@ def check(
     generation: Generation,
     inputs: Sequence[Mapping[str, Signal]] | None = None,
 ) -> None:
-    """Raise ``UserError`` if ``model`` cannot continue these prompts; warn if it decodes otherwise than trained.
+    """Raise ``UserError`` if ``model`` cannot continue these prompts; warn if decoding differs from training.
+
     ``inputs``: values of other inputs of each prompt.
     """
     spec, known = model.spec, model.vocab_size
@@ -89,7 +91,7 @@ def _check_ids(generation: Generation, known: int) -> None:
 
 
 def _warn_of_inexactness(model: Transformer, length: int) -> None:
-    """Warn if texts of ``length`` tokens are decoded otherwise than in training, which the spec does not accept."""
+    """Warn if decoding of ``length`` tokens differs from training in a branch whose spec does not accept that."""
     length = length if model.limit is None else min(length, model.limit)
     path, branch = model.spec.first_inexact(length)
     if branch is not None:
@@ -101,7 +103,7 @@ def _warn_of_inexactness(model: Transformer, length: int) -> None:
 
 
 def _check_length(limit: int | None, length: int, which: str, generation: Generation, slides: bool = True) -> None:
-    """Raise ``UserError`` if a text does not fit. ``slides``: its context may slide, if the settings say so."""
+    """Raise ``UserError`` if a text does not fit. ``slides``: its context may slide if the settings allow it."""
     if limit is None or (generation.overflow == "slide" and slides) or not generation.max_new_tokens:
         return
     # The last generated token is not fed back.

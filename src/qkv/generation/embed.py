@@ -25,13 +25,13 @@ from qkv.tokenizers.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Embedding:
-    """Settings of a text embedding. Results of several ``poolings``, named as in sentence-transformers, are
-    concatenated.
+    """Settings of a text embedding.
 
+    poolings: names as in sentence-transformers; the results of several poolings are concatenated.
     normalise: scale to L2 norm 1.   max_length: truncate texts to this many tokens; None: the model's context length.
     lower_case: lower-case the texts first.   pools_prompt: include the prompt's tokens in the pooling.
-    dimensions: keep so many first numbers of a vector, and scale them to L2 norm 1, for models that were trained for it
-    (Matryoshka representations, Kusupati et al. 2022); None keeps all.
+    dimensions: truncate vectors to this many dimensions and scale them to L2 norm 1, for models that were trained for
+    it (Matryoshka representations, Kusupati et al. 2022); None keeps all.
     """
 
     poolings: tuple[str, ...] = ("mean",)
@@ -57,12 +57,14 @@ def embed_texts(
     prompt: str = "",
     batch_size: int = 32,
 ) -> np.ndarray:
-    """Return text embeddings (texts, D · poolings), float32, or of ``how.dimensions`` numbers. ``prompt`` is prepended
-    to each text. A text may be given as token ids, which are read as they are, without prompt or special tokens.
+    """Return text embeddings (texts, D · poolings), or (texts, ``how.dimensions``), as float32.
+
+    ``prompt`` is prepended to each text. A text may be given as token ids, which are read without prompt or added
+    special tokens.
 
     Batches group texts of similar length; padding does not change the result. Surrounding white space is stripped.
     Texts longer than ``how.max_length`` are truncated with a warning. Raises ``UserError`` for a text that is not a
-    string or has no tokens, for ids outside the vocabulary, and for more dimensions than there are.
+    string or has no tokens, for ids outside the vocabulary, and if ``how.dimensions`` exceeds D · poolings.
     """
     width = model.spec.leaving(model.spec.width) * len(how.poolings)
     if how.dimensions is not None and not 1 <= how.dimensions <= width:
@@ -84,7 +86,9 @@ def embed_texts(
 
 
 def _embedded(model: Transformer, texts: Sequence[Framed], how: Embedding, skipped: int) -> Tensor:
-    """Pooled embeddings (B, D · poolings) of a batch. ``skipped``: number of first tokens left out of the pooling."""
+    """Compute pooled embeddings of a batch, (B, D · poolings) or (B, ``how.dimensions``). ``skipped``: number of first
+    tokens left out of the pooling.
+    """
     device = model.device
     signal = Signal.of_rows([text.ids for text in texts], device)
     kinds = [(model.spec.encoder or model.spec).types_read(text.types) for text in texts]
@@ -105,7 +109,7 @@ def _embedded(model: Transformer, texts: Sequence[Framed], how: Embedding, skipp
 
 
 def _vectors(model: Transformer, signal: Signal) -> Tensor:
-    """Final hidden states of a batch (B, N, D): the head's input, or the encoder's output of an encoder–decoder."""
+    """Compute final hidden states (B, N, D): the head's input, or the encoder's output of an encoder–decoder."""
     return model.features(signal)[0] if model.encoder is None else model.encode(signal).vectors[-1]
 
 
@@ -125,7 +129,7 @@ def _read(tokenizer: Tokenizer, text: str, how: Embedding, prompt: str, most: in
 
 
 def _of_ids(model: Transformer, ids: Any, most: int, number: int) -> Framed:
-    """Check token ids and cut them to ``most``; all token types are 0."""
+    """Check token ids and truncate them to ``most``; all token types are 0."""
     if isinstance(ids, (bytes, Mapping)) or not isinstance(ids, Iterable):
         raise UserError(f"text {number + 1}: {ids!r} is not a string")
     ids = list(ids)
@@ -141,7 +145,7 @@ def _of_ids(model: Transformer, ids: Any, most: int, number: int) -> Framed:
 
 
 def _prompt_tokens(tokenizer: Tokenizer, prompt: str, how: Embedding) -> int:
-    """Number of first tokens to leave out of the pooling: those of the prompt and special tokens before it."""
+    """Return the number of first tokens to leave out of the pooling: the prompt's, and special tokens before it."""
     ids = _read(tokenizer, "", how, prompt, None).ids
     ends = (tokenizer.specials.get("sep"), tokenizer.specials.get("eos"))
     return len(ids) - (ids[-1] in ends)

@@ -1,17 +1,17 @@
-"""Decoding engine: the one loop of sampling, beam search and scoring.
+"""Decoding engine: the loop that sampling, beam search and scoring share.
 
     admit ── rows ── read ── policy ─┬─ no successor: the row is evicted
                │                     ├─ one successor: its tokens are appended
                └─────────────────────┴─ several: the row is forked
 
 ``read`` runs the model on the tokens of each row that its state lacks: the token of the last step or, where rows were
-forked, several. Rows that were just admitted are read in passes of their own, one per step, and join the others when
-they are ready (``qkv.generation.prefill``); so rows can be admitted while others decode, and a long prompt does not
-hold them up. Rows whose context slides are read anew within the step.
+forked, several. Rows that were just admitted are read in separate passes, one per step, and join the others when they
+are ready (``qkv.generation.prefill``). So rows can be admitted while others decode, and a long prompt does not delay
+them. Rows whose context slides are read again within the step.
 
-``cut`` shortens texts and takes back what was read of them, for tokens that were only proposed. A state whose branches
-cannot drop positions, such as that of a GRU, returns to the copy made by ``mark``, and the tokens kept since then are
-read again.
+``cut`` truncates texts and removes the truncated positions from the state, for proposed tokens that were rejected. A
+state whose branches cannot drop positions, such as that of a GRU, is restored from the copy made by ``mark``, and the
+tokens accepted since then are read again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from qkv.state.tree import join, nbytes, overwrite, rows
 class Next(NamedTuple):
     """Successor of a row: a text that continues it.
 
-    parent: index of the row in the batch.   tokens: ids appended to it.   key: its new key; None: the parent's.
+    parent: index of the row in the batch.   tokens: ids to append.   key: key of the successor; None: the parent's key.
     """
 
     parent: int
@@ -45,37 +45,42 @@ class Next(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """State to which a row can return: ``places`` maps its key to (row in ``state``, start, number of tokens read)."""
+    """Copy of the state, from which ``cut`` can restore rows. ``places``: key of each row -> (row in ``state``, start,
+    number of tokens read).
+    """
 
     state: State
     places: dict[int, tuple[int, int, int]]
 
 
 class _Part(NamedTuple):
-    """Result of the rows at ``places`` of the batch."""
+    """Result of a forward pass for the rows at the indices ``places`` of the batch."""
 
     places: list[int]
     read: HeadInput | Logits
 
 
 class Reading:
-    """Result of a forward pass over all rows: logits after the new tokens, or the head's input vectors there."""
+    """Result of the forward passes over all rows: logits after the new tokens, or the head's inputs at them."""
 
     def __init__(self, model: Transformer, parts: Sequence[_Part]):
         self.model, self.parts = model, parts
 
     def logits(self) -> Tensor:
-        """Next-token logits (B, V) after the last token of each row."""
+        """Compute next-token logits (B, V) after the last token of each row."""
         return self.ends([1] * sum(len(part.places) for part in self.parts))
 
     def all_logits(self, place: int) -> Tensor:
-        """Next-token logits (N, V) after each new token of the row at ``place``."""
+        """Compute next-token logits (N, V) after each new token of the row at index ``place``."""
         part = next(part for part in self.parts if place in part.places)
         i = part.places.index(place)
         return self._computed([part], [part.read.lines(i, part.read.counts[i])])[0]
 
     def ends(self, counts: Sequence[int]) -> Tensor:
-        """Next-token logits (M, V) after each of the last ``counts[place]`` tokens of a row, M in all, row by row."""
+        """Compute next-token logits (M, V) after each of the last ``counts[place]`` tokens of each row.
+
+        M = Σ counts; the lines are row by row.
+        """
         if len(self.parts) == 1 and isinstance(read := self.parts[0].read, Logits) and read.counts == counts:
             return read.values
         where = {place: (part, i) for part in self.parts for i, place in enumerate(part.places)}
@@ -84,7 +89,9 @@ class Reading:
         return torch.cat(self._computed(parts, lines))
 
     def _computed(self, parts: Sequence[_Part], lines: list[Tensor]) -> list[Tensor]:
-        """Logits of ``lines``, to whose vectors the head is applied at once; parts: that of each."""
+        """Return the logits of ``lines``; the head is applied once to all lines that are its inputs. parts: the part to
+        which each line belongs.
+        """
         several = [i for i, part in enumerate(parts) if isinstance(part.read, HeadInput)]
         if several:
             found = self.model.head(torch.cat([lines[i] for i in several])[:, None])[:, 0]
@@ -108,10 +115,10 @@ class Engine:
         self.model, self.policy, self.capacity = model, policy, capacity
         self._limit = model.limit
         self.rows: list[DecodedRow] = []
-        """All rows; those that are not ready yet are the last ones, in the order of their admission."""
+        """All rows: first the ready rows, then those that are not ready yet, in the order of their admission."""
         self._state: State | None = None
         self._held = 0
-        """Number of first rows that the state contains, which the policy sees."""
+        """Number of ready rows: the first rows, which the state contains and the policy sees."""
         self._prefill = Prefill(model, capacity, pages=pages)
         self._mark: _Mark | None = None
 
@@ -126,12 +133,12 @@ class Engine:
         return nbytes(self.states)
 
     def clear(self) -> None:
-        """Remove all rows and free their states, of which none is kept."""
+        """Remove all rows and free their states without adding them to the prefix cache."""
         self.rows, self._state, self._held, self._mark = [], None, 0, None
         self._prefill = Prefill(self.model, self.capacity, self._prefill.prefixes, self._prefill.pages)
 
     def share(self, prefixes: Prefixes) -> None:
-        """Let rows that are admitted from now on begin with kept states, and keep those of rows that end."""
+        """Use a prefix cache: rows admitted from now on start from its states, and it keeps states of rows that end."""
         self._prefill.prefixes = prefixes
 
     def admit(
@@ -143,7 +150,7 @@ class Engine:
     ) -> None:
         """Add texts (token ids) with their keys at the end of the batch; the next steps read them.
 
-        The policy sees them from the step on in which all of them are read. ``memory``: encoder output, one row per
+        The policy sees them from the step in which all of them have been read. ``memory``: encoder output, one row per
         text. ``inputs``: values of other inputs of each text, see ``Signal.inputs``.
         """
         values = inputs or [None] * len(texts)
@@ -156,9 +163,9 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Read the new token of each ready row and one pass of those that wait; continue as the policy decides.
+        """Read the new tokens of each ready row, run a prefill pass over waiting rows, and apply the policy.
 
-        Without a ready row the policy is not asked.
+        Without a ready row the policy is not called.
         """
         reading = self._read()
         if self._held:
@@ -166,7 +173,7 @@ class Engine:
 
     @torch.inference_mode()
     def read_waiting(self) -> None:
-        """Read all rows that wait, so that they are ready in the next step."""
+        """Read all waiting rows to their end, so that they are ready in the next step."""
         while self._prefill.waiting:
             self._prefill.step()
 
@@ -180,9 +187,9 @@ class Engine:
         self.rows = [self.rows[place] for place in kept]
 
     def room(self, place: int) -> int | None:
-        """Number of tokens that the state of a row can take after its text; None for any number.
+        """Return the number of tokens that the state of a row can take after its text; None if unbounded.
 
-        0 for a row that is read from the start of its context.
+        Return 0 for a row that is read from the start of its context in the next step.
         """
         row, most = self.rows[place], [limit for limit in (self._limit, self.capacity) if limit is not None]
         if place >= self._held or row.read <= row.start:
@@ -191,7 +198,7 @@ class Engine:
 
     @torch.inference_mode()
     def mark(self) -> None:
-        """Remember the state, so that ``cut`` can return to it; a state that can drop positions is not copied."""
+        """Copy the state, so that ``cut`` can restore it; a state that can drop positions needs no copy."""
         if self._state is not None and not self.model.rewindable:
             held = enumerate(self.rows[: self._held])
             places = {row.key: (place, row.start, row.read) for place, row in held}
@@ -199,10 +206,10 @@ class Engine:
 
     @torch.inference_mode()
     def cut(self, lengths: Sequence[int]) -> None:
-        """Shorten the text of each ready row to ``lengths`` tokens at most, and take back what was read after them.
+        """Truncate the text of each ready row to at most ``lengths`` tokens, and remove later positions from the state.
 
-        A state that cannot drop positions returns to that of the latest ``mark``; a row without one is read from the
-        start of its context in the next step. The mark is used up.
+        A state that cannot drop positions is restored from the latest ``mark``; a row that the mark lacks is read from
+        the start of its context in the next step. The mark is discarded.
         """
         for row, length in zip(self.rows[: self._held], lengths, strict=True):
             del row.tokens[length:]
@@ -218,11 +225,13 @@ class Engine:
         self._mark = None
 
     def _in_place(self, row: DecodedRow) -> bool:
-        """True if the context of a row begins where its state does; it may have slid for tokens that were cut."""
+        """True if the context of a row begins where its state does. It does not if the context slid for tokens that
+        have been truncated since.
+        """
         return row.start == first_seen(len(row.tokens), self._limit)
 
     def _return(self, places: list[int]) -> None:
-        """Restore the rows at ``places`` to the mark; rows that cannot be rewound are read again from their start."""
+        """Restore the rows at ``places`` from the mark; rows that the mark cannot restore are read from their start."""
         index, known = list(range(self._held)), self._mark.places if self._mark else {}
         for place in places:
             row = self.rows[place]
@@ -237,7 +246,7 @@ class Engine:
             self._state = rows(join(self._state, self._mark.state), index)
 
     def _read(self) -> Reading:
-        """Run the forward pass over the tokens that the state lacks, and one or a few over rows that wait."""
+        """Run the forward pass over the tokens that the state lacks, and one or a few prefill passes."""
         anew = self._beginning()
         going = [place for place in range(self._held) if place not in anew]
         first = self._held
@@ -268,16 +277,20 @@ class Engine:
         return again.ready()
 
     def _hold(self, states: list[State], places: Sequence[int]) -> None:
-        """Join ``states``, whose rows are those at ``places``, to the state of all ready rows, in their order."""
+        """Join ``states`` to the state of all ready rows, in the order of the batch. places: index in the batch of each
+        row of ``states``.
+        """
         self._state, self._held = None, len(places)
-        while states:  # consumed, so that memory is held for two of them at most
+        while states:  # popped, so that each state is freed once it is joined
             state = states.pop(0)
             self._state = state if self._state is None else join(self._state, state)
         if list(places) != list(range(self._held)):
             self._state = rows(self._state, inverse(places))
 
     def _beginning(self) -> list[int]:
-        """Indices of the ready rows that must be read from the start: their context slides, or their state is lost."""
+        """Return the indices of the ready rows that must be read from the start: their context slides, or their state
+        has been discarded.
+        """
         limit = math.inf if self._limit is None else self._limit
         return [
             place
@@ -296,7 +309,7 @@ class Engine:
             row, key = before[parent], before[parent].key if key is None else key
             if parent in taken:
                 row = row.child(key)
-                del row.tokens[row.read :]  # what the first successor has appended
+                del row.tokens[row.read :]  # tokens that the first successor has appended
             taken.add(parent)
             row.key = key
             row.tokens.extend(tokens)
@@ -304,7 +317,7 @@ class Engine:
         self.rows += waiting
 
     def _remember(self, places: Sequence[int]) -> None:
-        """Keep the states of rows that end, for texts that begin with theirs."""
+        """Add the states of rows that end to the prefix cache."""
         prefixes, state = self._prefill.prefixes, self._state
         if prefixes is None or state is None:
             return
@@ -314,9 +327,9 @@ class Engine:
                 prefixes.keep(row.tokens[: row.read], state, place)
 
     def _keep(self, parents: list[int]) -> None:
-        """Reorder the state so that its row i is the former row ``parents[i]``, which may repeat.
+        """Reorder the state so that its row i is the former row ``parents[i]``; indices may repeat.
 
-        Rows that stay are not copied if others can be overwritten.
+        If the number of rows stays and no moved row is a source, only moved rows are overwritten, without other copies.
         """
         count, self._held = self._held, len(parents)
         if parents == list(range(count)):
@@ -333,7 +346,7 @@ class Engine:
 
 
 def inverse(order: Sequence[int]) -> list[int]:
-    """Inverse permutation: position of each index in ``order``."""
+    """Invert a permutation: return the position of each index in ``order``."""
     places = [0] * len(order)
     for place, item in enumerate(order):
         places[item] = place

@@ -1,10 +1,10 @@
 """Few-shot prompting: examples before an input, and its label by score or by generation.
 
-    prompt(x) = t(x_1, y_1) … t(x_k, y_k) t(x, )        t: template, cut before the label of the last one
+    prompt(x) = t(x_1, y_1) … t(x_k, y_k) t(x, )        t: template; t(x, ) ends before the label
 
-The label is the option with the largest log p(option | prompt) (Brown et al. 2020), or with calibration the largest
-log p(option | prompt(x)) - log p(option | prompt(N/A)), which removes the preference of model and examples for a label
-(Zhao et al. 2021).
+The label is the option with the largest log p(option | prompt) (Brown et al. 2020). With calibration it is the option
+with the largest log p(option | prompt(x)) - log p(option | prompt(N/A)), which removes the bias of model and examples
+towards a label (Zhao et al. 2021).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from qkv.tokenizers.tokenizer import Tokenizer
 LABEL = "label"
 TEMPLATE = "{text}\nLabel: {label}\n\n"
 NEUTRAL = "N/A"
-"""Input without content, for calibration."""
+"""Content-free input, for calibration."""
 AT_ONCE = 16
 """Number of prompts that are read in one batch."""
 _FIELD = re.compile(r"\{(\w+)\}")
@@ -33,7 +33,7 @@ _FIELD = re.compile(r"\{(\w+)\}")
 
 @dataclass(frozen=True)
 class Template:
-    """Text of an example with its fields in braces, among them ``{label}``, once and after all others."""
+    """Text of an example with its fields in braces; ``{label}`` must occur once, after all other fields."""
 
     text: str = TEMPLATE
 
@@ -51,7 +51,7 @@ class Template:
 
     @property
     def before(self) -> str:
-        """Template up to the label, without white space at its end, with which a label begins."""
+        """Template up to the label, without trailing white space, which is scored as part of the label (``gap``)."""
         return self.text[: self.text.index("{label}")].rstrip()
 
     @property
@@ -61,15 +61,15 @@ class Template:
 
     @property
     def after(self) -> str:
-        """Text after the label, which ends a generated one."""
+        """Text after the label. It ends a generated label."""
         return self.text[self.text.index("{label}") + len("{label}") :]
 
     def example(self, row: Mapping[str, str]) -> str:
-        """Text of an example with its label."""
+        """Return the text of an example with its label."""
         return f"{self.question(row)}{self.gap}{row[LABEL]}{self.after}"
 
     def question(self, row: Mapping[str, str]) -> str:
-        """Text of an input, up to its label. Raises ``UserError`` for a missing field."""
+        """Return the text of an input, up to its label. Raises ``UserError`` for a missing field."""
         missing = next((name for name in self.fields if name not in row), None)
         if missing is not None:
             raise UserError(f"the template has the field {missing!r}, and an input has {', '.join(row) or 'none'}")
@@ -98,8 +98,8 @@ class FewShot:
         return "".join(map(self.template.example, self.examples))
 
     def fitted(self, inputs: Sequence[Mapping[str, str]], room: int = 0) -> FewShot:
-        """Copy with as many examples, the first ones dropped, as fit the model's positions before each input, ``room``
-        tokens and the answer of the longest label.
+        """Return a copy without the first examples that do not fit the model's positions together with the longest
+        input, the longest label and ``room`` further tokens.
         """
         limit = self.model.limit
         if limit is None or not inputs:
@@ -120,10 +120,10 @@ class FewShot:
         by: Measure = "sum",
         calibrate: bool = False,
     ) -> list[FewShotAnswer]:
-        """Choose among the options of each input the one with the largest score.
+        """Choose the option with the largest score for each input.
 
-        by: log probability of the option, in all ("sum") or per "token" or "character". calibrate: subtract the score
-        after an input without content. Raises ``UserError`` for an unknown ``by``, and as ``scores`` does.
+        by: log probability of the option, in total ("sum") or per "token" or "character". calibrate: subtract the score
+        after the content-free input ``NEUTRAL``. Raises ``UserError`` for an unknown ``by``, and as ``scores`` does.
         """
         check_measure(by)
         neutral: dict[tuple[str, ...], list[OptionScore]] = {}
@@ -162,7 +162,7 @@ class FewShot:
         options: Sequence[Sequence[str]],
         progress: Callable[[int], object] = lambda count: None,
     ) -> list[list[OptionScore]]:
-        """Log probabilities of the options of each input. ``progress``: called with the number of inputs of each batch.
+        """Score the options of each input. ``progress``: called after each batch with its number of inputs.
 
         Raises ``UserError`` for missing fields, repeated or empty options.
         """

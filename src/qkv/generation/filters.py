@@ -41,7 +41,7 @@ def pick(logits: Tensor, generation: Generation, text: Tensor | None, uniforms: 
     With top-k on the CPU, the later filters run on k logits instead of V.
     """
     k = generation.top_k
-    # Ties must be looked for, and other devices would be waited for.
+    # The search for ties below reads a value from the device, which would make other devices synchronise.
     if k is None or k >= logits.shape[-1] or logits.device.type != "cpu":
         return draw(filtered(logits, generation, text), uniforms)
     best, index = _heated(logits, generation, text).topk(k + 1)
@@ -134,7 +134,10 @@ def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def probabilities(logits: Tensor, generation: Generation, text: Tensor | None = None) -> Tensor:
-    """Probabilities (B, V) of sampling each token, at a temperature above 0: softmax(``filtered`` logits), float64."""
+    """Compute the probabilities (B, V) of sampling each token: softmax(``filtered`` logits), float64, temperature > 0.
+
+    ``text``: see ``filtered``.
+    """
     return filtered(at_least_single(logits), generation, text).double().softmax(-1)
 
 
@@ -147,9 +150,10 @@ def draw_by(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def checked(tokens: list[int], size: int, sound: bool = True) -> list[int]:
-    """``tokens`` that were drawn from ``size`` logits each. Raises ``UserError`` for those of logits not finite.
+    """Return ``tokens``, each sampled from ``size`` logits. Raises ``UserError`` if one is ``size`` or above, which
+    ``draw`` returns for logits that are not finite.
 
-    ``sound``: False if other signs of such logits were found.
+    ``sound``: False if the caller has found logits that are not finite.
     """
     if not sound or max(tokens) >= size:
         raise UserError(
@@ -160,7 +164,8 @@ def checked(tokens: list[int], size: int, sound: bool = True) -> list[int]:
 
 
 def sampled(logits: Tensor, generation: Generation, text: Tensor | None, uniforms: Sequence[float]) -> list[int]:
-    """Sample one token id per row of logits (B, V): the best one at temperature 0, else that of ``uniforms`` (B).
+    """Sample one token id per row of logits (B, V): the argmax at temperature 0, else with random numbers ``uniforms``
+    (B).
 
     ``text``: see ``filtered``. Raises ``UserError`` for logits that are not finite.
     """
@@ -172,7 +177,7 @@ def sampled(logits: Tensor, generation: Generation, text: Tensor | None, uniform
 
 
 def _largest(logits: Tensor) -> tuple[list[float], list[int]]:
-    """Largest logit of each row (B, V), NaN if it has one, and its token."""
+    """Return the largest logit of each row of (B, V), NaN if the row has a NaN, and its token."""
     if logits.is_cpu:  # NumPy takes a tenth of the time here
         found = logits.detach().numpy()
         tokens = found.argmax(-1).tolist()  # a NaN counts as the largest
@@ -182,9 +187,9 @@ def _largest(logits: Tensor) -> tuple[list[float], list[int]]:
 
 
 def alike(settings: Iterable[Generation]) -> list[tuple[Generation, list[int]]]:
-    """Groups of rows that are sampled in the same way: (their settings, their places)."""
+    """Group rows with equal filter settings; return (settings, indices of the rows) of each group."""
     several = list(settings)
-    if all(generation is several[0] for generation in several):  # mostly; comparing fields takes longer
+    if all(generation is several[0] for generation in several):  # the usual case; comparing fields takes longer
         return [(several[0], list(range(len(several))))] if several else []
     groups: dict[tuple[object, ...], tuple[Generation, list[int]]] = {}
     for place, generation in enumerate(several):
@@ -194,8 +199,8 @@ def alike(settings: Iterable[Generation]) -> list[tuple[Generation, list[int]]]:
 
 
 def history(texts: Sequence[Sequence[int]], like: Tensor) -> Tensor:
-    """Tokens of each text (B, L) for the repetition penalty, on the device of ``like``; padded with its first token,
-    so that padding adds no new one. Placeholders of other inputs are left out.
+    """Return the tokens of each text (B, L) for the repetition penalty, on the device of ``like``. A text is padded
+    with its first token, so that padding adds no token that it lacks. Placeholders of other inputs are left out.
     """
     texts = [text if min(text) >= 0 else [token for token in text if token >= 0] or [0] for text in texts]
     longest = max(map(len, texts))

@@ -1,6 +1,7 @@
-"""Tokens that may not be drawn next: by suppression, words that are never completed, n-grams that are not repeated.
+"""Tokens that may not be sampled next: suppressed tokens, tokens that complete a bad word, and tokens that repeat an
+n-gram.
 
-The rules are those of the transformers library, whose settings published checkpoints give.
+The rules are those of the transformers library, because published checkpoints contain its settings.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from qkv.spec.generation import Generation
 
 
 class LogitLine(NamedTuple):
-    """One row of logits: what is drawn follows ``text``, whose first ``prompt`` tokens were given."""
+    """One row of logits: those of the token after ``text``, whose first ``prompt`` tokens are the prompt."""
 
     text: Sequence[int]
     prompt: int
@@ -25,7 +26,10 @@ class LogitLine(NamedTuple):
 
 
 def forbid(logits: Tensor, lines: Sequence[LogitLine]) -> Tensor:
-    """Logits (M, V) with -inf for the tokens that the settings of each line forbid; the same tensor if none do."""
+    """Set the logits (M, V) of tokens that the settings of each line forbid to -inf, in a copy.
+
+    Return the same tensor if no settings forbid tokens.
+    """
     if not any(line.settings.forbids for line in lines):
         return logits
     logits = logits.clone()
@@ -44,21 +48,24 @@ def _suppressed(line: LogitLine) -> list[tuple[int, ...]]:
     return [tuple(ids) for ids in (settings.suppress_tokens, first) if ids]
 
 
-# A checkpoint may suppress hundreds of ids, and the same at each token.
+# A checkpoint may suppress hundreds of ids, which are the same at each token.
 @lru_cache(maxsize=64)
 def _columns(ids: tuple[int, ...], size: int) -> Tensor:
-    """Index of the ``ids`` below ``size``, the number of columns of the logits."""
+    """Return those ``ids`` below ``size``, the number of columns of the logits, as an index tensor."""
     return torch.tensor([index for index in ids if index < size], dtype=torch.int64)
 
 
 def _completing(text: Sequence[int], settings: Generation) -> set[int]:
-    """Last ids of the forbidden words whose other ids end the text. An end token alone is no word."""
+    """Return the last id of each bad word whose other ids are the end of the text.
+
+    A word that consists of an end token alone is ignored.
+    """
     words = [list(word) for word in settings.bad_words_ids if word not in [(end,) for end in settings.stop_token_ids]]
     return {word[-1] for word in words if len(word) == 1 or list(text[1 - len(word) :]) == word[:-1]}
 
 
 def _repeating(text: Sequence[int], size: int) -> set[int]:
-    """Ids that would repeat an n-gram of ``size`` tokens."""
+    """Return the ids that would repeat an n-gram of ``size`` tokens."""
     if size == 0 or len(text) + 1 < size:
         return set()
     last = list(text[len(text) - size + 1 :])

@@ -1,9 +1,9 @@
-"""Gain of speculative decoding: measured speed of passes that verify proposals, against that of plain steps.
+"""Gain of speculative decoding: measured speed of passes that verify proposals, relative to plain decoding steps.
 
     gain = (tokens per second of passes with proposals) / (tokens per second of plain steps)
 
-Both are measured during the same generation, because the speed of a machine changes between minutes. Periods follow
-each other:
+Both are measured during the same generation, because the speed of a machine changes from minute to minute. A generation
+is a sequence of periods:
 
     plain steps ── trial with proposals ─┬─ gain ≥ 1 ── two plain steps ── proposals ── gain? …
                           │              │
@@ -15,27 +15,27 @@ from __future__ import annotations
 from collections import deque
 
 FIRST = 3
-"""Plain steps at the start."""
+"""Number of plain steps at the start."""
 TRIAL = 6
-"""Passes with proposals before the first decision."""
+"""Number of passes with proposals in a trial, after which their gain is decided."""
 PERIOD = 64
-"""Passes with proposals between two decisions, as long as they gain."""
+"""Number of passes with proposals between two decisions, while the gain is at least 1."""
 CHECK = 2
-"""Plain steps that are measured between them."""
+"""Number of plain steps between two such periods, to measure their speed again."""
 REST, LONGEST_REST = 48, 1536
-"""Plain steps after a trial that lost: at first, and at most."""
+"""Number of plain steps after a trial with gain below 1: initial and maximum."""
 KEPT = 12
-"""Number of latest steps of either kind whose times are used."""
+"""Number of latest steps of each kind whose times are used."""
 
 
 class Gain:
-    """Measured gain, and the decision whether the next step makes proposals.
+    """Measured gain, and the decision whether the next step has proposals.
 
-    The first step of a period is not measured: it may choose implementations for new shapes.
+    The first step of a period is not measured, because kernels for new shapes may be selected in it.
     """
 
     def __init__(self, adaptive: bool = True):
-        """Begin with plain steps. ``adaptive``: False makes proposals in all steps and decides nothing."""
+        """Begin with plain steps. ``adaptive``: False has proposals in all steps, whatever the gain."""
         self.adaptive = adaptive
         self._plain: deque[tuple[float, float]] = deque(maxlen=KEPT)
         """(tokens per row, seconds) of the latest plain steps."""
@@ -46,32 +46,34 @@ class Gain:
 
     @property
     def proposes(self) -> bool:
-        """True if the next step should make proposals."""
+        """True if the next step should have proposals."""
         return self._on
 
     @property
     def latest(self) -> float | None:
-        """Gain over the latest steps; None before steps of both kinds are measured."""
+        """Gain of the latest passes with proposals; None before steps of both kinds are measured."""
         return _ratio(_speed(self._proposing), _speed(self._plain))
 
     @property
     def whole(self) -> float | None:
-        """Gain over all recorded steps, plain ones included; None before plain steps are measured."""
+        """Speed of all recorded steps relative to the latest plain steps; None before plain steps are measured."""
         return _ratio(_speed([self._sum]), _speed(self._plain))
 
     def record(self, tokens: float, seconds: float, proposed: bool) -> None:
-        """Record a step that gave ``tokens`` per row; ``proposed``: it verified proposals, or did work due to them."""
+        """Record a step that yielded ``tokens`` per row; ``proposed``: it verified proposals, or read tokens again
+        because of them.
+        """
         self._sum = self._sum[0] + tokens, self._sum[1] + seconds
         began, self._began = self._began, False
         if not began:
             (self._proposing if proposed else self._plain).append((tokens, seconds))
-        if self.adaptive and (proposed or not self._on):  # a step in which nothing was found to propose costs nothing
+        if self.adaptive and (proposed or not self._on):  # a step without anything to propose costs nothing
             self._left -= 1
             if not self._left:
                 self._decide()
 
     def _decide(self) -> None:
-        """Begin the next period."""
+        """Start the next period: proposals after plain steps, and plain steps after proposals."""
         if not self._on:
             self._on, self._left = True, TRIAL if self._lost else PERIOD
             if self._lost:
@@ -83,7 +85,7 @@ class Gain:
 
 
 def _speed(steps: deque[tuple[float, float]] | list[tuple[float, float]]) -> float | None:
-    """Tokens per second of all ``steps``; None if they took no time."""
+    """Return the tokens per second over all ``steps``; None if they took no time."""
     seconds = sum(taken for _, taken in steps)
     return sum(tokens for tokens, _ in steps) / seconds if seconds else None
 

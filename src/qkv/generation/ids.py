@@ -21,7 +21,7 @@ def write_ids(
 ) -> list[int]:
     """Generate token ids after ``ids``: a sample, or the best beam if num_beams > 1.
 
-    ``speculation``: decode speculatively, see ``qkv.generation.speculate``. ``drawn``: only ids below it are written.
+    ``speculation``: decode speculatively, see ``qkv.generation.speculate``. ``drawn``: only ids below it are sampled.
 
     Raises ``UserError`` for ids outside the vocabulary, an encoder–decoder, stop strings and num_return > 1.
     """

@@ -1,13 +1,13 @@
-"""JSON schemas in the form that can be enforced token by token.
+"""Rewriting of JSON schemas to a form that can be enforced token by token.
 
 A schema is rewritten before it is compiled:
 
-- Objects that name ``properties`` are closed, unless they say what others may be (``additionalProperties``,
-  ``unevaluatedProperties``): a model would go on inventing keys. Parts of one object (``allOf``, a reference or
-  ``anyOf`` beside properties) are closed together.
-- Each reference leads to a definition of its own, so that an object can be closed in one place and be a part of
-  another one elsewhere. References that only lead back to themselves allow any JSON.
-- Keywords that need more than the next token, such as ``uniqueItems``, are left out and named.
+- Objects that name ``properties`` are closed (no other properties are allowed), unless they constrain other properties
+  (``additionalProperties``, ``unevaluatedProperties``): a model would go on inventing keys. Subschemas of one object
+  (``allOf``, a reference or ``anyOf`` beside properties) are closed together.
+- A definition gets two rewritten forms where needed: closed for references that describe a whole object, and open for
+  references that describe a part of another object. References that only lead back to themselves allow any JSON.
+- Keywords that cannot be enforced by restricting the next token, such as ``uniqueItems``, are left out and reported.
 """
 
 from __future__ import annotations
@@ -26,28 +26,29 @@ _ABSENT = frozenset({"uniqueItems", "not", "if", "then", "else", "dependentRequi
 }
 """Keywords that are not enforced."""
 _NEUTRAL = {"uniqueItems": False, "nullable": False, "dependentRequired": {}, "dependentSchemas": {}}
-"""Values of some of them that allow everything."""
+"""Values with which some of these keywords allow everything, so that they need not be reported."""
 _SILENT = frozenset({"$schema", "$id", "id", "$anchor", "$comment", "$defs", "definitions", "$vocabulary"}) | {
     *("$dynamicAnchor", "$recursiveAnchor", "title", "description", "default", "examples", "example", "deprecated"),
     *("readOnly", "writeOnly", "contentMediaType", "contentEncoding", "contentSchema"),
     *("discriminator", "xml", "externalDocs", "unevaluatedProperties"),
 }
-"""Keywords that say nothing about the text, or are read apart."""
+"""Keywords that do not constrain the text, or are read separately."""
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
 
 
 class Rewriting(NamedTuple):
-    """Schema that can be enforced. dropped: keywords that it leaves out, with their places."""
+    """Schema that can be enforced. dropped: keywords that it leaves out, with their JSON pointers."""
 
     schema: Schema
     dropped: tuple[str, ...]
 
 
 def rewrite(schema: Schema, works: Callable[[Schema], bool], open_objects: bool = False) -> Rewriting:
-    """Schema in the form above. ``works``: tells whether a text of a pattern, as a schema, can be enforced.
+    """Rewrite a schema as described above. ``works``: function (schema of a string with a ``pattern``) -> True if it
+    can be enforced.
 
-    open_objects: leave objects open that name ``properties`` only. Raises ``UserError`` for references that lead
-    nowhere, for a schema that is nested too deeply, and for one that only JSON without end matches.
+    open_objects: do not close objects only because they name ``properties``. Raises ``UserError`` for references
+    without a target, for a schema that is nested too deeply, and for a schema that only infinite JSON matches.
     """
     try:
         return _Rewriter(schema, works, not open_objects).result()
@@ -56,7 +57,7 @@ def rewrite(schema: Schema, works: Callable[[Schema], bool], open_objects: bool 
 
 
 class _Rewriter:
-    """Rewriting of one schema."""
+    """Rewriter of one schema."""
 
     def __init__(self, root: Schema, works: Callable[[Schema], bool], closes: bool):
         self._root, self._works, self._closes = root, works, closes
@@ -65,7 +66,7 @@ class _Rewriter:
         self._dropped: dict[str, None] = {}
 
     def result(self) -> Rewriting:
-        """The whole schema, rewritten."""
+        """Rewrite the whole schema."""
         found = self._value(self._root, "#", True)
         if not _is_finite(found, _finite(self._definitions)):
             raise UserError(
@@ -76,7 +77,7 @@ class _Rewriter:
         return Rewriting({**found, **definitions}, tuple(self._dropped))
 
     def _value(self, schema: Any, place: str, closing: bool) -> Any:
-        """Rewrite a schema. ``closing``: it alone describes its value, so that its objects can be closed."""
+        """Rewrite a schema. ``closing``: no other schema describes the same value, so its objects can be closed."""
         if not isinstance(schema, dict):
             return schema
         kept = {key: each for key, each in schema.items() if not self._is_left_out(key, each, schema, place)}
@@ -92,11 +93,13 @@ class _Rewriter:
         return self._closed(found, list(self._parts(schema, place, set()))) if whole else found
 
     def _is_whole(self, schema: Schema, kept: Schema) -> bool:
-        """True if an object is closed here, not within its alternatives."""
+        """True if an object is closed as a whole, not within each of its alternatives."""
         return "unevaluatedProperties" in schema or not kept.keys().isdisjoint({"properties", "allOf", "$ref"})
 
     def _closed(self, found: Schema, parts: list[Schema]) -> Schema:
-        """An object that has no other properties than its parts name or it requires, unless one of them is open."""
+        """Close an object: allow only properties that its parts name or that it requires. Return ``found`` unchanged if
+        a part constrains other properties itself, or if nothing calls for closing.
+        """
         shut = parts[0].get("unevaluatedProperties") is False
         told = any("additionalProperties" in each or each.get("unevaluatedProperties", False) for each in parts)
         named = [each["properties"] for each in parts if isinstance(each.get("properties"), dict)]
@@ -111,7 +114,9 @@ class _Rewriter:
         return closed
 
     def _parts(self, schema: Any, place: str, seen: set[str]) -> Iterator[Schema]:
-        """A schema and all others that describe the same value, each once; ``seen``: places of those that were met."""
+        """Yield a schema and all subschemas that describe the same value, each once; ``seen``: JSON pointers of the
+        schemas that have been yielded.
+        """
         if not isinstance(schema, dict) or place in seen:
             return
         yield schema
@@ -123,7 +128,7 @@ class _Rewriter:
             yield from self._parts(*self._target(schema["$ref"], place), seen)
 
     def _keyword(self, key: str, value: Any, place: str, closing: bool) -> Any:
-        """Value of a keyword, rewritten. closing: alternatives and references are closed themselves."""
+        """Rewrite the value of a keyword. closing: close each alternative and each reference separately."""
         inner = f"{place}/{_quoted(key)}"
         if key == "$ref":
             return self._reference(value, place, closing)
@@ -136,7 +141,7 @@ class _Rewriter:
         return self._value(value, inner, True) if known else value
 
     def _is_left_out(self, key: str, value: Any, schema: Schema, place: str) -> bool:
-        """True if a keyword is not part of the rewritten schema. It is named if it would change what is allowed."""
+        """True if a keyword is left out of the rewritten schema. Report it if it would change which JSON is allowed."""
         if key in ("if", "then", "else") and "if" not in schema:
             return True
         absent = key in _ABSENT and not (key in _NEUTRAL and value == _NEUTRAL[key])
@@ -146,7 +151,7 @@ class _Rewriter:
         return unusable or key in _SILENT or key in _ABSENT or key.startswith("x-")
 
     def _is_unusable(self, key: str, value: Any, schema: Schema) -> bool:
-        """True for a keyword that is enforced in other cases."""
+        """True for a keyword that can be enforced in general, but not with this value or in this schema."""
         if key == "format":
             return isinstance(value, str) and value not in _FORMATS
         if key == "unevaluatedProperties":
@@ -159,7 +164,7 @@ class _Rewriter:
         self._dropped[f"{keyword} at {place}"] = None
 
     def _reference(self, pointer: Any, place: str, closing: bool) -> Schema:
-        """Reference to the rewritten form of what ``pointer`` leads to, by way of other references."""
+        """Return a reference to the rewritten target of ``pointer``; follow chains of references to their end."""
         target, where = self._target(pointer, place)
         passed = {where}
         while isinstance(target, dict) and target.keys() - _SILENT == {"$ref"}:
@@ -171,12 +176,12 @@ class _Rewriter:
         key = (where, closing)
         if key not in self._names:
             self._names[key] = name = str(len(self._names))
-            self._definitions[name] = None  # its place, while it is rewritten
+            self._definitions[name] = None  # reserve the name while the target is rewritten
             self._definitions[name] = self._value(target, where, closing)
         return {"$ref": f"#/$defs/{self._names[key]}"}
 
     def _target(self, pointer: Any, place: str) -> tuple[Any, str]:
-        """(schema, its place) that a reference leads to."""
+        """Return (schema, JSON pointer) of the target of a reference."""
         base, _, fragment = str(pointer).partition("#")
         found, where = self._places.get(base or "#") or self._missing(pointer, place)
         if fragment and not fragment.startswith("/"):
@@ -197,7 +202,7 @@ class _Rewriter:
 
     @cached_property
     def _places(self) -> dict[str, tuple[Any, str]]:
-        """(schema, its place) of the root, of each ``$id`` and of each ``$anchor``."""
+        """(schema, JSON pointer) of the root, of each ``$id`` and of each ``$anchor``, by reference."""
         found: dict[str, tuple[Any, str]] = {"#": (self._root, "#")}
         waiting: list[tuple[Any, str, str]] = [(self._root, "#", "")]
         while waiting:
@@ -215,7 +220,7 @@ class _Rewriter:
 
 
 def _finite(definitions: Schema) -> frozenset[str]:
-    """References to definitions that some JSON of finite length matches."""
+    """Return the references to definitions that some JSON of finite length matches, by fixed-point iteration."""
     known = frozenset[str]()
     while True:
         more = frozenset(f"#/$defs/{name}" for name, each in definitions.items() if _is_finite(each, known))
@@ -225,7 +230,7 @@ def _finite(definitions: Schema) -> frozenset[str]:
 
 
 def _is_finite(schema: Any, known: frozenset[str]) -> bool:
-    """True if JSON of finite length can match, as far as ``known`` references say."""
+    """True if JSON of finite length can match ``schema``. ``known``: references known to have finite matches."""
     if not isinstance(schema, dict) or "enum" in schema or "const" in schema:
         return True
     if "$ref" in schema and schema["$ref"] not in known:
@@ -240,14 +245,14 @@ def _is_finite(schema: Any, known: frozenset[str]) -> bool:
 
 
 def _of_object(schema: Schema) -> list[Any]:
-    """Schemas of the properties that an object must have."""
+    """Return the schemas of the properties that an object must have."""
     properties = schema.get("properties")
     own = properties if isinstance(properties, dict) else {}
     return [own.get(name, schema.get("additionalProperties")) for name in _texts(schema.get("required"))]
 
 
 def _of_array(schema: Schema) -> list[Any]:
-    """Schemas of the items that an array must have."""
+    """Return the schemas of the items that an array must have."""
     least, first, items = schema.get("minItems", 0), schema.get("prefixItems", []), schema.get("items")
     first = items if isinstance(items, list) else first
     needed = least if isinstance(least, int) else 0
@@ -256,16 +261,16 @@ def _of_array(schema: Schema) -> list[Any]:
 
 
 def _and_others(known: Any, names: list[str]) -> Schema:
-    """``known`` with further ``names``, of which anything may be the value."""
+    """Return ``known`` with the missing ``names`` added, each with a schema that allows any value."""
     own = known if isinstance(known, dict) else {}
     return {**own, **{name: True for name in names if name not in own}}
 
 
 def _texts(value: Any) -> list[str]:
-    """Texts of a list; none of anything else."""
+    """Return the strings in a list; an empty list if ``value`` is not a list."""
     return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
 
 
 def _quoted(key: str) -> str:
-    """A key within a JSON pointer, in ASCII."""
+    """Escape a key for use in a JSON pointer, in ASCII."""
     return quote(key.replace("~", "~0").replace("/", "~1"), safe="~$")

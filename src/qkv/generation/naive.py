@@ -1,9 +1,9 @@
-"""Generation as it is defined: each token is drawn after one pass of the model over the whole text.
+"""Reference implementation of generation: each token is sampled after one pass of the model over the whole text.
 
     z = f(x_1 … x_n)_n      p = softmax(filter(z))      x_(n+1) ~ p, or argmax filter(z) at temperature 0
 
-The oracle of the engine, which gives the same tokens from states, in batches and with proposals. The cost of a text
-grows with the square of its length, so it serves as an explanation and as a reference for tests.
+The engine gives the same tokens from cached states, in batches and with proposals. Here the cost of a text grows with
+the square of its length, so this module serves as an explanation and as a reference for tests.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from qkv.spec.generation import Generation
 
 @torch.no_grad()
 def generate(model: Transformer, prompt: Sequence[int], generation: Generation) -> list[int]:
-    """Return ``max_new_tokens`` new tokens after ``prompt``. ``generation``: those settings that filters read
-    (temperature, top_k, top_p, min_p, repetition_penalty), and the seed.
+    """Return ``max_new_tokens`` new tokens after ``prompt``. Of ``generation`` only ``max_new_tokens``, the seed and
+    the settings of filters (temperature, top_k, top_p, min_p, repetition_penalty) are read.
     """
     text, uniforms = list(prompt), random.Random(generation.seed)
     for _ in range(generation.max_new_tokens):

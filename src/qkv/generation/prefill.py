@@ -1,14 +1,14 @@
-"""Reading of the texts that begin, in passes of bounded size, so that rows that decode meanwhile do not wait for them.
+"""Chunked prefill: new texts are read in passes of bounded size, so that rows that decode meanwhile do not wait long.
 
     admitted ── groups, in order ── one pass ─┬─ several groups, if they fit ─┬─ ready: joins the rows that decode
                                               ├─ some rows of a group         │
                                               └─ a chunk of one row ──────────┘
 
 A pass reads at most ``pass_size`` positions, padding included. The texts of one admission are a group: they become
-ready together. The first of several texts that begin alike is read alone if its state is kept, and the others begin
-with that. A text that does not fit is read in chunks, with its state passed along, which by the state contract
-gives the outputs of one pass. The exception is declared by the spec: a model whose outputs depend on the length of a
-prefix (``reads_prefix``) reads it in one pass.
+ready together. If several waiting texts share a prefix and the prefix cache can hold it, the first is read alone, and
+the others start from its cached state. A text that does not fit is read in chunks with its state passed along, which by
+the state contract gives the outputs of one pass. The exception is declared by the spec: a model whose outputs depend on
+the length of a prefix (``reads_prefix``) reads it in one pass.
 """
 
 from __future__ import annotations
@@ -31,20 +31,22 @@ from qkv.ops.native.step import MOST_VECTORS
 from qkv.state.tree import join, rows
 
 PASS = {"cpu": 512}
-"""Positions of a pass by the type of the device: the memory of activations grows with them, and so does the time
-between two tokens of rows that decode meanwhile; with much fewer, reading the weights takes longer than the products.
+"""Maximum number of positions of a pass by device type. More positions need more memory for activations and delay the
+tokens of rows that decode meanwhile; with far fewer, reading the weights takes longer than the matrix products.
 """
 _PASS_ELSEWHERE = 2048
 _ANOTHER_PASS = 64
-"""Positions that a further pass has to save: reading the weights once more takes as long as so many, about."""
+"""Minimum number of positions that an additional pass must save: reading the weights once more takes about as long as
+so many positions.
+"""
 MOST_PASSES = 4
-"""Passes of a step at most, while more rows wait to be read than decode: these begin soon and decode in one batch,
-before the others are far ahead, and no token waits longer than that.
+"""Maximum number of prefill passes per step while more rows wait than decode. Waiting rows then join the batch soon,
+before the decoding rows are far ahead, and each token is delayed by at most so many passes.
 """
 
 
 def pass_size(device: torch.device) -> int:
-    """Maximum number of positions that a pass reads, padding included."""
+    """Return the maximum number of positions that a pass reads, padding included."""
     return PASS.get(device.type, _PASS_ELSEWHERE)
 
 
@@ -52,8 +54,8 @@ def pass_size(device: torch.device) -> int:
 class DecodedRow:
     """Text that is being decoded, a row of the batch.
 
-    key: number by which the policy knows it.   tokens: ids of the text, prompt included.   prompt: number of prompt
-    tokens. memory: (memory of an encoder, row in it); None without an encoder. start: index of the first token that
+    key: number by which the policy identifies the row.   tokens: ids of the text, prompt included.   prompt: number of
+    prompt tokens. memory: (encoder output, row in it); None without an encoder. start: index of the first token that
     the model sees.   read: number of tokens in the state or before ``start``. inputs: values of other inputs whose
     placeholders are in the prompt.
     """
@@ -67,12 +69,12 @@ class DecodedRow:
     inputs: Mapping[str, Signal] | None = None
 
     def child(self, key: int) -> DecodedRow:
-        """Copy with another ``key``, which continues as a text of its own."""
+        """Return a copy with another ``key`` and an independent list of tokens."""
         return replace(self, key=key, tokens=list(self.tokens))
 
     @property
     def unread_inputs(self) -> Mapping[str, Signal] | None:
-        """Values of other inputs if the state lacks them."""
+        """Values of other inputs if the state still lacks some of their positions, else None."""
         return self.inputs if self.inputs and min(self.tokens[self.read : self.prompt], default=0) < 0 else None
 
     @property
@@ -82,18 +84,21 @@ class DecodedRow:
 
 
 class HeadInput(NamedTuple):
-    """Input vectors (B, N, D) of the head at the latest positions of B rows, of which ``counts`` (B) are no padding."""
+    """Input vectors (B, N, D) of the head at the latest positions of B rows.
+
+    counts (B): number of positions of each row; the rest is padding on the right.
+    """
 
     vectors: Tensor
     counts: list[int]
 
     def lines(self, place: int, count: int) -> Tensor:
-        """Vectors (count, D) of the last positions of the row ``place``."""
+        """Return the vectors (count, D) of the last ``count`` positions of row ``place``."""
         end = self.counts[place]
         return self.vectors[place, end - count : end]
 
     def last(self) -> Tensor:
-        """Vector of the last unpadded position of each row, (B, 1, D)."""
+        """Return the vector of the last unpadded position of each row, (B, 1, D)."""
         width = self.vectors.shape[1]
         if self.counts.count(width) == len(self.counts):
             return self.vectors[:, -1:] if width > 1 else self.vectors
@@ -103,27 +108,30 @@ class HeadInput(NamedTuple):
 
 
 class Logits(NamedTuple):
-    """Logits (M, V) after the latest positions of B rows, ``counts`` (B) of each, row by row."""
+    """Logits (M, V) after the latest positions of B rows, row by row. counts (B): number of lines of each row."""
 
     values: Tensor
     counts: list[int]
 
     def lines(self, place: int, count: int) -> Tensor:
-        """Logits (count, V) after the last positions of the row ``place``."""
+        """Return the logits (count, V) after the last ``count`` positions of row ``place``."""
         end = sum(self.counts[: place + 1])
         return self.values[end - count : end]
 
 
 @dataclass
 class Begun:
-    """Rows that have been read, the head's input vector after each (B, 1, D), and their state."""
+    """Rows that have been read to their end.
+
+    last: input vector of the head at the last position of each row, (B, 1, D). state: decoding state of the rows.
+    """
 
     rows: list[DecodedRow]
     last: Tensor
     state: State
 
     def without(self, dropped: Callable[[DecodedRow], bool]) -> Begun | None:
-        """The same without some rows; None if no row is left."""
+        """Return a copy without the rows for which ``dropped`` is true; None if no row is left."""
         index = [i for i, row in enumerate(self.rows) if not dropped(row)]
         if len(index) == len(self.rows):
             return self
@@ -133,7 +141,11 @@ class Begun:
 
 @dataclass
 class _Group:
-    """Rows that become ready together: ``left`` to be read, the first of them perhaps ``begun``, and those ``done``."""
+    """Rows that become ready together.
+
+    left: rows that have not been read to their end. begun: state of the first of them, after its first chunks. done:
+    rows that have been read.
+    """
 
     left: list[DecodedRow]
     begun: State | None = None
@@ -141,7 +153,7 @@ class _Group:
 
     @property
     def size(self) -> int:
-        """Positions of a pass over all rows that are left, padding included."""
+        """Number of positions of one pass over all rows in ``left``, padding included."""
         return len(self.left) * max((row.unread for row in self.left), default=0)
 
 
@@ -153,7 +165,7 @@ class Prefill:
     ):
         """``capacity``: fixed number of positions of a state; None grows by doubling.
 
-        prefixes: states with which texts may begin. pages: hold keys and values in pages.
+        prefixes: prefix cache from whose states texts may start. pages: store keys and values in pages.
         """
         self.model, self.capacity, self.prefixes, self.pages = model, capacity, prefixes, pages
         self._most = pass_size(model.device)
@@ -171,7 +183,7 @@ class Prefill:
 
     @property
     def states(self) -> list[State]:
-        """States of all rows."""
+        """All decoding states: partly read rows, and read rows that are not ready."""
         states = [state for group in self._groups for state in (group.begun, *(each.state for each in group.done))]
         return [state for state in states if state is not None]
 
@@ -217,21 +229,23 @@ class Prefill:
             self._end(several, state)
 
     def catch_up(self, decoding: int) -> None:
-        """Run one pass, and up to ``MOST_PASSES`` while more rows wait than the ``decoding`` ones that they delay."""
+        """Run one pass, and up to ``MOST_PASSES`` while more rows wait than decode. ``decoding``: number of rows that
+        decode, which these passes delay.
+        """
         self.step()
         for _ in range(MOST_PASSES - 1):
             if decoding and self.count > decoding:
                 self.step()
 
     def ready(self) -> list[Begun]:
-        """Remove and return what has been read of the first groups, as far as all of their rows have been."""
+        """Remove and return the rows of the first groups, up to the first group that has not been read completely."""
         found: list[Begun] = []
         while self._groups and not self._groups[0].left:
             found += self._groups.pop(0).done
         return found
 
     def _look_up(self, texts: Sequence[DecodedRow]) -> None:
-        """Let rows that have not begun have read what they share with a kept text."""
+        """Set ``read`` of rows that have not begun to the end of their cached prefix."""
         for row in texts:
             shared = self._shared(row)
             row.read = row.start + (shared.length if shared else 0)
@@ -245,7 +259,7 @@ class Prefill:
         return None  # values of other inputs are read together
 
     def _merged(self, first: _Group) -> _Group:
-        """``first`` with the groups after it that fit into the same pass; all of them are then ready at once."""
+        """Merge ``first`` with the groups after it that fit into the same pass; they become ready together."""
         place = self._groups.index(first)
         self._look_up(first.left)
         if self._lends(first, self._groups[place + 1 :]):
@@ -261,7 +275,9 @@ class Prefill:
         return first
 
     def _lends(self, first: _Group, others: Sequence[_Group]) -> bool:
-        """True if ``others`` begin like ``first``, so that its state, once it is kept, saves more than another pass."""
+        """True if reading ``first`` alone and caching its state saves ``others`` more positions than the additional
+        pass costs, because they share a prefix with it.
+        """
         row, known = first.left[0], self.prefixes
         if len(first.left) > 1 or known is None or row.start or not self.model.rewindable:
             return False
@@ -275,17 +291,21 @@ class Prefill:
         return saved >= _ANOTHER_PASS
 
     def _kind(self, row: DecodedRow) -> int:
-        """Kind of a row; a pass reads rows of one kind. 0: from the start, 1: from a kept state, 2: alone."""
+        """Return the kind of a row; all rows of a pass have the same kind. 0: read from the start, 1: read from a
+        cached state, 2: read alone.
+        """
         return 2 if row.unread_inputs or self._parting(row) else int(row.read > row.start)
 
     def _parting(self, row: DecodedRow) -> int | None:
-        """Number of tokens after which the state of a row is to be kept for others."""
+        """Return the number of tokens after which the state of a row is cached, because other texts diverge there; None
+        if there is no such position.
+        """
         if self.prefixes is None or row.start or row.unread_inputs:
             return None
         return self.prefixes.parting(row.tokens, row.read)
 
     def _fitting(self, group: _Group) -> int:
-        """Number of first rows of a group that the next pass reads."""
+        """Return the number of first rows of a group that the next pass reads."""
         first = group.left[0]
         if group.begun is not None or self._kind(first) == 2:
             return 1
@@ -298,7 +318,7 @@ class Prefill:
         return count
 
     def _state(self, several: Sequence[DecodedRow]) -> State:
-        """State with which rows of one kind begin."""
+        """Return the initial state of rows of one kind: empty, or copied from the prefix cache."""
         if several[0].read == several[0].start:
             return self.model.init_state(len(several), self.capacity, memory_of(several), self.pages)
         assert self.prefixes is not None
@@ -306,7 +326,9 @@ class Prefill:
         return reduce(join, [self.prefixes.take(shared) for shared in found])
 
     def _end(self, several: Sequence[DecodedRow], state: State) -> None:
-        """Remember rows that have been read to their end. A state that serves longer texts only is not kept there."""
+        """Record the texts of rows that have been read to their end, and cache their states if these can drop
+        positions; other states would serve only texts that continue the whole text.
+        """
         if self.prefixes is not None:
             for row in several:
                 self.prefixes.saw(row.tokens)
@@ -314,14 +336,14 @@ class Prefill:
                 self._keep(several, state)
 
     def _is_kept(self, row: DecodedRow) -> bool:
-        """True if the state after the latest chunk of a row is kept, which later ones do not contain: 1, 2, 4 … of
-        them.
+        """True if the state after the latest chunk of a row is to be cached: after 1, 2, 4 … chunks, if later states
+        cannot be rewound to it.
         """
         chunks = row.read // self._most
         return not self.model.rewindable and not chunks & (chunks - 1)
 
     def _keep(self, several: Sequence[DecodedRow], state: State) -> None:
-        """Keep the states of rows as far as they have been read."""
+        """Add the states of rows to the prefix cache, as far as the rows have been read."""
         for i, row in enumerate(several):
             if self.prefixes is not None and not row.start:
                 self.prefixes.keep(row.tokens[: row.read], state, i)
@@ -330,7 +352,7 @@ class Prefill:
 def forward(
     model: Transformer, read: Sequence[DecodedRow], state: State, most: int | None = None
 ) -> tuple[HeadInput, State]:
-    """Run the model on the tokens that the state lacks, at most ``most`` of each row."""
+    """Run the model on the tokens that the state lacks, at most ``most`` of each row (None: all)."""
     prefix = None
     if model.reads_prefix and not any(state.positions):  # the visible part of the prompt
         prefix = torch.tensor([max(0, row.prompt - row.start) for row in read], device=model.device)
@@ -367,9 +389,9 @@ def continued(model: Transformer, read: Sequence[DecodedRow], state: State) -> t
 
 
 def memory_of(read: Sequence[DecodedRow]) -> Memory | None:
-    """Encoder output of the rows, one row each; None without an encoder.
+    """Return the encoder output of the rows, one row each; None without an encoder.
 
-    If the rows are all of one memory, in order, it is returned itself.
+    If the rows are all rows of one memory, in order, that memory itself is returned.
     """
     found = [row.memory for row in read if row.memory is not None]
     if not found:

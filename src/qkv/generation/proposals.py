@@ -19,10 +19,10 @@ from qkv.spec.generation import Generation
 
 
 class Wanted(NamedTuple):
-    """Text for which tokens are proposed.
+    """Request for a proposal.
 
-    text: its tokens so far; it only ever grows. count: number of tokens to propose at most; 0 for none now.
-    generation, seed: its settings. drawn: only ids below it may be proposed; None for all.
+    text: tokens so far; they are only ever appended to. count: maximum number of tokens to propose; 0 for none now.
+    generation, seed: settings of the text. drawn: only ids below it may be proposed; None for all.
     """
 
     text: Sequence[int]
@@ -35,7 +35,7 @@ class Wanted(NamedTuple):
 class Proposal(NamedTuple):
     """Tokens proposed for a row.
 
-    tokens: k ids.   chances (k, V): probabilities q with which they were drawn; None: each is certain.
+    tokens: k ids.   chances (k, V): distributions q from which they were sampled; None: the tokens are certain.
     """
 
     tokens: list[int]
@@ -47,16 +47,18 @@ class Proposer(ABC):
 
     @abstractmethod
     def propose(self, rows: Mapping[int, Wanted]) -> dict[int, Proposal]:
-        """Proposals of at least one token for some of the rows, by key. ``rows``: all that are decoded, at least one
-        of which wants tokens; the proposer forgets what it knows of others.
+        """Return proposals of at least one token for some of the rows, by key.
+
+        ``rows``: requests of all rows that are being decoded, by key; at least one has ``count`` > 0. The proposer
+        discards its state of all other rows.
         """
 
 
 class LookUp(Proposer):
-    """N-gram look-up: the tokens that followed the latest earlier occurrence of the last tokens of the text.
+    """N-gram look-up: propose the tokens that followed the latest earlier occurrence of the last n tokens of the text.
 
-    The longest n-gram that occurred is used, from ``ngram`` tokens down to one. Where the occurrence overlaps the end
-    of the text, the proposal repeats it. Prompt look-up, Saxena 2023.
+    n is as large as possible, from ``ngram`` down to 1. If fewer tokens follow that occurrence than are requested, the
+    proposal repeats them periodically. Prompt look-up, Saxena 2023.
     """
 
     def __init__(self, ngram: int):
@@ -70,7 +72,7 @@ class LookUp(Proposer):
         return {key: Proposal(tokens) for key, tokens in found.items() if tokens}
 
     def _continued(self, key: int, text: Sequence[int], count: int) -> list[int]:
-        """Up to ``count`` tokens that followed the end of ``text`` before; none if it is new."""
+        """Return ``count`` tokens that continue an earlier occurrence of the end of ``text``; none without one."""
         done, index = self._seen.get(key, (0, {}))
         for end in range(max(1, done), len(text)):  # n-grams that a token follows
             for n in range(1, min(self.ngram, end) + 1):
@@ -85,16 +87,16 @@ class LookUp(Proposer):
 
 
 class Draft(Proposer):
-    """Draft model: the tokens that it draws, one by one, after each text, with their probabilities.
+    """Draft model: proposes the tokens that it samples after each text, one by one, with their distributions.
 
-    It draws with the settings of the text, and reads a text whose proposals were rejected again from there.
+    It samples with the settings of the text. After a rejection it reads the text again from the first rejected token.
     """
 
     def __init__(self, model: Transformer):
         self.model = model
         self._engine = Engine(model, self._drawn)
         self._agreed: dict[int, int] = {}
-        """Number of first tokens of a row that are those of its text."""
+        """Key of each row -> number of its first tokens that are known to equal those of its text."""
         self._random: dict[int, random.Random] = {}
         self._rows: Mapping[int, Wanted] = {}
         self._found: dict[int, tuple[list[int], list[Tensor]]] = {}
@@ -113,7 +115,9 @@ class Draft(Proposer):
         return Proposal(tokens[:count], torch.stack(chances[:count]) if chances else None)
 
     def _follow(self, rows: Mapping[int, Wanted]) -> None:
-        """Let the engine's rows be those of ``rows``: rejected proposals are cut, rows that have ended are evicted."""
+        """Synchronise the engine with ``rows``: truncate rejected proposals, evict rows that have ended, append the new
+        tokens of each text, admit new rows.
+        """
         engine, texts = self._engine, {key: row.text for key, row in rows.items()}
         engine.cut([_common(row.tokens, texts.get(row.key, ()), self._agreed[row.key]) for row in engine.rows])
         engine.evict([place for place, row in enumerate(engine.rows) if row.key not in texts])
@@ -126,7 +130,7 @@ class Draft(Proposer):
         self._agreed = {key: len(text) for key, text in texts.items()}
 
     def _drawn(self, rows: Sequence[DecodedRow], reading: Reading) -> list[Next]:
-        """Successors of all rows, as a policy of the engine: each with one token of the draft."""
+        """Sample one token of the draft for each row; return the rows' successors (engine policy)."""
         logits = reading.logits()
         for generation, places in alike([self._rows[row.key].generation for row in rows]):
             own = [rows[place] for place in places]
@@ -134,7 +138,7 @@ class Draft(Proposer):
         return [Next(place, self._found[row.key][0][-1:]) for place, row in enumerate(rows)]
 
     def _draw(self, rows: Sequence[DecodedRow], logits: Tensor, generation: Generation) -> None:
-        """Draw one token for each row; all have the same settings."""
+        """Sample one token for each row; all rows have the same settings."""
         text = history([row.tokens for row in rows], logits) if generation.repetition_penalty != 1.0 else None
         if generation.temperature == 0.0:
             chances, drawn = None, filtered(logits, generation, text).argmax(-1)
@@ -154,10 +158,10 @@ class Draft(Proposer):
 
 
 def _common(row: Sequence[int], text: Sequence[int], known: int) -> int:
-    """Length of the common prefix of both texts, at most one less than the length of ``text``.
+    """Return the length of the common prefix of both texts, at most one less than the length of ``text``.
 
     ``known``: number of first tokens that are known to be equal. The last token of the text is left out, because the
-    next one is predicted from it.
+    draft must read it to predict the next token.
     """
     length, most = min(known, len(text)), min(len(row), len(text) - 1)
     while length < most and row[length] == text[length]:

@@ -3,27 +3,29 @@
     submit ── waiting, in order ── admitted while the budget allows ── a token per step ── finished
                     └─ cancelled or past the deadline ─┴──────────────────────────────────────┘
 
-Each request has its own settings, seed, stop strings, constraint and deadline. Its tokens are those that it gets alone,
-up to the rounding of matrix products, which may vary with the batch size; also if the queue decodes speculatively.
+Each request has its own settings, seed, stop strings, constraint and deadline. It gets the same tokens as it would
+alone, also with speculative decoding, up to the rounding of matrix products, which may vary with the batch size.
 
-Keys and values are in pages where the kernel for them reads these (``qkv.state.pages``): a row holds those of its own
-positions, and never moves. All other states have slots in a batch.
+Keys and values are stored in pages (``qkv.state.pages``) for branches whose kernel reads pages: a row holds the pages
+of its own positions, and they are never moved. All other states are slots of a batched buffer.
 
 The budget bounds the bytes of the decoding states, copies included: rows that join, leave or grow have their slots
-copied, so that two states exist for a moment. For rows r = 1 … R that may reach n_r positions, n at most, this is
+copied, so that two states exist for a moment. For rows r = 1 … R that may reach n_r positions, n = max n_r, this is
 
     Σ_r p(n_r) - f + c R (s(n) + m e)    p: pages of a row    s: slots of a row with room for n positions    c = 2
                                          m: longest source    e: bytes per position of a source
 
-f: full pages that rows share now, and keep until they end: 0 beside a row whose context slides, which is read anew, and
-for a model whose state cannot drop positions.
+f: bytes of the full pages that rows share now and hold until they end. It is 0 if the context of a running row may
+slide, because such a row is read again, and 0 for a model whose state cannot drop positions.
 
-Proposals are read at positions that the request may reach anyway. To take rejected ones back from a state that cannot
-drop positions, a copy of it is kept, joined and selected from: c = 5 for such a model, whose row and its copy also
-differ in the pages of the k tokens since then: p(n_r) + p(k) + a page. A draft has slots only, which are counted like
-those of the model. A request waits while the bytes, with all running requests, exceed the budget. What they leave of it
-can hold states of texts that were read before, for texts that begin alike (``qkv.generation.prefixes``), which share
-their pages with these: the full pages of running requests, which f is about, are not counted again for kept states.
+Proposed tokens are read at positions that the request may reach anyway. To undo rejected tokens in a state that cannot
+drop positions, a copy of it is kept, joined and selected from: c = 5 for such a model. A row of it and its copy also
+differ in the pages of the k tokens read since the copy: p(n_r) + p(k) + a page. A draft model has slots only, which are
+counted like those of the model.
+
+A request waits while the bytes, with all running requests, exceed the budget. The rest of the budget can hold a prefix
+cache: states of texts that were read before, for texts with the same prefix (``qkv.generation.prefixes``). These states
+share pages with running requests: a full page of a running request (see f) is not counted again for a cached state.
 """
 
 from __future__ import annotations
@@ -53,8 +55,11 @@ from qkv.state.tree import nbytes, stores
 from qkv.tokenizers.tokenizer import Tokenizer
 
 Finish = Literal["stop", "length", "cancelled", "deadline", "refused", "failed"]
-"""Why a text ended: an end token, a stop string or its constraint; ``max_new_tokens``; cancelled, past its deadline; a
-constraint that no token meets; or a failure of the model.
+"""Why a text ended.
+
+"stop": an end token, a stop string or the constraint. "length": ``max_new_tokens``. "cancelled": by the caller.
+"deadline": it has passed. "refused": no token meets the constraint, or the constraint is too complex. "failed": an
+error of the model.
 """
 
 
@@ -62,9 +67,9 @@ constraint that no token meets; or a failure of the model.
 class Request:
     """Text to continue.
 
-    prompt: token ids. source: ids for the encoder of an encoder–decoder. alternatives, constraint: see
-    ``Sampling.admit``; a text that ends by its length may not match its constraint. deadline: seconds after submission.
-    inputs: values of other inputs whose placeholders are in the prompt, see ``Signal.inputs``.
+    prompt: token ids. source: token ids for the encoder of an encoder–decoder. alternatives, constraint: see
+    ``Sampling.admit``; a text that ends at its maximum length may not match its constraint. deadline: seconds after
+    submission. inputs: values of other inputs whose placeholders are in the prompt, see ``Signal.inputs``.
     """
 
     prompt: Sequence[int]
@@ -79,9 +84,10 @@ class Request:
 class TextDelta(NamedTuple):
     """New part of the text of a request, after one step.
 
-    number: of the request. text: new text that is certain; what may begin a stop string or lies within a character is
-    held back. tokens: ids drawn, without an end token. scores: one per token, if asked for. finished: why it ended;
-    None while it runs. error: sentence for a refused or failed request.
+    number: number of the request. text: new text that is final; text that may be the start of a stop string, and the
+    bytes of an incomplete character, are held back. tokens: sampled ids, without an end token. scores: one per token,
+    if requested. finished: why the request ended; None while it runs. error: error message of a refused or failed
+    request.
     """
 
     number: int
@@ -98,8 +104,8 @@ class QueueFull(UserError):
 
 @dataclass
 class _Waiting:
-    """Submitted request. until: time of its deadline. positions: maximum number in its state. row: its row of the
-    sampler; None while it waits.
+    """Submitted request. until: time of its deadline. positions: maximum number of positions in its state. row: its row
+    in the sampler; None while it waits.
     """
 
     number: int
@@ -128,21 +134,21 @@ class RequestQueue:
         """Create an empty queue, and set the model to evaluation mode. tokenizer: None for ids without text.
 
         budget: bytes of decoding states, see above; None for no bound. max_batch: maximum number of running requests.
-        max_queue: maximum number of waiting ones. clock: seconds, for deadlines. speculator: proposes tokens for all
-        requests. keep: bytes of states of texts that are kept for texts that begin alike, within the budget; see
-        ``qkv.generation.prefixes``. pages: hold keys and values in pages where a branch reads them so.
+        max_queue: maximum number of waiting requests. clock: time in seconds, for deadlines. speculator: proposes
+        tokens for all requests. keep: maximum bytes of the prefix cache, within the budget; see
+        ``qkv.generation.prefixes``. pages: store keys and values in pages, for branches that can read pages.
         """
         self.model, self.tokenizer, self.clock = model.eval(), tokenizer, clock
         self.budget, self.max_batch, self.max_queue, self.speculator = budget, max_batch, max_queue, speculator
         self.keep, self.pages = keep, pages
         self.prefixes = Prefixes(model, keep if shares(model) else 0, pages)
-        """States of texts that have been read."""
+        """Prefix cache: states of texts that have been read."""
         self._sampling = self._empty()
         self._waiting: deque[_Waiting] = deque()
         self._running: dict[int, _Waiting] = {}
         """Running requests by their row of the sampler."""
         self._ended: list[TextDelta] = []
-        """Pieces of requests that ended outside of a step."""
+        """Text deltas of requests that ended outside of a sampling step."""
         self._numbers = itertools.count()
         self._source_bytes = _bytes_per_source_position(model)
 
@@ -163,14 +169,14 @@ class RequestQueue:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the decoding states now, those kept for other texts included."""
+        """Bytes of all decoding states now, the prefix cache included."""
         return nbytes([*self._sampling.engine.states, *self.prefixes.states])
 
     def submit(self, request: Request) -> int:
         """Add a request at the end of the queue; return its number.
 
         Raises ``QueueFull``, and ``UserError`` for a prompt or settings that the model cannot use, and for a request
-        that exceeds the budget alone.
+        that would exceed the budget even if it ran alone.
         """
         if len(self._waiting) >= self.max_queue:
             raise QueueFull(
@@ -195,7 +201,7 @@ class RequestQueue:
         self._end([each for each in self._all() if each.number == number], "cancelled")
 
     def step(self) -> list[TextDelta]:
-        """End what is past its deadline, admit what fits, sample one token for each running request."""
+        """End requests past their deadline, admit waiting requests that fit, and run one sampling step."""
         now = self.clock()
         self._end([each for each in self._all() if each.until is not None and each.until <= now], "deadline")
         self._admit()
@@ -242,7 +248,7 @@ class RequestQueue:
         return [*self._waiting, *self._running.values()]
 
     def _needed(self, requests: Iterable[_Waiting]) -> int:
-        """Bytes that the states of these requests may take in one batch, see the module's formula."""
+        """Return the maximum bytes that the states of these requests take in one batch, by the module's formula."""
         several = list(requests)
         longest = max(each.positions for each in several)
         source = max(len(each.request.source or ()) for each in several) * self._source_bytes
@@ -254,18 +260,18 @@ class RequestQueue:
         return needed
 
     def _page_bytes(self, request: _Waiting) -> int:
-        """Bytes that the pages of a request may take, with those of the copy from before its proposals."""
+        """Return the maximum bytes of the pages of a request, those of the copy before its proposals included."""
         if not self.pages:
             return 0
         found = self.model.page_bytes(request.positions)
         if self.speculator is None or self.model.rewindable:
             return found
-        # As many tokens may have been kept since the copy as are proposed, and one more at each step.
+        # Up to num_tokens + 1 tokens since the copy are read again, and as many more with the proposals.
         between = 2 * (self.speculator.speculation.num_tokens + 1)
         return found + self.model.page_bytes(min(between, request.positions)) + self.model.page_bytes(1)
 
     def _positions(self, request: Request) -> int:
-        """Maximum number of positions in the state of a request."""
+        """Return the maximum number of positions in the state of a request."""
         needed = _most_tokens(request)
         return needed if self.model.limit is None else min(needed, self.model.limit)
 
@@ -274,7 +280,7 @@ class RequestQueue:
         return own.positions < _most_tokens(own.request)
 
     def _empty(self) -> Sampling:
-        """Batch without rows."""
+        """Return a sampler without rows."""
         drawn = None if self.tokenizer is None else self.tokenizer.vocab_size
         sampling = Sampling(self.model, [], Generation(), drawn=drawn, pages=self.pages)
         if self.keep and shares(self.model):
@@ -282,7 +288,7 @@ class RequestQueue:
         return sampling
 
     def _admit(self) -> None:
-        """Admit waiting requests, and keep states of others in what they leave of the budget."""
+        """Admit waiting requests, and bound the prefix cache by the rest of the budget."""
         if self.budget is None:
             self._admit_waiting(None)
             return
@@ -296,8 +302,9 @@ class RequestQueue:
             self.prefixes.shrink(self.prefixes.most)
 
     def _lasting_pages(self) -> list[MemoryPage] | None:
-        """Pages that each running request has until it ends, and that ``_needed`` counts for each; None if a request
-        may give them up before.
+        """Return the full pages that running requests hold until they end, a shared page once for each request.
+
+        ``_needed`` counts them for each request, too. Return None if a request may release pages before it ends.
         """
         if not self.model.rewindable or any(map(self._slides, self._running.values())):
             return None
@@ -305,7 +312,7 @@ class RequestQueue:
         return [page for store in held for page in store.full]
 
     def _admit_waiting(self, most: int | None) -> None:
-        """Admit waiting requests in order, as far as ``most`` bytes, if given, and the batch size allow."""
+        """Admit waiting requests in order while ``max_batch`` and ``most`` bytes (None: no bound) allow."""
         while self._waiting and len(self._running) < self.max_batch:
             first = self._waiting[0]
             if most is not None and not self._fits(first, most):
@@ -317,9 +324,11 @@ class RequestQueue:
                 self._ended.append(TextDelta(first.number, finished="failed", error=_sentence(error)))
 
     def _fits(self, first: _Waiting, most: int) -> bool:
-        """True if a request fits into ``most`` bytes, beside the running ones and the state with which it begins.
+        """True if a request fits into ``most`` bytes together with the running requests and the cached prefix state
+        from which it starts.
 
-        That would have to be removed otherwise, and the pages that the request shares with it would be its own.
+        Otherwise that state would have to be removed, and the pages that the request shares with it would count for the
+        request alone.
         """
         needed = self._needed([first, *self._running.values()])
         held = self.prefixes.hold(first.request.prompt) if self._running and self._page_bytes(first) else 0
@@ -334,7 +343,7 @@ class RequestQueue:
             [asked.prompt], asked.generation, memory, asked.alternatives, asked.constraint, self.speculator, inputs
         )
         self._running[own.row] = own
-        if own.row in self._sampling.ends:  # no new token is asked for
+        if own.row in self._sampling.ends:  # no new token is requested
             self._ended.append(self._piece(own, []))
 
     @torch.inference_mode()
@@ -342,7 +351,7 @@ class RequestQueue:
         return self.model.encode(Signal(torch.tensor([list(source)], device=self.model.device)))
 
     def _piece(self, own: _Waiting, drawn: Sequence[Drawn]) -> TextDelta:
-        """New part of the text of a running request, whose row has drawn these tokens."""
+        """Return the new part of the text of a running request, whose row has sampled the tokens ``drawn``."""
         assert own.row is not None
         end, kept, text, finished = self._sampling.ends.get(own.row), list[Drawn](), "", None
         for each in drawn:
@@ -368,7 +377,7 @@ class RequestQueue:
         del self._running[own.row]
 
     def _end(self, requests: Sequence[_Waiting], finished: Finish) -> None:
-        """End requests, with the text that was held back."""
+        """End requests, and record a last delta of each, with the text that was held back."""
         for own in requests:
             if own.row is None:
                 self._waiting.remove(own)
@@ -377,16 +386,16 @@ class RequestQueue:
             self._ended.append(TextDelta(own.number, own.writer.flush(), finished=finished))
 
     def _fail(self, error: Exception) -> None:
-        """End all running requests with the error; the queue goes on with an empty batch."""
+        """End all running requests with the error; the queue continues with an empty batch."""
         said = _sentence(error)
         self._ended += [TextDelta(own.number, finished="failed", error=said) for own in self._running.values()]
         self._sampling.engine.clear()
-        self.prefixes.shrink(0)  # they may hold what has failed
+        self.prefixes.shrink(0)  # cached states may be the cause of the failure
         self._running, self._sampling = {}, self._empty()
 
 
 def _most_tokens(request: Request) -> int:
-    """Maximum number of tokens that the model reads of a text."""
+    """Return the maximum number of tokens of a text that the model reads: the last new token is never read."""
     return len(request.prompt) + max(0, request.generation.max_new_tokens - 1)
 
 
@@ -396,7 +405,7 @@ def _sentence(error: Exception) -> str:
 
 @torch.inference_mode()
 def _bytes_per_source_position(model: Transformer) -> int:
-    """Bytes of encoder output and decoding state per position of the encoder's input; 0 without an encoder."""
+    """Return the bytes of encoder output and decoding state per source position; 0 without an encoder."""
     if model.encoder is None:
         return 0
 

@@ -1,5 +1,5 @@
-"""Batched sampling from prompts of different lengths, each with settings, constraint and proposals of its own: a policy
-of the engine.
+"""Batched sampling from prompts of different lengths, implemented as a policy of the engine. Each prompt has its own
+settings, constraint and proposals.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from qkv.spec.generation import Generation
 
 
 class TokenScore(NamedTuple):
-    """Natural logarithm of a drawn token's probability, and (id, log probability) of the most probable tokens, best
-    first. Both are those of the model, before temperature and filters.
+    """Natural logarithm of a sampled token's probability, and (id, log probability) of the most probable tokens, best
+    first. Both are computed from the model's logits, before temperature and filters.
     """
 
     log_probability: float
@@ -42,7 +42,7 @@ class TokenScore(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """Token that a step has sampled for a row; ``score``: None unless the row asks for it."""
+    """Token that a step has sampled for a row; ``score``: None unless scores were requested for the row."""
 
     row: int
     token: int
@@ -50,9 +50,12 @@ class Drawn(NamedTuple):
 
 
 class End(NamedTuple):
-    """Why a row has ended: "length" after ``max_new_tokens``, "stop" where one of ``stop_token_ids`` is drawn, which is
-    no part of the text, or where its constraint ends it, "refused" where no token meets its constraint, or that is too
-    complex. problem: sentence if the text does not match its constraint, else empty. token: the one that was drawn.
+    """Reason why a row has ended.
+
+    "length": after ``max_new_tokens``. "stop": one of ``stop_token_ids`` was sampled, which is not part of the text, or
+    the constraint ended the text. "refused": no token meets the constraint, or the constraint is too complex.
+    problem: error message if the text does not match its constraint, else empty. token: the stop token that was
+    sampled, or None.
     """
 
     reason: Literal["length", "stop", "refused"]
@@ -62,8 +65,10 @@ class End(NamedTuple):
 
 @dataclass
 class _Row:
-    """Settings of a row. seed: of its random numbers. begin, most: number of tokens of its prompt, and at its end.
-    alternatives: see ``Sampling.admit``. guide: of its constraint. speculator: that proposes tokens for it.
+    """Settings of a row.
+
+    seed: seed of its random numbers. begin: number of prompt tokens. most: maximum number of tokens, prompt included.
+    alternatives: see ``Sampling.admit``. guide: ``Guide`` of its constraint. speculator: proposes tokens for the row.
     """
 
     generation: Generation
@@ -99,8 +104,8 @@ class Sampling:
     ):
         """Start after ``prompts``. ``capacity``: fixed number of positions of the state; None grows by doubling.
 
-        ``drawn``: only ids below it are sampled; None for all. ``pages``: see ``Engine``. Further arguments, and what
-        is raised: see ``admit``.
+        ``drawn``: only ids below it are sampled; None for all. ``pages``: see ``Engine``. For the other arguments and
+        the exceptions see ``admit``.
         """
         self.model, self.generation, self._allowed = model, generation, drawn
         self.texts: dict[int, list[int]] = {}
@@ -134,11 +139,11 @@ class Sampling:
     ) -> list[int]:
         """Add prompts, also while other rows decode; return their row indices. The next step reads them.
 
-        generation: settings of these rows, whose seeds begin with its own; None: those of the sampler, whose seeds go
-        on. memory: encoder output, one row per prompt. alternatives: None, or the number of most probable tokens to
-        return beside the score of each drawn token. constraint: what the new text must match. speculator: proposes
-        tokens, without changing the text; see ``qkv.generation.speculate``. inputs: values of other inputs of each
-        prompt, see ``Signal.inputs``.
+        generation: settings of these rows, whose seeds are ``generation.seed``, ``generation.seed + 1``, …; None: the
+        sampler's settings, whose seeds continue after the rows admitted so far. memory: encoder output, one row per
+        prompt. alternatives: None, or the number of most probable tokens to return with the score of each sampled
+        token. constraint: what the new text must match. speculator: proposes tokens, without changing the text; see
+        ``qkv.generation.speculate``. inputs: values of other inputs of each prompt, see ``Signal.inputs``.
 
         Raises ``UserError`` for invalid prompts, a model that cannot generate, num_beams > 1, and a constraint or a
         draft that does not fit the model and the settings.
@@ -168,9 +173,9 @@ class Sampling:
         return added
 
     def step(self) -> list[Drawn]:
-        """Append one token or several to each running row; return them, in the order of each text.
+        """Append one or more tokens to each running row; return all new tokens, those of a row in text order.
 
-        A row that a token or its constraint ends may gain none; see ``ends``.
+        A row that a stop token or its constraint ends may gain no token; see ``ends``.
         """
         self._drawn, timed = [], self._timed()
         rereads = bool(timed) and any(len(row.tokens) - row.read > 1 for row in self.engine.rows)
@@ -191,7 +196,7 @@ class Sampling:
         self.ends.pop(row, None)
 
     def check(self) -> None:
-        """Raise ``UserError`` if a text has ended that does not match its constraint."""
+        """Raise ``UserError`` if a text has ended without matching its constraint."""
         for end in self.ends.values():
             if end.problem:
                 raise UserError(end.problem)
@@ -201,9 +206,10 @@ class Sampling:
         return len(self.texts[row]) >= self._rows[row].most
 
     def _timed(self) -> list[tuple[Speculator, set[int], float]]:
-        """Speculators that measure the next step, with their rows and the time.
+        """Return (speculator, keys of its rows, start time) of each speculator that measures the next step.
 
-        None where a row is read from its start: such a step takes long, whatever is proposed.
+        The list is empty if a row is read from the start of its context: such a step takes long with or without
+        proposals.
         """
         rows = self.engine.rows
         if not self._proposers or any(self.engine.room(place) == 0 for place in range(len(rows))):
@@ -229,11 +235,12 @@ class Sampling:
         return self._proposals.get(key) or Proposal([])
 
     def _wanted(self, speculator: Speculator) -> dict[int, Wanted]:
-        """Rows of a speculator, with the number of tokens to propose.
+        """Return the rows of a speculator, each with the number of tokens to propose for it.
 
-        Limited by the tokens that a row may still gain, by its context, which must not slide within a pass, and by what
-        is read again since a rejection: without a pass that has no proposals, this would grow in a state that cannot
-        be cut.
+        The number is limited by the tokens that the row may still gain and by the context, which must not slide within
+        a pass. It is 0 if the state lacks more than ``num_tokens`` + 1 tokens of the row: a state that cannot drop
+        positions reads tokens again after each rejection, and without a pass that has no proposals their number would
+        keep growing.
         """
         found, most = dict[int, Wanted](), speculator.speculation.num_tokens
         for place, row in enumerate(self.engine.rows):
@@ -245,10 +252,10 @@ class Sampling:
         return found
 
     def _shorten(self, key: int, proposal: Proposal) -> None:
-        """Drop proposed tokens that the constraint of a row forbids.
+        """Truncate the proposal of a row at the first token that its constraint forbids.
 
-        Of drawn ones the first such token stays, because the token that replaces it has another distribution than one
-        without a proposal.
+        If a draft model sampled the proposal, the first forbidden token stays: the token that replaces it after its
+        rejection has another distribution than a token without a proposal.
         """
         guide, (tokens, chances) = self._rows[key].guide, proposal
         if guide is None:
@@ -263,7 +270,7 @@ class Sampling:
             del self._proposals[key]
 
     def _chosen(self, rows: Sequence[DecodedRow], reading: Reading) -> list[Next]:
-        """Successors of all rows, as a policy of the engine: each with its new tokens."""
+        """Sample the new tokens of all rows; return the successors of the rows that continue (engine policy)."""
         spans = laid([self._span(row.key) for row in rows])
         logits = reading.ends([len(span.lines) for span in spans]) if self._proposals else reading.logits()
         logits = at_least_single(logits)
@@ -281,8 +288,9 @@ class Sampling:
         return going
 
     def _drawable(self, spans: Sequence[RowSpan], logits: Tensor) -> Tensor:
-        """Logits of the ids that may be drawn: a part of the columns, which is no copy, and -inf for what the settings
-        of a row forbid. The repetition penalty looks up tokens of prompts, which may be any, so all columns stay then.
+        """Restrict logits to the ids that may be sampled: a view of the first columns, with -inf for the ids that the
+        settings of a row forbid. With a repetition penalty all columns stay and ids that may not be sampled get -inf,
+        because the penalty indexes the logits by prompt tokens, which may be any ids.
         """
         if self._allowed is not None and all(span.generation.repetition_penalty == 1.0 for span in spans):
             logits = logits[:, : self._allowed]
@@ -301,7 +309,7 @@ class Sampling:
         return RowSpan(self.texts[key], self._proposed(key), own.generation, own.uniforms, begin=own.begin)
 
     def _guided(self, rows: Sequence[DecodedRow], spans: Sequence[RowSpan], logits: Tensor) -> Tensor:
-        """Logits of the spans, -inf for what constraints forbid. A row whose constraint cannot be met ends."""
+        """Set the logits that constraints forbid to -inf. A row whose constraint cannot be met ends."""
         guides = [(row.key, span, guide) for row, span in zip(rows, spans, strict=True) if (guide := self._guide(row))]
         if not guides:
             return logits
@@ -317,9 +325,10 @@ class Sampling:
         return self._rows[row.key].guide
 
     def _accepted(self, key: int, tokens: Sequence[int]) -> list[int]:
-        """The tokens that become part of a text: those that its constraint accepts, or those before one that ends it.
+        """Return the tokens to append to a text: with a constraint those that it accepts, else those before the first
+        stop token. Record the end of the row, and the counts of its speculator.
 
-        A constraint alone ends its text, so that it is never cut before it matches.
+        With a constraint, ``stop_token_ids`` are not looked for, so that no text is truncated before it matches.
         """
         own, proposal = self._rows[key], self._proposed(key)
         if proposal.tokens and own.speculator is not None:
@@ -334,7 +343,7 @@ class Sampling:
         return kept
 
     def _guided_tokens(self, key: int, guide: Guide, tokens: Sequence[int]) -> list[int]:
-        """The tokens that a constraint accepts; an error of it ends the row."""
+        """Return the tokens that a constraint accepts; if it raises ``UserError``, the row ends."""
         try:
             return guide.accepted(tokens)
         except UserError as error:
@@ -342,7 +351,7 @@ class Sampling:
             return []
 
     def _append(self, key: int, span: RowSpan, tokens: Sequence[int], logits: Tensor) -> None:
-        """Add new tokens of a row to its text and to those of the step."""
+        """Append new tokens to the text of a row and to the result of the step."""
         count = self._rows[key].alternatives
         for line, token in zip(span.lines, tokens, strict=False):
             score = None if count is None else scored(logits[line].log_softmax(-1)[: self._allowed], token, count)
@@ -350,7 +359,7 @@ class Sampling:
         self.texts[key] += tokens
 
     def _has_ended(self, key: int) -> bool:
-        """True if a row goes on no more; the reason is kept."""
+        """Return True if a row has ended, and record the reason in ``ends``."""
         guide = self._rows[key].guide
         if key not in self.ends and guide is not None and guide.done:
             self.ends[key] = End("stop")
@@ -365,9 +374,10 @@ class Sampling:
         )
 
     def _seen(self, rows: Sequence[DecodedRow], spans: Sequence[RowSpan], logits: Tensor) -> Tensor | None:
-        """Tokens before each line of the spans in any order (M, L), for the repetition penalty; None without one.
+        """Return the tokens before each line of the spans, in any order (M, L), for the repetition penalty; None if no
+        row has one.
 
-        Made of those of the last step and the latest token; of all tokens for a new batch.
+        If the batch has the same rows as in the last step, the latest token is appended to the last result.
         """
         keys, before, self._history = [row.key for row in rows], self._history, None
         if all(span.generation.repetition_penalty == 1.0 for span in spans):
@@ -384,7 +394,7 @@ class Sampling:
 
 
 def scored(chances: Tensor, token: int, count: int) -> TokenScore:
-    """Score of a token by log probabilities (V), with the ``count`` most probable ones."""
+    """Score ``token`` by log probabilities ``chances`` (V), with the ``count`` most probable tokens."""
     best, ids = chances.topk(min(count, len(chances)))
     return TokenScore(float(chances[token]), tuple(zip(ids.tolist(), best.tolist(), strict=True)))
 
@@ -403,7 +413,7 @@ def stream(
 ) -> Iterator[list[int]]:
     """Yield the new token of each prompt, one list per position. See ``Sampling``; for stop strings ``stream_text``.
 
-    ``speculation``: decode speculatively, see ``qkv.generation.speculate``. ``drawn``: only ids below it are drawn.
+    ``speculation``: decode speculatively, see ``qkv.generation.speculate``. ``drawn``: only ids below it are sampled.
     Raises ``UserError`` for several prompts with ``stop_token_ids``, whose texts end at different positions.
     """
     if len(prompts) > 1 and generation.stop_token_ids:
@@ -428,7 +438,7 @@ def generate(
 ) -> list[list[int]]:
     """Generate the new tokens of each prompt; see ``Sampling``. Raises ``UserError`` for invalid prompts or options.
 
-    ``speculation``: decode speculatively, see ``qkv.generation.speculate``. ``drawn``: only ids below it are drawn.
+    ``speculation``: decode speculatively, see ``qkv.generation.speculate``. ``drawn``: only ids below it are sampled.
     """
     sampling = _of_ids(model, prompts, generation or Generation(), capacity, speculation, drawn)
     with unchanged(), evaluating(model):
@@ -445,7 +455,7 @@ def _of_ids(
     speculation: Speculator | None,
     drawn: int | None,
 ) -> Sampling:
-    """Sampler after ``prompts`` without a tokenizer. Raises ``UserError`` for stop strings."""
+    """Return a sampler for ``prompts`` that needs no tokenizer. Raises ``UserError`` for stop strings."""
     if generation.stop:
         raise UserError(
             "stop: stop strings need a tokenizer, and only token ids are given; "

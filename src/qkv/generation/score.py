@@ -2,8 +2,8 @@
 
     log p(option | prompt) = Σ_i log p(option_i | prompt, option_1 … option_{i-1})
 
-What all prompts begin with is read once; its state is forked for the prompts, and theirs for the options, which are
-read in one padded batch: a policy of the engine.
+The common prefix of all prompts is read once. Its state is forked for the prompts, and the state of each prompt is
+forked for its options, which are read in one padded batch. This is a policy of the engine.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ScoredOption(NamedTuple):
     """Result for an option.
 
     text: the option.   probability: softmax(score) over the options.   log_probability: log p in nats.   tokens:
-    their number.   score: log p, total or per token or character.
+    number of its tokens.   score: log p, total or per token or character.
     """
 
     text: str
@@ -63,7 +63,7 @@ def score_texts(
 
     by: "sum" (log p), "token" (log p per token) or "character" (log p per character).
     memory: encoder output of one row.
-    An option is appended to the prompt without a space, and both are tokenized together: tokens that cross the border
+    An option is appended to the prompt without a space, and both are tokenized together: tokens that span the boundary
     are part of the score. Raises ``UserError`` for an unknown measure, repeated or empty options, and unknown
     characters.
     """
@@ -77,12 +77,12 @@ def score_texts(
 
 
 def score_by(by: Measure, option: str, score: OptionScore) -> float:
-    """Log probability of an option, in all, per token or per character."""
+    """Return the log probability of an option: in total, per token or per character."""
     return {"sum": score.sum, "token": score.mean, "character": score.sum / len(option)}[by]
 
 
 def softmax(scores: Sequence[float]) -> list[float]:
-    """exp(s_i) / Σ_j exp(s_j) for a few numbers."""
+    """Compute exp(s_i) / Σ_j exp(s_j) for a few numbers."""
     largest = max(scores)
     weights = [math.exp(score - largest) for score in scores]
     return [weight / sum(weights) for weight in weights]
@@ -104,8 +104,8 @@ def check_options(options: Sequence[str]) -> None:
 def joined_ids(tokenizer: Tokenizer, prompt: str, options: Sequence[str]) -> tuple[list[int], list[list[int]]]:
     """Tokenize prompt + option; return (longest common prefix over all options, the remaining tokens of each option).
 
-    A tokenizer may encode "A: " + "yes" with a token " yes" that crosses the border, so the split follows tokens, not
-    characters. If no common token is left, prompt and options are tokenized separately.
+    A tokenizer may encode "A: " + "yes" with a token " yes" that spans the boundary, so the split follows tokens, not
+    characters. Without a common token, prompt and options are tokenized separately.
     """
     before = prompt_ids(tokenizer, prompt)
     for option in options:
@@ -124,11 +124,11 @@ def joined_ids(tokenizer: Tokenizer, prompt: str, options: Sequence[str]) -> tup
 def score_options(
     model: Transformer, prompt: Sequence[int], options: Sequence[Sequence[int]], memory: Memory | None = None
 ) -> list[OptionScore]:
-    """Log probability of each option's tokens (ids) after those of ``prompt``. ``memory``: encoder output of one row.
+    """Score each option (token ids) after ``prompt``. ``memory``: encoder output of one row.
 
-    With bounded positions, a prompt too long for the longest option is truncated from the left, for all options
-    alike, with a ``UserWarning``. Raises ``UserError`` for empty options, ids outside the vocabulary and options that
-    do not fit.
+    If the prompt and the longest option do not fit the model's positions, the prompt is truncated from the left, for
+    all options alike, with a ``UserWarning``. Raises ``UserError`` for empty options, ids outside the vocabulary and
+    options that do not fit.
     """
     return score_prompts(model, [prompt], [options], memory)[0]
 
@@ -139,8 +139,9 @@ def score_prompts(
     options: Sequence[Sequence[Sequence[int]]],
     memory: Memory | None = None,
 ) -> list[list[OptionScore]]:
-    """Log probabilities of the options of each prompt, as ``score_options`` gives them for one. Examples at the
-    beginning of all prompts cost one pass for all of them.
+    """Score the options of each prompt, as ``score_options`` does for one prompt.
+
+    A common prefix of all prompts, such as examples, is read once.
     """
     read = []
     for prompt, own in zip(prompts, options, strict=True):
@@ -160,13 +161,13 @@ def score_prompts(
 
 
 _CHUNK = 256
-"""Tokens of a text that are scored at once, for which there are logits of the whole vocabulary."""
+"""Number of tokens of a text that are scored in one pass, which bounds the memory of their logits."""
 
 
 def score_tokens(model: Transformer, tokens: Sequence[int], alternatives: int = 0) -> list[TokenScore]:
-    """Scores log p(x_i | x_1 … x_{i-1}) of all ``tokens`` of a text but the first, which has none.
+    """Score all ``tokens`` of a text but the first by log p(x_i | x_1 … x_{i-1}).
 
-    alternatives: number of most probable tokens to return beside each. Raises ``UserError`` for ids outside the
+    alternatives: number of most probable tokens to return with each score. Raises ``UserError`` for ids outside the
     vocabulary, logits that are not finite, and a text that has more tokens than the model has positions.
     """
     context.check(model, [tokens], Generation(max_new_tokens=0))
@@ -197,7 +198,9 @@ def score_tokens(model: Transformer, tokens: Sequence[int], alternatives: int = 
 
 
 def _shared(prompts: Sequence[Sequence[int]]) -> int:
-    """Length of the common prefix of all prompts, at most one less than the shortest of several."""
+    """Return the length of the common prefix of all prompts: of a single prompt its whole length, of several at most
+    one less than the shortest prompt.
+    """
     if len(prompts) == 1:
         return len(prompts[0])
     common = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False)))
@@ -205,13 +208,13 @@ def _shared(prompts: Sequence[Sequence[int]]) -> int:
 
 
 class Scoring:
-    """Engine policy for multiple choice: one row per option after its prompt, read up to its last token but one."""
+    """Engine policy for multiple choice: one row per option, read after its prompt up to the second to last token."""
 
     def __init__(self, rests: Sequence[Sequence[int]], options: Sequence[Sequence[Sequence[int]]]):
-        """``rests``: tokens of each prompt after those that all share; empty if a single prompt is shared whole."""
+        """``rests``: tokens of each prompt after the common prefix; empty for a single prompt, which is all prefix."""
         self.rests, self.options = rests, options
         self.found: list[list[list[float]]] = [[[] for _ in own] for own in options]
-        """log p of the tokens of each option, by prompt."""
+        """Log probability of each token: ``found[prompt][option][token]``."""
         self._places = [(i, k) for i, own in enumerate(options) for k in range(len(own))]
         self._forked = self._begun = False
 
@@ -228,7 +231,7 @@ class Scoring:
         return []
 
     def _begin(self, rows: Sequence[DecodedRow], logits: Tensor) -> list[Next]:
-        """Score the first token of each option; continue with those that have more."""
+        """Score the first token of each option; return successors for the options that have more tokens."""
         parents = {row.key: place for place, row in enumerate(rows)}
         of_prompt = logits[[parents[i] for i, _ in self._places]]
         firsts = _picked(of_prompt, [self.options[i][k][0] for i, k in self._places])
@@ -242,7 +245,7 @@ class Scoring:
 
 
 def _picked(logits: Tensor, tokens: Sequence[int]) -> list[float]:
-    """Log probabilities of given tokens: log softmax(logits) (N, V) at N ``tokens``, in float64."""
+    """Return log softmax(logits) (N, V) at N ``tokens``, computed in at least fp32 and returned as float64."""
     logits = at_least_single(logits)
     if not bool(logits.isfinite().all()):
         raise UserError("the model's logits are not finite, so options cannot be ranked; its weights are damaged")
@@ -267,7 +270,8 @@ def _check(model: Transformer, prompt: Sequence[int], options: Sequence[Sequence
 
 
 def _first_read(length: int, longest: int, limit: int | None) -> int:
-    """Number of first prompt tokens to drop, so that the prompt and the longest option fit ``limit`` positions.
+    """Return the number of prompt tokens to drop from the left, so that prompt and longest option fit ``limit``
+    positions. Warn if tokens are dropped.
 
     The last token of an option is predicted and needs no position.
     """

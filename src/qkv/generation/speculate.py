@@ -1,13 +1,14 @@
 """Speculative decoding: several tokens are proposed, and one forward pass verifies them.
 
 Proposals are looked up in the text or drawn by a draft model with the same vocabulary (``qkv.generation.proposals``),
-for the rows of ``qkv.generation.sample.Sampling`` that have a ``Speculator``. ``qkv.generation.verify`` tells which are
-accepted. What was read of rejected tokens is taken back: states that can drop positions are cut, others return to a
-copy, see ``Engine.cut``. ``qkv.generation.gain`` measures whether proposals pay and stops them where they do not.
+for the rows of ``qkv.generation.sample.Sampling`` that have a ``Speculator``. ``qkv.generation.verify`` decides which
+tokens are accepted. Rejected tokens are removed from the state: states that can drop positions are truncated, others
+are restored from a copy, see ``Engine.cut``. ``qkv.generation.gain`` measures whether proposals speed up decoding, and
+stops them if they do not.
 
-With look-up, and with a draft at temperature 0, texts are those of plain decoding with the same seed. Those of a draft
-that draws have the same distribution, and which of them one seed gives may depend on measured times unless
-``Speculation.adaptive`` is false.
+With look-up, and with a draft at temperature 0, texts equal those of plain decoding with the same seed. With a draft at
+a positive temperature, texts have the same distribution as with plain decoding; the text of one seed may depend on
+measured times unless ``Speculation.adaptive`` is false.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from qkv.tokenizers.tokenizer import Tokenizer
 class Accepted(NamedTuple):
     """Counts over all rows.
 
-    passes: verifications of a row's proposals.   proposed: tokens proposed.   accepted: of these.
+    passes: number of verifications of a row's proposal.   proposed: number of proposed tokens.   accepted: number of
+    proposed tokens that were accepted.
     """
 
     passes: int = 0
@@ -36,12 +38,12 @@ class Accepted(NamedTuple):
 
     @property
     def mean_accepted(self) -> float:
-        """Mean number of accepted tokens per pass; the pass gives one more token."""
+        """Mean number of accepted tokens per pass; each pass yields one more token."""
         return self.accepted / self.passes if self.passes else 0.0
 
 
 class Speculator:
-    """Settings of speculative decoding, and the figures of the generation that used them last."""
+    """Settings of speculative decoding, and the counts and gain of the latest generation with them."""
 
     def __init__(
         self,
@@ -49,9 +51,9 @@ class Speculator:
         draft: Transformer | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ):
-        """``draft``: model that proposes, for the kind "draft" and no other.   ``clock``: time in seconds.
+        """``draft``: model that proposes tokens, for the kind "draft" only.   ``clock``: time in seconds.
 
-        Raises ``UserError`` for a draft without the kind "draft", and the reverse.
+        Raises ``UserError`` for a draft with another kind, and for the kind "draft" without a draft.
         """
         self.speculation = speculation or Speculation(kind="lookup" if draft is None else "draft")
         self.draft, self.clock = draft, clock
@@ -67,17 +69,17 @@ class Speculator:
             _check(model, self.draft)
 
     def begin(self) -> Proposer:
-        """Source of proposals for a new sampler. Counts and gain begin anew."""
+        """Return a proposer for a new sampler, and reset counts and gain."""
         self.counts, self.gain = Accepted(), Gain(self.speculation.adaptive)
         return LookUp(self.speculation.ngram) if self.draft is None else Draft(self.draft)
 
     def count(self, proposed: int, accepted: int) -> None:
-        """Count the verification of a row's proposals."""
+        """Add the verification of a row's proposal to the counts."""
         passes, before, kept = self.counts
         self.counts = Accepted(passes + 1, before + proposed, kept + accepted)
 
     def summary(self) -> str:
-        """One sentence with the counts and the gain."""
+        """Return one sentence with the counts and the gain."""
         passes, proposed, accepted = self.counts
         if not passes:
             return "speculation: no tokens were proposed"
@@ -99,7 +101,7 @@ def refuse_beams(generation: Generation) -> None:
 
 
 def check_vocabularies(tokenizer: Tokenizer, draft: Tokenizer) -> None:
-    """Raise ``UserError`` unless equal ids are equal tokens in the tokenizers of a model and of its draft."""
+    """Raise ``UserError`` unless the tokenizers of a model and of its draft have the same vocabulary."""
     own, other = (each.core.get_vocab(with_added_tokens=True) for each in (tokenizer, draft))
     if own != other:
         wrong = min((own.items() ^ other.items()), key=lambda item: (item[1], item[0]))

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Filter that ends a stream of text pieces at the first stop string, also one split over pieces.
+    """Filter that ends a stream of text pieces at the first stop string, even if it is split over several pieces.
 
-    Characters that may begin a stop string are held back until decided. The first completed stop string ends the text;
-    of several that end at the same character, the longest.
+    Characters that may be the start of a stop string are held back until this is decided. The first completed stop
+    string ends the text; of several that end at the same character, the longest is removed.
     """
 
     def __init__(self, stop: Sequence[str] = ()):
@@ -32,12 +32,12 @@ class StopStrings:
         return text[:kept]
 
     def flush(self) -> str:
-        """Text that is still held back when the stream ends."""
+        """Return the text that is still held back when the stream ends."""
         rest, self._waiting = self._waiting, ""
         return rest
 
     def _possible_start(self, text: str) -> int:
-        """Number of trailing characters that may begin a stop string."""
+        """Return the number of trailing characters that may be the start of a stop string."""
         longest = max(map(len, self.stop), default=1) - 1
         return next(
             (n for n in range(min(longest, len(text)), 0, -1) if any(s.startswith(text[-n:]) for s in self.stop)), 0

@@ -48,8 +48,8 @@ def stream_text(
 ) -> Iterator[str]:
     """Yield the text of ``generate_text`` in pieces as it is generated; with num_beams > 1 as one piece at the end.
 
-    Parts of the model are compared with those of the last token at each token, as the caller may change them between
-    two pieces. A caller that does not iterates within ``qkv.models.frozen_weights.unchanged``.
+    The caller may change the model between two pieces, so at each token parts of the model are compared with their
+    state at the last token. Iterate within ``qkv.models.frozen_weights.unchanged`` to skip this comparison.
     """
     pieces = _pieces(model, tokenizer, [prompt], generation or Generation(), capacity, speculation, constraint)
     return (piece for _, piece in pieces)
@@ -126,7 +126,7 @@ def _pieces(
     speculation: Speculator | None,
     constraint: Constraint | None,
 ) -> Iterator[tuple[int, str]]:
-    """Yield (row, piece of text) while sampling, as soon as the piece is certain."""
+    """Yield (row, piece of text) while sampling, as soon as the piece is final."""
     if generation.num_beams > 1 and speculation is None and constraint is None:
         yield from _searched(model, tokenizer, prompts, generation, capacity)
         return
@@ -152,14 +152,14 @@ def _pieces(
 
 
 def _with_ends(tokenizer: Tokenizer, generation: Generation) -> Generation:
-    """Settings in which stop strings that are special tokens are also ``stop_token_ids``, for ``min_tokens``."""
+    """Add stop strings that are special tokens to ``stop_token_ids``, so that ``min_tokens`` forbids their tokens."""
     special = special_ids(tokenizer.core) if generation.stop and generation.min_tokens else {}
     ids = {special[text] for text in generation.stop if text in special}
     return generation.changed(stop_token_ids=tuple({*generation.stop_token_ids, *ids})) if ids else generation
 
 
 def _is_written(tokenizer: Tokenizer, end: int) -> bool:
-    """True if an end token is part of the text, as in the transformers library: any but a special token."""
+    """True if an end token is part of the text: it is not a special token. The rule of the transformers library."""
     return end not in special_ids(tokenizer.core).values()
 
 
@@ -177,7 +177,7 @@ def _searched(
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """Token ids of the prompt, or of a line break if it is empty.
+    """Tokenize the prompt, or a line break if it is empty.
 
     Raises ``UserError`` for unknown characters or words.
     """

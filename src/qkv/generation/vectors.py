@@ -12,12 +12,12 @@ from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 
 Draw = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Function from outputs of the head (B, …) to (drawn vectors (B, F), values that the front end reads next (B, …))."""
+"""Function from outputs of the head (B, …) to (sampled vectors (B, F), next input values of the front end (B, …))."""
 
 
 @torch.inference_mode()
 def generate_vectors(model: Transformer, first: Tensor, count: int, draw: Draw) -> Tensor:
-    """Generate ``count`` vectors after ``first`` (B, …), the first values that the model reads: (B, count, F)."""
+    """Generate ``count`` vectors per row, (B, count, F). ``first`` (B, …): the first values that the model reads."""
     values, found = first.to(model.device), list[Tensor]()
     with evaluating(model):
         state = model.init_state(len(first), count)

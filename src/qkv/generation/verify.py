@@ -5,9 +5,9 @@
 pᵢ is the distribution from which plain sampling would draw after x₁ … xᵢ: constraint, adjustments and filters included.
 A row without proposals has k = 0 and gains one token.
 
-- A certain proposal (look-up, or a draft at temperature 0) is accepted where it is the token that plain decoding takes:
-  the argmax, or the token drawn with the row's next random number. Texts are those of plain decoding with the same
-  seed, token by token.
+- A certain proposal (look-up, or a draft at temperature 0) is accepted if it equals the token that plain decoding
+  yields: the argmax, or the token sampled with the row's next random number. The text equals that of plain decoding
+  with the same seed, token by token.
 - A proposal x drawn from a draft's distribution q is accepted with probability min(1, p(x) / q(x)). After the first
   rejection a token is drawn from max(p - q, 0), normalised, so that tokens have the distribution p (Leviathan et al.
   2023; Chen et al. 2023).
@@ -29,22 +29,22 @@ from qkv.spec.generation import Generation
 
 
 class Uniforms:
-    """Random numbers of one row in [0, 1), in their order; those that are not used are seen again."""
+    """Stream of random numbers of one row in [0, 1); numbers that are read ahead stay in it until they are used."""
 
     def __init__(self, seed: int):
         self._random, self._ahead = random.Random(seed), list[float]()
 
     def ahead(self, count: int) -> list[float]:
-        """The next ``count`` numbers."""
+        """Return the next ``count`` numbers without using them up."""
         self._ahead += [self._random.random() for _ in range(count - len(self._ahead))]
         return self._ahead[:count]
 
     def use(self, count: int) -> None:
-        """Go on by ``count`` numbers."""
+        """Discard the next ``count`` numbers."""
         del self._ahead[:count]
 
     def next(self) -> float:
-        """The next number, which is used."""
+        """Return the next number and use it up."""
         (number,) = self.ahead(1)
         self.use(1)
         return number
@@ -52,9 +52,10 @@ class Uniforms:
 
 @dataclass
 class RowSpan:
-    """Lines of logits (M, V) that belong to one row: after its text, and after each of its proposals.
+    """Lines of logits (M, V) that belong to one row: the line after its text, and the line after each proposed token.
 
-    text: tokens before the proposals. first: its first line. begin: number of first tokens that belong to the prompt.
+    text: tokens before the proposal. first: index of the first line. begin: number of prompt tokens at the start of
+    ``text``.
     """
 
     text: Sequence[int]
@@ -66,23 +67,23 @@ class RowSpan:
 
     @property
     def lines(self) -> range:
-        """Its lines, one more than proposals."""
+        """Indices of the lines: one more than proposed tokens."""
         return range(self.first, self.first + len(self.proposal.tokens) + 1)
 
     @property
     def written(self) -> list[list[int]]:
-        """New tokens before the token of each line."""
+        """For each line, the tokens before it, without the prompt."""
         return [text[self.begin :] for text in self.prefixes]
 
     @property
     def prefixes(self) -> list[list[int]]:
-        """Text before the token of each line."""
+        """For each line, all tokens before it: the text and the proposed tokens so far."""
         tokens = self.proposal.tokens
         return [[*self.text, *tokens[:count]] for count in range(len(tokens) + 1)]
 
 
 def laid(spans: Sequence[RowSpan]) -> Sequence[RowSpan]:
-    """The spans, with their lines one after the other."""
+    """Set ``first`` of each span so that their lines follow one another; return ``spans``."""
     sizes = [len(span.lines) for span in spans]
     for span, end, size in zip(spans, accumulate(sizes), sizes, strict=True):
         span.first = end - size
@@ -90,7 +91,7 @@ def laid(spans: Sequence[RowSpan]) -> Sequence[RowSpan]:
 
 
 def verified(spans: Sequence[RowSpan], logits: Tensor, seen: Tensor | None) -> list[list[int]]:
-    """New tokens of each row: its accepted proposals and one more token.
+    """Return the new tokens of each row: its accepted proposed tokens and one more token.
 
     logits (M, V): lines of the spans. seen (M, L): tokens before each line, for the repetition penalty.
     """
@@ -111,7 +112,7 @@ def verified(spans: Sequence[RowSpan], logits: Tensor, seen: Tensor | None) -> l
 
 
 def _equal(spans: Sequence[RowSpan], logits: Tensor, generation: Generation, seen: Tensor | None) -> list[list[int]]:
-    """New tokens of rows of equal settings whose proposals are certain; logits: lines of these rows only."""
+    """Return the new tokens of rows with equal settings and certain proposals; logits: lines of these rows only."""
     drawing = generation.temperature > 0.0
     uniforms = [number for span in spans for number in span.uniforms.ahead(len(span.lines))] if drawing else []
     tokens, found, first = sampled(logits, generation, seen, uniforms), list[list[int]](), 0
@@ -126,7 +127,9 @@ def _equal(spans: Sequence[RowSpan], logits: Tensor, generation: Generation, see
 
 
 def _weighed(spans: Sequence[RowSpan], p: Tensor) -> list[list[int]]:
-    """New tokens of rows of equal settings whose proposals a draft drew; p: distributions of plain sampling."""
+    """Return the new tokens of rows with equal settings whose proposals a draft sampled; p: distributions of plain
+    sampling, one per line.
+    """
     found, weights, first = list[list[int]](), list[Tensor](), 0
     for span in spans:
         tokens, chances = span.proposal
@@ -144,6 +147,6 @@ def _weighed(spans: Sequence[RowSpan], p: Tensor) -> list[list[int]]:
 
 
 def remainder(p: Tensor, q: Tensor) -> Tensor:
-    """Weights max(p - q, 0) (V) of the token that replaces a rejected one; p where rounding leaves none."""
+    """Return the weights max(p - q, 0) (V) of the token that replaces a rejected one; p if all weights round to 0."""
     rest = (p - q).clamp(min=0)
     return torch.where(rest.sum() > 0, rest, p)

@@ -1,4 +1,4 @@
-"""Decoding of one text's tokens to pieces of text while they are sampled."""
+"""Decoding of the tokens of one text to pieces of text while they are sampled."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ class TextWriter:
     def __init__(
         self, tokenizer: Tokenizer | None, prompt: Sequence[int], stop: Sequence[str] = (), min_tokens: int = 0
     ):
-        """``prompt``: ids before the text, of which at least the last ``PROMPT_END`` must be given. ``tokenizer``: None
-        if there is none; all pieces are then empty. ``min_tokens``: number of first tokens in whose text no stop string
-        is looked for.
+        """Start after ``prompt``: ids before the text, at least the last ``PROMPT_END`` of them.
+
+        ``tokenizer``: None for a model without one; all pieces are then empty. ``min_tokens``: the text of so many
+        first tokens is not searched for stop strings.
         """
         self.decoder = None if tokenizer is None else StreamDecoder(tokenizer)
         self.stop, self._free = StopStrings(stop), min_tokens
         if self.decoder is not None:
-            # Some decoders treat the first token of a text differently, and the first new one is not the first.
+            # Some decoders treat the first token of a text differently, and a new token is never the first.
             self.decoder.feed(prompt)
 
     def feed(self, token: int) -> str:
-        """Add a token; return the text that is certain now."""
+        """Add a token; return the text that is final now."""
         if self.decoder is None:
             return ""
         piece, self._free = self.decoder.feed([token]), self._free - 1
         return piece if self._free >= 0 else self.stop.feed(piece)
 
     def flush(self) -> str:
-        """Text that is still held back when the tokens end."""
+        """Return the text that is still held back when the tokens end."""
         return "" if self.decoder is None else self.stop.feed(self.decoder.flush()) + self.stop.flush()

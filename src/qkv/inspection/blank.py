@@ -1,8 +1,8 @@
-"""Tensors without values, with which a model is run without memory or arithmetic.
+"""Tensors without values, to run a model without memory or arithmetic.
 
-A ``Blank`` has shape, strides, dtype and autograd history, and stands for a tensor on the CPU: autocast, the selection
-of kernels, and what autograd saves are those of a real run. Small tensors of integers and truth values (positions,
-lengths, masks) keep their values, so that code may read them.
+A ``Blank`` has shape, strides, dtype and autograd history, and reports the CPU as its device. Autocast, the selection
+of kernels and the tensors that autograd saves are thus the same as in a real run. Small integer and boolean tensors
+(positions, lengths, masks) keep their values, so that code may read them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_iter, tree_map_only
 from qkv.spec.errors import UserError
 
 SMALL = 1 << 16
-"""Largest number of integers whose values are kept."""
+"""Maximum number of elements of an integer or boolean tensor that keeps its values."""
 _aten = torch.ops.aten
 
 
@@ -52,7 +52,7 @@ class Blank(Tensor):
 
 
 def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Result of an operator without values, or with values if all inputs and the result are small integers."""
+    """Run an operator without values, or with values if no input is a ``Blank`` and inputs and result are small."""
     given = [t for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)]
     if not given:
         return _made(func, args, kwargs)
@@ -81,7 +81,7 @@ _RESHAPES = {"t_", "transpose_", "squeeze_", "unsqueeze_", "resize_", "swapaxes_
 
 
 def _made(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A new tensor: real if it is small and of integers or truth values, or a single number."""
+    """Run a factory function: a small integer or boolean tensor, or a single number, is real; others are ``Blank``."""
     shape = args[0] if args and isinstance(args[0], (list, tuple)) else None
     if func in _RANDOM_INTEGERS:
         shape = next(arg for arg in args if isinstance(arg, (list, tuple)))
@@ -102,14 +102,14 @@ _RANDOM_INTEGERS = {
 
 
 def _filled(args: tuple[Any, ...], func: Any) -> torch.dtype:
-    """dtype of a factory that is not given one."""
+    """Return the dtype of the result of a factory function that is called without a dtype."""
     if func is _aten.full.default:
         return torch.tensor(args[1]).dtype
     return torch.get_default_dtype()
 
 
 def _broadcast(tensors: Sequence[Tensor]) -> torch.Size:
-    """Common shape; ``torch.broadcast_shapes`` would import a package for symbolic shapes."""
+    """Return the broadcast shape; ``torch.broadcast_shapes`` would import a package for symbolic shapes."""
     axes = zip_longest(*(reversed(t.shape) for t in tensors), fillvalue=1)
     return torch.Size([next((size for size in sizes if size != 1), 1) for sizes in axes][::-1])
 
@@ -119,12 +119,12 @@ def _tensors(args: Any, kwargs: Any) -> Iterator[Tensor]:
 
 
 def body(t: Tensor) -> Tensor:
-    """The meta tensor of a tensor."""
+    """Return a meta tensor of the layout of ``t``; for a ``Blank``, its body."""
     return t.body if isinstance(t, Blank) else torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
 
 
 def _pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """Shape by broadcasting; dtype by the operator itself on single numbers."""
+    """Infer the result of a pointwise operator: shape by broadcasting, dtype by running it on one-element tensors."""
     given = list(_tensors(args, kwargs))
     shape = _broadcast(given)
     one = func(*tree_map_only(Tensor, _single, args), **tree_map_only(Tensor, _single, kwargs))
@@ -138,7 +138,7 @@ def _pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tens
 
 
 def _like(t: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """``empty_like`` on the meta device: dense, with the order of the axes of ``t`` in memory."""
+    """Return ``empty_like(t)`` on the meta device: dense, with the memory order of the axes of ``t``."""
     if t.is_contiguous() or 0 in t.stride():
         return torch.empty(t.shape, dtype=dtype or t.dtype, device="meta")
     order = sorted(range(t.dim()), key=lambda axis: t.stride(axis), reverse=True)
@@ -159,7 +159,7 @@ def _new(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 
 
 def _reduced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Reduction over some axes; dtype by the operator itself on a single number."""
+    """Infer the result of a reduction over some axes; dtype by running the operator on a one-element tensor."""
     x = args[0]
     one = func(_single(x), *args[1:], **kwargs)
     if one.dim() == x.dim():  # axes are kept, or there are none
@@ -173,7 +173,7 @@ def _reduced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor
 
 
 def _joined(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """cat."""
+    """Infer the result of cat; None if the dtypes differ or all inputs are empty vectors."""
     parts = [t for t in args[0] if t.numel() or t.dim() > 1]
     if not parts or any(t.dtype != parts[0].dtype for t in parts):
         return None
@@ -183,7 +183,7 @@ def _joined(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor 
 
 
 def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """mm, bmm, addmm, baddbmm."""
+    """Infer the result of mm, bmm, addmm or baddbmm."""
     left, right = args[-2:]
     return torch.empty((*left.shape[:-1], right.shape[-1]), dtype=left.dtype, device="meta")
 
@@ -194,7 +194,7 @@ def _alias(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 
 
 def _layer_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
-    """Output, mean and reciprocal deviation; the latter in fp32 or wider."""
+    """Infer output, mean and reciprocal standard deviation of layer norm; the two statistics are in fp32 or wider."""
     x, axes = args[0], len(args[1])
     each = torch.empty(
         (*x.shape[:-axes], *(1,) * axes), dtype=torch.promote_types(x.dtype, torch.float32), device="meta"
@@ -215,7 +215,7 @@ def _layer_norm_gradient(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Torch's fused attention: output and log-sum-exp, both laid out by position."""
+    """Infer output and log-sum-exp of torch's fused attention; in memory, the position axis precedes the head axis."""
     q, v = args[0], args[2]
     rows, heads, count = q.shape[:3]
     out = torch.empty((rows, count, heads, v.shape[-1]), dtype=q.dtype, device="meta").transpose(1, 2)
@@ -235,7 +235,7 @@ def _by_position(t: Tensor) -> Tensor:
 
 
 def _target_loss(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
-    """nll_loss: loss and number of targets, summed or averaged."""
+    """Infer loss and number of targets of nll_loss with sum or mean reduction; None without reduction."""
     x, reduction = args[0], args[3]
     if reduction == 0:
         return None
@@ -247,12 +247,12 @@ def _like_second(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Te
 
 
 def _nonzero(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """As many places as there are elements, since values are unknown: an upper bound."""
+    """Return an index for every element: an upper bound, since the values are unknown."""
     return torch.empty((args[0].numel(), args[0].dim()), dtype=torch.int64, device="meta")
 
 
 def _indexed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Indexing; a mask with values chooses its places, one without as many as it has."""
+    """Infer the result of indexing; a mask with values selects its true elements, a ``Blank`` mask all elements."""
     x, places = args[0], []
     for index in args[1]:
         if index is None or index.dtype != torch.bool:
@@ -304,11 +304,14 @@ _RULES: dict[Any, Any] = {
     _aten.embedding.default: _embedding,
     _aten.embedding_dense_backward.default: _embedding_gradient,
 }
-"""Shapes of frequent operators: the first call of torch's own meta kernels imports its compiler, in over a second."""
+"""Rules for the results of frequent operators.
+
+They avoid the first call of torch's own meta kernels, which imports its compiler and takes over a second.
+"""
 
 
 def _by_meta_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Result of torch's kernel for tensors without values; views and in-place results share the input's storage."""
+    """Run torch's meta kernel of an operator; views and in-place results share the input's storage."""
     if "device" in kwargs:
         kwargs = {**kwargs, "device": "meta"}
     known: dict[int, Tensor] = {}

@@ -1,7 +1,7 @@
 """Cost estimates of a spec before anything is trained: parameters, FLOPs, memory, state and time.
 
-They are counted on the model itself, which is built and run without memory (``qkv.inspection.counted``). This module
-imports no torch before a cost is asked for.
+Costs are counted on the model itself, which is built and run without memory (``qkv.inspection.counted``). This module
+imports torch only when a cost is computed.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Speed:
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of ``batch_size`` rows of ``length`` positions; encoder–decoders: sources of ``source_length`` positions.
+    """Cost of a model on ``batch_size`` rows of ``length`` positions; an encoder reads ``source_length`` positions.
 
-    parts: by name, in order of execution: embedding, each kind of branch, norm, residual, final norm, head; those of an
-    encoder first, prefixed ``encoder``.
-    blocks: branches of each block, including their norms and residuals.   encoder, latents: the same for their blocks;
-    inner: for those of a segmentation.
-    memory: bytes of a training step.   learned: numbers of trainable parameters; None: all.
+    parts: cost of each part by name, in order of execution: embedding, each kind of branch, norm, residual, final norm,
+    head; parts of an encoder come first, with the prefix ``encoder``.
+    blocks: costs of the branches of each block, including their norms and residuals.   encoder, latents, inner: the
+    same for the blocks of the encoder, the latents and the segmentation.
+    memory: bytes of a training step.   learned: numbers of trainable parameters; None: all parameters are trained.
     """
 
     model: Model
@@ -102,7 +102,7 @@ class Cost:
 
     @property
     def active_parameters(self) -> int:
-        """Number of parameters that one position uses: of a mixture of experts, those that are chosen."""
+        """Number of parameters that one position uses; of a mixture of experts, only the selected experts count."""
         return self.parameters - self.total.idle
 
     @property
@@ -134,16 +134,20 @@ class Cost:
         return self.training.accumulate * (self.total.flops + self.total.backward + again)
 
     def state_bytes(self, length: int | None = None) -> int:
-        """Bytes of the batch's decoding state with a capacity of ``length`` positions."""
+        """Return the bytes of the batch's decoding state with a capacity of ``length`` positions."""
         return self.at(length).total.state + _COUNTERS * self.batch_size
 
     def step_flops(self, length: int | None = None) -> int:
-        """FLOPs to decode one token per row after ``length`` positions, without the encoder and its projections."""
+        """Return the FLOPs to decode one token per row after ``length`` positions.
+
+        They exclude the encoder and the projections of its output.
+        """
         return self.at(length).total.step
 
     def step_bytes(self, length: int | None = None) -> int:
-        """Bytes read to decode one token per row: weights (without encoder, lookup-only tables and experts that are
-        not chosen) and state.
+        """Return the bytes read to decode one token per row: weights and state.
+
+        Weights exclude the encoder, lookup-only tables, and experts that are not selected.
         """
         unread = self.parts["embedding"].parameters - (
             _table(self.model, self.model.width, self.model.vocab_size) if self.model.tied else 0
@@ -153,7 +157,7 @@ class Cost:
         return PRECISIONS[self.precision] * (self.parameters - unread) + self.state_bytes(length)
 
     def at(self, length: int | None = None, attention: str | None = None, irregular: str | None = None) -> Cost:
-        """The cost at another length, or with other attention implementations."""
+        """Return the cost at another length, or with other attention implementations."""
         length, paths = (
             self.length if length is None else length,
             (attention or self.attention, irregular or self.irregular),
@@ -166,7 +170,7 @@ class Cost:
     def speed(self, machine: Machine) -> Speed:
         """Estimate speed from linear maps, attention and element-wise work at the machine's rates, plus call overhead.
 
-        Ignores other load on the machine, and products too small to reach its rates.
+        The estimate ignores other load on the machine, and that small products do not reach its rates.
         """
         total, passes = self.total, self.training.accumulate
         again = self.train_flops / (3 * passes * total.flops)
@@ -188,12 +192,12 @@ class Cost:
         )
 
     def _products(self, machine: Machine) -> float:
-        """Seconds of matrix products in a forward pass."""
+        """Estimate the seconds of matrix products in a forward pass."""
         total, rate = self.total, machine.flops_at(self.precision)
         return (total.flops - total.attended) / rate + (total.attended - total.skipped) / (machine.attention or rate)
 
     def to_dict(self) -> dict[str, Any]:
-        """Parameters, FLOPs and bytes as plain data."""
+        """Return parameters, FLOPs and bytes as plain data."""
         flops = {
             "forward": self.forward_flops,
             "forward_needed": self.needed_flops,
@@ -267,12 +271,12 @@ def cost(
 
 
 def _fixed_length(stack: Stack) -> int:
-    """Number of positions of every row of ``stack`` if it is fixed, as for image patches; else its context length."""
+    """Return the number of positions of a row of ``stack``: fixed, as for image patches, or its context length."""
     return stack.frontend.num_positions or stack.context_length
 
 
 def _source_length(model: Model, given: int | None) -> int:
-    """Positions of a source; 0 without an encoder."""
+    """Return the number of positions of a source; 0 without an encoder."""
     if model.encoder:
         return _fixed_length(model.encoder) if given is None else given
     if given is not None:
@@ -281,5 +285,5 @@ def _source_length(model: Model, given: int | None) -> int:
 
 
 def _table(stack: Stack, width: int, vocab_size: int | None) -> int:
-    """Number of parameters of the token embedding table."""
+    """Return the number of parameters of the token embedding table."""
     return (vocab_size or 0) * (stack.frontend.table_width(width) or 0)

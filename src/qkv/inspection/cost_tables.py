@@ -9,13 +9,13 @@ from qkv.report.fragment import tables_fragment
 
 
 def cost_html(counted: Cost) -> str:
-    """HTML of a cost for a notebook; speeds if this machine was measured."""
+    """Build the HTML of a cost for a notebook, with speeds if this machine was measured."""
     tables = [(PARTS, parts(counted)), (["quantity", "value"], quantities(counted, stored_machine()))]
     return tables_fragment(title("Cost", counted), tables)
 
 
 def title(name: str, counted: Cost) -> str:
-    """Title of the tables: name, size of the model, and rows that were counted."""
+    """Build the title of the tables: name, size of the model, and the counted rows and positions."""
     layers, rows = _many(len(counted.model.layers), "layer"), _many(counted.batch_size, "row")
     if encoder := counted.model.encoder:
         layers, rows = (
@@ -38,13 +38,13 @@ PARTS = ["part", "parameters", "FLOPs, forward", "kept for backward"]
 
 
 def parts(counted: Cost) -> list[list[object]]:
-    """Table of a model's parts, and their total."""
+    """Build the table of a model's parts, and their total."""
     named = [*counted.parts.items(), ("total", counted.total)]
     return [[name.replace("_", " "), part.parameters, short(part.flops), size(part.saved)] for name, part in named]
 
 
 def quantities(counted: Cost, machine: Machine | None) -> list[tuple[str, str]]:
-    """Table of FLOPs, memory and estimated speed on ``machine``, as text."""
+    """Build the table of FLOPs, memory and estimated speed on ``machine``, as text."""
     memory, training = counted.memory, counted.training
     scores = max(
         (

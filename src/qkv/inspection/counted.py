@@ -1,4 +1,4 @@
-"""Cost of a model, counted on the model itself, built and run forward and backward on tensors without values."""
+"""Cost of a model, counted while the model itself runs forward and backward on tensors without values."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ ENCODER, LATENTS, INNER, OWN = "encoder ", "latents' ", "segmentation's ", ""
 
 
 _AROUND = 1.5
-"""Time of a decoding step's Python code and operators, relative to that of the operators; measured on five models."""
+"""Time of a decoding step, including Python code, divided by the time of its operators; measured on five models."""
 HERE = "here"
-"""Instead of an implementation of attention: those that this process has chosen."""
+"""Value of ``attention`` and ``irregular`` that stands for the implementations chosen by this process."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Arguments of ``cost``, all known."""
+    """Arguments of ``cost``, with all defaults filled in."""
 
     model: Model
     batch_size: int
@@ -58,13 +58,13 @@ class Asked:
 
     @property
     def partly(self) -> bool:
-        """True if not all parameters are trained."""
+        """True if only some parameters are trained, or if the model has a wide path."""
         return self.training.adapt != Whole() or bool(self.training.frozen) or self.model.wide is not None
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Counts of parameters. parameters: trainable; matrices: trainable in matrices of blocks; added: in adapters."""
+    """Numbers of parameters. parameters: trainable; matrices: trainable, in matrices of blocks; added: in adapters."""
 
     parameters: int
     matrices: int
@@ -75,8 +75,8 @@ class Trained:
 class Counted:
     """Result of counting. parts, blocks, encoder, latents, inner: see ``Cost``.
 
-    kept: bytes saved at the end of the forward pass.   peak: largest number of bytes beyond weights and optimiser
-    state; gradients that exist before, because they are accumulated, are not part of it.
+    kept: bytes saved at the end of the forward pass.   peak: maximum bytes beyond weights and optimiser state, without
+    the gradients that earlier passes have accumulated.
     """
 
     parts: dict[str, Share]
@@ -91,7 +91,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class Key:
-    """A part: the prefix of its stack, its layer in order of execution and its branch; None outside of layers."""
+    """Key of a part: prefix of its stack, name, layer in order of execution (None outside of layers), and branch."""
 
     stack: str
     name: str
@@ -101,7 +101,7 @@ class Key:
 
 _SEGMENTATION = Key(OWN, "segmentation")
 Stage = tuple[str, int | str]
-"""Unit of the run over time: (prefix of the stack, layer in order of execution, or "embedding" or "end")."""
+"""Stage of the run: (prefix of the stack, layer in order of execution, or "embedding" or "end")."""
 
 
 class _Run:
@@ -131,7 +131,7 @@ class _Run:
             yield
 
     def _assumed(self, op: str, case: str, among: Collection[str]) -> str | None:
-        """Choose without timing: for attention the requested implementation, else the first candidate, torch's."""
+        """Choose without timing: the requested implementation of attention, else the first candidate, torch's."""
         if not among:
             return None
         if op != "attention":
@@ -140,14 +140,14 @@ class _Run:
         return asked if asked != HERE else made(op, case) or "sdpa"
 
     def stacks(self) -> Iterator[tuple[str, Layered]]:
-        """Stacks in order of execution, with the prefixes of their parts."""
+        """Return (prefix of its parts, stack) of each stack, in order of execution."""
         model = self.model
         inner = model.segmentation and model.segmentation.inner
         found = ((ENCODER, model.encoder), (LATENTS, model.latents), (INNER, inner), (OWN, model))
         return ((prefix, layered) for prefix, layered in found if layered is not None)
 
     def modules(self) -> Iterator[tuple[Key, nn.Module]]:
-        """Parts outside of layers. Those that own shared weights come first."""
+        """Yield (key, module) of the parts outside of layers; owners of shared weights come first."""
         model = self.model
         yield Key(OWN, "embedding"), model.frontend
         if model.encoder is not None:
@@ -180,7 +180,7 @@ class _Run:
         block.register_forward_hook(lambda *hooked: self._staged((prefix, self.step[prefix]))(*hooked))
 
     def _staged(self, stage: Stage) -> Callable[..., Any]:
-        """Forward hook that ends a stage, here and in the backward pass."""
+        """Build a forward hook that ends a stage, and begins its backward part when the backward pass reaches it."""
 
         def hook(module: nn.Module, given: Any, out: Any) -> Any:
             if self.counter.backward or not torch.is_grad_enabled():
@@ -200,7 +200,10 @@ class _Run:
         self.stage = stage
 
     def state_bytes(self, branch: Branch, layer: int) -> int:
-        """Bytes of a branch's state after all positions, with its part of a memory, in the precision of the weights."""
+        """Return the bytes of a branch's state after all positions, in the precision of the weights.
+
+        They include the state that a branch computes from a memory, such as an encoder's output.
+        """
         asked, item = self.asked, PRECISIONS[self.asked.precision]
         segmentation = asked.model.segmentation
         length = segmentation.row_positions if segmentation else asked.length
@@ -215,12 +218,12 @@ class _Run:
         return own + nbytes(state) - (FLOAT - item) * sum(floats)
 
     def train(self, plain: bool = False) -> tuple[list[Segment], int]:
-        """Run forward and backward passes of one update. Returns its segments, and how many are of the forward pass.
+        """Run the forward and backward passes of one update; return (segments, number of forward segments).
 
-        plain: save activations also where blocks are reversible.
+        plain: save activations in reversible blocks too.
         """
         self.model.zero_grad()
-        passes = 2 if self.asked.training.accumulate > 1 else 1  # later passes meet gradients
+        passes = 2 if self.asked.training.accumulate > 1 else 1  # from the second pass on, gradients exist
         for _ in range(passes):
             with self._counting():
                 found = self._pass(_nothing if plain and self.asked.model.reversible else None)
@@ -240,7 +243,7 @@ class _Run:
         return list(counter.segments), forward
 
     def decode(self) -> dict[Key, Tally]:
-        """Tallies of one decoding step after all other positions."""
+        """Run one decoding step after ``length`` - 1 positions; return its tallies by part."""
         asked, model = self.asked, self.model.eval()
         with self._counting(), torch.no_grad():
             generator = torch.Generator()
@@ -254,14 +257,14 @@ class _Run:
 
 
 def _nothing(name: str, value: Tensor) -> None:
-    """Tap that receives no point; with a tap, reversible blocks save their activations."""
+    """Tap that receives nothing, but makes reversible blocks save their activations."""
 
 
 _nothing.points = frozenset[str]()  # type: ignore[attr-defined]
 
 
 def parts_of(block: nn.Module) -> Iterator[tuple[str, int, nn.Module]]:
-    """(name, branch, module) of the branches, norms and residuals of a block."""
+    """Yield (name, branch, module) of the branches, norms and residuals of a block."""
     if block.norm is not None:
         yield "norm", 0, block.norm  # type: ignore[misc]
     for j, slot in enumerate(block.branches):  # type: ignore[arg-type]
@@ -272,7 +275,7 @@ def parts_of(block: nn.Module) -> Iterator[tuple[str, int, nn.Module]]:
 
 
 def counted(asked: Asked) -> Counted:
-    """The cost of a model; equal questions are answered from memory."""
+    """Count the cost of a model. Results are cached, except for implementations chosen by this process (``HERE``)."""
     return _counted(asked) if HERE in (asked.attention, asked.irregular) else _remembered(asked)
 
 
@@ -283,7 +286,7 @@ def _remembered(asked: Asked) -> Counted:
 
 @torch.random.fork_rng(
     devices=[]
-)  # a run counts its cost between two steps, whose random numbers must not depend on it
+)  # a training run counts its cost between two steps, whose random numbers must not change
 def _counted(asked: Asked) -> Counted:
     """Build the model without memory, run a training step, and a decoding step if it decodes."""
     small = reduced(asked.model, whole=asked.partly)
@@ -326,7 +329,10 @@ def _share(tally: Tally) -> Share:
 
 
 def _sizes(run: _Run) -> dict[Key, Share]:
-    """Parameters of each part, shared ones with the first, and the state of each branch."""
+    """Count the parameters of each part and the state bytes of each branch.
+
+    Shared parameters count for the first part that uses them.
+    """
     found: dict[Key, Share] = {}
     maps, met = {id(p) for p in matrices(run.model)}, set[int]()
 
@@ -355,7 +361,7 @@ def _sizes(run: _Run) -> dict[Key, Share]:
 
 
 def _idle(module: nn.Module, rows: int) -> tuple[int, int]:
-    """Numbers of parameters that one position, and ``rows`` positions, leave unused."""
+    """Return the numbers of parameters that one position, and ``rows`` positions, leave unused."""
     return (module.idle_parameters(), module.idle_parameters(rows)) if isinstance(module, Branch) else (0, 0)
 
 
@@ -370,7 +376,7 @@ _ORDER = (
 
 
 def _laid_out(run: _Run, shares: dict[Key, Share]) -> tuple[dict[str, Share], dict[str, Blocks]]:
-    """(parts by name, branches of each layer by stack), with every layer of the whole model."""
+    """Expand shares to all layers of the whole model; return (parts by name, branches of each layer by stack)."""
     plans = {OWN: run.small.blocks, ENCODER: run.small.encoder, LATENTS: run.small.latents, INNER: run.small.inner}
     layers: dict[str, list[list[dict[str, Share]]]] = {}
     for prefix, layered in run.stacks():
@@ -391,7 +397,7 @@ def _laid_out(run: _Run, shares: dict[Key, Share]) -> tuple[dict[str, Share], di
 
 
 def _branches(shares: dict[Key, Share], prefix: str, step: int, block: nn.Module) -> list[dict[str, Share]]:
-    """Shares of each branch of an executed layer, of its norms and of its residual, by name."""
+    """Return for each branch of an executed layer the shares of branch, norms and residual, by name."""
     found: list[dict[str, Share]] = []
     for slot in block.branches:  # type: ignore[union-attr]
         names = (slot.body.spec.kind, "norm", "residual")
@@ -400,9 +406,10 @@ def _branches(shares: dict[Key, Share], prefix: str, step: int, block: nn.Module
 
 
 def _over_time(small: Reduced, segments: Sequence[Segment], forward: int, missing: int) -> tuple[int, int]:
-    """(bytes kept at the end of the forward pass, peak), with every layer of the whole model.
+    """Expand memory to all layers of the whole model; return (bytes kept at the end of the forward pass, peak bytes).
 
-    missing: gradients of reversible layers that were not run; all of them are one segment.
+    missing: bytes of the gradients of reversible layers that were not run; the backward pass of all reversible layers
+    is one segment.
     """
     times = {
         OWN: small.blocks.times,

@@ -35,7 +35,10 @@ class Tally:
 
 @dataclass(frozen=True)
 class Segment:
-    """Part of a run between two marks. rise: peak of live bytes above those at its start; change: at its end."""
+    """Part of a run between two marks.
+
+    rise: peak of live bytes minus live bytes at its start; change: live bytes at its end minus live bytes at its start.
+    """
 
     label: Hashable
     rise: int
@@ -43,9 +46,9 @@ class Segment:
 
 
 class Counter(LiveBytes):
-    """Dispatch mode: every operator runs without values, and counts for the innermost part that is being computed.
+    """Dispatch mode that runs every operator without values, and counts it for the innermost part being computed.
 
-    tallies: by part.   segments: live memory over time, between the marks of ``mark``.
+    tallies: counts by part.   segments: live memory over time, between the marks that ``mark`` sets.
     """
 
     def __init__(self) -> None:
@@ -91,8 +94,9 @@ class Counter(LiveBytes):
         return self._met(out)
 
     def _gradients(self, func: Any, args: Any) -> int:
-        """Number of gradients of a product. Without autograd there is none, but for the products inside of a declared
-        operation, which has a backward pass of its own.
+        """Return the number of gradients of a product.
+
+        Without autograd it is 0, but 2 inside a declared operation, which has its own backward pass.
         """
         return gradients(func, args) if torch.is_grad_enabled() else 2 * self._inside
 
@@ -105,7 +109,7 @@ class Counter(LiveBytes):
             tally.saved -= size
 
     def watch(self, module: nn.Module, key: Callable[[], Hashable]) -> None:
-        """Count what ``module`` computes for the part ``key()``."""
+        """Count the operators that ``module`` runs for the part ``key()``."""
 
         def enter(*_: Any) -> None:
             self._scopes.append(key())
@@ -117,7 +121,7 @@ class Counter(LiveBytes):
         module.register_forward_hook(leave, always_call=True)
 
     def mark(self, label: Hashable) -> None:
-        """End a segment and begin the next. ``label``: of the segment that ends."""
+        """End a segment and begin the next. ``label``: label of the segment that ends."""
         self.segments.append(Segment(label, self.peak - self._began, self.now - self._began))
         self._began = self.peak = self.now
 
@@ -132,9 +136,9 @@ class Counter(LiveBytes):
 
     @contextmanager
     def saving(self, outside: Hashable) -> Iterator[None]:
-        """Context manager: count what autograd saves, for the part that saves it first.
+        """Context manager that counts the bytes autograd saves, once per storage, for the first part that saves it.
 
-        outside: part of what no part computes.
+        outside: part to count for when no watched module runs.
         """
 
         def pack(tensor: Tensor) -> Tensor:
@@ -151,7 +155,7 @@ class Counter(LiveBytes):
             yield
 
     def end_block(self) -> None:
-        """Attribute the FLOPs since autograd last saved something, which recomputation can leave out."""
+        """Count the FLOPs since autograd last saved a tensor as ``ending``: recomputation can leave them out."""
         for key, done in self._since.items():
             self.tallies[key].ending += done
         self._since.clear()
@@ -168,7 +172,7 @@ class Counter(LiveBytes):
             self.declared.append((self.tallies[self._scopes[-1]], done, back, scores))
 
     def _evaluate(self) -> None:
-        """Add declared scores to their parts. Outside of the mode, since masks are evaluated with values."""
+        """Add the declared scores to their parts. Called outside of the mode, since masks are evaluated with values."""
         for tally, executed, returned, found in self.declared:
             full = executed if found.full is None else max(found.full, executed)
             tally.calls += found.calls
@@ -182,17 +186,17 @@ class Counter(LiveBytes):
 
 
 class BackwardHook(torch.autograd.Function):
-    """Identity that calls ``reached`` when the backward pass comes to it."""
+    """Identity function that calls ``reached`` when the backward pass reaches it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, reached: Callable[[], None]) -> Tensor:
-        """A view of x."""
+        """Return a view of x."""
         ctx.reached = reached
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None]:
-        """The gradient, unchanged."""
+        """Call ``reached``, and return the gradient unchanged."""
         ctx.reached()
         return grads[0], None
 

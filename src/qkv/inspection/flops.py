@@ -1,4 +1,4 @@
-"""FLOPs of torch's operators: those its counter knows, products with vectors, and the fused attention of the CPU."""
+"""FLOPs of torch's operators: operators known to its FLOP counter, products with vectors, fused CPU attention."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _aten = torch.ops.aten
 
 
 def flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
-    """FLOPs of one call; 0 for operators other than products. Formulas added by ``register_flop_formula`` count."""
+    """Return the FLOPs of one call; 0 for operators other than products.
+
+    Formulas added by ``register_flop_formula`` are used.
+    """
     packet = func.overloadpacket
     if packet in _MORE:
         return _MORE[packet](args)
@@ -23,7 +26,7 @@ def flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
 
 
 def gradients(func: Any, args: Any) -> int:
-    """Number of factors of a product that have a gradient; each gradient takes the FLOPs of the product.
+    """Return the number of factors of a product that require a gradient; each gradient takes the product's FLOPs.
 
     Operators other than products of two factors, such as fused attention, count 2 if any input has a gradient.
     """

@@ -24,15 +24,16 @@ SHORTEST = 256
 FITTED = 16
 """Factor between the first and the last length of a fit."""
 LEAST_SECONDS = 0.05
-"""Time below which a pass is not used in a fit."""
+"""Minimum time of a pass at the shortest length of a fit."""
 _LARGEST = 1 << 24
 _SHARE = 0.7
 """Share of the usable memory that a pass may take."""
 
 
 class GrowthPoint(NamedTuple):
-    """Measured quantities of one row of ``length`` positions: seconds and peak bytes of a forward and backward pass,
-    bytes of the decoding state; None if the model does not decode.
+    """Measurements on one row of ``length`` positions: seconds and peak bytes of a forward and backward pass.
+
+    state_bytes: bytes of the decoding state; None if the model does not decode.
     """
 
     length: int
@@ -42,7 +43,10 @@ class GrowthPoint(NamedTuple):
 
 
 class Exponent(NamedTuple):
-    """Exponent b of y = a N^b, fitted by least squares on logarithms, with its 95 % interval, over some lengths."""
+    """Exponent b of y = a N^b, fitted by least squares on logarithms over the lengths ``first`` to ``last``.
+
+    half: half the width of its 95 % interval.
+    """
 
     value: float
     half: float
@@ -52,7 +56,7 @@ class Exponent(NamedTuple):
 
 @dataclass(frozen=True)
 class GrowthCurve:
-    """Measurements of one model at rising lengths. ended: reason why there is no longer one."""
+    """Measurements of one model at rising lengths. ended: reason why longer rows were not measured."""
 
     name: str
     theory: Growth | None
@@ -60,8 +64,9 @@ class GrowthCurve:
     ended: str
 
     def exponent(self, quantity: str) -> Exponent | None:
-        """Exponent of ``seconds`` or ``peak_bytes`` over the longest factor of 16; None if there are fewer lengths, or
-        if the shortest of them took less than 50 ms.
+        """Fit the exponent of ``seconds`` or ``peak_bytes`` over the lengths from a sixteenth of the longest on.
+
+        None if no length is that short, or if a pass at the shortest of these lengths took less than 50 ms.
         """
         if not self.points:
             return None
@@ -73,7 +78,7 @@ class GrowthCurve:
 
 
 def fitted(lengths: Sequence[int], values: Sequence[float]) -> Exponent:
-    """Slope of log y over log N, with its 95 % interval by the t distribution. At least three points."""
+    """Fit the slope of log y over log N, with its 95 % interval by the t distribution, to at least three points."""
     x, y = np.log(lengths), np.log(values)
     x = x - x.mean()
     slope = float(x @ y / (x @ x))
@@ -92,11 +97,12 @@ def growth_curve(
     limit: float = 20.0,
     tell: Callable[[GrowthPoint], None] = lambda point: None,
 ) -> GrowthCurve:
-    """Measure training passes of ``model``, one row of 256, 512 … positions.
+    """Measure forward and backward passes of ``model`` on one row of 256, 512 … positions.
 
-    Ends at ``longest``, or later until a sixteenth of the length takes 50 ms; before, at a pass that is expected to
-    take more than ``limit`` seconds or most of the memory, and at a length that the model refuses.
-    ``tell``: receiver of each point. Raises ``UserError`` for a model that does not read a row of ids.
+    Ends at ``longest``, or at a longer row if passes are too short for a fit: a sixteenth of the length must take
+    50 ms. Ends earlier if the next pass would take more than ``limit`` seconds or most of the memory, or if the model
+    refuses the length. ``tell``: callback that receives each point. Raises ``UserError`` for a model that does not read
+    a row of ids.
     """
     if model.encoder is not None or model.frontend.processor is not None:
         raise UserError(f"{name} does not read one row of tokens; growth is measured on models of text without encoder")
@@ -117,15 +123,16 @@ def growth_curve(
 
 
 def theory(model: Model) -> Growth | None:
-    """Growth of the cost of a model's blocks; None if a branch does not state one, or if latents replace the row."""
+    """Return the theoretical growth of a model's cost; None if a branch states none, or if latents replace the row."""
     if model.latents is not None:
         return None
     return model.growth if model.segmentation is None else model.segmentation.growth
 
 
 def crossover(curve: GrowthCurve, exact: GrowthCurve) -> int | None:
-    """Shortest measured length from which on each pass of ``curve`` is faster than that of ``exact``; None if the
-    longest common length is not.
+    """Find the shortest length from which on ``curve`` is faster than ``exact`` at all common lengths.
+
+    None if ``curve`` is not faster at the longest common length.
     """
     times = {point.length: point.seconds for point in exact.points}
     found = None
@@ -139,7 +146,7 @@ def crossover(curve: GrowthCurve, exact: GrowthCurve) -> int | None:
 
 
 def _lengths(longest: int, points: Sequence[GrowthPoint]) -> Iterator[int]:
-    """Powers of two; beyond ``longest`` only while passes are too short to be fitted."""
+    """Yield powers of two; beyond ``longest`` only while passes are too short for a fit."""
     length = SHORTEST
     while length <= longest or (length <= _LARGEST and _too_short(points)):
         yield length
@@ -152,7 +159,7 @@ def _too_short(points: Sequence[GrowthPoint]) -> bool:
 
 
 def _unaffordable(points: Sequence[GrowthPoint], limit: float) -> str:
-    """Reason why twice the longest length is not measured, expecting the growth of the last two points; or ""."""
+    """Return why twice the longest length is not measured, or ""; the growth of the last two points is extrapolated."""
     if len(points) < 2:
         return ""
     before, last = points[-2:]

@@ -24,8 +24,9 @@ SUMMARY = (
 
 
 def summary(curves: Sequence[GrowthCurve]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows: measured exponents beside the theory, and the length from which a model is faster than the
-    first one.
+    """Build (columns, rows) of measured and theoretical exponents.
+
+    A column has the length from which a model is faster than the first model.
     """
     first = curves[0]
     columns = [column.format(first=first.name) for column in SUMMARY]
@@ -33,7 +34,7 @@ def summary(curves: Sequence[GrowthCurve]) -> tuple[list[str], list[list[str]]]:
 
 
 def points_table(curve: GrowthCurve) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows: every measured length of one model."""
+    """Build (columns, rows) with a row for every measured length of one model."""
     columns = ["positions", "seconds", "µs per position", "peak memory", "decoding state"]
     return columns, [
         [
@@ -75,7 +76,7 @@ def _order(exponent: float | None) -> str:
 
 
 def _state(points: Sequence[GrowthPoint]) -> str:
-    """Exponent of the bytes of the state between the last two lengths."""
+    """Format the growth exponent of the state's bytes between the last two lengths."""
     sizes = [point.state_bytes for point in points[-2:]]
     if len(sizes) < 2 or None in sizes:
         return "–"

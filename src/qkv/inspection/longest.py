@@ -9,9 +9,9 @@ _FAR = 1 << 40
 
 
 def longest(model: Transformer, memory: int) -> int | None:
-    """Maximum positions of one row whose state fits into ``memory`` bytes together with the weights.
+    """Find the maximum number of positions of one row whose state fits into ``memory`` bytes together with the weights.
 
-    Limited by a learned position table, too. None for no limit; 0 if the weights alone do not fit.
+    A learned position table limits it too. None: no limit; 0: the weights alone do not fit.
     """
     room = memory - sum(p.numel() * p.element_size() for p in model.parameters())
     limit = model.spec.position_limit

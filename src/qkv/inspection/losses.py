@@ -20,7 +20,7 @@ SummedLoss = Callable[[Transformer, Batch], Tensor]
 
 
 class BatchSizes(Protocol):
-    """Rows and positions of a batch; ``source_length``: of an encoder's input."""
+    """Sizes of a batch; ``source_length``: positions of an encoder's input."""
 
     @property
     def batch_size(self) -> int:
@@ -39,7 +39,7 @@ class BatchSizes(Protocol):
 
 
 def random_batch(model: Transformer, sizes: BatchSizes) -> Batch:
-    """Random signals for the front ends, targets for the model's head; without padding."""
+    """Build a random batch without padding: inputs of the front ends, and targets of the model's head."""
     generator = torch.Generator().manual_seed(0)
     read = model.frontend.random(sizes.batch_size, sizes.length, generator)
     if model.wide is not None:
@@ -54,7 +54,7 @@ def backward(
 ) -> Tensor:
     """Add the gradient of the mean loss over the ``count`` targets of all batches; return the summed loss in nats.
 
-    Losses of branches themselves add their gradient, weighted by the targets of each batch, and not their value.
+    Auxiliary losses of branches contribute gradients, weighted by the targets of each batch, but not to the sum.
     precision: context of the forward passes.
     """
     total = torch.zeros((), device=model.device)
@@ -68,12 +68,12 @@ def backward(
 
 
 def memory_of(model: Transformer, batch: Batch) -> Memory | None:
-    """Memory of the batch's encoded sources, if any."""
+    """Encode the sources of the batch, and return their memory; None without sources."""
     return None if batch.source is None else model.encode(batch.source)
 
 
 def summed_loss(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-    """Summed loss, that of a language model for heads that predict tokens, else the head's own."""
+    """Compute the summed loss: the language-model loss if the head predicts tokens, else the head's own loss."""
     memory = memory_of(model, batch)
     if model.spec.head.predicts_tokens:
         return language_loss(model, batch.input, batch.targets, memory=memory, tap=tap)

@@ -34,11 +34,11 @@ class Machine:
     elements: float | None = None
 
     def flops_at(self, precision: str) -> float:
-        """FLOP/s at ``precision``; the fp32 rate if it was not measured."""
+        """Return the FLOP/s at ``precision``; the fp32 rate if it was not measured."""
         return self.flops.get(precision, self.flops["fp32"])
 
     def runs_in(self, asked: str) -> str:
-        """Precision of products if ``asked`` is allowed: bf16 only if faster, as in ``qkv.ops.linear.precision``."""
+        """Return ``asked`` if it is faster than fp32 for products, else fp32; see ``qkv.ops.linear.precision``."""
         return asked if self.flops_at(asked) > self.flops_at("fp32") else "fp32"
 
     @property
@@ -48,7 +48,7 @@ class Machine:
 
 
 def physical_memory() -> int | None:
-    """Physical memory in bytes; None if unknown."""
+    """Return the physical memory in bytes; None if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -56,7 +56,7 @@ def physical_memory() -> int | None:
 
 
 def usable_memory() -> int | None:
-    """Memory available to this process in bytes: physical memory, limited by its container; None if unknown."""
+    """Return the bytes available to this process: physical memory, limited by its container; None if unknown."""
     return min((size for size in (physical_memory(), memory_limit()) if size is not None), default=None)
 
 
@@ -67,12 +67,12 @@ def fits_memory(needed: int) -> bool:
 
 
 def machine_file() -> Path:
-    """Path of ``machine.json`` in the cache folder (``QKV_CACHE`` or the user's)."""
+    """Return the path of ``machine.json`` in the cache folder (``QKV_CACHE`` or the user's)."""
     return cache_folder() / "machine.json"
 
 
 def stored_machine() -> Machine | None:
-    """Stored rates; None if missing, unreadable, or from another processor or other processor settings."""
+    """Read the stored rates; None if missing, unreadable, or from another processor or other processor settings."""
     try:
         stored = json.loads(machine_file().read_text())
         limits = stored.pop("settings", {})

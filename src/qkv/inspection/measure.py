@@ -128,12 +128,12 @@ def count_flops(cost: Cost) -> tuple[int, int]:
 
 
 def _reference(op: str, case: str, among: Collection[str]) -> str | None:
-    """The reference of attention; torch's implementation of what would be timed."""
+    """Choose the reference implementation of attention, and the first candidate of other operations, without timing."""
     return "reference" if op == "attention" else next(iter(among), None)
 
 
 def peak_bytes(update: Update, batch: Batch) -> int:
-    """Peak bytes of live tensors during a training step, including weights and optimiser state."""
+    """Measure the peak bytes of live tensors during a training step, including weights and optimiser state."""
     model = update.model
     given = [batch.targets, *(signal.values for signal in batch.signals.values())]
     with LiveBytes([*model.parameters(), *model.buffers(), *update.optimizer.state_dict().values(), *given]) as memory:
@@ -158,21 +158,21 @@ def _decoding(cost: Cost, machine: Machine | None, model: Transformer, batch: Ba
 
 
 def rates(model: Transformer, batch: Batch) -> tuple[float, float]:
-    """Return tokens per second of (prefill of ``batch``, decoding at its end); ``model`` in evaluation mode."""
+    """Measure tokens per second of (prefill of ``batch``, decoding of its last positions); ``model`` in eval mode."""
     with torch.inference_mode():
         reading = model.frontend.computed(batch.input) / seconds(lambda: model(batch.input, _started(model, batch)))
         return reading, batch.input.num_rows / _step_seconds(model, batch)
 
 
 def _started(model: Transformer, batch: Batch) -> State:
-    """Initial state for the batch, with its sources encoded."""
+    """Build the initial state for the batch; its sources are encoded."""
     rows, length = batch.input.values.shape[:2]
     with torch.no_grad():
         return model.init_state(rows, length, memory_of(model, batch))
 
 
 def _step_seconds(model: Transformer, batch: Batch) -> float:
-    """Median seconds to decode one token per row, over the last positions of the batch."""
+    """Measure the median seconds to decode one token per row, over the last positions of the batch."""
     ids, state = batch.input.values, _started(model, batch)
     first = max(ids.shape[1] - _DECODED, 0)
     taken = []
@@ -184,7 +184,7 @@ def _step_seconds(model: Transformer, batch: Batch) -> float:
 
 
 def seconds(work: Callable[[], object], budget: float = 2.0, most: int = 20) -> float:
-    """Median time of ``work`` after one warm-up run, over 3 to ``most`` repeats within about ``budget`` seconds."""
+    """Measure the median time of ``work`` after a warm-up, over 3 to ``most`` repeats in about ``budget`` seconds."""
     work()
     taken: list[float] = []
     began = time.perf_counter()

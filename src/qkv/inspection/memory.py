@@ -15,7 +15,8 @@ class LiveBytes(TorchDispatchMode):
     """Dispatch mode that tracks bytes of live storages: ``now`` and ``peak``; views share a storage and count once.
 
     A storage is counted from the operator that returns it until its last tensor is freed, tensors saved by autograd
-    included. Scratch memory inside an operator is not counted. ``known``: tensors that exist before, such as weights.
+    included. Scratch memory inside an operator is not counted. ``known``: tensors that exist at the start, such as
+    weights.
     """
 
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
@@ -57,4 +58,4 @@ class LiveBytes(TorchDispatchMode):
         return tensor.untyped_storage()
 
     def _freed(self, key: int, size: int) -> None:
-        """Called when the last tensor of storage ``key`` is freed."""
+        """Hook for subclasses, called when the last tensor of storage ``key`` is freed."""

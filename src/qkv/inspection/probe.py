@@ -42,7 +42,7 @@ def probe(budget: float = 0.1) -> Machine:
 
 
 def this_machine() -> Machine:
-    """Measured speed and memory of this computer; measured once and cached."""
+    """Return the measured rates of this computer; they are measured once and cached."""
     known = stored_machine()
     if known is None:
         known = probe()
@@ -52,7 +52,7 @@ def this_machine() -> Machine:
 
 
 def _rate(rounded: bool, budget: float) -> float:
-    """FLOP/s of linear layers; with fewer rows if all would take much longer than ``budget``, as in emulated bf16."""
+    """Measure FLOP/s of linear layers; on fewer rows if all take much longer than ``budget``, as in emulated bf16."""
     for rows in (_FEW_ROWS, _ROWS):
         seconds = _best(_linear(rounded, rows), budget if rows == _ROWS else 0.0)
         if seconds * _ROWS / rows > 4 * budget:
@@ -117,7 +117,7 @@ def _small_calls() -> Callable[[], object]:
 
 
 def _best(work: Callable[[], object], budget: float) -> float:
-    """Shortest time of ``work`` in seconds, over at least two runs after one warm-up run."""
+    """Measure the shortest time of ``work`` in seconds, over at least two runs after one warm-up run."""
     work()
     taken: list[float] = []
     began = time.perf_counter()

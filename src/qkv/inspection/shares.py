@@ -6,28 +6,30 @@ from dataclasses import dataclass, fields, replace
 from functools import reduce
 
 FLOAT = 4
-"""Bytes per number of weights in training, gradients and the residual stream."""
+"""Bytes per number of training weights, gradients and the residual stream."""
 
 Blocks = tuple[tuple["Share", ...], ...]
-"""Branches of each block."""
+"""Costs of the branches of each block."""
 
 
 @dataclass(frozen=True)
 class Share:
     """Cost of a part. Shares are added.
 
-    parameters: number of parameters.   matrices: those in matrices of blocks.   idle: those that one position does not
-    use, as of experts that are not chosen.   unread: those that no row certainly reads in a decoding step.
+    parameters: number of parameters.   matrices: number of parameters in matrices of blocks.
+    idle: number of parameters that one position does not use, such as experts that are not selected.
+    unread: number of parameters that remain unread in a decoding step of all rows, whichever experts they select.
     flops: forward pass over the batch; a product of (m, k) and (k, n) counts 2 m k n, other operations 0.
-    backward: FLOPs of the backward pass, that of each factor of a product that has a gradient.
-    attended: part of ``flops`` in attention scores and their products with values.
-    masked: part of ``flops`` for masked pairs.   skipped: part of ``masked`` that is not computed.
+    backward: FLOPs of the backward pass: those of a product, for each of its factors that requires a gradient.
+    attended: part of ``flops`` for attention scores and their products with values.
+    masked: part of ``flops`` for masked pairs of positions.   skipped: part of ``masked`` that is not computed.
     ending: part of ``flops`` in the last product, if the backward pass does not need its result.
     step: FLOPs to decode one position per row after ``length`` positions.
     saved: bytes saved for the backward pass.
     scores: bytes of the attention matrices, if materialised.
     state: bytes of the state after ``length`` positions.
-    calls: number of operators in a forward pass.   step_calls: the same in a decoding step, with the code around them.
+    calls: number of operators in a forward pass.   step_calls: number of operators in a decoding step, scaled up for
+    the Python code around them.
     """
 
     parameters: int = 0
@@ -51,10 +53,10 @@ class Share:
         return Share(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
     def again(self) -> Share:
-        """The share of a repetition with the same weights."""
+        """Return the share of a repetition with the same weights, which adds no parameters."""
         return replace(self, parameters=0, matrices=0, idle=0, unread=0)
 
 
 def added(*shares: Share) -> Share:
-    """Sum of ``shares``."""
+    """Return the sum of ``shares``."""
     return reduce(Share.__add__, shares, Share())

@@ -1,4 +1,4 @@
-"""Layers that stand for all layers of a stack, so that a deep model is built and run with few."""
+"""Reduction of a deep model to a few layers, which represent all others when its cost is counted."""
 
 from __future__ import annotations
 
@@ -9,24 +9,27 @@ from typing import Any
 from qkv.spec.model import Latents, Layered, Model
 
 _FEW = 3
-"""First, middle and last layer of each kind: the first saves what layers share, the last begins their gradients."""
+"""Number of layers per kind: the first, a middle one and the last.
+
+The first layer saves tensors that all layers share, and the last begins their gradients.
+"""
 
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """Layers in order of execution. runs: for each, the index of the executed one that stands for it."""
+    """Layers of a stack. runs: for each layer, in order of execution, the index of the layer that is run for it."""
 
     runs: tuple[int, ...]
 
     @property
     def times(self) -> list[int]:
-        """Number of layers that each executed one stands for."""
+        """Number of layers that each executed layer represents."""
         return [self.runs.count(i) for i in range(max(self.runs, default=-1) + 1)]
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """Model with few layers, and the layers of its stacks that stand for those of the whole."""
+    """Model with few layers, and for each stack the plan by which they represent all its layers."""
 
     model: Model
     blocks: LayerPlan
@@ -36,7 +39,7 @@ class Reduced:
 
 
 def reduced(model: Model, whole: bool = False) -> Reduced:
-    """The model with at most three layers of each kind. ``whole``: keep all layers, as where they are averaged."""
+    """Reduce a model to at most three layers of each kind. ``whole``: keep all layers, as depth averages require."""
     encoder, latents, changes = model.encoder, model.latents, dict[str, Any]()
     whole = whole or any(stack.depth_average for stack in (model, encoder, latents) if stack is not None)
     if encoder and encoder.memory == "layers":  # layer i of the model reads layer i of the encoder
@@ -61,7 +64,7 @@ def reduced(model: Model, whole: bool = False) -> Reduced:
 
 
 def _plan(layers: Sequence[Any], whole: bool) -> tuple[int, ...]:
-    """For each layer, the index of the one that stands for it among those that are executed."""
+    """Return for each layer the index of its representative among the executed layers."""
     places: dict[Any, list[int]] = {}
     for i, layer in enumerate(layers):
         places.setdefault(layer, []).append(i)
@@ -75,14 +78,14 @@ def _plan(layers: Sequence[Any], whole: bool) -> tuple[int, ...]:
 
 
 def _listed(stack: Layered, plan: tuple[int, ...]) -> dict[str, Any]:
-    """Changes of a stack that leave its executed layers."""
+    """Return the changes of a stack's spec that keep only its executed layers."""
     if len(set(plan)) == len(plan):
         return {}
     return {"num_layers": None, "blocks": tuple(stack.layers[plan.index(i)] for i in range(max(plan) + 1))}
 
 
 def _rounds(latents: Latents, rounds: int) -> LayerPlan:
-    """Steps of the walk; those of a middle round stand for all others between the first and the last."""
+    """Plan the layers of latents: a middle round represents all rounds between the first and the last."""
     each = latents.depth - latents.once
 
     def stands(step: int) -> int:

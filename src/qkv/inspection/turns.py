@@ -1,4 +1,4 @@
-"""Timing of several sides in turns, A B C A B C: speeds of one machine drift by tens of percent within minutes."""
+"""Timing of functions in turns, A B C A B C, since a machine's speed drifts by tens of percent within minutes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 
 _LARGEST_SUM = 1 << 30
-"""Bytes up to which a sum is timed; the time of more is in proportion."""
+"""Maximum bytes of a timed sum; the time of a larger sum is extrapolated in proportion."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Times of one side's repeats, in seconds."""
+    """Times of the repeats of one function, in seconds."""
 
     seconds: tuple[float, ...]
 
@@ -36,7 +36,7 @@ class Times:
 
 
 def in_turns(sides: Mapping[str, Callable[[], object]], repeats: int, warm_up: int = 1) -> dict[str, Times]:
-    """Run every side ``warm_up`` times, then ``repeats`` times in turns: A B C A B C."""
+    """Run every function ``warm_up`` times, then ``repeats`` times in turns: A B C A B C."""
     for run in sides.values():
         for _ in range(warm_up):
             run()
@@ -48,14 +48,14 @@ def in_turns(sides: Mapping[str, Callable[[], object]], repeats: int, warm_up: i
 
 
 def seconds_of(run: Callable[[], object]) -> float:
-    """Duration of one call in seconds."""
+    """Measure the duration of one call in seconds."""
     began = time.perf_counter()
     run()
     return time.perf_counter() - began
 
 
 def reading_seconds(count: int, repeats: int = 5) -> float:
-    """Shortest time in which this machine sums ``count`` bytes of fp32 numbers: the limit of a step that reads them."""
+    """Measure the shortest time to sum ``count`` bytes of fp32 numbers: a lower bound for a step that reads them."""
     size = max(4, min(count, _LARGEST_SUM))
     numbers = torch.ones(size // 4)
     return count / size * in_turns({"sum": lambda: numbers.sum()}, repeats)["sum"].best

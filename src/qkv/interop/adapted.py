@@ -1,8 +1,8 @@
-"""Published checkpoints with an adapter in the format of the PEFT library over them.
+"""Published checkpoints with an adapter in the format of the PEFT library.
 
-Low-rank pairs (LoRA, Hu et al. 2021) are merged into the stored tensors by their published names, W + s B A, and
-modules saved in full replace those of the base model, before any name is converted. So an adapted checkpoint is loaded,
-trained and exported like any other.
+Low-rank pairs (LoRA, Hu et al. 2021) are merged into the stored tensors with the same published names, W + s B A, and
+modules saved in full replace modules of the base model, before any name is converted. So an adapted checkpoint is
+loaded, trained and exported like any other.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _PREFIX = "base_model.model."
 _TASKS = {"SEQ_CLS": "ForSequenceClassification", "TOKEN_CLS": "ForTokenClassification"} | {
     "QUESTION_ANS": "ForQuestionAnswering"
 }
-"""Endings of architectures by PEFT's task type. Other tasks keep the head of the base model."""
+"""PEFT's task type -> ending of the architecture's name. Other tasks keep the head of the base model."""
 _OTHER_TASKS = ("CAUSAL_LM", "SEQ_2_SEQ_LM", "FEATURE_EXTRACTION")
 _PLAIN_STARTS = (True, False, "gaussian", "orthogonal", "eva")
-"""Initialisations of an adapter that leave the weights of the base model as they are."""
+"""Initialisations of an adapter that do not change the weights of the base model."""
 _DESCRIPTIVE = (
     *("auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying", "eva_config"),
     *("exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform", "lora_dropout", "loftq_config"),
     *("megatron_config", "megatron_core", "modules_to_save", "parent_library", "peft_version", "qalora_group_size"),
     *("revision", "runtime_config", "target_modules"),
 )
-"""Keys of adapter_config.json that say how the adapter was trained; its tensors say what it changes."""
+"""Keys of adapter_config.json that are ignored: they describe how the adapter was trained, not what it computes."""
 
 
 class Pair(NamedTuple):
@@ -50,8 +50,11 @@ class Pair(NamedTuple):
 
 
 class StoredAdapter(NamedTuple):
-    """Contents of a PEFT adapter: ``pairs`` by the published name of the weight, tensors saved ``whole`` by theirs, and
-    the names among these that are modules of their own, not shared with another tensor.
+    """Contents of a PEFT adapter.
+
+    pairs: low-rank pairs by the published name of the weight. whole: tensors saved in full, by published name. modules:
+    names in ``whole`` that belong to ``modules_to_save``, so they are not shared with another tensor. transposed:
+    weights are stored (I, O).
     """
 
     folder: Path
@@ -85,14 +88,16 @@ class Merged:
 
 
 def base_of(folder: Path) -> tuple[str, str | None]:
-    """(name or folder, revision) of the base model of the adapter in ``folder``. Raises ``UserError``."""
+    """Return (name or folder, revision) of the base model of the adapter in ``folder``. Raises ``UserError``."""
     config = _config(folder)
     revision = config.word("revision") if config.has("revision") else None
     return config.word("base_model_name_or_path") if config.has("base_model_name_or_path") else "", revision
 
 
 def task_of(folder: Path) -> str | None:
-    """Ending of the architecture that the adapter in ``folder`` is for; None for that of its base model."""
+    """Return the ending of the architecture name for which the adapter in ``folder`` was trained; None for its base
+    model's architecture.
+    """
     config = _config(folder)
     tasks = {**_TASKS, **dict.fromkeys(_OTHER_TASKS)}
     return config.word("task_type", allowed=tasks) if config.has("task_type") else None
@@ -100,7 +105,7 @@ def task_of(folder: Path) -> str | None:
 
 def read_adapter(folder: Path, family: Family, architecture: str) -> StoredAdapter:
     """Read the adapter in ``folder`` for a model of that architecture. Raises ``UserError`` for settings and tensors
-    that change the model in another way.
+    that change the model in an unsupported way.
     """
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise UserError(f"{folder} holds an {ADAPTER_CONFIG} but no {ADAPTER_WEIGHTS}")
@@ -130,8 +135,8 @@ def read_adapter(folder: Path, family: Family, architecture: str) -> StoredAdapt
 def adapted_values(
     values: Mapping[str, Any], adapter: StoredAdapter, family: Family, architecture: str
 ) -> dict[str, Any]:
-    """Values of the base model's config with those that the adapter changes: architecture, number of classes and of
-    token embeddings, and whether the head is tied to these.
+    """Update the values of the base model's config with those that the adapter changes: architecture, number of classes
+    and of token embeddings, and whether the head is tied to the embeddings.
     """
     found = {**values, "architectures": [architecture]}
     rows = [row for row in family.architectures[architecture].names if row.ours.startswith("head.output")]
@@ -152,8 +157,9 @@ def adapted_values(
 def adapted_tensors(
     base: Mapping[str, Stored], adapter: StoredAdapter, family: Family, architectures: tuple[str, str]
 ) -> dict[str, Stored]:
-    """Tensors of the base model with the adapter applied. ``architectures``: that of the base model and the adapted
-    one; tensors of a head that the latter lacks are left out. Raises ``UserError`` for an adapter of another model.
+    """Return the tensors of the base model with the adapter applied. ``architectures``: of the base model and of the
+    adapted model; tensors of a head that the adapted model lacks are left out. Raises ``UserError`` for an adapter of
+    another model.
     """
     found, before, after = named_as_now(family, base), *architectures
     bare = not any(name.startswith(family.prefix) for name in found)
@@ -180,7 +186,7 @@ def adapted_tensors(
 
 
 def _is_transposed(base: Stored, pair: Pair, adapter: StoredAdapter, name: str) -> bool:
-    """True if the matrix is stored (I, O). Raises ``UserError`` if its shape is that of neither orientation."""
+    """True if the matrix is stored (I, O). Raises ``UserError`` if its shape fits neither orientation."""
     shape = (pair.b.shape[0], pair.a.shape[1])
     if base.shape not in (shape, shape[::-1]):
         raise UserError(
@@ -191,17 +197,19 @@ def _is_transposed(base: Stored, pair: Pair, adapter: StoredAdapter, name: str) 
 
 
 def _here(name: str, family: Family, bare: bool) -> str:
-    """Name under which a file stores the tensor ``name``; ``bare``: without the prefix of the body."""
+    """Return the name under which a file stores the tensor ``name``; ``bare``: the file omits the prefix of the
+    body.
+    """
     return name.removeprefix(family.prefix) if bare else name
 
 
 def _table(family: Family) -> str:
-    """Published name of the token embeddings."""
+    """Return the published name of the token embeddings."""
     return next(row.published[0] for row in family.names if row.ours == "frontend.table")
 
 
 def _head(family: Family, architecture: str) -> str | None:
-    """Published name of the matrix of a language model's head; None for another head."""
+    """Return the published name of the matrix of a language model head; None for another head."""
     rows = family.architectures[architecture].names
     return next((row.published[0] for row in rows if row.ours == "head.weight"), None)
 
@@ -218,11 +226,11 @@ class _Names:
         self.family, self.patterns = family, [re.compile(expression(name)) for name in theirs]
 
     def knows(self, name: str) -> bool:
-        """True if ``name`` is one of them, with or without the prefix of the body."""
+        """True if ``name`` is a tensor of the architecture, with or without the prefix of the body."""
         return any(pattern.fullmatch(each) for each in (name, self.family.prefix + name) for pattern in self.patterns)
 
     def full(self, name: str, folder: Path) -> str:
-        """Name with the prefix of the body. Raises ``UserError`` if the architecture has no such tensor."""
+        """Return ``name`` with the prefix of the body. Raises ``UserError`` if the architecture has no such tensor."""
         for each in (name, self.family.prefix + name):
             if any(pattern.fullmatch(each) for pattern in self.patterns):
                 return each
@@ -232,13 +240,13 @@ class _Names:
 
 
 def _plain(name: str) -> str:
-    """Name of a tensor of the adapted model, without what PEFT's wrappers put into it."""
+    """Remove the parts that PEFT's wrappers add to a tensor name of the adapted model."""
     found = name.removeprefix(_PREFIX).replace(".base_layer.", ".").replace(".modules_to_save.", ".")
     return re.sub(r"(\.lora_[AB])\.default\.", r"\1.", found).replace(".default.", ".")
 
 
 class _Scale:
-    """Scale s of each low-rank pair: alpha / R, or alpha / √R, with alpha and R for all maps or by patterns."""
+    """Scale s of low-rank pairs: alpha / R, or alpha / √R; alpha and R may depend on the map's name by patterns."""
 
     def __init__(self, config: Config):
         self.config = config
@@ -255,7 +263,9 @@ class _Scale:
         self.alphas, self.ranks = config.table("alpha_pattern").values, config.table("rank_pattern").values
 
     def of(self, path: str, a: Entry, b: Entry) -> float:
-        """Scale of the map ``path`` with the matrices A and B. Raises ``UserError`` if their shapes do not fit."""
+        """Compute the scale of the map ``path`` with the matrices A and B. Raises ``UserError`` if their shapes do not
+        fit.
+        """
         rank, alpha = _by_pattern(self.ranks, path, self.rank), _by_pattern(self.alphas, path, self.alpha)
         if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1] or a.shape[0] != rank:
             raise UserError(
@@ -267,7 +277,7 @@ class _Scale:
         return alpha / math.sqrt(rank) if self.root else alpha / rank
 
     def finish(self) -> None:
-        """Refuse settings of the adapter that are not known, unless they are switched off."""
+        """Refuse unknown settings of the adapter, unless they are switched off."""
         off = [key for key, value in self.config.values.items() if not value]
         self.config.finish((*_DESCRIPTIVE, "init_lora_weights", "task_type", *off))
 
@@ -282,11 +292,13 @@ _MEANINGS = {
     "use_qalora": "the update: its input is pooled",
     "arrow_config": "the choice of the adapter, by token",
 }
-"""Keys that are supported only if they are off, and what they change."""
+"""Keys that must be off -> what they would change."""
 
 
 def _by_pattern(patterns: Mapping[str, Any], path: str, default: Any) -> Any:
-    """Value of the first pattern, a regular expression, that the end of ``path`` matches, as PEFT reads them."""
+    """Return the value of the first pattern, a regular expression, that matches ``path`` or its end, as in PEFT; else
+    ``default``.
+    """
     for pattern, value in patterns.items():
         try:
             if path == pattern or path.endswith(f".{pattern}") or re.match(rf"(.*\.)?({pattern})$", path):

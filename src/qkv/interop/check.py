@@ -33,7 +33,7 @@ _LENGTH = 64
 
 
 def size_of(model: Transformer) -> int:
-    """Size of the model's weights in fp32, in bytes."""
+    """Return the size of the model's weights in fp32, in bytes."""
     return 4 * sum(p.numel() for p in model.parameters())
 
 
@@ -80,8 +80,8 @@ def _difference(ours: Transformer, folder: Path, attention: str) -> float:
 
 
 def _of_values(ours: Transformer, theirs: Any) -> float:
-    """Difference of the outputs for a random image, or window of a series; positions of an image are resampled if the
-    model was trained with another size.
+    """Compare the outputs for a random image or window of a series; positions of an image are resampled if the model
+    was trained with another size.
     """
     signal = ours.frontend.random(channels_of(ours.spec), 1, torch.Generator().manual_seed(0))
     resampled = "interpolate_pos_encoding" in inspect.signature(theirs.forward).parameters
@@ -98,8 +98,8 @@ def _relative(own: Tensor, answer: Tensor) -> float:
 
 
 def _ids(ours: Transformer, folder: Path) -> Tensor:
-    """Random token ids (1, N) for the comparison, without special tokens, which other libraries may mask or pool by;
-    for an encoder–decoder the last id is the end-of-text token.
+    """Choose random token ids (1, N) for the comparison, without special tokens, which other libraries may mask or pool
+    by; for an encoder–decoder the last id is the end-of-text token.
     """
     config, count = read_json(folder / CONFIG), ours.spec.vocab_size or 1
     special = {value for key, value in config.items() if key.endswith("_token_id") and isinstance(value, int)}
@@ -125,8 +125,8 @@ def _opened(folder: Path, attention: str) -> Any:
 
 
 def _answer_of(found: Any, theirs: Any) -> Tensor:
-    """Logits among a transformers model's outputs; for span heads start and end logits stacked; for a model without a
-    head, hidden states times the token table.
+    """Return the logits of a transformers model's outputs; for span heads start and end logits stacked; for a model
+    without a head, hidden states times the token table.
     """
     if "logits" in found:
         return found.logits
@@ -137,7 +137,7 @@ def _answer_of(found: Any, theirs: Any) -> Tensor:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Context manager that silences warnings and progress bars of the transformers library."""
+    """Return a context manager that silences warnings and progress bars of the transformers library."""
     logger = logging.getLogger("transformers")
     level = logger.level
     with warnings.catch_warnings(), redirect_stderr(io.StringIO()):

@@ -1,4 +1,4 @@
-"""Published checkpoint, a folder or a GGUF file, with its config, which is read once."""
+"""Published checkpoint: a folder or a GGUF file, with its config, which is read once."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from qkv.tokenizers.gguf_file import is_gguf
 class PublishedCheckpoint(NamedTuple):
     """Folder of a checkpoint in Hugging Face format, with the contents of its ``config.json``; or a GGUF file.
 
-    adapter: PEFT adapter over the checkpoint in ``folder``; ``values`` then describe the adapted model.
-    base: architecture of the checkpoint without it.
+    adapter: PEFT adapter of the checkpoint in ``folder``; ``values`` then describe the adapted model.
+    base: architecture of the checkpoint without the adapter.
     """
 
     folder: Path
@@ -32,25 +32,27 @@ class PublishedCheckpoint(NamedTuple):
     base: str = ""
 
     def config(self, held: Held | None = None) -> Config:
-        """Checked access to the folder's config. With ``held``, sizes that its weight files cannot hold are refused."""
+        """Return checked access to the folder's config. With ``held``, sizes that its weight files cannot hold are
+        refused.
+        """
         source = self.folder if is_gguf(self.folder) else self.folder / CONFIG
         return Config(self.values, str(source), held)
 
     def family(self) -> tuple[Family, str]:
-        """(family, name of the architecture) of the config. Raises ``UserError`` if no family covers it."""
+        """Return (family, name of the architecture) of the config. Raises ``UserError`` if no family covers it."""
         return choose(self.config())
 
     @property
     def tokenizer_folder(self) -> Path:
-        """Folder of the tokenizer: that of the adapter if it holds one."""
+        """Folder of the tokenizer: the adapter's folder if it holds a tokenizer, else the checkpoint's."""
         return self.adapter.folder if self.adapter and holds_tokenizer(self.adapter.folder) else self.folder
 
     def names(self) -> dict[str, str]:
-        """Name of each tensor of a GGUF file by its published name; empty for a folder."""
+        """Map the published name of each tensor of a GGUF file to its name there; empty for a folder."""
         return gguf_names(self.values) if is_gguf(self.folder) else {}
 
     def tensors(self, pickles: bool = False, copy: bool = True) -> dict[str, Stored]:
-        """Stored tensors by name, see ``stored_tensors``, with the adapter applied. Raises ``UserError``."""
+        """Return the stored tensors by name, see ``stored_tensors``, with the adapter applied. Raises ``UserError``."""
         if is_gguf(self.folder):
             return gguf_tensors(self.folder, self.values, copy)
         found = stored_tensors(self.folder, pickles, copy)
@@ -87,8 +89,9 @@ def _adapted(folder: Path, pickles: bool) -> PublishedCheckpoint:
 
 
 def _base_folder(folder: Path, pickles: bool) -> Path:
-    """Folder of the base model of the adapter in ``folder``: the one it names, as seen from here or from the adapter,
-    the adapter's own if that holds a checkpoint, or a published model. Raises ``UserError``.
+    """Find the folder of the base model of the adapter in ``folder``: the named path, relative to the working
+    directory, the adapter's folder or its parent; else the adapter's folder if it holds a checkpoint; else a published
+    model. Raises ``UserError``.
     """
     name, revision = base_of(folder)
     places = [Path(name).expanduser(), folder / name, folder.parent / name] if name else []
@@ -107,7 +110,7 @@ def _base_folder(folder: Path, pickles: bool) -> Path:
 
 
 def _only(files: Sequence[Path], folder: Path) -> Path:
-    """The only GGUF file of a folder. Raises ``UserError`` if there are several."""
+    """Return the only GGUF file of a folder. Raises ``UserError`` if there are several."""
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
         raise UserError(f"{folder} holds {len(files)} GGUF files: {names}; name one of them")
@@ -115,8 +118,8 @@ def _only(files: Sequence[Path], folder: Path) -> Path:
 
 
 def find_folder(source: str | Path, revision: str | None = None, pickles: bool = False) -> Path:
-    """Folder of a published checkpoint, or GGUF file: ``source`` itself, or where the published model of that name was
-    downloaded to. Raises ``UserError``.
+    """Return the folder of a published checkpoint, or a GGUF file: ``source`` itself, or the folder to which the
+    published model of that name is downloaded. Raises ``UserError``.
     """
     folder = Path(source).expanduser()
     if is_gguf(folder) and not revision:

@@ -1,4 +1,4 @@
-"""Export a language model that no published family covers, with a model file that opens it through qkv.
+"""Export a language model that no published family covers, with a Python model file that loads it through qkv.
 
 The transformers library opens the folder with ``trust_remote_code=True`` where qkv is installed; ``modeling_qkv.py``
 builds the model from the spec in ``config.json``.
@@ -60,7 +60,9 @@ def save_with_code(model: Transformer, folder: str | Path, tokenizer: Tokenizer 
 
 
 def _tensors(model: Transformer) -> dict[str, Tensor]:
-    """Tensors of the model by their names in the model file; a shared tensor appears once, under its first name."""
+    """Return the tensors of the model by their names in the model file; a shared tensor appears once, under its first
+    name.
+    """
     seen, found = set[int](), dict[str, Tensor]()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:

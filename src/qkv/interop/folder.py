@@ -17,7 +17,7 @@ from qkv.interop.safetensors_file import Entry, entries
 from qkv.spec.errors import UserError
 
 _MOST_JSON = 256 << 20
-"""Size limit of a JSON file in bytes; the index of the largest published models has a few million."""
+"""Size limit of a JSON file in bytes; the index of the largest published models has a few million bytes."""
 
 
 class Stored(Protocol):
@@ -55,7 +55,7 @@ class Unpickled:
         self.dtype, self.shape, self.numbers = tensor.dtype, tuple(tensor.shape), tensor.numel()
 
     def read(self) -> Tensor:
-        """Copy of the tensor, which is in memory already."""
+        """Copy the tensor, which is already in memory."""
         return self.tensor.clone()
 
     def read_into(self, out: Tensor) -> None:
@@ -82,8 +82,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def stored_tensors(folder: Path, pickles: bool = False, copy: bool = True) -> dict[str, Stored]:
-    """All tensors of a checkpoint folder by name, not yet read, from one safetensors file or the shards that its index
-    lists.
+    """List all tensors of a checkpoint folder by name, without reading them, from one safetensors file or the shards
+    that its index lists.
 
     ``pickles``: if there is no safetensors file, read ``pytorch_model.bin`` with ``weights_only``. ``copy`` False:
     memory-map safetensors files if the system supports it. Raises ``UserError``.
@@ -120,8 +120,8 @@ def _of_shards(folder: Path, index: str, copy: bool) -> dict[str, Stored]:
 
 
 def _listed(folder: Path, index: str) -> dict[str, Path]:
-    """File (shard) of each tensor, from the index. Raises ``UserError`` for a shard name that refers outside the
-    folder.
+    """Return the file (shard) of each tensor, from the index. Raises ``UserError`` for a shard name that refers outside
+    the folder.
     """
     table = read_json(folder / index).get("weight_map")
     if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
@@ -156,5 +156,5 @@ def _is_whole(tensor: Tensor) -> bool:
 
 
 def held_by(tensors: Mapping[str, Stored]) -> Held:
-    """Number, total elements and names of the stored tensors, which bound the sizes in the config."""
+    """Return number, total elements and names of the stored tensors, which bound the sizes in the config."""
     return Held(len(tensors), sum(tensor.numbers for tensor in tensors.values()), frozenset(tensors))

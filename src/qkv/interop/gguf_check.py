@@ -15,19 +15,19 @@ from qkv.interop.load import load_published
 from qkv.spec.errors import UserError
 
 TOLERANCE = {"F32": 5e-3, "F16": 0.05, "BF16": 0.15, "Q8_0": 0.3, "Q4_0": 0.3}
-"""Tolerance by type of the matrices: maximum difference / maximum logit. llama.cpp looks activations up in a table of
-fp16 and rounds the inputs of products to the type of the matrices, or to 8 bits.
+"""Tolerance by type of the matrices: maximum difference / maximum logit. llama.cpp takes values of activation functions
+from an fp16 table and rounds the inputs of products to the type of the matrices, or to 8 bits.
 """
 _LENGTH = 32
 
 
 @torch.no_grad()
 def compare_gguf(file: Path, kind: str) -> str:
-    """Compare the logits of the model in ``file``, in matrices of the type ``kind``, by llama.cpp and by qkv on a few
-    random ids.
+    """Compare the logits that llama.cpp and qkv compute from ``file`` on a few random ids. kind: type of its matrices,
+    a key of ``TOLERANCE``.
 
-    Returns a clause for the user: the largest difference, or why nothing was compared. llama.cpp runs in a process of
-    its own, which a failed assertion of it ends. Raises ``UserError`` if the logits differ.
+    Returns a clause for the user: the largest difference, or why nothing was compared. llama.cpp runs in a separate
+    process, because a failed assertion in it ends the process. Raises ``UserError`` if the logits differ.
     """
     if importlib.util.find_spec("llama_cpp") is None:
         return "not compared, as the package llama-cpp-python is not installed"

@@ -1,4 +1,4 @@
-"""Metadata of a GGUF file from a family's ``config.json``, and back."""
+"""Conversion between the ``config.json`` of a family and the metadata of a GGUF file, in both directions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 
 
 def metadata_of(layout: GGUFLayout, config: Values) -> dict[str, Any]:
-    """Metadata, with full keys, of a model with the ``config.json`` values ``config``."""
+    """Build the metadata, with full keys, of a model with the ``config.json`` values ``config``."""
     found: dict[str, Any] = {ARCHITECTURE: layout.name, f"{layout.name}.vocab_size": config["vocab_size"]}
     for key in layout.keys:
         value = config.get(key.config)
@@ -47,7 +47,9 @@ def metadata_of(layout: GGUFLayout, config: Values) -> dict[str, Any]:
 
 
 def _windows(layout: GGUFLayout, config: Values) -> dict[str, Any]:
-    """Sliding window of each layer: the period of layers with full attention, or a list."""
+    """Return the metadata that tells which layers have a sliding window: the period of the layers with full attention,
+    or a list of flags.
+    """
     sliding = [kind == "sliding_attention" for kind in config["layer_types"]]
     name = f"{layout.name}.attention.sliding_window_pattern"
     if not any(sliding):
@@ -67,7 +69,8 @@ def _scaling(config: Values) -> dict[str, Any]:
 
 
 def factors_of(config: Values) -> np.ndarray | None:
-    """Divisors (Dk/2,) of RoPE's frequencies in a config with the scaling of Llama 3 (Dubey et al. 2024); None without.
+    """Compute the divisors (Dk/2,) of RoPE's frequencies for a config with the RoPE scaling of Llama 3 (Dubey et al.
+    2024); None without that scaling.
 
     A frequency of wavelength λ = 2π / f is divided by ``factor`` if λ > L / low, by 1 if λ < L / high, and by a smooth
     mixture in between, where L is the original context length.
@@ -84,8 +87,8 @@ def factors_of(config: Values) -> np.ndarray | None:
 
 
 def values_of(header: Header, factors: np.ndarray | None = None, family: Family | None = None) -> dict[str, Any]:
-    """Values of the ``config.json`` that a GGUF file describes. ``factors``: values of its tensor of RoPE factors.
-    ``family``: default the first with the file's architecture. Raises ``UserError``.
+    """Convert the metadata of a GGUF file to ``config.json`` values. ``factors``: values of its tensor of RoPE factors.
+    ``family``: by default the first family with the file's architecture. Raises ``UserError``.
     """
     family = family or _family(header)
     layout = layout_of(family)
@@ -114,14 +117,14 @@ def values_of(header: Header, factors: np.ndarray | None = None, family: Family 
 
 
 def layout_of(family: Family) -> GGUFLayout:
-    """Form of the family in GGUF. Raises ``UserError`` if it has none."""
+    """Return the GGUF layout of a family. Raises ``UserError`` if it has none."""
     if family.gguf is None:
         raise UserError(f"qkv knows no form of {family.name} in GGUF files; it knows those of {known_in_gguf()}")
     return family.gguf
 
 
 def known_in_gguf() -> str:
-    """Names of the families that have a form in GGUF, for messages."""
+    """Return the names of the families that have a GGUF layout, for messages."""
     return ", ".join(family.name for family in families() if family.gguf)
 
 
@@ -138,8 +141,8 @@ def _family(header: Header) -> Family:
 
 
 def _value(header: Header, layout: GGUFLayout, key: MetadataKey) -> Any:
-    """Value of a key of the metadata; None if it may be missing and is. Numbers of 32 bits become the shortest decimal
-    that rounds to them. Raises ``UserError``.
+    """Read the value of a metadata key; None if the key is optional and missing. Numbers of 32 bits become the shortest
+    decimal that rounds to them. Raises ``UserError``.
     """
     name = f"{layout.name}.{key.name}"
     value = header.values.get(name)
@@ -158,12 +161,12 @@ def _value(header: Header, layout: GGUFLayout, key: MetadataKey) -> Any:
 
 
 def shortest(value: float) -> float:
-    """Shortest decimal number that rounds to ``value`` in 32 bits: 1e-05 instead of 9.99999975e-06."""
+    """Return the shortest decimal number that rounds to ``value`` in 32 bits: 1e-05 instead of 9.99999975e-06."""
     return float(str(np.float32(value)))
 
 
 def _rope(header: Header, layout: GGUFLayout, values: Values, factors: np.ndarray | None) -> dict[str, Any]:
-    """Config keys of RoPE: fraction of a head, scaling, factors."""
+    """Return the config keys of RoPE: fraction of a head, scaling, factors."""
     if not layout.base:
         return {}
     found: dict[str, Any] = {}
@@ -192,8 +195,8 @@ def _scaling_table(header: Header, layout: GGUFLayout, kind: str) -> dict[str, A
 
 
 def _llama3(header: Header, values: Values, factors: np.ndarray) -> dict[str, Any]:
-    """RoPE scaling of Llama 3 that gives the stored ``factors``. Raises ``UserError`` if that of no published model
-    does.
+    """Return the RoPE scaling of Llama 3 that gives the stored ``factors``. Raises ``UserError`` if no known scaling
+    gives them.
     """
     table = {"rope_type": "llama3", "factor": shortest(factors.max()), **_LLAMA3}
     table |= {key: header.values[f"qkv.{key}"] for key in _LLAMA3 if f"qkv.{key}" in header.values}
@@ -205,13 +208,15 @@ def _llama3(header: Header, values: Values, factors: np.ndarray) -> dict[str, An
 
 
 def own_keys(config: Values) -> dict[str, Any]:
-    """Keys of qkv's own with settings that llama.cpp stores only as factors of RoPE's frequencies."""
+    """Return metadata keys that only qkv reads, with the RoPE settings that llama.cpp stores only as factors of the
+    frequencies.
+    """
     table = config.get("rope_scaling") or {}
     return {f"qkv.{key}": table[key] for key in _LLAMA3 if table.get("rope_type") == "llama3"}
 
 
 def _layer_types(header: Header, layout: GGUFLayout, values: Values) -> dict[str, Any]:
-    """``layer_types`` of a family in which some layers have a sliding window."""
+    """Return ``layer_types`` of a family in which some layers have a sliding window."""
     if not layout.windows:
         return {}
     layers = range(values["num_hidden_layers"])
@@ -227,8 +232,8 @@ def _layer_types(header: Header, layout: GGUFLayout, values: Values) -> dict[str
 
 
 def check_kept(family: Family, config: Values, header: Header, factors: np.ndarray | None) -> None:
-    """Raise ``UserError`` if llama.cpp's form loses a setting of the model with the ``config.json`` values ``config``:
-    one that does not come back from the metadata.
+    """Raise ``UserError`` if the GGUF file loses a setting of the model with the ``config.json`` values ``config``,
+    that is, if the metadata ``header`` converts back to another value.
     """
     layout = layout_of(family)
     ours, theirs = (_settings(values) for values in (config, values_of(header, factors, family)))
@@ -246,7 +251,7 @@ def check_kept(family: Family, config: Values, header: Header, factors: np.ndarr
 
 
 def _settings(values: Values) -> dict[str, Any]:
-    """Config values as the family writes them for the spec that they describe, without settings of training."""
+    """Convert config values to a spec and back, so that they can be compared; settings of training are left out."""
     family, architecture = choose(Config(values))
     spec: Model = read_spec(family, architecture, Config(values, "the metadata"))
     found = {**(family.config(spec) or {}), **(family.architectures[architecture].config(spec.head) or {})}
@@ -258,7 +263,7 @@ def _of_training(key: str) -> bool:
 
 
 def names_of(family: Family, layers: int) -> dict[str, str]:
-    """Name in GGUF of each tensor of the family, by its published name, for a model of ``layers`` layers."""
+    """Map the published name of each tensor of the family to its name in GGUF, for a model of ``layers`` layers."""
     gguf, layout = library(), layout_of(family)
     number = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == layout.name)
     table = gguf.get_tensor_name_map(number, layers)
@@ -274,7 +279,7 @@ def names_of(family: Family, layers: int) -> dict[str, str]:
 
 
 def _filled(pattern: str, layers: int) -> Iterator[str]:
-    """Tensor names that a pattern of a family's table stands for."""
+    """Yield the tensor names for which a pattern of a family's table stands."""
     for layer in range(layers) if "layer" in indices_of(pattern) else (0,):
         for leaf in ("weight", "bias") if "*" in pattern else ("",):
             yield fill_indices(pattern, {"layer": layer, "leaf": leaf})

@@ -1,4 +1,4 @@
-"""llama.cpp, by the C interface of the package llama-cpp-python: greedy generation of several sequences, and logits."""
+"""llama.cpp through the C interface of the package llama-cpp-python: greedy generation of several sequences, logits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from qkv.spec.errors import UserError
 
 _MOST = 2048
-"""Most tokens in one call."""
+"""Maximum number of tokens in one call."""
 
 
 class BatchToken(NamedTuple):
@@ -29,8 +29,8 @@ class BatchToken(NamedTuple):
 class LlamaCpp:
     """Model of a GGUF file in llama.cpp, on the CPU.
 
-    threads: of prompts and of single steps.   context: most tokens of a sequence.   batch: most sequences at once.
-    exact: keep keys and values in fp32 instead of fp16.
+    threads: number of threads, for prompts and for single steps.   context: maximum number of tokens of a sequence.
+    batch: maximum number of sequences at once.   exact: keep keys and values in fp32 instead of fp16.
 
     Raises UserError if the library is missing or cannot open the file.
     """
@@ -67,7 +67,7 @@ class LlamaCpp:
         self._library.llama_model_free(self._model)
 
     def generate(self, prompts: Sequence[Sequence[int]], new: int) -> list[list[int]]:
-        """The ``new`` tokens of highest logit after each of ``prompts``, which have equal lengths of at most 2,048."""
+        """Generate ``new`` tokens greedily after each of ``prompts``, which have equal lengths of at most 2,048."""
         self._clear()
         length, at_once = len(prompts[0]), max(1, _MOST // len(prompts[0]))
         last = list[int]()
@@ -82,13 +82,13 @@ class LlamaCpp:
         return found
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
-        """Logits (N, V) after each of the N ``ids``, at most 2,048."""
+        """Compute logits (N, V) after each of the N ``ids``, at most 2,048."""
         self._clear()
         self._run([BatchToken(token, i, 0, True) for i, token in enumerate(ids)])
         return np.stack([self._row(i).copy() for i in range(len(ids))])
 
     def encode(self, text: str) -> list[int]:
-        """Ids of ``text`` by llama.cpp's tokenizer, without special tokens."""
+        """Tokenize ``text`` with llama.cpp's tokenizer, without special tokens."""
         plain = text.encode()
         room = (self._library.llama_token * (len(plain) + 8))()
         count = self._library.llama_tokenize(self._vocabulary, plain, len(plain), room, len(room), False, False)
@@ -118,8 +118,8 @@ class LlamaCpp:
 
 @cache
 def _silence(library: Any) -> Any:
-    """Turn off the log of llama.cpp. Returns the callback that receives its messages instead; the cache keeps it, as
-    llama.cpp calls it until the process ends.
+    """Turn off the log of llama.cpp. Return the callback that receives its messages instead; the cache keeps it alive,
+    because llama.cpp calls it until the process ends.
     """
     silent = library.llama_log_callback(lambda *_: None)
     library.llama_log_set(silent, ctypes.c_void_p(0))
@@ -127,7 +127,7 @@ def _silence(library: Any) -> Any:
 
 
 def logits_of(file: Path, ids: Sequence[int]) -> np.ndarray:
-    """Logits (N, V) of the model in a GGUF file by llama.cpp, with keys and values in fp32."""
+    """Compute logits (N, V) of the model in a GGUF file with llama.cpp, with keys and values in fp32."""
     model = LlamaCpp(file, context=max(256, len(ids)), exact=True)
     try:
         return model.logits(ids)

@@ -23,7 +23,7 @@ from qkv.tokenizers.gguf_file import Header, StoredTensor, header, library
 
 
 class BlockTensor(NamedTuple):
-    """Tensor of a GGUF file in blocks of few bits, which reading turns into fp32."""
+    """Block-quantised tensor of a GGUF file, which is dequantised to fp32 when it is read."""
 
     file: Path
     stored: StoredTensor
@@ -61,7 +61,7 @@ class BlockTensor(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """Tensor of a GGUF file that llama.cpp stores in another form than the published one."""
+    """Tensor of a GGUF file that llama.cpp stores in another form than the published tensor; reading converts it."""
 
     stored: Stored
     way: Way
@@ -95,14 +95,14 @@ class Changed(NamedTuple):
 
 
 def gguf_values(file: Path) -> dict[str, Any]:
-    """Values of the ``config.json`` of the model in a GGUF file. Raises ``UserError``."""
+    """Read the ``config.json`` values of the model in a GGUF file. Raises ``UserError``."""
     found = header(file)
     factors = found.tensors.get(FACTORS)
     return values_of(found, None if factors is None else _entry(found, factors, None).read().numpy())
 
 
 def gguf_names(values: Values) -> dict[str, str]:
-    """Name in GGUF of each tensor of the model by its published name. ``values``: result of ``gguf_values``."""
+    """Map the published name of each tensor of the model to its name in GGUF. ``values``: result of ``gguf_values``."""
     family = _family(values)
     return names_of(family, values[next(key.config for key in layout_of(family).keys if key.name == "block_count")])
 
@@ -112,8 +112,9 @@ def _family(values: Values) -> Family:
 
 
 def gguf_tensors(file: Path, values: Values, copy: bool = True) -> dict[str, Stored]:
-    """Tensors of a GGUF file by published name, not yet read. ``values``: result of ``gguf_values``; ``copy`` False:
-    memory-map the file. Tensors that no name of the family stands for keep theirs. Raises ``UserError``.
+    """List the tensors of a GGUF file by published name, without reading them. ``values``: result of ``gguf_values``;
+    ``copy`` False: memory-map the file. Tensors without a published name in the family keep their GGUF name. Raises
+    ``UserError``.
     """
     found, layout = header(file), layout_of(_family(values))
     names = {stored: published for published, stored in gguf_names(values).items()}

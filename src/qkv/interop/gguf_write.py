@@ -28,13 +28,13 @@ from qkv.tokenizers.gguf_write import metadata_of_tokenizer
 from qkv.tokenizers.tokenizer import Tokenizer
 
 TYPES = {"fp32": "F32", "fp16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0", "f32": "F32", "f16": "F16"}
-"""Type of the matrices by its name in options."""
+"""Name of a precision in options -> type of the matrices."""
 _OF_TORCH = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32}
 _BLOCK = 32
 _LARGEST = {"F16": torch.finfo(torch.float16).max}
 _EXACT = ("position_embd.weight",)
-"""Matrices that llama.cpp adds to others, and so reads in 32 bits only."""
+"""Matrices that llama.cpp adds to other tensors; it reads them in 32 bits only."""
 _TABLES = ("token_embd.weight", "output.weight")
 
 
@@ -62,13 +62,14 @@ def save_gguf(
 ) -> GGUFExport:
     """Write ``model`` as the GGUF file ``file``, which llama.cpp opens.
 
-    dtype: of the matrices, a key of ``TYPES``; default: the model's. Vectors and position tables have 32 bits; in Q4_0,
-        the token table and the output matrix have Q8_0; matrices whose rows are no multiple of 32 long have F16.
+    dtype: type of the matrices, a key of ``TYPES``; default: the model's. Vectors and position tables have 32 bits;
+        with Q4_0, the token table and the output matrix have Q8_0; with quantised types, matrices whose row length is
+        not a multiple of 32 have F16.
     family: preferred published family.
     ends: ids of tokens that end a text, besides the tokenizer's.
 
-    Raises ``UserError`` if llama.cpp has no architecture for the model, its form would lose a setting, or a weight is
-    not finite.
+    Raises ``UserError`` if llama.cpp has no architecture for the model, if the file would lose a setting, or if a
+    weight is not finite.
     """
     kind = type_of(dtype, model)
     found, layout = _covered(model, family)
@@ -93,7 +94,7 @@ def save_gguf(
 
 
 def type_of(dtype: str | None, model: Transformer) -> str:
-    """Type of the matrices by its name in options; default: that of the model. Raises ``UserError``."""
+    """Return the type of the matrices for its name in options; default: the model's dtype. Raises ``UserError``."""
     if dtype is None:
         return _OF_TORCH.get(next(model.parameters()).dtype, "F32")
     if dtype not in TYPES:
@@ -102,7 +103,7 @@ def type_of(dtype: str | None, model: Transformer) -> str:
 
 
 def _covered(model: Transformer, family: str) -> tuple[Covering, GGUFLayout]:
-    """(published family of the model, its form in GGUF). Raises ``UserError`` if llama.cpp has none."""
+    """Find (published family of the model, its GGUF layout). Raises ``UserError`` if llama.cpp has none."""
     known, found = known_in_gguf(), covering(model.spec, family)
     if found is None:
         raise UserError(f"llama.cpp has no architecture for this model: it is none of the published families {known}")
@@ -119,7 +120,7 @@ def _covered(model: Transformer, family: str) -> tuple[Covering, GGUFLayout]:
 
 
 def _tensors(model: Transformer, found: Covering, layout: GGUFLayout, kind: str) -> list[_Tensor]:
-    """Tensors of the file, changed as llama.cpp expects them."""
+    """Return the tensors of the file, converted to llama.cpp's form."""
     published = published_tensors(model, found.family, layout.architecture)
     names = names_of(found.family, len(model.spec.layers))
     return [
@@ -152,7 +153,7 @@ def _check_finite(tensors: list[_Tensor]) -> None:
 
 
 def _write(file: Path, values: Mapping[str, Any], tensors: list[_Tensor]) -> None:
-    """Write metadata, then the tensors one by one, so that only one of them is in memory in its new type."""
+    """Write the metadata, then the tensors one by one, so that only one converted tensor is in memory."""
     gguf = library()
     writer = gguf.GGUFWriter(file, values["general.architecture"])
     try:
@@ -187,7 +188,7 @@ def _add(writer: Any, key: str, value: Any) -> None:
 
 
 def _stored_shape(gguf: Any, shape: torch.Size, kind: Any) -> tuple[tuple[int, ...], int]:
-    """(shape in bytes, number of bytes) of a tensor in a type of GGUF."""
+    """Return (shape in bytes, number of bytes) of a tensor in a type of GGUF."""
     found = gguf.quant_shape_to_byte_shape(tuple(shape), kind)
     return found, int(np.prod(found, dtype=np.int64))
 

@@ -12,8 +12,8 @@ PICKLED = ("pytorch_model*.bin",)
 
 
 def fetch(name: str, revision: str | None = None, pickles: bool = False) -> Path:
-    """Local folder with the files of the published model ``name`` on the Hugging Face Hub, downloaded if not cached.
-    Raises ``UserError``.
+    """Return the local folder with the files of the published model ``name`` on the Hugging Face Hub; download them if
+    they are not cached. Raises ``UserError``.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (

@@ -1,4 +1,4 @@
-"""Image processors of published folders, ``preprocessor_config.json``, in both directions."""
+"""Conversion of image processors between qkv and ``preprocessor_config.json`` of published folders."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from qkv.spec.processors import Processor
 from qkv.spec.signals.images import Images, Patches
 
 _RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
-"""Filters by their numbers in Pillow."""
+"""Resampling filters by their numbers in Pillow."""
 _HALF = (0.5, 0.5, 0.5)
 _CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
 class _Kind(NamedTuple):
-    """Defaults of a published image processor. square: an int as ``size`` is both sides, not the shorter one."""
+    """Defaults of a published image processor. square: an integer ``size`` is the length of both sides; otherwise it is
+    the length of the shorter side.
+    """
 
     size: dict[str, int]
     resample: int
@@ -58,8 +60,8 @@ _IGNORED = {
 
 
 def read_processor(folder: Path, spec: Model) -> Processor | None:
-    """Image processor of the published ``folder`` for a model of ``spec``; None if the model reads no images, or the
-    folder has none. Raises ``UserError`` for one that qkv cannot follow exactly.
+    """Read the image processor of the published ``folder`` for a model of ``spec``; None if the model reads no images,
+    or the folder has none. Raises ``UserError`` for a processor that qkv cannot reproduce exactly.
     """
     if not has_processor(spec) or not (folder / PREPROCESSOR).is_file():
         return None
@@ -68,7 +70,9 @@ def read_processor(folder: Path, spec: Model) -> Processor | None:
 
 
 def has_processor(spec: Model) -> bool:
-    """True if a published folder of a model of ``spec`` has a file for its processor: a model of images."""
+    """True if a published folder of a model of ``spec`` may have a file for its processor, that is, if the model reads
+    images.
+    """
     return isinstance(spec.frontend, Patches)
 
 
@@ -115,7 +119,9 @@ def _images(config: Config, kind: _Kind, channels: int) -> Images:
 
 
 def _standard(config: Config, kind: _Kind, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(mean, deviation) of each channel for pixels from 0 to 1, whatever factor the config gives the pixels first."""
+    """Return (mean, standard deviation) of each channel for pixels from 0 to 1; a rescale factor of the config is
+    folded into them.
+    """
     factor = 255 * config.number("rescale_factor", 1 / 255) if config.flag("do_rescale", True) else 255.0
     mean, deviation = (0.0,) * channels, (1.0,) * channels
     if config.flag("do_normalize", True):
@@ -141,7 +147,9 @@ def _per_channel(config: Config, key: str, default: tuple[float, ...], channels:
 
 
 def _sizes(config: Config, kind: _Kind) -> dict[str, Any]:
-    """Fields of ``Images`` for the sizes of a config: resized, then cropped around the centre if it says so."""
+    """Return the fields of ``Images`` for the sizes in a config: images are resized, then cropped around the centre if
+    the config has a crop.
+    """
     size = _size(config, "size", kind.size, kind.square)
     crops = config.flag("do_center_crop", kind.crop is not None)
     crop = _size(config, "crop_size", {"height": kind.crop or 0, "width": kind.crop or 0}, True)
@@ -164,7 +172,7 @@ def _sizes(config: Config, kind: _Kind) -> dict[str, Any]:
 
 
 def _size(config: Config, key: str, default: dict[str, int], square: bool) -> dict[str, int]:
-    """Size under a key: {"height", "width"} or {"shortest_edge"}, from a mapping or from one number."""
+    """Read the size under a key: {"height", "width"} or {"shortest_edge"}, from a mapping or from one number."""
     given = config.values.get(key)
     config.asked.add(key)
     if given is None:
@@ -182,7 +190,9 @@ def _size(config: Config, key: str, default: dict[str, int], square: bool) -> di
 
 
 def written_processor(processor: Processor | None) -> dict[str, Any] | None:
-    """Contents of preprocessor_config.json for a processor; None if it is not fitted or of no images."""
+    """Build the contents of preprocessor_config.json for a processor; None if it is not fitted or does not process
+    images.
+    """
     if not isinstance(processor, Images) or not processor.is_fitted:
         return None
     numbers = {name: number for number, name in _RESAMPLE.items()}
@@ -210,8 +220,8 @@ def written_processor(processor: Processor | None) -> dict[str, Any] | None:
 
 
 def sized_for(spec: Model, processor: Processor | None) -> Model:
-    """``spec`` for the images of ``processor``: learned positions of patches are resampled if it was trained with
-    another size.
+    """Adapt ``spec`` to the image size of ``processor``: learned positions of patches are resampled if the model was
+    trained with another size.
     """
     if not isinstance(processor, Images) or not isinstance(spec.frontend, Patches):
         return spec
@@ -219,13 +229,13 @@ def sized_for(spec: Model, processor: Processor | None) -> Model:
 
 
 def sized_as(spec: Model, other: Model) -> Model:
-    """``spec`` for images of the size that the model ``other`` reads, if both read images."""
+    """Adapt ``spec`` to the image size of the model ``other``, if both read images."""
     frontend = other.frontend
     return _at_size(spec, frontend.height, frontend.width) if isinstance(frontend, Patches) else spec
 
 
 def _at_size(spec: Model, height: int | None, width: int | None) -> Model:
-    """``spec`` for images of height × width pixels."""
+    """Adapt ``spec`` to images of height × width pixels."""
     frontend = spec.frontend
     if not isinstance(frontend, Patches) or height is None or width is None:
         return spec

@@ -41,13 +41,13 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 @dataclass(frozen=True)
 class PublishedModel:
-    """Loaded checkpoint in Hugging Face format or GGUF: model, tokenizer, settings, and what was left out.
+    """Loaded checkpoint in Hugging Face format or GGUF: model, tokenizer, settings, and ignored tensors and keys.
 
     ``tokenizer`` is None if the folder has none; ``labels`` is empty if it names no classes. ``used`` is the number of
     tensors loaded. ``ignored`` and ``ignored_config`` list (name, reason) of tensors and config keys that were not
     loaded; ``kept`` holds those ignored tensors, by their published name, that an export writes back. ``begin``: ids
-    that the decoder of an encoder–decoder starts with. ``adapter``: PEFT adapter that was merged into the weights.
-    ``processor``: of images, from ``preprocessor_config.json``; None without.
+    with which the decoder of an encoder–decoder starts. ``adapter``: PEFT adapter that was merged into the weights.
+    ``processor``: image processor from ``preprocessor_config.json``, or None.
     """
 
     folder: Path
@@ -80,7 +80,7 @@ def load_published(
 ) -> PublishedModel:
     """Load the checkpoint in a local folder or GGUF file or, if there is none, the published model of that name.
 
-    ``dtype``: "fp32", "bf16", "fp16" or a torch dtype; default: the dtype of most numbers in the files. ``revision``:
+    ``dtype``: "fp32", "bf16", "fp16" or a torch dtype; default: the dtype of most elements in the files. ``revision``:
     branch, tag or commit of a published model. ``pickles``: if there are no safetensors files, read tensors (and
     nothing else) from ``pytorch_model.bin``. Peak memory while loading is the weights plus a few tensors.
 
@@ -150,7 +150,9 @@ def _empty(spec: Model, folder: Path) -> Transformer:
 
 
 class Origin(NamedTuple):
-    """Names for messages: the path of a checkpoint, and names of its tensors that differ from the published ones."""
+    """Names for messages: the path of a checkpoint, and published names of tensors -> their names in it, if they
+    differ.
+    """
 
     path: Path
     names: Mapping[str, str]
@@ -159,7 +161,7 @@ class Origin(NamedTuple):
         return str(self.path)
 
     def own(self, name: str) -> str:
-        """Name in the checkpoint of the tensor with the published ``name``."""
+        """Return the name in the checkpoint of the tensor with the published name ``name``."""
         return self.names.get(name, name)
 
 
@@ -173,8 +175,8 @@ def fill(
 ) -> list[tuple[str, str]]:
     """Load the stored tensors into ``model`` one by one; return (name, reason) of each tensor that is ignored.
 
-    ``dtype``: of the loaded tensors, None for as stored; ``source``: the checkpoint, for errors. Raises ``UserError``
-    for a tensor that is missing, unexpected, or not of the shape that the config gives.
+    ``dtype``: dtype of the loaded tensors, None: as stored; ``source``: the checkpoint, for messages. Raises
+    ``UserError`` for a tensor that is missing, unexpected, or not of the shape that the config gives.
     """
     said = family.architectures[architecture]
     rows, reasons = family.rows(architecture), {**family.ignored, **said.ignored, **said.kept, **said.zeros}
@@ -200,7 +202,9 @@ def fill(
 
 
 def _shared(model: nn.Module, found: Sequence[Match]) -> tuple[list[Match], list[Match]]:
-    """(first match of each tensor of ``model``, further matches of tensors that are shared, such as a tied head)."""
+    """Return (first match of each tensor of ``model``, further matches of tensors that are shared, such as a tied
+    head).
+    """
     tensors, seen = model.state_dict(keep_vars=True), set[int]()
     first, others = list[Match](), list[Match]()
     for match in found:
@@ -243,7 +247,7 @@ def _ignored(
 def _kept(
     family: Family, architecture: str, stored: Mapping[str, Stored], dtype: torch.dtype | None
 ) -> dict[str, Tensor]:
-    """Stored tensors that qkv's model lacks but an export writes back unchanged, by their published names."""
+    """Read the stored tensors that qkv's model lacks but an export writes back unchanged, by published name."""
     reasons = family.kept(architecture)
     named = {family.written_name(architecture, name): tensor for name, tensor in stored.items()}
     return {
@@ -300,8 +304,8 @@ def _check_tied(
 
 
 def _read(match: Match, shape: torch.Size, stored: Mapping[str, Stored], dtype: torch.dtype | None) -> Tensor:
-    """Tensor of the model from its stored parts: a view of the mapped file if the layout allows, else each part is read
-    directly into its place.
+    """Build a tensor of the model from its stored parts: a view of the mapped file if the layout allows; else each part
+    is read directly into its position.
     """
     own = stored[match.theirs[0]].dtype
     wanted = dtype if dtype is not None and own.is_floating_point else own
@@ -318,10 +322,10 @@ def _read(match: Match, shape: torch.Size, stored: Mapping[str, Stored], dtype: 
 
 
 def _as_it_lies(match: Match, shape: torch.Size, stored: Mapping[str, Stored]) -> Tensor | None:
-    """Tensor of the model as a view of a mapped file, without a copy; None if that is not possible.
+    """Return a tensor of the model as a view of a mapped file, without a copy; None if that is not possible.
 
-    A single stored tensor may be viewed with its axes in another order. Several must be consecutive parts of the
-    model's, as q, k, v are.
+    A single stored tensor may be viewed with its axes in another order. Several stored tensors must be consecutive
+    parts of the model's tensor, as q, k, v are.
     """
     theirs = [entry for entry in (stored[name] for name in match.theirs) if isinstance(entry, Entry)]
     if len(theirs) != len(match.theirs):
@@ -338,7 +342,7 @@ def _as_it_lies(match: Match, shape: torch.Size, stored: Mapping[str, Stored]) -
 
 
 def _viewed(match: Match, entry: Entry) -> Tensor | None:
-    """Tensor of the model as a view of a single mapped tensor; None if its elements have to be moved."""
+    """Return a tensor of the model as a view of a single mapped tensor; None if its elements have to be reordered."""
     theirs = torch.empty(entry.shape, device="meta")
     ours = match.way.inward([theirs], match.cut)
     lying = in_place([entry], entry.shape) if ours is theirs or ours._base is theirs else None
@@ -355,7 +359,7 @@ def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def precision(name: str) -> torch.dtype:
-    """torch dtype of a precision's name, such as "bf16". Raises ``UserError`` for an unknown name."""
+    """Return the torch dtype of a precision's name, such as "bf16". Raises ``UserError`` for an unknown name."""
     if name not in PRECISIONS:
         raise UserError(f"there is no precision {name!r}; {nearest(name, PRECISIONS)}")
     return PRECISIONS[name]
@@ -372,16 +376,16 @@ def _precision(dtype: torch.dtype | str | None, stored: Mapping[str, Stored]) ->
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:
-    """Tokenizer of the folder, or None if it has none. Raises ``UserError`` if its file cannot be used."""
+    """Load the tokenizer of the folder; None if it has none. Raises ``UserError`` if its file cannot be used."""
     return Tokenizer.load(folder) if holds_tokenizer(folder) else None
 
 
 def labels_of(config: Config) -> tuple[str, ...]:
-    """Class names in a config, in the order of their indices; empty if it names none."""
+    """Return the class names in a config, in the order of their indices; empty if it names none."""
     named = config.table("id2label").values
     return tuple(str(named[key]) for key in sorted(named, key=int)) if all(key.isdecimal() for key in named) else ()
 
 
 def _numbered(spec: Model) -> tuple[str, ...]:
-    """Default class names LABEL_0, LABEL_1, … of a model with a classification head."""
+    """Return default class names LABEL_0, LABEL_1, … of a model with a classification head."""
     return tuple(f"LABEL_{i}" for i in range(spec.head.classes or 0))

@@ -1,10 +1,11 @@
 """Private memory mapping of a file: pages are read on first use, and writing to a mapped tensor never changes the file.
 
-Tensors that the model joins, such as q, k and v, can lie apart in the file and are mapped next to each other:
+Tensors that the model concatenates, such as q, k and v, may be separate in the file; they are mapped next to each
+other:
 
     file    │ k │ o │ q │ v │        memory    │ q │ k │ v │
 
-The page in which one ends and the next begins is a private copy.
+A page in which one tensor ends and the next begins is a private copy.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ CAN_MAP = os.name == "posix" and sys.byteorder == "little"
 machines, since files are little-endian.
 """
 CAN_JOIN = sys.platform == "linux" and sys.maxsize > 1 << 32
-"""True if parts of a file can be mapped to given addresses; ``_map_at`` uses Linux's 64-bit signature of ``mmap``."""
+"""True if parts of a file can be mapped to chosen addresses; ``_map_at`` uses Linux's 64-bit signature of ``mmap``."""
 PAGE = mmap.ALLOCATIONGRANULARITY
 _MAP_FIXED = 0x10
 
 
 class MappedFile:
-    """Memory mapping of a whole file; it stays alive until ``release``, and then as long as any tensor in it."""
+    """Memory mapping of a whole file. It lives until ``release`` is called, then as long as any tensor in it."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -58,8 +59,8 @@ class MappedFile:
         raise TypeError(f"the mapping of {self.path} cannot be copied or sent to another process")
 
     def tensor(self, begin: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor | None:
-        """Tensor that is a view of the file from byte ``begin``; None if it is empty or not aligned to its element
-        size.
+        """Return a tensor that is a view of the file from byte ``begin``; None if it is empty or not aligned to its
+        element size.
 
         Raises ``UserError`` if it would end past the end of the file.
         """
@@ -72,7 +73,7 @@ class MappedFile:
         return torch.frombuffer(self._map, dtype=dtype, count=count, offset=begin).view(tuple(shape))
 
     def joined(self, pieces: Sequence[tuple[int, int]], dtype: torch.dtype, shape: Sequence[int]) -> Tensor | None:
-        """Tensor that is the concatenation of ``pieces`` of the file, each (first byte, number of bytes), without a
+        """Return the concatenation of ``pieces`` of the file, each (first byte, number of bytes), as a tensor without a
         copy.
 
         None if the system does not support it, if a piece other than the last is not a whole number of pages long, or
@@ -114,7 +115,7 @@ class MappedFile:
         return any(begin <= tensor.data_ptr() < begin + len(region) for region, begin in living)
 
     def release(self) -> None:
-        """Let the mapping end with the last tensor in it; no further tensor is made."""
+        """Release the mapping: it ends with the last tensor in it, and no further tensor can be made."""
         self._map = None
 
     def changed(self) -> bool:
@@ -148,9 +149,9 @@ def _system_mmap() -> Any:
 
 
 class Watch:
-    """Guard of a model. It raises ``UserError`` if a file that the model's tensors are mapped from has changed.
+    """Guard of a model: it raises ``UserError`` if a file from which the model's tensors are mapped has changed.
 
-    A guard, unlike a hook of a module, leaves the native call of a whole token in use.
+    Unlike a module hook, a guard does not disable the native call that computes a whole token.
     """
 
     def __init__(self, model: nn.Module | None = None, files: Iterable[MappedFile] = ()):
@@ -167,14 +168,14 @@ class Watch:
             )
 
     def __deepcopy__(self, _: Any) -> Watch:
-        return Watch()  # the tensors of a copy lie in memory of their own
+        return Watch()  # the tensors of a copy are in separate memory
 
     def __reduce__(self) -> Any:
         return Watch, ()
 
 
 def tensors_of(model: nn.Module) -> list[Tensor]:
-    """All parameters and buffers of ``model``."""
+    """Return all parameters and buffers of ``model``."""
     return [*model.parameters(), *model.buffers()]
 
 
@@ -191,13 +192,13 @@ def watch(model: Transformer, files: Iterable[MappedFile]) -> None:
 
 
 def watched_files(model: Transformer) -> list[MappedFile]:
-    """Files that the guards of ``model`` check."""
+    """Return the files that the guards of ``model`` check."""
     guards = (guard for frontend in _frontends(model) for guard in frontend.guards)
     return list(dict.fromkeys(file for guard in guards if isinstance(guard, Watch) for file in guard.files))
 
 
 def _frontends(model: Transformer) -> list[Frontend]:
-    """Front ends of the model and its encoder. Every pass begins at one of them."""
+    """Return the front ends of the model and its encoder. Every pass begins at one of them."""
     return [stack.frontend for stack in (model, model.encoder) if stack is not None]
 
 

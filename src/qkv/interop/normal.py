@@ -1,4 +1,4 @@
-"""Canonical form of a spec: every default written out, so that equal models compare equal."""
+"""Canonical form of a spec, in which every default is explicit, so that equal models compare equal."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from qkv.spec.model import Block, Layered, Model, Stack
 
 
 def normal(spec: Model) -> Model:
-    """Canonical form of ``spec``: blocks unrolled, derived sizes as numbers, settings of training alone (dropout,
-    initialisation) reset.
+    """Convert ``spec`` to canonical form: blocks unrolled, derived sizes as numbers, settings that matter in training
+    only (dropout, initialisation) reset.
     """
     plain = _stack(spec, spec.width)
     latents = spec.latents

@@ -103,8 +103,8 @@ def adapter(model: Transformer, training: Training, base: str | None = None, bef
 
 
 def _names(model: Transformer) -> dict[str, Match]:
-    """Names of each tensor of ``model`` in qkv and in its family's files; the same name if no family covers the
-    model.
+    """Match the name of each tensor of ``model`` in qkv with its names in the family's files; without a family, both
+    names are the same.
     """
     plain = {name: name for name in model.state_dict() if not name.endswith((".lora_a", ".lora_b"))}
     found = covering(model.spec)
@@ -116,8 +116,8 @@ def _names(model: Transformer) -> dict[str, Match]:
 
 
 def _of_map(module: LowRank, match: Match) -> dict[str, dict[str, Tensor]]:
-    """LoRA matrices A and B of each published linear map that qkv's map ``module`` holds. Raises ``UserError`` if these
-    are not separate rows of it.
+    """Split the LoRA matrices A and B of qkv's map ``module`` into those of each published linear map. Raises
+    ``UserError`` if the published maps are not separate rows of it.
     """
     a, b = module.lora_a.detach(), module.lora_b.detach()
     parts = (b,) if isinstance(match.way, Transposed) else match.way.outward(b, match.cut)
@@ -137,7 +137,7 @@ def _of_map(module: LowRank, match: Match) -> dict[str, dict[str, Tensor]]:
 
 
 def _learned_whole(model: Transformer, training: Training, names: Mapping[str, Match]) -> dict[str, Tensor]:
-    """Tensors trained in full beside the adapters, such as a head, by their published names."""
+    """Return the tensors trained in full beside the adapters, such as a head, by published name."""
     with torch.device("meta"):
         learner = Transformer(model.spec)
     adapt(learner, training)
@@ -151,8 +151,8 @@ def _learned_whole(model: Transformer, training: Training, names: Mapping[str, M
 def _other_tables(
     model: Transformer, before: Model | None, names: Mapping[str, Match], whole: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Token tables that the base model ``before`` lacks, or whose number of rows differs, by published name; all if
-    ``before`` is None.
+    """Return the token tables that the base model ``before`` lacks, or whose number of rows differs, by published name;
+    all if ``before`` is None.
 
     ``whole``: tensors written in any case, which are left out. Raises ``UserError`` if any other tensor, such as a
     position table, has another shape than in the base model.
@@ -192,8 +192,8 @@ def _owner(name: str) -> str:
 
 
 def _targets(paths: Iterable[str], everything: Iterable[str]) -> list[str]:
-    """Shortest suffixes of the adapted maps' ``paths`` that no other map in ``everything`` ends in. PEFT adapts every
-    map whose path ends in a target.
+    """Return the shortest suffixes of the adapted maps' ``paths`` with which no other path in ``everything`` ends. PEFT
+    adapts every map whose path ends in a target.
     """
     paths = set(paths)
     ends: set[str] = set()

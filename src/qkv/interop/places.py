@@ -26,7 +26,9 @@ def is_published(folder: Path) -> bool:
 
 
 def gguf_files(folder: Path) -> list[Path]:
-    """GGUF files of language models in a folder that holds no other weights; those of images (mmproj) are left out."""
+    """List the GGUF files of language models in a folder that holds no other weights; those of images (mmproj) are left
+    out.
+    """
     others = (WEIGHTS, INDEX, PICKLE, PICKLE_INDEX, ADAPTER_CONFIG, "spec.yaml")
     if not folder.is_dir() or any((folder / name).is_file() for name in others):
         return []

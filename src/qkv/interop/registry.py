@@ -20,22 +20,26 @@ def register(*several: Family) -> None:
 
 
 def families() -> list[Family]:
-    """All families, in alphabetical order, each after its ``base``."""
+    """Return all families, in alphabetical order within each depth of extension, so that a family comes after its
+    ``base``.
+    """
     return sorted(_FAMILIES.all(), key=lambda family: (_depth(family), family.name))
 
 
 def find_family(name: str) -> Family | None:
-    """Family with this name; None if there is none."""
+    """Return the family with this name; None if there is none."""
     return _FAMILIES.find(name)
 
 
 def families_by_type() -> dict[str, Family]:
-    """Family of each ``model_type`` in configs."""
+    """Return the family of each ``model_type``."""
     return {name: family for family in families() for name in family.model_types}
 
 
 def choose(config: Config) -> tuple[Family, str]:
-    """(family, name of the architecture) of a config. Raises ``UserError`` that suggests the nearest known name."""
+    """Return (family, name of the architecture) of a config. Raises ``UserError`` that suggests the nearest
+    known name.
+    """
     if config.values.get("model_type") not in families_by_type():
         import_more()
     family: Family = config.word("model_type", allowed=families_by_type())

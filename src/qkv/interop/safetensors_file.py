@@ -2,9 +2,9 @@
 
     8 bytes n, little-endian │ n bytes of JSON: name -> {dtype, shape, data_offsets} │ the tensors' bytes
 
-Tensors are mapped if qkv's are views of one or can be mapped from several of them. Others, such as tensors that are
-cast, are read from the file in pieces, not through the mapping, whose touched pages would count as memory besides the
-weights.
+A tensor of the model is mapped if it is a view of a stored tensor, or of several that can be mapped next to each other.
+Other tensors, such as tensors that are cast, are read from the file in pieces, not through the mapping: pages that are
+touched in the mapping would count as memory in addition to the weights.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class Entry(NamedTuple):
 
 
 def in_place(parts: Sequence[Entry], shape: Sequence[int]) -> Tensor | None:
-    """View of a mapped file as one tensor of ``shape``: its stored tensors ``parts`` laid end to end; None if that
-    needs a copy or the file is not mapped.
+    """Return the concatenation of the stored tensors ``parts`` as one tensor of ``shape``, mapped without a copy; None
+    if that needs a copy or the file is not mapped.
     """
     first = parts[0]
     if first.source is None or any(part.source is not first.source or part.dtype != first.dtype for part in parts):
@@ -111,8 +111,8 @@ def in_place(parts: Sequence[Entry], shape: Sequence[int]) -> Tensor | None:
 
 
 def entries(file: Path, copy: bool = True) -> dict[str, Entry]:
-    """Tensors of a safetensors file by name; only the header is read. ``copy`` False: memory-map the file if the system
-    supports it.
+    """Return the tensors of a safetensors file by name; only the header is read. ``copy`` False: memory-map the file if
+    the system supports it.
 
     Raises ``UserError`` for a file that is damaged, truncated or of another format.
     """
@@ -144,7 +144,9 @@ def _entries(
 
 
 def what_else(path: Path) -> str:
-    """Likely real format of a file that is not safetensors (pickle, empty, …), as the end of a sentence."""
+    """Describe the likely real format of a file that is not safetensors (pickle, empty, …), as the end of a
+    sentence.
+    """
     if path.is_dir():
         return "is a folder, not a safetensors file"
     with path.open("rb") as file:

@@ -79,8 +79,8 @@ def save_published(
     and, given a tokenizer or an image processor, their files.
 
     Returns the published family and its config. ``family``: preferred family if several cover the model, such as the
-    one it was loaded from. ``labels``: class names. ``begin``: the one or two ids that the decoder of an
-    encoder–decoder starts with; default: the tokenizer's beginning-of-text token. ``kept``: ignored tensors of the
+    family from which it was loaded. ``labels``: class names. ``begin``: the one or two ids with which the decoder of an
+    encoder–decoder starts; default: the tokenizer's beginning-of-text token. ``kept``: ignored tensors of the
     loaded folder, written back if files of this architecture may hold them. ``ends``: ids of all tokens that end a
     text. Raises ``UserError`` if no published family covers the model, or the folder cannot be written.
     """
@@ -113,7 +113,7 @@ def save_published(
 
 
 def _kept(kept: Mapping[str, Tensor], found: Covering, model: nn.Module) -> dict[str, Tensor]:
-    """Tensors of ``kept`` that files of this architecture may hold, in the model's dtype."""
+    """Return the tensors of ``kept`` that files of this architecture may hold, in the model's dtype."""
     reasons, dtype = found.family.kept(found.architecture), next(model.parameters()).dtype
     return {name: tensor.to(dtype) for name, tensor in kept.items() if reason_for(name, reasons) is not None}
 
@@ -121,7 +121,9 @@ def _kept(kept: Mapping[str, Tensor], found: Covering, model: nn.Module) -> dict
 def published_tensors(
     model: nn.Module, family: Family, architecture: str, gradients: bool = False
 ) -> dict[str, Tensor]:
-    """Tensors of the model by published name, or their ``gradients``; shared tensors appear once."""
+    """Return the tensors of the model by published name, or their gradients if ``gradients``; shared tensors appear
+    once.
+    """
     tensors, found, seen = model.state_dict(keep_vars=True), dict[str, Tensor](), set[int]()
     for match in matches(model, family.written(architecture)):
         tensor = tensors[match.ours]
@@ -133,7 +135,7 @@ def published_tensors(
 
 
 def about(model: nn.Module, tokenizer: Tokenizer | None, labels: Sequence[str]) -> dict[str, Any]:
-    """Config keys that do not depend on the spec: dtype, ids of special tokens, class names."""
+    """Return the config keys that do not depend on the spec: dtype, ids of special tokens, class names."""
     first = next(model.parameters())
     found: dict[str, Any] = {"torch_dtype": _NAMES.get(first.dtype, "float32")}
     if tokenizer is not None:
@@ -149,7 +151,7 @@ def about(model: nn.Module, tokenizer: Tokenizer | None, labels: Sequence[str]) 
 
 
 def _start(model: Transformer, tokenizer: Tokenizer | None, begin: Sequence[int]) -> dict[str, int]:
-    """Config keys with the ids that the decoder of an encoder–decoder starts with; empty without an encoder."""
+    """Return config keys with the ids with which the decoder of an encoder–decoder starts; empty without an encoder."""
     if model.encoder is None:
         return {}
     if not begin and tokenizer is not None and "bos" in tokenizer.specials:
@@ -158,14 +160,16 @@ def _start(model: Transformer, tokenizer: Tokenizer | None, begin: Sequence[int]
 
 
 def save_tokenizer(folder: Path, tokenizer: Tokenizer, spec: Model) -> None:
-    """Write ``tokenizer`` with its settings; that of a model which sees both sides puts special tokens around texts."""
+    """Write ``tokenizer`` with its settings; for a bidirectional model, the written tokenizer adds special tokens
+    around texts.
+    """
     (tokenizer if spec.causal else tokenizer.framing).save(folder / FILE_NAME)
     write_json(folder / TOKENIZER_CONFIG, tokenizer_config(tokenizer, spec))
 
 
 def tokenizer_config(tokenizer: Tokenizer, spec: Model) -> dict[str, Any]:
-    """Contents of tokenizer_config.json for the transformers library: a generic tokenizer class and the special tokens
-    by role.
+    """Build the contents of tokenizer_config.json for the transformers library: a generic tokenizer class and the
+    special tokens by role.
     """
     roles = {f"{role}_token": tokenizer.core.id_to_token(index) for role, index in tokenizer.specials.items()}
     return {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": spec.context_length, **roles}

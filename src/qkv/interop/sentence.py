@@ -18,7 +18,7 @@ from qkv.spec.parts import NoNorm, RMSNorm
 
 SETTINGS = "config_sentence_transformers.json"
 READERS = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_xlm-roberta_config.json")
-"""Files with the settings of the Transformer module; the later names are of old releases."""
+"""Names of the file with the settings of the Transformer module; the second and third are from old releases."""
 POOLINGS = {
     "cls_token": "cls",
     "max_tokens": "max",
@@ -27,7 +27,7 @@ POOLINGS = {
     "weightedmean_tokens": "weightedmean",
     "lasttoken": "lasttoken",
 }
-"""Names of poolings by the suffix of their keys "pooling_mode_…", in the order in which several are concatenated."""
+"""Suffix of a key "pooling_mode_…" -> name of the pooling, in the order in which several poolings are concatenated."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class EmbeddingSettings:
     default_prompt: str | None = None
 
     def prompt(self, name: str | None) -> str:
-        """Text of the prompt ``name``; None: of the default prompt, or "" without one. Raises ``UserError`` for an
-        unknown name.
+        """Return the text of the prompt ``name``; None: text of the default prompt, or "" without one. Raises
+        ``UserError`` for an unknown name.
         """
         name = name if name is not None else self.default_prompt
         if name is None:
@@ -89,8 +89,8 @@ class SentencePooling(NamedTuple):
     unread: tuple[str, ...]
 
     def head(self, part: type[Pooled], dropout: float) -> Pooled:
-        """Head of the kind ``part`` that pools as the folder does. L2 normalisation becomes an RMS norm without weight,
-        which gives the same vectors times √D.
+        """Build a head of the kind ``part`` that pools as the folder does. L2 normalisation becomes an RMS norm without
+        weight, which gives the same vectors times √D.
         """
         names = tuple(SENTENCE_NAMES[name] for name in self.poolings)
         norm = RMSNorm(weight=False, eps=1e-12) if self.normalise else NoNorm()
@@ -113,8 +113,8 @@ def read_pooling(folder: Path) -> SentencePooling | None:
 
 
 def _modules(folder: Path) -> list[tuple[str, Path]]:
-    """(kind, folder) of each module of the sentence-transformers model in ``folder``. Raises ``UserError`` for a module
-    outside of it.
+    """Read (kind, folder) of each module of the sentence-transformers model in ``folder``. Raises ``UserError`` for a
+    module outside of it.
     """
     try:
         listed = json.loads((folder / MODULES).read_text(encoding="utf-8"))
@@ -139,7 +139,7 @@ def _climbs(path: str) -> bool:
 
 
 def _poolings(folder: Path) -> tuple[tuple[str, ...], bool]:
-    """(names of poolings, True if the prompt's tokens are pooled too) from the folder of the module Pooling."""
+    """Read (names of poolings, True if the prompt's tokens are pooled too) from the folder of the module Pooling."""
     config = _config(folder / "config.json")
     for size in ("word_embedding_dimension", "embedding_dimension"):
         config.has(size)
@@ -164,7 +164,9 @@ def _poolings(folder: Path) -> tuple[tuple[str, ...], bool]:
 
 
 def _reader(folder: Path) -> tuple[int | None, bool]:
-    """(maximum number of tokens or None, True if texts are lowercased) from the folder of the module Transformer."""
+    """Read (maximum number of tokens or None, True if texts are lower-cased) from the folder of the module
+    Transformer.
+    """
     file = next((folder / name for name in READERS if (folder / name).is_file()), None)
     if file is None:
         return None, False
@@ -183,7 +185,7 @@ def _reader(folder: Path) -> tuple[int | None, bool]:
 
 
 def _prompts(folder: Path) -> tuple[dict[str, str], str | None]:
-    """(prompts by name, name of the default prompt)."""
+    """Read (prompts by name, name of the default prompt)."""
     if not (folder / SETTINGS).is_file():
         return {}, None
     config = _config(folder / SETTINGS)

@@ -1,4 +1,6 @@
-"""Conversion of series between qkv and published models, in which the channels of a window are an axis, not rows."""
+"""Conversion of series between qkv and published models. In published models the channels of a window are an axis of a
+tensor, not separate rows.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +16,22 @@ from qkv.spec.signals.series import of_series
 
 
 def channels_of(spec: Model) -> int:
-    """Rows of a window: its channels if each is a row of its own, else 1."""
+    """Return the number of rows of a window: its number of channels if each channel is a separate row, else 1."""
     frontend: Any = spec.frontend
     return frontend.features or 1 if of_series(frontend) and frontend.rows_per_channel else 1
 
 
 def as_published(spec: Model, values: Tensor) -> Tensor:
-    """Values (B · C, T, 1) of windows whose channels are rows, as (B, T, C); other values unchanged."""
+    """Reshape values (B · C, T, 1) of windows whose channels are rows to (B, T, C); return other values unchanged."""
     if not of_series(spec.frontend):
         return values
     return values[..., 0].unflatten(0, (-1, channels_of(spec))).transpose(1, 2)
 
 
 def answer_as_published(model: Transformer, signal: Signal) -> Tensor:
-    """Outputs of a model; of series points (B, H, C) in the units of the values, or vectors (B, C, N, D)."""
+    """Run a model and return its outputs in published form: for series, points (B, H, C) in the units of the values, or
+    vectors (B, C, N, D).
+    """
     found, channels, head = model(signal)[0], channels_of(model.spec), cast("Any", model.head)
     if not of_series(model.spec.frontend):
         return found

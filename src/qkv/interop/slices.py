@@ -1,4 +1,4 @@
-"""Slices of published tensors along their first axis, such as the weights of one expert in a tensor of all of them."""
+"""Slices of published tensors along their first axis, such as one expert's weights in a tensor of all experts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qkv.interop.safetensors_file import Entry
 
 
 class Slice(NamedTuple):
-    """Slice of a stored tensor, which is read whole for it."""
+    """Slice of a stored tensor; reading the slice reads the whole tensor."""
 
     whole: Stored
     index: int
@@ -45,7 +45,7 @@ class Slice(NamedTuple):
 
 
 def with_slices(stored: Mapping[str, Stored], names: Iterable[str]) -> dict[str, Stored]:
-    """``stored`` with the tensors that ``names`` slice replaced by all of their slices, as ``name[0]`` and so on."""
+    """Replace each tensor of which ``names`` contains slices by all of its slices, named ``name[0]`` and so on."""
     sliced = {whole for name in names for whole, index in (split_slice(name),) if index is not None}
     found = {name: tensor for name, tensor in stored.items() if name not in sliced}
     for name in sliced & stored.keys():
@@ -62,7 +62,7 @@ def _slice(whole: Stored, index: int) -> Stored:
 
 
 def join_slices(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """``tensors`` with the slices of a published tensor stacked into it."""
+    """Stack the slices of each published tensor into that tensor; other tensors are unchanged."""
     found, slices = dict[str, Tensor](), dict[str, dict[int, Tensor]]()
     for name, tensor in tensors.items():
         whole, index = split_slice(name)

@@ -24,12 +24,13 @@ _HIDDEN = "head.hidden"
 
 
 def task_heads(published: PublishedCheckpoint, said: SentencePooling | None, model: Model) -> dict[str, Head]:
-    """Specs of the heads for tasks that a checkpoint offers, by kind, such as "classification".
+    """Return the specs of the task heads that a checkpoint offers, by kind, such as "classification".
 
-    Heads that pool do so as ``said`` in sentence-transformers files, else as the family's head does if the checkpoint
-    holds its hidden layer (a pooler), which was then trained to be read in this way. Without one they take the mean of
-    the vectors, or the last one of a causal ``model``: the first vector of an encoder pretrained with masked tokens
-    was never trained to represent the text (Reimers & Gurevych 2019). The class token of an image encoder was.
+    Heads that pool use the pooling ``said`` of sentence-transformers files, if there is one. Otherwise they pool as the
+    family's head does if the checkpoint holds its hidden layer (a pooler), because that layer was trained with this
+    pooling. Without it they pool by the mean of the vectors, or by the last vector of a causal ``model``: the first
+    vector of an encoder pretrained with masked tokens was never trained to represent the text (Reimers & Gurevych
+    2019). The class token of an image encoder was, so heads of image models keep it.
     """
     found = {head.kind: (head, architecture) for head, architecture in _of_family(published)}
     heads = {kind: head for kind, (head, _) in found.items()}
@@ -42,8 +43,8 @@ def task_heads(published: PublishedCheckpoint, said: SentencePooling | None, mod
 
 
 def _of_family(published: PublishedCheckpoint) -> Iterator[tuple[Head, Architecture]]:
-    """Heads of the architectures of a checkpoint's family with the values in its config; of each kind, the last
-    counts.
+    """Yield (head, architecture) for the architectures of a checkpoint's family, with the values in its config; of each
+    kind, the last one counts.
     """
     values = {key: value for key, value in published.values.items() if key not in _OF_LABELS}
     family, _ = published._replace(values=values).family()
@@ -56,8 +57,8 @@ def _of_family(published: PublishedCheckpoint) -> Iterator[tuple[Head, Architect
 
 
 def _trained(published: PublishedCheckpoint, head: Pooled, architecture: Architecture, model: Model) -> Pooled:
-    """``head`` if the checkpoint holds its hidden layer, or if it pools the vectors that suit the model; else a head
-    without a hidden layer that does.
+    """Return ``head`` if the checkpoint holds its hidden layer, or if its pooling suits the model; else a head without
+    a hidden layer whose pooling does.
     """
     family, _ = published.family()
     suits = "last" if model.causal else "mean"
@@ -72,8 +73,8 @@ def _trained(published: PublishedCheckpoint, head: Pooled, architecture: Archite
 
 
 def head_tensors(published: PublishedCheckpoint, model: Transformer) -> dict[str, Tensor]:
-    """Tensors of the head of ``model``, in fp32 by name, that a checkpoint holds although it was saved with another
-    head (such as a pooler).
+    """Read the tensors of the head of ``model`` by name, in fp32, that a checkpoint holds although it was saved with
+    another head (such as a pooler).
     """
     family, _ = published.family()
     cover = covering(model.spec, family.name)

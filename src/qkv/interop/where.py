@@ -21,7 +21,7 @@ from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError, nearest
 
 _MOST_LAYERS = 200
-"""Upper limit of a layer number in a name."""
+"""Maximum number of layers of an example model."""
 
 
 class Place(NamedTuple):
@@ -63,7 +63,7 @@ def where(model: Transformer, name: str, family: Family | None = None, architect
 
 
 def everywhere(name: str) -> list[tuple[str, Place]]:
-    """(family, location) of the tensor with the published name ``name``, for each family that has it.
+    """Return (family, location) of the tensor with the published name ``name``, for each family that has it.
 
     Needs no checkpoint; sizes are examples. Raises ``UserError`` if no family has it.
     """
@@ -120,8 +120,8 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 
 def _owner(model: nn.Module, name: str) -> nn.Module:
-    """Innermost module that holds the tensor and is none of torch's: for a linear map, the branch, norm or head that
-    uses it.
+    """Return the innermost module that holds the tensor and is not one of torch's: for a linear map, the branch, norm
+    or head that uses it.
     """
     path = name.split(".")[:-1]
     chain = [model.get_submodule(".".join(path[:end])) for end in range(len(path), -1, -1)]
@@ -129,14 +129,14 @@ def _owner(model: nn.Module, name: str) -> nn.Module:
 
 
 def source_of(module: nn.Module) -> tuple[Path, int]:
-    """(file, first line) of the source of a module's class."""
+    """Return (file, first line) of the source of a module's class."""
     kind = type(module)
     return Path(inspect.getfile(kind)), inspect.getsourcelines(kind)[1]
 
 
 def spec_path(model: Transformer, name: str) -> str:
-    """Path in ``model.spec`` of the part that the tensor ``name`` belongs to, accounting for the repeated block
-    pattern.
+    """Return the path in ``model.spec`` of the part to which the tensor ``name`` belongs, accounting for the repeated
+    block pattern.
 
     Example: with a pattern of two blocks, ``blocks.5.branches.0.body.qkv.weight`` belongs to
     ``model.blocks.1.branches.0``.

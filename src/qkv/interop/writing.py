@@ -1,7 +1,7 @@
 """Generation settings of a published checkpoint, from ``generation_config.json`` or, in older folders, ``config.json``;
-of a GGUF file, from its metadata.
+for a GGUF file, from its metadata.
 
-Every setting is used, changes no text, or is named by a warning.
+Every setting is used, or changes no text, or is reported by a warning.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ USED = (
     *("num_beams", "length_penalty", "early_stopping", "eos_token_id", "no_repeat_ngram_size"),
     *("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "decoder_start_token_id", "forced_bos_token_id"),
 )
-"""Settings that qkv has."""
+"""Settings that qkv supports."""
 WITHOUT: Mapping[str, tuple[Any, ...]] = {
     "min_length": (0,),
     "min_new_tokens": (0,),
@@ -44,20 +44,20 @@ WITHOUT: Mapping[str, tuple[Any, ...]] = {
     "token_healing": (False,),
     "renormalize_logits": (False,),
 }
-"""Settings that change texts and that qkv has not, with the values that change nothing."""
+"""Settings that change texts and that qkv does not support -> their neutral values."""
 WITHOUT_IN_SAMPLING: Mapping[str, tuple[Any, ...]] = {
     "typical_p": (1, 1.0),
     "epsilon_cutoff": (0, 0.0),
     "eta_cutoff": (0, 0.0),
     "top_h": (1, 1.0),
 }
-"""Settings of the same kind that apply to sampling only."""
+"""Unsupported settings that change texts only in sampling -> their neutral values."""
 _TOP_K = 50
-"""The published library's default with ``do_sample``."""
+"""Default of ``top_k`` in the transformers library with ``do_sample``."""
 
 
 class Said(NamedTuple):
-    """Settings of the file ``file``, without nulls."""
+    """Generation settings and the file from which they were read; nulls are left out."""
 
     values: Mapping[str, Any]
     file: Path
@@ -69,7 +69,9 @@ class Said(NamedTuple):
 
 
 def said_by(folder: Path, config: Config) -> Said:
-    """Settings of ``generation_config.json``; without that file those of ``config.json``, as in older folders."""
+    """Read the settings of ``generation_config.json``; without that file, the generation settings in ``config.json``,
+    as in older folders.
+    """
     file = folder / GENERATION
     if not is_gguf(folder) and file.is_file():
         return Said({key: value for key, value in read_json(file).items() if value is not None}, file)
@@ -78,8 +80,8 @@ def said_by(folder: Path, config: Config) -> Said:
 
 
 def going_on(folder: Path, tokenizer: Tokenizer | None, config: Config) -> Generation:
-    """Generation settings of a published decoder-only model: greedy unless ``do_sample`` is set. Warns of settings that
-    qkv has not.
+    """Read the generation settings of a published decoder-only model: greedy unless ``do_sample`` is set. Warns of
+    unsupported settings.
     """
     said = said_by(folder, config)
     found = said.config
@@ -103,11 +105,11 @@ def going_on(folder: Path, tokenizer: Tokenizer | None, config: Config) -> Gener
 
 
 def answering(folder: Path, config: Config) -> Generation:
-    """Generation settings of a published encoder–decoder: beam search with ``num_beams`` (default 1) up to the stated
-    maximum length. Warns of settings that qkv has not.
+    """Read the generation settings of a published encoder–decoder: beam search with ``num_beams`` (default 1) up to the
+    stated maximum length. Warns of unsupported settings.
 
-    Stated lengths include the tokens of ``beginning``: ``max_length`` all of them, ``max_new_tokens`` those after the
-    first.
+    ``max_length`` counts all tokens of ``beginning``, and ``max_new_tokens`` counts its tokens after the first; they
+    are subtracted here.
     """
     said = said_by(folder, config)
     found = said.config
@@ -126,8 +128,8 @@ def answering(folder: Path, config: Config) -> Generation:
 
 
 def beginning(folder: Path, config: Config) -> tuple[int, ...]:
-    """Ids that the decoder of a published encoder–decoder starts with: its start token and a forced first token, if
-    any.
+    """Return the ids with which the decoder of a published encoder–decoder starts: its start token and a forced first
+    token, if any.
     """
     said = Config({**config.values, **said_by(folder, config).values}, str(folder / GENERATION))
     first = "decoder_start_token_id" if said.has("decoder_start_token_id") else "bos_token_id"
@@ -137,12 +139,12 @@ def beginning(folder: Path, config: Config) -> tuple[int, ...]:
 
 
 def named_ends(folder: Path, config: Config) -> tuple[int, ...]:
-    """Ids of the tokens that end a text, as the files of a published checkpoint name them. Raises ``UserError``."""
+    """Read the ids of the end tokens from the files of a published checkpoint. Raises ``UserError``."""
     return _ends(folder, said_by(folder, config).config, config)
 
 
 def unused_settings(folder: Path, config: Config) -> Iterator[tuple[str, str]]:
-    """(key, reason) of each setting in ``generation_config.json`` that was not used."""
+    """Yield (key, reason) of each setting in ``generation_config.json`` that is not used."""
     said = said_by(folder, config)
     if said.file.name != GENERATION:
         return
@@ -157,13 +159,13 @@ def unused_settings(folder: Path, config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _changes(said: Said, key: str, draws: bool) -> bool:
-    """True if a setting that qkv has not changes texts."""
+    """True if an unsupported setting changes texts."""
     neutral = WITHOUT[key] if key in WITHOUT else WITHOUT_IN_SAMPLING[key]
     return (key in WITHOUT or draws) and said.values[key] not in neutral and said.values[key] not in ([], {})
 
 
 def _warn(said: Said, draws: bool, beams: int) -> None:
-    """Warn of the settings that change texts and that qkv has not."""
+    """Warn of the unsupported settings that change texts."""
     named = [key for key in (*WITHOUT, *WITHOUT_IN_SAMPLING) if key in said.values and _changes(said, key, draws)]
     if draws and beams > 1:
         named.append("num_beams with do_sample")
@@ -174,7 +176,7 @@ def _warn(said: Said, draws: bool, beams: int) -> None:
 
 
 def _beams(found: Config) -> dict[str, Any]:
-    """Settings of beam search."""
+    """Read the settings of beam search."""
     return {
         "num_beams": found.integer("num_beams", 1),
         "length_penalty": found.number("length_penalty", 1.0),
@@ -183,7 +185,7 @@ def _beams(found: Config) -> dict[str, Any]:
 
 
 def _forbidden(found: Config) -> dict[str, Any]:
-    """Settings that forbid tokens."""
+    """Read the settings that forbid tokens."""
     lists = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
     return {
         **{name: tuple(found.items(name)) for name in lists},
@@ -197,7 +199,7 @@ def _strings(found: Config) -> tuple[str, ...]:
 
 
 def _ends(folder: Path, found: Config, config: Config) -> tuple[int, ...]:
-    """Ids of the tokens that end a text: ``eos_token_id``, one or several, or those of a GGUF file. Raises
+    """Read the ids of the end tokens: one or several in ``eos_token_id``, or those of a GGUF file. Raises
     ``UserError``.
     """
     if is_gguf(folder):

@@ -1,4 +1,4 @@
-"""Losses of branches beside that of the task."""
+"""Auxiliary losses of branches, whose gradients are added to the gradient of the task loss."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch.autograd.function import once_differentiable
 
 
 def with_loss(y: Tensor, loss: Tensor) -> Tensor:
-    """``y``, such that a backward pass through it also adds the gradient of ``loss``, a single number.
+    """Return ``y``, through which a backward pass also adds the gradient of the scalar ``loss``.
 
-    The gradients are those of task loss + ``loss``, whatever computes the former, whatever reads y, and also where
-    activations are recomputed. The value of the task's loss is unchanged.
+    The gradients equal the gradients of task loss + ``loss``. This holds for any task loss and any use of y, and also
+    if activations are recomputed. The value of the task loss is unchanged.
     """
     return _WithLoss.apply(y, loss)  # type: ignore[no-any-return]
 

@@ -1,4 +1,4 @@
-"""Base class of residual branches and the state contract."""
+"""Base class of residual branches, with the contract for their decoding states."""
 
 from __future__ import annotations
 
@@ -15,40 +15,43 @@ from qkv.layers.tap import receives, tapped
 from qkv.spec.branches import Branch as BranchSpec
 
 State = Any
-"""Tree of tensors with the batch axis first; see ``qkv.state``."""
+"""Decoding state of a branch: a tree of tensors with the batch axis first; see ``qkv.state``."""
 
 
 class Branch(Declared):
-    """Base class of residual branches, (B, N, D) -> (B, N, D); without a decoding state, as position-wise branches are.
+    """Base class of residual branches, (B, N, D) -> (B, N, D). Defaults: causal and without a decoding state.
 
-    State contract of causal branches: a sequence split anywhere and fed in pieces, with the state passed along, gives
-    the outputs and the final state of one call. A call consumes its state and may overwrite its buffers.
-    ``state=None`` processes a whole sequence and returns None as state.
+    State contract of causal branches: a sequence may be split anywhere and passed in pieces, with the state returned by
+    each call passed to the next. Outputs and final state equal the results of one call. A call consumes its state and
+    may overwrite its buffers. ``state=None`` processes a whole sequence and returns None as state.
     """
 
     causal: bool = True
     name: str = ""
     """Path in the model, such as ``blocks.0.branches.1``."""
     memory_name: str = MEMORY
-    """Name of the memory that the branch reads, if it reads one."""
+    """Name of the memory in ``Context.memories`` that the branch reads, if it reads one."""
     rewindable: bool = True
     """True if the latest positions can be dropped by decreasing the stack's position count alone."""
     reads_pages: bool = False
-    """True if keys and values that are stored in pages are read where they are; see ``qkv.state.pages``."""
+    """True if the branch reads keys and values directly from the pages of a paged state; see ``qkv.state.pages``."""
     replayable: bool = False
-    """True if a call with a state finds its positions in tensors alone, so that its kernels can be recorded and
-    replayed at others; see ``qkv.models.replayed_step``."""
+    """True if a call with a state reads its positions from tensors only.
+
+    Its kernels can then be recorded once and replayed at other positions; see ``qkv.models.replayed_step``.
+    """
     loss_share: float = 1.0
-    """Share of the batch in the targets of a training step, by which a loss of the branch itself is multiplied."""
+    """Fraction of a training step's targets that are in the current batch; factor of the branch's auxiliary loss."""
 
     def __init__(self, spec: BranchSpec, width: int):
         super().__init__()
         self.spec, self.width = spec, width
 
     def init_state(self, batch: int, capacity: int | None = None) -> State:
-        """Empty decoding state of ``batch`` rows. ``capacity``: maximum number of positions; None for no limit.
+        """Create an empty decoding state of ``batch`` rows.
 
-        For branches that read a memory, see ``MemoryBranch``.
+        ``capacity``: maximum number of positions; None for no limit. For branches that read a memory, see
+        ``MemoryBranch``.
         """
         return ()
 
@@ -56,76 +59,77 @@ class Branch(Declared):
         raise NotImplementedError
 
     def tapped(self, context: Context, point: str, value: Tensor) -> Tensor:
-        """``value`` at a point of this branch, or its replacement if the context has a tap that gives one."""
+        """Pass ``value`` to the context's tap, if any; return the tap's replacement, or ``value`` itself."""
         return tapped(context.tap, point, f"{self.name}.{point}", value)
 
     def observed(self, context: Context, point: str, compute: Callable[[], Tensor]) -> None:
-        """Pass the tap a value that only taps need: ``compute()`` is called only if a tap receives ``point``."""
+        """Pass ``compute()`` to the context's tap; it is called only if a tap receives ``point``."""
         if context.tap is not None and receives(context.tap, point):
             context.tap(f"{self.name}.{point}", compute())
 
     def with_loss(self, y: Tensor, loss: Tensor) -> Tensor:
-        """Output ``y`` of a training batch, whose backward pass adds the gradient of ``loss``, the branch's own.
+        """Return the output ``y``, whose backward pass also adds the gradient of the branch's auxiliary loss.
 
-        ``loss`` is a mean over the batch, and is added to the task's mean over its targets.
+        ``loss`` is its mean over the training batch. It is multiplied by ``loss_share`` and added to the task loss, a
+        mean over targets.
         """
         return with_loss(y, self.loss_share * loss)
 
     def after_step(self) -> None:
-        """Called after each training step, for what a branch adapts to the batches of a step; most adapt nothing."""
+        """Update values that a branch adapts without the optimiser; called after each training step. Default: none."""
 
     def state_bytes(self, length: int, batch: int = 1) -> int:
-        """Bytes of the decoding state of ``batch`` rows after ``length`` positions, without the part from a memory."""
+        """Return the bytes of a decoding state of ``batch`` rows of ``length`` positions, without its memory part."""
         return 0
 
     def ending(self) -> nn.Module | None:
-        """Output projection into the residual stream, or a list of several; None if there is none.
+        """Return the output projection into the residual stream, or a list of several; None if there is none.
 
-        Initial weights are scaled down with depth.
+        Its initial weights are scaled down with depth.
         """
         return None
 
     def idle_parameters(self, positions: int = 1) -> int:
-        """Number of parameters that ``positions`` positions certainly leave unused, as a mixture of experts does."""
+        """Return the least number of parameters that ``positions`` positions leave unused, as in unchosen experts."""
         return 0
 
     def like(self) -> Tensor:
-        """Tensor whose device and dtype a new state takes."""
+        """Return a tensor with the device and dtype that a new decoding state gets."""
         found = next(self.parameters(), None)
         if found is not None:
             return found
-        stored = next(self.buffers(), None)  # of quantised weights, whose activations are in fp32
+        stored = next(self.buffers(), None)  # quantised weights are buffers, and their activations are in fp32
         return torch.empty(0, device=None if stored is None else stored.device)
 
 
 class MemoryBranch(Branch):
     """Base class of branches that read a memory, such as an encoder's output.
 
-    The state is computed of it once and not changed.
+    Their state is computed from the memory once and does not change.
     """
 
     def init_state(self, batch: int, capacity: int | None = None, memory: Memory | None = None) -> State:
-        """Decoding state computed from ``memory``, which has ``batch`` rows."""
+        """Compute the decoding state from ``memory``, which has ``batch`` rows."""
         assert memory is not None, f"{self.spec.kind!r} reads a memory"
         return self.remember(memory)
 
     def remember(self, memory: Memory) -> State:
-        """Compute from a memory what every call needs, such as its keys and values."""
+        """Compute the state from a memory, such as the memory's keys and values."""
         raise NotImplementedError
 
     def known(self, context: Context, state: State | None) -> State:
-        """``state``, or without one what ``remember`` computes from the memory in ``context``."""
+        """Return ``state``; if it is None, compute it by ``remember`` from the memory in ``context``."""
         return self.remember(context.memories[self.memory_name]) if state is None else state
 
 
 def matrices(model: nn.Module) -> set[nn.Parameter]:
-    """Weight matrices in the branches of ``model``; tables, biases and norms are not among them."""
+    """Return the weight matrices in the branches of ``model``, without tables, biases and norms."""
     found = layouts(model)
     return {p for name, p in _in_branches(model) if found[name].kind == "matrix"}
 
 
 def linear_maps(model: nn.Module) -> list[str]:
-    """Paths of the linear layers in branches of ``model`` whose weight is a matrix, in the model's order."""
+    """Return the paths of linear layers with a ``matrix`` weight in the branches of ``model``, in model order."""
     found = layouts(model)
     inside = {name for name, _ in _in_branches(model)}
     maps = (

@@ -17,32 +17,32 @@ from qkv.state.arrival import Arrival
 
 T = TypeVar("T")
 MEMORY = "memory"
-"""Name of the memory that a cross branch reads by default: the output of the encoder, or of the latents."""
+"""Default name of the memory that a cross-attention branch reads: the output of the encoder, or the latents."""
 
 
 class Memory(NamedTuple):
-    """Second input of a stack, such as the output of an encoder, which cross-attention reads.
+    """Second input of a stack, read by cross-attention, such as the output of an encoder.
 
-    vectors: one tensor (B, M, D) for all layers, or one per layer.   lengths (B): number of unpadded vectors.
+    vectors: one tensor (B, M, D) for all layers, or one tensor per layer.   lengths (B): number of unpadded vectors.
     """
 
     vectors: tuple[Tensor, ...]
     lengths: Tensor
 
     def of_layer(self, i: int) -> Memory:
-        """Memory with the vectors that layer ``i`` reads."""
+        """Return the memory with only the vectors that layer ``i`` reads."""
         return self if len(self.vectors) == 1 else Memory(self.vectors[i : i + 1], self.lengths)
 
     def grid(self) -> tuple[Tensor, Tensor]:
-        """(vectors (B, M, D), mask (B, M) that is True at unpadded vectors), for a memory of one layer."""
+        """Return (vectors (B, M, D), mask (B, M), True at unpadded vectors) of a memory with one tensor of vectors."""
         (vectors,) = self.vectors
         return vectors, torch.arange(vectors.shape[1], device=vectors.device) < self.lengths[:, None]
 
 
 class PositionGrid(NamedTuple):
-    """Positions on a grid in row-major order, after ``leading`` ones that are not on it, such as a class token.
+    """Positions on a grid in row-major order, after leading positions that are not on the grid, such as a class token.
 
-    sizes: number of positions along each axis, such as (rows, columns).
+    sizes: number of positions along each axis, such as (rows, columns).   leading: number of leading positions.
     """
 
     sizes: tuple[int, ...]
@@ -50,19 +50,19 @@ class PositionGrid(NamedTuple):
 
 
 Memories = Mapping[str, Memory]
-"""Memories that cross branches read, by name."""
+"""Memories that cross-attention branches read, by name."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """Frozen context of a forward pass over (B, N, D): facts about its positions that branches read beside x.
+    """Frozen context of a forward pass over (B, N, D): positions, padding, masks and memories that branches read.
 
-    positions (B or 1, N): position of each vector in its row (for packed rows: in its document). lengths (B): number
-    of positions that are not padding, which is on the right; None: no padding. segments, prefix, visible, types: see
-    ``Signal``. grid: layout of the positions of image patches and the like; None for a sequence. graph: edges between
-    the nodes of graphs; None for others. memories: inputs of cross-attention, by name; empty with a state, which holds
-    what they need. arrival: place of the new positions after those read before; None without a state. memo: cache of
-    ``once``. constants: cache of ``constant`` for the calls that share it; None: nothing is kept.
+    positions (B or 1, N): position of each vector in its row (for packed rows: in its document). lengths (B): number of
+    unpadded positions, with padding on the right; None: no padding. segments, prefix, visible, types: see ``Signal``.
+    grid: grid of the positions, as for image patches; None for a sequence. graph: edges between the nodes of graphs;
+    None for other inputs. memories: inputs of cross-attention, by name; empty in calls with a decoding state, which
+    holds their keys and values. arrival: new positions of the call relative to the positions in the state; None without
+    a state. memo: cache of ``once``. constants: cache of ``constant``, shared by several calls; None: no caching.
     """
 
     positions: Tensor
@@ -80,14 +80,14 @@ class Context:
     constants: dict[Hashable, Any] | None = field(default=None, repr=False, compare=False)
 
     def of_layer(self, i: int) -> Context:
-        """Copy of the context with the memories that layer ``i`` reads."""
+        """Return a copy of the context with only the memory vectors that layer ``i`` reads."""
         if all(len(memory.vectors) == 1 for memory in self.memories.values()):
             return self
         return replace(self, memories={name: memory.of_layer(i) for name, memory in self.memories.items()})
 
     @property
     def valid(self) -> Tensor | None:
-        """Mask (B, N), True at positions that are not padding; None without padding."""
+        """Mask (B, N), True at unpadded positions; None if no row is padded."""
         if self.lengths is None:
             return None
         return self.once(
@@ -97,17 +97,20 @@ class Context:
 
     @property
     def coordinates(self) -> Tensor:
-        """Coordinates (B or 1, N, axes) of the positions: on a grid from 1 along each axis, 0 for leading positions; of
-        a sequence, its positions (B or 1, N, 1).
+        """Coordinates (B or 1, N, axes) of the positions.
+
+        On a grid they count from 1 along each axis, and are 0 for leading positions. In a sequence they are its
+        positions.
         """
         if self.grid is None:
             return self.positions[..., None]
         return self.once("coordinates", lambda: _coordinates(self.grid, self.positions))
 
     def on_grid(self, axes: int, kind: str) -> Tensor:
-        """Coordinates (1, N, axes) of the positions on a grid. ``kind``: of the part that reads them, for the message.
+        """Return the coordinates (1, N, axes) of the positions on a grid of ``axes`` axes.
 
-        Raises ``UserError`` if they are on none, or on one of another number of axes.
+        ``kind``: kind of the part that needs them, for the message. Raises ``UserError`` if the positions are not on a
+        grid, or on a grid with another number of axes.
         """
         sizes = () if self.grid is None else self.grid.sizes
         if len(sizes) != axes:
@@ -128,7 +131,7 @@ class Context:
         return self.lengths
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Result of ``compute()``, computed once per forward pass: cached under ``key`` and shared by all layers."""
+        """Return ``compute()``, computed once per forward pass, cached under ``key`` and shared by all layers."""
         if torch.compiler.is_compiling():  # the compiler merges equal subexpressions, and cannot hash a spec
             return compute()
         if key not in self.memo:
@@ -136,7 +139,10 @@ class Context:
         return self.memo[key]
 
     def constant(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Result of ``compute()``, which is the same at all positions, such as numbers copied from the host."""
+        """Return ``compute()``, cached across the calls that share ``constants``.
+
+        The result must not depend on the positions; an example are numbers copied from the host.
+        """
         if self.constants is None:
             return compute()
         if key not in self.constants:
@@ -145,9 +151,7 @@ class Context:
 
 
 def _coordinates(grid: PositionGrid | None, like: Tensor) -> Tensor:
-    """Coordinates (1, leading + product of the sizes, axes) of the positions of ``grid``, integers on the device of
-    ``like``.
-    """
+    """Compute coordinates (1, leading + Π sizes, axes) of the positions of ``grid``, on the device of ``like``."""
     assert grid is not None
     axes = [torch.arange(1, size + 1, device=like.device) for size in grid.sizes]
     places = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)

@@ -1,4 +1,4 @@
-"""Mixture of experts, and the balance of their load."""
+"""Mixture of experts, and load balancing of the experts."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from qkv.spec.register import implementation, implements
 
 @implements(spec.NoBalance)
 class Balance(nn.Module):
-    """No balance; base class of ways to balance the load of ``num_experts`` experts."""
+    """No load balancing; base class of methods that balance the load of ``num_experts`` experts."""
 
     def __init__(self, part: spec.Balance, num_experts: int):
         super().__init__()
         self.num_experts = num_experts
 
     def ranked(self, scores: Tensor) -> Tensor:
-        """Numbers by which experts are chosen, from the router's scores (B, N, E)."""
+        """Return the numbers by which top-k chooses experts, from the router scores (B, N, E)."""
         return scores
 
     def of_batch(self, scores: Tensor, chosen: Tensor, valid: Tensor | None) -> Tensor | None:
-        """Loss of a training batch; None if there is none.
+        """Return the auxiliary loss of a training batch; None if the method has none.
 
-        scores (B, N, E), chosen (B, N, k); valid (B, N): False at padding, None without.
+        scores (B, N, E), chosen (B, N, k): indices of the chosen experts; valid (B, N): False at padding; None: no
+        padding.
         """
         return None
 
     def after_step(self) -> None:
-        """Called after each training step."""
+        """Update the balance, if the method adapts it. Called after each training step."""
 
 
 @implements(spec.BalanceLoss)
@@ -51,9 +52,11 @@ class BalanceLoss(Balance):
 
 @implements(spec.BalanceBias)
 class BalanceBias(Balance):
-    """Bias per expert for the choice, moved by ± ``rate`` after each training step (DeepSeek-V3, 2024).
+    """Bias per expert, added to the scores for the choice only (DeepSeek-V3, 2024).
 
-    load (E): choices since the last step. Activation checkpointing counts each twice, which changes no sign.
+    After each training step, the bias changes by + ``rate`` for experts below the mean load and - ``rate`` for experts
+    above it. load (E): number of choices since the last step. Activation checkpointing counts each choice twice, which
+    changes no sign.
     """
 
     bias: Tensor
@@ -112,14 +115,14 @@ class MixtureOfExperts(Branch):
         return logits.softmax(-1) if self.part.router == "softmax" else logits.sigmoid()
 
     def _weights(self, scores: Tensor, chosen: Tensor) -> Tensor:
-        """Weights (B, N, k) of the chosen experts."""
+        """Compute the weights (B, N, k) of the chosen experts."""
         weights = scores.gather(-1, chosen)
         if self.part.normalises:
             weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
         return self.part.scale * weights
 
     def after_step(self) -> None:
-        if any(p.requires_grad for p in self.router.parameters()):  # a frozen router chooses as before
+        if any(p.requires_grad for p in self.router.parameters()):  # with a frozen router, the choice must not change
             self.balance.after_step()
 
     def ending(self) -> nn.Module:
@@ -132,7 +135,7 @@ class MixtureOfExperts(Branch):
 
 
 def _network(part: spec.MixtureOfExperts, width: int, count: int = 1) -> Branch:
-    """Feed-forward network of an expert, or of ``count`` experts whose outputs are added."""
+    """Build the network of an expert, or one network equal to ``count`` experts whose outputs are added."""
     expert = part.expert(width, count)
     return implementation(expert, "qkv.layers")(expert, width)  # type: ignore[no-any-return]
 

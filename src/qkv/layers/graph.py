@@ -15,11 +15,11 @@ from qkv.ops.graphs import SampledEdges
 class Graph:
     """Edges between the positions of B rows of N nodes, padding included.
 
-    edges (2, E): source and target of each edge, as indices b · N + n into the flattened rows; without self-loops and
-    repetitions. distances (B, N, N): number of edges on a shortest path from the node of the third axis to that of the
-    second, or a bound that longer paths share; -1 without a path. pairs (2, P): pairs of positions, as indices like
-    those of edges, for which a head predicts an edge. None unless a part of the model reads them. sampled: facts about
-    the whole graph if the edges are a sample of its edges.
+    edges (2, E): source and target of each edge, as indices b · N + n into the flattened rows, without self-loops and
+    duplicates. distances (B, N, N): number of edges on a shortest path from node j (third axis) to node i (second
+    axis), capped at a maximum; -1 without a path. pairs (2, P): pairs of nodes for which a head predicts an edge, as
+    indices like those in ``edges``. distances and pairs are None unless a part of the model reads them. sampled: node
+    degrees in the whole graph, if ``edges`` is a sample of its edges.
     """
 
     edges: Tensor
@@ -28,7 +28,7 @@ class Graph:
     sampled: SampledEdges | None = None
 
     def to(self, device: torch.device | str) -> Self:
-        """Copy of the graph on ``device``."""
+        """Copy the graph to ``device``."""
         distances, pairs = (None if each is None else each.to(device) for each in (self.distances, self.pairs))
         sampled = None if self.sampled is None else self.sampled.to(device)
         return type(self)(self.edges.to(device), distances, pairs, sampled)

@@ -1,6 +1,7 @@
-"""Layout of weights, declared by the module that owns them: the parts of their axes, such as queries, keys and values.
+"""Layouts of weights: the parts into which their axes are divided, such as queries, keys and values.
 
-Adapters, optimisers, the transfer of weights between models and the tables of published tensors read it.
+Each module declares the layouts of its weights. Adapters, optimisers, the transfer of weights between models and the
+tables of published tensors read them.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ class Piece(NamedTuple):
 class Layout:
     """Kind of a weight, and the pieces that its axes consist of.
 
-    kind: ``matrix``: a linear map, stored as (out, in).   ``rows``: a row per token, position or type; a longer table
-    keeps its first rows.   ``grid``: a row per position of a grid of ``sizes`` in row-major order, after ``leading``
-    others; a table of another grid is resampled.   ``whole``: anything else. out: pieces of the first axis.   into:
-    pieces of the last axis.   Empty: a single piece.
+    kind: ``matrix``: a linear map, stored as (out, in).   ``rows``: a row per token, position or type; for a table of
+    another length, the first rows are transferred.   ``grid``: a row per position of a grid of ``sizes`` in row-major
+    order, after ``leading`` other rows; for another grid, the table is resampled.   ``whole``: anything else. out:
+    pieces of the first axis.   into: pieces of the last axis.   Empty: a single piece.
     """
 
     kind: Literal["matrix", "rows", "grid", "whole"]
@@ -49,53 +50,57 @@ MATRIX, ROWS, WHOLE = Layout("matrix"), Layout("rows"), Layout("whole")
 
 
 def matrix(**out: tuple[int, int] | int) -> Layout:
-    """Layout of a matrix whose rows are named pieces in this order: ``size``, or ``(size, features per head)``."""
+    """Return the layout of a matrix whose rows consist of named pieces: ``size``, or ``(size, features per head)``."""
     pieces = ((name, (size, None) if isinstance(size, int) else size) for name, size in out.items())
     return Layout("matrix", tuple(Piece(name, *sizes) for name, sizes in pieces))
 
 
 def from_heads(size: int, head: int) -> Layout:
-    """Layout of a matrix that reads ``size`` features in heads of ``head`` features (an output projection)."""
+    """Return the layout of an output projection, whose ``size`` input features are heads of ``head`` features."""
     return Layout("matrix", into=(Piece("heads", size, head),))
 
 
 def on_grid(sizes: tuple[int, ...], leading: int) -> Layout:
-    """Layout of a table of the positions of a grid, after ``leading`` others."""
+    """Return the layout of a table with a row per position of a grid, after ``leading`` other rows."""
     return Layout("grid", sizes=tuple(sizes), leading=leading)
 
 
 def vector(name: str, size: int, head: int) -> Layout:
-    """Layout of a vector of ``size`` features, ``head`` features per head, such as a bias per head."""
+    """Return the layout of a vector of ``size`` features, ``head`` features per head, such as a bias per head."""
     return Layout("whole", (Piece(name, size, head),))
 
 
 Layouts = Mapping[str, Layout]
-"""Layouts by path of a parameter, or of a module: that of its ``weight``, whose first axis is the ``bias``."""
+"""Layouts by the path of a parameter, or of a module.
+
+The layout of a module describes its ``weight``; its ``bias`` has the pieces of the weight's first axis.
+"""
 
 
 class Declared(nn.Module):
     """Base class of modules that declare the layouts of their weights."""
 
     def layouts(self) -> Layouts:
-        """Layouts of weights by their path below this module; weights not named have a default layout.
+        """Return the layouts of weights by their path below this module; other weights have a default layout.
 
-        Defaults: two-dimensional parameters are matrices, embeddings of torch have rows, all other tensors are whole.
+        Defaults: ``rows`` for torch's embeddings, ``matrix`` for other two-dimensional tensors, ``whole`` for all other
+        tensors.
         """
         return {}
 
 
 class LookupTable(Declared):
-    """Module whose own parameters are lookup tables of a fixed index (a distance, a relation), not matrices."""
+    """Module whose direct parameters are lookup tables with a fixed index (a distance, a relation), not matrices."""
 
     def layouts(self) -> Layouts:
         return {name: WHOLE for name, _ in self.named_parameters(recurse=False)}
 
 
 def layouts(model: nn.Module) -> dict[str, Layout]:
-    """Layout of each tensor of ``model``, by its name in the state dict.
+    """Return the layout of each tensor of ``model``, by its name in the state dict.
 
-    The declaration of an outer module replaces that of an inner one. Raises ``UserError`` for a declaration of a name
-    that the module does not have, or that does not fit the tensor's shape.
+    The declaration of an outer module overrides the declaration of an inner module. Raises ``UserError`` if a
+    declaration names a weight that the module does not have, or does not fit the tensor's shape.
     """
     said: dict[str, Layout] = {}
     for path, module in model.named_modules():

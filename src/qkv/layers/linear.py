@@ -19,7 +19,7 @@ class Linear(nn.Linear):
 
 
 def activated_by(activation: Callable[[Tensor], Tensor], layer: nn.Module, x: Tensor) -> Tensor:
-    """φ(layer(x)); in one operation where the layer is a plain one whose output nothing else sees."""
+    """Compute φ(layer(x)), in one fused operation if the layer is exactly ``Linear`` and has no forward hooks."""
     heard = layer._forward_hooks or layer._forward_pre_hooks
     if type(layer) is Linear and isinstance(activation, Activation) and not heard:
         return activated(x, layer.weight, layer.bias, activation)

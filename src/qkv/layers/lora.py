@@ -21,7 +21,7 @@ A, B = "lora_a", "lora_b"
 
 
 def merged_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """W + s B A in the dtype of W, computed in fp32 or wider. W (O, I), A (R, I), B (O, R)."""
+    """Compute W + s B A in fp32 or wider; return it in the dtype of W. W (O, I), A (R, I), B (O, R)."""
     wide = single_or_wider(weight.dtype)
     return torch.addmm(weight.to(wide), b.to(wide), a.to(wide), alpha=scale).to(weight.dtype)
 
@@ -29,13 +29,13 @@ def merged_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
 class LowRank(Linear):
     """Linear layer with a low-rank adapter: y = x W^T + b + s dropout(x) A^T B^T.
 
-    x (…, I), W (O, I), A (R, I), B (O, R), y (…, O). The attribute ``weight`` is W + s B A, so that code that uses
-    the matrix without calling the layer is adapted too (without dropout). A state dict always stores W itself as
-    ``weight``.
+    x (…, I), W (O, I), A (R, I), B (O, R), y (…, O). The attribute ``weight`` is W + s B A, so that the adapter also
+    applies in code that reads the matrix without calling the layer (without dropout). A state dict always stores W
+    itself as ``weight``.
     """
 
     def __init__(self, base: nn.Linear, part: LoRA):
-        """``base`` provides W and b, which are frozen. A ~ U(-1/√I, 1/√I) as in the authors' code, B = 0."""
+        """Take W and b from ``base`` and freeze them. A ~ U(-1/√I, 1/√I) as in the authors' code, B = 0."""
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.scale, self.dropout = (
             base.in_features,
@@ -44,7 +44,7 @@ class LowRank(Linear):
             part.dropout,
         )
         base.requires_grad_(False)
-        # Not by assignment, because ``weight`` is a property.
+        # Not by attribute assignment, because ``weight`` is a property.
         weight: Any = base.weight
         self._parameters["weight"] = weight
         self.register_parameter("bias", base.bias)
@@ -56,7 +56,7 @@ class LowRank(Linear):
 
     @property
     def stored(self) -> nn.Parameter:
-        """Parameter that holds the weight: W, or W + s B A while the adapter is merged."""
+        """Parameter registered as ``weight``: W, or W + s B A while the adapter is merged."""
         found = self._parameters["weight"]
         assert found is not None
         return found
@@ -93,7 +93,7 @@ class LowRank(Linear):
 
     @torch.no_grad()
     def absorb_scale(self) -> None:
-        """Let B be a new parameter, s B, and s be 1, for inference: s of further training would be another one."""
+        """Replace B by s B and s by 1, for inference only: further training would have another s."""
         self.lora_b, self.scale = nn.Parameter(self.scale * self.lora_b), 1.0
 
     def plain(self) -> Linear:
@@ -124,7 +124,7 @@ def wrap(model: nn.Module, paths: Iterable[str], part: LoRA) -> None:
 
 
 def adapters(model: nn.Module) -> dict[str, LowRank]:
-    """All adapters of ``model`` by module path."""
+    """Return all adapters of ``model`` by module path."""
     return {path: module for path, module in model.named_modules() if isinstance(module, LowRank)}
 
 
@@ -136,7 +136,7 @@ def fold(model: nn.Module) -> None:
 
 @contextmanager
 def merged(model: nn.Module) -> Iterator[None]:
-    """Context manager: inside, ``model``'s adapters are merged into the weights; afterwards W is restored exactly."""
+    """Context manager that merges the adapters of ``model`` into the weights, and restores W exactly on exit."""
     found = [module for module in adapters(model).values() if not module.merged]
     try:
         for module in found:
@@ -148,7 +148,7 @@ def merged(model: nn.Module) -> Iterator[None]:
 
 
 def folded(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """Copy of a state dict without adapters: each W becomes W + ``scale`` B A, and A and B are removed."""
+    """Copy a state dict without adapters: replace each W by W + ``scale`` B A, and drop A and B."""
     found = {name: tensor for name, tensor in tensors.items() if not name.endswith((f".{A}", f".{B}"))}
     for name in tensors:
         path, dot, leaf = name.rpartition(".")

@@ -17,7 +17,7 @@ from qkv.spec.register import implements
 
 @implements(spec.MemoryLayer)
 class MemoryLayer(Branch):
-    """Attention to learned key-value slots: Σ_h softmax(x W_h K_h^T / √k) V_h, or φ instead of softmax and its scale.
+    """Attention to learned key-value slots: Σ_h softmax(x W_h K_h^T / √k) V_h, or Σ_h φ(x W_h K_h^T) V_h.
 
     query: W (H·k, D)   keys: K (H·S, k), head by head   values: V^T (D, H·S)
     """

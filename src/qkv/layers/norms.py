@@ -13,7 +13,7 @@ from qkv.spec.register import implementation, implements
 
 
 class Norm(nn.Module):
-    """Base class of normalisation layers, called with x (B, N, D) and the context, whose padding some of them read."""
+    """Base class of normalisation layers, called with x (B, N, D) and the context, from which some read the padding."""
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         raise NotImplementedError
@@ -95,7 +95,7 @@ class BatchNorm(Norm):
         return out.view_as(x) if valid is None else torch.zeros_like(x, dtype=out.dtype).index_put((valid,), out)
 
     def _momentum(self, context: Context) -> float:
-        """Momentum of the running statistics; 0 if activation checkpointing repeats a forward pass."""
+        """Return the momentum of the running statistics; 0 if activation checkpointing repeats the forward pass."""
         if torch.compiler.is_compiling():
             return self.momentum
         counted = ("counted", id(self)) in context.memo

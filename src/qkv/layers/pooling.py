@@ -54,8 +54,10 @@ POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mean_sqrt_len": lambda x, real: _sum(x, real) / _count(real) ** 0.5,
     "weighted_mean": _by_place,
 }
-"""Poolings by name: first vector; last vector; maximum of each feature; Σ x_i / n, of all or without the first;
-Σ x_i / √n; Σ i x_i / Σ i, i = 1, 2, … (Muennighoff 2022).
+"""Poolings by name, over the n unpadded vectors x_i.
+
+first, last: that vector. max: maximum of each feature. mean: Σ x_i / n. mean_rest: mean without the first vector.
+mean_sqrt_len: Σ x_i / √n. weighted_mean: Σ i x_i / Σ i, i = 1, 2, … (Muennighoff 2022).
 """
 
 SENTENCE_NAMES = {

@@ -23,23 +23,23 @@ from qkv.spec.register import implementation, implements
 class Positions(Declared):
     """Base class of absolute position embeddings: integer positions (…) -> vectors (…, D).
 
-    Made by ``cls(part, length, width)``; ``length``: number of positions, ``width``: D. Those with several axes read
-    coordinates on a grid, (…, axes) -> (…, D).
+    Constructed as ``cls(part, length, width)``; ``length``: number of positions, ``width``: D. Embeddings with several
+    axes read coordinates on a grid, (…, axes) -> (…, D).
     """
 
     def places(self, context: Context) -> Tensor:
-        """Positions that ``forward`` reads, (B or 1, N): index in the row; coordinates if there are several axes.
+        """Return the input of ``forward``: positions (B or 1, N), or coordinates (…, axes) if there are several axes.
 
-        Raises ``UserError`` if these are unknown.
+        Raises ``UserError`` if coordinates are needed and the positions are not on a grid.
         """
         return context.positions
 
     def vectors(self, context: Context, dtype: torch.dtype) -> Tensor:
-        """Position vectors (B or 1, N, D) of the positions of a forward pass. Raises ``UserError`` as ``places``."""
+        """Compute the position vectors (B or 1, N, D) of a forward pass. Raises ``UserError`` like ``places``."""
         return self(self.places(context), dtype)
 
     def layouts_on(self, grid: PositionGrid) -> Layouts:
-        """Layouts where the positions lie on ``grid``, such as those of image patches."""
+        """Return the layouts of the tables if the positions lie on ``grid``, such as image patches."""
         return self.layouts()
 
     def initialise(self, std: float) -> None:
@@ -47,7 +47,7 @@ class Positions(Declared):
 
     @abstractmethod
     def forward(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Position vectors (…, D) of ``positions`` (…), in ``dtype`` or a wider one."""
+        """Compute position vectors (…, D) of ``positions`` (…), in ``dtype`` or a wider dtype."""
 
 
 @implements(spec.Learned)
@@ -98,7 +98,7 @@ class LearnedGrid(Positions):
         return F.embedding(context.positions, self.resampled(context.grid.sizes))
 
     def resampled(self, sizes: tuple[int, ...]) -> Tensor:
-        """Table for a grid of (rows, columns), in row-major order after the leading positions."""
+        """Resample the table to a grid of ``sizes`` (rows, columns), in row-major order after the leading positions."""
         leading, patches = self.table[: self.part.leading], self.table[self.part.leading :]
         return torch.cat(
             (leading, resample_grid(patches, (self.part.shape[0], self.part.shape[1]), (sizes[0], sizes[1])))
@@ -154,7 +154,7 @@ class Sinusoidal(Positions):
 
 @implements(spec.Sinusoidal2D)
 class Sinusoidal2D(Positions):
-    """2-D sinusoidal embeddings: of the row in the first half of the features, of the column in the other.
+    """2-D sinusoidal embeddings: the row in the first half of the features, the column in the second half.
 
     Coordinates count from 1; positions that are not on the grid, such as a class token, are at (0, 0).
     """
@@ -173,10 +173,10 @@ class Sinusoidal2D(Positions):
 
 @implements(spec.Sinusoidal3D)
 class Sinusoidal3D(Positions):
-    """3-D sinusoidal embeddings: of the frame, the row and the column in a third of the features each.
+    """3-D sinusoidal embeddings: a third of the features each for the frame, the row and the column.
 
-    Coordinates count from 1. Unordered frames: of the row in the first half of the features, of the column in the
-    other.
+    Coordinates count from 1. If frames are unordered, the row is in the first half of the features and the column in
+    the second half.
     """
 
     def __init__(self, part: spec.Sinusoidal3D, length: int, width: int):
@@ -243,8 +243,9 @@ def resample_grid(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> 
 
 
 def regridded(table: Tensor, before: Layout, after: Layout) -> Tensor | None:
-    """Table of positions on a grid with layout ``before``, resampled to that of ``after``; None if both are not tables
-    of two-dimensional grids with the same number of leading positions.
+    """Resample a position table from the grid of layout ``before`` to the grid of ``after``; None if impossible.
+
+    Both layouts must be grids with the same number of leading positions, and equal or two-dimensional.
     """
     if not before.kind == after.kind == "grid" or before.leading != after.leading:
         return None
@@ -258,7 +259,7 @@ def regridded(table: Tensor, before: Layout, after: Layout) -> Tensor | None:
 
 
 def rope_frequencies(part: spec.Rope, rotated: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, float]:
-    """RoPE's (angle per position of each feature pair, in radians; factor of q and k), with the part's scaling applied.
+    """Return (RoPE's angle per position of each feature pair in radians, factor of q and k) after ``part.scaling``.
 
     ``rotated``: number of rotated features per head, twice the number of pairs.
     """

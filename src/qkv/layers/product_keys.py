@@ -20,7 +20,7 @@ from qkv.spec.register import implements
 class ProductKeyMemory(Branch):
     """Memory with product keys: Σ_h Σ_ij softmax(q_h · (c_hi, c'_hj)) V_ij over the k largest (Lample et al. 2019).
 
-    query: W (H·d, D)   keys: c and c' (H, 2, n, d / 2)   values: V (n², D), of all heads
+    query: W (H·d, D)   keys: c and c' (H, 2, n, d / 2)   values: V (n², D), shared by all heads
     """
 
     def __init__(self, part: spec.ProductKeyMemory, width: int):
@@ -37,7 +37,7 @@ class ProductKeyMemory(Branch):
         return {"query": matrix(q=(self.num_heads * self.key_dim, self.key_dim)), "keys": WHOLE, "values": WHOLE}
 
     def reset_parameters(self) -> None:
-        """Initialise keys from N(0, 2 / d), so that scores of a half have unit variance, values from N(0, 1 / D)."""
+        """Initialise keys from N(0, 2 / d), so that scores of half keys have unit variance; values from N(0, 1 / D)."""
         nn.init.normal_(self.keys, std=(self.key_dim // 2) ** -0.5)
         nn.init.normal_(self.values, std=self.width**-0.5)
 

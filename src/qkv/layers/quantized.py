@@ -12,7 +12,7 @@ from qkv.ops.quantized.reference import pack, unpack
 
 
 class QuantizedTable(nn.Module):
-    """Matrix W (O, I) in 16, 8 or 4 bits, as a module whose buffers are stored: ``stored`` and ``scale``."""
+    """Matrix W (O, I) in 16, 8 or 4 bits, as a module with the buffers ``stored`` and ``scale``."""
 
     def __init__(self, weight: Tensor, bits: int, group: int):
         """Quantise ``weight``; see ``qkv.ops.quantized.reference``."""
@@ -24,7 +24,7 @@ class QuantizedTable(nn.Module):
 
     @property
     def packed(self) -> PackedMatrix:
-        """Matrix as operations take it."""
+        """Matrix in the form that operators accept."""
         stored, scale = self._buffers["stored"], self._buffers["scale"]
         return PackedMatrix(stored, scale, self.bits, self.outer, self.inner, self.group)  # type: ignore[arg-type]
 
@@ -40,19 +40,19 @@ class QuantizedTable(nn.Module):
 
 
 def matrix_of(table: Tensor | QuantizedTable) -> Tensor | PackedMatrix:
-    """Matrix of a table as operations take it."""
+    """Return a table in the form that operators accept."""
     return table.packed if isinstance(table, QuantizedTable) else table
 
 
 class QuantizedLinear(Linear):
     """Linear layer y = x W^T + b with quantised W, for inference. x (…, I), b (O), y (…, O).
 
-    The attribute ``weight`` is W in fp32, computed anew each time, for code that uses the matrix without calling the
-    layer.
+    The attribute ``weight`` is W in fp32, dequantised at each access, for code that reads the matrix without calling
+    the layer.
     """
 
     def __init__(self, base: nn.Linear, bits: int, group: int):
-        """``base`` provides W, which is quantised, and b."""
+        """Quantise W of ``base``, and take over its b."""
         nn.Module.__init__(self)
         self.in_features, self.out_features = base.in_features, base.out_features
         self.matrix = QuantizedTable(base.weight, bits, group)

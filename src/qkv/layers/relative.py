@@ -1,4 +1,4 @@
-"""Relative positions inside attention: terms added to scores and to values."""
+"""Relative positions inside attention: rotations of queries and keys, and terms added to scores and values."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from qkv.spec.register import implementation, implements
 class Relative(LookupTable):
     """Base class of relative positions inside attention.
 
-    Each may rotate queries and keys, add a bias to the scores, and add vectors to the values. Made by ``cls(part,
-    attention, widths)``: its spec, the attention's spec, and the features (per key, per value) of a head.
+    Subclasses may rotate queries and keys, add a bias to the scores, and add vectors to the values. Constructed as
+    ``cls(part, attention, widths)``: its spec, the attention's spec, and the features of a head (per key, per value).
     """
 
     only_slopes: bool = False
-    """True if ``rotate`` and ``slopes`` are all that attention takes from it."""
+    """True if only ``rotate`` and ``slopes`` have an effect: no bias, no added values."""
     replayable: bool = False
-    """True if all that it gives is computed on the device from positions there; see ``Branch.replayable``."""
+    """True if all results are computed on the device from positions on the device; see ``Branch.replayable``."""
 
     def rotate(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """Return queries (B, H, N, Dk) and keys (B, G, N, Dk) rotated by their positions in ``context`` (RoPE)."""
+        """Rotate queries (B, H, N, Dk) and keys (B, G, N, Dk) by their positions in ``context`` (RoPE)."""
         return q, k
 
     def slopes(self, q: Tensor, scale: float) -> Tensor | None:
-        """Slopes m (H) of the score bias m_h (j - i) (ALiBi), which takes no (N, M) tensor; None if there is none."""
+        """Return slopes m (H) of the score bias m_h (j - i) (ALiBi), which needs no (N, M) tensor; None if unused."""
         return None
 
     def bias(self, q: Tensor, sites: Sites, scale: float, context: Context) -> Tensor | None:
-        """Bias (B or 1, H, N, M) added to the scaled scores of queries and keys at ``sites``; None if there is none.
+        """Compute the bias (B or 1, H, N, M) added to the scaled scores of positions ``sites``; None if there is none.
 
-        q (B, H, N, Dk): queries; scale: factor of the scores q · k; context: that of the queries.
+        q (B, H, N, Dk): queries; scale: factor of the scores q · k; context: context of the queries.
         """
         return None
 
     def values(self, sites: Sites) -> RelativeValues | None:
-        """Relative position vectors added to the values (Shaw et al. 2018) at ``sites``; None if there are none."""
+        """Return relative position vectors to add to the values (Shaw et al. 2018); None if there are none."""
         return None
 
 
@@ -79,7 +79,7 @@ class Rope(Relative):
         return position_ops.rotate(q, cos, sin), position_ops.rotate(k, cos, sin)
 
     def angles(self, context: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """``rotation`` for queries in ``dtype``, computed once for all layers."""
+        """Return ``rotation`` for queries in ``dtype``, computed once per forward pass for all layers."""
         kind = single_or_wider(dtype)
         return context.once(("rope", self.part, self.head_dim, dtype), lambda: self.rotation(context, kind))
 
@@ -91,7 +91,7 @@ class Rope(Relative):
         return position_ops.rotation(context.positions[:, None], frequencies, magnitude)
 
     def _turns(self, context: Context, dtype: torch.dtype) -> tuple[Tensor, float]:
-        """Frequencies on the device of the positions, and magnitude."""
+        """Return (frequencies on the device of the positions, magnitude)."""
         frequencies, magnitude = rope_frequencies(self.part, self.part.rotated(self.head_dim), dtype)
         return frequencies.to(context.positions.device), magnitude
 
@@ -153,11 +153,11 @@ class SharedTable(LookupTable):
 
     @property
     def key(self) -> Hashable:
-        """Settings by which layers share a table: those with equal keys use the same."""
+        """Settings that decide sharing: layers with equal keys use the same table."""
         raise NotImplementedError
 
     def read_from(self, owner: Any) -> None:
-        """Use the table of ``owner``, a layer with an equal key, in place of its own."""
+        """Drop this layer's table and use the table of ``owner``, a layer with an equal key."""
         raise NotImplementedError
 
 
@@ -165,8 +165,8 @@ class SharedTable(LookupTable):
 class T5Buckets(Relative, SharedTable):
     """Learned bias table[bucket(j - i)] per head, added to the scores unscaled (T5, Raffel et al. 2020).
 
-    table (buckets, H), initialised to 0. Each layer has its own table; with ``shared`` all layers use that of the
-    first.
+    table (buckets, H), initialised to 0. Each layer has its own table; with ``shared`` all layers use the table of the
+    first layer.
     """
 
     def __init__(self, part: parts.T5Buckets, attention: branches.Attention, widths: tuple[int, int]):
@@ -195,9 +195,9 @@ class T5Buckets(Relative, SharedTable):
 class Bias2D(Relative):
     """Learned bias table[row offset, column offset] per head, added to the scores (Swin, Liu et al. 2021).
 
-    table ((2 R - 1)(2 C - 1) + 3, H) for a grid of R rows and C columns, initialised to 0. The last three rows are
-    those of pairs with a position that is not on the grid, such as a class token: as query, as key, as both (BEiT,
-    Bao et al. 2022).
+    table ((2 R - 1)(2 C - 1) + 3, H) for a grid of R rows and C columns, initialised to 0. The last three rows are for
+    pairs in which a position is not on the grid, such as a class token: the query, the key, or both (BEiT, Bao et al.
+    2022).
     """
 
     def __init__(self, part: parts.Bias2D, attention: branches.Attention, widths: tuple[int, int]):
@@ -269,7 +269,7 @@ class Alibi(Relative):
 
 
 def share_tables(modules: Iterable[nn.Module]) -> None:
-    """Make each layer with a ``shared`` table use that of the first layer with an equal key."""
+    """Make each layer with ``part.shared`` use the table of the first layer with an equal key."""
     owners: dict[Hashable, SharedTable] = {}
     for module in modules:
         if isinstance(module, SharedTable) and module.part.shared:

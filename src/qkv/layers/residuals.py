@@ -14,9 +14,9 @@ from qkv.spec.register import implementation, implements
 
 @implements(spec.Add)
 class Residual(nn.Module):
-    """Residual connection x + dropout(y) of a branch's input x and output y; base class of the others.
+    """Residual connection x + dropout(y) of a branch's input x and output y; base class of other connections.
 
-    In training, the y of a whole row is dropped with probability ``drop_path`` (Huang et al. 2016).
+    In training, y is set to 0 for whole rows with probability ``drop_path`` (stochastic depth, Huang et al. 2016).
     """
 
     def __init__(self, part: spec.Residual, width: int, dropout: float = 0.0, drop_path: float = 0.0):
@@ -25,10 +25,10 @@ class Residual(nn.Module):
         self._join(part, width)
 
     def _join(self, part: Any, width: int) -> None:
-        """Create the parameters of the connection, such as a gate, for ``width`` features; this one has none."""
+        """Create the parameters of the connection, such as a gate, for ``width`` features; default: none."""
 
     def read(self, x: Tensor) -> Tensor:
-        """Input of the branch: x, or for a reversible connection the stream that it reads."""
+        """Return the input of the branch: x, or for a reversible connection the second stream."""
         return x
 
     def joined(self, x: Tensor, y: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class Reversible(Residual):
         return torch.cat((b, a + y), -1)
 
     def separated(self, x: Tensor, y: Tensor) -> Tensor:
-        """Inverse of ``joined``: both streams (B, N, 2 D) before the branch, from those after it, x, and output y."""
+        """Invert ``joined``: return both streams (B, N, 2 D) before the branch. x: streams after it; y: its output."""
         b, a = x.chunk(2, -1)
         return torch.cat((a - y, b), -1)
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from torch import Tensor
 
 Tap = Callable[[str, Tensor], Tensor | None]
-"""Called with a dotted path and the value there; a returned tensor replaces the value.
+"""Function called with a dotted path and the value at that path; a returned tensor replaces the value.
 
-A tap with an attribute ``points`` receives those points of ``POINTS``, any other one receives ``USUAL``.
+A tap with an attribute ``points`` receives the points of ``POINTS`` named there, any other tap receives ``USUAL``.
 """
 
 POINTS = {
@@ -28,15 +28,15 @@ POINTS = {
     "norm": "output of the final norm (B, N, D); path norm",
     "head": "output of the head; path head",
 }
-"""Points that a tap can receive. Scores and weights are computed for the tap alone, by the reference."""
+"""Points that a tap can receive. Scores and weights are computed for the tap only, by the reference implementation."""
 USUAL = frozenset({"frontend", "output"})
 
 
 class Recorder:
-    """Tap that keeps all values of some points by path: ``Recorder("weights").seen["blocks.0.branches.0.weights"]``."""
+    """Tap that records values by path, such as ``Recorder("weights").seen["blocks.0.branches.0.weights"]``."""
 
     def __init__(self, *points: str):
-        """Record ``points``, names in ``POINTS``. Raises ``ValueError`` for an unknown one."""
+        """Record ``points``, names in ``POINTS``. Raises ``ValueError`` for an unknown name."""
         unknown = [point for point in points if point not in POINTS]
         if unknown:
             raise ValueError(f"there is no point {unknown[0]!r}; there are {', '.join(POINTS)}")
@@ -53,7 +53,7 @@ def receives(tap: Tap | None, point: str) -> bool:
 
 
 def tapped(tap: Tap | None, point: str, path: str, value: Tensor) -> Tensor:
-    """Pass ``value`` to the tap if it receives ``point``; return the tap's replacement, or ``value`` without one."""
+    """Pass ``value`` to the tap if it receives ``point``; return the tap's replacement, or ``value`` if none."""
     if tap is None or not receives(tap, point):
         return value
     replaced = tap(path, value)

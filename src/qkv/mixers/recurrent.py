@@ -19,7 +19,10 @@ from qkv.spec.register import implements
 
 
 class Cell(Declared):
-    """Weights of a recurrent cell of one direction. gates: number of input (E, D) and of recurrent matrices (E, E)."""
+    """Weights of a recurrent cell of one direction.
+
+    gates: number of input matrices (E, D) and of recurrent matrices (E, E).
+    """
 
     def __init__(self, part: spec.Recurrent, width: int, hidden: int):
         super().__init__()
@@ -47,7 +50,7 @@ class Cell(Declared):
         return {"input_weight": gates, "hidden_weight": gates}
 
     def empty(self, batch: int) -> Memory:
-        """Initial state of ``batch`` rows: zeros."""
+        """Return the initial state of ``batch`` rows: zeros."""
         return tuple(self.hidden_weight.detach().new_zeros(batch, self.hidden) for _ in range(self.leaves))
 
     def forward(self, x: Tensor, state: Memory, starts: Tensor | None, lengths: Tensor | None) -> tuple[Tensor, Memory]:
@@ -90,7 +93,7 @@ class Recurrent(Branch):
         return self.output(sides[0] if len(sides) == 1 else torch.cat(sides, -1)), state
 
     def _directed(self, cell: nn.Module, direction: str, x: Tensor, context: Context) -> Tensor:
-        """Hidden states of one direction, (B, N, E), from an initial state of 0."""
+        """Compute the hidden states of one direction, (B, N, E), from an initial state of 0."""
         start = tuple(t.to(x.dtype) for t in cell.empty(x.shape[0]))  # type: ignore[operator]
         if direction == "forward":
             return cell(x, start, context.document_starts, None)[0]

@@ -20,5 +20,5 @@ def build_branch(part: BranchSpec, width: int, memory_width: int | None = None) 
 
 
 def branches() -> dict[type[BranchSpec], type[Branch]]:
-    """Module class of every branch that a block can list, by spec class."""
+    """Return the module class of every branch that a block can list, by spec class."""
     return implementations(BranchSpec, *_PACKAGES)

@@ -13,10 +13,11 @@ from qkv.spec.errors import UserError
 
 
 def each_row(x: Tensor, context: Context, mix: Callable[[Tensor, Tensor | None], Tensor], kind: str) -> Tensor:
-    """Apply ``mix`` to each row of x (B, N, D), or to each document of packed rows: -> (B, N, E).
+    """Apply ``mix`` to each row of x (B, N, D), or to each document of packed rows; return (B, N, E).
 
     mix(rows (R, M, D), real (R, M)) -> (R, M, E); rows are 0 at padding, where ``real`` is False; None: no padding.
-    kind: of the mixer, for messages. Raises ``UserError`` for rows with a table of visible keys.
+    kind: kind of the mixer, for error messages. Raises ``UserError`` for rows with a table of visible keys, and for
+    packed documents on a grid.
     """
     if context.visible is not None:
         raise UserError(

@@ -21,7 +21,7 @@ _HEAD = "head."
 
 
 class Adapting:
-    """Base class of selections of trainable parameters; selects all. Made by ``cls(part)``."""
+    """Base class of selections of trainable parameters; this class selects all. Made by ``cls(part)``."""
 
     def __init__(self, part: Any):
         self.part = part
@@ -30,7 +30,7 @@ class Adapting:
         """Add adapters, if there are any, to ``model`` in place, initialised by torch's default random generator."""
 
     def learning(self, model: Transformer, names: list[str]) -> set[str]:
-        """Subset of parameters ``names`` that is trained. Raises ``UserError`` if the model has no such parameters."""
+        """Return the subset of ``names`` to train. Raises ``UserError`` if the model has no such parameters."""
         return set(names)
 
 
@@ -109,7 +109,7 @@ def add_adapters(model: nn.Module, training: Training) -> None:
 
 
 def _targets(model: nn.Module, part: spec.LoRA) -> list[str]:
-    """Paths of linear maps in blocks that end in one of the targets, in the model's order."""
+    """Return the paths of linear maps in blocks that end in one of the targets, in the model's order."""
     maps = linear_maps(model)
     for target in part.targets:
         if not any(_ends(path, target) for path in maps):
@@ -125,7 +125,7 @@ def _ends(path: str, target: str) -> bool:
 
 
 def _near(target: str, maps: Iterable[str]) -> str:
-    """Suggestion for an error message: the path in ``maps`` closest to ``target``."""
+    """Return a suggestion for an error message: the path in ``maps`` closest to ``target``."""
     count = target.count(".") + 1
     return nearest(target, {".".join(path.split(".")[-count:]) for path in maps})
 
@@ -144,7 +144,7 @@ def _own_matrices(model: nn.Module) -> set[str]:
 
 
 def matching(patterns: Iterable[str], names: Iterable[str], key: str) -> set[str]:
-    """Names matched by a pattern: ``*`` is any text, and the path of a module includes everything below it.
+    """Return the names that match a pattern: ``*`` matches any text, and a module's path everything below the module.
 
     Raises ``UserError`` with the nearest path for a pattern without matches; ``key``: setting that contains the
     patterns.
@@ -159,7 +159,7 @@ def matching(patterns: Iterable[str], names: Iterable[str], key: str) -> set[str
 
 
 def meets(pattern: str, name: str) -> bool:
-    """True if ``pattern`` matches the path ``name``: ``*`` is any text, and a module's path includes all below it."""
+    """Return True if ``pattern`` matches the path ``name``: ``*`` is any text, a module's path matches all below it."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
@@ -170,7 +170,7 @@ def _nearest_path(pattern: str, names: Iterable[str]) -> str:
 
 
 def rate_factors(rates: Mapping[str, float], names: Iterable[str]) -> dict[str, float]:
-    """Learning-rate factor of each parameter name: that of the first matching pattern in ``rates``, by default 1.
+    """Return the learning-rate factor of each parameter name: the first matching pattern's in ``rates``, else 1.
 
     Raises ``UserError`` for a pattern that matches no name.
     """
@@ -180,7 +180,7 @@ def rate_factors(rates: Mapping[str, float], names: Iterable[str]) -> dict[str, 
 
 
 def learned_sentence(model: Transformer, training: Training) -> str:
-    """Message with the number of trainable parameters; "" if all are trainable.
+    """Return a message with the number of trainable parameters; "" if all are trainable.
 
     The wide path is not counted, since it is fitted before training and never frozen by a setting.
     """

@@ -15,13 +15,13 @@ from qkv.spec.errors import UserError
 
 @torch.no_grad()
 def alignment(model: Transformer, source: Sequence[int], target: Sequence[int]) -> list[tuple[str, Tensor]]:
-    """(path of the branch, weights (H, N, M)) of each branch that attends to the encoder's output, in layer order.
+    """Return (path, weights (H, N, M)) for each branch that attends to the encoder's output, in layer order.
 
     source: M ids read by the encoder.   target: N ids read by the decoder; row i has the weights at the position that
         reads ``target[i]`` and predicts the next token.
 
-    Rows sum to 1; H is 1 for additive attention. Weights are without dropout, in any mode. Raises ``UserError`` without
-    an encoder, or if no branch attends to its output.
+    Rows sum to 1; H is 1 for additive attention. Dropout is off, in training mode too. Raises ``UserError`` without an
+    encoder, or if no branch attends to its output.
     """
     device = model.device
     ids, written = (torch.as_tensor(list(row), dtype=torch.long, device=device)[None] for row in (source, target))

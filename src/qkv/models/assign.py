@@ -10,7 +10,7 @@ Place = tuple[nn.Module, str]
 
 
 def places_of(model: nn.Module) -> dict[str, list[Place]]:
-    """Modules and attributes that hold each tensor of the state dict, by its name; shared tensors have several."""
+    """Map each name of the state dict to the (module, attribute) pairs that hold its tensor; several if it is tied."""
     by_tensor: dict[int, list[Place]] = {}
     names = model.state_dict(keep_vars=True)
     for name, tensor in names.items():

@@ -26,7 +26,7 @@ from qkv.spec.model import Block as BlockSpec
 
 
 class Slot(nn.Module):
-    """Place of branch ``j`` in a block: the branch f with its norms and residual connection."""
+    """Branch ``j`` of a block: the branch f with its norms and residual connection."""
 
     def __init__(self, block: BlockSpec, j: int, width: int, name: str, memory_width: int | None = None):
         super().__init__()
@@ -42,7 +42,7 @@ class Slot(nn.Module):
 
 
 class PreNorm(Slot):
-    """Pre-norm: x + f(norm x). With two reversible streams, the branch reads one and is added to the other."""
+    """Pre-norm: x + f(norm x). With two reversible streams, f reads one stream and is added to the other."""
 
     def __init__(self, block: BlockSpec, j: int, width: int, name: str, memory_width: int | None = None):
         super().__init__(block, j, width, name, memory_width)
@@ -79,7 +79,7 @@ class Sandwich(PreNorm):
 
 
 class Parallel(Slot):
-    """One of several branches with the same input x, normalised by ``Block`` or by separate norms."""
+    """Parallel branch: one of several with the same input x, normalised once by ``Block``, or by each branch's norm."""
 
     def __init__(self, block: BlockSpec, j: int, width: int, name: str, memory_width: int | None = None):
         super().__init__(block, j, width, name, memory_width)
@@ -124,5 +124,5 @@ class Block(nn.Module):
 
 
 def _stream(branch: nn.Module, point: str, x: Tensor, context: Context) -> Tensor:
-    """Residual stream x at ``point``, "before" or "after" a branch, or the tap's replacement."""
+    """Pass residual stream x at ``point``, "before" or "after" a branch, to the tap; return the tap's output, or x."""
     return x if context.tap is None else tapped(context.tap, point, f"{branch.name}.{point}", x)

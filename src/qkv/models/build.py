@@ -1,4 +1,4 @@
-"""Building an initialised model from a spec."""
+"""Construction of an initialised model from a spec."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from qkv.system.torch_settings import usual_settings
 def build(spec: Model, seed: int = 0, start: Start | None = None) -> Transformer:
     """Build the module of ``spec`` in fp32 on the current default device, with weights drawn from ``seed`` alone.
 
-    start: where weights come from; a ``RandomStart``, whose seed counts if it has one, or a ``ConstructedStart``,
-        which writes weights by name. The weights of a checkpoint are copied by training.
+    start: source of the weights. The seed of a ``RandomStart``, if it has one, replaces ``seed``; a
+        ``ConstructedStart`` writes weights by name. Training copies the weights of a checkpoint, not this function.
 
-    Matrices N(0, init_std²), divided by √(number of branches) for output projections of branches (GPT-2, Radford et al.
-    2019); biases 0, norms 1. Raises ``UserError`` if the vocabulary size is unknown, or the model lacks a weight that
-    ``start`` names.
+    Matrices are drawn from N(0, init_std²), divided by √(number of branches) for output projections of branches (GPT-2,
+    Radford et al. 2019); biases are 0, norms 1. Raises ``UserError`` if the vocabulary size is unknown, or if the model
+    lacks a weight that ``start`` names.
     """
     limit_threads()
     keep_freed_memory()

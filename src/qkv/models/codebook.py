@@ -18,11 +18,11 @@ from qkv.spec.heads import CodebookHead
 from qkv.spec.register import implements
 
 _EPS = 1e-5
-"""Smoothing of the counts of codes, so that none is divided by 0."""
+"""Lower bound of the counts of codes as divisors, to avoid division by 0."""
 
 
 class Quantised(NamedTuple):
-    """Quantised vectors: z (B, N, d), their codes q (B, N, d), and the numbers of these (B, N)."""
+    """Result of vector quantisation: vectors z (B, N, d), their nearest codes q (B, N, d), and code indices (B, N)."""
 
     z: Tensor
     q: Tensor
@@ -37,14 +37,14 @@ class Reconstruction(NamedTuple):
 
     @property
     def commitment(self) -> Tensor:
-        """Mean of (z - q)² over all features, where q is constant."""
+        """Commitment loss: mean of (z - q)² over all features, without a gradient through q."""
         return (at_least_single(self.codes.z) - at_least_single(self.codes.q.detach())).square().mean()
 
 
 class Codebook(nn.Module):
-    """K codes e_k of d features, moving averages of the vectors nearest to them (van den Oord et al. 2017, A.1).
+    """Codebook of K codes e_k of d features: moving averages of their nearest vectors (van den Oord et al. 2017, A.1).
 
-    After a training batch with the vectors Z_k nearest to code k, and a decay γ:
+    After a training batch in which Z_k are the vectors nearest to code k, with decay γ:
 
         n_k ← γ n_k + (1 - γ) |Z_k|     s_k ← γ s_k + (1 - γ) Σ Z_k     e_k = s_k / n_k
 
@@ -59,23 +59,23 @@ class Codebook(nn.Module):
         super().__init__()
         self.decay, self.restart = decay, restart
         self.register_buffer("vectors", torch.zeros(codes, width))
-        # Without a vector that is nearest to it, a code restarts, so that the first batch gives the initial codes.
+        # A count of 0 makes codes that are nearest to no vector of the first batch restart from vectors of that batch.
         self.register_buffer("counts", torch.zeros(codes))
         self.register_buffer("sums", torch.zeros(codes, width))
 
     def initialise(self) -> None:
-        """Set the codes to N(0, 1); with ``restart`` they are replaced by vectors of the first batch."""
+        """Draw the codes from N(0, 1); with ``restart``, vectors of the first batch replace them."""
         nn.init.normal_(self.vectors)
         self.sums.copy_(self.vectors)
         self.counts.fill_(0.0 if self.restart else 1.0)
 
     def nearest(self, z: Tensor) -> Tensor:
-        """Numbers (B, N) of the codes nearest to z (B, N, d)."""
+        """Return the indices (B, N) of the codes nearest to z (B, N, d)."""
         codes = self.vectors.to(z.dtype)
         return (codes.square().sum(1) - 2 * z @ codes.T).argmin(-1)
 
     def forward(self, z: Tensor) -> Quantised:
-        """Codes of z (B, N, d). In training, the codes are updated with z afterwards."""
+        """Quantise z (B, N, d). In training mode, update the codes with z afterwards."""
         z = at_least_single(z)
         ids = self.nearest(z.detach())
         q = F.embedding(ids, self.vectors.to(z.dtype))
@@ -138,20 +138,20 @@ class CodebookDecoder(Head):
         return self.reconstructed(x).pixels
 
     def reconstructed(self, x: Tensor) -> Reconstruction:
-        """Pixels and codes of the vectors x (B, N, D); gradients of the codes are passed to z unchanged."""
+        """Quantise and decode vectors x (B, N, D); gradients of the codes pass to z unchanged (straight-through)."""
         codes = self.codebook(self.map(x))
         return Reconstruction(self.decoded(codes.z + (codes.q - codes.z).detach()), codes)
 
     def ids(self, x: Tensor) -> Tensor:
-        """Numbers (B, N) of the codes of the vectors x (B, N, D)."""
+        """Return the code indices (B, N) of vectors x (B, N, D)."""
         return self.codebook.nearest(at_least_single(self.map(x)))
 
     def pixels(self, ids: Tensor) -> Tensor:
-        """Pixels (B, C, H, W) of codes with the numbers ``ids`` (B, N)."""
+        """Decode code indices ``ids`` (B, N) to pixels (B, C, H, W)."""
         return self.decoded(F.embedding(ids, self.codebook.vectors))
 
     def decoded(self, q: Tensor) -> Tensor:
-        """Pixels (B, C, H, W) of quantised vectors q (B, N, d)."""
+        """Decode quantised vectors q (B, N, d) to pixels (B, C, H, W)."""
         rows, columns = self.grid
         if q.shape[1] != rows * columns:
             raise UserError(f"the head decodes {rows} × {columns} codes and is given {q.shape[1]}; give whole images")

@@ -1,4 +1,4 @@
-"""Weights written by hand: pieces of tensors, found by name through the layouts that modules declare."""
+"""Hand-written weights: values for pieces of weight tensors, looked up by name in the layouts that modules declare."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _LAST = ".weight"
 
 @torch.no_grad()
 def construct(model: Transformer, start: ConstructedStart) -> None:
-    """Write the pieces of ``start`` into ``model``. Raises ``UserError`` for a piece that the model does not have, or
-    values of another shape.
+    """Write the values of ``start.pieces`` into the weights of ``model``, in place.
+
+    Raises ``UserError`` if the model lacks a piece, or if values do not have the shape of their piece.
     """
     tensors, stored = model.state_dict(keep_vars=True), layouts(model)
     if start.rest == "zero":
@@ -32,7 +33,7 @@ def construct(model: Transformer, start: ConstructedStart) -> None:
 
 
 def _weight(piece: WeightPiece, stored: dict[str, Layout], place: str) -> str:
-    """Name of the tensor that ``piece`` belongs to."""
+    """Return the state-dict name of the tensor that contains ``piece``."""
     if piece.layer is None:
         prefix, known = "", list(stored)
     else:
@@ -63,7 +64,7 @@ def _pieces(layout: Layout) -> Iterator[Piece]:
 
 
 def _view(tensor: Tensor, layout: Layout, piece: WeightPiece, place: str) -> Tensor:
-    """Part of ``tensor`` that ``piece`` names."""
+    """Return a view of the part of ``tensor`` that ``piece`` names: all of it, a piece, or one head of a piece."""
     if not piece.piece:
         return tensor
     for axis, pieces in ((0, layout.out), (-1, layout.into)):

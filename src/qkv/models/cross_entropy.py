@@ -1,8 +1,8 @@
 """Cross entropy of a language-model head, computed in chunks to avoid storing all logits.
 
 For B·N positions and V tokens, logits, softmax and gradient take 12·B·N·V bytes in fp32: 2.5 GB for 4,096 positions and
-50,257 tokens. Here a few positions at a time pass through the head, and their gradient is computed at once, so that
-nothing is computed twice and memory holds one chunk.
+50,257 tokens. Here a few positions at a time pass through the head, and their gradient is computed immediately, so that
+nothing is computed twice and memory holds a single chunk.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Head = Callable[[Tensor], Tensor]
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-    """-Σ log softmax(logits)[target] in nats over targets other than -100 (torch's default).
+    """Return -Σ log softmax(logits)[target] in nats over targets other than -100 (torch's default).
 
     logits (T, V), targets (T) -> ().
 
@@ -33,7 +33,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Te
 
 
 def smoothed_entropy(classes: int, smoothing: float) -> float:
-    """Least value of ``cross_entropy`` for one target of V = ``classes``: the entropy of the smoothed target in nats.
+    """Return the minimum of ``cross_entropy`` for one target of V = ``classes``: the smoothed target's entropy in nats.
 
     H = -(1 - ε + ε/V) log(1 - ε + ε/V) - (V - 1) ε/V log(ε/V); 0 without smoothing.
     """

@@ -13,8 +13,9 @@ from qkv.spec.blocks import DepthAverage as DepthAverageSpec
 class DepthAverage(nn.Module):
     """Average y_i = Σ_j w_ij x_j of x_0, the input of the first block, and x_j, the output of block j <= i.
 
-    The next block reads y_i (DenseFormer, Pagliardini et al. 2024). With a period p only after every p-th block, and
-    with a dilation k over every k-th output, j = i, i - k, …. Initially w_ii = 1 and all others are 0: no change.
+    The next block reads y_i (DenseFormer, Pagliardini et al. 2024). With period p, only every p-th block is followed by
+    an average. With dilation k, the average is over every k-th output, j = i, i - k, …. Initially w_ii = 1 and all
+    other weights are 0, so that y_i = x_i.
     """
 
     def __init__(self, part: DepthAverageSpec, blocks: int):
@@ -25,7 +26,7 @@ class DepthAverage(nn.Module):
         self.weights = nn.ParameterDict({str(i): nn.Parameter(_first(count)) for i, count in counts.items()})
 
     def forward(self, outputs: Sequence[Tensor]) -> Tensor:
-        """Input of the next block, from ``outputs`` x_0 … x_i, each (B, N, D)."""
+        """Compute the input of the next block from ``outputs`` x_0 … x_i, each (B, N, D)."""
         i = len(outputs) - 1
         if str(i) not in self.weights:
             return outputs[-1]

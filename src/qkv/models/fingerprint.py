@@ -1,4 +1,4 @@
-"""Fingerprint of the parts from which a decoding step was made, to notice a change; and whether a call is observed."""
+"""Fingerprint of the modules of a cached decoding step, which detects changes, and a test for observed calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qkv.models.frozen_weights import promised
 
 
 class Fingerprint:
-    """Modules and tensors that ``modules`` hold, with the addresses of the tensors."""
+    """Record of the direct submodules, parameters and buffers of ``modules``, and of the tensors' addresses."""
 
     def __init__(self, modules: Sequence[nn.Module]):
         owners = [owner for m in modules for owner in (m._modules, m._parameters, m._buffers)]
@@ -28,9 +28,9 @@ class Fingerprint:
         self._compared, self._heard = promised(), any(self._hooks)
 
     def current(self) -> bool:
-        """True if the modules hold the same modules and tensors as before, at the same addresses, and no others.
+        """Return True if ``modules`` still hold exactly the recorded submodules and tensors, at the same addresses.
 
-        Compared once in the time of a promise that models are ``unchanged``.
+        While models are promised to be ``unchanged``, the comparison runs at most once; other calls return True.
         """
         given = promised()
         if given is not None and given is self._compared:
@@ -43,19 +43,24 @@ class Fingerprint:
         )
 
     def heard(self) -> bool:
-        """True if a module had a hook, which is called only with the module, when ``current`` last compared."""
+        """Return True if a module had a forward hook or pre-hook when ``current`` last compared.
+
+        Hooks run only when their module is called.
+        """
         return self._heard
 
 
 def _entries(owners: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """Yield (owner, name, module, tensor or None) for all that the owners hold."""
+    """Yield (owner, name, entry) for each entry of the owners: a module, a tensor or None."""
     for owner in owners:
         yield from ((owner, name, held) for name, held in owner.items())
 
 
 def observed(kind: str) -> bool:
-    """True if something other than a tap reads what lies between the parts: gradients, a compiler, a mode such as a
-    counter. Also under autocast, which the parts alone handle. kind: type of the device.
+    """Return True if something other than a tap requires that the modules are called one by one.
+
+    This is the case with gradients, a compiler or a torch dispatch mode such as a FLOP counter, which read intermediate
+    values, and under autocast, which only the modules handle. kind: device type, such as "cpu".
     """
     return (
         torch.is_grad_enabled()

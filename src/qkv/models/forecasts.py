@@ -1,6 +1,6 @@
-"""Forms of a forecast: losses, points, quantiles and the CRPS of outputs (…, Q) for future values y (…).
+"""Forms of a forecast: losses, point forecasts, quantiles and CRPS of outputs (…, Q) for future values y (…).
 
-Every form is a family of location and scale: ``restored`` transforms its outputs as values x -> shift + scale · x.
+Every form is a location–scale family: ``restored`` transforms outputs for values x to outputs for shift + scale · x.
 """
 
 from __future__ import annotations
@@ -21,49 +21,49 @@ from qkv.spec.register import implementation, implements
 LEVELS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Levels of quantiles at which distributions are evaluated."""
 _NORMAL = 50.0
-"""Most degrees of freedom of errors, above 4, beyond which the distribution is nearly normal."""
+"""Maximum of ν - 4 when ν degrees of freedom are fitted to errors; beyond it, the distribution is nearly normal."""
 _LEAST = 1e-4
-"""Smallest scale of a distribution, relative to that of the window."""
+"""Minimum scale of a distribution, relative to the scale of the window."""
 
 
 class Forecast(ABC):
     """Base class of forms of a forecast."""
 
     levels: Sequence[float] = ()
-    """Levels of the quantiles that it predicts; empty for a point."""
+    """Levels of the quantiles that the form predicts; empty for a point forecast."""
     locations: int = 1
-    """Number of first outputs that are places on the axis of the values; others are shapes."""
+    """Number of leading outputs that are locations, in units of the values; others are scale or shape parameters."""
 
     def __init__(self, part: Any):
         self.part = part
 
     @abstractmethod
     def restored(self, outputs: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-        """Outputs of the values shift + scale · x, from raw outputs (…, Q) for x; shift and scale (…)."""
+        """Transform raw outputs (…, Q) for values x to outputs for shift + scale · x; shift and scale (…)."""
 
     @abstractmethod
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Loss (…) of each value y, of restored outputs (…, Q)."""
+        """Return the loss (…) of restored outputs (…, Q) for each value y (…)."""
 
     @abstractmethod
     def point(self, outputs: Tensor) -> Tensor:
-        """Point forecast (…) of restored outputs: mean or median."""
+        """Return the point forecast (…) of restored outputs: mean or median."""
 
     def quantiles(self, outputs: Tensor) -> Tensor:
-        """Quantiles (…, levels) of restored outputs."""
+        """Return the quantiles (…, levels) of restored outputs."""
         return outputs[..., :0]
 
     @abstractmethod
     def around(self, errors: Tensor) -> Tensor:
-        """Raw outputs (H, Q) for a point forecast of 0 and the distribution of ``errors`` (N, H), in which NaN is none.
+        """Fit raw outputs (H, Q) to the distribution of ``errors`` (N, H), except NaN, with a point forecast of 0.
 
-        Added to the places of another point forecast, they give it intervals and leave it as it is.
+        Added to the locations of another point forecast, they give it intervals without changing it.
         """
 
 
 @implements(spec.Point)
 class Point(Forecast):
-    """One number for each value."""
+    """Point forecast: one number for each value."""
 
     part: spec.Point
 
@@ -144,11 +144,11 @@ class _Distribution(Forecast):
         return torch.stack(found, -1)
 
     def shape(self, errors: Tensor, variance: Tensor) -> tuple[Tensor, ...]:
-        """Scale (H), and others, for errors (N, H) about 0 of this ``variance``."""
+        """Fit the scale (H), and any further parameters, to errors (N, H) around 0 with the given ``variance``."""
         return (variance.sqrt(),)
 
     def standard(self, outputs: Tensor) -> Tensor:
-        """Quantiles of the standardised distribution, (levels,) or (…, levels)."""
+        """Compute quantiles of the standardised distribution, (levels,) or (…, levels)."""
         levels = torch.tensor(self.levels, dtype=outputs.dtype, device=outputs.device)
         return math.sqrt(2) * torch.erfinv(2 * levels - 1)
 
@@ -172,13 +172,13 @@ class StudentT(_Distribution):
         return normaliser + (nu + 1) / 2 * torch.log1p(z.square() / nu)
 
     def shape(self, errors: Tensor, variance: Tensor) -> tuple[Tensor, ...]:
-        """Scale and degrees of freedom by moments: an excess kurtosis k gives ν = 4 + 6/k."""
+        """Fit scale and degrees of freedom by the method of moments: an excess kurtosis k gives ν = 4 + 6/k."""
         excess = errors.pow(4).nanmean(0).nan_to_num() / variance.square().clamp(min=1e-12) - 3
         nu = 4 + 6 / excess.clamp(min=6 / _NORMAL)
         return (variance * (nu - 2) / nu).sqrt(), nu
 
     def standard(self, outputs: Tensor) -> Tensor:
-        """Quantiles by the expansion of Hill 1970 in the normal ones, to 1e-2 for ν > 2 and the levels used."""
+        """Compute quantiles from normal quantiles by Hill's expansion (1970), to 1e-2 for ν > 2 at the levels used."""
         z, nu = super().standard(outputs), outputs[..., 2:3]
         terms = (
             (z**3 + z) / 4,
@@ -190,25 +190,25 @@ class StudentT(_Distribution):
 
 
 def positive(raw: Tensor) -> Tensor:
-    """Scale of a distribution, above 0, from a raw output."""
+    """Map a raw output to the positive scale of a distribution."""
     return F.softplus(raw) + _LEAST
 
 
 def gaussian_nats(mean: Tensor, deviation: Tensor, y: Tensor) -> Tensor:
-    """-log N(y; mean, deviation²) in nats."""
+    """Return -log N(y; mean, deviation²) in nats."""
     z = (y - mean) / deviation
     return z.square() / 2 + deviation.log() + math.log(2 * math.pi) / 2
 
 
 def pinball(quantiles: Tensor, y: Tensor, levels: Sequence[float]) -> Tensor:
-    """Pinball losses 2 max(τ (y - q), (τ - 1) (y - q)), (…, levels), of quantiles (…, levels) for values y (…)."""
+    """Return pinball losses 2 max(τ (y - q), (τ - 1) (y - q)), (…, levels), of quantiles (…, levels) for y (…)."""
     error = y[..., None] - quantiles
     level = torch.tensor(levels, dtype=quantiles.dtype, device=quantiles.device)
     return 2 * torch.maximum(level * error, (level - 1) * error)
 
 
 def crps(quantiles: Tensor, y: Tensor, levels: Sequence[float]) -> Tensor:
-    """CRPS (…) of quantiles: ∫ pinball(τ) dτ, approximated with each level weighted by its share of (0, 1)."""
+    """Approximate the CRPS (…) of quantiles, ∫ pinball(τ) dτ, with each level weighted by its share of (0, 1)."""
     between = [0.0, *((a + b) / 2 for a, b in pairwise(levels)), 1.0]
     shares = torch.tensor([b - a for a, b in pairwise(between)], dtype=quantiles.dtype)
     return (pinball(quantiles, y, levels) * shares.to(quantiles.device)).sum(-1)

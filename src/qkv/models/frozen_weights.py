@@ -1,6 +1,6 @@
-"""Promise that models stay as they are for a while, so that what was made of their parts is compared with them once.
+"""Promise that models do not change for a while, so that cached decoding steps are compared with them only once.
 
-The comparison takes 0.2 ms for each token of GPT-2 124M, a tenth of the time of its weights in int4.
+The comparison takes 0.2 ms for each token of GPT-2 124M, a tenth of the time that its weights take in int4.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextvars import ContextVar
 
 
 class _Promise:
-    """Promise that models stay as they are. state: object that stands for how they are."""
+    """Promise that models do not change. state: object whose identity stands for their current state."""
 
     def __init__(self) -> None:
         self.state = object()
@@ -22,8 +22,9 @@ _current: ContextVar[_Promise | None] = ContextVar("promise", default=None)
 
 @contextmanager
 def unchanged() -> Iterator[None]:
-    """Context manager: no code that runs in it in this thread gives a model other tensors, modules or hooks. Not around
-    a ``yield`` to code of others.
+    """Context manager: a promise that no code inside it, in this thread, replaces tensors, modules or hooks of a model.
+
+    Do not use it around a ``yield`` to foreign code.
     """
     before = _current.set(_current.get() or _Promise())
     try:
@@ -33,13 +34,13 @@ def unchanged() -> Iterator[None]:
 
 
 def promised() -> object | None:
-    """Object that stays the same as long as models are promised to stay as they are; None without a promise."""
+    """Return an object that stays the same as long as models are promised not to change; None without a promise."""
     now = _current.get()
     return None if now is None else now.state
 
 
 def changed() -> None:
-    """Tell that a model has been given other tensors all the same."""
+    """Report that tensors of a model were replaced in spite of a promise."""
     now = _current.get()
     if now is not None:
         now.state = object()

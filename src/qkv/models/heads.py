@@ -48,28 +48,28 @@ class Head(Declared):
 
     @abstractmethod
     def forward(self, x: Tensor, lengths: Tensor | None) -> Tensor:
-        """Outputs of the head for vectors x (B, N, D); ``lengths`` (B): unpadded positions, None without padding."""
+        """Compute outputs from vectors x (B, N, D); ``lengths`` (B): unpadded positions, None without padding."""
 
     @abstractmethod
     def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
-        """Random targets on the CPU for ``rows`` rows of ``length`` positions, for measurements of speed and memory."""
+        """Draw random targets on the CPU for ``rows`` rows of ``length`` positions, to measure speed and memory."""
 
     def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-        """Loss summed over the targets: by default ``cross_entropy`` over the last axis of the outputs."""
+        """Return the loss, summed over targets: by default ``cross_entropy`` over the last axis of the outputs."""
         return cross_entropy(outputs.flatten(0, -2), targets.flatten(), smoothing)
 
     def of_graph(self, x: Tensor, lengths: Tensor | None, graph: Graph | None) -> Tensor:
-        """Outputs for vectors x (B, N, D) of the nodes of a graph; by default those of ``forward``."""
+        """Compute outputs from vectors x (B, N, D) of the nodes of a graph; by default, call ``forward``."""
         return self(x, lengths)
 
     def shaped(self, outputs: Tensor) -> Tensor:
-        """Outputs of rows (B, C) in the shape of those of ``forward``; by default unchanged."""
+        """Reshape outputs of rows (B, C) to the output shape of ``forward``; by default, return them unchanged."""
         return outputs
 
     def decode(self, outputs: Tensor, asked: Tensor) -> Tensor:
-        """Predicted classes (B, N) at the positions that ``asked`` (B, N) marks, from outputs (B, N, C).
+        """Predict classes (B, N) from outputs (B, N, C) at the positions where the mask ``asked`` (B, N) is True.
 
-        By default the class with the highest output of each position. Classes of other positions are meaningless.
+        By default the class with the highest output at each position. Classes at other positions are meaningless.
         """
         return outputs.argmax(-1)
 
@@ -144,7 +144,7 @@ class Pool(nn.Module):
 
 
 class PredictionHead(Head):
-    """Base class of all other heads: y = dropout(g(x)) W^T + b, (B, N, D) -> (B, N, C), or pooled (B, C).
+    """Base class of prediction heads: y = dropout(g(x)) W^T + b, (B, N, D) -> (B, N, C), or pooled (B, C).
 
     g: norm(x) or norm(φ(x W_h + b_h)).
     """
@@ -179,7 +179,7 @@ class Classifier(PredictionHead):
 
 @implements(spec.DistilledHead)
 class DistilledClassifier(Head):
-    """Head of two linear classifiers, of the first and of the second position; logits (B, C) are their mean."""
+    """Head of two linear classifiers, which read the first and the second position; logits (B, C) are their mean."""
 
     def __init__(self, part: spec.DistilledHead, width: int, table: object):
         super().__init__()
@@ -208,7 +208,7 @@ class Labeller(PredictionHead):
     def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         """Binary cross-entropy -Σ (y log σ(z) + (1 - y) log (1 - σ(z))) over rows and labels; no smoothing.
 
-        Labels beyond those of the targets, which the data does not have, have no loss.
+        Labels with an index beyond the width of ``targets``, which the data does not have, are ignored.
         """
         logits = at_least_single(outputs[:, : targets.shape[1]])
         return F.binary_cross_entropy_with_logits(logits, targets.to(logits), reduction="sum")
@@ -229,8 +229,9 @@ class Tagger(PredictionHead):
 class CRFTagger(Tagger):
     """Head of a linear-chain conditional random field; see ``qkv.ops.crf``.
 
-    Its outputs are the emissions (B, N, C). The chain joins the positions that have a target, or are asked for, and
-    skips all others: with a tag at the first token of each word it runs over words. Scores of transitions begin at 0.
+    Its outputs are the emissions (B, N, C). The chain links only the positions that have a target, or that ``asked``
+    marks in ``decode``: with tags at the first token of each word, it runs over words. Transition scores are
+    initialised to 0.
     """
 
     def __init__(self, part: spec.CRFHead, width: int, table: object):
@@ -247,7 +248,7 @@ class CRFTagger(Tagger):
         return Transitions(*(at_least_single(scores) for scores in (self.between, self.start, self.end)))
 
     def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-        """-log p(targets | outputs) of the chain of targets from 0 on, summed over rows; ``smoothing`` is ignored."""
+        """Return -log p(targets | outputs) of the chain of targets >= 0, summed over rows; no smoothing."""
         order, lengths = _first(targets >= 0)
         emissions = _ordered(at_least_single(outputs), order)
         classes = targets.gather(1, order).clamp(min=0)
@@ -255,14 +256,14 @@ class CRFTagger(Tagger):
         return (log_partition(emissions, lengths, self._transitions) - score).sum()
 
     def decode(self, outputs: Tensor, asked: Tensor) -> Tensor:
-        """Best sequence of classes over the positions that ``asked`` marks, by Viterbi's algorithm."""
+        """Find the best sequence of classes over the positions that ``asked`` marks, by the Viterbi algorithm."""
         order, lengths = _first(asked)
         found = best_sequence(_ordered(at_least_single(outputs), order), lengths, self._transitions)
         return torch.zeros_like(found).scatter(1, order, found)
 
 
 def _first(asked: Tensor) -> tuple[Tensor, Tensor]:
-    """(positions in an order that begins with those marked in ``asked`` (B, N), their number in each row (B))."""
+    """Return (order of positions (B, N) with those that ``asked`` (B, N) marks first, their number in each row (B))."""
     return asked.logical_not().long().argsort(dim=1, stable=True), asked.sum(1)
 
 
@@ -362,7 +363,8 @@ class Vectors(Head):
 class Forecaster(Head):
     """Forecasting head: outputs (B, C, H, Q) for H future values of C channels, from the vectors of each row.
 
-    Positions joined or averaged: C channels of the row; a position per channel: C = N; a position per step: H = N.
+    If positions are joined or averaged, C is the number of channels of the row; with one position per channel, C = N;
+    with one position per step, H = N.
     """
 
     def __init__(self, part: spec.ForecastHead, width: int, table: object):
@@ -399,16 +401,16 @@ class Forecaster(Head):
         return torch.randn(rows, channels, length if self.over == "steps" else self.horizon, generator=generator)
 
     def restored(self, outputs: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-        """Outputs for values that were transformed to (x - shift) / scale; shift and scale (B, C)."""
+        """Transform outputs for values (x - shift) / scale back to outputs for x; shift and scale (B, C)."""
         return self.form.restored(at_least_single(outputs), shift[..., None], scale[..., None])
 
     def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-        """Summed loss of targets (B, C, H) that were not transformed; NaN is no target. ``smoothing`` is ignored."""
+        """Sum the losses of untransformed targets (B, C, H), except NaN; ``smoothing`` is ignored."""
         ones = torch.ones(outputs.shape[:2], device=outputs.device)
         return self.summed(self.restored(outputs, torch.zeros_like(ones), ones), targets)
 
     def summed(self, restored: Tensor, targets: Tensor) -> Tensor:
-        """Summed loss of restored outputs (B, C, H, Q) for targets (B, C, H), in which NaN is no target."""
+        """Sum the losses of restored outputs (B, C, H, Q) for targets (B, C, H), except NaN."""
         seen = ~targets.isnan()
         return torch.where(seen, self.form.loss(restored, targets.nan_to_num()), 0).sum()
 

@@ -19,9 +19,9 @@ _FEWEST_ROWS = 256
 
 
 def language_loss(model: Transformer, signal: Signal, targets: Tensor, smoothing: float = 0.0, **how: Any) -> Tensor:
-    """-Σ log p(target) in nats over the targets (B, N) other than -100.
+    """Return -Σ log p(target) in nats over the targets (B, N) other than -100.
 
-    ``how``: ``memory`` and ``tap`` of the model's call.
+    ``how``: keyword arguments ``memory`` and ``tap`` for ``model.features``.
     """
     hidden, _ = model.features(signal, **how)
     return loss_of_vectors(model, hidden.flatten(0, 1), targets.flatten(), smoothing, how.get("tap"))
@@ -30,7 +30,7 @@ def language_loss(model: Transformer, signal: Signal, targets: Tensor, smoothing
 def loss_of_vectors(
     model: Transformer, vectors: Tensor, targets: Tensor, smoothing: float = 0.0, tap: Tap | None = None
 ) -> Tensor:
-    """-Σ log p(target) in nats, from the head's input ``vectors`` (T, D), over the targets (T) other than -100."""
+    """Return -Σ log p(target) in nats over targets (T) other than -100, from the head's input ``vectors`` (T, D)."""
     vocab = model.vocab_size
     assert vocab is not None  # a language model reads tokens
     rows = max(_FEWEST_ROWS, _SHARE // vocab)

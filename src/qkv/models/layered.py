@@ -1,4 +1,4 @@
-"""Blocks in sequence and a final norm: what stacks, encoders, latents and the parts of segments are made of."""
+"""Blocks in sequence and a final norm: the base of stacks, encoders, latents and inner stacks of segmentations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from qkv.state.pages import Paged
 class Layered(Declared):
     """Base class of modules with blocks in sequence and a final norm, x (B, N, D) -> (B, N, D).
 
-    Subclasses call ``lay`` to build the blocks, and compute x.
+    Subclasses call ``lay`` to build the blocks, and compute their input x.
     """
 
     blocks: nn.ModuleList
@@ -38,8 +38,8 @@ class Layered(Declared):
     def lay(self, spec: LayeredSpec, width: int, name: str, memory_width: int | None = None) -> None:
         """Build blocks and norm; ``name``: path of the blocks in the model, such as "encoder.blocks".
 
-        ``memory_width``: features of the vectors that cross-attention reads; default: ``width``. Sizes that depend on
-        the positions of a row are those of ``spec``.
+        ``memory_width``: features of the vectors that cross-attention reads; default: ``width``. ``spec`` fills in the
+        sizes that depend on the number of positions of a row.
         """
         self.blocks = nn.ModuleList(
             Block(block, width, f"{name}.{i}", memory_width) for i, block in enumerate(spec.sized_layers)
@@ -51,12 +51,12 @@ class Layered(Declared):
 
     @property
     def native(self) -> bool:
-        """True if the native library may know how the blocks are joined."""
+        """True if the native library supports the connections of the blocks: no depth average, not reversible."""
         return self.depth_average is None and not self.reversible
 
     @property
     def walked(self) -> Sequence[nn.Module]:
-        """Blocks in order of execution; repeated ones appear several times."""
+        """Blocks in order of execution; a repeated block appears several times."""
         return list(self.blocks)
 
     @property
@@ -65,9 +65,10 @@ class Layered(Declared):
         return [slot.body for block in self.blocks for slot in block.branches]  # type: ignore[union-attr]
 
     def through(self, x: Tensor, context: Context, state: Sequence[Any] | None = None) -> Iterator[tuple[Tensor, Any]]:
-        """Yield (vectors after a block, next state of its branches) for each block; x (B, N, D): input of the first.
+        """Yield (output vectors, next state of the branches) of each block; x (B, N, D): input of the first block.
 
-        With a depth average, vectors are those after it. state: state of each block; None: all positions at once.
+        With a depth average, the vectors are its output. state: decoding state of each block; None to read all
+        positions at once.
         """
         x, walked = self._entering(x), self.walked
         outputs = [] if self.depth_average is None else [x]
@@ -79,7 +80,7 @@ class Layered(Declared):
             yield x, after
 
     def last(self, x: Tensor, context: Context) -> Tensor:
-        """Vectors (B, N, D) after the last block. Reversible blocks store no activations, unless there is a tap."""
+        """Return the output (B, N, D) of the last block. Reversible blocks store no activations, except with a tap."""
         if self.reversible and torch.is_grad_enabled() and context.tap is None:
             slots = [(slot, context.of_layer(i)) for i, block in enumerate(self.walked) for slot in block.branches]  # type: ignore[union-attr]
             return through_reversible(slots, self._entering(x))
@@ -94,9 +95,9 @@ class Layered(Declared):
         memories: Mapping[str, Memory] | None = None,
         pages: bool = False,
     ) -> tuple[tuple[Any, ...], ...]:
-        """Empty decoding state of each branch of each block, of ``batch`` rows of up to ``capacity`` positions.
+        """Create the empty decoding state of each branch, by block: ``batch`` rows of up to ``capacity`` positions.
 
-        ``pages``: keys and values are in pages where a branch reads them so.
+        ``pages``: hold keys and values in pages (``qkv.state.pages``) for branches that can read pages.
         """
         known = memories or {}
 
@@ -120,7 +121,7 @@ class Layered(Declared):
         return self.norm(x, context), tuple(after)
 
     def _entering(self, x: Tensor) -> Tensor:
-        """Input of the first block: x, or for reversible blocks x twice, as both streams (B, N, 2 D)."""
+        """Return the input of the first block: x, or for reversible blocks x twice, as both streams (B, N, 2 D)."""
         return torch.cat((x, x), -1) if self.reversible else x
 
     def _through(self, block: nn.Module, x: Tensor, context: Context, state: Any) -> tuple[Tensor, Any]:

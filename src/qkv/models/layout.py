@@ -1,7 +1,7 @@
 """Layout of weights in memory for decoding, which reads all of them for each token.
 
-Weights are copied once, row by row, to huge pages: there they are read 1.2 to 1.5 times as fast as in a mapped file.
-Weights that a file holds as (in, out) become rows, as the native kernel reads them.
+Weights are copied once, row by row, to huge pages, where reading them is 1.2 to 1.5 times as fast as in a mapped file.
+Weights that a file stores as (in, out) are copied to row-major (out, in), which the native kernel reads.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from qkv.system import huge_pages
 from qkv.system.allowance import free_memory
 
 _LEAST = 16 << 20
-"""Bytes of a model below which caches hold what is read, and huge pages make no difference."""
+"""Bytes of weights below which they fit in the processor's caches, and huge pages make no difference."""
 _AT_ONCE = 64 << 20
-"""Bytes that are copied before their sources are freed."""
+"""Number of bytes that are copied at a time, before the originals are freed."""
 _TYPES = (Tensor, nn.Parameter)
 _laid_out: WeakSet[nn.Module] = WeakSet()
 
 
 def lay_out(*models: nn.Module) -> None:
-    """Lay out the weights of models on the CPU for decoding, once per model; values, parameters and ties stay.
+    """Lay out the weights of models on the CPU for decoding, once per model.
 
-    models: all those that share weights. Nothing is copied if half of the free memory is too small for it. Not while
-    another thread runs one of them.
+    Values, parameter objects and tied weights stay the same. models: all models that share weights. Nothing is copied
+    if the copies need more than half of the free memory. Do not call it while another thread runs one of the models.
     """
     new = [model for model in models if model not in _laid_out]
     if not new:
@@ -51,7 +51,7 @@ def lay_out(*models: nn.Module) -> None:
 
 
 def _weights(models: Iterable[nn.Module]) -> list[Tensor]:
-    """Tensors of the models in order of their addresses, without tensors that share memory."""
+    """Return the dense CPU tensors of the models in order of address, except tensors whose memory overlaps."""
     modules = (module for model in models for module in model.modules())
     tensors = {id(t): t for module in modules for t in _tensors(module) if t.is_cpu and t.numel()}
     ordered = sorted(tensors.values(), key=Tensor.data_ptr)
@@ -65,18 +65,18 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _end(t: Tensor) -> int:
-    """Address after the last number of ``t``."""
+    """Return the address just after the last element of ``t``."""
     return t.data_ptr() + (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))) * t.element_size()
 
 
 def _dense(t: Tensor) -> bool:
-    """True if the numbers of ``t`` lie side by side, in any order."""
+    """Return True if the elements of ``t`` fill a block of memory without gaps, in any order."""
     return _end(t) - t.data_ptr() == t.nbytes
 
 
-@torch.inference_mode(mode=False)  # in which decoding runs, and whose tensors have no gradients later
+@torch.inference_mode(mode=False)  # decoding runs in it, and tensors made in it cannot have gradients later
 @torch.no_grad()
 def _copy(tensors: list[Tensor]) -> None:
-    """Let ``tensors`` be copies of themselves in one block."""
+    """Move the data of ``tensors`` to adjacent memory, in huge pages if possible."""
     for t, place in zip(tensors, huge_pages.blocks([t.nbytes for t in tensors]), strict=True):
         t.data = place.view(t.dtype).view(t.shape).copy_(t)

@@ -31,10 +31,11 @@ class PatchStack(Layered):
 
 
 class PatchState(NamedTuple):
-    """State: ``blocks`` inside the current patch, ``patches``: of the blocks over patches.
+    """Decoding state of MEGABYTE.
 
-    signal (B, P, D): what these say to each position of the current patch. values (B, P, D): the vectors of the current
-    patch that have been read, then 0.
+    blocks: state of the local blocks inside the current patch.   patches: state of the global blocks over patches.
+    signal (B, P, D): output of the global blocks for each position of the current patch.   values (B, P, D): input
+    vectors of the current patch read so far, then 0.
     """
 
     blocks: Any
@@ -50,8 +51,8 @@ class Megabyte(Segmentation):
         x (B, N, D) ─┬─ patches (B, K, P D) ─ W ─ one patch later ─ global (B, K, G) ─ U ─┐
                      └─ one position later (B K, P, D) ────────────────────────────────── + ─ local (B K, P, D) ─ y
 
-    All patches pass the local blocks at once, as rows. A call with a state reads the rest of each row's current patch,
-    and all later patches at once.
+    The local blocks read all patches in parallel, as rows of a batch. A call with a state reads the rest of each row's
+    current patch, then all later patches in parallel.
     """
 
     part: spec.Megabyte
@@ -94,7 +95,7 @@ class Megabyte(Segmentation):
         return (self._whole(x, context, stack), None) if state is None else self._following(x, context, stack, state)
 
     def _whole(self, x: Tensor, context: Context, stack: Layered) -> Tensor:
-        """Outputs (B, N, D) of whole rows: all patches at once."""
+        """Compute the outputs (B, N, D) of whole rows, all patches in parallel."""
         batch, count, width = x.shape
         size, patches = self.part.size, count // self.part.size + 1
         known = context.lengths
@@ -112,11 +113,11 @@ class Megabyte(Segmentation):
         return y.view(batch, patches * size, width)[:, 1 : count + 1]
 
     def _begun(self, later: Tensor) -> Tensor:
-        """Replace the first of the patch vectors (…, P, D) by the learned start vector."""
+        """Replace the first vector of each patch (…, P, D) by the learned start vector."""
         return torch.cat((self.first.table.to(later.dtype).expand(*later.shape[:-2], 1, -1), later[..., 1:, :]), -2)
 
     def _over(self, x: Tensor, context: Context) -> Tensor:
-        """Signals (B, K, P, D) from the start and whole patches x (B, (K - 1) P, D)."""
+        """Run the global blocks on the start vector and K - 1 whole patches x (B, (K - 1) P, D): (B, K, P, D)."""
         joined = self.join(x.reshape(x.shape[0], -1, self.part.size * self.width))
         start = self.start.table.to(joined.dtype).expand(x.shape[0], 1, -1)
         return self._said(self.patches.read(torch.cat((start, joined), 1), context)[0])
@@ -126,7 +127,7 @@ class Megabyte(Segmentation):
         return self.split(h).unflatten(-1, (self.part.size, self.width))
 
     def _following(self, x: Tensor, context: Context, stack: Layered, state: PatchState) -> tuple[Tensor, PatchState]:
-        """Outputs (B, N, D) of positions that follow those of a state, and the next state."""
+        """Return (outputs (B, N, D) of the positions after a state, next state)."""
         batch, size = x.shape[0], self.part.size
         now = _Call(size, *places_of(context, x.shape[1]), x.device)
         values = now.values(state.values, x)
@@ -140,7 +141,7 @@ class Megabyte(Segmentation):
         return picked(found, places), PatchState(blocks, patches, now.current(signals), now.current(values))
 
     def _signals(self, values: Tensor, now: _Call, context: Context, state: PatchState) -> tuple[Tensor, Any]:
-        """Return (signals (B, M + 1, P, D) to the current and later patches, next state of the blocks over patches)."""
+        """Return (global-block outputs (B, M + 1, P, D) for the current and later patches, state of these blocks)."""
         batch, known, patches = values.shape[0], state.signal[:, None], state.patches
         read = [begins + full for begins, full in zip(now.begins, now.full, strict=True)]
         if count := max(read):
@@ -157,11 +158,12 @@ class Megabyte(Segmentation):
 
 
 class _Call:
-    """Positions of a call and of patches; lists have a number for each row, or one for all if they are equal.
+    """Positions of a call, divided into patches; lists have one entry per row, or a single entry if all are equal.
 
-    past: positions read before.   counts: new ones.   offset: those of the current patch read before.   full: patches
-    that the call completes.   begins: True at the start of a row.   first: vectors of the current patch that the local
-    blocks have read, one more than its positions except at the start.   taken: those that they still read.
+    past: positions read before the call.   counts: new positions.   offset: positions of the current patch read before
+    the call.   full: number of patches that the call completes.   begins: True if the call reads the start of a row.
+    first: number of vectors of the current patch that the local blocks have read, ``offset`` + 1, or 0 at the start of
+    a row.   taken: number of vectors of the current patch that the local blocks read in this call.
     """
 
     def __init__(self, size: int, past: list[int], counts: list[int], device: torch.device):
@@ -174,7 +176,10 @@ class _Call:
         self.taken = [max(0, end - first) for end, first in zip(ends, self.first, strict=True)]
 
     def values(self, current: Tensor, x: Tensor) -> Tensor:
-        """Values (B, M + 1, P, D) of the current patch and of those after it, then 0; ``current`` (B, P, D)."""
+        """Return the input vectors (B, M + 1, P, D) of the current and later patches, followed by 0.
+
+        current (B, P, D): vectors of the current patch read before the call.   x (B, N, D): new vectors.
+        """
         steps = torch.arange((max(self.full) + 1) * self.size, device=self.device)
         offset, counts = column(self.offset, self.device), column(self.counts, self.device)
         places = torch.where(steps < offset, steps, self.size + steps - offset)
@@ -182,11 +187,14 @@ class _Call:
         return found.masked_fill((steps >= offset + counts)[..., None], 0).unflatten(1, (-1, self.size))
 
     def current(self, patches: Tensor) -> Tensor:
-        """The patch of ``patches`` (B, M + 1, P, D) that is current after the call, (B, P, D)."""
+        """Select from ``patches`` (B, M + 1, P, D) the patch that is current after the call, (B, P, D)."""
         return picked(patches.flatten(2), column(self.full, self.device)).view_as(patches[:, 0])
 
     def outputs(self, count: int, rest: int) -> Tensor:
-        """Places of the outputs at ``count`` positions: among ``rest`` in the current patch, or later patches."""
+        """Return the indices of the outputs at ``count`` new positions.
+
+        The first ``rest`` outputs belong to the current patch, all others to later patches.
+        """
         steps = column(self.offset, self.device) + 1 + torch.arange(count, device=self.device)
         inside = (steps - column(self.first, self.device)).clamp(0, max(0, rest - 1))
         return torch.where(steps < self.size, inside, rest + steps - self.size)
@@ -203,13 +211,13 @@ def _rest(local: Tensor, now: _Call, context: Context, stack: Layered, blocks: A
 
 
 def _patches(local: Tensor, now: _Call, context: Context, stack: Layered, blocks: Any) -> tuple[Tensor, Any]:
-    """Return (outputs (B, M P, D) of later patches (B, M, P, D), state of the local blocks in the current one)."""
+    """Return (outputs (B, M P, D) of the later patches (B, M, P, D), next state of the local blocks)."""
     batch, count = local.shape[:2]
     if not count:
         return local.flatten(1, 2), blocks
     ends = each_of([j + n + 1 for j, n in zip(now.offset, now.counts, strict=True)], batch)
     taken = [min(now.size, max(0, end - now.size * (i + 1))) for end in ends for i in range(count)]
-    most = max(taken)  # below P if one patch is begun: nothing is padding then in rows that are alike
+    most = max(taken)  # below P if a single patch is started: rows of equal length need no padding then
     inside = _inside([0] * len(taken), taken, most, len(taken), context, now.device)
     y, begun = stack.read(local.flatten(0, 1)[:, :most], inside, stack.begin(len(taken), now.size))
     last = [batch + b * count + full - 1 if full else b for b, full in enumerate(each_of(now.full, batch))]
@@ -219,7 +227,7 @@ def _patches(local: Tensor, now: _Call, context: Context, stack: Layered, blocks
 def _inside(
     past: Sequence[int], taken: Sequence[int], count: int, batch: int, context: Context, device: torch.device
 ) -> Context:
-    """Context of ``count`` positions after ``past``, of which ``taken`` are not padding, in each of ``batch`` rows."""
+    """Build the context of ``count`` positions after ``past``, ``taken`` of them unpadded, for ``batch`` rows."""
     lengths = None if min(taken) == count else Counts(each_of(taken, batch))
     arrival = Arrival(Counts(each_of(past, batch)), count, lengths, device)
     return Context(arrival.positions, arrival.lengths, arrival=arrival, tap=context.tap)

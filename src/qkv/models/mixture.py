@@ -1,4 +1,4 @@
-"""Head of continuous vectors: a mixture of Gaussians at each position."""
+"""Head for continuous vectors: a mixture of Gaussians at each position."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Mixture(NamedTuple):
     deviations: Tensor
 
     def nats(self, y: Tensor) -> Tensor:
-        """-log p(y) in nats (…), of vectors y (…, F)."""
+        """Return -log p(y) in nats, (…), of vectors y (…, F)."""
         each = gaussian_nats(self.means, self.deviations, y[..., None, :]).sum(-1)
         return -(self.weights - each).logsumexp(-1)
 
@@ -52,7 +52,7 @@ class MixtureOfGaussians(Head):
         return self.output(x)
 
     def mixture(self, outputs: Tensor) -> Mixture:
-        """Mixtures of raw outputs (…, K (1 + 2 F))."""
+        """Convert raw outputs (…, K (1 + 2 F)) to mixtures."""
         count = self.components * self.features
         weights, means, raw = at_least_single(outputs).split((self.components, count, count), -1)
         shape = (self.components, self.features)
@@ -62,14 +62,14 @@ class MixtureOfGaussians(Head):
         return torch.randn(rows, length, self.features, generator=generator)
 
     def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-        """-Σ log p(y) of vectors y (B, N, F); ``smoothing`` is ignored, as targets are numbers."""
+        """Return -Σ log p(y) of vectors y (B, N, F); ``smoothing`` is ignored, as targets are numbers."""
         return self.mixture(outputs).nats(targets).sum()
 
     def drawn(self, outputs: Tensor, generators: list[torch.Generator], temperature: float = 1.0) -> Tensor:
-        """Vectors (B, F) drawn from the mixtures of ``outputs`` (B, K (1 + 2 F)), with a generator for each row.
+        """Draw vectors (B, F) from the mixtures of ``outputs`` (B, K (1 + 2 F)), with a generator for each row.
 
-        Log weights are divided by the temperature, and deviations multiplied with it; at 0 the mean of the component
-        of greatest weight is returned.
+        Log weights are divided by the temperature, and deviations multiplied by it; at temperature 0, return the mean
+        of the component with the greatest weight.
         """
         found = self.mixture(outputs)
         rows = torch.arange(len(outputs))

@@ -1,7 +1,7 @@
-"""Fields of specs that the native library computes.
+"""Fields of specs that the native library supports.
 
-The library computes a spec if all fields that are not listed here have their defaults. A field that is added to a part
-later is not listed, so a model that sets it decodes part by part.
+The library supports a spec if all fields that are not listed here have their default values. A field that is added to a
+spec later is not listed, so a model that sets it decodes module by module.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from qkv.spec.frontends import Text
 
 
 class KnownFields(NamedTuple):
-    """Names of the fields of a spec. computed: by the library, which must compute the parts in them, too.
-    elsewhere: fields that have no effect on decoding, or that Python computes before it calls the library.
+    """Names of the supported fields of a spec.
+
+    computed: fields that the library computes; it must support the parts in them, too.   elsewhere: fields that have no
+    effect on decoding, or that Python computes before it calls the library.
     """
 
     computed: tuple[str, ...] = ()
@@ -47,8 +49,9 @@ FIELDS: dict[type[Spec], KnownFields] = {
 
 
 def beyond(spec: Spec) -> str:
-    """First part or field of ``spec`` that the library does not compute, such as "attention with top_k"; empty if it
-    computes all of it.
+    """Return the first part or field of ``spec`` that the library does not support, such as "attention with top_k".
+
+    Empty if the library supports all of ``spec``.
     """
     name = getattr(spec, "kind", "") or type(spec).__name__.lower()
     if type(spec) not in FIELDS:

@@ -1,8 +1,8 @@
-"""Decoding of a few positions of some rows by the native library, of stacks whose parts it knows.
+"""Decoding of a few new positions by the native library, for stacks that consist of parts that it supports.
 
-It knows blocks in pre-norm order, of attention under a causal mask (any number of key heads, RoPE) and feed-forward
-layers, plain and gated; weights in fp32, also with a low-rank adapter whose scale is 1, or quantised. Other stacks, and
-calls with a tap, gradients or hooks, run part by part. See ``qkv.ops.native.step``.
+Supported are pre-norm blocks of causal attention (any number of key/value heads, RoPE) and plain or gated feed-forward
+layers. Weights are in fp32, also with a low-rank adapter whose scale is 1, or quantised. Other stacks, and calls with a
+tap, gradients or hooks, run module by module. See ``qkv.ops.native.step``.
 """
 
 from __future__ import annotations
@@ -50,36 +50,36 @@ from qkv.state.store import Dense
 
 
 class Unknown(Exception):
-    """A part that the native library does not know; the message names it."""
+    """Exception for a part that the native library does not support; the message names the part."""
 
 
 def refuse_beyond(spec: Spec) -> None:
-    """Raise ``Unknown`` if the library does not compute all of ``spec``."""
+    """Raise ``Unknown`` if the library does not support all of ``spec``."""
     if found := beyond(spec):
         raise Unknown(found)
 
 
 class NativeStep:
-    """Steps of the ``blocks`` of a stack."""
+    """Decoding step that computes the ``blocks`` of a stack in one call of the native library."""
 
     covers = "all blocks"
-    """Name of the computation of one call."""
+    """Description, for messages, of the modules that one native call computes."""
 
     def __init__(self, blocks: Sequence[nn.Module]):
         self._parts, self._modules = tuple(blocks), list[nn.Module]()
         self.steps, self._attentions = Steps(), list[tuple[int, int]]()
         self._ropes: dict[Hashable, relative.Rope] = {}
         self.unknown = self._built()
-        """The first part that the library lacks; empty if it knows all of them."""
+        """Name of the first part that the library does not support; empty if it supports all parts."""
         self.fingerprint = Fingerprint(self._modules)
 
     @property
     def known(self) -> bool:
-        """True if the library knows all parts."""
+        """True if the library supports all parts."""
         return not self.unknown
 
     def _built(self) -> str:
-        """Add the steps of all parts; return the first one that the library lacks, or an empty string."""
+        """Add the steps of all parts; return the name of the first unsupported part, or an empty string."""
         try:
             self._build(self._parts)
         except Unknown as lacking:
@@ -87,15 +87,15 @@ class NativeStep:
         return ""
 
     def current(self, parts: Sequence[nn.Module]) -> bool:
-        """True if ``parts`` are those from which the steps were made, and hold the same modules and tensors."""
+        """Return True if the steps were built from ``parts``, and these still hold the same submodules and tensors."""
         return all(map(operator.is_, self._parts, parts)) and self.fingerprint.current()
 
     def takes(self, state: Sequence[Any]) -> bool:
-        """True if the library knows all parts, and all stores of ``state`` are dense or in pages, in fp32."""
+        """Return True if the library supports all parts, and all stores of ``state`` are dense or paged, in fp32."""
         return self.known and all(map(_is_writable, self._stores(state)))
 
     def __call__(self, x: Tensor, arrival: Arrival, state: Sequence[Any]) -> Tensor:
-        """Vectors (B, N, D) after the last block, of padding 0; the stores of ``state`` take the new positions.
+        """Compute the vectors (B, N, D) after the last block, 0 at padding; store new keys and values in ``state``.
 
         x (B, N, D): input of the first block.
         """
@@ -190,7 +190,7 @@ class NativeStep:
         raise Unknown(f"the norm {type(norm).__name__}")
 
     def _multiply(self, layer: nn.Module, origin: int, to: int, *how: Any) -> None:
-        """Add the product of ``layer``, and that of its adapter, W f(x) + b + B A f(x); ``how``: f."""
+        """Add the steps of W f(x) + b, plus B A f(x) with an adapter; ``how``: f, as in ``Steps.multiply``."""
         self.steps.multiply(self._matrix(layer), origin, to, *how)
         if type(layer) is LowRank and not layer.merged:
             between = next(buffer for buffer in (WIDE, MIXED) if buffer not in (origin, to))
@@ -208,7 +208,7 @@ class NativeStep:
         return self._table(layer.weight, layer.bias)
 
     def _table(self, table: Tensor | QuantizedTable, bias: Tensor | None = None) -> Matrix:
-        """Matrix of a parameter or of a quantised table."""
+        """Describe a parameter or a quantised table as a ``Matrix``."""
         if isinstance(table, QuantizedTable):
             self._modules.append(table)
             packed = table.packed
@@ -231,14 +231,14 @@ def _readable(t: Tensor) -> Tensor:
 
 
 def _is_writable(store: Any) -> bool:
-    """True for a store that the native library can write to."""
+    """Return True if the native library can write to ``store``."""
     if type(store) is Paged:
         return store.like.dtype == torch.float32
     return type(store) is Dense and store.keys.dtype == torch.float32
 
 
 def _room(store: Any, arrival: Arrival) -> Held:
-    """Memory of a store with room for the new positions of a call."""
+    """Return the memory of a store, grown to have room for the new positions of a call."""
     if type(store) is Paged:
         return PageTable(store.room(arrival), store.sizes.positions)
     return store.room(arrival.end)
@@ -251,8 +251,9 @@ _made: WeakKeyDictionary[nn.Module, NativeStep] = WeakKeyDictionary()
 def native_step(
     stack: nn.Module, blocks: Sequence[nn.Module], x: Tensor, arrival: Arrival, state: Sequence[Any]
 ) -> NativeStep | None:
-    """Step of ``stack``, whose blocks are run in the order ``blocks``, for new positions x (B, N, D); None where the
-    blocks are to be called.
+    """Return the native step of ``stack`` for new positions x (B, N, D); None if the blocks must be called instead.
+
+    blocks: blocks in the order of execution.
     """
     if not x.is_cpu or x.dtype != torch.float32:
         return None
@@ -270,8 +271,9 @@ def step_of(
     state: Sequence[Any],
     kind: type[Step],
 ) -> Step | None:
-    """Step of a kind for the new positions of a call, made once of the ``parts`` of a stack; None where they are to be
-    called. made: the steps of other stacks.
+    """Return the step of class ``kind`` for the new positions of a call; None if ``parts`` must be called instead.
+
+    A step is built once from the ``parts`` of a stack and cached in ``made``, the steps by stack.
     """
     if stack.training or observed("cpu") or not library.available():
         return None

@@ -1,9 +1,9 @@
-"""Decoding of a few tokens of some rows by the native library, of models all of whose parts it knows.
+"""Decoding of a few tokens in one native call from ids to logits, for models all of whose parts the library supports.
 
     token ─ embedding ─ blocks ─ norm ─ output matrix ─ logits      one call, instead of one for the blocks
 
-Between two calls Python and torch run from cold caches, as the weights have just passed through them: a token of GPT-2
-124M takes 0.7 ms less than with a call for the blocks alone.
+Between two native calls, Python and torch run with cold processor caches, because all weights have just passed through
+them. A token of GPT-2 124M takes 0.7 ms less than with a native call for the blocks alone.
 """
 
 from __future__ import annotations
@@ -24,24 +24,26 @@ from qkv.ops.native.step import LOGITS, NORMED, STREAM
 from qkv.state.arrival import Arrival
 
 Embed = Callable[[], Tensor]
-"""Function () -> vectors (M, D) of the tokens."""
+"""Function without arguments that returns the embedded tokens, (M, D)."""
 
 
 class NativeToken(NativeStep):
-    """Steps from tokens to logits. parts: front end, blocks, final norm, head.
+    """Decoding step from tokens to logits. parts: front end, blocks, final norm, head.
 
-    An embedding that the library lacks is computed before the call. Raises ``Unknown`` for other parts that it lacks.
+    An embedding that the library does not support is computed before the call; any other such part is named in
+    ``unknown``.
     """
 
     covers = "a whole token"
     embeds = False
-    """True if the call computes the embedding."""
+    """True if the native call computes the embedding."""
 
     def __call__(  # type: ignore[override]
         self, tokens: Sequence[int], arrival: Arrival, state: Sequence[Any], embed: Embed
     ) -> Tensor:
-        """Logits (M, V) after each of ``tokens`` (M), ids of the vocabulary, those of a row one after the other; the
-        stores of ``state`` take the new positions.
+        """Compute the logits (M, V) after each of M ``tokens``, and store the new keys and values in ``state``.
+
+        tokens: ids, row by row.   embed: called if the native call does not compute the embedding.
         """
         return self._run(LOGITS, arrival, state, None if self.embeds else embed(), tokens)
 
@@ -58,7 +60,7 @@ class NativeToken(NativeStep):
         self.steps.multiply(matrix, NORMED, LOGITS)
 
     def _embed(self, frontend: nn.Module) -> bool:
-        """Add the embedding, if the library knows it."""
+        """Add the step of the embedding; return False if the library does not support it."""
         if type(frontend) is not TextFrontend or type(frontend.norm) is not NoNorm or beyond(frontend.part):
             return False
         place: Any = frontend.positions
@@ -80,14 +82,18 @@ _made: WeakKeyDictionary[nn.Module, NativeToken] = WeakKeyDictionary()
 def native_token(
     model: nn.Module, parts: Sequence[nn.Module], arrival: Arrival, state: Sequence[Any]
 ) -> NativeToken | None:
-    """Step of ``model`` for the new tokens of a call; None where its parts are to be called. parts: front end, blocks
-    in the order in which they are run, final norm, head. state: of the blocks.
+    """Return the native step of ``model`` for the new tokens of a call; None if its modules must be called instead.
+
+    parts: front end, blocks in the order of execution, final norm, head.   state: decoding state of the blocks.
     """
     return step_of(_made, model, parts, arrival, state, NativeToken)
 
 
 def obstacle(model: nn.Module, parts: Sequence[nn.Module]) -> str:
-    """Reason why ``native_token`` takes no call of ``model``; empty if there is none. parts: as for it."""
+    """Return the reason why ``native_token`` supports no call of ``model``; empty if there is none.
+
+    parts: as in ``native_token``.
+    """
     if not library.available():
         return f"the native library does not run here: {library.described()}"
     if model.training:

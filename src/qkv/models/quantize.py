@@ -1,4 +1,4 @@
-"""Quantising the weights of a model in place, by the layers that hold them."""
+"""Quantisation of the weights of a model, layer by layer and in place."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from qkv.spec.quantization import Quantization
 from qkv.system.allowance import free_memory
 
 _TABLES = ((TextFrontend, "table"), (LanguageModelHead, "weight"))
-"""Modules, and their attributes, that can hold a quantised matrix besides linear layers."""
+"""Pairs (module class, attribute) that can hold a quantised matrix, besides linear layers."""
 _PLAIN = (Linear, nn.Linear)
-"""Linear layers that are replaced; their subclasses use their weights in ways of their own."""
+"""Classes of linear layers that are replaced; subclasses are not, because they use their weights differently."""
 _LEAST = 8
-"""Fewest bits of a table: an error in an embedding, or in the output matrix, is not averaged over other layers."""
+"""Minimum number of bits of a table: errors in an embedding or output matrix are not averaged over other layers."""
 
 
 def quantize(model: nn.Module, part: Quantization) -> None:
     """Replace the linear layers, embedding tables and output matrices of ``model`` by quantised ones, in place.
 
-    A tied output matrix stays the embedding table: both read the same bytes. Weights that modules of other kinds use,
-    such as those of convolutions and experts, are not quantised; they are in fp32 afterwards, as activations are.
+    A tied output matrix stays the embedding table: both read the same bytes. Weights of other kinds of modules, such as
+    convolutions and experts, are not quantised; they are converted to fp32, the dtype of activations.
     Raises ``UserError`` for weights that are not finite.
     """
     for name, places in places_of(model).items():
@@ -49,10 +49,10 @@ def quantize(model: nn.Module, part: Quantization) -> None:
 
 
 def compute_in_fp32(model: nn.Module) -> None:
-    """Let a model with weights in bf16 or fp16 compute in fp32, in place, for inference on the CPU.
+    """Make a model with weights in bf16 or fp16 compute in fp32, in place, for inference on the CPU.
 
-    Matrices in bf16 stay as they are stored, without a copy: the kernels widen them while they read them. Weights in
-    fp16, which no kernel reads, are widened if half of the free memory is enough; otherwise the model stays as it is.
+    Matrices in bf16 stay in bf16, without a copy: kernels convert them as they read them. No kernel reads fp16, so fp16
+    weights are converted to fp32 if that takes less than half of the free memory; otherwise the model is unchanged.
     """
     held = Counter[torch.dtype]()
     for weight in model.parameters():
@@ -69,7 +69,7 @@ def compute_in_fp32(model: nn.Module) -> None:
 
 
 def _widen(module: nn.Module) -> None:
-    """Let the weights that ``module`` itself holds in bf16 or fp16 be in fp32."""
+    """Convert the bf16 and fp16 tensors of ``module`` itself, not of its children, to fp32."""
     for owned in (module._parameters, module._buffers):
         for tensor in owned.values():
             if tensor is not None and tensor.dtype in (torch.bfloat16, torch.float16):

@@ -1,4 +1,4 @@
-"""Output queries: position vectors that are the blocks' input if latents read the model's input."""
+"""Output queries: position vectors that the blocks take as input when latents read the model's input."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Queries(nn.Module):
         super().__init__()
         self.count = part.count
         positions = build_positions(part.positions, part.count or context_length, width)
-        assert positions is not None  # the spec refuses them
+        assert positions is not None  # the spec refuses queries without positions
         self.positions = positions
 
     def forward(self, x: Tensor, context: Context, known: Memory) -> tuple[Tensor, Context]:
         """Return (queries (B, Q, D), their context) for an input x (B, N, Dm).
 
-        ``known``: output of the latents, which the context gives to cross-attention.
+        ``known``: output of the latents; the returned context passes it to cross-attention as the memory.
         """
         if self.count is not None:
             context = Context(torch.arange(self.count, device=x.device)[None], tap=context.tap)

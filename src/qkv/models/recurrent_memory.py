@@ -22,7 +22,7 @@ from qkv.state.tree import join, rows
 
 
 class Carried(NamedTuple):
-    """State: ``blocks`` of the current segment, empty at its start, and the memory (B, M, D) that it reads."""
+    """Decoding state: ``blocks`` in the current segment, empty at its start, and memory (B, M, D) that it reads."""
 
     blocks: Any
     memory: Tensor
@@ -35,8 +35,9 @@ class RecurrentMemory(Segmentation):
         x (B, N, D) ─ segments (B, S, D) ─ [m ; segment ; m] (B, M + S + M, D) ─ blocks, norm ─┬─ y (B, S, D)
                            m (B, M, D) ─────┘  └───────────────── of the next segment ─────────┴─ last M
 
-    One pass through the blocks for each segment. Memory is written when a segment is full, read with the first
-    position of the next, and not written where a row ends. Rows of one batch may be at different places of a segment.
+    The blocks run once per segment. Memory is written when a segment is full, and read with the first position of the
+    next segment. Without a state, no memory is written at the end of a row. Rows of one batch may be at different
+    positions within a segment.
     """
 
     part: spec.RecurrentMemory
@@ -46,7 +47,7 @@ class RecurrentMemory(Segmentation):
         self.width, self.vectors = width, Learned(LearnedSpec(), part.num_memory, width)
 
     def layouts(self) -> Layouts:
-        return {"vectors.table": WHOLE}  # other numbers of memory vectors share none, as they have no order
+        return {"vectors.table": WHOLE}  # not "rows": memory vectors have no order, so tables of other sizes share none
 
     def init_state(self, stack: Layered, batch: int, capacity: int | None) -> Carried:
         return Carried(stack.begin(batch, self.part.row_positions), self._first(batch).detach().clone())
@@ -55,7 +56,7 @@ class RecurrentMemory(Segmentation):
         return batch * self.vectors.table.nbytes
 
     def _first(self, batch: int) -> Tensor:
-        """Memory (B, M, D) that the first segment reads."""
+        """Return the learned memory (B, M, D) that the first segment reads."""
         return self.vectors.table.expand(batch, -1, -1)
 
     def read(self, x: Tensor, context: Context, stack: Layered, state: Carried | None) -> tuple[Tensor, Carried | None]:
@@ -76,7 +77,7 @@ class RecurrentMemory(Segmentation):
     def _inside(
         self, x: Tensor, memory: Tensor, now: _Segment, context: Context, stateful: bool
     ) -> tuple[Tensor, Context]:
-        """Return (memory and positions of a segment as one row (B, W, D), its context)."""
+        """Return (memory vectors and positions of a segment, concatenated to rows (B, W, D), their context)."""
         first, last = now.span
         size, device = self.part.num_memory, x.device
         steps = torch.arange(now.width, device=device)
@@ -92,7 +93,7 @@ class RecurrentMemory(Segmentation):
         return row, Context(arrival.positions, arrival.lengths, arrival=arrival, tap=context.tap)
 
     def _written(self, memory: Tensor, y: Tensor, now: _Segment) -> Tensor:
-        """Memory (B, M, D) after a segment's outputs y: those at its end in the rows that write."""
+        """Return the next memory (B, M, D): the last M outputs of a segment's y in rows that write, else ``memory``."""
         if not any(now.ends):
             return memory
         steps = torch.arange(self.part.num_memory, device=y.device)
@@ -103,7 +104,7 @@ class RecurrentMemory(Segmentation):
         return torch.where(torch.tensor(now.ends, device=y.device)[:, None, None], written, memory)
 
     def _emptied(self, blocks: Any, now: _Segment, stack: Layered, batch: int) -> Any:
-        """State of the blocks in which the rows that have ended their segment begin anew."""
+        """Reset the state of the blocks in the rows whose segment has ended."""
         if not any(now.ends):
             return blocks
         fresh = stack.begin(batch, self.part.row_positions)
@@ -114,11 +115,11 @@ class RecurrentMemory(Segmentation):
 
 @dataclass(frozen=True)
 class _Segment:
-    """One pass through the blocks; a number for each row, or one for all if they are equal.
+    """One pass of a segment through the blocks; lists have one entry per row, or a single entry if all are equal.
 
-    before: positions of the row that the blocks have read.   lead: memory vectors that are read.   done: positions of
-    the call read by earlier passes.   taken: those that this pass reads.   ends: True if memory is written.
-    size: number of memory vectors.
+    before: positions of the segment, memory included, that the blocks have read.   lead: number of memory vectors that
+    this pass reads.   done: positions of the call that earlier passes have read.   taken: positions of the call that
+    this pass reads.   ends: True if memory is written.   size: number of memory vectors.
     """
 
     before: list[int]
@@ -130,18 +131,18 @@ class _Segment:
 
     @property
     def sizes(self) -> list[int]:
-        """Positions of the pass, memory included."""
+        """Number of positions of the pass in each row, memory included."""
         both = zip(self.lead, self.taken, self.ends, strict=True)
         return [lead + taken + self.size * end for lead, taken, end in both]
 
     @property
     def width(self) -> int:
-        """Positions of the pass, padding included, W."""
+        """Length of the rows of the pass, padding included, W."""
         return max(self.sizes)
 
     @property
     def span(self) -> tuple[int, int]:
-        """First position of the call that a row reads, and the one after the last."""
+        """Range (first, end) of the positions of the call that any row reads in this pass; ``end`` is exclusive."""
         read = [(done, done + taken) for done, taken in zip(self.done, self.taken, strict=True) if taken]
         return min(first for first, _ in read), max(last for _, last in read)
 
@@ -171,11 +172,11 @@ def _segments(part: spec.RecurrentMemory, past: Sequence[int], counts: Sequence[
 def _outputs(
     part: spec.RecurrentMemory, found: list[Tensor], segments: list[_Segment], past: list[int], x: Tensor
 ) -> Tensor:
-    """Outputs (B, N, D) at the positions of x (B, N, D), from those of all passes."""
+    """Gather the outputs (B, N, D) at the positions of x (B, N, D) from ``found``, the outputs of all passes."""
     widths = torch.tensor([0, *(now.width for now in segments)], device=x.device)
     start, lead = column(past, x.device) % part.segment, column(segments[0].lead, x.device)
     places = start + torch.arange(x.shape[1], device=x.device)
     number = (places // part.segment).clamp(max=len(segments) - 1)
     own = torch.where(number == 0, lead - start, part.num_memory) + places - part.segment * number
-    inside = torch.minimum(own, widths[number + 1] - 1)  # positions of padding have no output
+    inside = torch.minimum(own, widths[number + 1] - 1)  # padding has no output: keep its index in range
     return picked(torch.cat(found, 1), widths.cumsum(0)[number] + inside)

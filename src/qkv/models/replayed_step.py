@@ -1,12 +1,13 @@
-"""Decoding of one position of each row by kernels that are recorded once and launched together, as a CUDA graph.
+"""Decoding of one position per row as a CUDA graph: kernels are recorded once and then launched together.
 
     x, positions ── copied to ── x (B, 1, D), positions (B, 1) ─ blocks ─ norm ─ y (B, 1, D)
                                          keys and values of the state, all slots
 
-A graph repeats its kernels with the same addresses and shapes. So the step reads positions from a tensor, writes keys
-and values to the slots that it names, and attends to all slots under a mask by positions (``qkv.state.slots``). The
-parts run as ever; a stack is recorded if all its branches are ``replayable``. Counts stay on the host, beside the
-graph, and the state after a step is that of a step part by part. ``QKV_WITHOUT=graphs`` turns recording off.
+A graph repeats its kernels with the same addresses and shapes. The step therefore reads positions from a tensor, writes
+keys and values to the slots of these positions, and attends to all slots under a mask computed from positions
+(``qkv.state.slots``). The recording runs the ordinary forward passes of the blocks; a stack is recorded if all its
+branches are ``replayable``. Counts of positions stay on the host, outside the graph. A replayed step and calls of the
+blocks give the same state. ``QKV_WITHOUT=graphs`` turns recording off.
 """
 
 from __future__ import annotations
@@ -31,22 +32,23 @@ from qkv.system.optional import turned_off
 
 
 class Recorded(Protocol):
-    """Kernels of a function without arguments, which ``replay`` runs again on what lies at their addresses."""
+    """Recorded kernels of a function without arguments; ``replay`` runs them on the current data at their addresses."""
 
     def replay(self) -> Tensor:
-        """Run the kernels; returns the output of the function, at the same address each time."""
+        """Run the kernels; return the output of the function, at the same address each time."""
         ...
 
 
 class CudaGraph:
-    """CUDA graph of the function ``run`` on ``device``, which is called twice: the first call makes what kernels set up
-    when they are first launched, the second is recorded.
+    """CUDA graph of the function ``run`` on ``device``.
+
+    ``run`` is called twice: the first call performs the set-up that kernels need once, the second is recorded.
     """
 
     def __init__(self, run: Callable[[], Tensor], device: torch.device):
         self._graph = torch.cuda.CUDAGraph()
         now, aside = torch.cuda.current_stream(device), _stream(device)
-        with torch.cuda.stream(now):  # current again afterwards, also where recording fails
+        with torch.cuda.stream(now):  # restores the current stream, even if recording fails
             aside.wait_stream(now)
             with torch.cuda.stream(aside):
                 run()
@@ -60,33 +62,37 @@ class CudaGraph:
 
 @cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """Stream on which all graphs of a device are recorded: products keep memory for each stream that they see."""
+    """Return the stream on which all graphs of a device are recorded: matrix products keep memory for each stream."""
     return torch.cuda.Stream(device)
 
 
 RECORDERS: dict[str, Callable[[Callable[[], Tensor], torch.device], Recorded]] = {"cuda": CudaGraph}
-"""Classes that record a function of a device, by the device's type."""
+"""Classes that record a function on a device, by device type."""
 
 
 class StepInputs:
-    """Tensors that a step reads at each of its runs, like x (B, 1, D), and what it keeps from one to the next."""
+    """Input tensors of a recorded step, at fixed addresses, and constants that it keeps between runs.
+
+    x (B, 1, D): vectors with the shape, dtype and device of the input.
+    """
 
     def __init__(self, x: Tensor):
-        with torch.inference_mode(mode=False):  # so that steps outside of it may write to them too
+        with torch.inference_mode(mode=False):  # so that steps outside inference mode may write to them too
             self.x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
             self.positions = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
         self.constants: dict[Hashable, Any] = {}
 
     def set(self, x: Tensor, positions: Tensor) -> None:
-        """Copy x (B, 1, D) and positions (B or 1, 1) to them."""
+        """Copy x (B, 1, D) and positions (B or 1, 1) to the input tensors."""
         self.x.copy_(x)
         self.positions.copy_(positions)
 
 
 def fixed_step(stack: Any, inputs: StepInputs, state: Sequence[Sequence[Any]]) -> Callable[[], Tensor]:
-    """Function without arguments for the vectors (B, 1, D) after blocks and norm of ``stack``, at ``inputs``.
+    """Return a function without arguments that computes blocks and norm of ``stack`` on ``inputs``: (B, 1, D).
 
-    It stores keys and values in ``state``, whose stores are dense, and calls of it with equal inputs change nothing.
+    The function stores keys and values in ``state``, whose stores are dense. Further calls with equal inputs leave the
+    state unchanged.
     """
     fixed = [[Slots(s.keys, s.values) if isinstance(s, Dense) else s for s in branches] for branches in state]
 
@@ -101,11 +107,12 @@ def fixed_step(stack: Any, inputs: StepInputs, state: Sequence[Sequence[Any]]) -
 
 
 class ReplayedStep:
-    """Steps of a stack: recorded in the second call in a row on stores at the same addresses, then replayed.
+    """Decoding step of a stack, recorded in the second successive call on stores at the same addresses; then replayed.
 
-    Stores are new where rows join, leave or change places, and where they grow: the first step on them is left to the
-    parts, as recording runs the code of a step twice. The recording does not keep the stores: others at their addresses
-    are as good. Each thread has recordings of its own, as their memory serves one step at a time.
+    Stores get new addresses when rows join, leave or move, and when the stores grow. The first step on new stores calls
+    the blocks, because recording runs the code of a step twice. A recording holds no reference to the stores; other
+    stores at the same addresses are equivalent. Each thread has its own recordings, because the memory of a recording
+    serves one step at a time.
     """
 
     def __init__(self, stack: Any):
@@ -116,11 +123,14 @@ class ReplayedStep:
         self._failed = False
 
     def current(self, stack: Any) -> bool:
-        """True if the stack has the modules and tensors for which this was made."""
+        """Return True if ``stack`` still has the modules and tensors for which this object was made."""
         return self._parts == _parts(stack) and self.fingerprint.current()
 
     def prepare(self, stack: Any, x: Tensor, context: Context, state: Sequence[Any]) -> bool:
-        """Make room in the stores of ``state``, and record the step if it is time; True if it is recorded for them."""
+        """Make room in the stores of ``state``, and record the step in the second successive call on them.
+
+        Return True if a recording for these stores exists.
+        """
         if self._failed:
             return False
         assert context.arrival is not None
@@ -134,7 +144,7 @@ class ReplayedStep:
         return not self._failed
 
     def _record(self, place: Hashable, stack: Any, x: Tensor, context: Context, state: Sequence[Any]) -> None:
-        self._recorded = None  # its memory is free then
+        self._recorded = None  # frees the memory of the previous recording
         inputs = StepInputs(x)
         inputs.set(x, context.positions)
         try:
@@ -148,7 +158,10 @@ class ReplayedStep:
             )
 
     def __call__(self, x: Tensor, context: Context) -> Tensor:
-        """Vectors (B, 1, D) after blocks and norm, after ``prepare``; x (B, 1, D): input of the blocks."""
+        """Replay the recording that ``prepare`` has found; return the vectors (B, 1, D) after blocks and norm.
+
+        x (B, 1, D): input of the blocks.
+        """
         assert self._recorded is not None
         _, inputs, recorded = self._recorded
         inputs.set(x, context.positions)
@@ -161,7 +174,7 @@ def _parts(stack: Any) -> list[nn.Module]:
 
 
 def _place(x: Tensor, arrival: Arrival, state: Sequence[Any]) -> Hashable:
-    """Shapes and addresses of a step, which has room in all stores then; None if there are other stores than dense."""
+    """Make room for a step in all stores; return its shapes and addresses, or None if a store is not dense."""
     held = list(stores(state))
     if any(type(store) is not Dense for store in held):
         return None
@@ -178,8 +191,9 @@ _made = _Made()
 
 
 def replayed_step(stack: Any, x: Tensor, context: Context, state: Sequence[Any]) -> ReplayedStep | None:
-    """Step of ``stack``, a module of blocks in sequence, for new positions x (B, N, D); None where the parts are to be
-    called.
+    """Return the recorded step of ``stack`` for new positions x (B, N, D); None if the blocks must be called instead.
+
+    stack: module of blocks in sequence.
     """
     kind, one = x.device.type, x.shape[1] == 1 and context.lengths is None
     if kind not in RECORDERS or not one or context.tap is not None or stack.training or _off() or observed(kind):

@@ -44,7 +44,7 @@ def through_reversible(slots: Slots, x: Tensor) -> Tensor:
 
 
 class _Surroundings:
-    """Autocast precision and random state at the time of the forward pass, for recomputation."""
+    """Autocast settings and random-number state of the forward pass, saved for recomputation."""
 
     def __init__(self, x: Tensor, random: bool):
         self.kind = x.device.type
@@ -53,7 +53,7 @@ class _Surroundings:
         self.states = (torch.get_rng_state(), *get_device_states(x)) if random else None
 
     def precision(self) -> AbstractContextManager[Any]:
-        """Context manager: autocast as saved, without its cache of rounded weights, as each graph needs its own."""
+        """Return a context manager: autocast as saved, without its weight cache, as each graph needs its own casts."""
         if not torch.amp.is_autocast_available(self.kind):
             return nullcontext()
         return torch.autocast(self.kind, self.dtype, enabled=self.lowered, cache_enabled=False)
@@ -108,7 +108,7 @@ class _Reversible(torch.autograd.Function):
 def _computed(
     slot: PreNorm, b: Tensor, context: Context, leaves: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Compute a branch from detached inputs: (b, branch output, leaves), for gradients of this branch alone.
+    """Compute a branch from detached inputs, for gradients of this branch alone; return (b, branch output, leaves).
 
     The graph is built in the forward pass too, then discarded: without a graph, ops may choose other implementations
     and draw other random numbers.
@@ -127,7 +127,7 @@ def _computed(
 
 
 def _gradients(y: Tensor, leaves: list[Tensor], grad: Tensor) -> Sequence[Tensor | None]:
-    """Gradients of y with respect to ``leaves``, for ``grad`` of y; None for leaves that y does not depend on."""
+    """Return the gradients of ``leaves`` for the gradient ``grad`` of y; None for leaves that y does not depend on."""
     if not y.requires_grad:
         return [None] * len(leaves)
     return torch.autograd.grad(y, leaves, grad.to(y.dtype), allow_unused=True)

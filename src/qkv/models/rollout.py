@@ -16,7 +16,7 @@ from qkv.ops.at_least_single import at_least_single
 
 
 def rollout(weights: Sequence[Tensor]) -> Tensor:
-    """Attention rollout (Abnar & Zuidema 2020) of the weights (B, H, N, N) of layers in order: (B, N, N).
+    """Compute attention rollout (Abnar & Zuidema 2020), (B, N, N), from weights (B, H, N, N) of the layers in order.
 
     R = A_L … A_1 with A = (mean over heads + I) / 2, in which I is the residual connection. Rows sum to 1.
     """
@@ -26,11 +26,11 @@ def rollout(weights: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def heat(model: Transformer, signal: Signal) -> Tensor | None:
-    """Share of each position on the grid of ``signal`` in the vectors that the head reads: (B, rows, columns), or
-    (B, times, rows, columns) on a grid of three axes.
+    """Return the share of each grid position of ``signal`` in the vectors that the head reads, by attention rollout.
 
-    By attention rollout; layers without attention weights among all positions count as the identity. None if no layer
-    has any, or if the positions lie on no grid of two or three axes.
+    Shape (B, rows, columns), or (B, times, rows, columns) on a grid of three axes. Layers without attention weights
+    between all positions count as the identity. None if no layer has such weights, if the positions do not lie on a
+    grid of two or three axes, or if the model has latents.
     """
     grid = model.frontend.grid(signal)
     if grid is None or len(grid.sizes) not in (2, 3) or model.spec.latents:

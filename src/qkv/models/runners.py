@@ -1,7 +1,7 @@
-"""Ways to read new positions with a state that are faster than one block after the other, in the order of trial.
+"""Runners: faster ways to read new positions with a state than calling block after block, in the order of trial.
 
-Each is a function (stack, x (B, N, D), context, state) -> vectors (B, N, D) after the last block and the norm, or None
-where the blocks are to be called. The stores of ``state`` then hold the new positions.
+A runner is a function (stack, x (B, N, D), context, state) -> vectors (B, N, D) after the last block and the norm; it
+stores the new keys and values in ``state``. If it does not support a call, it returns None: the blocks must be called.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from qkv.models.replayed_step import replayed_step
 
 
 def by_recorded_graph(stack: Any, x: Tensor, context: Context, state: Sequence[Any]) -> Tensor | None:
-    """Kernels recorded as a CUDA graph."""
+    """Replay the kernels of the stack, recorded as a CUDA graph."""
     step = replayed_step(stack, x, context, state)
     return None if step is None else step(x, context)
 
 
 def by_native_library(stack: Any, x: Tensor, context: Context, state: Sequence[Any]) -> Tensor | None:
-    """One call of the native library."""
+    """Run the blocks in one call of the native library."""
     if not stack.native or context.tap is not None or context.arrival is None:
         return None
     step = native_step(stack, stack.walked, x, context.arrival, state)
@@ -37,6 +37,6 @@ RUNNERS: tuple[Callable[[Any, Tensor, Context, Sequence[Any]], Tensor | None], .
 
 
 def run(stack: Any, x: Tensor, context: Context, state: Sequence[Any]) -> Tensor | None:
-    """Output of the first runner that takes the call; None if none does."""
+    """Return the output of the first runner that supports the call; None if no runner does."""
     found = (runner(stack, x, context, state) for runner in RUNNERS)
     return next((y for y in found if y is not None), None)

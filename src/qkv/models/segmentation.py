@@ -1,4 +1,4 @@
-"""Base class of the ways in which a model's blocks read a row in segments."""
+"""Base class of segmentations: schemes by which a model's blocks read a row in segments."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from qkv.state.store import slots_for
 
 
 class Segmentation(Declared):
-    """Base class of ways to read a row in segments. Made by ``cls(part, width)``.
+    """Base class of segmentations, which read a row in segments. Made by ``cls(part, width)``.
 
-    Subclasses define ``read``, and a state: a tree that holds the blocks' state of the current segment.
+    Subclasses define ``read``, and a decoding state: a tree that holds the state of the blocks in the current segment.
     """
 
     def __init__(self, part: SegmentationSpec):
@@ -32,23 +32,26 @@ class Segmentation(Declared):
 
     @property
     def inner(self) -> Layered | None:
-        """Stack of blocks of the segmentation itself; None if it has none."""
+        """Inner stack: blocks that belong to the segmentation itself; None if there are none."""
         return None
 
     def init_state(self, stack: Layered, batch: int, capacity: int | None) -> Any:
-        """Empty state of ``batch`` rows of up to ``capacity`` positions; None: any number. ``stack``: the model's."""
+        """Create an empty state of ``batch`` rows of up to ``capacity`` positions; None: unlimited.
+
+        ``stack``: the model.
+        """
         raise NotImplementedError
 
     def state_bytes(self, branches: Sequence[Branch], length: int, batch: int) -> int:
-        """Bytes of the state of ``batch`` rows after ``length`` positions, with that of the model's ``branches``."""
+        """Return the bytes of the state of ``batch`` rows after ``length`` positions, with the model's ``branches``."""
         return self.own_bytes(length, batch) + sum(b.state_bytes(self.part.row_positions, batch) for b in branches)
 
     def own_bytes(self, length: int, batch: int) -> int:
-        """Bytes of the state of ``batch`` rows after ``length`` positions, without that of the model's branches."""
+        """Return the bytes of the state of ``batch`` rows after ``length`` positions, without the model's branches."""
         raise NotImplementedError
 
     def room(self, length: int) -> int:
-        """Number of positions whose state is as large as that of ``length`` positions with its growing buffers."""
+        """Return the number of positions for which growing buffers have room once they hold ``length`` positions."""
         return slots_for(length)
 
     def read(self, x: Tensor, context: Context, stack: Layered, state: Any) -> tuple[Tensor, Any]:
@@ -58,7 +61,7 @@ class Segmentation(Declared):
     def forward(self, x: Tensor, context: Context, stack: Layered, state: Any = None) -> tuple[Tensor, Any]:
         """Return (vectors (B, N, D) after ``stack`` and its norm, next state; None without a state).
 
-        A packed document begins a segment, as a row does. Raises ``UserError`` for a table of visible keys.
+        Each packed document starts a new segment, as a row does. Raises ``UserError`` for a table of visible keys.
         """
         if context.visible is not None:
             raise UserError(
@@ -74,12 +77,12 @@ class Segmentation(Declared):
 
 
 def build_segmentation(part: SegmentationSpec, width: int) -> Segmentation:
-    """Build the way in which blocks of ``width`` features read a row."""
+    """Build the segmentation of ``part`` for blocks of ``width`` features."""
     return implementation(part, "qkv.models")(part, width)
 
 
 def places_of(context: Context, count: int) -> tuple[list[int], list[int]]:
-    """(positions read before the call, positions of the call) of each row, or of all rows if these are equal."""
+    """Return (positions read before the call, positions of the call), one entry per row, or one if all are equal."""
     arrival = context.arrival
     if arrival is None:
         counts = [count] if context.lengths is None else Counts.of(context.lengths).tolist()
@@ -90,17 +93,17 @@ def places_of(context: Context, count: int) -> tuple[list[int], list[int]]:
 
 
 def column(counts: Sequence[int], device: torch.device) -> Tensor:
-    """Tensor (B, 1) of a number for each row, or (1, 1)."""
+    """Return a tensor (B, 1) with one number per row, or (1, 1) with one number for all rows."""
     return torch.tensor(counts, device=device)[:, None]
 
 
 def picked(x: Tensor, places: Tensor) -> Tensor:
-    """Vectors of x (B, M, D) at ``places`` (B, N), or (1, N) in all rows: (B, N, D)."""
+    """Gather the vectors of x (B, M, D) at the indices ``places`` (B, N), or (1, N) for all rows: (B, N, D)."""
     if places.shape[0] == 1:
         return x.index_select(1, places[0])
     return x.gather(1, places[..., None].expand(-1, -1, x.shape[2]))
 
 
 def each_of(counts: Sequence[int], batch: int) -> Sequence[int]:
-    """A number for each of ``batch`` rows."""
+    """Expand ``counts`` to one number for each of ``batch`` rows."""
     return list(counts) * batch if len(counts) == 1 else counts

@@ -1,7 +1,7 @@
-"""Sharing of equal weights between models: a base, and adapters of that base, have its weights in memory once.
+"""Sharing of equal weights between models: a base model and its adapters hold the base weights in memory only once.
 
 base       W ──┐
-adapter 1  W ──┼── W        only A and B of each adapter are its own
+adapter 1  W ──┼── W        each adapter adds only its matrices A and B
 adapter 2  W ──┘
 """
 
@@ -18,14 +18,15 @@ from qkv.layers.lora import adapters
 from qkv.models.layout import lay_out
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Types by which the bits of numbers of 1, 2, 4 and 8 bytes are compared."""
+"""Integer dtypes as which numbers of 1, 2, 4 and 8 bytes are compared bit by bit."""
 
 
 def share_weights(models: Sequence[nn.Module]) -> int:
-    """Let models have one tensor where they have the same bits at the same path; return the bytes of those given up.
+    """Make models share one tensor where they have equal bits at the same path; return the bytes of the duplicates.
 
-    An adapter whose weight is not shared is merged. Shared weights are laid out for decoding at once, as each model may
-    run in a thread of its own later. For inference only: a change of a weight is one of all models that share it.
+    An adapter is merged if no other model shares its base weight. Shared weights are laid out for decoding immediately,
+    because each model may later run in its own thread. For inference only: changing a shared weight changes it in all
+    models that share it.
     """
     saved = _join_equal(models)
     holders = Counter(place for model in models for place in {id(held) for *_, held in _places(model)})
@@ -36,12 +37,12 @@ def share_weights(models: Sequence[nn.Module]) -> int:
 
 
 def weight_bytes(models: Iterable[nn.Module]) -> int:
-    """Bytes of the weights of all models; one that several hold is counted once."""
+    """Return the size in bytes of the weights of all models; a tensor that several models hold is counted once."""
     return sum({id(held): held.nbytes for model in models for *_, held in _places(model)}.values())
 
 
 def _join_equal(models: Iterable[nn.Module]) -> int:
-    """Let models have one tensor for equal ones; return the bytes of the others."""
+    """Replace equal tensors by the first of them; return the size in bytes of the replaced tensors."""
     known: dict[Hashable, list[Tensor]] = {}
     given_up: dict[int, Tensor] = {}
     for model in models:
@@ -56,7 +57,7 @@ def _join_equal(models: Iterable[nn.Module]) -> int:
 
 
 def _settle(model: nn.Module, holders: Counter[int]) -> None:
-    """Merge the adapters whose weight no other model holds, and ready the others for inference."""
+    """Merge the adapters whose base weight no other model holds; fold the scale of the other adapters into B."""
     for path, layer in adapters(model).items():
         if holders[id(layer.stored)] == 1:
             model.set_submodule(path, layer.plain())
@@ -65,7 +66,7 @@ def _settle(model: nn.Module, holders: Counter[int]) -> None:
 
 
 def _places(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, str, Tensor]]:
-    """Yield (dictionary that holds it, path, name, tensor) for all parameters and buffers, a tied one at each place."""
+    """Yield (owning dictionary, path, name, tensor) for each parameter and buffer; a tied tensor once per place."""
     for path, module in model.named_modules():
         for owner in (module._parameters, module._buffers):
             yield from (
@@ -76,6 +77,6 @@ def _places(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, str, Tensor
 
 
 def _same_bits(first: Tensor, second: Tensor) -> bool:
-    """True if two tensors of the same shape and type are equal bit by bit, also where they are not a number."""
+    """Return True if two tensors of the same shape and dtype have equal bits; NaNs with equal bits are equal."""
     kind = _INTEGERS.get(first.element_size())
     return kind is not None and torch.equal(first.detach().view(kind), second.detach().view(kind))

@@ -53,7 +53,7 @@ class State(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """Result of some more tokens of each row: logits (M, V) after each of the M tokens, row by row, and next state."""
+    """Result of ``decode``: logits (M, V) after each of the M new tokens of all rows, row by row, and next state."""
 
     logits: Tensor
     state: State
@@ -97,7 +97,7 @@ class Stack(Layered):
     def embed(
         self, signal: Signal, past: Past | None = None, tap: Tap | None = None, memories: Memories | None = None
     ) -> Embedded:
-        """Embed a signal: (vectors (B, N, D), their context); a tap receives the vectors as ``frontend``."""
+        """Embed a signal; return (vectors (B, N, D), their context). A tap receives the vectors as ``frontend``."""
         x, context = self.frontend.embed(signal, past, tap, memories)
         return tapped(context.tap, "frontend", f"{self.path}frontend", x), context
 
@@ -112,7 +112,7 @@ class Encoder(Stack):
     def forward(self, signal: Signal | Tensor, tap: Tap | None = None) -> Memory:
         """Encode a source to the memory that cross-attention reads.
 
-        Its vectors are the last layer's output, or each layer's, all through the final norm.
+        The memory holds the output of the last layer, or the outputs of all layers, after the final norm.
         """
         x, context = self.embed(Signal.of(signal), tap=tap)
         kept = [x for x, _ in self.through(x, context)] if self.each_layer else [self.last(x, context)]
@@ -135,14 +135,14 @@ class Latents(Layered):
         self.lay(spec, width, "latents.blocks", memory_width)
 
     def layouts(self) -> Layouts:
-        return {"vectors.table": WHOLE}  # latents have no order, so other numbers of them share none
+        return {"vectors.table": WHOLE}  # not "rows": latents have no order, so tables of other sizes share none
 
     @property
     def walked(self) -> Sequence[nn.Module]:
         return [self.blocks[i] for i in self.walk]
 
     def forward(self, x: Tensor, context: Context) -> Memory:
-        """Latent vectors after reading x (B, N, Dm), as a memory.
+        """Run the latents on x (B, N, Dm); return their output vectors as a memory.
 
         Raises ``UserError`` for packed or masked rows, whose documents the latents would mix.
         """
@@ -163,7 +163,7 @@ def _memory(x: Tensor, lengths: Tensor | None) -> Memory:
 
 
 def _real(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """Number of unpadded vectors in each row of x (B, N, D), (B)."""
+    """Return the number of unpadded vectors in each row of x (B, N, D), (B)."""
     return lengths if lengths is not None else torch.full(x.shape[:1], x.shape[1], device=x.device)
 
 
@@ -173,16 +173,16 @@ _APART = {"segments": "packed documents", "visible": "a table of visible keys", 
 class Transformer(Stack):
     """Complete model: a signal of B rows -> the head's outputs; a language model: ids (B, N) -> logits (B, N, V).
 
-    A row may be split anywhere and the state passed along: the logits equal those of one call, also for rows of
-    different lengths. With an encoder, ``encode`` the source first and pass its memory, once to ``init_state``, or to
-    each call without a state.
+    A row may be split anywhere into several calls that pass the state along: the logits equal the logits of a single
+    call, also for rows of different lengths. With an encoder, ``encode`` the source first and pass its memory, once to
+    ``init_state``, or to each call without a state.
 
-    With latents (Perceiver, Jaegle et al. 2021) the blocks see the input only through them, in one call without a
-    state; the input of the blocks is queries or x:
+    With latents (Perceiver, Jaegle et al. 2021), the blocks read the latents through cross-attention, in one call
+    without a state; the input of the blocks is queries or x:
 
         signal ─ front end ─ x (B, N, Dm) ─ latents ─ z (B, M, Dz) ─ memory of the blocks ─ norm ─ head
 
-    With segmentation the blocks read a row in pieces, see ``qkv.models.segmentation``.
+    With segmentation, the blocks read a row in segments; see ``qkv.models.segmentation``.
     """
 
     def __init__(self, spec: Model):
@@ -200,19 +200,19 @@ class Transformer(Stack):
         self.reads_prefix = spec.reads_prefix
 
     def drop_wide(self) -> None:
-        """Remove the wide path: outputs are then those of the deep path, without its factor."""
+        """Remove the wide path; the model then returns the outputs of the deep path, without their factor."""
         self.wide, self.spec = None, self.spec.changed(wide=None)
 
     @property
     def every_branch(self) -> list[Branch]:
-        """Branches of all stacks in order: those of the encoder, latents or segmentation first."""
+        """Branches of all stacks in order: branches of the encoder, latents or segmentation first."""
         return [
             *(branch for layered in self._beside for branch in layered.branches),
             *self.branches,
         ]
 
     def share_losses(self, share: float) -> None:
-        """Set the share of the next batch in the targets of a training step, for branches with a loss of their own."""
+        """Set the next batch's share of the targets of a training step; it weights auxiliary losses of branches."""
         for branch in self.every_branch:
             branch.loss_share = share
 
@@ -228,7 +228,7 @@ class Transformer(Stack):
         return [layered for layered in found if layered is not None]
 
     def recompute_blocks(self, on: bool) -> None:
-        """Switch activation checkpointing for all blocks, including those of encoder, latents and segmentation."""
+        """Switch activation checkpointing on or off for all blocks, including encoder, latents and segmentation."""
         for layered in (self, *self._beside):
             layered.recompute = on
 
@@ -238,7 +238,7 @@ class Transformer(Stack):
         return self.segmentation is None and all(branch.rewindable for branch in self.branches)
 
     def encode(self, signal: Signal | Tensor, tap: Tap | None = None) -> Memory:
-        """Run the encoder on a source; the result is the ``memory`` argument of other methods."""
+        """Run the encoder on a source; pass the result to other methods as ``memory``."""
         if self.encoder is None:
             raise UserError(
                 "the model has no encoder to read a source with; give model.encoder, "
@@ -253,10 +253,10 @@ class Transformer(Stack):
         memory: Memory | Memories | None = None,
         pages: bool = False,
     ) -> State:
-        """Empty decoding state of ``batch`` rows. ``capacity``: fixed number of positions; None: buffers grow.
+        """Create an empty decoding state of ``batch`` rows. ``capacity``: fixed number of positions; None to grow.
 
-        ``memory``: output of ``encode``, if the model has an encoder. ``pages``: hold keys and values in pages where
-        a branch reads them so (``Branch.reads_pages``); see ``qkv.state.pages``.
+        ``memory``: output of ``encode``, if the model has an encoder. ``pages``: hold keys and values in pages for
+        branches that can read pages (``Branch.reads_pages``); see ``qkv.state.pages``.
         """
         self._needs_decoding()
         if capacity is not None and capacity < 1:
@@ -276,27 +276,29 @@ class Transformer(Stack):
         return State(none, Counts((capacity or 0,) * batch), blocks, none)
 
     def state_bytes(self, length: int, batch: int = 1) -> int:
-        """Bytes of the decoding state of ``batch`` rows after ``length`` positions."""
+        """Return the size in bytes of the decoding state of ``batch`` rows after ``length`` positions."""
         if self.segmentation is not None:
             return self.segmentation.state_bytes(self.branches, length, batch)
         return sum(branch.state_bytes(length, batch) for branch in self.branches)
 
     def room_bytes(self, length: int, batch: int = 1, pages: bool = False) -> int:
-        """Bytes of the decoding state of ``batch`` rows of up to ``length`` positions, with the room that growing
-        buffers hold. ``pages``: without what ``init_state`` puts into pages.
+        """Return the bytes that the decoding state of ``batch`` rows of up to ``length`` positions allocates.
+
+        Growing buffers count with their spare room. ``pages``: leave out keys and values that ``init_state`` puts into
+        pages.
         """
         if self.segmentation is not None:
             return self.state_bytes(self.segmentation.room(length), batch)
         return sum(b.state_bytes(slots_for(length), batch) for b in self.branches if not (pages and b.reads_pages))
 
     def page_bytes(self, length: int) -> int:
-        """Bytes of the pages of a row of ``length`` positions; 0 if no branch reads pages."""
+        """Return the size in bytes of the pages of a row of ``length`` positions; 0 if no branch reads pages."""
         if self.segmentation is not None:
             return 0
         return sum(branch.state_bytes(room_for(length)) for branch in self.branches if branch.reads_pages)
 
     def rewind(self, state: State, lengths: Tensor) -> State:
-        """State reduced to the first ``lengths`` (B) positions of each row; its buffers are those of ``state``.
+        """Truncate ``state`` to the first ``lengths`` (B) positions of each row; the result shares its buffers.
 
         Raises ``UserError`` if a branch cannot drop positions, see ``rewindable``.
         """
@@ -350,8 +352,9 @@ class Transformer(Stack):
         return x, state
 
     def decode(self, tokens: Sequence[Sequence[int]], state: State) -> Decoded:
-        """Read one or more tokens of each row, given by their ids. Where the native library knows all parts of the
-        model, this is one call of it.
+        """Read one or more new tokens of each row, given as ids; return logits and next state.
+
+        This is a single native call if the native library supports all parts of the model.
         """
         if (found := self._decoded(tokens, state)) is not None:
             return found
@@ -361,12 +364,12 @@ class Transformer(Stack):
         return Decoded(self.head(_unpadded(vectors, signal)[:, None])[:, 0], after)
 
     def decoding_path(self) -> str:
-        """Path of ``decode``: "one native call a token", or "part by part" with the reason."""
+        """Describe how ``decode`` runs: "one native call a token", or "part by part" with the reason."""
         obstacle = self._obstacle()
         return f"part by part: {obstacle}" if obstacle else "one native call a token"
 
     def _obstacle(self) -> str:
-        """Reason why ``decode`` is not one native call; empty if it is."""
+        """Return the reason why ``decode`` is not a single native call; empty if it is."""
         if lacking := self._not_native():
             return f"the model has {lacking[0]}"
         if not self.native:
@@ -374,16 +377,16 @@ class Transformer(Stack):
         return obstacle(self, self._token_parts())
 
     def _not_native(self) -> tuple[str, ...]:
-        """Names of the parts that decode with the blocks and that the native library does not know."""
+        """Return the names of the parts of the model beside the blocks that the native library does not support."""
         parts = {"a segmentation": self.segmentation, "latents": self.latents, "a wide path": self.wide}
         return tuple(name for name, part in parts.items() if part is not None)
 
     def _token_parts(self) -> tuple[nn.Module, ...]:
-        """Modules from tokens to logits, in the order in which they run."""
+        """Return the modules from tokens to logits, in the order of execution."""
         return (self.frontend, *self.walked, self.norm, self.head)
 
     def _decoded(self, tokens: Sequence[Sequence[int]], state: State) -> Decoded | None:
-        """Result of the native library; None where it lacks a part or the input is not in order."""
+        """Decode with the native library; return None if it does not support the model, or if the input is invalid."""
         if self._not_native() or not self.native or len(tokens) != len(state.positions):
             return None
         arrival = _arrival(state.positions, tokens)
@@ -421,13 +424,13 @@ class Transformer(Stack):
         return x, context, State(context.arrival.after, state.limit, states, prefix)
 
     def vectors(self, x: Tensor, context: Context) -> Tensor:
-        """Input vectors of the head from the front end's x (B, N, D), through latents, blocks and norm."""
+        """Run latents, blocks and norm on the front end's x (B, N, D); return the input vectors of the head."""
         if self.latents is not None:
             x, context = self._asking(x, context, self.latents(x, context))
         return self._normed(x, context, None)[0]
 
     def _normed(self, x: Tensor, context: Context, state: Any) -> tuple[Tensor, Any]:
-        """Return (input vectors of the head, next state) of the input x (B, N, D) of the blocks."""
+        """Run blocks and norm on x (B, N, D); return (input vectors of the head, next state)."""
         if self.segmentation is None:
             y, state = self.read(x, context, state)
         else:
@@ -435,7 +438,10 @@ class Transformer(Stack):
         return tapped(context.tap, "norm", "norm", y), state
 
     def _asking(self, x: Tensor, context: Context, known: Memory) -> tuple[Tensor, Context]:
-        """Return (input of the blocks, its context) once the latents have read x; without blocks, the latents."""
+        """Return (input of the blocks, its context) after the latents, with output ``known``, have read x.
+
+        Without blocks, return the latents.
+        """
         if not len(self.blocks):
             (z,) = known.vectors
             return z, Context(torch.arange(z.shape[1], device=x.device)[None], tap=context.tap)
@@ -453,7 +459,10 @@ class Transformer(Stack):
             )
 
     def _memories(self, memory: Memory | Memories | None) -> Memories:
-        """Memories for cross-attention, by name. Raises ``UserError`` if one is missing or given but not read."""
+        """Return the memories for cross-attention by name.
+
+        Raises ``UserError`` if a memory is missing, or if one is given that no branch reads.
+        """
         given = {MEMORY: memory} if isinstance(memory, Memory) else memory or {}
         if self.spec.latents:
             if given:
@@ -471,14 +480,14 @@ class Transformer(Stack):
 
 
 def _arrival(past: Counts, tokens: Sequence[Sequence[int]]) -> Arrival:
-    """Place of the new ``tokens`` of each row."""
+    """Describe the positions of the new ``tokens`` of each row after ``past`` positions."""
     counts = Counts(map(len, tokens))
     most = max(counts, default=0)
     return Arrival(past, most, None if counts.count(most) == len(counts) else counts)
 
 
 def _unpadded(vectors: Tensor, signal: Signal) -> Tensor:
-    """Vectors (M, D) of the positions of ``signal`` that are not padding, row by row, of all (B, N, D)."""
+    """Select the vectors (M, D) at unpadded positions of ``signal``, row by row, from ``vectors`` (B, N, D)."""
     if signal.lengths is None:
         return vectors.flatten(0, 1)
     return vectors[torch.arange(vectors.shape[1], device=vectors.device) < signal.lengths[:, None]]

@@ -1,10 +1,10 @@
 """Transfer of weights between models that differ in some branches.
 
 Tensors of equal path and shape are copied. If the rows of a matrix are pieces such as queries, keys and values, and
-their sizes differ, each piece is transferred separately: fewer K/V heads are means of groups, more are repeated
-(Ainslie et al. 2023). Embedding tables share their first rows; tables of positions on a grid
-are resampled. All other tensors keep the new model's initialisation.
-Pieces and tables are those that the modules declare (``qkv.layers.layout``).
+their sizes differ, each piece is transferred separately: fewer K/V heads are means of groups of old heads, more heads
+are copies of old heads (Ainslie et al. 2023). Embedding tables of different lengths share their first rows; tables of
+positions on a grid are resampled. All other tensors keep the new model's initialisation. Modules declare their pieces
+and tables (``qkv.layers.layout``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ KEPT, NEW = "kept", "initialised at random"
 class Transferred(NamedTuple):
     """Record of the transfer of one tensor to the new model.
 
-    path: its name.   how: description.   numbers: its size.   taken: how many of its numbers come from the old model.
+    path: name of the tensor.   how: description of the transfer.   numbers: number of elements.   taken: number of
+    elements that come from the old model.
     """
 
     path: str
@@ -101,9 +102,9 @@ def _names(layout: Layout) -> set[str]:
 def _by_piece(
     name: str, own: Tensor, given: Tensor, before: tuple[Piece, ...], after: tuple[Piece, ...]
 ) -> Transferred:
-    """Transfer the pieces of a tensor, such as queries, keys and values, each from the old tensor's piece of that name.
+    """Transfer each piece of a tensor, such as the queries, from the piece of the same name in the old tensor.
 
-    own, given: new and old tensor; before, after: their pieces.
+    own, given: new and old tensor.   before, after: pieces of the old and of the new tensor.
     """
     ways: dict[str, list[str]] = {}
     taken = 0

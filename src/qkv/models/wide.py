@@ -17,21 +17,21 @@ from qkv.spec.errors import UserError
 from qkv.spec.register import implementation, implements
 
 DEEP, WIDE = 0, 1
-"""Indices of the weights of both paths in ``share``."""
+"""Indices of the deep and the wide path in ``share`` and ``used``."""
 
 
 class WidePath(Declared):
     """Base class of wide paths: table (F, C) and bias (C) of a linear map. Made by ``cls(part, num_outputs)``.
 
-    Both are fitted by ``qkv.training.wide``, not by gradient descent.   share (2): factors a and b in outputs =
+    ``qkv.training.wide`` fits table and bias, not gradient descent.   share (2): factors a and b in outputs =
     a · deep + b · wide, fitted after training; (1, 0) until then.   used (2): 1 for each path that is computed in
-    evaluation; a path with the factor 0 is skipped.
+    evaluation, 0 for a path whose factor is 0.
     """
 
     dense: bool = False
-    """True if it reads all features of a value, not a bag of some."""
+    """True if the path reads a dense vector of features, not a sparse bag of feature ids."""
     per_position: bool = False
-    """True if it has outputs for each position, (B, N, C)."""
+    """True if the path has outputs for each position, (B, N, C), instead of each row."""
     share: Tensor
     used: Tensor
 
@@ -47,10 +47,10 @@ class WidePath(Declared):
 
     @abstractmethod
     def forward(self, signal: Signal) -> Tensor:
-        """Outputs (B, C) of the features of each row of the signal. Raises ``UserError`` if it has none."""
+        """Compute outputs (B, C) from the features of each row. Raises ``UserError`` if the signal has no features."""
 
     def random(self, signal: Signal, generator: torch.Generator) -> Signal:
-        """Copy of a random signal of the front end with random features for this path, for measurements."""
+        """Return a copy of the front end's random ``signal`` with random features for this path, for measurements."""
         return signal
 
     @property
@@ -68,7 +68,7 @@ class WidePath(Declared):
         self.used.copy_((self.share != 0).long())
 
     def joined(self, deep: Tensor | None, signal: Signal) -> Tensor:
-        """a · deep + b · wide, (B, C) or per position; ``deep``: the head's outputs, None if their factor is 0."""
+        """Return a · deep + b · wide, (B, C) or per position; ``deep``: outputs of the head, None if a is 0."""
         if deep is not None and not self.per_position:
             deep = deep.flatten(1)
         if not self.reads(WIDE):
@@ -138,7 +138,7 @@ class Features(WidePath):
         return self.scaled(self.features(signal)) @ self.table + self.bias
 
     def features(self, signal: Signal) -> Tensor:
-        """Features (B, F) of the rows of the signal. Raises ``UserError`` if it has none."""
+        """Return the features (B, F) of the rows of ``signal``. Raises ``UserError`` if it has no features."""
         if signal.counts is None:
             raise UserError("the model has a wide path, and the signal has no features; give counts")
         return signal.counts
@@ -158,9 +158,9 @@ class Gradients(Features):
 
 @implements(spec.Subtrees)
 class Subtrees(Features):
-    """Linear map of a bag of a graph: (B, D + F) ids and counts -> Σ_i t_i W[id_i] + c, (B, C).
+    """Linear map of a bag of features of a graph: (B, D + F) ids and counts -> Σ_i t_i W[id_i] + c, (B, C).
 
-    The first D counts are simple features, t = (x - mean) / deviation; t of the others is ln(1 + count).
+    The first D counts are simple features with t = (x - mean) / deviation; all others have t = ln(1 + count).
     """
 
     dense = False
@@ -186,7 +186,7 @@ class Subtrees(Features):
 
 
 _SUBTREES = 5
-"""Approximate number of different labels per node, of four rounds."""
+"""Approximate number of different labels per node after four rounds of relabelling."""
 
 
 @implements(spec.Columns)
@@ -217,9 +217,10 @@ class PairFeatures(Features):
 class LinearWindow(WidePath):
     """Linear map of the standardised window of one channel, (B, S, 1 + K) -> W^T z + c, (B, C); K covariates unused.
 
-    z = (x, μ/σ, 1/σ): the values minus their mean μ, divided by their deviation σ, as in the front end
-    ``series_patches``. With the last two, any affine map of the values themselves is one of z, in units of σ above μ.
-    If only some steps of the window have values, with their times, any other step has the value before it, in x.
+    z = (x, μ/σ, 1/σ). x: the values minus their mean μ, divided by their standard deviation σ, as in the front end
+    ``series_patches``. With μ/σ and 1/σ, an affine map of z can express any affine map of the raw values, in units of σ
+    above μ. If only some steps of the window have values, given with their times, x repeats the last value before each
+    other step.
     """
 
     def __init__(self, part: spec.LinearWindow, num_outputs: int):
@@ -233,7 +234,7 @@ class LinearWindow(WidePath):
             return self.window(signal) @ self.table + self.bias
 
     def window(self, signal: Signal) -> Tensor:
-        """z (B, T + 2) of each window."""
+        """Return z (B, T + 2) of each window."""
         values = at_least_single(signal.values[..., 0])
         shift, scale = values.mean(1, keepdim=True), (values.var(1, correction=0, keepdim=True) + WINDOW_EPS).sqrt()
         if signal.times is not None:
@@ -241,8 +242,9 @@ class LinearWindow(WidePath):
         return torch.cat(((values - shift) / scale, shift / scale, 1 / scale), 1).to(self.table.dtype)
 
     def _before(self, times: Tensor) -> Tensor:
-        """Index (B, T) of the last value at or before each step, else of the first; times (B, S) in windows, 0 at the
-        last step.
+        """Return the index (B, T) of the last value at or before each step, or of the first value if there is none.
+
+        times (B, S): times of the values in units of the window's length, 0 at the last step.
         """
         places = (times * self.steps).round().long() + self.steps - 1
         steps = torch.arange(self.steps, device=times.device).expand(len(times), -1)

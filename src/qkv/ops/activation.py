@@ -1,4 +1,4 @@
-"""Activation functions by the native kernel where it is faster."""
+"""Activation functions, by the native kernel if it is faster."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from qkv.ops.native import library
 from qkv.ops.native.step import INPUTS
 
 _SMALLEST = 1 << 15
-"""Numbers below which the call takes as long as the work."""
+"""Number of elements below which the overhead of the call is as long as the computation."""
 _SAMPLE = (512, 3072)
 _OP = "activation"
 
 
 def plain_inference(x: Tensor) -> bool:
-    """True if forward-only implementations in fp32 on the CPU can compute with ``x``: there are no gradients, compiler,
-    export, autocast or mode.
+    """Return whether forward-only fp32 CPU implementations can compute with ``x``.
+
+    This excludes gradients, compilation, export, autocast and dispatch modes.
     """
     return (
         x.dtype == torch.float32
@@ -35,7 +36,7 @@ def plain_inference(x: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Activation:
-    """Activation function φ of a name in ``INPUTS``; ``plain``: by torch, with gradients."""
+    """Activation function φ with a name in ``INPUTS``; ``plain``: torch's function, with gradients."""
 
     name: str
     plain: Callable[[Tensor], Tensor]
@@ -46,11 +47,11 @@ class Activation:
         return self.native(x)
 
     def native(self, x: Tensor) -> Tensor:
-        """φ(x) by the native kernel, with an absolute error of at most 2e-7 max(1, |x|)."""
+        """Compute φ(x) by the native kernel, with an absolute error of at most 2e-7 max(1, |x|)."""
         return library.activation(x, INPUTS.index(self.name))
 
     def choice(self) -> Choice:
-        """Implementation for inference; timed once."""
+        """Return the implementation for inference; timed once."""
         return chosen(_OP, self.name) or choose(_OP, self.name, self._decided, self._known())
 
     def _known(self) -> list[str]:

@@ -9,7 +9,7 @@ _WIDE = (torch.float32, torch.float64)
 
 
 def single_or_wider(dtype: torch.dtype) -> torch.dtype:
-    """dtype for sums and softmaxes of ``dtype``: float64 for float64, float32 for all others."""
+    """Return the dtype for sums and softmaxes of ``dtype``: float64 for float64, float32 for all other dtypes."""
     return torch.promote_types(dtype, torch.float32)
 
 

@@ -1,7 +1,7 @@
 """Register of selected implementations with reasons and gains, as printed by ``qkv why``.
 
-Measured choices can differ between processes, and with them the last bits of a result. A run therefore stores
-``snapshot()`` beside its weights and calls ``restore()`` when it resumes.
+Measured choices can differ between processes and change the last bits of a result. A run therefore stores
+``snapshot()`` with its weights and calls ``restore()`` when it resumes.
 """
 
 from __future__ import annotations
@@ -29,27 +29,33 @@ class Choice:
     twin: str
     reason: str
     gain: float | None = None
-    """Measured speed-up over torch's default or the other precision; None if unmeasured or the default cannot run."""
+    """Measured speed-up over torch's default or the other precision; None if not measured or the default fails."""
 
 
 NOISE = 1.1
-"""Smallest ratio of two single timings that counts; short timings are not more accurate."""
+"""Ratio of two single timings below which a difference is regarded as noise."""
 
 CLEAR = 2.0
-"""A smaller speed-up is confirmed by runs in turns: other work on the machine may have slowed one candidate."""
+"""Speed-up below which alternating runs must confirm it, since other load may have slowed one candidate."""
 
 SMALLEST, WON = 1.02, 0.8
-"""A confirmed speed-up: median of the ratios above the first, and at least this share of them above one (sign test)."""
+"""Condition for a confirmed speed-up: (minimum median of the time ratios, minimum fraction of ratios above 1).
+
+The second condition is a sign test.
+"""
 
 _chosen: dict[tuple[str, str], Choice] = {}
 Assumption = Callable[[str, str, Collection[str]], str | None]
-"""(op, case, candidates if they would be timed) -> name of the implementation, or None if shapes decide."""
+"""(op, case, candidates if they would be timed) -> name of the implementation, or None to decide as usual."""
 _assumed: ContextVar[Assumption | None] = ContextVar("assumed", default=None)
 
 
 @contextmanager
 def assuming(assumption: Assumption) -> Iterator[None]:
-    """Use the implementations of ``assumption``, without timing or storing. For counting costs and for measurements."""
+    """Context manager: select implementations by ``assumption``, without timing or storing choices.
+
+    Used to count costs and in measurements.
+    """
     token = _assumed.set(assumption)
     try:
         yield
@@ -62,22 +68,23 @@ def _assumption() -> Assumption | None:
 
 
 def by_reference() -> bool:
-    """True while a model is exported, where every operation follows its reference equation.
+    """Return whether a model is being exported, when every operation uses its reference implementation.
 
-    Sizes are symbols there: no choice can depend on them, and other libraries know none of the faster operators.
+    In an export, sizes are symbolic, so that no choice can depend on them, and other libraries lack the faster
+    operators.
     """
     return torch.compiler.is_exporting()
 
 
 def chosen(op: str, case: str) -> Choice | None:
-    """Choice for (op, case) if one has been made in this process, else None: a lookup of 0.3 µs, for frequent calls."""
+    """Return the choice for (op, case) made in this process, or None; a lookup of 0.3 µs, for frequent calls."""
     return _chosen.get((op, case)) if _assumption() is None else None
 
 
 def choose(op: str, case: str, decide: Callable[[], Choice], among: Collection[str] = ()) -> Choice:
-    """Return the choice for (op, case); ``decide`` is called if this process has none yet.
+    """Return the choice for (op, case); call ``decide`` if this process has not made it yet.
 
-    among: names of the candidates, if ``decide`` measures; such a choice is also cached for later processes.
+    among: names of the candidates, if ``decide`` measures; a measured choice is also cached for later processes.
     """
     assumption = _assumption()
     if assumption is not None:
@@ -93,8 +100,8 @@ def _measured(op: str, case: str, decide: Callable[[], Choice], among: Collectio
     fields = recall(op, case)
     if fields is not None and fields["twin"] in among:
         return Choice(op, case, **fields)
-    # A choice may fall inside activation checkpointing, whose hooks would take the trial's tensors for the model's, or
-    # inside inference mode, which would forbid the trial's backward pass.
+    # This may run inside activation checkpointing, whose hooks would save the trial's tensors as the model's, or inside
+    # inference mode, which forbids the trial's backward pass.
     with torch.inference_mode(False), saved_tensors_hooks(_as_it_is, _as_it_is):
         found = decide()
     if found.gain is not None:
@@ -105,8 +112,8 @@ def _measured(op: str, case: str, decide: Callable[[], Choice], among: Collectio
 def fastest(op: str, case: str, plain: str, runs: Mapping[str, Callable[[], object]], what: str) -> Choice:
     """Time ``runs`` by name and choose the fastest; ``plain`` unless a small speed-up is confirmed by alternating runs.
 
-    ``what``: description of the timed work, for the reason. A candidate that raises RuntimeError is unavailable; if
-    all do, the error of ``plain`` is raised.
+    ``what``: description of the timed work, for the reason. A candidate that raises RuntimeError is unavailable; if all
+    candidates fail, RuntimeError is raised with the error of ``plain``.
     """
     found = timing.race(runs)
     if not found.seconds:
@@ -122,7 +129,7 @@ def fastest(op: str, case: str, plain: str, runs: Mapping[str, Callable[[], obje
 
 
 def _confirmed(ratios: list[float]) -> float:
-    """Median of the sorted time ``ratios`` if they show a speed-up beyond chance (sign test), else 1."""
+    """Return the median of the sorted time ``ratios`` if they show a speed-up beyond chance (sign test), else 1."""
     middle = median(ratios)
     return middle if middle > SMALLEST and sum(ratio > 1 for ratio in ratios) >= WON * len(ratios) else 1.0
 
@@ -140,23 +147,23 @@ def _as_it_is(tensor: Tensor) -> Tensor:
 
 
 def made(op: str, case: str) -> str | None:
-    """Implementation chosen for (op, case) in this process; None if nothing has needed one yet."""
+    """Return the name of the implementation chosen for (op, case) in this process; None if none has been chosen yet."""
     found = _chosen.get((op, case))
     return None if found is None else found.twin
 
 
 def all_choices() -> list[Choice]:
-    """All choices made in this process, in order."""
+    """Return all choices made in this process, in order."""
     return list(_chosen.values())
 
 
 def snapshot() -> list[dict[str, object]]:
-    """All choices of this process as plain data, for ``restore``."""
+    """Return all choices of this process as plain data, for ``restore``."""
     return [asdict(choice) for choice in _chosen.values()]
 
 
 def restore(saved: list[dict[str, object]]) -> None:
-    """Take over the choices ``saved`` by ``snapshot`` in an earlier process."""
+    """Restore the choices ``saved`` by ``snapshot`` in an earlier process."""
     for item in saved:
         choice = Choice(**item)  # type: ignore[arg-type]
         _chosen[choice.op, choice.case] = choice

@@ -1,7 +1,8 @@
 """Cache of measured choices in the user's cache folder, shared by later processes.
 
 There is one file per combination of versions, processor, settings and number of threads. A damaged file is ignored. If
-the cache cannot be written, each process measures again. Of two processes that write at once, one may lose its choices.
+the cache cannot be written, each process measures again. If two processes write at the same time, the choices of one
+may be lost.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ _read: dict[Path, dict[str, dict[str, Any]]] = {}
 
 
 def environment() -> dict[str, Any]:
-    """Facts on which timings depend besides op and case: versions, processor, settings, threads, native code."""
+    """Return all that timings depend on besides op and case: versions, processor, settings, threads, native code."""
     try:
         qkv = version("qkv")
-    except PackageNotFoundError:  # imported from its source
+    except PackageNotFoundError:  # imported from source, not installed
         qkv = "source"
     return {
         "qkv": qkv,
@@ -41,13 +42,13 @@ def environment() -> dict[str, Any]:
 
 
 def choices_file() -> Path:
-    """Path of the cache file for this processor and these settings; it may not exist."""
+    """Return the path of the cache file for this environment; the file may not exist."""
     digest = hashlib.sha256(json.dumps(environment(), sort_keys=True).encode()).hexdigest()
     return cache_folder() / "choices" / f"{digest[:16]}.json"
 
 
 def recall(op: str, case: str) -> dict[str, Any] | None:
-    """Cached choice of an earlier process for (op, case), as fields of ``Choice``; None if there is none."""
+    """Return the cached choice of an earlier process for (op, case), as fields of ``Choice``; None if there is none."""
     path = choices_file()
     if path not in _read:
         _read[path] = _load(path)
@@ -55,7 +56,7 @@ def recall(op: str, case: str) -> dict[str, Any] | None:
 
 
 def remember(op: str, case: str, fields: dict[str, Any]) -> None:
-    """Add the choice for (op, case) to the cache file, keeping those that other processes have added."""
+    """Add the choice for (op, case) to the cache file; keep the choices that other processes have added."""
     path = choices_file()
     _read[path] = {**_load(path), _key(op, case): fields}
     with contextlib.suppress(OSError):
@@ -64,7 +65,7 @@ def remember(op: str, case: str, fields: dict[str, Any]) -> None:
 
 
 def forget() -> None:
-    """Remove the cache file of this processor and these settings. Raises OSError if that fails."""
+    """Remove the cache file of this environment. Raises OSError if that fails."""
     path = choices_file()
     _read.pop(path, None)
     path.unlink(missing_ok=True)

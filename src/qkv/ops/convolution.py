@@ -2,7 +2,7 @@
 
 y_i = Σ_t W_t x_{i + a - t·dilation} + b,  t < K          x (B, N, D)   W (E, K·D)   y (B, N, E)
 
-a: number of later positions in the kernel; causal if 0.
+a: number of positions after i that the kernel covers; 0: causal.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 def taps(window: Tensor, kernel_size: int, dilation: int, segments: Tensor | None = None, ahead: int = 0) -> Tensor:
     """Concatenate the K inputs of each output, latest first: (B, (K-1)·dilation + N, D) -> (B, N, K·D).
 
-    ``window``: N positions, with (K-1)·dilation more, of which ``ahead`` follow them and the others precede them.
+    ``window``: N positions and (K-1)·dilation context positions, of which ``ahead`` follow and the others precede.
     segments (B, N): document numbers; inputs of other documents are read as 0.
     """
     span = (kernel_size - 1) * dilation
@@ -27,7 +27,7 @@ def taps(window: Tensor, kernel_size: int, dilation: int, segments: Tensor | Non
 
 
 def same_document(segments: Tensor, back: int) -> Tensor:
-    """Mask (B, N): True if the position ``back`` earlier (for a negative number, later) is in the same document."""
+    """Build a mask (B, N): True if the position ``back`` steps earlier (if negative, later) is in the same document."""
     if back < 0:
         return same_document(segments.flip(1), -back).flip(1)
     if back == 0:

@@ -1,6 +1,6 @@
-"""Declaration of what counting without values cannot see: masked attention scores, scores never stored, loops.
+"""Declarations of costs that a run on meta tensors cannot count: masked scores, scores never stored, loops.
 
-Everything else is counted from the operators that a part runs. An operation declares the rest beside itself:
+All other costs are counted from the operators that a part runs. An operation declares the rest by a decorator:
 
     @declares(lambda q, k, v, …: Unseen(stored=…, hidden=…))
     def my_attention(q, k, v, …): …
@@ -21,12 +21,14 @@ T = TypeVar("T")
 
 
 class Unseen(NamedTuple):
-    """Properties of one call that a run without values cannot see.
+    """Costs of one call that a run on meta tensors cannot count.
 
-    stored: bytes of all attention weights, if they were stored; 0: the operation is no attention.
-    full: FLOPs of the products for all pairs; None: those that are computed.
-    hidden: FLOPs of pairs that the mask hides, from the computed FLOPs; called after the run, so must hold no tensors.
-    calls: small operators of a loop over positions, which runs once here, in calls from Python that take as long.
+    stored: bytes of all attention weights, if they were stored; 0: the operation is not attention.
+    full: FLOPs of the products for all pairs; None: the FLOPs that are computed.
+    hidden: function from the computed FLOPs to the FLOPs of pairs that the mask hides; called after the run, so it must
+    hold no tensors.
+    calls: number of small operators of a loop over positions, in calls from Python that take as long; a counting run
+    computes all positions at once.
     """
 
     stored: int = 0
@@ -36,12 +38,15 @@ class Unseen(NamedTuple):
 
 
 Observer = Callable[[Callable[[], Any], Unseen], Any]
-"""(operation, what it declares) -> the operation's result."""
+"""(operation, its declaration) -> the operation's result."""
 _observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
 
 
 def declares(describe: Callable[..., Unseen]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorator: what an operation declares, from its arguments. ``describe`` is called only while counting costs."""
+    """Decorator: declare the ``Unseen`` costs of an operation, computed from its arguments by ``describe``.
+
+    ``describe`` is called only while costs are counted.
+    """
 
     def mark(operation: Callable[P, T]) -> Callable[P, T]:
         @wraps(operation)

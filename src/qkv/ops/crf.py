@@ -3,7 +3,8 @@
     s(y) = start_{y_1} + Σ_t e_t,{y_t} + Σ_{t>1} T_{y_{t-1}, y_t} + end_{y_n}
     p(y) = exp(s(y)) / Σ_{y'} exp(s(y'))
 
-Lafferty et al. 2001. Emissions e (B, N, C); lengths (B), 0 to N: classes behind them, padding, have no influence.
+Lafferty et al. 2001. Emissions e (B, N, C); lengths (B), 0 to N: number of unpadded positions; classes of padding have
+no influence.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 
 class Transitions(NamedTuple):
-    """Scores of adjacent classes, ``between`` (C, C) from row to column, and of the first and last class, (C) each."""
+    """Scores ``between`` (C, C) of transitions, from row to column, and of the first and last class, (C) each."""
 
     between: Tensor
     start: Tensor
@@ -23,7 +24,7 @@ class Transitions(NamedTuple):
 
 
 def sequence_score(emissions: Tensor, classes: Tensor, lengths: Tensor, transitions: Transitions) -> Tensor:
-    """Score s(y) of each row's ``classes`` (B, N), (B); 0 for an empty row. Classes of padding are any valid index."""
+    """Compute the score s(y) of each row's ``classes`` (B, N), (B); 0 for an empty row. Padding: any valid class."""
     inside = torch.arange(emissions.shape[1], device=emissions.device) < lengths[:, None]
     at = emissions.gather(-1, classes[..., None])[..., 0]
     moves = transitions.between[classes[:, :-1], classes[:, 1:]]
@@ -33,7 +34,7 @@ def sequence_score(emissions: Tensor, classes: Tensor, lengths: Tensor, transiti
 
 
 def log_partition(emissions: Tensor, lengths: Tensor, transitions: Transitions) -> Tensor:
-    """Log Σ_y exp(s(y)) over all sequences of each row's length, (B), by the forward algorithm; 0 for an empty row.
+    """Compute log Σ_y exp(s(y)) over all sequences of each row's length, (B); 0 for an empty row. Forward algorithm:
 
     α_1 = start + e_1        α_t,j = log Σ_i exp(α_{t-1},i + T_{i, j}) + e_t,j        log Σ_j exp(α_n,j + end_j)
     """
@@ -45,9 +46,9 @@ def log_partition(emissions: Tensor, lengths: Tensor, transitions: Transitions) 
 
 
 def best_sequence(emissions: Tensor, lengths: Tensor, transitions: Transitions) -> Tensor:
-    """Sequence with the highest score of each row, (B, N) int64, by Viterbi's algorithm; 0 for padding.
+    """Compute the sequence with the highest score of each row, (B, N) int64, by Viterbi's algorithm; 0 for padding.
 
-    The forward algorithm with maxima instead of sums; of equal maxima, one is chosen.
+    This is the forward algorithm with maxima instead of sums; ties are broken arbitrarily.
     """
     best, came = transitions.start + emissions[:, 0], []
     for place in range(1, emissions.shape[1]):

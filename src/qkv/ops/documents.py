@@ -1,4 +1,4 @@
-"""Packed rows split into one row per document, for ops that a mask cannot restrict."""
+"""Split of packed rows into one row per document, for operations to which no mask can be applied."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 class Documents(NamedTuple):
     """Index between packed rows (B, N) and one row per document, (documents, M), M the longest.
 
-    number, offset (B, N): document of each token, numbered over all rows, and the token's index in it.
+    number, offset (B, N): index of each token's document over all rows, and index of the token in its document.
     lengths (documents): tokens per document.   table (documents, M): flat index b·N + n of each token; 0 for padding.
     """
 
@@ -21,7 +21,7 @@ class Documents(NamedTuple):
     table: Tensor
 
     def apart(self, x: Tensor) -> Tensor:
-        """Unpack rows to one per document: (B, N, …) -> (documents, M, …)."""
+        """Unpack to one row per document: (B, N, …) -> (documents, M, …)."""
         return x.flatten(0, 1)[self.table]
 
     def together(self, x: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ class Documents(NamedTuple):
 
 
 def starts_of(segments: Tensor) -> Tensor:
-    """Mask (B, N): True at the first token of each document, a run of equal numbers in ``segments`` (B, N)."""
+    """Build a mask (B, N): True at the first token of each document, a run of equal numbers in ``segments`` (B, N)."""
     starts = torch.ones_like(segments, dtype=torch.bool)
     starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
     return starts

@@ -16,8 +16,10 @@ from qkv.ops.dropout import dropout
 
 @dataclass(frozen=True)
 class SampledEdges:
-    """Edges sampled from a larger graph: into, out (V): numbers of edges into and out of each node there; factors (E):
-    number of edges into the target there, divided by that of the sampled ones.
+    """Properties of edges sampled from a larger graph.
+
+    into, out (V): number of incoming and outgoing edges of each node in the whole graph. factors (E): number of
+    incoming edges of the edge's target in the whole graph, divided by their number in the sample.
     """
 
     into: Tensor
@@ -25,33 +27,34 @@ class SampledEdges:
     factors: Tensor
 
     def to(self, device: torch.device | str) -> Self:
-        """Copy on ``device``."""
+        """Copy to ``device``."""
         return type(self)(self.into.to(device), self.out.to(device), self.factors.to(device))
 
 
 class Weighted(NamedTuple):
-    """Edges with a weight each. edges (2, E); weights (E)."""
+    """Weighted edges. edges (2, E); weights (E)."""
 
     edges: Tensor
     weights: Tensor
 
 
 def with_loops(edges: Tensor, nodes: int) -> Tensor:
-    """Edges (2, E + V) and a self-loop of each of ``nodes`` nodes."""
+    """Append a self-loop of each of V = ``nodes`` nodes to edges (2, E) -> (2, E + V)."""
     every = torch.arange(nodes, device=edges.device)
     return torch.cat((edges, torch.stack((every, every))), 1)
 
 
 def summed(values: Tensor, targets: Tensor, nodes: int) -> Tensor:
-    """Sum of the values (E, …) of the edges of each target node, (V, …)."""
+    """Sum edge values (E, …) by target node -> (V, …)."""
     return values.new_zeros(nodes, *values.shape[1:]).index_add(0, targets, values)
 
 
 def normalised(edges: Tensor, nodes: int, dtype: torch.dtype, sampled: SampledEdges | None = None) -> Weighted:
-    """Edges with self-loops and the weights of Â = D_in^-½ (A + I) D_out^-½ (Kipf & Welling 2017).
+    """Return edges with self-loops and the weights of Â = D_in^-½ (A + I) D_out^-½ (Kipf & Welling 2017).
 
-    ``sampled``: the edges are a sample; the degrees are then those of the whole graph, and the weights of a node's
-    sampled edges are multiplied, so that their expected sum is that over all of its edges.
+    ``sampled``: given if the edges are a sample. Degrees are then taken from the whole graph, and the weights of
+    sampled edges are multiplied by ``sampled.factors``, so that the expected sum over a node's sampled edges equals the
+    sum over all of its edges.
     """
     looped = with_loops(edges, nodes)
     source, target = looped
@@ -65,13 +68,13 @@ def normalised(edges: Tensor, nodes: int, dtype: torch.dtype, sampled: SampledEd
 
 
 def propagated(x: Tensor, graph: Weighted) -> Tensor:
-    """Product Â x for x (V, D): at each node, the weighted sum over the sources of its edges."""
+    """Compute Â x for x (V, D): at each node, the weighted sum over the sources of its incoming edges."""
     source, target = graph.edges
     return summed(x.index_select(0, source) * graph.weights[:, None].to(x.dtype), target, x.shape[0])
 
 
 def edge_weights(scores: Tensor, targets: Tensor, nodes: int) -> Tensor:
-    """Softmax of scores (E, H) over the edges of each target node."""
+    """Compute the softmax of scores (E, H) over the edges of each target node."""
     index = targets[:, None].expand_as(scores)
     largest = scores.detach().new_full((nodes, scores.shape[1]), -torch.inf)
     largest = largest.scatter_reduce(0, index, scores.detach(), "amax")
@@ -80,7 +83,7 @@ def edge_weights(scores: Tensor, targets: Tensor, nodes: int) -> Tensor:
 
 
 def edge_attention(q: Tensor, k: Tensor, v: Tensor, edges: Tensor, scale: float, rate: float = 0.0) -> Tensor:
-    """Attention of each node over its edges: Σ_{j -> i} softmax_j(scale · q_i · k_j) v_j, (V, H, Dv).
+    """Compute attention of each node over its incoming edges: Σ_{j -> i} softmax_j(scale · q_i · k_j) v_j, (V, H, Dv).
 
     q, k (V, H, Dk), v (V, H, Dv); every node has an edge, such as a self-loop. ``rate``: dropout of the weights.
     """
@@ -91,9 +94,10 @@ def edge_attention(q: Tensor, k: Tensor, v: Tensor, edges: Tensor, scale: float,
 
 
 def global_attention(q: Tensor, k: Tensor, v: Tensor, counts: Tensor, scaled: bool) -> Tensor:
-    """Linear attention without softmax, (V + Q̃ (K̃^T V) / n) / (1 + Q̃ (K̃^T 1) / n) (SGFormer, Wu et al. 2023).
+    """Compute linear attention (V + Q̃ (K̃^T V) / n) / (1 + Q̃ (K̃^T 1) / n) (SGFormer, Wu et al. 2023).
 
-    q, k, v (B, H, N, Dk or Dv), 0 at padding; counts n (B): nodes of each row. Q̃ = Q / |Q|_F, times √n if ``scaled``.
+    q, k, v (B, H, N, Dk or Dv), 0 at padding; counts n (B): number of nodes of each row. Q̃ = Q / |Q|_F, times √n if
+    ``scaled``.
     """
     n = counts[:, None, None, None].to(q.dtype).clamp(min=1)
     q, k = (_unit(t) * (n.sqrt() if scaled else 1.0) for t in (q, k))

@@ -1,13 +1,13 @@
-"""HyperAttention (Han et al. 2023): attention to a block of sorted keys and to a sample of all others.
+"""HyperAttention (Han et al. 2023): attention to a block of keys sorted by LSH code and to a sample of other keys.
 
-    c(x) = rank of the signs of x R in the order of the Gray code      positions of equal or near c are similar
-    B_i  = keys with the rank of q_i among the sorted queries, in blocks of b
-    O_i  = (Σ_{j ∈ B_i} e^{s_ij} v_j + Σ_{j ∈ T, j ∉ B_i} w_j e^{s_ij} v_j) / (the same without v_j)
+    c(x) = index of the signs of x R in Gray code        vectors with equal or near c are similar
+    B_i  = block of b keys, sorted by c, with the index of the block of q_i among the sorted queries
+    O_i  = (Σ_{j ∈ B_i} e^{s_ij} v_j + Σ_{j ∈ T, j ∉ B_i} w_j e^{s_ij} v_j) / (the same sums without v_j)
 
-T: m keys drawn from a row of n without replacement. Uniform: w = n / m. By the norm of the values: priority sampling
-(Duffield, Lund & Thorup 2007), the m largest a_j / u_j with a_j = |v_j|² + mean |v|² and u_j uniform, w_j = max(1, τ /
-a_j), τ the largest that is left out. In both, each key's expected weight is 1, so that numerator and normaliser are
-unbiased, and m = n is exact.
+T: m keys sampled from the n keys of a row without replacement. Uniform sampling: w = n / m. Sampling by the norm of the
+values is priority sampling (Duffield, Lund & Thorup 2007): T has the m largest a_j / u_j, with a_j = |v_j|² + mean |v|²
+and u_j uniform; w_j = max(1, τ / a_j), where τ is the largest a_j / u_j outside T. In both, each key's expected weight
+is 1, so that numerator and normaliser are unbiased, and m = n is exact.
 
 q, k (B, H, N, Dk)   v (B, H, N, Dv)   O (B, H, N, Dv)   R (H, Dk, bits)   u (B or 1, H, N)
 """
@@ -27,7 +27,11 @@ from qkv.ops.counting import Unseen, declares
 
 @dataclass(frozen=True)
 class Estimation:
-    """Parameters of the estimate. scale: of the scores.   leaf: positions of a part that is exact, if causal."""
+    """Parameters of the estimate.
+
+    scale: factor of the scores.   block: b.   samples: m.   by_value: sample keys by the norm of their values.   leaf:
+    positions per part with exact attention, for causal attention.
+    """
 
     scale: float
     block: int
@@ -38,21 +42,24 @@ class Estimation:
 
 
 class Chance(NamedTuple):
-    """Random numbers: projections R (H, Dk, bits), and u (B or 1, H, N), which draws the keys."""
+    """Random numbers: projections R (H, Dk, bits), and u (B or 1, H, N) for the sampling of keys."""
 
     projections: Tensor
     draws: Tensor
 
 
 class Attended(NamedTuple):
-    """Attention to some of the keys: outputs (B, H, N, Dv), and log-sum-exp of the scores (B, H, N)."""
+    """Result of attention to a subset of the keys: outputs (B, H, N, Dv), and log-sum-exp of the scores (B, H, N)."""
 
     outs: Tensor
     sums: Tensor
 
 
 def chance(seed: int, sizes: tuple[int, int, int], count: int, like: Tensor) -> Chance:
-    """Random numbers of a seed for ``sizes`` (H, Dk, bits); the draws of the first positions do not depend on N."""
+    """Generate random numbers from a seed for ``sizes`` (H, Dk, bits) and N = ``count``.
+
+    The numbers u of the first positions do not depend on N.
+    """
     generator = torch.Generator().manual_seed(seed)
     projections = torch.randn(sizes, generator=generator, device="cpu")
     draws = torch.rand(count, sizes[0], generator=generator, device="cpu").t()[None]
@@ -60,7 +67,7 @@ def chance(seed: int, sizes: tuple[int, int, int], count: int, like: Tensor) -> 
 
 
 def codes(x: Tensor, projections: Tensor) -> Tensor:
-    """c (B, H, N): place of the signs of x R in the order of the Gray code, in which neighbours differ in one sign."""
+    """Compute c (B, H, N), the index of the signs of x R in Gray code, in which neighbours differ in one sign."""
     signs = (x.detach() @ projections.to(x.dtype)) > 0
     places = signs.cumsum(-1) % 2
     return (places << torch.arange(places.shape[-1] - 1, -1, -1, device=x.device)).sum(-1)
@@ -72,17 +79,17 @@ def _stored(q: Tensor, *others: object) -> Unseen:
 
 @declares(_stored)
 def full(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, given: Chance, how: Estimation) -> Tensor:
-    """Output O of every query for all keys of its row. lengths (B): unpadded positions; None: all."""
+    """Estimate attention O of every query to all keys of its row. lengths (B): unpadded positions; None: all."""
     return _estimated(q, k, v, (lengths, lengths), given, how).outs
 
 
 @declares(_stored)
 def causal(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, given: Chance, how: Estimation) -> Tensor:
-    """Output O of every query for the keys up to its own; padding, which is on the right, is read by itself alone.
+    """Estimate causal attention O; padding, which is on the right, is read only by padding.
 
-    Positions are cut into parts of ``leaf``, which read themselves exactly. Of two parts beside each other, the second
-    reads the first by an estimate; then pairs of pairs, and so on. So what a position reads depends on its place, but
-    not on the length of the row.
+    Positions are split into parts of ``leaf`` positions, within which causal attention is exact. Then in each pair of
+    adjacent parts, the second part attends to the first by an estimate; then in pairs of pairs, and so on. So the keys
+    that a position reads depend on its index, but not on the length of the row.
     """
     count, size = q.shape[2], how.leaf
     found, ends = _leaves(q, k, v, how), _ends(q, lengths)
@@ -97,7 +104,7 @@ def _ends(q: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def _leaves(q: Tensor, k: Tensor, v: Tensor, how: Estimation) -> Attended:
-    """Exact causal attention within parts of ``leaf`` positions."""
+    """Compute exact causal attention within parts of ``leaf`` positions."""
     count, size = q.shape[2], how.leaf
     q, k, v = (F.pad(t, (0, 0, 0, -count % size)).unflatten(2, (-1, size)) for t in (q, k, v))
     later = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
@@ -108,13 +115,13 @@ def _leaves(q: Tensor, k: Tensor, v: Tensor, how: Estimation) -> Attended:
 
 
 def _of_pairs(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, given: Chance, how: Estimation, size: int) -> Attended:
-    """Estimates of the second part of each pair for the keys of the first; parts of ``size`` positions."""
+    """Estimate attention of the second part of each pair to the keys of the first; parts have ``size`` positions."""
     rows, count = q.shape[0], q.shape[2]
     pairs = -(-(count - size) // (2 * size))
     reach = 2 * size * pairs
 
     def halves(x: Tensor) -> Tensor:
-        """x (B, H, N, D) as (2, B · pairs, H, size, D)."""
+        """Split x (B, H, N, D) into first and second parts of pairs -> (2, B · pairs, H, size, D)."""
         x = F.pad(x, (0, 0, 0, reach - count)) if reach > count else x[:, :, :reach]
         return x.unflatten(2, (pairs, 2, size)).permute(3, 0, 2, 1, 4, 5).flatten(1, 2)
 
@@ -125,7 +132,7 @@ def _of_pairs(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, given: Chance, how:
     found = _estimated(halves(q)[1], halves(k)[0], halves(v)[0], (left, None), own, how)
 
     def together(x: Tensor, empty: float) -> Tensor:
-        """x (B · pairs, H, size, D), of the second parts, as (B, H, N, D), ``empty`` elsewhere."""
+        """Scatter x (B · pairs, H, size, D) of the second parts to (B, H, N, D), filled with ``empty``."""
         x = x.unflatten(0, (rows, pairs)).transpose(1, 2)
         x = torch.stack((torch.full_like(x, empty), x), 3).flatten(2, 4)
         return F.pad(x, (0, 0, 0, count - reach), value=empty) if reach < count else x[:, :, :count]
@@ -134,7 +141,7 @@ def _of_pairs(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, given: Chance, how:
 
 
 def _joined(first: Attended, second: Attended) -> Attended:
-    """Attention to the keys of both parts."""
+    """Merge attention to two disjoint sets of keys."""
     sums = torch.logaddexp(first.sums, second.sums)
     shares = ((part.sums - sums).exp()[..., None].to(part.outs.dtype) for part in (first, second))
     outs = [share * part.outs for share, part in zip(shares, (first, second), strict=True)]
@@ -144,7 +151,7 @@ def _joined(first: Attended, second: Attended) -> Attended:
 def _estimated(
     q: Tensor, k: Tensor, v: Tensor, lengths: tuple[Tensor | None, Tensor | None], given: Chance, how: Estimation
 ) -> Attended:
-    """Attention to the block and to the sample. lengths: unpadded positions (B) of (queries, keys); None: all."""
+    """Estimate attention from block and sample. lengths: unpadded positions (B) of (queries, keys); None: all."""
     size = min(how.block, q.shape[2])
     by_query, by_key = (_sorted(codes(x, given.projections), n) for x, n in zip((q, k), lengths, strict=True))
     queries, keys, values = _blocks(q * how.scale, by_query, size), _blocks(k, by_key, size), _blocks(v, by_key, size)
@@ -165,7 +172,7 @@ def _estimated(
 
 
 def _others(queries: Tensor, k: Tensor, by_key: Tensor, sample: Tensor, weights: Tensor) -> Tensor:
-    """Scores (B, H, n, size, m) of queries in blocks for sampled keys with their weights; -inf in the query's block."""
+    """Compute scores plus log weights (B, H, n, size, m) for sampled keys; -inf for keys in the query's block."""
     blocks, size = queries.shape[2:4]
     found = (queries.flatten(2, 3) @ _at(k, sample).mT + weights[:, :, None]).unflatten(2, (blocks, size))
     block = by_key.argsort(-1).gather(-1, sample) // size
@@ -174,7 +181,7 @@ def _others(queries: Tensor, k: Tensor, by_key: Tensor, sample: Tensor, weights:
 
 
 def _sorted(code: Tensor, lengths: Tensor | None) -> Tensor:
-    """Positions (B, H, N) in the order of their codes, padding last."""
+    """Return positions (B, H, N) sorted by their codes, padding last."""
     if lengths is not None:
         real = torch.arange(code.shape[-1], device=code.device) < lengths[:, None]
         code = code.masked_fill(~real[:, None], 1 << 40)
@@ -187,12 +194,12 @@ def _at(x: Tensor, places: Tensor) -> Tensor:
 
 
 def _blocks(x: Tensor, order: Tensor, size: int) -> Tensor:
-    """x (B, H, N, D) in this order, in blocks: (B, H, n, size, D), 0 after the last position."""
+    """Sort x (B, H, N, D) by ``order`` and split it into blocks (B, H, n, size, D), padded with 0."""
     return F.pad(_at(x, order), (0, 0, 0, -x.shape[2] % size)).unflatten(2, (-1, size))
 
 
 def _drawn(v: Tensor, lengths: Tensor | None, draws: Tensor, how: Estimation) -> tuple[Tensor, Tensor]:
-    """Keys drawn (B, H, m) and the logarithms of their weights, -inf for padding."""
+    """Sample keys; return (their indices (B, H, m), logarithms of their weights, -inf for padding)."""
     count, ends = v.shape[2], _ends(v, lengths)[:, None, None]
     real = torch.arange(count, device=v.device) < ends
     most = min(how.samples, count)
@@ -205,6 +212,6 @@ def _drawn(v: Tensor, lengths: Tensor | None, draws: Tensor, how: Estimation) ->
     priorities = (norms / draws.clamp(min=1e-7)).masked_fill(~real, 0.0)
     ranked = priorities.topk(min(most + 1, count))
     chosen = ranked.indices[..., :most]
-    left_out = ranked.values[..., most:].sum(-1, keepdim=True)  # 0 if there is none
+    left_out = ranked.values[..., most:].sum(-1, keepdim=True)  # 0 if no key is left out
     weights = (left_out / norms.gather(-1, chosen)).clamp(min=1).log()
     return chosen, weights.masked_fill(chosen >= ends, -torch.inf)

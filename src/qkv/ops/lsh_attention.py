@@ -1,7 +1,7 @@
 """LSH attention (Reformer, Kitaev et al. 2020): attention within chunks of positions sorted by hash bucket.
 
 h_r(x) = argmax(x R_r ; -x R_r)                                     bucket of x in round r
-S_ir = chunks around that of i, sorted by h_r                        the rounds form one cyclic sequence of chunks
+S_ir = chunk of i and its neighbouring chunks, sorted by h_r         the rounds form one cyclic sequence of chunks
 z_ir = log Σ_{j ∈ S_ir} exp(s_ij)        s_ij = q_i · k_j            -10⁵ for j = i, hidden keys at -inf
 O_i = Σ_r softmax_r(z_ir) Σ_{j ∈ S_ir} exp(s_ij - z_ir) v_j
 
@@ -21,7 +21,7 @@ from qkv.ops.counting import Unseen, declares
 from qkv.ops.masks import Mask, Sites
 
 SELF = -1e5
-"""Score of a position with itself, as in the paper: it matters only if no other key is visible."""
+"""Score of a position with itself, as in the paper; it has an effect only if no other key is visible."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Hashing:
     """Parameters of the hashing in LSH attention.
 
     rounds: number of hash rounds, each with its own random rotations.   factors: their product is the number of
-    buckets. chunk: positions per chunk.   before, after: number of neighbouring chunks attended to.   seed: of the
-    random rotations.
+    buckets. chunk: positions per chunk.   before, after: number of preceding and following chunks attended to.   seed:
+    seed of the random rotations.
     """
 
     rounds: int
@@ -57,16 +57,16 @@ class RowPositions:
 
 
 def rotations(hashing: Hashing, num_heads: int, head_dim: int) -> Tensor:
-    """Random rotations R (H, Dk, rounds, ½ Σ factors); equal for equal seeds on every device and dtype."""
+    """Generate random rotations R (H, Dk, rounds, ½ Σ factors); equal for equal seeds on every device and dtype."""
     generator = torch.Generator().manual_seed(hashing.seed)
     shape = num_heads, head_dim, hashing.rounds, sum(hashing.factors) // 2
     return torch.randn(shape, generator=generator, device="cpu")
 
 
 def buckets(x: Tensor, hashing: Hashing) -> Tensor:
-    """LSH bucket of each vector of x in each hash round, without a gradient: (B, H, N, Dk) -> (B, H, rounds, N).
+    """Compute the LSH bucket of each vector of x in each round, without gradient: (B, H, N, Dk) -> (B, H, rounds, N).
 
-    With several factors, the bucket number has one digit per factor, the first the least significant.
+    With several factors, the bucket number has one digit per factor; the first digit is the least significant.
     """
     x = x.detach()
     turned = torch.einsum("bhnd,hdrf->bhrnf", x, rotations(hashing, x.shape[1], x.shape[3]).to(x))
@@ -81,7 +81,7 @@ def buckets(x: Tensor, hashing: Hashing) -> Tensor:
 
 @declares(lambda q, *others: Unseen(q.shape[:3].numel() * q.shape[2] * q.element_size()))
 def attention(q: Tensor, k: Tensor, v: Tensor, row: RowPositions, hashing: Hashing, dropout: float = 0.0) -> Tensor:
-    """LSH attention output O (B, H, N, Dv): each query attends to its own and neighbouring chunks in each round.
+    """Compute LSH attention O (B, H, N, Dv): each query attends to its own and neighbouring chunks in each round.
 
     Equal to full attention if these chunks contain all visible keys.
     """
@@ -101,9 +101,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, row: RowPositions, hashing: Hashi
 def _chunks(sorted_by: Tensor, lengths: Tensor, hashing: Hashing) -> tuple[Tensor, Tensor, Tensor]:
     """Split the positions sorted by LSH bucket into C chunks, over all hash rounds.
 
-    Returns (query positions (B, H, C, chunk), positions of the keys in the ``met`` = before + 1 + after chunks that
-    each chunk attends to (B, H, C, met · chunk), mask of unpadded keys). The chunk before the first of a round is the
-    last unpadded chunk of the round before, so that padding has no effect.
+    Returns (query positions (B, H, C, chunk), key positions (B, H, C, met · chunk), mask of unpadded keys), where each
+    chunk attends to ``met`` = before + 1 + after chunks. The predecessor of a round's first chunk is the last unpadded
+    chunk of the previous round, so that padding has no effect.
     """
     size, count = hashing.chunk, sorted_by.shape[-1]
     each = -(-count // size)
@@ -129,7 +129,7 @@ def _at(x: Tensor, places: Tensor) -> Tensor:
 
 
 def _visible(row: RowPositions, queries: Tensor, keys: Tensor, there: Tensor) -> Tensor:
-    """Mask (B, H, C, chunk, met · chunk): True for keys that the queries of a chunk see. ``there``: unpadded keys."""
+    """Build a mask (B, H, C, chunk, met · chunk), True for keys that a query sees. ``there``: unpadded keys."""
     repeated = queries.shape[1] * queries.shape[2]
     positions = row.positions[:, None].expand(-1, queries.shape[1], -1)
     at = [positions.gather(2, places.flatten(2)).view(-1, places.shape[-1]) for places in (queries, keys)]
@@ -143,14 +143,14 @@ def _visible(row: RowPositions, queries: Tensor, keys: Tensor, there: Tensor) ->
 
 
 def _met(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, itself: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
-    """Attend to the keys that the chunks met: (outputs (…, n, Dv), log-sum-exp of the scores (…, n)) of n queries.
+    """Attend within chunks; return (outputs (…, n, Dv), log-sum-exp of the scores (…, n)) of n queries.
 
-    ``itself``: True where key and query are the same position. A query without visible keys gives 0.
+    ``itself``: True where key and query are the same position. The output of a query without visible keys is 0.
     """
     scores = at_least_single(q @ k.transpose(-1, -2))
     scores = scores.masked_fill(itself, SELF).masked_fill(~visible, -torch.inf)
     blind = ~visible.any(-1, keepdim=True)
     scores = scores.masked_fill(blind, 0.0)
-    # Not exp(s - z): in float32 its error is half a per cent for s and z near -10⁵.
+    # Not exp(s - z), which has an error of half a per cent in float32 for s and z near -10⁵.
     weights = scores.softmax(-1).masked_fill(blind, 0.0).to(v.dtype)
     return F.dropout(weights, dropout) @ v, scores.logsumexp(-1)

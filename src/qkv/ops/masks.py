@@ -1,4 +1,4 @@
-"""Masks as predicates of (batch, head, query, key); faster forms are tested against them.
+"""Masks as predicates of (batch, head, query, key); faster implementations are tested against them.
 
 A predicate maps index tensors that broadcast to (B, H, N, M) to booleans; True: the key is visible. Masks are applied
 by setting logits to -inf, not by multiplying weights.
@@ -20,7 +20,7 @@ T = TypeVar("T")
 class Grid:
     """Index tensors that broadcast to (B, H, N, M), the arguments of a mask predicate.
 
-    batch: row; head; query, key: positions; prefix: prefix length of each row, 0 for none.
+    batch, head: indices; query, key: positions; prefix: prefix length of each row, 0 for none.
     """
 
     batch: Tensor
@@ -31,7 +31,7 @@ class Grid:
 
 
 class Span(NamedTuple):
-    """Ranges of positions, ends included, of a block of queries and a block of keys."""
+    """Ranges of positions of a block of queries and a block of keys, with inclusive ends."""
 
     first_query: int
     last_query: int
@@ -40,18 +40,18 @@ class Span(NamedTuple):
 
 
 class Mask:
-    """Base class of mask predicates, with two bounds on whole blocks that allow skipping work."""
+    """Base class of mask predicates, with two bounds for whole blocks, so that work can be skipped."""
 
     def allowed(self, grid: Grid) -> Tensor:
-        """Visibility as booleans that broadcast to (B, H, N, M): True where the query sees the key."""
+        """Return booleans that broadcast to (B, H, N, M): True where the query sees the key."""
         raise NotImplementedError
 
     def may_see(self, span: Span) -> bool:
-        """Bound for skipping blocks: False only if no query in the span sees any key in it."""
+        """Return False only if no query in the span sees any key in it, so that the block can be skipped."""
         return True
 
     def sees_all(self, span: Span) -> bool:
-        """Bound for whole blocks: True only if every query in the span sees every key in it."""
+        """Return True only if every query in the span sees every key in it, so that the block needs no mask."""
         return False
 
     def __and__(self, other: Mask) -> Mask:
@@ -108,7 +108,7 @@ class Window(Mask):
 
 @dataclass(frozen=True)
 class Prefix(Mask):
-    """Mask under which the first ``length`` keys are visible; None: the prefix of each row."""
+    """Mask under which the first ``length`` keys are visible; None: the prefix length of each row."""
 
     length: int | None = None
 
@@ -168,7 +168,7 @@ class Explicit(Mask):
     table: Tensor
 
     def allowed(self, grid: Grid) -> Tensor:
-        # Not from the grid, which has a single row if all rows have equal positions.
+        # Not the grid's indices, which have a single row if all rows have equal positions.
         batch, head = (torch.arange(size, device=self.table.device) for size in self.table.shape[:2])
         return self.table[
             batch[:, None, None, None], head[:, None, None], grid.query.clamp(min=0), grid.key.clamp(min=0)
@@ -218,9 +218,9 @@ class Sites:
     """Positions of queries and keys.
 
     query (B or 1, N), key (B or 1, M): positions; a key at -1 is an empty slot and never visible.
-    query_segment, key_segment: document numbers of packed rows; only keys of the query's document are visible.
-    aligned: in every row, key positions are 0..M-1 and query positions are the last N of them.
-    full: every key is visible to every query; the caller guarantees it.
+    query_segment, key_segment: document numbers of packed rows; only keys of the query's document are visible. aligned:
+    in every row, key positions are 0..M-1 and query positions are the last N of them.
+    full: True if every key is visible to every query, which the caller guarantees.
     prefix (B): prefix length of each row.
     given (B, N, M): visible keys, combined with the mask by logical and.
     """
@@ -235,11 +235,11 @@ class Sites:
     given: Tensor | None = None
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Result of ``compute()``, which depends on ``key`` and the sites alone; see ``SharedSites``."""
+        """Return ``compute()``, which depends on ``key`` and the sites only; cached in ``SharedSites``."""
         return compute()
 
     def grid(self, num_heads: int) -> Grid:
-        """Index tensors of all (row, head, query, key), the arguments of mask predicates."""
+        """Build the index tensors of all (row, head, query, key), the arguments of mask predicates."""
         device = self.query.device
         rows = max(self.query.shape[0], self.key.shape[0])
         return Grid(
@@ -251,7 +251,7 @@ class Sites:
         )
 
     def visible(self, mask: Mask, num_heads: int) -> Tensor:
-        """Visibility under ``mask`` as booleans (B or 1, H or 1, N, M): True where the query sees the key."""
+        """Evaluate ``mask`` as booleans (B or 1, H or 1, N, M): True where the query sees the key."""
         grid = self.grid(num_heads)
         seen = mask.allowed(grid) & (grid.key >= 0)
         if self.query_segment is not None and self.key_segment is not None:
@@ -261,12 +261,12 @@ class Sites:
         return seen.expand(*torch.broadcast_shapes(seen.shape, (1, 1, self.query.shape[1], self.key.shape[1])))
 
     def span(self) -> Span:
-        """Ranges of the positions of queries and keys, for ``aligned`` sites."""
+        """Return the ranges of query and key positions, for ``aligned`` sites."""
         num_queries, num_keys = self.query.shape[1], self.key.shape[1]
         return Span(num_keys - num_queries, num_keys - 1, 0, num_keys - 1)
 
     def part(self, queries: slice, keys: slice) -> Sites:
-        """Positions of a part of the queries and keys."""
+        """Return the sites of a slice of the queries and a slice of the keys."""
         return Sites(
             self.query[:, queries],
             self.key[:, keys],
@@ -279,7 +279,7 @@ class Sites:
 
 @dataclass(frozen=True)
 class SharedSites(Sites):
-    """Sites of several layers: what ``once`` computes for the first of them is kept for the others."""
+    """Sites shared by several layers: ``once`` caches its results for all of them."""
 
     memo: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 

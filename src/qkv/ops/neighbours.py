@@ -1,7 +1,7 @@
-"""Neighbours of positions on a grid in row-major order: shifts of features by one position, and means of windows.
+"""Shifts of features by one position, and window means, for positions on a grid in row-major order.
 
-x (B, N, C): the first ``leading`` positions are not on the grid, and the others fill it; a sequence is a grid of one
-axis. real (B, N): False at padding, where x is 0; None: no padding.
+x (B, N, C): the first ``leading`` positions are not on the grid, and the other positions fill it; a sequence is a grid
+with one axis. real (B, N): False at padding, where x is 0; None: no padding.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from torch.nn import functional as F
 
 _POOLS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 MOST_AXES = max(_POOLS)
-"""Maximum number of axes of a grid whose windows have a mean."""
+"""Maximum number of grid axes that ``window_mean`` supports."""
 
 
 def shifted(x: Tensor, sizes: tuple[int, ...], leading: int = 0, real: Tensor | None = None) -> Tensor:
-    """Spatial shift of S²-MLP (Yu et al. 2021): groups of features move by one position along each axis, both ways.
+    """Shift groups of features by one position along each axis, in both directions (S²-MLP, Yu et al. 2021).
 
-    Of 2 · axes groups of nearly equal size, the first two are those of the previous and of the next position along the
-    first axis, and so on. Where there is no such position, or padding, a position keeps its own features; so do leading
-    positions.
+    There are 2 · axes groups of nearly equal size. The first group of a position is replaced by the group of the
+    previous position along the first axis, the second by the group of the next position, and so on. If that position
+    does not exist or is padding, a position keeps its own features. Leading positions are unchanged.
     """
     cells = x[:, leading:].unflatten(1, sizes)
     known = None if real is None else real[:, leading:].unflatten(1, sizes)
@@ -30,7 +30,7 @@ def shifted(x: Tensor, sizes: tuple[int, ...], leading: int = 0, real: Tensor | 
 
 
 def _moved(x: Tensor, axis: int, previous: bool, real: Tensor | None) -> Tensor:
-    """Features of the previous or the next cell along ``axis``; where there is none, a cell's own."""
+    """Return the features of the previous or next cell along ``axis``; a cell's own features if there is none."""
     if real is None:
         return _neighbour(x, axis, previous)
     return torch.where(_neighbour(real, axis, previous)[..., None], _neighbour(x, axis, previous), x)
@@ -46,9 +46,9 @@ def _neighbour(x: Tensor, axis: int, previous: bool) -> Tensor:
 
 
 def window_mean(x: Tensor, size: int, sizes: tuple[int, ...], leading: int = 0, real: Tensor | None = None) -> Tensor:
-    """Mean of the ``size``^axes cells around each one, itself included; padding and what lies outside do not count.
+    """Compute the mean over a window of ``size``^axes cells around each cell; padding and cells outside do not count.
 
-    The window of an even size has one cell more before than after. Leading positions keep their own vectors.
+    A window of even size has one cell more before than after. Leading positions are unchanged.
     """
     cells = x[:, leading:].unflatten(1, sizes).movedim(-1, 1)
     if not cells.numel():

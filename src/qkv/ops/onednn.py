@@ -5,8 +5,8 @@ uses oneDNN if ``torch.backends.mkldnn.matmul.fp32_precision`` is "bf16". On a p
 (AMX), oneDNN still computes in full fp32. ``available`` verifies this with numbers that bf16 or tf32 would round; if
 any bit differs, oneDNN is not used.
 
-The setting is changed for single products only, since it also affects torch's fused attention, which gets slower for
-short sequences.
+The setting is changed only during single products, since it also affects torch's fused attention, which becomes slower
+for short sequences.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from qkv.system.optional import turned_off
 class allowed:
     """Context manager: compute fp32 matrix products with oneDNN. Takes about a microsecond.
 
-    The setting belongs to the process: of several threads inside at once, the first changes it and the last restores
-    it. Products of other threads meanwhile may use oneDNN too, which is equally exact.
+    The setting is global to the process: if several threads are inside at once, the first thread changes it and the
+    last thread restores it. Meanwhile, products of other threads may use oneDNN too, which is equally exact.
     """
 
     __slots__ = ()
@@ -76,9 +76,9 @@ def _exact() -> bool:
 
 
 def keeps_every_bit(product: Callable[[Tensor, Tensor], Tensor], batches: bool = True) -> bool:
-    """True if ``product`` of two matrices computes exactly in fp32. batches: test batches of matrices too.
+    """Return whether ``product`` of two matrices is exact in fp32. batches: also test batches of matrices.
 
-    The products need all 24 bits of fp32: row i selects 1 + i·2^-23. Each is computed for each memory layout of the
+    The tests need all 24 bits of fp32: row i selects 1 + i·2^-23. Each test runs for several memory layouts of the
     operands.
     """
     with torch.no_grad():

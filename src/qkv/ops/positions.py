@@ -12,7 +12,10 @@ from torch import Tensor
 
 
 def sinusoid(positions: Tensor, width: int, base: float = 10000.0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i+1) = cos(p / base^(2i/D)) (Vaswani et al. 2017). (…) -> (…, D)."""
+    """Compute PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i+1) = cos(p / base^(2i/D)), (…) -> (…, D).
+
+    Vaswani et al. 2017.
+    """
     angles = positions[..., None].to(dtype) * inverse_frequencies(width, base, positions.device, dtype)
     return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)[..., :width]
 
@@ -20,7 +23,7 @@ def sinusoid(positions: Tensor, width: int, base: float = 10000.0, dtype: torch.
 def sinusoid_2d(
     rows: Tensor, columns: Tensor, width: int, base: float = 10000.0, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """2-D sinusoid for image grids, (…), (…) -> (…, D): row in the first ⌊D/2⌋ features, column in the others."""
+    """Compute 2-D sinusoids, (…), (…) -> (…, D): the row in the first ⌊D/2⌋ features, the column in the others."""
     half = width // 2
     return torch.cat((sinusoid(rows, half, base, dtype), sinusoid(columns, width - half, base, dtype)), -1)
 
@@ -28,25 +31,25 @@ def sinusoid_2d(
 def inverse_frequencies(
     width: int, base: float, device: torch.device | None = None, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """RoPE's angles per position of each feature pair, base^(-2i/D) radians for i < D/2 with D = ``width``."""
+    """Compute RoPE's frequencies, base^(-2i/D) radians per position for feature pair i < D/2 with D = ``width``."""
     return base ** (-torch.arange(0, width, 2, device=device, dtype=dtype) / width)
 
 
 def linear_scaling(frequencies: Tensor, factor: float) -> Tensor:
-    """Position interpolation: frequencies θ / factor (Chen et al. 2023)."""
+    """Scale frequencies θ to θ / factor (position interpolation, Chen et al. 2023)."""
     return frequencies / factor
 
 
 def ntk_base(base: float, width: int, factor: float) -> float:
-    """Base of NTK-aware scaling, base · factor^(D / (D - 2)) with D = ``width``; unchanged for D = 2.
+    """Compute the base of NTK-aware scaling, base · factor^(D / (D - 2)) with D = ``width``; unchanged for D = 2.
 
-    Keeps the highest frequency and divides the lowest by ``factor``.
+    This keeps the highest frequency and divides the lowest frequency by ``factor``.
     """
     return base if width == 2 else base * factor ** (width / (width - 2))
 
 
 def llama3_scaling(frequencies: Tensor, factor: float, original_length: int, low: float, high: float) -> Tensor:
-    """Llama 3's scaling of frequencies θ: θ / factor for long wavelengths, θ for short ones, interpolated between.
+    """Scale frequencies θ as Llama 3: θ / factor for long wavelengths, θ for short wavelengths, interpolated between.
 
     Long: above original_length / low; short: below original_length / high.
     """
@@ -58,9 +61,10 @@ def llama3_scaling(frequencies: Tensor, factor: float, original_length: int, low
 def yarn_scaling(
     frequencies: Tensor, factor: float, original_length: int, base: float, betas: tuple[float, float]
 ) -> Tensor:
-    """YaRN's scaling: θ / factor for low frequencies, θ for high ones, a linear ramp between (Peng et al. 2023).
+    """Scale frequencies by YaRN: θ / factor if low, θ if high, with a linear ramp between them (Peng et al. 2023).
 
-    ``betas`` (fast, slow): rotations within ``original_length`` at which the ramp over the index begins and ends.
+    ``betas`` (fast, slow): numbers of rotations within ``original_length`` at which the ramp over the pair index starts
+    and ends.
     """
     pairs = frequencies.shape[0]
 
@@ -75,16 +79,16 @@ def yarn_scaling(
 
 
 def rotation(positions: Tensor, frequencies: Tensor, magnitude: float = 1.0) -> tuple[Tensor, Tensor]:
-    """RoPE's magnitude · (cos, sin) of position · frequency, each (…, 2 · pairs): all angles, then all again."""
+    """Compute RoPE's magnitude · (cos, sin) of position · frequency, each (…, 2 · pairs): all angles, twice."""
     angles = positions[..., None].to(frequencies.dtype) * frequencies
     angles = torch.cat((angles, angles), -1)
     return magnitude * angles.cos(), magnitude * angles.sin()
 
 
 def grid_rotation(coordinates: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    """RoPE on a grid: (cos, sin) of coordinate · frequency, each (…, 2 · axes · pairs), for ``rotate``.
+    """Compute RoPE on a grid: (cos, sin) of coordinate · frequency, each (…, 2 · axes · pairs), for ``rotate``.
 
-    coordinates (…, axes). The feature pairs of the first axis are followed by those of the next.
+    coordinates (…, axes). The feature pairs of the first axis come first, then the feature pairs of the next axis.
     """
     angles = (coordinates[..., None].to(frequencies.dtype) * frequencies).flatten(-2)
     angles = torch.cat((angles, angles), -1)
@@ -92,10 +96,11 @@ def grid_rotation(coordinates: Tensor, frequencies: Tensor) -> tuple[Tensor, Ten
 
 
 def grid_offsets(coordinates: Tensor, sizes: tuple[int, int]) -> Tensor:
-    """Index of the offset (row, column) of each query from each key on a grid, coordinates (1, N, 2) -> (1, N, N).
+    """Compute the index of the offset of each query from each key on a grid, coordinates (1, N, 2) -> (1, N, N).
 
-    (row offset + R - 1)(2 C - 1) + column offset + C - 1 for a grid of ``sizes`` (R, C). Positions that are not on the
-    grid are at (0, 0); with them the index is (2 R - 1)(2 C - 1), as query, that plus 1, as key, or plus 2, as both.
+    The index is (row offset + R - 1)(2 C - 1) + column offset + C - 1 for a grid of ``sizes`` (R, C). Positions that
+    are not on the grid have coordinates (0, 0). With such a position the index is S = (2 R - 1)(2 C - 1) if it is the
+    query, S + 1 if it is the key, and S + 2 if both are off the grid.
     """
     rows, columns = sizes
     away = coordinates[:, :, None] - coordinates[:, None, :]
@@ -116,9 +121,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def alibi_slopes(num_heads: int, device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
-    """ALiBi's slopes (H,): m_h = 2^(-8 h / H), h = 1..H, if H is a power of two (Press et al. 2022).
+    """Compute ALiBi's slopes (H,): m_h = 2^(-8 h / H), h = 1..H, if H is a power of two (Press et al. 2022).
 
-    Else the slopes of the next lower power of two, followed by every other slope of the next higher one.
+    Else the slopes of the next lower power of two, followed by every other slope of the next higher power of two.
     """
 
     def powers(count: int) -> list[float]:
@@ -130,17 +135,17 @@ def alibi_slopes(num_heads: int, device: torch.device | None = None, dtype: torc
 
 
 def yarn_magnitude(factor: float) -> float:
-    """YaRN's factor of cos and sin, 0.1 ln(factor) + 1; logits are scaled by its square (Peng et al. 2023)."""
+    """Compute YaRN's factor of cos and sin, 0.1 ln(factor) + 1; scores are scaled by its square (Peng et al. 2023)."""
     return 0.1 * math.log(factor) + 1.0
 
 
 def clipped_distances(query: Tensor, key: Tensor, reach: int) -> Tensor:
-    """Relative positions clip(j - i, -reach, reach) + reach, in [0, 2 reach]: query (…, N), key (…, M) -> (…, N, M)."""
+    """Compute clip(j - i, -reach, reach) + reach, in [0, 2 reach], for query (…, N), key (…, M) -> (…, N, M)."""
     return (key[..., None, :] - query[..., :, None]).clamp(-reach, reach) + reach
 
 
 def distance_buckets(distance: Tensor, num_buckets: int, max_distance: int, causal: bool) -> Tensor:
-    """Bucket in [0, num_buckets) of the distance key - query (T5, Raffel et al. 2020).
+    """Compute the bucket in [0, num_buckets) of the distance key - query (T5, Raffel et al. 2020).
 
     For n positions back and b buckets: n if n < b/2, else
     min(b - 1, ⌊b/2 + b/2 · log(n / (b/2)) / log(max_distance / (b/2))⌋).

@@ -1,9 +1,9 @@
-"""Product keys (Lample et al. 2019): the largest of n² scores from the largest of two times n.
+"""Product keys (Lample et al. 2019): the top k of n² scores from the top k of n scores of each half key.
 
     s_ij = q₁ · c_i + q₂ · c'_j
 
-A sum among the k largest has both terms among the k largest of their half: otherwise k sums would be larger. So k² sums
-are compared, and not n².
+Each of the k largest sums has both terms among the k largest terms of their half, since otherwise k sums would be
+larger. So only k² sums are compared instead of n².
 
     q (…, H, d)   keys (H, 2, n, d / 2)   scores, index (…, H, k), with index i n + j
 """
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 
 def largest(q: Tensor, keys: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """(scores, indices) of the ``k`` largest of n² scores, both (…, H, k), in descending order."""
+    """Return (scores, indices) of the ``k`` largest of n² scores, both (…, H, k), in descending order."""
     count = keys.shape[2]
     each = torch.einsum("...hpd,hpnd->...hpn", q.unflatten(-1, (2, -1)), keys)
     terms, places = each.topk(min(k, count))
@@ -27,10 +27,10 @@ def largest(q: Tensor, keys: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def read(scores: Tensor, index: Tensor, values: Tensor) -> Tensor:
-    """Output (…, D): over all heads, the sum of the values (n², D) at ``index``, weighted by a softmax of each head."""
+    """Compute (…, D): the sum over all heads of ``values`` (n², D) at ``index``, weighted by a softmax per head."""
     weights = scores.softmax(-1).flatten(-2).to(values.dtype)
     rows = index.flatten(-2)
-    if rows.numel() == 0 or rows.is_meta:  # the fused kernel takes neither
+    if rows.numel() == 0 or rows.is_meta:  # the fused kernel supports neither
         return (weights[..., None] * F.embedding(rows, values)).sum(-2)
     flat = F.embedding_bag(rows.flatten(0, -2), values, per_sample_weights=weights.flatten(0, -2), mode="sum")
     return flat.unflatten(0, rows.shape[:-1])

@@ -13,7 +13,7 @@ from qkv.ops.positions import inverse_frequencies
 
 
 def by_query(q: Tensor, vectors: Tensor, index: Tensor) -> Tensor:
-    """Scores q_i · vectors[index_ij] of queries with relative position vectors, (B, H, N, M)."""
+    """Compute the scores q_i · vectors[index_ij] of queries with relative position vectors, (B, H, N, M)."""
     rows, heads, count, width = q.shape
     # One product per head for all rows, so that the vectors are not copied for each row.
     scores = q.transpose(0, 1).reshape(heads, rows * count, width) @ vectors.transpose(-1, -2)
@@ -22,16 +22,16 @@ def by_query(q: Tensor, vectors: Tensor, index: Tensor) -> Tensor:
 
 
 def by_key(k: Tensor, vectors: Tensor, index: Tensor) -> Tensor:
-    """Scores k_j · vectors[index_ij] of keys with relative position vectors, (B, H, N, M)."""
+    """Compute the scores k_j · vectors[index_ij] of keys with relative position vectors, (B, H, N, M)."""
     return by_query(k, vectors, index.transpose(-1, -2)).transpose(-1, -2)
 
 
 def log_buckets(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
-    """Logarithmic bucket of a signed distance d (DeBERTa-v2, He et al. 2021).
+    """Compute the logarithmic bucket of a signed distance d (DeBERTa-v2, He et al. 2021).
 
     sign(d) |d| for |d| <= b = num_buckets // 2, else
     sign(d) (b + ⌈(b - 1) log(|d| / b) / log((max_distance - 1) / b)⌉).
-    Not clipped at ``max_distance``; callers clip.
+    The result is not clipped at ``max_distance``; callers clip it.
     """
     middle = num_buckets // 2
     # In this order and in fp32, so that bucket borders equal those of the published models.
@@ -41,6 +41,6 @@ def log_buckets(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor
 
 
 def sinusoid_halves(distance: Tensor, width: int, base: float = 10000.0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Sinusoid in Transformer-XL's order, (…) -> (…, width): [sin(d θ_0), …, cos(d θ_0), …], θ_i = base^(-2i/width)."""
+    """Compute [sin(d θ_0), …, cos(d θ_0), …], θ_i = base^(-2i/width), as in Transformer-XL, (…) -> (…, width)."""
     angles = distance[..., None].to(dtype) * inverse_frequencies(width, base, distance.device, dtype)
     return torch.cat((angles.sin(), angles.cos()), -1)[..., :width]

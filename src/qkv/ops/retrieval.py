@@ -1,4 +1,4 @@
-"""Search for the keys with the largest inner products, by the library faiss."""
+"""Exact search for the keys with the largest inner products, by the library faiss."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 def largest_products(q: Tensor, keys: Tensor, counts: Sequence[int], k: int) -> Tensor:
-    """Indices (B, H, N, k) of the k largest q · k_j among the first ``counts`` (B) keys, -1 where there are fewer.
+    """Return indices (B, H, N, k) of the k largest q · k_j among the first ``counts`` (B) keys; -1 if there are fewer.
 
-    q (B, H, N, Dk), keys (B, G, M, Dk), H a multiple of G: the heads of a group are consecutive. Exact up to rounding
+    q (B, H, N, Dk), keys (B, G, M, Dk), H a multiple of G; query heads of a group are consecutive. Exact up to rounding
     in fp32 (a flat index); scores are not stored. Without gradients. Raises ``ImportError`` without faiss.
     """
     import faiss

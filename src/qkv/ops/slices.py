@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 def slices(x: Tensor, parts: Sequence[slice]) -> tuple[Tensor, ...]:
-    """Parts of x (B, H, N, D) along N.
+    """Return slices of x (B, H, N, D) along N.
 
-    The gradient of a plain slice is a tensor as large as x, mostly of zeros, so that a loop over N / C slices costs
-    O(N² / C); here one such tensor receives the gradients of all parts.
+    The gradient of a plain slice is a tensor as large as x with mostly zeros, so that a loop over N / C slices costs
+    O(N² / C). Here a single such tensor accumulates the gradients of all slices.
     """
     return _Slices.apply(x, tuple(parts)) if parts else ()  # type: ignore[no-any-return]
 

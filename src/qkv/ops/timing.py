@@ -1,4 +1,4 @@
-"""Short timings to select an implementation."""
+"""Short timings for the selection of an implementation."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 _HOPELESS, _LONG = 8.0, 0.1
-"""(factor, seconds): a first run above both, relative to the best time so far, eliminates a candidate.
+"""Bounds (factor over the best time so far, seconds): a candidate whose first run exceeds both is not run again.
 
-Shorter runs may include kernel compilation of tens of milliseconds.
+Below these seconds, a slow first run may be due to kernel compilation of tens of milliseconds.
 """
 _NEAR = 2.0
 """Candidates within this factor of the fastest are timed again."""
@@ -32,7 +32,8 @@ def race(runs: Mapping[str, Callable[[], object]], repeats: int = 4, budget: flo
     """Time the candidates ``runs``, each after one warm-up run.
 
     Candidates near the fastest are timed in turns, at most ``repeats`` times and ``budget`` seconds each; clearly
-    slower ones only once. A candidate that raises RuntimeError, e.g. for a missing kernel, is reported as failed.
+    slower candidates are timed only once. A candidate that raises RuntimeError, e.g. for a missing kernel, is reported
+    as failed.
     """
     found = Race()
     for name, run in runs.items():
@@ -56,10 +57,10 @@ def race(runs: Mapping[str, Callable[[], object]], repeats: int = 4, budget: flo
 
 
 def duel(a: Callable[[], object], b: Callable[[], object], pairs: int = 16, budget: float = 1.0) -> list[float]:
-    """Sorted ratios time of ``a`` / time of ``b``, measured in alternating runs.
+    """Return the sorted ratios time of ``a`` / time of ``b``, measured in alternating runs.
 
-    Other work on the machine slows both runs of a pair alike. At most ``pairs`` pairs; after ``budget`` seconds at
-    least five.
+    Other load on the machine slows both runs of a pair alike. At most ``pairs`` pairs run; after ``budget`` seconds the
+    measurement ends, but not before five pairs.
     """
     ratios: list[float] = []
     began = time.perf_counter()

@@ -14,7 +14,10 @@ T = TypeVar("T")
 
 
 def untraced(reason: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorator ``torch.compiler.disable(reason=…)``, applied once the compiler is imported, as applying imports it."""
+    """Decorator: apply ``torch.compiler.disable(reason=…)``, but only once the compiler has been imported.
+
+    Applying it earlier would import the compiler.
+    """
 
     def mark(function: Callable[P, T]) -> Callable[P, T]:
         made: list[Callable[P, T]] = []

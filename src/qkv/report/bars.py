@@ -30,8 +30,9 @@ class BarChart:
     width: int = 480
 
     def svg(self, standalone: bool = True) -> str:
-        """SVG of the chart, as text; ``standalone``: with its style sheet, else the surrounding page must include
-        ``theme.css``.
+        """Return the SVG of the chart.
+
+        ``standalone``: include its style sheet; otherwise, the surrounding page must include ``theme.css``.
         """
         height = 34 + _ROW * max(1, len(self.bars))
         told = [self.description] if self.description else []
@@ -44,7 +45,7 @@ class BarChart:
         return self.svg()
 
     def data(self) -> dict[str, Any]:
-        """Title, names and values of the bars as plain data, embedded in the report page."""
+        """Return the title, names and values of the bars as plain data, to embed in the report page."""
         return {
             "title": self.title,
             "unit": self.unit,
@@ -53,7 +54,7 @@ class BarChart:
         }
 
     def compact(self) -> None:
-        """None: a bar chart needs no variant for narrow screens."""
+        """Return None: a bar chart needs no variant for narrow screens."""
 
     def _rows(self) -> Iterator[Markup]:
         scale = AxisScale.over((value for _, value in self.bars), zero=True)

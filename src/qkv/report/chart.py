@@ -39,8 +39,9 @@ class LineChart:
     height: int = 360
 
     def svg(self, standalone: bool = True) -> str:
-        """SVG of the chart, as text; ``standalone``: with its style sheet, else the surrounding page must include
-        ``theme.css``.
+        """Return the SVG of the chart.
+
+        ``standalone``: include its style sheet; otherwise, the surrounding page must include ``theme.css``.
         """
         return _Drawing(self).svg(standalone)
 
@@ -49,7 +50,7 @@ class LineChart:
         return self.svg()
 
     def compact(self) -> LineChart | None:
-        """Smaller variant of the chart for narrow screens; None if it is small already."""
+        """Return a smaller variant of the chart for narrow screens; None if it is small already."""
         return replace(self, width=360, height=270) if self.width >= _COMPACT else None
 
     @cached_property
@@ -58,7 +59,7 @@ class LineChart:
         return [trace for i, line in enumerate(self.lines) for trace in traces(line, i, 2 * self.width, self.x_log)]
 
     def data(self) -> dict[str, Any]:
-        """Titles and drawn points as plain data, embedded in the page for the tooltips."""
+        """Return titles and drawn points as plain data, to embed in the page for its tooltips."""
         shown = [
             {
                 "name": t.name,
@@ -112,7 +113,7 @@ class _Drawing:
         return frame.svg(size, chart.title, self._description(), frame.lines(body), standalone, data_plot=plot, **axes)
 
     def _description(self) -> str:
-        """Text alternative of the chart: first, last, lowest and highest value of each line."""
+        """Build the text alternative of the chart: first, last, lowest and highest value of each line."""
         told = [self.chart.description] if self.chart.description else []
         for trace in self.traces:
             values = [y for _, y in trace.points if drawable(y)]
@@ -172,7 +173,7 @@ class _Drawing:
         )
 
     def _gaps(self) -> Iterator[Markup]:
-        """Vertical bands at values that cannot be drawn (NaN, infinite, or not positive on a logarithmic axis)."""
+        """Draw vertical bands at values that cannot be drawn (NaN, infinite, or not positive on a logarithmic axis)."""
         bands = [(run[0], run[-1], t.name) for t in self.traces for fits, run in runs(t.points, self.y.log) if not fits]
         covered = float("-inf")
         for (x, y), (end, _), name in sorted(bands, key=lambda band: band[0][0]):
@@ -202,8 +203,9 @@ class _Drawing:
             )
 
     def _ends(self) -> list[tuple[Trace, tuple[float, float]]]:
-        """(trace, last drawable point) of each line, from top to bottom; the faint raw values behind a running mean are
-        left out.
+        """Find (trace, last drawable point) of each line, from top to bottom.
+
+        The faint raw values behind a running mean are left out.
         """
         found = []
         for trace in self.traces:
@@ -220,8 +222,9 @@ class _Drawing:
         return f"{self._line_name(trace)} {fixed(value)}" if len(self.chart.lines) > 1 else short(value)
 
     def _names_fit(self) -> bool:
-        """True if the names fit beside the line ends: enough margin, and every line ends near the right edge. Else a
-        legend is drawn.
+        """True if the names fit beside the line ends; otherwise, the chart gets a legend.
+
+        They fit if the margin is wide enough and every line ends near the right edge.
         """
         if self.chart.width < _COMPACT or len(self.ends) * 16 > self.chart.height - 70:
             return False
@@ -237,7 +240,7 @@ class _Drawing:
             yield text(self.right + 9, y, label, class_=f"name s{trace.colour % frame.COLOURS}")
 
     def _legend_places(self) -> list[tuple[float, int, Trace, str]]:
-        """(x in pixels, row, trace, label) of each legend entry."""
+        """Lay out the legend: (x in pixels, row, trace, label) of each entry."""
         x, row, places = 0.0, 0, []
         for trace, _ in sorted(self.ends, key=lambda end: end[0].colour):
             label = frame.shortened(self._end_label(trace), self.chart.width - 24)
@@ -254,7 +257,7 @@ class _Drawing:
 
 
 def _from_zero(scale: AxisScale) -> AxisScale:
-    """Extend an axis that starts just above 0, such as one of steps, to 0; others are returned unchanged."""
+    """Extend an axis that starts just above 0, such as an axis of steps, to 0; return other axes unchanged."""
     return AxisScale(0.0, scale.high) if not scale.log and 0 < scale.low < 0.05 * scale.high else scale
 
 

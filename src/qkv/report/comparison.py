@@ -33,8 +33,10 @@ def comparison_report(
     curves: Sequence[Curve] = (),
     data: dict[str, Any] | None = None,
 ) -> str:
-    """Self-contained HTML page of ``runs``: the non-empty ``tables`` (title, rows of a name and one value per run), and
-    a chart of validation losses per unit. ``data``: the comparison as plain data, embedded in the page.
+    """Build a self-contained HTML page on ``runs``: non-empty ``tables``, and a chart of validation losses per unit.
+
+    ``tables``: (title, rows); a row has a name and one value per run. ``data``: the comparison as plain data, embedded
+    in the page.
     """
     page = Page("Comparison of runs")
     page.data["comparison"] = data or {}
@@ -53,8 +55,10 @@ def ranking_report(
     curves: Sequence[Curve],
     data: dict[str, Any],
 ) -> str:
-    """Self-contained HTML page of entries that were compared over seeds: conclusions (``notes``), the first table, the
-    pictures of quality against cost, the other tables, learning curves. ``data``: embedded in the page.
+    """Build a self-contained HTML page on entries that were compared over seeds.
+
+    In order: conclusions (``notes``), the first table, the charts of quality against cost, the other tables, and
+    learning curves. ``data``: the comparison as plain data, embedded in the page.
     """
     page = Page(title)
     page.data["comparison"] = data

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from qkv.report.markup import Markup, tag
 
 FOR, AGAINST = "--s0", "--danger"
-"""Colours of words without which the answer is less, and more, probable."""
+"""Colours of words that support the answer and of words that oppose it: without them it is less, or more, probable."""
 
 
 def effects(words: Sequence[tuple[str, float]]) -> Markup:
-    """Markup of a text whose words are shaded by ``change``: blue where it is negative, red where it is positive.
+    """Build the markup of a text from pairs (word, change); negative changes are shaded blue, positive changes red.
 
-    The strongest change has the strongest colour; the number is shown when the pointer is on the word.
+    The largest change has the strongest colour. The tooltip of a word shows its change.
     """
     most = max((abs(change) for _, change in words), default=0.0) or 1.0
     spans: list[object] = []

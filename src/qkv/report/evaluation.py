@@ -35,7 +35,7 @@ ERRORS = frozenset({"loss", "perplexity", "rmse", "mae", "bits_per_token", "bits
 """Metrics for which lower is better."""
 
 OF_A_RUN = frozenset({"contestants", "heats"})
-"""Kinds of sections on the whole run, found on the validation split and shown whichever split's details are."""
+"""Kinds of sections on the whole run: measured on the validation split, but shown with the details of any split."""
 
 Splits = Mapping[str, Mapping[str, Any]]
 """Evaluation results by split; each has ``figures`` (metrics by name), ``sections`` (details for the report) and
@@ -44,22 +44,22 @@ Splits = Mapping[str, Mapping[str, Any]]
 
 
 def words(figure: str) -> str:
-    """Display name of the metric ``figure``: "rouge1" becomes "ROUGE-1", "exact_match" "exact match"."""
+    """Return the display name of the metric ``figure``: "rouge1" becomes "ROUGE-1", "exact_match" "exact match"."""
     return " ".join(_KNOWN_AS.get(word, word) for word in figure.split("_"))
 
 
 def named(figure: str) -> str:
-    """Display name of the metric ``figure``, capitalised for a title."""
+    """Return the display name of the metric ``figure``, capitalised for a title."""
     return words(figure)[:1].upper() + words(figure)[1:]
 
 
 def judged(splits: Splits) -> str:
-    """Name of the split whose metrics are shown first: test, if there is one, else the first; "" without splits."""
+    """Select the split whose metrics are shown first: test if present, else the first split; "" without splits."""
     return "test" if "test" in splits else next(iter(splits), "")
 
 
 def headline(splits: Splits) -> list[tuple[str, str, str]]:
-    """Report cards (title, value, note) of the task's main metrics; the note gives the values on the other splits."""
+    """Build cards (title, value, note) of the task's main metrics; the note gives the values on the other splits."""
     split = judged(splits)
     figures = splits[split]["figures"] if split else {}
     chosen = [(name, value) for name, value in figures.items() if name not in BESIDE_THE_POINT and value is not None]
@@ -69,18 +69,18 @@ def headline(splits: Splits) -> list[tuple[str, str, str]]:
 
 
 def _elsewhere(splits: Splits, split: str, name: str) -> str:
-    """Values of the metric ``name`` on all splits but ``split``, as text."""
+    """Format the values of the metric ``name`` on all splits except ``split``."""
     others = [(other, evaluation["figures"].get(name)) for other, evaluation in splits.items() if other != split]
     return ", ".join(f"{other} {fixed(value)}" for other, value in others if value is not None)
 
 
 def chosen_by(figure: str) -> str:
-    """Criterion that selected the best weights by the metric ``figure``, such as ``lowest validation loss``."""
+    """Describe how the metric ``figure`` selected the best weights, such as ``lowest validation loss``."""
     return f"{'lowest' if figure in ERRORS else 'highest'} validation {words(figure)}"
 
 
 def rows(splits: Splits) -> list[list[Any]]:
-    """Table of all metrics: one row per metric, with its display name and its value on each split."""
+    """Build the table of all metrics: one row per metric, with its display name and its value on each split."""
     names = list(dict.fromkeys(name for evaluation in splits.values() for name in evaluation["figures"]))
     return [[words(name), *(evaluation["figures"].get(name) for evaluation in splits.values())] for name in names]
 
@@ -90,9 +90,9 @@ def _parts(splits: Splits) -> str:
 
 
 def add_evaluation(page: Page, splits: Splits, step: int, best: str = "") -> None:
-    """Add evaluation results to a report page: a table of the metrics on all splits, sections on the whole run, and the
-    detail sections of one split.
+    """Add evaluation results to a report page.
 
+    They are a table of the metrics on all splits, sections on the whole run, and the detail sections of one split.
     ``step``: training step of the evaluated weights; ``best``: metric that selected them, "" for none.
     """
     which = f", which had the {chosen_by(best)}," if best else ""
@@ -108,8 +108,9 @@ def add_evaluation(page: Page, splits: Splits, step: int, best: str = "") -> Non
 
 
 def evaluation_report(title: str, lead: str, splits: Splits, step: int, best: str = "") -> str:
-    """Self-contained HTML report of one evaluation; ``lead``: sentence below the title; ``step`` and ``best`` as in
-    ``add_evaluation``.
+    """Build a self-contained HTML report of one evaluation.
+
+    ``lead``: sentence below the title; ``step`` and ``best``: as in ``add_evaluation``.
     """
     page = Page(title)
     page.data["evaluation"] = {split: dict(evaluation["figures"]) for split, evaluation in splits.items()}

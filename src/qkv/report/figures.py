@@ -33,7 +33,7 @@ def place(value: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Format a number with its noun, whose plural ends in s: 1 layer, 1,200 layers."""
+    """Format a count with its noun, whose plural ends in s: 1 layer, 1,200 layers."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
@@ -98,6 +98,6 @@ def cell(value: object) -> str:
 
 
 def all_numbers(values: Iterable[object]) -> bool:
-    """True if ``values`` of a table column are only numbers and None, so that it is right-aligned."""
+    """True if a table column holds only numbers and None, and at least one number; such columns are right-aligned."""
     given = [value for value in values if value is not None]
     return bool(given) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in given)

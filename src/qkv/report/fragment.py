@@ -12,14 +12,14 @@ from qkv.report.page import Chart, Page, Tone
 from qkv.report.training import TrainingRun, cards, loss_chart
 
 CLASS = "qkv-report"
-"""Class of the element around the HTML, to which its style sheet is limited."""
+"""CSS class of the enclosing element; the style sheet applies to this element only."""
 
 
 class Fragment(Page):
-    """Part of a page that is placed in another one, such as a notebook, whose text colours it takes.
+    """Part of a page that is embedded in another page, such as a notebook, and takes its text colours.
 
-    Charts are images with a background of their own: their style sheet does not reach the page around them, and they
-    are legible on light and dark pages. There is no script.
+    Charts are images with their own background: their style sheet does not affect the surrounding page, and they are
+    legible on light and dark pages. A fragment has no script.
     """
 
     def header(self, lead: str = "", status: str = "", tone: Tone = "") -> None:
@@ -29,7 +29,7 @@ class Fragment(Page):
             self._add(tag("p", lead))
 
     def html(self) -> str:
-        """HTML source of the fragment."""
+        """Return the HTML source of the fragment."""
         return str(tag("div", tag("style", Markup(asset("fragment.css"))), *self._blocks, class_=CLASS))
 
     def _figure(self, chart: Chart, width: int | None = None) -> Markup:
@@ -40,7 +40,7 @@ class Fragment(Page):
 
 
 def run_fragment(run: TrainingRun) -> str:
-    """HTML of a training run for a notebook: key figures, loss, evaluation, and the place of the full report."""
+    """Build the HTML of a training run for a notebook: key figures, loss, evaluation, and path of the full report."""
     page = Fragment(run.name)
     page.header(run.description)
     page.cards(cards(run))
@@ -56,7 +56,7 @@ def run_fragment(run: TrainingRun) -> str:
 
 
 def evaluation_fragment(title: str, splits: Splits, notes: bool = True) -> str:
-    """HTML of an evaluation for a notebook: main metrics as cards, all of them as a table, and the notes."""
+    """Build the HTML of an evaluation for a notebook: main metrics as cards, all metrics as a table, and the notes."""
     page = Fragment(title)
     page.header()
     page.cards(headline(splits))
@@ -67,7 +67,7 @@ def evaluation_fragment(title: str, splits: Splits, notes: bool = True) -> str:
 
 
 def tables_fragment(title: str, tables: list[tuple[list[str], list[Any]]]) -> str:
-    """HTML of tables, each with its column titles and rows, for a notebook."""
+    """Build the HTML of ``tables`` (column titles, rows) for a notebook."""
     page = Fragment(title)
     page.header()
     for columns, lines in tables:

@@ -14,18 +14,17 @@ COLOURS = 6
 
 @cache
 def asset(name: str) -> str:
-    """Contents of a style sheet or script in the folder of ``qkv.report``."""
+    """Read a style sheet or script from the folder of ``qkv.report``."""
     return files("qkv.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def svg(
     size: tuple[float, float], title: str, description: str, body: Markup, standalone: bool, **data: object
 ) -> Markup:
-    """SVG element of ``size`` (width, height) around the drawn ``body``, which scales to its container; ``standalone``
-    includes its style sheet.
+    """Build the SVG element of ``size`` (width, height) around the drawn ``body``; it scales to its container.
 
-    The label for screen readers holds title and description (with the values), since many ignore ``desc``. ``data``:
-    further attributes.
+    ``standalone``: include the style sheet. ``data``: further attributes. The ARIA label holds title and description
+    (with the values), since many screen readers ignore ``desc``.
     """
     width, height = size
     style = tag("style", Markup(asset("theme.css"))) if standalone else None
@@ -47,22 +46,21 @@ def svg(
 
 
 def text(x: float, y: float, *content: object, anchor: str | None = None, class_: str | None = None) -> Markup:
-    """SVG text element with its baseline at (x, y); ``anchor`` (``middle`` or ``end``) is the part of the text at x, by
-    default its start.
+    """Build an SVG text element with its baseline at (x, y).
+
+    ``anchor``: part of the text that is placed at x, ``middle`` or ``end``; default: its start.
     """
     return tag("text", *content, x=float(x), y=float(y), text_anchor=anchor, class_=class_)
 
 
 def heading(title: str, unit: str = "") -> Markup:
-    """SVG text with a chart's title and, smaller, its unit."""
+    """Build the SVG text with a chart's title and, smaller, its unit."""
     beside = tag("tspan", unit, dx=8, style="font-weight:400;font-size:12px;fill:var(--muted)") if unit else None
     return text(0, 15, title, beside, class_="title")
 
 
 def text_width(words: str, size: float = 12) -> float:
-    """Estimated width in pixels of ``words`` in a sans-serif font of ``size`` pixels; rather too wide than too
-    narrow.
-    """
+    """Estimate the width in pixels of ``words`` in a sans-serif font of ``size`` pixels; tends to overestimate."""
     return size * sum(_em(character) for character in words)
 
 
@@ -89,7 +87,7 @@ def apart(places: list[float], distance: float, low: float, high: float) -> list
 
 
 def shortened(words: str, width: float, size: float = 12) -> str:
-    """``words``, truncated with … to fit ``width`` pixels at font size ``size``."""
+    """Truncate ``words`` with … to fit ``width`` pixels at font size ``size``."""
     if text_width(words, size) <= width:
         return words
     while words and text_width(words + "…", size) > width:
@@ -98,7 +96,7 @@ def shortened(words: str, width: float, size: float = 12) -> str:
 
 
 def stroke_class(series: int) -> str:
-    """CSS classes for the colour and dash pattern of the line with index ``series``."""
+    """Return the CSS classes for the colour and dash pattern of the line with index ``series``."""
     dash = series // COLOURS % 3
     return f"s{series % COLOURS}" + (f" d{dash}" if dash else "")
 

@@ -36,11 +36,11 @@ _MOST_CELLS = 400
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Heat map of ``values[row][column]``, one coloured cell each; None and NaN stay blank. ``low`` and ``high`` set
-    the range of the colour scale.
+    """Heat map of ``values[row][column]``, with one coloured cell per value; cells of None and NaN stay blank.
 
-    ``rows`` and ``columns``: their names, may be empty. ``numbers`` prints the value in each cell if it fits;
-    ``written`` gives other text per cell, such as counts where colours show fractions.
+    ``low`` and ``high``: range of the colour scale. ``rows`` and ``columns``: names of rows and columns; may be empty.
+    ``numbers``: print the value in each cell if it fits. ``written``: other text per cell, such as counts where colours
+    show fractions.
     """
 
     title: str
@@ -57,8 +57,9 @@ class HeatMap:
     width: int = 360
 
     def svg(self, standalone: bool = True) -> str:
-        """SVG of the map, as text; ``standalone``: with its style sheet, else the surrounding page must include
-        ``theme.css``.
+        """Return the SVG of the map.
+
+        ``standalone``: include its style sheet; otherwise, the surrounding page must include ``theme.css``.
         """
         return _Drawing(self).svg(standalone)
 
@@ -67,7 +68,7 @@ class HeatMap:
         return self.svg()
 
     def data(self) -> dict[str, Any]:
-        """Title, names and values of the map as plain data, embedded in the report page."""
+        """Return the title, names and values of the map as plain data, to embed in the report page."""
         told = {
             "title": self.title,
             "rows": list(self.rows),
@@ -77,18 +78,18 @@ class HeatMap:
         return told | ({"written": [list(row) for row in self.written]} if self.written else {})
 
     def compact(self) -> None:
-        """None: a heat map has no variant for narrow screens."""
+        """Return None: a heat map has no variant for narrow screens."""
 
 
 def colour(share: float) -> tuple[int, int, int]:
-    """RGB colour (0 to 255 each) at position ``share`` of the colour scale, 0 (low) to 1 (high)."""
+    """Return the RGB colour (0 to 255 each) at position ``share`` of the colour scale, 0 (low) to 1 (high)."""
     place = min(max(share, 0.0), 1.0) * (len(_ANCHORS) - 1)
     i = min(int(place), len(_ANCHORS) - 2)
     return tuple(round(a + (b - a) * (place - i)) for a, b in zip(_ANCHORS[i], _ANCHORS[i + 1], strict=True))  # type: ignore[return-value]
 
 
 def _name(names: Sequence[str], number: int) -> str:
-    """Name of the row or column with index ``number``; default: its number, counted from 1."""
+    """Return the name of the row or column with index ``number``; default: its number, counted from 1."""
     return names[number] if number < len(names) else str(number + 1)
 
 
@@ -137,7 +138,7 @@ class _Drawing:
         return frame.svg(size, chart.title, f"{chart.description} {about}".strip(), frame.lines(body), standalone)
 
     def _told(self) -> str:
-        """Text alternative of the map: all values of a small map, the largest values of a large one."""
+        """Build the text alternative of the map: all values of a small map, the largest values of a large map."""
         cells = [
             (i, j, v)
             for i, row in enumerate(self.chart.values)
@@ -151,7 +152,7 @@ class _Drawing:
         return f"Largest: {'; '.join(f'{_name(self.chart.rows, i)}, {self._value(i, j)}' for i, j, _ in largest)}."
 
     def _value(self, row: int, column: int) -> str:
-        """Name of the column and value of the cell, as text."""
+        """Format the name of the column and the value of the cell."""
         value = self.chart.values[row][column]
         written = (
             self.chart.written[row][column] if self.chart.written else short(value if value is not None else math.nan)
@@ -216,7 +217,7 @@ class _Drawing:
                 yield text(x, y, name, anchor="middle", class_="strong")
 
     def _key(self) -> Iterator[Markup]:
-        """Legend of the colour scale: a vertical bar beside the map, labelled at both ends."""
+        """Draw the legend of the colour scale: a vertical bar beside the map, labelled at both ends."""
         steps, high = 24, max(60.0, min(160.0, self.bottom - self.top))
         x = self.right + 12
         for i in range(steps):
@@ -234,8 +235,9 @@ class _Drawing:
 
 
 def png(shares: Sequence[Sequence[float | None]]) -> bytes:
-    """PNG image (RFC 2083) of a matrix of values from 0 to 1, one pixel each, coloured by the heat map's scale; None is
-    transparent.
+    """Encode a matrix of values from 0 to 1 as a PNG image (RFC 2083), one pixel per value.
+
+    The colours are those of the heat map; None is transparent.
     """
     palette = b"".join(bytes(colour(i / 254)) for i in range(255)) + b"\0\0\0"
     pixels = (bytes(255 if s is None else round(min(max(s, 0.0), 1.0) * 254) for s in row) for row in shares)

@@ -21,10 +21,9 @@ class Markup(str):
 
 
 def visible(text: object) -> str:
-    r"""Text of an object, with characters that XML forbids or that control a terminal replaced by symbols: NUL by ␀, a
-    lone surrogate by �.
+    r"""Convert an object to text without characters that XML forbids or that control a terminal.
 
-    Line ends become ``\n``; tabs and line ends stay.
+    They are replaced by symbols: NUL by ␀, a lone surrogate by �. Line ends become ``\n``; tabs and line ends stay.
     """
     return _HIDDEN.sub(_symbol, str(text).replace("\r\n", "\n"))
 
@@ -42,8 +41,9 @@ def escape(text: object) -> Markup:
 
 
 def tag(element: str, *children: object, **attributes: object) -> Markup:
-    """HTML or SVG element with the given children and attributes. Those that are ``None`` or ``False`` are omitted;
-    ``class_`` means ``class``, ``data_x`` ``data-x``.
+    """Build an HTML or SVG element. Children and attributes that are ``None`` or ``False`` are omitted.
+
+    The argument ``class_`` becomes the attribute ``class``, ``data_x`` becomes ``data-x``.
     """
     names = "".join(
         _attribute(name, value) for name, value in attributes.items() if value is not None and value is not False
@@ -74,13 +74,13 @@ def number(value: float) -> str:
 
 
 def script_json(data: Any) -> Markup:
-    """Data as strict JSON that is safe inside an HTML script element; NaN and infinities become null."""
+    """Encode data as strict JSON that is safe inside an HTML script element; NaN and infinities become null."""
     text = json.dumps(finite(data), separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def finite(data: Any) -> Any:
-    """Copy of ``data`` (nested dicts and lists) with NaN and infinities replaced by None, since JSON has none."""
+    """Copy ``data`` (nested dicts and lists) and replace NaN and infinities, which JSON cannot represent, by None."""
     if isinstance(data, float):
         return data if math.isfinite(data) else None
     if isinstance(data, dict):

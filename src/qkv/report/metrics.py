@@ -53,8 +53,9 @@ class MetricsLog:
             raise OSError(error.errno, error.strerror, str(self.path)) from None
 
     def truncate_after(self, step: int) -> None:
-        """Remove metrics rows of later steps than ``step``, and rows without a step that follow them; the file is
-        replaced atomically.
+        """Remove rows of later steps than ``step``, and rows without a step that follow such rows.
+
+        The file is replaced atomically.
         """
         self.flush()
         lines = b"".join(_kept(self.path, step))
@@ -82,7 +83,7 @@ class MetricsLog:
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Rows of a run's ``metrics.jsonl``, with NaN and infinities restored; an incomplete last line is skipped.
+    """Read the rows of a run's ``metrics.jsonl``; restore NaN and infinities, and skip an incomplete last line.
 
     Raises UserError for an earlier line that is not a JSON object, FileNotFoundError if there is no file.
     """
@@ -119,7 +120,7 @@ def _restored(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rows(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """(line, parsed row) of each complete line of a metrics file; an incomplete last line is skipped."""
+    """Yield (line, parsed row) of each complete line of a metrics file; skip an incomplete last line."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             row = _row(line)
@@ -154,9 +155,7 @@ def _open(path: Path) -> int:
 
 
 def _repair(path: Path) -> None:
-    """Repair the end of a metrics file: add a missing line break to a complete last line, or remove an incomplete
-    one.
-    """
+    """Repair the end of a metrics file: remove an incomplete last line, or end a complete one with a line break."""
     with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
         end = file.seek(0, os.SEEK_END)
         start = _last_line(file, end)
@@ -175,7 +174,7 @@ def _repair(path: Path) -> None:
 
 
 def _last_line(file: Any, end: int) -> int:
-    """Offset of the last line of a file of ``end`` bytes, ignoring its own line break."""
+    """Find the offset of the last line of a file of ``end`` bytes; its own line break does not count."""
     size = 4096
     while True:
         start = max(0, end - size)

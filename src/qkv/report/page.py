@@ -24,7 +24,7 @@ class Chart(Protocol):
     def data(self) -> dict[str, Any]: ...
 
     def compact(self) -> Chart | None:
-        """Variant of the chart for narrow screens; None if not needed."""
+        """Return a variant of the chart for narrow screens; None if not needed."""
         ...
 
 
@@ -51,13 +51,14 @@ class Page:
 
     @contextmanager
     def section(self, heading: str) -> Iterator[None]:
-        """Context manager: what is appended inside is placed in a section under ``heading``."""
+        """Context manager that places the elements appended inside it in a section under ``heading``."""
         yield from self._inside("section", tag("h2", heading))
 
     @contextmanager
     def details(self, label: str, preview: str = "", open_: bool = False) -> Iterator[None]:
-        """Context manager: what is appended inside can be folded away under ``label``, shown with the start of
-        ``preview``. ``open_``: not folded at first.
+        """Context manager that places the elements appended inside it in a foldable block with the title ``label``.
+
+        ``preview``: text whose start is shown beside the label; ``open_``: unfolded at first.
         """
         shown = " ".join(preview[:400].split())[:160]
         beside = tag("span", shown, class_="preview") if shown else None
@@ -132,7 +133,7 @@ class Page:
         self._add(tag("div", text, class_="sample"))
 
     def html(self) -> str:
-        """HTML source of the whole page so far."""
+        """Return the HTML source of the whole page so far."""
         script = asset("page.js")
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         policy = (

@@ -15,13 +15,12 @@ _SPEED = "_per_second"
 
 
 class Progress:
-    """Progress display on standard error: ``description``, progress out of ``total`` ``unit``, metrics, rate and time
-    left.
+    """Progress display on standard error: description, progress bar, metrics, rate and time left.
 
     On a terminal this is one line, redrawn at most eight times per second; elsewhere a plain line at every tenth of the
-    work and every ten seconds, less often in long runs. ``unit="bytes"`` counts in kB and MB; ``per_unit``:
-    number of parts of a unit in which ``done`` and ``total`` are given. Without ``total`` there is no progress bar and
-    no time left. An update that is not drawn costs about a microsecond.
+    work and every ten seconds, less often in long runs. ``total``: amount of work, counted in ``unit``; without it,
+    there is no progress bar and no time left. ``unit="bytes"`` counts in kB and MB. ``per_unit``: number of parts that
+    make up a unit; ``done`` and ``total`` count parts. An update that is not drawn costs about a microsecond.
 
         with Progress("train", total=2000) as progress:
             for step in range(2000):
@@ -78,7 +77,7 @@ class Progress:
             self._show(now)
 
     def resume(self, done: int) -> None:
-        """Set the amount of work that was done before, and does not count for the rate."""
+        """Set the amount of work that an earlier run did, which does not count towards the rate."""
         self.done, self.speed = done, _Speed(done)
 
     def advance(self, by: int) -> None:
@@ -91,7 +90,7 @@ class Progress:
             self._display.note(visible(text))
 
     def parts(self) -> list[str]:
-        """Texts of the progress line besides its progress bar: amount done, metrics, rate, time left."""
+        """Build the texts of the progress line, without the progress bar: amount done, metrics, rate, time left."""
         told = [self._amount(), *self._figures(self.news)]
         if not any(map(_is_speed, self.figures)) and self.speed.rate and self._per_unit == 1:
             told.append(
@@ -104,7 +103,7 @@ class Progress:
         return told
 
     def share(self) -> float | None:
-        """Fraction of the work that is done, 0 to 1; None if the total is unknown."""
+        """Return the fraction of the work that is done, 0 to 1; None if the total is unknown."""
         return min(1.0, max(0.0, self.done / self.total)) if self.total else None
 
     def _show(self, now: float) -> None:
@@ -130,7 +129,7 @@ class Progress:
         return "  ".join([*told, *self._figures(self.result)])
 
     def _figures(self, news: str) -> list[str]:
-        """Metrics as text for the progress line: in order of first use, ``news``, and speeds last."""
+        """Format the metrics for the progress line: metrics in order of first use, ``news``, then speeds."""
         known = [(name, value) for name, value in self.figures.items() if value is not None]
         speeds = [_figure(name, value) for name, value in known if _is_speed(name)]
         others = [_figure(name, value) for name, value in known if not _is_speed(name)]
@@ -154,9 +153,7 @@ def _is_terminal(stream: Any) -> bool:
 
 
 class _Speed:
-    """Exponentially weighted rate of work: decayed sum of work / decayed sum of time, so that pauses count
-    correctly.
-    """
+    """Exponentially weighted rate: decayed sum of work / decayed sum of time, so that pauses count correctly."""
 
     def __init__(self, done: int) -> None:
         self.began = self._at = time.monotonic()
@@ -212,8 +209,9 @@ class _Lines:
 
 
 class _Live:
-    """Progress display on a terminal: one line that rich redraws, from this thread only, so that the spinner turns only
-    when work was done.
+    """Progress display on a terminal: one line, which rich redraws.
+
+    It is redrawn from this thread only, so that the spinner turns only when work was done.
     """
 
     def __init__(self, progress: Progress, stream: IO[str]) -> None:
@@ -248,8 +246,9 @@ class _Live:
 
 
 class _Line:
-    """Contents of the live progress line: spinner, description, progress bar and texts, fitted to the terminal's width
-    by dropping metrics.
+    """Contents of the live progress line: spinner, description, progress bar and texts.
+
+    Metrics are dropped until the line fits the terminal's width.
     """
 
     frames = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"

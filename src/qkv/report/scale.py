@@ -10,8 +10,9 @@ from itertools import pairwise
 from qkv.report.figures import short
 
 LARGEST = 1e100
-"""Larger values are drawn as infinite, and logarithmic axes end at its inverse, so that spans and ratios stay
-finite.
+"""Largest value that is drawn; larger values are treated as infinite. Logarithmic axes draw no value below its inverse.
+
+Spans and ratios of drawn values thus stay finite.
 """
 
 _MANTISSAS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0))
@@ -27,8 +28,9 @@ class AxisScale:
 
     @classmethod
     def over(cls, values: Iterable[float], log: bool = False, pad: float = 0.0, zero: bool = False) -> AxisScale:
-        """Axis that covers all drawable values plus the fraction ``pad`` of its span at both ends; ``zero``: include
-        0.
+        """Build an axis over all drawable values, extended by the fraction ``pad`` of its span at both ends.
+
+        ``zero``: include 0.
         """
         drawn = [v for v in values if drawable(v, log)]
         low, high = (min(drawn), max(drawn)) if drawn else (1.0, 10.0) if log else (0.0, 1.0)
@@ -45,13 +47,13 @@ class AxisScale:
         return cls(low if zero and low == 0 else low - room, high if zero and high == 0 else high + room)
 
     def place(self, value: float) -> float:
-        """Position of ``value`` on the axis: 0 at ``low``, 1 at ``high``."""
+        """Return the position of ``value`` on the axis: 0 at ``low``, 1 at ``high``."""
         if self.log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, count: int = 5) -> list[float]:
-        """Ascending round values for tick marks within the axis, about ``count``, at least two."""
+        """Choose round values for tick marks within the axis, ascending: about ``count``, at least two."""
         return _log_ticks(self.low, self.high, count) if self.log else _linear_ticks(self.low, self.high, count)
 
 
@@ -63,8 +65,9 @@ def drawable(value: float | None, log: bool = False) -> bool:
 
 
 def _linear_ticks(low: float, high: float, count: int) -> list[float]:
-    """Tick values of a linear axis: multiples of the smallest step 1, 2 or 5 · 10^k that gives about ``count`` of them;
-    at least two.
+    """Choose the ticks of a linear axis, at least two.
+
+    They are the multiples of the smallest step 1, 2 or 5 · 10^k that gives about ``count`` ticks.
     """
     span = high - low
     power = math.floor(math.log10(span / count))
@@ -77,7 +80,7 @@ def _linear_ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def _multiples(low: float, high: float, mantissa: int, exponent: int) -> list[float]:
-    """Multiples of mantissa · 10^exponent in [low, high], each the float nearest to the decimal number."""
+    """List the multiples of mantissa · 10^exponent in [low, high], each the float nearest to the decimal number."""
     step = mantissa * 10.0**exponent
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [float(f"{n * mantissa}e{exponent}") for n in range(first, last + 1)]
@@ -97,7 +100,7 @@ def _log_ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def labels(ticks: list[float], log: bool = False) -> list[str]:
-    """Labels of tick marks; on a linear axis all have the same unit and enough decimals to differ."""
+    """Format the labels of tick marks; on a linear axis, all have the same unit and enough decimals to differ."""
     if log or len(ticks) < 2:
         return [short(t, 6) for t in ticks]
     largest, step = max(abs(t) for t in ticks), min(b - a for a, b in pairwise(ticks))
@@ -107,8 +110,9 @@ def labels(ticks: list[float], log: bool = False) -> list[str]:
 
 
 def _unit(largest: float) -> tuple[float, str]:
-    """(unit, suffix) of the tick labels of an axis up to ``largest``: thousands from 10k, powers of ten for very small
-    and very large values.
+    """Choose (unit, suffix) of the tick labels of an axis up to ``largest``.
+
+    From 10k, units are powers of 1000 (k, M, G, T); for very small and very large values, they are powers of ten.
     """
     if 1e-3 <= largest < 1e4:
         return 1.0, ""

@@ -35,8 +35,9 @@ class ScatterPlot:
     height: int = 420
 
     def svg(self, standalone: bool = True) -> str:
-        """SVG of the plot, as text; ``standalone``: with its style sheet, else the surrounding page must include
-        ``theme.css``.
+        """Return the SVG of the plot.
+
+        ``standalone``: include its style sheet; otherwise, the surrounding page must include ``theme.css``.
         """
         top = 34 + 18 * self._legend_places()[-1][1] if self.groups else 24
         body = [frame.heading(self.title), *self._legend(), *self._points(top + 14)]
@@ -47,11 +48,11 @@ class ScatterPlot:
         return self.svg()
 
     def compact(self) -> ScatterPlot | None:
-        """Smaller variant for narrow screens; None if it is small already."""
+        """Return a smaller variant for narrow screens; None if it is small already."""
         return replace(self, width=360, height=320) if self.width >= _COMPACT else None
 
     def data(self) -> dict[str, Any]:
-        """Title and points of the plot as plain data, embedded in the report page."""
+        """Return the title and points of the plot as plain data, to embed in the report page."""
         groups = [{"name": name, "points": [list(point) for point in points]} for name, points in self.groups]
         return {"title": self.title, "groups": groups}
 
@@ -74,7 +75,7 @@ class ScatterPlot:
             yield tag("g", tag("title", group.name), join(marks), opacity=0.75)
 
     def _legend_places(self) -> list[tuple[float, int, str]]:
-        """(x in pixels, row, label) of each legend entry."""
+        """Lay out the legend: (x in pixels, row, label) of each entry."""
         x, row, places = 0.0, 0, []
         for group in self.groups:
             label = frame.shortened(group.name, self.width / 2)
@@ -91,7 +92,7 @@ class ScatterPlot:
 
 
 def _mark(group: int, x: float, y: float) -> Markup:
-    """Point of the group with this index, at (x, y) in pixels."""
+    """Draw a point of the group with the index ``group`` at (x, y) in pixels."""
     style = f"point s{group % frame.COLOURS}"
     shape = _SHAPES[group // frame.COLOURS % len(_SHAPES)]
     if shape == "circle":

@@ -20,12 +20,13 @@ Section = Mapping[str, Any]
 _LONGEST = 600
 """Maximum number of characters of a table cell."""
 _PAIRS = 12
-"""Maximum number of confused pairs listed."""
+"""Maximum number of confused pairs of classes listed."""
 
 
 def add_sections(page: Page, sections: Sequence[Section]) -> None:
-    """Append an evaluation's detail sections to a page, each under its title; "kind" is a key of ``DRAWN``. Raises
-    ``ValueError`` for an unknown kind.
+    """Append an evaluation's detail sections to a page, each under its title.
+
+    The "kind" of a section is a key of ``DRAWN``. Raises ``ValueError`` for an unknown kind.
     """
     for section in sections:
         draw = DRAWN.get(str(section.get("kind")))
@@ -40,11 +41,10 @@ def add_sections(page: Page, sections: Sequence[Section]) -> None:
 
 
 def _confusion(page: Page, section: Section) -> None:
-    """Confusion matrix ``counts[true][predicted]`` of the classes ``labels``, coloured by the fraction of each true
-    class, and per-class metrics.
+    """Append the confusion matrix ``counts[true][predicted]`` of the classes ``labels``, and per-class metrics.
 
-    With ``others``, the last row and column group the remaining classes; ``mistakes`` (true, predicted, count) then
-    cover all classes.
+    The colour of a cell shows its fraction of the true class. With ``others``, the last row and column group the
+    remaining classes, and ``mistakes`` (true, predicted, count) cover all classes.
     """
     labels, counts = [str(label) for label in section["labels"]], section["counts"]
     shares = [[count / (sum(row) or 1) for count in row] for row in counts]
@@ -76,7 +76,7 @@ def _confusion(page: Page, section: Section) -> None:
 
 
 def _by_class(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[list[Any]]:
-    """Table rows per class: label, number of examples, recall, precision and F1 in percent; None if undefined."""
+    """Build the table rows per class: label, examples, recall, precision and F1 in percent; None if undefined."""
     rows: list[list[Any]] = []
     for i, label in enumerate(labels):
         hits, true, given = counts[i][i], sum(counts[i]), sum(row[i] for row in counts)
@@ -97,8 +97,8 @@ def _cut(value: Any) -> Any:
 def _pictures(page: Page, section: Section) -> None:
     """Append ``pictures`` side by side, each with ``source`` (a data URI) and ``caption``.
 
-    Optional ``heat``: shares (rows, columns) from 0 to 1, drawn over the picture, from its left upper corner over the
-    fractions ``covered`` of its height and width.
+    Optional ``heat``: matrix (rows, columns) of values from 0 to 1, drawn over the picture from its upper left corner.
+    It covers the fractions ``covered`` of the picture's height and width.
     """
     figures = []
     for found in section["pictures"]:
@@ -110,7 +110,7 @@ def _pictures(page: Page, section: Section) -> None:
 
 
 def _heat(shares: Sequence[Sequence[float]], covered: Sequence[float]) -> Markup:
-    """Image of ``shares`` that lies over a picture."""
+    """Build the image of ``shares`` that is laid over a picture."""
     source = "data:image/png;base64," + base64.b64encode(png(shares)).decode()
     high, wide = (f"{100 * fraction:.4g}%" for fraction in covered)
     return tag("img", src=source, alt="", class_="heat", style=f"height:{high};width:{wide}")
@@ -167,8 +167,9 @@ def _points(page: Page, section: Section) -> None:
 
 
 def _effects(page: Page, section: Section) -> None:
-    """Append a text whose ``words``, pairs (word, change), are coloured by their effect, and their table; ``column``:
-    name of the changes.
+    """Append a text whose ``words``, pairs (word, change), are coloured by their effect, and a table of the words.
+
+    ``column``: title of the column of changes.
     """
     page.drawing(effects([(str(word), change) for word, change in section["words"]]))
     with page.details("Table of the words"):
@@ -187,8 +188,10 @@ def _reliability(page: Page, section: Section) -> None:
 
 
 def reliability_chart(section: Section) -> LineChart:
-    """Reliability diagram of ``bins`` of confidence (``low``, ``high``, ``rows``, and mean ``confidence`` and
-    ``accuracy``, in per cent), beside those of ``before`` calibration if given.
+    """Build the reliability diagram of ``bins`` of confidence.
+
+    A bin has ``low``, ``high``, ``rows``, and mean ``confidence`` and ``accuracy``, in per cent. Optional ``before``:
+    bins before calibration, drawn as a further line.
     """
     found = [("calibrated", section["bins"]), ("before calibration", section.get("before", ()))]
     found = found if section.get("before") else [("measured", section["bins"])]

@@ -26,7 +26,7 @@ class Line:
     points: bool = False
 
     def measured(self) -> list[tuple[float, float]]:
-        """Measured points (x, y) in ascending order of x. Raises ``ValueError`` if x and y have unequal lengths."""
+        """Return the measured points (x, y), sorted by x. Raises ``ValueError`` if x and y have unequal lengths."""
         if len(self.x) != len(self.y):
             raise ValueError(f"the line {self.name!r} has {len(self.x)} x values and {len(self.y)} y values")
         pairs = [(x, y) for x, y in zip(self.x, self.y, strict=True) if y is not None and drawable(x)]
@@ -47,7 +47,7 @@ class Trace:
 
 
 def traces(line: Line, colour: int, limit: int, x_log: bool = False) -> list[Trace]:
-    """Traces to draw for ``line``, each of at most about ``limit`` points; ``colour``: index of the line's colour."""
+    """Build the traces of ``line``, each of at most about ``limit`` points; ``colour``: index of the line's colour."""
     pairs = [(x, y) for x, y in line.measured() if drawable(x, x_log)]
     raw = downsample(pairs, limit, x_log)
     if not line.smooth or len(pairs) < 8:
@@ -59,10 +59,10 @@ def traces(line: Line, colour: int, limit: int, x_log: bool = False) -> list[Tra
 def smoothed(
     pairs: list[tuple[float, float]], limit: int, x_log: bool = False, share: float = 0.03
 ) -> list[tuple[float, float]]:
-    """Smooth a series (x, y) by a running mean at about ``limit`` positions; its window is the fraction ``share`` of
-    the series, narrower at the start and at gaps.
+    """Smooth a series (x, y) by a running mean at about ``limit`` positions.
 
-    The window is centred, so that drops of the loss are not delayed; at the end it only looks back.
+    The window spans the fraction ``share`` of the series, less at the start and at gaps. It is centred, so that drops
+    of the loss are not delayed; at the end it only looks back.
     """
     half = max(1, round(len(pairs) * share / 2))
     wanted = sorted({bucket[0] for bucket in _buckets(pairs, limit, x_log)} | {len(pairs) - 1})
@@ -83,8 +83,9 @@ def _mean_around(values: list[float], i: int, half: int) -> float:
 
 
 def downsample(pairs: list[tuple[float, float]], limit: int, x_log: bool = False) -> list[tuple[float, float]]:
-    """At most ``limit`` of the points, in order: first, last, and in each interval of the x axis the minimum, the
-    maximum and the ends of gaps.
+    """Select at most ``limit`` of the points, in order.
+
+    They are the first, the last, and in each interval of the x axis the minimum, the maximum and the ends of gaps.
     """
     if len(pairs) <= limit:
         return pairs
@@ -96,7 +97,7 @@ def downsample(pairs: list[tuple[float, float]], limit: int, x_log: bool = False
 
 
 def _buckets(pairs: list[tuple[float, float]], count: int, x_log: bool) -> Iterator[list[int]]:
-    """Indices of the points in each of ``count`` equal intervals of the x axis; empty intervals are left out."""
+    """Yield the indices of the points in each of ``count`` equal intervals of the x axis; skip empty intervals."""
     place = math.log if x_log else float
     places = [place(x) for x, _ in pairs]
     scale = count / (places[-1] - places[0]) if places and places[-1] > places[0] else 0.0

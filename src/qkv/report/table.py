@@ -44,7 +44,7 @@ def _padded(text: str, missing: int, right: bool) -> str:
 
 
 def _texts(columns: Sequence[str], rows: Rows) -> list[list[str]]:
-    """Text of every cell, on one line each; rows that are too short are filled up."""
+    """Format every cell as one line of text; pad short rows with empty cells."""
     filled = [[*row, *[None] * (len(columns) - len(row))][: len(columns)] for row in rows]
     return [[visible(cell(value)).replace("\n", "␊").replace("\t", " ") for value in row] for row in filled]
 

@@ -11,15 +11,16 @@ _COLOURS = 6
 
 
 def legend(kinds: Sequence[str]) -> Markup:
-    """Legend for tagged sentences: the colour of each entity type in ``kinds``, and how errors are marked."""
+    """Build the legend for tagged sentences: the colour of each entity type in ``kinds``, and how errors are marked."""
     shown = [tag("span", name, class_=f"kind t{i % _COLOURS}") for i, name in enumerate(kinds)]
     wrong = tag("span", tag("s", "answer"), " truth", class_="wrong")
     return tag("div", *shown, tag("span", "error: ", wrong, class_="beside"), class_="tags-legend")
 
 
 def sentence(words: Sequence[str], tags: Sequence[str], truth: Sequence[str] | None, kinds: Sequence[str]) -> Markup:
-    """Markup of one sentence with the predicted tag below each word. A tag that continues a span (I-) is shown by
-    colour only; the true tag in ``truth`` is shown where it differs.
+    """Build the markup of one sentence with the predicted tag below each word.
+
+    A tag that continues a span (I-) is shown by colour only. Where the true tag in ``truth`` differs, it is shown too.
     """
     found = [_word(word, got, wanted or got, before, kinds) for word, got, wanted, before in _walk(words, tags, truth)]
     return tag("div", *found, class_="tagged")
@@ -56,6 +57,6 @@ def _word(word: str, got: str, wanted: str, before: str, kinds: Sequence[str]) -
 
 
 def kind(label: str) -> str:
-    """Entity type of a BIO (or BIOES, BILOU) tag: B-PER and I-PER give PER; any other tag is returned unchanged."""
+    """Return the entity type of a BIO (or BIOES, BILOU) tag: PER for B-PER and I-PER; other tags are unchanged."""
     head, dash, rest = label.partition("-")
     return rest if dash and head in ("B", "I", "E", "S", "L", "U") else label

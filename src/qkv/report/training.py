@@ -33,8 +33,8 @@ class TrainingRun:
     ``event``; all are optional. ``samples`` are ``{"step", "text"}``; default: ``sample`` of the rows. ``figures`` may
     hold ``total_steps``, ``parameters``, ``flops`` (total), ``tokens`` (total), ``characters_per_token`` (of the
     validation text) and ``clip_norm``; missing ones are omitted from the report. ``message``: why a run stopped or
-    failed; ``usage``: (purpose, command) to use the run. ``evaluation``: ``step`` and ``splits``, the evaluation of the
-    best weights.
+    failed; ``usage``: (purpose, command) to use the run. ``evaluation``: ``step`` and ``splits`` of the evaluation of
+    the best weights.
     """
 
     name: str
@@ -57,12 +57,12 @@ class TrainingRun:
     """Further sections, in the form of ``qkv.report.sections``."""
 
     def series(self, key: str) -> tuple[list[float], list[float]]:
-        """(steps, values) of the metric ``key`` over training."""
+        """Return (steps, values) of the metric ``key`` over training."""
         rows = [row for row in self.metrics if row.get(key) is not None and row.get("step") is not None]
         return [row["step"] for row in rows], [float(row[key]) for row in rows]
 
     def last(self, key: str) -> float | None:
-        """Latest finite value of the metric ``key``; None if there is none."""
+        """Return the latest finite value of the metric ``key``; None if there is none."""
         return next((v for v in reversed(self.series(key)[1]) if math.isfinite(v)), None)
 
     @property
@@ -83,7 +83,7 @@ class TrainingRun:
 
 
 def training_report(run: TrainingRun) -> str:
-    """Self-contained HTML report of a training run; while the run is in progress, the page reloads twice a minute."""
+    """Build a self-contained HTML report of a training run; the page of a running run reloads twice a minute."""
     page = Page(run.name or "Training run", refresh=30 if run.status == "running" else None)
     page.data["run"] = _data(run)
     page.header(run.description, run.status, _TONES[run.status])
@@ -110,7 +110,7 @@ def training_report(run: TrainingRun) -> str:
 
 
 def cards(run: TrainingRun) -> list[Card]:
-    """Cards of the key figures that are known: losses, metrics of the task, speed, time and size."""
+    """Build the cards of the known key figures: losses, metrics of the task, speed, time and size."""
     return [card for card in (_validation_card(run), *_task_cards(run), *(make(run) for make in _CARDS)) if card]
 
 
@@ -121,7 +121,7 @@ def _add_progress(page: Page, run: TrainingRun) -> None:
 
 
 def _data(run: TrainingRun) -> dict[str, Any]:
-    """Summary of the run as plain data, embedded in the page; the curves are embedded separately."""
+    """Summarise the run as plain data, to embed in the page; the curves are embedded separately."""
     validations = [{"step": s, "val_loss": v} for s, v in zip(*run.series("val_loss"), strict=True)]
     told = {
         "name": run.name,
@@ -139,9 +139,7 @@ def _data(run: TrainingRun) -> dict[str, Any]:
 
 
 def _what_happened(run: TrainingRun) -> list[str]:
-    """Sentences on how the run ended: its message, and the step of the first non-finite loss unless the message names
-    it.
-    """
+    """Describe how the run ended: its message, and the step of the first non-finite loss if the message lacks it."""
     told = [run.message] if run.message else []
     steps, losses = run.series("loss")
     bad = next((step for step, loss in zip(steps, losses, strict=True) if not math.isfinite(loss)), None)
@@ -160,7 +158,7 @@ def _validation_card(run: TrainingRun) -> Card | None:
     last = run.last("val_loss")
     if last is None:
         return None
-    if run.evaluation:  # the other cards are of the same weights
+    if run.evaluation:  # show the loss of the evaluated weights, as the other cards do
         at = run.evaluation["step"]
         kept = next((v for v, s in zip(values, steps, strict=True) if s == at and math.isfinite(v)), None)
         if kept is not None:
@@ -186,7 +184,7 @@ def _train_loss_card(run: TrainingRun) -> Card | None:
 
 
 def _task_cards(run: TrainingRun) -> list[Card]:
-    """Report cards of the task's metrics: from the final evaluation, or before it from the last validation."""
+    """Build the cards of the task's metrics: from the final evaluation, or before it from the last validation."""
     if run.evaluation:
         return headline(run.evaluation["splits"])
     known = [(name, run.last(f"val_{name}")) for name in run.measured if name not in _UNSEEN]
@@ -249,8 +247,9 @@ def _add_curves(page: Page, run: TrainingRun) -> None:
 
 
 def loss_chart(run: TrainingRun, width: int = 960, height: int = 360) -> LineChart:
-    """Line chart of the training loss (smoothed and raw) and the validation loss; logarithmic if the largest loss is
-    over twice the smallest.
+    """Draw the training loss (smoothed and raw) and the validation loss as a line chart.
+
+    The axis is logarithmic if the largest loss is over twice the smallest.
     """
     lines = []
     steps, losses = run.series("loss")
@@ -268,8 +267,9 @@ def loss_chart(run: TrainingRun, width: int = 960, height: int = 360) -> LineCha
 
 
 def _spread(values: list[float]) -> float:
-    """Ratio of the largest to the smallest finite value; 0 if a value is not positive and cannot be shown on a
-    logarithmic axis.
+    """Return the ratio of the largest to the smallest finite value.
+
+    It is 0 if a value is not positive, which a logarithmic axis cannot show.
     """
     known = [v for v in values if math.isfinite(v)]
     return max(known) / min(known) if known and min(known) > 0 else 0.0
@@ -280,7 +280,7 @@ def _small(title: str, line: Line, **options: Any) -> LineChart:
 
 
 def _figure_charts(run: TrainingRun) -> list[LineChart]:
-    """Line charts of the validation metrics that are not functions of the loss."""
+    """Draw line charts of the validation metrics that are not functions of the loss."""
     made = []
     for name in run.measured:
         steps, values = run.series(f"val_{name}")
@@ -333,7 +333,7 @@ def _add_validations(page: Page, run: TrainingRun) -> None:
 
 
 def _spaced(items: Sequence[Any], most: int) -> list[Any]:
-    """All items, or ``most`` evenly spaced ones that include the first and the last."""
+    """Return all items, or ``most`` evenly spaced items that include the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]

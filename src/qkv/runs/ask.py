@@ -20,15 +20,19 @@ from qkv.spec.generation import Generation, Measure
 
 OPTIONS = "options"
 MAX_OPTIONS = 50
-"""Maximum number of labels of the examples that are options by themselves; of more, answers are generated."""
+"""Maximum number of distinct labels in the examples for which the labels serve as options; with more labels, answers
+are generated.
+"""
 _TEXT = ("text", "sentence", "question", "review", "input", "prompt", "premise")
-"""Columns that the field ``text`` is read from unless the caller names one."""
+"""Columns from which the field ``text`` is read unless the caller names another."""
 _LABEL = Role(LABEL, "label", ("label", "answer", "class", "category", "target", "gold", "sentiment"))
 _OPTIONS = Role(OPTIONS, "labels", ("options", "choices", "endings"))
 
 
 class FewShotRows(NamedTuple):
-    """Rows of a table by field of the template; ``options`` of each row, if the table has such a column."""
+    """Rows of a table, as mappings from fields of the template to texts; ``options`` of each row, if the table has such
+    a column.
+    """
 
     rows: list[dict[str, str]]
     options: list[tuple[str, ...]] | None
@@ -36,7 +40,7 @@ class FewShotRows(NamedTuple):
 
 
 class Accuracy(NamedTuple):
-    """Accuracy of right answers with its interval of 95 % (Wilson 1927)."""
+    """Accuracy of answers with its 95 % confidence interval (Wilson 1927)."""
 
     value: float
     low: float
@@ -47,7 +51,7 @@ class Accuracy(NamedTuple):
 
 
 class Baseline(NamedTuple):
-    """Accuracy of the best answer that reads nothing, and its name."""
+    """Accuracy of a baseline that does not read the inputs, and the name of the baseline."""
 
     value: float
     name: str
@@ -56,10 +60,10 @@ class Baseline(NamedTuple):
 def read_rows(source: str, template: Template, option: str, columns: Mapping[str, str], labelled: bool) -> FewShotRows:
     """Read the fields of ``template`` from the table in the file ``source``.
 
-    option: name of the command line's option, for messages. columns: column of a field; default: guessed. labelled:
-    True if labels are needed; else they are read if the table has a column of that name, as options are. A label may
-    be the text, the index from 0 or the letter of one of its row's options. Raises ``UserError`` for a file that is not
-    a table, and rows that cannot be used.
+    option: name of the command line's option, for messages. columns: field -> column; default: guessed. labelled: True
+    if labels are required; otherwise labels are read if the table has a column of that name, as options are. A label
+    may be the text, the index from 0 or the letter of one of its row's options. Raises ``UserError`` for a file that is
+    not a table, and rows that cannot be used.
     """
     fields = [Role(name, "text", _TEXT if name == "text" else (name,)) for name in template.fields]
     table = table_of(source, Data(source=source), (*fields, _LABEL), option)
@@ -86,7 +90,9 @@ def read_rows(source: str, template: Template, option: str, columns: Mapping[str
 
 
 def _wanted(table: Table, columns: Mapping[str, str], labelled: bool) -> tuple[list[Role], dict[str, str]]:
-    """Roles of label and options to read, those asked for and those that the table has by name, and their columns."""
+    """Return the roles to read among label and options, and the columns of all fields. A role is read if it is
+    required, if the caller names its column, or if the table has a column of that name.
+    """
     known = {name.lower(): name for name in table.columns}
     wanted, given = [], dict(columns)
     for role, needed in ((_LABEL, labelled), (_OPTIONS, False)):
@@ -99,7 +105,7 @@ def _wanted(table: Table, columns: Mapping[str, str], labelled: bool) -> tuple[l
 
 
 def _named(label: str, options: Sequence[str]) -> str:
-    """Option that a label names: by its text, its index from 0, or its letter."""
+    """Return the option that a label names: by its text, its index from 0, or its letter."""
     if label in options:
         return label
     place = int(label) if label.isdecimal() else ord(label) - ord("A") if len(label) == 1 else -1
@@ -109,7 +115,7 @@ def _named(label: str, options: Sequence[str]) -> str:
 
 
 def few_shot(run: Run, examples: Sequence[Mapping[str, str]], template: Template, count: int, seed: int) -> FewShot:
-    """Prompt of ``run`` with ``count`` of the examples, drawn with ``seed`` if there are more."""
+    """Build the prompt of ``run`` with ``count`` of the examples, sampled with ``seed`` if there are more."""
     chosen = list(examples)
     if len(chosen) > count:
         chosen = random.Random(seed).sample(chosen, count)
@@ -117,7 +123,7 @@ def few_shot(run: Run, examples: Sequence[Mapping[str, str]], template: Template
 
 
 def options_of(examples: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
-    """Distinct labels of the examples in alphabetical order; none if there are more than ``MAX_OPTIONS``."""
+    """Return the distinct labels of the examples in alphabetical order; none if there are more than ``MAX_OPTIONS``."""
     labels = sorted({row[LABEL] for row in examples})
     return tuple(labels) if len(labels) <= MAX_OPTIONS else ()
 
@@ -130,7 +136,7 @@ def answers(
     calibrate: bool = False,
     generation: Generation | None = None,
 ) -> list[FewShotAnswer]:
-    """Answer each input: the best of its options, or without options a generated text, by default greedy.
+    """Answer each input: with the best of its options, or without options with generated text, by default greedy.
 
     Examples that do not fit the model's positions are dropped.
     """
@@ -140,7 +146,7 @@ def answers(
 
 
 def accuracy_of(right: int, count: int) -> Accuracy:
-    """Accuracy of ``right`` answers among ``count``."""
+    """Compute the accuracy of ``right`` correct answers among ``count``, with its interval."""
     from scipy.stats import binomtest
 
     interval: Any = binomtest(right, count).proportion_ci(0.95, "wilson")
@@ -148,7 +154,9 @@ def accuracy_of(right: int, count: int) -> Accuracy:
 
 
 def baseline(rows: Sequence[Mapping[str, str]], options: Sequence[Sequence[str]] | None) -> Baseline:
-    """Accuracy of the most frequent label of these rows, or of chance if each row has options of its own."""
+    """Return the accuracy of always answering the most frequent label of these rows, or of chance if the rows have
+    different options.
+    """
     if options and len(set(map(tuple, options))) > 1:
         return Baseline(sum(1 / len(own) for own in options) / len(options), "chance")
     ((label, times),) = Counter(row[LABEL] for row in rows).most_common(1)

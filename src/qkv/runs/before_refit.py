@@ -1,6 +1,7 @@
-"""Wide path of a run as it was before it was fitted to the validation rows, too: ``before_refit.safetensors``.
+"""Copy of a run's wide path from before it was fitted to the validation rows, in ``before_refit.safetensors``.
 
-The validation part is evaluated with it, also later: a path that has learned from these rows says nothing about others.
+The validation split is always evaluated with this copy: the metrics of a path on rows to which it was fitted say
+nothing about other rows.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ def keep_wide(model: Any, folder: Path) -> None:
 
 
 def drop_wide(folder: Path) -> None:
-    """Remove the kept tensors of a run whose wide path was not fitted again. Raises ``UserError`` on disk errors."""
+    """Remove the stored copy of a run whose wide path was not fitted again. Raises ``UserError`` on disk errors."""
     path = folder / BEFORE_REFIT
     with clear_errors(str(path)):
         path.unlink(missing_ok=True)
 
 
 def restore_wide(model: Any, folder: Path) -> bool:
-    """Copy the kept tensors, if the run has some, into the model's wide path; True if it has."""
+    """Load the stored copy, if the run has one, into the model's wide path; True if it has one."""
     path = folder / BEFORE_REFIT
     if getattr(model, "wide", None) is None or not path.is_file():
         return False
@@ -48,7 +49,9 @@ def restore_wide(model: Any, folder: Path) -> bool:
 
 @contextmanager
 def without_validation_rows(model: Any, folder: Path) -> Iterator[bool]:
-    """Context manager in which the model's wide path is that before the validation rows; yields True if it has one."""
+    """Context manager in which the model has the wide path from before the fit to the validation rows; yields True if
+    the run stores it.
+    """
     own = None if getattr(model, "wide", None) is None else _tensors(model)
     found = own is not None and restore_wide(model, folder)
     try:

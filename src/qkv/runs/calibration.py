@@ -27,7 +27,9 @@ _MOST_LOGITS = 2_000_000
 
 
 def scored(model: Any, task: Task, dataset: Dataset, split: str, recipe: Recipe) -> Scored | None:
-    """Logits and true classes of a split; None if the task predicts no single label, or the split is empty."""
+    """Compute logits and true classes of a split; None if the task does not predict a single label, or the split is
+    empty.
+    """
     found: list[tuple[np.ndarray, np.ndarray]] = []
     classes, batch_size = max(1, len(dataset.vocabulary.labels)), recipe.training.batch_size
     batches = max(1, _MOST_LOGITS // (classes * batch_size))
@@ -45,7 +47,7 @@ def scored(model: Any, task: Task, dataset: Dataset, split: str, recipe: Recipe)
 
 def calibrate(model: Any, task: Task, dataset: Dataset, recipe: Recipe, folder: Path, step: int) -> None:
     """Fit the temperature of the weights of ``step`` on the validation split, set it in ``task``, and store it in the
-    run's folder. A task that predicts no single label is left alone. Raises ``UserError``.
+    run's folder. For a task that does not predict a single label, nothing is fitted or stored. Raises ``UserError``.
     """
     task.temperature = 1.0
     found = scored(model, task, dataset, VALIDATION, recipe)
@@ -58,7 +60,9 @@ def calibrate(model: Any, task: Task, dataset: Dataset, recipe: Recipe, folder: 
 
 
 def read_temperature(folder: Path, step: int) -> float:
-    """Temperature stored in a run's folder for the weights of ``step``; 1 if there is none, or it is unreadable."""
+    """Read the temperature stored in a run's folder for the weights of ``step``; 1 if there is none, or it is
+    unreadable.
+    """
     try:
         found = json.loads((folder / CALIBRATION).read_bytes())
         value = float(found["temperature"]) if found["step"] == step else 1.0
@@ -70,7 +74,9 @@ def read_temperature(folder: Path, step: int) -> float:
 def with_calibration(
     evaluation: Evaluation, model: Any, task: Task, dataset: Dataset, split: str, recipe: Recipe
 ) -> Evaluation:
-    """Copy of ``evaluation`` with the calibration error and the reliability diagram; unchanged for tasks without."""
+    """Return a copy of ``evaluation`` with the calibration error and the reliability diagram; unchanged for tasks that
+    do not predict a single label.
+    """
     found = scored(model, task, dataset, split, recipe)
     if found is None:
         return evaluation

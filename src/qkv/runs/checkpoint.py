@@ -49,7 +49,7 @@ class CheckpointStore:
         self.keep = keep
 
     def paths(self) -> list[Path]:
-        """Folders of the checkpoints, newest first."""
+        """Return the folders of the checkpoints, newest first."""
         found = [p for p in self.folder.glob("step-*") if _NAME.match(p.name)]
         return sorted(found, key=lambda p: int(p.name.removeprefix("step-")), reverse=True)
 
@@ -73,7 +73,7 @@ class CheckpointStore:
 
     def _rename(self, partial: Path, final: Path) -> None:
         replaced = self.folder / f".{final.name}.replaced{PARTIAL}"
-        if final.exists():  # a damaged one that an earlier start skipped
+        if final.exists():  # a damaged checkpoint that an earlier start skipped
             final.rename(replaced)
         partial.rename(final)
         sync(self.folder)
@@ -95,7 +95,7 @@ class CheckpointStore:
             for error in refused:
                 notice(f"{error}; resuming from the previous checkpoint, step {checkpoint.step}")
             return checkpoint
-        if self.paths() != paths:  # a training in progress replaced them by newer ones
+        if self.paths() != paths:  # a training in progress replaced them by newer checkpoints
             return self.load(notice)
         if refused:
             raise refused[0]
@@ -117,7 +117,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def newest_state(folder: Path) -> dict[str, Any] | None:
-    """Plain data of the newest checkpoint in ``folder``, without reading its tensors; None if there is none. Raises
+    """Read the plain data of the newest checkpoint in ``folder``, without its tensors; None if there is none. Raises
     UserError if it was edited.
     """
     paths = CheckpointStore(folder).paths()
@@ -153,8 +153,8 @@ def _read_state(path: Path) -> dict[str, Any]:
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers of ``model`` by name, without copies; a tensor with several names (a tied head)
-    only under the first.
+    """Return parameters and persistent buffers of ``model`` by name, without copies. A tensor with several names (a
+    tied head) is returned only under its first name.
     """
     seen: set[int] = set()
     found = {}
@@ -166,8 +166,8 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
-    """Copy ``tensors`` into the parameters and buffers of ``model``. Raises UserError naming the first tensor that is
-    missing, unknown or of the wrong shape; ``source``: their file.
+    """Copy ``tensors`` into the parameters and buffers of ``model``. ``source``: file of the tensors. Raises UserError
+    naming the first tensor that is missing, unknown or of the wrong shape.
     """
     _checked(model, tensors, source)
     model.load_state_dict(dict(tensors), strict=False)  # the other names of shared tensors are not in the file

@@ -27,11 +27,13 @@ _SHOWN = 20
 def evaluate_choices(
     prompt: FewShot, questions: FewShotRows, progress: Callable[[int], object] = lambda count: None
 ) -> Evaluation:
-    """Evaluate ``prompt`` on labelled questions, each with options of its own; without, these are all labels.
+    """Evaluate ``prompt`` on labelled questions. Each question has its own options; if the table has none, the options
+    are all labels.
 
-    Metrics: share of questions whose label has the largest log probability, in all (``accuracy``), per token and per
-    character, the loss -log p(label) with p = softmax(log p(option)) in nats, and the accuracy without reading
-    (``baseline``). progress: called with the number of questions of each batch. Raises ``UserError``.
+    ``accuracy``, and its variants per token and per character, are the shares of questions whose label has the largest
+    log probability in total, per token and per character. ``loss`` is -log p(label) with p = softmax(log p(option)), in
+    nats. ``baseline`` is the accuracy of a baseline that does not read the questions. progress: called with the number
+    of questions of each batch. Raises ``UserError``.
     """
     began = time.perf_counter()
     options, labels = _options(questions)
@@ -50,7 +52,9 @@ def evaluate_choices(
 
 
 def _options(questions: FewShotRows) -> tuple[Sequence[tuple[str, ...]], list[int]]:
-    """Options of each question, by default the labels of all, and the place of its label. Raises ``UserError``."""
+    """Return the options of each question, by default the labels of all questions, and the index of its label among
+    them. Raises ``UserError``.
+    """
     options = questions.options
     if options is None:
         common = options_of(questions.rows)
@@ -74,7 +78,7 @@ def _right(
     scores: Sequence[Sequence[OptionScore]],
     labels: Sequence[int],
 ) -> list[bool]:
-    """Whether the label of each question has the largest score; of equal scores the first option is taken."""
+    """Return for each question whether its label has the largest score; of equal scores the first option is taken."""
     found = []
     for own, judged, label in zip(options, scores, labels, strict=True):
         values = [score_by(by, option, score) for option, score in zip(own, judged, strict=True)]
@@ -83,7 +87,7 @@ def _right(
 
 
 def _loss(scores: Sequence[OptionScore], label: int) -> float:
-    """-log softmax(log p)_label, in nats."""
+    """Return -log softmax(log p)_label, in nats."""
     largest = max(score.sum for score in scores)
     return largest + math.log(sum(math.exp(score.sum - largest) for score in scores)) - scores[label].sum
 
@@ -94,7 +98,7 @@ def _mistakes(
     chances: Sequence[Sequence[float]],
     labels: Sequence[int],
 ) -> list[dict[str, object]]:
-    """Section of the most certain wrong answers by the log probability in all."""
+    """Build the report section of the most certain wrong answers, by the total log probability."""
     wrong = []
     for row, own, found, label in zip(rows, options, chances, labels, strict=True):
         best = max(range(len(own)), key=found.__getitem__)

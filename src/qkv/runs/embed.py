@@ -39,7 +39,9 @@ def embed_opened(
     batch_size: int = 32,
     **options: Any,
 ) -> np.ndarray:
-    """Embed each text with what ``opened`` returned; the other parameters are those of ``embed``."""
+    """Embed each text with the run and the embedding settings that ``opened`` returned; the other parameters are those
+    of ``embed``.
+    """
     if isinstance(texts, str):
         raise UserError("a single text is given, but a list of texts is required; put it in brackets")
     if prompt is not None and prefix is not None:
@@ -58,8 +60,8 @@ def embed_opened(
 
 
 def matryoshka(run: Run, said: EmbeddingSettings | None) -> tuple[int, ...] | None:
-    """Sizes to which vectors may be cut, as ``config.json`` names them in ``matryoshka_dimensions``; () for any size,
-    if it only says ``is_matryoshka``; None if it says neither.
+    """Return the sizes to which vectors may be truncated, as ``config.json`` names them in ``matryoshka_dimensions``;
+    () for any size, if the file only sets ``is_matryoshka``; None if it sets neither.
     """
     path = (run.folder if said is None else said.body) / CONFIG
     config = read_json(path) if path.is_file() else {}

@@ -8,16 +8,16 @@ from qkv.tokenizers.absent import AbsentTokenizer
 
 
 def end_ids(run: Run) -> tuple[int, ...]:
-    """Ids that end a text: those of the recipe, which are those that a published checkpoint names, and the end token of
-    the tokenizer.
+    """Return the ids that end a text: the recipe's stop ids, which for a published checkpoint are the ids that it
+    names, and the tokenizer's end token.
     """
     own = None if isinstance(run.tokenizer, AbsentTokenizer) else run.tokenizer.special("eos")
     return tuple(dict.fromkeys((*run.recipe.sample.stop_token_ids, *(() if own is None else (own,)))))
 
 
 def writing(run: Run) -> Generation:
-    """Settings of the recipe with all end tokens, of which none is also a stop string, and without ids for which the
-    tokenizer has no token.
+    """Return the recipe's generation settings with the ids of all end tokens. Stop strings that are such a token are
+    removed, and ids for which the tokenizer has no token are suppressed.
     """
     sample, ends = run.recipe.sample, end_ids(run)
     if isinstance(run.tokenizer, AbsentTokenizer):

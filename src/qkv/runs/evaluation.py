@@ -77,7 +77,7 @@ def evaluate_split(
     """Evaluate ``model`` on one split: metrics with the number of targets and the seconds taken, and details for the
     report; None if ``stop`` returned True.
 
-    ``batches``: None evaluates the whole split and the task's further metrics; a number evaluates so many batches,
+    ``batches``: None evaluates the whole split and the task's further metrics; a number evaluates that many batches,
     evenly spaced.
     """
     began = time.perf_counter()
@@ -97,7 +97,7 @@ def evaluate_split(
 
 
 def held_out(dataset: Dataset) -> tuple[str, ...]:
-    """Names of the splits of the final evaluation: validation, and test if present."""
+    """Return the names of the splits of the final evaluation: validation, and test if present."""
     return tuple(split for split in (VALIDATION, TEST) if split in dataset.splits)
 
 
@@ -105,13 +105,13 @@ def evaluate(run: Run, split: str = VALIDATION, batches: int | None = None, data
     """Evaluate ``run`` on one split of its data, or on the file ``data``: metrics with the number of targets and the
     seconds taken, and details.
 
-    ``batches`` None evaluates all data and the task's further metrics; a number evaluates so many batches, evenly
+    ``batches`` None evaluates all data and the task's further metrics; a number evaluates that many batches, evenly
     spaced. Baselines are fitted on the run's training split only, and omitted, with a note, if it is no longer
     available. Raises ``UserError``.
     """
     task, own, notes = task_of(run), None, []
     try:
-        # Columns chosen by the caller belong to the other file.
+        # Columns that the caller chose apply to the file ``data``, not to the run's own data.
         trained = read_recipe(run.folder) if data is not None and (run.folder / SPEC).is_file() else run.recipe
         own = task.open(trained, run.vocabulary)
         notes += _changed_since(run, own)
@@ -135,7 +135,9 @@ _NO_BASELINES = ", so baselines fitted on its training part are omitted"
 
 
 def _changed_since(run: Run, own: Dataset) -> list[str]:
-    """Notes for the user if the data ``own`` changed since the run was trained; baselines are then not fitted."""
+    """Return notes for the user if the data ``own`` changed since the run was trained; baselines are then not
+    fitted.
+    """
     state = newest_state(run.folder / "resume")
     if state is None or state.get("corpus") in (None, own.digest()):
         return []

@@ -1,4 +1,4 @@
-"""Words that mattered for one answer: its change when a word is left out (Li et al. 2016, "erasure")."""
+"""Influence of words on one answer: the change of the answer when a word is left out (Li et al. 2016, "erasure")."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from qkv.runs.run import Run, task_of
 from qkv.spec.errors import UserError
 
 MOST_WORDS = 1000
-"""Maximum number of words of an input that are left out, each in a variant of its own; the first ones are."""
+"""Maximum number of words of an input that are left out, one at a time, from its beginning."""
 _TINY = 1e-300
 
 
 class _Piece(NamedTuple):
-    """Word of the text of ``role``, at the characters [begin, end), white space after it included."""
+    """Word of the text of ``role``, at the characters [begin, end), with the white space after it."""
 
     role: str
     word: str
@@ -26,12 +26,12 @@ class _Piece(NamedTuple):
 
 
 def explain(run: Run, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Predictions for rows of inputs, each with ``words``: the change of the answer when that word is left out.
+    """Predict the answer for each row of inputs, with ``words``: the change of the answer when each word is left out.
 
     An entry of ``words`` has ``word``, ``input`` (such as "text") and ``change``: log p(answer | text without the word)
-    - log p(answer | text), so that words that speak for the answer have negative changes; of a number, its change. For
-    several labels it is that of the most probable one, ``explained``. A text without white space is taken character by
-    character.
+    - log p(answer | text). Words that speak for the answer have negative changes. For a number, ``change`` is the
+    difference of the values. If the answer has several labels, ``change`` refers to the most probable label, which is
+    stored as ``explained``. A text without white space is split into characters.
 
     Raises ``UserError`` for a task whose answers are neither labels with probabilities nor numbers, and for an input of
     a single word.
@@ -71,7 +71,7 @@ def _without(row: Mapping[str, Any], piece: _Piece) -> dict[str, Any]:
 
 
 def _label(answer: Mapping[str, Any], run: Run) -> str | None:
-    """Label whose probability is compared; None for a number. Raises ``UserError`` for other answers."""
+    """Return the label whose probability is compared; None for a number. Raises ``UserError`` for other answers."""
     chances: Mapping[str, float] | None = answer.get("probabilities")
     if chances:
         return answer["answer"] if answer["answer"] in chances else max(chances, key=chances.__getitem__)

@@ -143,8 +143,8 @@ def _check(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any],
 
 
 def digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], content: Callable[[Tensor], Any]) -> str:
-    """SHA-256 over the metadata and each tensor's name, type, shape and ``content`` (its bytes, or ``sums`` of
-    them).
+    """Compute the SHA-256 over the metadata and each tensor's name, type, shape and ``content`` (its bytes, or ``sums``
+    of them).
     """
     total = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
     for name in sorted(tensors):
@@ -159,15 +159,15 @@ def _bytes(content: Tensor) -> Any:
 
 
 def sums(content: Tensor) -> bytes:
-    """``sums_of`` the bytes of a tensor."""
+    """Return ``sums_of`` for the bytes of a tensor."""
     return sums_of(content.numpy())
 
 
 def sums_of(found: np.ndarray) -> bytes:
-    """Fast checksum of bytes, a uint8 array, as 64-bit words modulo 2^64: the sum of words, and the sum of words times
-    position.
+    """Compute a fast checksum of bytes, a uint8 array, read as 64-bit words, modulo 2^64: the sum of the words, and the
+    sum of the words times their positions.
 
-    They detect every change of one word and every exchange of two.
+    These sums detect every change of one word and every exchange of two words.
     """
     count = found.size // 8
     words, rest = found[: 8 * count].view("u8"), int.from_bytes(found[8 * count :].tobytes(), "little")
@@ -181,8 +181,8 @@ def sums_of(found: np.ndarray) -> bytes:
 
 
 def files_in(folder: Path) -> dict[Path, int]:
-    """Sizes in bytes of all files under ``folder``, or of the file ``folder``, sorted by path; files that vanish
-    meanwhile are skipped.
+    """Return the sizes in bytes of all files under ``folder``, or of the file ``folder``, sorted by path; files that
+    vanish meanwhile are skipped.
     """
     found: dict[Path, int] = {folder: folder.stat().st_size} if folder.is_file() else {}
     for place, _, names in os.walk(folder):

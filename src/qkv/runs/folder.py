@@ -22,7 +22,9 @@ except ImportError:  # not Unix: two processes in one folder are not detected
 SPEC = "spec.yaml"
 WEIGHTS = "model.safetensors"
 FAILURE = "failure.txt"
-"""Error with which the training of a run ended; absent while it is trained again, and after an interruption."""
+"""File with the error that ended the training of a run; absent while the run is trained again, and after an
+interruption.
+"""
 
 
 @contextmanager

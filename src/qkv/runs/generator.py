@@ -28,7 +28,9 @@ class Generator(NamedTuple):
 
 
 def generator_of(source: Any, tokenizer: Any = None) -> Generator:
-    """``Generator`` of a run or of a model alone, with another ``tokenizer`` if one is given. Raises ``UserError``."""
+    """Build the ``Generator`` of a run or of a model alone, with another ``tokenizer`` if one is given. Raises
+    ``UserError``.
+    """
     if isinstance(source, Run):
         if tokenizer is None:
             return Generator(source.model, source.tokenizer, writing(source))

@@ -25,7 +25,7 @@ _FREE = {"validation", "checkpoints", "sample_every", "tensorboard"}
 
 
 def deciding(recipe: Recipe) -> dict[str, Any]:
-    """Settings of a recipe, as plain data, that together with the text determine every weight."""
+    """Return the settings of a recipe, as plain data, that together with the text determine every weight."""
     plain = recipe.to_dict()
     plain["data"] = without_folders(plain["data"])
     plain["training"] = {name: value for name, value in plain["training"].items() if name not in _FREE}
@@ -33,10 +33,10 @@ def deciding(recipe: Recipe) -> dict[str, Any]:
 
 
 def essence(recipe: Recipe) -> dict[str, Any]:
-    """Settings of a recipe that determine the weights, as plain data without the number of steps (a run may extend it)
-    and without defaults.
+    """Return the settings of a recipe that determine the weights, as plain data without the number of steps (a run may
+    extend it) and without defaults.
 
-    Without defaults, versions of qkv with new fields resume the runs of older versions.
+    Because defaults are left out, versions of qkv with new fields can resume runs of older versions.
     """
     content = {name: plain for name, plain in recipe.essential().items() if name in (*_DECIDING, _STORED)}
     if "data" in content:
@@ -48,19 +48,20 @@ def essence(recipe: Recipe) -> dict[str, Any]:
 
 
 def recipe_digest(recipe: Recipe) -> str:
-    """SHA-256 of the settings that determine the weights, from ``essence``."""
+    """Compute the SHA-256 of the settings that determine the weights, from ``essence``."""
     return hashlib.sha256(json.dumps(essence(recipe), sort_keys=True).encode()).hexdigest()
 
 
 def made_with(recipe: Recipe, folder: Path) -> dict[str, Any]:
-    """Recipe settings (``essence``) and the SHA-256 of each vocabulary file in ``folder``, to be stored with the
-    weights they produced.
+    """Return the recipe settings (``essence``) and the SHA-256 of each vocabulary file in ``folder``, to be stored with
+    the weights that they produced.
     """
     return {"recipe": json.loads(json.dumps(essence(recipe))), "vocabulary": _vocabulary_digests(folder)}
 
 
 def write_parts(recipe: Recipe, folder: Path) -> bool:
-    """Write the record of the recipe's parts that are defined outside the package, if it is not as in ``folder``.
+    """Write the record of the recipe's parts that are defined outside the package, if it differs from the record in
+    ``folder``.
 
     Returns True if it was written.
     """
@@ -73,10 +74,10 @@ def write_parts(recipe: Recipe, folder: Path) -> bool:
 
 
 def edited(stored: Mapping[str, Any] | None, recipe: Recipe | None, folder: Path) -> str | None:
-    """Description of the first change to recipe or vocabulary in ``folder`` since the weights were written; None if
+    """Describe the first change to recipe or vocabulary in ``folder`` since the weights were written; None if
     unchanged.
 
-    ``stored``: result of ``made_with`` stored with the weights; older versions stored none, and then nothing can be
+    ``stored``: result of ``made_with`` stored with the weights. Older versions stored nothing, and then nothing can be
     checked. ``recipe`` None: the folder holds no spec.
     """
     if not stored:
@@ -116,13 +117,15 @@ def _or_default(value: Any) -> str:
 
 
 def difference(there: Any, here: Any) -> str:
-    """Sentence on the first path at which two trees of plain data differ, with both values; "" if they are equal."""
+    """Describe the first path at which two trees of plain data differ, with both values; "" if they are equal."""
     found = first_difference(there, here)
     return f"{found[0]} is {shown(found[1])} there and {shown(found[2])} here" if found else ""
 
 
 def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any] | None:
-    """First difference of two trees of plain data: (dotted path, old value, new value); None if they are equal."""
+    """Find the first difference of two trees of plain data: (dotted path, old value, new value); None if they are
+    equal.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
         pairs = [(str(key), old.get(key), new.get(key)) for key in [*old, *(k for k in new if k not in old)]]
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
@@ -136,6 +139,6 @@ def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any]
 
 
 def shown(value: Any) -> str:
-    """Plain data as JSON, truncated to 80 characters, for messages."""
+    """Format plain data as JSON, truncated to 80 characters, for messages."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:77]}..."

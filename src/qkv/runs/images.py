@@ -25,7 +25,7 @@ def generated_images(run: Run, count: int = 1, label: str | None = None, **optio
 
 
 def as_png(images: Sequence[np.ndarray]) -> bytes:
-    """PNG file of an image, or of several on one sheet."""
+    """Encode an image, or several images on one sheet, as a PNG file."""
     from PIL import Image
 
     held = io.BytesIO()

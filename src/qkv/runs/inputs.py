@@ -24,8 +24,8 @@ _QUOTED = 3
 
 
 class Inputs(NamedTuple):
-    """Inputs for prediction, read from a table: ``rows``, the task's inputs; ``kept``, all ``columns`` of each row;
-    ``notes``, sentences for the user.
+    """Inputs for prediction, read from a table: ``rows``, the task's inputs; ``kept``, the values of each row in all
+    ``columns``; ``notes``, sentences for the user.
     """
 
     rows: list[dict[str, Any]]
@@ -35,18 +35,21 @@ class Inputs(NamedTuple):
 
 
 def input_kinds(recipe: Recipe) -> dict[str, str]:
-    """Kind of each input that a run of ``recipe`` predicts from; "" for one that its task reads by itself."""
+    """Return the kind of each input from which a run of ``recipe`` predicts; "" for an input that its task reads by
+    itself.
+    """
     task = task_of_recipe(recipe)
     known = {role.name: role.kind for role in getattr(task, "roles", ())}
     return {name: known.get(name) or ("text" if name == "text" else "") for name in task.asks}
 
 
 def read_inputs(run: Run, source: str, columns: Mapping[str, str], refuse: bool = False) -> Inputs:
-    """Read the table in the file ``source`` as inputs for predictions of ``run``; values of its processor are encoded.
+    """Read the table in the file ``source`` as inputs for predictions of ``run``; values for its processors are
+    encoded.
 
-    ``columns``: column of each input (default: as in training); ``refuse``: refuse bad rows instead of
-    leaving them out. Raises ``UserError`` if the task predicts nothing, the file is not a table, a column of the
-    training is missing, or no row is usable.
+    ``columns``: input -> column (default: as in training); ``refuse``: refuse bad rows instead of leaving them out.
+    Raises ``UserError`` if the task predicts nothing, the file is not a table, a column of the training is missing, or
+    no row is usable.
     """
     recipe, task = run.recipe, task_of_recipe(run.recipe)
     if not task.asks:
@@ -59,12 +62,12 @@ def read_inputs(run: Run, source: str, columns: Mapping[str, str], refuse: bool 
     trained = {role.name: recipe.data.columns[role.name] for role in roles if role.name in recipe.data.columns}
     trained = {**trained, **columns}
     series = {role.name for role in roles if role.kind == "series"}
-    # Names of several columns are one series, and numbers say that there is no header.
+    # Several column names form one series; a number as column name means that the table has no header.
     shape = {name: column for name, column in trained.items() if name in series or column.isdecimal()}
     table = table_of(source, recipe.data.changed(format=None, columns=shape), roles, "--data")
     trained = {name: column for name, column in trained.items() if name not in columns}
     learned = trained_columns(table, roles, trained, partial(_option, table))
-    # An input that is optional is used in a table in memory if it has its name, as in a mapping of inputs.
+    # As in a mapping of inputs, an optional input is read from a table in memory if a column has its name.
     optional = [role.name for role in roles if role.optional and table.given and role.name in table.columns]
     choice = choose(table, roles, {**{name: name for name in optional}, **learned, **columns}, "--data")
     notes = [*table.notes, *([choice.note] if choice.note else [])]
@@ -72,25 +75,25 @@ def read_inputs(run: Run, source: str, columns: Mapping[str, str], refuse: bool 
 
 
 def _option(table: Table, role: str) -> str:
-    """Option or argument that names the column of a role."""
+    """Return the option or argument that names the column of a role."""
     return f"columns={{{role!r}: NAME}}" if table.given else f"--column {role}=NAME"
 
 
 def value_columns(run: Run) -> dict[str, Processor]:
-    """Processor of each input whose values it reads, such as images, by the name under which a row has its value."""
+    """Return the processors of inputs such as images, by the name of the input in a row."""
     data, known = run.recipe.data, run.vocabulary.processors
     made = {name: build_processor(known[name]) for name in known if name == INPUT or name in data.inputs}
     return {processor.role.name if name == INPUT else name: processor for name, processor in made.items()}
 
 
 def _encoder_of(run: Run) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Function that encodes the values of a row for the run's processors, and raises ``Unusable`` for one that cannot
-    be read, such as a damaged image.
+    """Return a function that encodes the values of a row with the run's processors, and raises ``Unusable`` for a value
+    that cannot be read, such as a damaged image.
     """
     processors = value_columns(run)
 
     def encode(row: dict[str, Any]) -> dict[str, Any]:
-        # A value is absent where rows name parts of the run's own data, such as nodes.
+        # Rows that refer to parts of the run's own data, such as nodes, have no such value.
         given = {name: processor for name, processor in processors.items() if name in row}
         return {**row, **{name: Encoded(processor.encode(row[name])) for name, processor in given.items()}}
 

@@ -111,7 +111,9 @@ def load_adapted(folder: Path, accept_changes: bool = False, copy: bool = False)
 def _weights(
     folder: Path, recipe: Recipe, accept_changes: bool, copy: bool
 ) -> tuple[Mapping[str, Tensor], Mapping[str, Any], MappedFile | None]:
-    """(tensors, metadata, mapped file) of a run's best weights, or of its newest checkpoint's if there are none yet."""
+    """Return (tensors, metadata, mapped file) of a run's best weights, or of its newest checkpoint if best weights were
+    not saved yet.
+    """
     path = folder / WEIGHTS
     if path.exists():
         return map_tensors(path, copy)
@@ -129,8 +131,8 @@ def _weights(
 
 
 def changed(run: Run) -> str | None:
-    """Description of the first change to recipe or vocabulary in the folder of ``run`` since its weights were written;
-    None if unchanged.
+    """Describe the first change to recipe or vocabulary in the folder of ``run`` since its weights were written; None
+    if unchanged.
     """
     path = run.folder / WEIGHTS
     if path.exists():
@@ -139,8 +141,8 @@ def changed(run: Run) -> str | None:
 
 
 def accept(folder: Path) -> str | None:
-    """Accept an edited recipe, vocabulary or file of a part of one's own of the run in ``folder``: store its weights
-    with them, taken from the newest checkpoint if the best are missing.
+    """Accept an edited recipe, vocabulary or file of a user-defined part of the run in ``folder``: store the weights
+    again, together with the edited state. If the best weights are missing, those of the newest checkpoint are stored.
 
     Returns the description of the change, from ``changed``. Raises UserError if the weights do not fit the spec.
     """

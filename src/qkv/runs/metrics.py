@@ -15,7 +15,7 @@ PLANNED, EXPECTED, TAKEN = "planned_steps", "planned_seconds", "taken_seconds"
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """Rows of the ``metrics.jsonl`` of a run folder; empty if there is none. Raises UserError if the file is
+    """Read the rows of the ``metrics.jsonl`` of a run folder; empty if there is none. Raises UserError if the file is
     malformed.
     """
     try:
@@ -32,14 +32,14 @@ def is_planned(folder: Path) -> bool:
 
 
 def steps_in_all(rows: list[dict[str, Any]], most: int) -> int:
-    """Total number of steps by the newest plan in the metrics ``rows``; ``most`` (the recipe's number) without a
-    plan.
+    """Return the total number of steps by the newest plan in the metrics ``rows``; ``most`` (the recipe's number)
+    without a plan.
     """
     return next((row[PLANNED] for row in reversed(rows) if PLANNED in row), most)
 
 
 def times(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """(label, duration) of the expected and actual time of a run with a time budget, as text for a table."""
+    """Return (label, duration) of the expected and actual time of a run with a time budget, as text for a table."""
     told = [
         ("expected before the start" if not row["step"] else f"expected after {row['step']:,} steps", row[EXPECTED])
         for row in rows

@@ -8,7 +8,7 @@ from qkv.runs.run import Run, task_of
 
 
 def run_html(run: Run) -> str:
-    """HTML of a run: key figures, loss, evaluation, and the place of its report."""
+    """Render a run as HTML: key figures, loss, evaluation, and the location of its report."""
     figures = {"parameters": float(sum(p.numel() for p in run.model.parameters()))}
     report = (run.folder / "report.html").is_file()
     return run_fragment(

@@ -12,8 +12,8 @@ from qkv.tasks.task import TablePrediction
 
 
 def predict(run: Run, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Predict the task's output for each row of inputs; see ``qkv.tasks.task.Task.predict``. A ``note`` says of which
-    inputs the run's tokenizer knows less than half.
+    """Predict the task's output for each row of inputs; see ``qkv.tasks.task.Task.predict``. An answer gets a ``note``
+    if at least half of its input tokens are unknown to the run's tokenizer.
     """
     task = task_of(run)
     answers = task.predict(run.model, run.vocabulary, run.recipe, rows)
@@ -26,7 +26,7 @@ def predict(run: Run, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _strange(run: Run, values: Sequence[Any]) -> str:
-    """Sentence on texts of which at least half of the tokens are unknown to the run; "" for others."""
+    """Return a sentence if at least half of the tokens of the texts in ``values`` are unknown to the run; else ""."""
     tokenizer = run.vocabulary.tokenizer if run.vocabulary.has_text else None
     if tokenizer is None or tokenizer.unknown_id is None:
         return ""
@@ -47,7 +47,7 @@ def predict_table(run: Run, source: str, columns: Mapping[str, str]) -> TablePre
 
 
 def rows_for(run: Run, inputs: Sequence[Any]) -> list[dict[str, Any]]:
-    """Inputs for ``predict`` as mappings: each of ``inputs`` is a mapping already, or the task's single text. Raises
+    """Convert ``inputs`` to rows for ``predict``: each input is a mapping already, or the task's single text. Raises
     ``UserError``.
     """
     asks = task_of(run).asks

@@ -21,8 +21,9 @@ NOT_SAID = "not said"
 
 
 def recipe_of(found: PublishedModel) -> Recipe:
-    """Recipe that describes a published checkpoint as a run: its model, its tokenizer or processor, and the task of its
-    head."""
+    """Build a recipe that describes a published checkpoint as a run: its model, its tokenizer or processor, and the
+    task of its head.
+    """
     return Recipe(
         name=found.folder.name,
         description=f"{found.family}, published as {found.architecture}",
@@ -34,7 +35,9 @@ def recipe_of(found: PublishedModel) -> Recipe:
 
 
 def _data(found: PublishedModel) -> Data:
-    """Data of a published checkpoint: its tokenizer or its processor. Raises ``UserError`` without the processor."""
+    """Build the data settings of a published checkpoint: its tokenizer or its processor. Raises ``UserError`` if the
+    processor is missing.
+    """
     needed = found.spec.frontend.processor
     if needed is None:
         return Data(source=NOT_SAID, tokenizer=TokenizerFile(path=str(found.folder)))
@@ -59,8 +62,8 @@ def _task(found: PublishedModel) -> Task:
 
 
 def task_of_head(model: Model, name: str, advice: str = "name the task") -> Task:
-    """Task of a model whose training is not known, from its head. ``name``: name of the model in messages. Raises
-    ``UserError`` with ``advice`` if no task has such a head.
+    """Choose the task of a model whose training is not known, from its head. ``name``: name of the model in messages.
+    Raises ``UserError`` with ``advice`` if no task has such a head.
     """
     if model.encoder is not None and not model.head.predicts_tokens:
         head = f"has a head of the kind {model.head.kind!r} on an encoder–decoder"
@@ -70,7 +73,7 @@ def task_of_head(model: Model, name: str, advice: str = "name the task") -> Task
     tasks = [task for task in Task.kinds().values() if task.head == model.head.serves and task.reads == "examples"]
     if not tasks:
         raise UserError(f"{name} has a head of the kind {model.head.kind!r}, which no task of qkv asks; {advice}")
-    # Tags of words and labels of nodes have the same head: a model of text has a task of texts, if there is one.
+    # Tagging words and labelling nodes use the same head: a model of text gets a task on texts, if there is one.
     of_text = model.frontend.processor is None
     return min(tasks, key=lambda task: task.reads_signals == of_text)().published()
 

@@ -34,7 +34,7 @@ BEFORE, AFTER = "before", "after"
 _BYTES = "bytes"
 _NOT_SHOWN = ("seconds", "targets")
 _KEPT = (CALIBRATION, "pretrained")
-"""Files and folders of a run that its quantised form uses too, besides vocabulary, spec and weights."""
+"""Files and folders that are copied to the quantised run, besides vocabulary, spec and weights."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _new(folder: Path) -> Path:
 
 
 def _recipe(recipe: Recipe, part: Quantization) -> Recipe:
-    """Recipe of the quantised run; adapters are merged into its weights."""
+    """Return the recipe of the quantised run; adapters are merged into its weights."""
     training = recipe.training.changed(adapt=Whole(), frozen=(), rates={})
     return recipe.changed(quantized=part, training=training, result=None, published=(), typed=())
 
@@ -126,7 +126,9 @@ def _write(run: Run, recipe: Recipe, folder: Path) -> None:
 
 
 def _figures(run: Run, data: str | None, batches: int | None) -> tuple[dict[str, float], Sequence[str]]:
-    """(metrics of ``run`` on held-out data, if there is any, and bytes of its weights; notes on the metrics)."""
+    """Measure (metrics of ``run`` on held-out data, if there is any, and bytes of its weights; notes on the
+    metrics).
+    """
     figures: Mapping[str, Any] = {}
     notes: Sequence[str] = ()
     if data is not None or run.recipe.data.source != NOT_SAID:

@@ -18,8 +18,9 @@ from qkv.tokenizers.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Run:
-    """Trained run, loaded from its folder. ``model`` has the best weights, those of ``step``, by held-out loss or the
-    metric that the recipe names. ``ignored``: (key, reason) of each setting in a published folder that was not used.
+    """Trained run, loaded from its folder. ``model`` has the best weights, by held-out loss or the metric that the
+    recipe names, and ``step`` is their step. ``ignored``: (key, reason) of each setting in a published folder that was
+    not used.
     """
 
     folder: Path
@@ -63,7 +64,7 @@ class Run:
 
 
 def task_of(run: Run) -> Task:
-    """Task that ``run`` was trained for, with its settings and the temperature of its probabilities."""
+    """Return the task that ``run`` was trained for, with its settings and the temperature of its probabilities."""
     task = task_of_recipe(run.recipe)
     task.temperature = run.temperature
     return task

@@ -1,4 +1,4 @@
-"""Saving of a model, trained by any loop, as a run folder."""
+"""Saving of a model, trained by any training loop, as a run folder."""
 
 from __future__ import annotations
 
@@ -39,13 +39,14 @@ def save(
     description: str = "",
     step: int = 0,
 ) -> Path:
-    """Save a model that was trained by a loop of one's own as a run, for ``load``, the command line, and as a start of
+    """Save a model that was trained by a custom loop as a run, for ``load``, for the command line, and as a start of
     further training; return the folder.
 
     ``model``: made by ``build`` or ``load``. ``tokenizer``: a tokenizer, also of the libraries tokenizers and
-    transformers, the path of one, or a run; without it, the model is used with ids. ``labels``: names of the classes,
-    by default their numbers. ``task``: task such as "masked_tokens", by default that of the head. ``step``: number of
-    steps trained. The weights of the same model in the folder are replaced atomically; other content is refused.
+    transformers, the path of a tokenizer, or a run; without a tokenizer, the model is used with ids. ``labels``: names
+    of the classes, by default their numbers. ``task``: task such as "masked_tokens", by default the task that fits the
+    head. ``step``: number of steps trained. If the folder holds the same model, its weights are replaced atomically;
+    other content is refused.
 
     Raises ``UserError``.
     """
@@ -65,7 +66,9 @@ def save(
 
 
 def _check_buildable(model: Transformer) -> None:
-    """Raise ``UserError`` if the spec of ``model`` does not build its parameters, so that it could not be loaded."""
+    """Raise ``UserError`` if the spec of ``model`` does not build the same parameters, because the model could then not
+    be loaded.
+    """
     with torch.device("meta"):
         built = {name: tensor.shape for name, tensor in weights(Transformer(model.spec)).items()}
     own = {name: tensor.shape for name, tensor in weights(model).items()}
@@ -80,7 +83,7 @@ def _check_buildable(model: Transformer) -> None:
 
 
 def _vocabulary(model: Transformer, tokenizer: Tokenizer | None, labels: Sequence[str]) -> Vocabulary:
-    """Tokenizer and labels of the run; classes without labels are numbered."""
+    """Build the vocabulary of the run from tokenizer and labels; classes without labels are numbered."""
     classes = model.spec.head.classes or 0
     names = tuple(labels) or tuple(str(i) for i in range(classes))
     if len(names) != classes or len(set(names)) != classes:
@@ -98,7 +101,7 @@ def _recipe(model: Transformer, folder: Path, vocabulary: Vocabulary, task: Any,
 
 
 def _check_place(folder: Path, recipe: Recipe, vocabulary: Vocabulary) -> None:
-    """Raise ``UserError`` if the folder holds anything else than the same model, saved before."""
+    """Raise ``UserError`` if the folder holds anything else than an earlier version of the same model."""
     found = next((name for name in _TRAINED if (folder / name).exists()), None)
     if found is not None:
         raise UserError(f"{folder} holds a run that was trained there ({found}); name another folder")

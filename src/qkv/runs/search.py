@@ -26,15 +26,15 @@ from qkv.spec.errors import UserError
 from qkv.system.torch_settings import with_usual_settings
 
 _AT_ONCE = 512
-"""Texts embedded at once: bounds memory and sets the steps of the progress."""
+"""Number of texts embedded at once: bounds memory, and sets the steps of the progress."""
 _SCORES = 1 << 22
-"""Scores computed at once."""
+"""Number of scores computed at once."""
 _TEXT = Role("text", "text", ("sentence", "content", "body", "review", "question", "title"))
 OnProgress = Callable[[int, int], object]
 
 
 class Hit(NamedTuple):
-    """Text found: its cosine similarity to the query, and its line in the file, counted from 1."""
+    """Search result: cosine similarity to the query, text, and its line in the file, counted from 1."""
 
     score: float
     text: str
@@ -53,14 +53,14 @@ def search(
     on_progress: OnProgress | None = None,
     **options: Any,
 ) -> list[list[Hit]]:
-    """Find the ``top`` texts of ``file`` that are nearest to each of ``queries``, best first: exact, by cosine.
+    """Find the ``top`` texts of ``file`` that are nearest to each of ``queries``, best first: exact search by cosine.
 
     ``source``: a run, a published checkpoint or a sentence-transformers folder. ``file``: one text per line, or a table
     (CSV, TSV, JSONL) with the texts in ``column`` (default: guessed); empty texts are left out. ``prompt`` and
     ``text_prompt``: names of the model's prompts for queries and for texts. ``options``: as for ``qkv.embed``.
-    ``on_progress``: called with the numbers of texts embedded and in all, while the index is built.
+    ``on_progress``: called with (number of texts embedded so far, number of all texts) while the index is built.
 
-    The vectors of the file are kept in the cache folder, and computed again if the file, the model or the settings
+    The vectors of the file are stored in the cache folder, and computed again if the file, the model or the settings
     change. Memory is bounded for any size of file. Raises ``UserError``.
     """
     asked = [queries] if isinstance(queries, str) else list(queries)
@@ -79,7 +79,7 @@ def search(
 
 
 class _Texts:
-    """Texts of a file with their line numbers, read anew by each iteration."""
+    """Texts of a file with their line numbers; each iteration reads the file anew."""
 
     def __init__(self, path: Path, column: str | None):
         if not path.is_file():
@@ -109,7 +109,7 @@ class _Texts:
                 yield row.values[self.column], row.line
 
     def at(self, rows: set[int]) -> dict[int, tuple[str, int]]:
-        """(text, line) of the texts with these numbers, counted from 0."""
+        """Return (text, line) of the texts with the numbers ``rows``, counted from 0, by number."""
         return {number: found for number, found in enumerate(self) if number in rows}
 
 
@@ -122,7 +122,9 @@ def _index(
     width: int,
     on_progress: OnProgress | None,
 ) -> np.ndarray:
-    """Vectors of all texts (texts, D), mapped from the index, which is built if there is none or it is outdated."""
+    """Return the vectors of all texts (texts, D), memory-mapped from the index, which is built if it is missing or
+    outdated.
+    """
     settings = {"column": texts.column, "prompt": prompt, **{name: repr(value) for name, value in options.items()}}
     path = index_path({"file": str(texts.path.resolve()), "run": str(run.folder.resolve()), "settings": settings})
     content = [VERSION, texts.source.digest(), model_digest(run), repr(said), width, settings]
@@ -149,7 +151,7 @@ def _vectors(
     count: int,
     on_progress: OnProgress | None,
 ) -> Iterator[np.ndarray]:
-    """Vectors of the texts, ``_AT_ONCE`` at a time."""
+    """Embed the texts; yield the vectors of ``_AT_ONCE`` texts at a time."""
     done, cut, remaining = 0, False, iter(texts)
     while some := [text for text, _ in islice(remaining, _AT_ONCE)]:
         with warnings.catch_warnings(record=True) as notes:

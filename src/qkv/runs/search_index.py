@@ -18,19 +18,19 @@ from qkv.system.files import new_file
 VERSION = 2
 _NAME = "vectors"
 _LENGTH = 8
-"""Bytes of the length of the header of a safetensors file."""
+"""Number of bytes that store the length of the header of a safetensors file."""
 _DIGITS = 64
 """Hexadecimal digits of a checksum."""
 
 
 def index_path(parts: dict[str, Any]) -> Path:
-    """File in the cache for the index of one text file with one model and its settings."""
+    """Return the file in the cache for the index of one text file with one model and its settings."""
     name = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
     return cache_folder() / "search" / f"{name}.safetensors"
 
 
 def model_digest(run: Run) -> str:
-    """Digest of what determines the vectors of a run's texts: weights, model spec and tokenizer."""
+    """Compute a digest of weights, model spec and tokenizer of a run, which determine the vectors of its texts."""
     from qkv.runs.checkpoint import weights
 
     tensors = {name: tensor.detach().cpu() for name, tensor in weights(run.model).items()}
@@ -39,7 +39,8 @@ def model_digest(run: Run) -> str:
 
 
 def read_index(path: Path, key: str) -> np.ndarray | None:
-    """Vectors (texts, D), mapped from the file ``path``; None if it is missing, damaged or has another ``key``.
+    """Read the vectors (texts, D), memory-mapped from the file ``path``; None if it is missing, damaged or has another
+    ``key``.
 
     The checksum is verified, which reads the whole file once, as each search does.
     """
@@ -60,8 +61,8 @@ def read_index(path: Path, key: str) -> np.ndarray | None:
 def write_index(path: Path, key: str, count: int, width: int, blocks: Iterable[np.ndarray]) -> None:
     """Write the ``count`` vectors of ``blocks``, each (texts, ``width``), to a safetensors file.
 
-    The vectors are scaled to length 1. The file has a temporary name until it is complete, and its header then gets the
-    checksum. Raises ``UserError`` if the disk refuses it.
+    The vectors are scaled to length 1. The file has a temporary name until it is complete; the checksum is then written
+    into its header. Raises ``UserError`` on disk errors.
     """
     header = _header(key, count, width, "0" * _DIGITS)
     with clear_errors(f"the index {path}"):
@@ -75,7 +76,7 @@ def write_index(path: Path, key: str, count: int, width: int, blocks: Iterable[n
 
 
 def _header(key: str, count: int, width: int, checksum: str) -> bytes:
-    """Header of a safetensors file with its length; the same number of bytes for every checksum."""
+    """Build the header of a safetensors file with its length; it has the same number of bytes for every checksum."""
     entry = {"dtype": "F32", "shape": [count, width], "data_offsets": [0, 4 * count * width]}
     content = json.dumps({"__metadata__": {"key": key, "sums": checksum}, _NAME: entry}).encode()
     content += b" " * (-len(content) % 8)
@@ -83,9 +84,10 @@ def _header(key: str, count: int, width: int, checksum: str) -> bytes:
 
 
 def _seal(path: Path, key: str, count: int, width: int, begin: int) -> None:
-    """Replace the header of a complete file by one with the checksum of its vectors, which begin at ``begin``.
+    """Replace the header of a complete file by a header with the checksum of its vectors, which begin at byte
+    ``begin``.
 
-    A file of another size, since the texts changed meanwhile, is left without a checksum and never read.
+    If the file has another size, because the texts changed meanwhile, it is left without a checksum and never read.
     """
     if path.stat().st_size != begin + 4 * count * width:
         return
@@ -95,22 +97,23 @@ def _seal(path: Path, key: str, count: int, width: int, begin: int) -> None:
 
 
 def _checksum(key: str, vectors: np.ndarray) -> str:
-    """Digest of an index: ``key``, shape and ``sums_of`` the vectors."""
+    """Compute the checksum of an index from ``key``, shape and ``sums_of`` the vectors."""
     total = hashlib.sha256(f"{key} {list(vectors.shape)}".encode())
     total.update(sums_of(vectors.reshape(-1).view(np.uint8)))
     return total.hexdigest()
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
-    """Vectors scaled to length 1 along the last axis, float32 in little-endian order; zeros stay zero."""
+    """Scale vectors to length 1 along the last axis, float32 in little-endian order; zeros stay zero."""
     norms = np.linalg.norm(vectors.astype(np.float64), axis=-1, keepdims=True)
     return np.ascontiguousarray(vectors / np.where(norms > 0, norms, 1.0), dtype="<f4")
 
 
 def nearest_rows(vectors: np.ndarray, queries: np.ndarray, top: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """(scores, row numbers) of the ``top`` vectors with the largest scalar product, for each query, best first.
+    """Return (scores, row numbers) of the ``top`` vectors with the largest scalar product, for each query, best first.
 
-    ``vectors`` (N, D), ``queries`` (Q, D). Equal scores: the earlier row first. ``rows`` vectors are read at a time.
+    ``vectors`` (N, D), ``queries`` (Q, D). Of equal scores, the earlier row comes first. ``rows`` vectors are read at a
+    time.
     """
     scores = np.zeros((len(queries), 0), np.float32)
     places = np.zeros((len(queries), 0), np.int64)

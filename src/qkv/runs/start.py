@@ -1,11 +1,12 @@
 """Training that starts from the weights of another run or of a published checkpoint: pretraining, then fine-tuning
 (Howard & Ruder 2018; Devlin et al. 2019).
 
-Model settings that the recipe omits, or leaves at their defaults, are those of the start, with the head that the task
+Model settings that the recipe omits, or leaves at their defaults, are taken from the start, with the head that the task
 needs; likewise the settings of its processor (size, mean and deviation of images). All tensors of the stack are copied,
-so the architectures must agree. Embedding tables share their first rows: a vocabulary may gain special tokens, and a
-position table may be longer or shorter; new rows are initialised at random. Positions on another grid, of images of
-another size, are resampled (Dosovitskiy et al. 2021). A head of another kind is initialised at random.
+so the architectures must agree. Of embedding tables, the rows that both models have are copied: a vocabulary may gain
+special tokens, and a position table may be longer or shorter; new rows are initialised at random. Position vectors on
+another grid, of images of another size, are resampled (Dosovitskiy et al. 2021). A head of another kind is initialised
+at random.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _HEAD = "head."
 _OWN = (_HEAD, "wide.")
 """Prefixes of weights that belong to a task, not to the stack."""
 _MARKS = ("begin", "framed")
-"""Settings of text-to-text tasks."""
+"""Settings of text-to-text tasks that determine begin tokens and special tokens."""
 
 
 class StartModel(NamedTuple):
@@ -75,8 +76,8 @@ class StartModel(NamedTuple):
 
 
 def with_start(recipe: Recipe, known: Recipe | None = None) -> Recipe:
-    """Fill in a recipe's tokenizer or processor, and its model, from its ``start``, a run or checkpoint; when resuming
-    the run ``known``, those that it began with.
+    """Fill in a recipe's tokenizer or processor, and its model, from its ``start``, a run or checkpoint. When the run
+    ``known`` is resumed, fill them in from its recipe instead.
 
     Raises ``UserError`` if the start does not exist, another tokenizer or another kind of processor is given, or the
     model does not fit the task.
@@ -138,14 +139,16 @@ def check_trainable(recipe: Recipe, place: str) -> None:
 
 
 def _opened(source: str) -> tuple[PublishedCheckpoint, SentencePooling | None]:
-    """Open the published checkpoint ``source``; with the pooling of its sentence-transformers files, if it has any."""
+    """Open the published checkpoint ``source``; return it with the pooling of its sentence-transformers files, if it
+    has any.
+    """
     said = read_pooling(Path(source).expanduser())
     published = open_checkpoint(said.body if said else source)
     return published, said or read_pooling(published.folder)
 
 
 def _published_task(published: PublishedCheckpoint) -> Task:
-    """Text-to-text task with the begin and end tokens that a published encoder–decoder uses."""
+    """Build the text-to-text task with the begin and end tokens that a published encoder–decoder uses."""
     begin = beginning(published.folder, published.config())
     return Translation(begin=pieces(published.folder, Tokenizer.load(published.tokenizer_folder), begin), framed=True)
 
@@ -155,8 +158,8 @@ def _is_run(folder: Path) -> bool:
 
 
 def with_processor_of(start: StartModel, data: Data, source: str) -> Data:
-    """Copy of ``data`` whose processor is that of ``start``, but for the settings that ``data`` gives. ``source``: name
-    of the start. Raises ``UserError`` if they read other kinds of signals.
+    """Return a copy of ``data`` with the processor of ``start``; settings that ``data`` gives take precedence.
+    ``source``: name of the start. Raises ``UserError`` if both read different kinds of signals.
     """
     found, given = start.processor, data.processor
     stack = start.model and (start.model.encoder or start.model)
@@ -187,7 +190,9 @@ def _with_tokenizers(recipe: Recipe, start: StartModel) -> Recipe:
 
 
 def _written_alike(task: Task, start: Task) -> Task:
-    """Set the begin and end tokens of ``task`` as the model of ``start`` learned them, unless the recipe sets them."""
+    """Return ``task`` with the begin and end tokens that the model of ``start`` learned, unless the recipe sets
+    them.
+    """
     both = [name for name in _MARKS if name in type(task).model_fields and name in type(start).model_fields]
     return task.changed(
         **{name: getattr(start, name) for name in both if getattr(task, name) == type(task).model_fields[name].default}
@@ -195,7 +200,7 @@ def _written_alike(task: Task, start: Task) -> Task:
 
 
 def _described(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Model:
-    """Model spec of the start, changed by every setting of the recipe that differs from the defaults."""
+    """Return the model spec of the start, changed by every setting of the recipe that differs from the defaults."""
     default = Model()
     fields = [name for name in Model.model_fields if name != "head"]
     given = {
@@ -209,13 +214,15 @@ def _described(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Model
 
 
 def _open(frontend: Any) -> Any:
-    """Front end without a fixed vocabulary size, which the tokenizer then sets and special tokens may enlarge."""
+    """Return the front end without a fixed vocabulary size; the tokenizer then sets the size, and special tokens may
+    enlarge it.
+    """
     return frontend.unsized()
 
 
 def _head(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Head:
-    """Choose the head spec: the recipe's; else the start's if it suits the task, its family's in ``heads``, or a new
-    one.
+    """Choose the head spec: the recipe's; else the start's if it suits the task, the head in ``heads``, or a new
+    head.
     """
     own, kind = recipe.model.head, recipe.task.head
     if own != LanguageModelHead():
@@ -224,8 +231,8 @@ def _head(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Head:
     if known is not None:
         return known.unsized()
     part = Head.kinds()[kind]
-    # A run's own encoder learned its vectors by masked tokens, none of them to represent the text. In a causal model
-    # only the last position has seen the whole text.
+    # A bidirectional encoder learned its vectors by masked tokens, so no single vector represents the text: take the
+    # mean. In a causal model, only the last position has seen the whole text.
     return part.parse({"pooling": "last" if start.causal else "mean"} if "pooling" in part.model_fields else {})
 
 
@@ -257,7 +264,7 @@ def start_weights(model: Transformer, recipe: Recipe) -> list[str]:
 
 
 def _told(model: Transformer, pooling: SentencePooling | None, source: str) -> list[str]:
-    """Sentence on a pooling of sentence-transformers, and on modules of the folder that the model lacks."""
+    """Describe a pooling of sentence-transformers, and modules of the folder that the model lacks, in a sentence."""
     head = model.spec.head
     if pooling is None or not isinstance(head, Pooled):
         return []
@@ -285,13 +292,13 @@ _LayoutOf = Callable[[str], Layout]
 
 
 def _of_published(published: PublishedCheckpoint) -> tuple[dict[str, Tensor], _LayoutOf]:
-    """(weights of a published checkpoint by name, their layouts)."""
+    """Read (weights of a published checkpoint by name, function that returns their layouts)."""
     model = read_published(published, "fp32").model
     return weights(model), lambda name: layouts(model)[name]
 
 
 def _of_run(folder: Path) -> tuple[dict[str, Tensor], _LayoutOf]:
-    """(weights of the run in ``folder`` by name, with adapters merged; their layouts)."""
+    """Read (weights of the run in ``folder`` by name, with adapters merged; function that returns their layouts)."""
     tensors, metadata = read_tensors(folder / WEIGHTS)
     recipe = read_recipe(folder) if (folder / SPEC).is_file() else None
     check_unedited(metadata.get(MADE_WITH), recipe, folder)
@@ -300,7 +307,7 @@ def _of_run(folder: Path) -> tuple[dict[str, Tensor], _LayoutOf]:
 
 
 def _layout_in(recipe: Recipe | None, name: str) -> Layout:
-    """Layout of the tensor ``name`` in the model of ``recipe``; that of other tensors if it is not known."""
+    """Return the layout of the tensor ``name`` in the model of ``recipe``; ``WHOLE`` if recipe or tensor is unknown."""
     if recipe is None:
         return WHOLE
     with torch.device("meta"):
@@ -326,14 +333,16 @@ def _grid(layout: Layout) -> str:
 
 
 def _fits(layout: Layout, own: Tensor, given: Tensor) -> bool:
-    """True if ``given`` can be copied to ``own``: both have one shape, or are tables with rows of one width."""
+    """True if ``given`` can be copied to ``own``: both have the same shape, or are tables with rows of the same
+    shape.
+    """
     if layout.kind == "rows":
         return own.shape[1:] == given.shape[1:]
     return own.shape == given.shape
 
 
 def _new_rows(model: Transformer, own: dict[str, Tensor], tensors: dict[str, Tensor]) -> list[str]:
-    """Sentences on the token embeddings that have more rows than in the start."""
+    """Describe the token embeddings that have more rows than in the start, in sentences."""
     stacks = {"": model, "encoder.": model.encoder}
     paths = (
         f"{path}frontend.table"
@@ -365,7 +374,7 @@ def _check_names(own: set[str], there: set[str], source: str) -> None:
 
 @torch.no_grad()
 def _take(own: Tensor, given: Tensor, name: str, source: str, layout: Layout) -> None:
-    """Copy the tensor ``given`` to ``own``; of tables with different numbers of rows, the first rows."""
+    """Copy the tensor ``given`` to ``own``; of tables with different numbers of rows, the first rows that both have."""
     if own.shape == given.shape:
         own.copy_(given)
     elif _fits(layout, own, given):

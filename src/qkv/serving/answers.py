@@ -1,4 +1,4 @@
-"""Answers of completions and chats: whole, or as a stream of server-sent events."""
+"""Responses to completions and chats: as one JSON body, or as a stream of server-sent events."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from qkv.serving.reading import unless_dropped
 from qkv.serving.worker import Mailbox
 
 NOT_ENFORCED, MAX_HEADER = "x-qkv-not-enforced", 2000
-"""Header that names the keywords of a schema that are left out, and its maximum number of characters."""
+"""Header that names the keywords of a JSON schema that are not enforced, and its maximum number of characters."""
 Pieces = AsyncIterator[tuple[int, TextDelta]]
-"""Pieces of texts with the index of their text."""
+"""Asynchronous iterator over (index of a text, new piece of it)."""
 
 
 class AnswerLayout(ABC):
-    """Layout of an answer: the object that it is as a whole, and the events that it is as a stream."""
+    """Format of a response: its JSON body, and its events if it is streamed."""
 
     @abstractmethod
     def whole(self, asked: AskedTexts, texts: Sequence[Written]) -> dict[str, Any]:
-        """Body of a whole answer."""
+        """Return the body of a response that is not streamed."""
 
     @abstractmethod
     def events(self, asked: AskedTexts, pieces: Pieces) -> AsyncIterator[bytes]:
-        """Server-sent events of a streamed answer; an error after its start is an event of its own."""
+        """Yield the server-sent events of a streamed response; an error after its start is sent as an event."""
 
 
 @dataclass(frozen=True)
 class AskedTexts:
-    """Texts that one HTTP request asks for. read: number of prompt tokens. layout: of the answer."""
+    """Texts to generate for one HTTP request. read: number of prompt tokens. layout: format of the response."""
 
     model: ServedModel
     body: GenerationBody
@@ -56,7 +56,7 @@ class AskedTexts:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers of the answer: keywords of the schema that are not enforced, if there are any."""
+        """Headers of the response: keywords of the JSON schema that are not enforced, if there are any."""
         constraint = self.requests[0].constraint if self.requests else None
         dropped = ", ".join(constraint.dropped) if constraint else ""
         said = dropped if len(dropped) <= MAX_HEADER else f"{dropped[: MAX_HEADER - 1].rpartition(', ')[0]}, ..."
@@ -64,7 +64,9 @@ class AskedTexts:
 
 
 async def answer(http: HttpRequest, asked: AskedTexts) -> Response:
-    """Submit the requests, and answer as the body asks: whole, or streamed. Raises ``UserError`` and ``ApiError``."""
+    """Submit the requests and respond with one body, or with a stream if the request's body asks for it. Raises
+    ``UserError`` and ``ApiError``.
+    """
     begun, most = time.monotonic(), asked.model.limits.queue
     if len(asked.requests) > most:
         raise ApiError(f"{len(asked.requests)} texts are asked for, and the queue holds {most}", code="invalid_value")
@@ -79,7 +81,7 @@ async def answer(http: HttpRequest, asked: AskedTexts) -> Response:
 
 
 def _close(asked: AskedTexts, mailbox: Mailbox) -> None:
-    """Cancel what the client has left unfinished."""
+    """Cancel the texts that have not ended, such as those of a client that has disconnected, and count them."""
     asked.metrics.count_texts(asked.model.name, "cancelled", len(mailbox.open))
     asked.model.worker.cancel(mailbox)
 
@@ -93,7 +95,7 @@ async def _whole(asked: AskedTexts, pieces: Pieces) -> dict[str, Any]:
 
 
 class ChoicesLayout(AnswerLayout):
-    """Layout of completions and chats: choices, and chunks of them."""
+    """Format of completions and chats: choices, and chunks of choices."""
 
     def whole(self, asked: AskedTexts, texts: Sequence[Written]) -> dict[str, Any]:
         choices = [asked.form.choice(index, text) for index, text in enumerate(texts)]
@@ -121,7 +123,7 @@ class ChoicesLayout(AnswerLayout):
 
 
 def raise_failed(piece: TextDelta) -> None:
-    """Raise ``ApiError`` if the text was cut off: 504 for its deadline, 400 for its constraint, else 500."""
+    """Raise ``ApiError`` if the text was aborted: 504 past its deadline, 400 for its constraint, else 500."""
     if piece.finished == "deadline":
         raise ApiError("the request took longer than this server allows", 504, code="timeout")
     if piece.finished == "refused":
@@ -131,7 +133,7 @@ def raise_failed(piece: TextDelta) -> None:
 
 
 def event(content: dict[str, Any], name: str = "") -> bytes:
-    """Server-sent event, with a ``name`` if given."""
+    """Encode a server-sent event, with a ``name`` if it is not empty."""
     # In ASCII: some clients also end a line at other separators, such as U+2028, which a text may contain.
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {json.dumps(content, separators=(',', ':'))}\n\n".encode()
@@ -147,7 +149,7 @@ def _usage(asked: AskedTexts, written: int) -> dict[str, int]:
 
 
 class EventStream(StreamingResponse):
-    """Response of server-sent events. ``close`` is called at its end, also when the client has left."""
+    """Streaming response of server-sent events. ``close`` is called at its end, also if the client disconnects."""
 
     def __init__(
         self, events: AsyncIterator[bytes], close: Callable[[], None], headers: Mapping[str, str] | None = None
@@ -161,8 +163,7 @@ class EventStream(StreamingResponse):
 
         async def sent(message: Message) -> None:
             await send(message)
-            # The event loop notices that the client has left, so that nothing more is written: of several events that
-            # are ready, too.
+            # Let the event loop notice a disconnected client, so that even events that are ready are not sent to it.
             await asyncio.sleep(0)
 
         try:

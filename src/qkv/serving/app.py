@@ -1,4 +1,4 @@
-"""The HTTP interface as an ASGI application: paths, key, errors."""
+"""HTTP interface as an ASGI application: routes, access control, error responses."""
 
 from __future__ import annotations
 
@@ -45,14 +45,15 @@ _PAGE_HEADERS = {
     "x-content-type-options": "nosniff",
 }
 _PART = re.compile(r"\{\{ ([\w.]+) \}\}")
-"""Place of another file in the page."""
+"""Placeholder in the page for the contents of another file."""
 _LOG = logging.getLogger("qkv.serving")
 
 
 @dataclass(frozen=True)
 class Access:
-    """Who may ask. key: needed as ``Authorization: Bearer KEY``; None for none. hosts: allowed names of this host in
-    requests; empty for all. origins: pages of other hosts that may ask (CORS), "*" for all.
+    """Access control. key: required as ``Authorization: Bearer KEY``; None: no key. hosts: allowed values of the
+    request's ``Host`` header, without port; empty for all. origins: origins of other web pages that may send requests
+    (CORS), "*" for all.
     """
 
     key: str | None = None
@@ -61,7 +62,7 @@ class Access:
 
 
 def app_of(service: Service, access: Access) -> Starlette:
-    """Application that answers for ``service``; it starts and stops the threads of the models."""
+    """Build the ASGI application of ``service``; it starts and stops the worker threads of the models."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -94,13 +95,15 @@ def app_of(service: Service, access: Access) -> Starlette:
 
 
 async def page(_: HttpRequest, service: Service) -> Response:
-    """Answer ``GET /``: a page to chat with the models, complete texts and watch the server. It loads nothing else."""
+    """Answer ``GET /``: a web page to chat with the models, complete texts and watch the server. It loads no other
+    files.
+    """
     return HTMLResponse(_page(), headers=_PAGE_HEADERS)
 
 
 @cache
 def _page() -> str:
-    """The page with its styles and scripts in one file."""
+    """Read the web page, with its styles and scripts inserted."""
     folder = Path(__file__).parent / "page"
     whole = (folder / "page.html").read_text(encoding="utf-8")
     return _PART.sub(lambda found: (folder / found[1]).read_text(encoding="utf-8").rstrip(), whole)
@@ -127,7 +130,7 @@ async def one_model(http: HttpRequest, service: Service) -> Response:
 
 
 def _responding(endpoint: Endpoint, service: Service) -> Callable[[HttpRequest], Awaitable[Response]]:
-    """Wrap ``endpoint`` so that it answers an exception with JSON."""
+    """Wrap ``endpoint`` so that exceptions become JSON responses, and set the header of ignored parameters."""
 
     async def respond(http: HttpRequest) -> Response:
         try:
@@ -136,7 +139,7 @@ def _responding(endpoint: Endpoint, service: Service) -> Callable[[HttpRequest],
                 response.headers[HEADER] = header(ignored)
             return response
         except ClientDisconnect:
-            return Response(status_code=499)  # nobody reads it; the status is counted
+            return Response(status_code=499)  # the client has disconnected; the status is counted
         except Exception as error:
             return refusal(as_api_error(error), error)
 
@@ -144,7 +147,7 @@ def _responding(endpoint: Endpoint, service: Service) -> Callable[[HttpRequest],
 
 
 def refusal(said: ApiError, error: Exception | None = None) -> Response:
-    """Response of an error. A fault of the program is logged with its traceback."""
+    """Build the response of an error. A bug (status 500) is logged with its traceback."""
     if said.status == 500:
         _LOG.error("%s", said.sentence, exc_info=error)
     headers = {429: {"retry-after": "1"}, 401: {"www-authenticate": "Bearer"}}.get(said.status)
@@ -152,7 +155,7 @@ def refusal(said: ApiError, error: Exception | None = None) -> Response:
 
 
 async def _not_found(http: HttpRequest, error: HTTPException) -> Response:
-    """Response to unknown paths and methods."""
+    """Respond to unknown paths and methods."""
     path = http.url.path
     said = f"there is no path {path!r}" if error.status_code == 404 else f"{http.method} is not allowed at {path!r}"
     return refusal(ApiError(said, error.status_code, code="not_found" if error.status_code == 404 else "method"))
@@ -181,7 +184,7 @@ class Guard:
         await (self._app if problem is None else refusal(problem))(scope, receive, counted)
 
     def _problem(self, path: str, headers: Headers) -> ApiError | None:
-        # A page can direct a name of its own host to this machine; the header tells.
+        # DNS rebinding: a web page can resolve its host name to this machine, but the Host header still has that name.
         host = headers.get("host", "").rpartition(":")[0] or headers.get("host", "")
         if self._access.hosts and host.strip("[]") not in self._access.hosts:
             return ApiError(f"the host {host!r} is not served here", 403, code="host")

@@ -1,9 +1,9 @@
 """Bodies of HTTP requests, in the form of OpenAI's interface.
 
-Parameters that cannot be honoured and would change an answer, such as ``suffix``, are refused, never ignored; their
-neutral values are accepted. Parameters without effect on an answer are accepted and named, see ``qkv.serving.effects``;
-not named are those that are meant for the records of an operator: ``user``, ``metadata``, ``store``, ``service_tier``,
-``safety_identifier``, ``prompt_cache_key``.
+Parameters that are not supported and would change an answer, such as ``suffix``, are refused, never ignored; their
+neutral values are accepted. Parameters without effect on an answer are accepted and reported, see
+``qkv.serving.effects``. Parameters that are meant for the records of an operator are accepted without a report:
+``user``, ``metadata``, ``store``, ``service_tier``, ``safety_identifier``, ``prompt_cache_key``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from qkv.tokenizers.tokenizer import well_formed
 
 
 def only(*allowed: Any) -> Callable[[Any], Any]:
-    """Validator of a parameter that cannot be honoured: accepts null and the neutral values ``allowed``."""
+    """Return a validator of an unsupported parameter: it accepts null and the neutral values ``allowed`` only."""
     named = ", ".join(json.dumps(value) for value in (None, *allowed))
 
     def check(value: Any) -> Any:
@@ -39,7 +39,9 @@ def only(*allowed: Any) -> Callable[[Any], Any]:
 
 
 def _stops(value: Any) -> Any:
-    """A single stop string as a list; empty ones say nothing. Too many are refused before each is read."""
+    """Normalise stop strings to a tuple: a single string becomes one, and empty strings are dropped. Too many are
+    refused before each of them is validated.
+    """
     if isinstance(value, str):
         value = [value]
     if isinstance(value, list) and len(value) > MAX_STOPS:
@@ -48,14 +50,14 @@ def _stops(value: Any) -> Any:
 
 
 def _stop_tokens(value: Any) -> Any:
-    """Ids that end a text, as a tuple."""
+    """Convert the list of stop token ids to a tuple; refuse too many."""
     if isinstance(value, list) and len(value) > MAX_STOP_TOKENS:
         raise ValueError(f"{len(value):,} ids given; allowed: at most {MAX_STOP_TOKENS}")
     return tuple(value) if isinstance(value, list) else value
 
 
 def _biases(value: Any) -> Any:
-    """Biases of logits by token id; see ``Generation``."""
+    """Validate biases of logits by token id; see ``Generation``."""
     if isinstance(value, (dict, list)) and len(value) > MAX_BIASES:
         raise ValueError(f"biases of {len(value):,} tokens given; allowed: at most {MAX_BIASES:,}")
     try:
@@ -65,7 +67,7 @@ def _biases(value: Any) -> Any:
 
 
 def _prompts(value: Any) -> Any:
-    """Prompts of a completion as a list of texts and lists of ids."""
+    """Normalise the prompts of a completion to a tuple of texts and tuples of ids."""
     if value is None or isinstance(value, str):
         return (value or "",)
     if isinstance(value, tuple):  # read before
@@ -93,25 +95,26 @@ _SETTINGS = (
     "min_tokens",
     "stop",
 )
-"""Parameters that are fields of ``Generation`` as they are."""
+"""Parameters that are fields of ``Generation`` with the same name and meaning."""
 Neutral = Annotated[Any, BeforeValidator(only())]
 Unused = Annotated[Any, Field(description="accepted, without effect on an answer")]
 
 
 class StreamOptions(Lenient):
-    """Options of a streamed answer. include_usage: end with the numbers of tokens."""
+    """Options of a streamed answer. include_usage: end the stream with the token counts."""
 
     include_usage: bool | None = None
     include_obfuscation: Unused = None
 
 
 class GenerationBody(Lenient):
-    """Parameters that completions and chats share; those without a value have that of the run's ``sample``.
+    """Parameters that completions and chats share. A parameter that is missing or null has the value of the run's
+    ``sample``.
 
-    Beyond OpenAI's: ``top_k`` (-1 and 0: off), ``min_p``, ``repetition_penalty``, also as ``repeat_penalty``;
-    ``stop_token_ids``, ``min_tokens``; ``ignore_eos``, with which an end token ends nothing; ``guided_json``,
-    ``guided_regex``, ``guided_choice`` and ``structured_outputs``, see ``qkv.serving.structure``. goes_on: without a
-    maximum, a text goes on to the end of the context, not to the run's ``max_new_tokens``.
+    Parameters beyond OpenAI's: ``top_k`` (-1 and 0: off); ``min_p``; ``repetition_penalty``, also as
+    ``repeat_penalty``; ``stop_token_ids``; ``min_tokens``; ``ignore_eos`` (end tokens do not end a text);
+    ``guided_json``, ``guided_regex``, ``guided_choice`` and ``structured_outputs``, see ``qkv.serving.structure``.
+    goes_on: if the request sets no maximum, a text may fill the context, instead of the run's ``max_new_tokens``.
     """
 
     goes_on: ClassVar[bool] = True
@@ -167,7 +170,7 @@ class GenerationBody(Lenient):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Fields of ``Generation`` that the request sets, without its maximum and its ends."""
+        """Fields of ``Generation`` that the request sets, without ``max_new_tokens`` and ``stop_token_ids``."""
         penalty = self.repeat_penalty if self.repetition_penalty is None else self.repetition_penalty
         given = {name: getattr(self, name) for name in _SETTINGS} | {"repetition_penalty": penalty}
         found = {name: value for name, value in given.items() if value is not None}
@@ -184,17 +187,17 @@ class GenerationBody(Lenient):
 
     @property
     def structure(self) -> Structure | None:
-        """Form that the answer must have; None for any text."""
+        """Constraint of the answer; None for any text."""
         return next(iter(self._structures), None)
 
     @property
     def alternatives(self) -> int | None:
-        """Number of most probable tokens to return beside each token; None for no log-probabilities."""
+        """Number of most probable tokens to return with each token; None for no log-probabilities."""
         raise NotImplementedError
 
     @property
     def wants_usage(self) -> bool:
-        """True if a streamed answer ends with the numbers of tokens."""
+        """True if a streamed answer ends with the token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
@@ -223,12 +226,12 @@ class CompletionBody(GenerationBody):
 
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-"""Escaped half of a character, which may stand alone and is then read as U+FFFD."""
+"""Escaped UTF-16 surrogate; an unpaired surrogate is read as U+FFFD."""
 Body = TypeVar("Body", bound=Spec)
 
 
 def parsed(data: bytes, kind: type[Body]) -> Body:
-    """Parse the bytes of a body. Raises ``ApiError`` (400) that names the parameter."""
+    """Parse the bytes of a body. Raises ``ApiError`` (400), which names the wrong parameter, if any."""
     try:
         tree = json.loads(data.decode("utf-8"), parse_constant=_no_constant)
         if _SURROGATE.search(data):

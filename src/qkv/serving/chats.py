@@ -18,11 +18,11 @@ CHOICES = ("none", "auto", "required")
 
 
 PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""Types of the parts of a content that are text -> key of their text."""
+"""Type of each text part of a message's content -> key of its text."""
 
 
 def text_of(value: Any) -> Any:
-    """Content of a message: parts of text are joined; other parts are refused."""
+    """Return the content of a message as one text: text parts are joined, other parts are refused."""
     if not isinstance(value, list):
         return value
     texts = []
@@ -36,7 +36,9 @@ def text_of(value: Any) -> Any:
 
 
 def _arguments(value: Any) -> Any:
-    """Arguments of a call, an object or its JSON, as the object that templates read; an empty text for none."""
+    """Convert the arguments of a call, an object or its JSON, to an object, as chat templates need. An empty text means
+    no arguments.
+    """
     try:
         found = (json.loads(value) if value.strip() else {}) if isinstance(value, str) else value
     except (ValueError, RecursionError):
@@ -54,7 +56,7 @@ class CalledFunction(Lenient):
 
 
 class MessageCall(Lenient):
-    """Call of a tool in a message of the assistant. index: its place in a stream that a client has kept."""
+    """Call of a tool in a message of the assistant. index: ignored; clients copy it from streamed answers."""
 
     index: Unused = None
     id: str | None = None
@@ -62,7 +64,7 @@ class MessageCall(Lenient):
     function: CalledFunction
 
     def to_template(self) -> dict[str, Any]:
-        """The call as a chat template reads it."""
+        """Return the call in the form that chat templates read."""
         function = {"name": self.function.name, "arguments": self.function.arguments}
         return {**({"id": self.id} if self.id else {}), "type": self.type, "function": function}
 
@@ -84,7 +86,7 @@ class Tool(Lenient):
 
 
 def tools_of(value: Any) -> Any:
-    """Tools as they were given, because a template writes them so."""
+    """Validate tools and return them unchanged, because the chat template renders them as given."""
     if not value:
         return None
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
@@ -103,7 +105,7 @@ def tools_of(value: Any) -> Any:
 
 
 def choice_of(value: Any) -> Any:
-    """One of ``CHOICES``, or the name of a function within a list."""
+    """Validate ``tool_choice``; return one of ``CHOICES``, or a tuple with the name of a function."""
     if value is None or value in CHOICES or isinstance(value, tuple):
         return value
     named = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
@@ -114,10 +116,10 @@ def choice_of(value: Any) -> Any:
 
 
 class ChatMessage(Lenient):
-    """Message of a chat: ``content`` is a text, or parts of text that are joined.
+    """Message of a chat: ``content`` is a text, or text parts that are joined.
 
-    As clients keep them: ``function`` and ``function_call`` are a tool and its call in OpenAI's first form,
-    ``reasoning_content`` what a model has thought, ``refusal`` an answer that refuses.
+    The role ``function`` and ``function_call`` are OpenAI's older names of a tool's message and of a tool call;
+    ``reasoning_content`` is the reasoning of the model; ``refusal`` is the text of a refused answer.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -136,7 +138,7 @@ class ChatMessage(Lenient):
 
     @property
     def calls(self) -> list[MessageCall]:
-        """Calls of tools in either form."""
+        """Tool calls of the message, in OpenAI's current or older form."""
         own = [] if self.function_call is None else [MessageCall(function=self.function_call)]
         return [*(self.tool_calls or ()), *own]
 
@@ -146,7 +148,9 @@ class ChatMessage(Lenient):
         return []
 
     def to_template(self) -> dict[str, Any]:
-        """The message as a chat template reads it; a developer's is a system message, a function's that of a tool."""
+        """Return the message in the form that chat templates read. The role ``developer`` becomes ``system``, and
+        ``function`` becomes ``tool``.
+        """
         known = {"developer": "system", "function": "tool"}
         found: dict[str, Any] = {"role": known.get(self.role, self.role)}
         found["content"] = self.content or self.refusal or ""
@@ -158,7 +162,7 @@ class ChatMessage(Lenient):
 
 
 class ChatBody(GenerationBody):
-    """Body of ``/v1/chat/completions``. chat_template_kwargs: further variables of the template."""
+    """Body of ``/v1/chat/completions``. chat_template_kwargs: further variables of the chat template."""
 
     messages: Seq[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=0)
@@ -197,7 +201,7 @@ class ChatBody(GenerationBody):
 
     @property
     def names(self) -> list[str]:
-        """Names of the functions of its tools."""
+        """Names of the functions of all tools."""
         return [tool["function"]["name"] for tool in self.tools or ()]
 
     @property
@@ -207,7 +211,7 @@ class ChatBody(GenerationBody):
 
     @property
     def required(self) -> Sequence[dict[str, Any]]:
-        """Tools one of which the answer must call; empty if it need not."""
+        """Tools of which the answer must call one; empty if it need not call any."""
         if isinstance(self.tool_choice, tuple):
             return [tool for tool in self.tools if tool["function"]["name"] == self.tool_choice[0]]
         return self.tools if self.tool_choice == "required" else ()

@@ -23,9 +23,7 @@ from qkv.spec.errors import UserError
 
 
 async def completions(http: HttpRequest, service: Service) -> Response:
-    """Answer ``POST /v1/completions``: texts that continue prompts; from a model with an encoder, texts written from
-    them.
-    """
+    """Answer ``POST /v1/completions``: texts that continue prompts or, with an encoder, are generated from them."""
     body = await read_body(http, CompletionBody, service.limits)
     model = writer(service, body.model)
     asked, form = await asyncio.to_thread(_asked_to_continue, model, body, service)
@@ -35,7 +33,9 @@ async def completions(http: HttpRequest, service: Service) -> Response:
 
 
 async def _prompt_scores(model: ServedModel, asked: AskedTexts, count: int) -> list[tuple[list[int], list[TokenScore]]]:
-    """(tokens, their scores) of the prompt of each text. Each prompt is read between two steps of the others."""
+    """Score the prompt of each text; return (tokens, scores) of each. Prompts are scored one by one, so that other
+    requests are decoded in between.
+    """
     known = dict[tuple[int, ...], list[TokenScore]]()
     for request in asked.requests:
         prompt = tuple(request.prompt)
@@ -53,7 +53,7 @@ async def chat(http: HttpRequest, service: Service) -> Response:
 
 
 def writer(service: Service, name: str | None) -> ServedModel:
-    """Model that writes text. Raises ``ApiError``."""
+    """Return the model ``name``. Raises ``ApiError`` if it does not generate text."""
     model = service.model(name)
     if not model.writes:
         can = ", ".join(model.to_dict()["capabilities"])
@@ -81,7 +81,7 @@ def _asked_to_continue(model: ServedModel, body: CompletionBody, service: Servic
 
 
 def asked_to_chat(model: ServedModel, body: ChatBody, service: Service, layout: AnswerLayout) -> AskedTexts:
-    """Texts that a chat asks for. Raises ``ApiError``."""
+    """Build the texts to generate for a chat request. Raises ``ApiError``."""
     messages = [message.to_template() for message in body.messages]
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     variables = {**(body.chat_template_kwargs or {}), **({"tools": body.usable} if body.usable else {})}
@@ -93,7 +93,7 @@ def asked_to_chat(model: ServedModel, body: ChatBody, service: Service, layout: 
         if form and body.required:
             structure = required_call(body.required, form)
         elif form and structure:
-            form = form._replace(begin="", end="")  # the answer is JSON: a call or what the schema allows
+            form = form._replace(begin="", end="")  # the answer is JSON: a call, or an object that the schema allows
             structure = call_or_answer(body.tools, form, structure)
         requests = model.requests(ids, body, asked, structure)
     except UserError as error:
@@ -105,7 +105,9 @@ def asked_to_chat(model: ServedModel, body: ChatBody, service: Service, layout: 
 
 
 def _call_form(model: ServedModel, body: ChatBody) -> CallForm | None:
-    """Form of calls in the answer; None without tools. Raises ``ApiError`` for a template without a place for them."""
+    """Return the form of tool calls in the answer; None if no tool may be called. Raises ``ApiError`` for a chat
+    template that does not support tools.
+    """
     called = any(message.calls for message in body.messages)
     if not (body.usable or called):
         return None

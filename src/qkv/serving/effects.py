@@ -1,7 +1,7 @@
-"""Parameters of requests that have no effect here, because qkv ignores them on purpose or does not know them.
+"""Request parameters without effect: qkv ignores them on purpose or does not know them.
 
-Clients that were written for other servers send many of them and need an answer. qkv accepts them, and names them in
-the header ``x-qkv-ignored`` of the answer and once in the log; a strict server refuses them.
+Clients that were written for other servers send many such parameters and need an answer. qkv accepts the parameters and
+names them in the header ``x-qkv-ignored`` of the response and once in the log; a strict server refuses them.
 """
 
 from __future__ import annotations
@@ -20,21 +20,24 @@ from qkv.spec.errors import nearest
 HEADER = "x-qkv-ignored"
 _MARK = "without effect"
 NoEffect = Annotated[Any, _MARK]
-"""Type of a parameter that is known to have no effect on an answer, of any value."""
+"""Type of a known parameter that has no effect on an answer, whatever its value."""
 _NAMED, _LONGEST, _REMEMBERED = 20, 64, 1000
-"""Parameters that a header names, characters of a name in it, and names of which it is known that they are logged."""
+"""Maximum numbers: of parameters named in a header, of characters of a name, and of logged names that are remembered.
+"""
 _LOG = logging.getLogger("qkv.serving")
 _logged = set[str]()
 
 
 class Lenient(Spec):
-    """Spec of data that clients send, which may have keys that are not known."""
+    """Spec of data from clients; unknown keys are allowed."""
 
     model_config = ConfigDict(extra="allow")
 
 
 def without_effect(body: Spec) -> list[str]:
-    """Names of given parameters that have no effect, each once; those of inner objects as ``messages.key``."""
+    """Return the names of parameters in ``body`` that have no effect, each once; keys of nested objects are named like
+    ``messages.key``.
+    """
     return list(dict.fromkeys(_names(body)))
 
 
@@ -52,7 +55,7 @@ def _names(value: Any) -> Iterator[str]:
 
 
 def tell(names: Sequence[str], body: Spec, strict: bool) -> None:
-    """Log parameters without effect, each once. Raises ``ApiError`` for the first one on a strict server."""
+    """Log each parameter without effect once per process. Raises ``ApiError`` for the first if ``strict``."""
     if names and strict:
         known = {name: field for name, field in type(body).model_fields.items() if _MARK not in field.metadata}
         without = names[0] in type(body).model_fields
@@ -65,11 +68,11 @@ def tell(names: Sequence[str], body: Spec, strict: bool) -> None:
 
 
 def header(names: Sequence[str]) -> str:
-    """Value of the header that names parameters."""
+    """Return the value of the header that names the parameters."""
     more = [f"and {len(names) - _NAMED} more"] if len(names) > _NAMED else []
     return ", ".join([*map(_plain, names[:_NAMED]), *more])
 
 
 def _plain(name: str) -> str:
-    """A name in printable ASCII, as headers need it."""
+    """Escape and truncate a name to printable ASCII, as headers require."""
     return quote(name[:_LONGEST], safe="._-$[]()/:@")

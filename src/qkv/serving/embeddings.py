@@ -23,7 +23,7 @@ from qkv.spec.errors import quoted
 
 
 def _texts(value: Any) -> Any:
-    """Texts to embed, each as text or as ids, as a list."""
+    """Validate the texts to embed, given as text or as token ids, and return them as a tuple."""
     several = [value] if isinstance(value, str) or _are_ids(value) else value
     if not isinstance(several, list) or not several or len(several) > MAX_INPUTS:
         given = f"{len(several):,} texts" if isinstance(several, list) else quoted(value)
@@ -39,9 +39,10 @@ def _are_ids(value: Any) -> bool:
 
 
 class EmbeddingBody(Lenient):
-    """Body of ``/v1/embeddings``. A text that is given as ids is read as it is, without prompt or special tokens.
+    """Body of ``/v1/embeddings``. A text given as token ids is read without prompt or added special tokens.
 
-    Beyond OpenAI's: ``prompt``, the name of one of the model's prompts, and ``prefix``, a text to put before each.
+    Parameters beyond OpenAI's: ``prompt``, the name of one of the model's prompts, and ``prefix``, a text to prepend to
+    each text.
     """
 
     model: str | None = None
@@ -54,7 +55,7 @@ class EmbeddingBody(Lenient):
 
 
 async def embeddings(http: HttpRequest, service: Service) -> Response:
-    """Answer ``POST /v1/embeddings``: one vector per text. Texts that the model cannot read whole are refused."""
+    """Answer ``POST /v1/embeddings``: one vector per text. Texts that exceed the model's context are refused."""
     body = await read_body(http, EmbeddingBody, service.limits)
     model = service.model(body.model)
     if not model.embeds:
@@ -72,7 +73,9 @@ async def embeddings(http: HttpRequest, service: Service) -> Response:
 
 
 async def _embedded(model: ServedModel, body: EmbeddingBody) -> tuple[list[np.ndarray], int]:
-    """(vectors of the texts, number of tokens), a few texts at once, so that others are answered in between."""
+    """Compute (vectors of the texts, number of tokens), in batches of ``AT_ONCE`` texts, so that other requests are
+    answered in between.
+    """
     vectors, read = list[np.ndarray](), 0
     for begin in range(0, len(body.input), AT_ONCE):
         some = body.input[begin : begin + AT_ONCE]
@@ -83,7 +86,7 @@ async def _embedded(model: ServedModel, body: EmbeddingBody) -> tuple[list[np.nd
 
 
 def _check_ids(model: ServedModel, texts: Sequence[str | Sequence[int]]) -> None:
-    """Raise ``ApiError`` for ids outside the vocabulary, with the place of their text in the request."""
+    """Raise ``ApiError`` for ids outside the vocabulary; the message gives the number of the text."""
     known = model.run.vocabulary.tokenizer.vocab_size
     for place, text in enumerate(texts):
         wrong = None if isinstance(text, str) else next((each for each in text if not 0 <= each < known), None)
@@ -93,7 +96,7 @@ def _check_ids(model: ServedModel, texts: Sequence[str | Sequence[int]]) -> None
 
 
 def _check_dimensions(model: ServedModel, asked: int | None) -> None:
-    """Raise ``ApiError`` for a size to which the vectors of a model may not be cut."""
+    """Raise ``ApiError`` for a number of dimensions to which the model's vectors may not be truncated."""
     if asked is None or (model.sizes is not None and (asked in model.sizes or not model.sizes)):
         return
     allowed = "vectors of this model cannot be cut: its config.json names neither is_matryoshka nor its sizes"

@@ -12,22 +12,23 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 
 
 class ApiError(Exception):
-    """Refusal of an HTTP request: sentence, HTTP status, name of the parameter and a code that programs can compare."""
+    """Error response to an HTTP request: message, HTTP status, parameter, and a code that programs can compare."""
 
     def __init__(self, sentence: str, status: int = 400, param: str | None = None, code: str | None = None):
         super().__init__(sentence)
         self.sentence, self.status, self.param, self.code = sentence, status, param, code
 
     def to_dict(self) -> dict[str, Any]:
-        """Body of the response."""
+        """Return the body of the response."""
         kind = "server_error" if self.status >= 500 else _TYPES.get(self.status, "invalid_request_error")
         return {"error": {"message": self.sentence, "type": kind, "param": self.param, "code": self.code}}
 
 
 def as_api_error(error: Exception, param: str | None = None) -> ApiError:
-    """The ``ApiError`` of any exception. ``param``: parameter to which a ``UserError`` belongs.
+    """Convert any exception to an ``ApiError``. ``param``: parameter to which a ``UserError`` belongs.
 
-    400 for input that the model cannot use, 429 for a full queue, 500 for a fault of the program.
+    400 for input that the model cannot use, 408 for a body that does not arrive in time, 429 for a full queue, 500 for
+    a bug.
     """
     if isinstance(error, ApiError):
         return error

@@ -1,4 +1,4 @@
-"""Forms of an answer: choices of completions and of chats, whole and as chunks of a stream."""
+"""JSON forms of the choices of completions and chats, whole and as chunks of a stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qkv.tokenizers.tokenizer import Tokenizer
 
 @dataclass
 class Written:
-    """Text of one choice as far as it is written."""
+    """Text of one choice, as far as it has been generated."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -23,7 +23,7 @@ class Written:
     finished: str | None = None
 
     def add(self, piece: TextDelta) -> None:
-        """Append what a piece holds."""
+        """Append a piece."""
         self.text += piece.text
         self.tokens += piece.tokens
         self.scores += piece.scores
@@ -31,7 +31,9 @@ class Written:
 
 
 class Form(ABC):
-    """Form of the answers of an endpoint. whole, chunk: names of its objects; prefix: start of their ids."""
+    """Form of the answers of an endpoint. whole, chunk: values of ``object`` in its bodies and chunks; prefix: start of
+    their ids.
+    """
 
     whole: str
     chunk: str
@@ -43,18 +45,18 @@ class Form(ABC):
 
     @abstractmethod
     def choice(self, index: int, written: Written) -> dict[str, Any]:
-        """Choice of a whole answer."""
+        """Build a choice of an answer that is not streamed."""
 
     @abstractmethod
     def delta(self, index: int, piece: TextDelta) -> dict[str, Any] | None:
-        """Choice of a chunk; None if the piece has nothing that can be told yet."""
+        """Build the choice of a chunk; None if the piece has nothing to send yet."""
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """Choice of the first chunk of a text, before it is written; None for none."""
+        """Build the choice of a chunk that precedes the generated text; None if there is no such chunk."""
         return None
 
     def token(self, index: int) -> str:
-        """Text of one token; bytes that are no whole character as ``bytes:\\xe2\\x82``."""
+        """Return the text of one token; a token with an incomplete character as its bytes, ``bytes:\\xe2\\x82``."""
         text = self.tokenizer.decode([index])
         if "\ufffd" in text and self.tokenizer.token_bytes is not None:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.tokenizer.token_bytes[index])
@@ -68,15 +70,17 @@ class CompletionForm(Form):
     prefix = "cmpl"
 
     def __init__(self, tokenizer: Tokenizer, scored: bool, echoes: Sequence[str]):
-        """``echoes``: text to put before each choice."""
+        """``echoes``: text to prepend to each choice."""
         super().__init__(tokenizer, scored)
         self._echoes = echoes
         self._prompts: Sequence[tuple[Sequence[int], Sequence[TokenScore]]] = [((), ()) for _ in echoes]
         self._offsets = [len(echo) for echo in echoes]
-        """Characters of each choice before its next token."""
+        """Number of characters of each choice before its next token."""
 
     def score_echoes(self, prompts: Sequence[tuple[Sequence[int], Sequence[TokenScore]]]) -> None:
-        """Let the prompt's tokens be among the log-probabilities: (tokens, scores of all but the first) per choice."""
+        """Include the prompt's tokens in the log-probabilities. prompts: (tokens, scores of all but the first token) of
+        each choice.
+        """
         self._prompts, self._offsets = prompts, [0 for _ in self._echoes]
 
     def choice(self, index: int, written: Written) -> dict[str, Any]:
@@ -101,7 +105,7 @@ class CompletionForm(Form):
         return {"text": self._echoes[index], "index": index, "logprobs": scores, "finish_reason": None}
 
     def _prompt(self, index: int) -> dict[str, list[Any]]:
-        """Log-probabilities of the prompt; its first token has none."""
+        """Build the log-probabilities of the prompt; they are null for its first token."""
         tokens, scores = self._prompts[index]
         return self._logprobs(index, tokens, [None, *scores] if tokens else [])
 
@@ -125,7 +129,7 @@ class ChatForm(Form):
     whole, chunk, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
     def __init__(self, tokenizer: Tokenizer, scored: bool, readers: Sequence[CallReader | None]):
-        """``readers``: of the tool calls in each choice."""
+        """``readers``: parser of tool calls of each choice; None without tools."""
         super().__init__(tokenizer, scored)
         self._readers, self._calls = readers, [0 for _ in readers]
 
@@ -149,7 +153,7 @@ class ChatForm(Form):
         return {"index": index, "delta": delta, "logprobs": scores, "finish_reason": finished}
 
     def _read(self, index: int, text: str, finished: str | None) -> tuple[str, list[ToolCall], str | None]:
-        """(content, calls, reason of the end) of a piece of a choice."""
+        """Parse a piece of a choice; return (content, calls, finish reason)."""
         reader = self._readers[index]
         if reader is None:
             return text, [], finished

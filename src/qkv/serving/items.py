@@ -1,4 +1,4 @@
-"""Layout of the answers of ``/v1/responses``: items of output, whole and as events with the names of OpenAI's."""
+"""Format of the answers of ``/v1/responses``: output items, whole and as events with OpenAI's names."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Event = tuple[str, dict[str, Any]]
 
 
 class Output:
-    """Items of an answer as they are written. Its methods yield the events that tell of them."""
+    """Output items of an answer while it is generated. The methods yield the events that report each change."""
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
-        """Part of text that is being written, within the last item."""
+        """Content part of the last item whose text is being generated; None if no part is open."""
 
     def add(self, content: str, calls: Sequence[Mapping[str, Any]], scores: Sequence[Any]) -> Iterator[Event]:
-        """Add text, with the log-probabilities of its tokens, and calls of tools after it."""
+        """Add text with the log-probabilities of its tokens, then tool calls."""
         if content or scores:
             yield from self._text(content, scores)
         for call in calls:
@@ -32,7 +32,7 @@ class Output:
             yield from self._call(call)
 
     def close(self, status: str) -> Iterator[Event]:
-        """End the part of text and its item, if one is open. status: of the item."""
+        """End the open content part and its item, if there is one. status: status of the item."""
         part, self._open = self._open, None
         if part is None:
             return
@@ -42,7 +42,7 @@ class Output:
         yield from self._end_item(status)
 
     def end(self, status: str) -> Iterator[Event]:
-        """End the answer; one without any item becomes an empty text."""
+        """End the answer. If it has no item, add an item with empty text."""
         if not self.items:
             yield from self._text("", ())
         yield from self.close(status)
@@ -60,7 +60,7 @@ class Output:
             yield "response.output_text.delta", {**self._place, "delta": content, "logprobs": list(scores)}
 
     def _call(self, call: Mapping[str, Any]) -> Iterator[Event]:
-        """A call of a tool, which comes as one piece."""
+        """Add a tool call, which arrives as one piece."""
         function = call["function"]
         item = {"type": "function_call", "call_id": call["id"], "name": function["name"], "arguments": ""}
         yield from self._begin_item("fc", item)
@@ -81,12 +81,12 @@ class Output:
 
     @property
     def _place(self) -> dict[str, Any]:
-        """Place of what is being written."""
+        """Id and indices of the last item and its content part, as events report them."""
         return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, "content_index": 0}
 
 
 class ResponseLayout(AnswerLayout):
-    """Layout of one response. echo: fields of the request that are part of it."""
+    """Format of one response. echo: fields of the request that are repeated in it."""
 
     def __init__(self, echo: Mapping[str, Any]):
         self._echo, self._id, self._created = echo, f"resp_{uuid.uuid4().hex}", int(time.time())
@@ -128,7 +128,7 @@ class ResponseLayout(AnswerLayout):
     def _response(
         self, asked: AskedTexts, status: str, output: Output, written: int | None, error: ApiError | None = None
     ) -> dict[str, Any]:
-        """The response object. written: number of tokens; None as long as it is written."""
+        """Build the response object. written: number of generated tokens; None at the start of a stream."""
         return {
             "id": self._id,
             "object": "response",
@@ -144,7 +144,7 @@ class ResponseLayout(AnswerLayout):
 
 
 def _told(output: Output, choice: Mapping[str, Any]) -> Iterator[Event]:
-    """Events of a piece of a choice."""
+    """Add a chunk of a choice to ``output``; yield the events."""
     delta = choice["delta"]
     yield from output.add(delta.get("content", ""), delta.get("tool_calls", ()), _scores(choice))
     if choice["finish_reason"]:

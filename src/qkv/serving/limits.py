@@ -7,21 +7,23 @@ from dataclasses import dataclass
 MAX_CHOICES = 128
 """Maximum number of texts of one HTTP request: prompts times ``n``."""
 MAX_STOPS, MAX_STOP_LENGTH = 16, 256
-"""Maximum number of stop strings of a request, and of characters of one."""
+"""Maximum number of stop strings of a request, and of characters of a stop string."""
 MAX_BIASES, MAX_STOP_TOKENS = 2048, 128
-"""Maximum number of tokens of a request with a bias, and of those that end its text."""
+"""Maximum number of tokens with a logit bias, and of stop tokens, of a request."""
 MAX_LOGPROBS = 20
 """Maximum number of alternatives per token."""
 MAX_INPUTS, AT_ONCE = 2048, 16
-"""Maximum number of inputs of embeddings and predictions, and how many of them hold up the other requests at once."""
+"""Maximum number of inputs of a request for embeddings or predictions, and number of inputs that one call of the worker
+computes while other requests wait.
+"""
 KEPT = 256 * 2**20
-"""Bytes of states that a model keeps for texts that begin alike, if no memory is given; else what is left of that."""
+"""Maximum bytes of a model's prefix cache if there is no memory limit; with one, the cache uses the rest of it."""
 MAX_TOOLS = 128
 """Maximum number of tools of a request."""
 COMPILED = 32
-"""Compiled constraints that a model keeps."""
+"""Number of latest compiled constraints that are cached per model."""
 UNREAD = 64
-"""Pieces kept for a reader who does not read; further ones are joined to the last, so that nothing is lost."""
+"""Maximum number of unread pieces per HTTP request; further pieces are joined to the last, so that no text is lost."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,10 @@ class Limits:
     """Limits of each model and request.
 
     body: bytes of a request's body. tokens: prompt and new tokens of one text together; None: the model's context
-    length, but at least 2,048. batch: texts that are written at once. queue: texts, embeddings or predictions that
-    wait. memory: bytes of decoding states per model; None for no bound. seconds: time for one request from its
-    arrival; None for no limit. read_seconds: time in which a body has to arrive. strict: refuse requests that have
-    parameters without effect.
+    length, but at least 2,048. batch: number of texts that are generated at once. queue: number of waiting texts, and
+    of waiting calls (embeddings, predictions). memory: bytes of decoding states per model; None for no bound. seconds:
+    time for one request from its arrival; None for no limit. read_seconds: time in which a body has to arrive. strict:
+    refuse requests that have parameters without effect.
     """
 
     body: int = 8 * 2**20

@@ -1,4 +1,4 @@
-"""Listening: the socket of a server, and its graceful end."""
+"""Socket, start and graceful shutdown of a server."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from qkv.system.collector import collect_once
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """Socket with the address ``host`` and ``port``, 0 for a free one, that takes no connections yet.
+    """Open a socket bound to ``host`` and ``port`` (0: any free port) that does not accept connections yet.
 
-    Raises ``UserError`` if it is taken.
+    Raises ``UserError`` if the address cannot be used.
     """
     found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        if os.name == "posix":  # a port that a server has just left is free
+        if os.name == "posix":  # a port that another server has just released can be used at once
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((host, port))
     except (OSError, OverflowError) as error:
@@ -39,7 +39,7 @@ def _taken(host: str, port: int, error: Exception) -> UserError:
 
 
 def listen(opened: socket.socket) -> None:
-    """Let a socket take connections. Raises ``UserError`` if another server does so at its address meanwhile."""
+    """Let a socket accept connections. Raises ``UserError`` if another server has taken its address meanwhile."""
     try:
         opened.listen(512)
     except OSError as error:
@@ -48,14 +48,17 @@ def listen(opened: socket.socket) -> None:
 
 
 class HttpServer(uvicorn.Server):
-    """Server that ends gracefully at SIGINT and SIGTERM: it takes no new connection and finishes what it began.
+    """Server that shuts down gracefully at SIGINT and SIGTERM: it accepts no new connections and finishes running
+    requests.
 
     A second signal ends it at once.
     """
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Context manager in which the signals end the server; uvicorn's own raises them again at the end."""
+        """Return a context manager in which the signals shut the server down. Unlike uvicorn's, it does not raise them
+        again at the end.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -68,13 +71,15 @@ class HttpServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: object) -> None:
-        """Record a signal."""
+        """Request shutdown at the first signal, and immediate exit at the second."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
 
 def http_server(service: Service, access: Access, patience: float | None = None) -> HttpServer:
-    """Server for ``service``; ``run(sockets=[…])`` serves. patience: seconds for what it began; None for no limit."""
+    """Build the server of ``service``; ``run(sockets=[…])`` starts it. patience: seconds in which running requests must
+    finish at shutdown; None for no limit.
+    """
     config = uvicorn.Config(
         app_of(service, access),
         log_config=None,
@@ -94,10 +99,10 @@ def serve(
     patience: float | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Serve at an ``opened`` socket until a signal arrives and what was begun is finished.
+    """Serve at an ``opened`` socket until a signal arrives and running requests have finished.
 
-    The port takes connections when all models are warm. tell: is given a line when a model is warm, and when the server
-    serves. Raises ``UserError`` for a port that is taken meanwhile.
+    The socket accepts connections once all models are warm. tell: called with a line when a model is warm, and when the
+    server accepts connections. Raises ``UserError`` if the port has been taken meanwhile.
     """
     for name, seconds in service.warm():
         tell(f"{name}: warm after {seconds:.1f} s (weights laid out, kernels built, a text written)")
@@ -108,6 +113,6 @@ def serve(
 
 
 def url_of(listener: socket.socket) -> str:
-    """Address of a listening socket, such as ``http://127.0.0.1:8000``."""
+    """Return the URL of a listening socket, such as ``http://127.0.0.1:8000``."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -24,14 +24,14 @@ COUNTERS: Mapping[str, tuple[str, Callable[[LoadCounts], int]]] = {
     "qkv_shared_prompts": ("Prompts that began with a kept state.", lambda counts: counts.hits),
     "qkv_shared_prompt_tokens": ("Tokens of prompts that were not read again.", lambda counts: counts.shared),
 }
-"""Counters read in the same way."""
+"""Counters read from a worker at each scrape."""
 
 
 class Metrics:
-    """Metrics of a server, in a registry of its own."""
+    """Metrics of a server, in a separate Prometheus registry."""
 
     def __init__(self, workers: Mapping[str, Worker], weight_bytes: int):
-        """``workers`` by the name of their model. ``weight_bytes``: of all models."""
+        """``workers``: workers by the name of their model. ``weight_bytes``: bytes of the weights of all models."""
         self.registry = CollectorRegistry()
         Gauge("qkv_weight_bytes", "Bytes of the weights of all models.", registry=self.registry).set(weight_bytes)
         self.registry.register(_OfWorkers(workers))
@@ -67,14 +67,16 @@ class Metrics:
         self._read.labels(model).inc(tokens)
 
     def count_texts(self, model: str, reason: str, number: int = 1) -> None:
-        """Count texts that ended for a reason."""
+        """Count ``number`` texts that ended for ``reason``."""
         if number:
             self._finished.labels(model, reason).inc(number)
 
     async def watched(
         self, model: str, read: int, mailbox: Mailbox, begun: float
     ) -> AsyncIterator[tuple[int, TextDelta]]:
-        """The pieces of ``mailbox``, counted. read: number of prompt tokens. begun: time of the request's arrival."""
+        """Yield the pieces of ``mailbox`` and count them. read: number of prompt tokens. begun: time of the request's
+        arrival.
+        """
         self._read.labels(model).inc(read)
         first = True
         async for index, piece in mailbox:
@@ -88,7 +90,7 @@ class Metrics:
         self._whole.labels(model).observe(time.monotonic() - begun)
 
     def text(self) -> bytes:
-        """All metrics in the text format of Prometheus."""
+        """Return all metrics in the text format of Prometheus."""
         return generate_latest(self.registry)
 
 

@@ -1,4 +1,4 @@
-"""Model of a server: a run with its name, its worker thread and what it can be asked for."""
+"""Served model: a run with its name, its worker thread and its capabilities."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from qkv.spec.errors import UserError
 from qkv.spec.generation import FILTERS, Generation
 
 _SEARCH = ("num_beams", "length_penalty", "num_return", "early_stopping", "seed")
-"""Settings of a run that are not those of its answers: of beam search, and the seed of its samples in training."""
+"""Generation settings of a run that a server ignores: those of beam search, and the seed of samples in training."""
 _SHORTEST_LIMIT = 2048
-"""Tokens of a text that a server allows by default, also for models of a shorter context."""
+"""Smallest default limit of tokens per text, also for models with a shorter context."""
 
 
 class ServedModel:
-    """Run that a server answers from.
+    """Run that a server serves.
 
-    writes: it continues texts or, with an encoder, writes from them. embeds, predicts: it has embeddings, a task with
-    predictions.
+    writes: it generates text, after a prompt or, with an encoder, from a source. embeds: it computes embeddings of
+    texts. predicts: its task has predictions.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class ServedModel:
     ):
         """Load ``source``, a run or a folder.
 
-        speculation: makes what proposes tokens for the texts of a run; None for plain decoding. keep_adapters: keep
-        adapters separate, see ``share``. chat_template: in the place of the tokenizer's. Raises ``UserError`` if the
-        model can be asked for nothing, or the speculator cannot propose for it.
+        speculation: function that returns the speculator of a run; None for plain decoding. keep_adapters: keep
+        adapters separate, see ``share``. chat_template: replaces the tokenizer's. Raises ``UserError`` if the model has
+        no capability that can be served, or if the speculator cannot propose tokens for it.
         """
         run, self.embedding = opened(source, keep_adapters=keep_adapters)
         self.name, self.run, self.limits, self.created = name, run, limits, int(time.time())
@@ -77,7 +77,7 @@ class ServedModel:
         self.worker = Worker(requests, name, limits.queue, self._warm_up)
 
     def _warm_up(self) -> None:
-        """Do what the first request needs, in the thread that owns the model; see ``qkv.serving.warm``."""
+        """Prepare the model for its first request, in the thread that owns it; see ``qkv.serving.warm``."""
         digit = Structure("regex", "[0-9]", "guided_regex")
         steps: list[Callable[[], object]] = []
         if self.worker.requests is not None:
@@ -89,7 +89,7 @@ class ServedModel:
         attempt(steps)
 
     def _write(self) -> None:
-        """Write a short text, from the tokens of a word."""
+        """Generate a short text twice, from the tokens of a word."""
         run, requests = self.run, self.worker.requests
         assert requests is not None
         ids = self.prompt(self._word)
@@ -100,7 +100,7 @@ class ServedModel:
 
     @property
     def _word(self) -> str:
-        """Text that the tokenizer knows."""
+        """Short text without unknown tokens; "1" if there is none."""
         ids = range(min(256, self.tokenizer.vocab_size))
         texts = (self.tokenizer.decode([index]) for index in reversed(ids))
         return next((text for text in texts if text.strip() and not self.tokenizer.unknown(text)), "1")
@@ -137,21 +137,21 @@ class ServedModel:
 
     @property
     def chats(self) -> bool:
-        """True if it answers chats: it writes text after a prompt, and has a template."""
+        """True if the model answers chats: it generates text, has no encoder, and has a chat template."""
         return self.writes and self.run.model.encoder is None and self.tokenizer.chat_template is not None
 
     @cached_property
     def sizes(self) -> tuple[int, ...] | None:
-        """Sizes to which embeddings may be cut; () for any, None for none."""
+        """Dimensions to which embeddings may be truncated (Matryoshka); () for any, None for none."""
         return matryoshka(self.run, self.embedding)
 
     @property
     def most_tokens(self) -> int:
-        """Limit of prompt and new tokens of one text together."""
+        """Maximum number of tokens of one text, prompt and new tokens together."""
         return self.limits.tokens or max(_SHORTEST_LIMIT, self.run.model.spec.context_length)
 
     def to_dict(self) -> dict[str, Any]:
-        """Entry of ``/v1/models``."""
+        """Return the model's entry in ``/v1/models``."""
         can = {"completions": self.writes, "chat": self.chats, "embeddings": self.embeds, "predict": self.predicts}
         return {
             "id": self.name,
@@ -165,13 +165,13 @@ class ServedModel:
         }
 
     def _defaults(self) -> dict[str, Any]:
-        """Settings of a text whose request gives none."""
+        """Return the default settings of requests, for the parameters that they leave out."""
         own = self.writing
         found = {name: getattr(own, name) for name in (*FILTERS, "presence_penalty", "frequency_penalty")}
         return {**found, "max_tokens": own.max_new_tokens, "stop": list(own.stop)} if self.writes else {}
 
     def prompt(self, given: str | Sequence[int]) -> list[int]:
-        """Ids of a prompt. With an encoder it is the source."""
+        """Tokenize a prompt; with an encoder, as its source."""
         if not isinstance(given, str):
             return list(given)
         if self.run.model.encoder is not None:
@@ -181,7 +181,8 @@ class ServedModel:
     def chat_prompt(
         self, messages: Sequence[dict[str, Any]], variables: dict[str, Any], opening: str = ""
     ) -> list[int]:
-        """Ids of the prompt of a chat. ``variables``: further ones of the template. opening: begin of the answer.
+        """Render and tokenize the prompt of a chat. ``variables``: further template variables. opening: start of the
+        answer, appended to the prompt.
 
         Raises ``UserError``.
         """
@@ -196,8 +197,8 @@ class ServedModel:
     def requests(
         self, prompt: Sequence[int], body: GenerationBody, asked: int | None, structure: Structure | None
     ) -> list[Request]:
-        """Requests of the ``n`` texts after a prompt. asked: maximum number of new tokens; None for as many as there is
-        room for, or for the run's if the body does not go on. structure: form of the texts.
+        """Build the requests of the ``n`` texts after a prompt. asked: requested maximum number of new tokens; None for
+        the default, see ``_most_new``. structure: constraint of the texts.
 
         Text i has the seed of the body + i. Raises ``ApiError`` for a text that may be longer than the limit.
         """
@@ -220,7 +221,7 @@ class ServedModel:
             raise as_api_error(error, structure.name) from None
 
     def _settings(self, body: GenerationBody, most: int, structure: Structure | None) -> Generation:
-        """The run's settings without beams, changed by those of the body. most: maximum number of new tokens."""
+        """Return the run's settings without beam search, overridden by the body. most: maximum number of new tokens."""
         own = self.writing
         stop = () if structure else own.stop  # a constraint ends a text itself
         ends = () if body.ignore_eos else own.stop_token_ids
@@ -230,8 +231,10 @@ class ServedModel:
         return Generation.parse({**settings, "max_new_tokens": most})
 
     def _most_new(self, prompt: int, asked: int | None, goes_on: bool) -> int:
-        """Maximum number of new tokens. Not asked for, it is the run's, or what the context has room for: where a
-        prompt has more tokens than were read in training, the run's.
+        """Return the maximum number of new tokens: ``asked``, or a default if it is None.
+
+        The default is the rest of the context after the prompt if ``goes_on``. It is the run's ``max_new_tokens``
+        otherwise, or if the prompt is longer than the context of training; the limit of tokens bounds it.
         """
         room, usual = self.most_tokens - prompt, self.writing.max_new_tokens
         reach = self.limits.tokens or min(self.most_tokens, self.run.model.spec.context_length)
@@ -245,9 +248,10 @@ class ServedModel:
 
 
 def share(models: Iterable[ServedModel]) -> int:
-    """Let models hold their equal weights once, before they answer; return the bytes that this saves.
+    """Store equal weights of several models once, before the models serve requests; return the bytes saved.
 
-    Adapters of models loaded with ``keep_adapters`` stay beside weights that are shared, and are merged into others.
+    Adapters of models loaded with ``keep_adapters`` stay separate where the weights below them are shared, and are
+    merged into other weights.
     """
     networks = [network for model in models for network in model.networks]
     saved = share_weights(networks)

@@ -1,9 +1,9 @@
-"""``/predict``: answers of a run's task, such as labels, numbers, spans and tags.
+"""``/predict``: predictions of a run's task, such as labels, numbers, spans and tags.
 
 The body is ``{"model": NAME, "inputs": [...]}``. An input is a text, or an object with the task's inputs by name. An
-image is an object with a data URI, ``{"image": "data:image/png;base64,…"}``; names of files are refused, since a client
-must not read the files of the server. For a run that predicts from a table, such as a forecast, the inputs are the
-table's rows.
+image is an object with a data URI, ``{"image": "data:image/png;base64,…"}``; file names are refused, since a client
+must not read files of the server. For a run that predicts from a table, such as a forecast, the inputs are the table's
+rows.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ def _from_table(run: Run, rows: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _read(model: ServedModel, given: Any) -> Any:
-    """Input by name. Raises ``UserError`` where a value of the processor is the name of a file."""
+    """Convert an input to an object by input name. Raises ``UserError`` if a value for the processor is a text other
+    than a data URI, such as a file name.
+    """
     row = given if isinstance(given, dict) else {model.task.asks[0]: given}
     for column, processor in value_columns(model.run).items():
         values = () if processor.spec.of_graphs else _texts(row.get(column))
@@ -93,7 +95,7 @@ def _read(model: ServedModel, given: Any) -> Any:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All texts in nested lists."""
+    """Yield all texts in nested lists."""
     if isinstance(value, str):
         yield value
     for each in value if isinstance(value, list) else ():
@@ -101,7 +103,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` without numbers that JSON does not have: infinities and NaN become null."""
+    """Convert ``value`` to plain JSON data; infinities and NaN become null."""
     if isinstance(value, dict):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Reading of HTTP requests: their bodies within limits, and the end of their connection."""
+"""Reading of HTTP requests: bodies within limits, and cancellation when the client disconnects."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from qkv.serving.limits import Limits
 
 _JSON = "application/json"
 _DISCARDED = 2**30
-"""Bytes of a body beyond the limit that are read before the connection is closed."""
+"""Maximum number of bytes beyond the limit that are read and discarded before an error response."""
 
 
 async def read_body(request: HttpRequest, kind: type[Body], limits: Limits) -> Body:
-    """Read and parse the JSON body of a request, whose ``state.ignored`` becomes the parameters without effect.
+    """Read and parse the JSON body of a request; set ``request.state.ignored`` to its parameters without effect.
 
-    Raises ``ApiError``: 415 for another media type, 413 for too many bytes, 408 if it does not arrive in time, 400 for
-    what is not JSON or has wrong parameters, or, if the limits are strict, parameters without effect.
+    Raises ``ApiError``: 415 for another media type, 413 for too many bytes, 400 for a body that is not JSON, for wrong
+    parameters and, if the limits are strict, for parameters without effect. Raises ``TimeoutError`` (408) if the body
+    does not arrive in time.
     """
     given = request.headers.get("content-type", "")
-    # Pages of other hosts can send plain text without asking, but no JSON.
+    # Web pages of other origins can send plain text without a CORS preflight, but not JSON.
     if given.partition(";")[0].strip().lower() != _JSON:
         raise ApiError(f"the content type is {given!r}, and {_JSON} is needed", 415, code="unsupported_media_type")
     declared = request.headers.get("content-length", "")
@@ -43,9 +44,10 @@ async def read_body(request: HttpRequest, kind: type[Body], limits: Limits) -> B
 
 
 async def _bytes(request: HttpRequest, most: int) -> bytes | None:
-    """Bytes of the body; None if there are more than ``most``.
+    """Return the bytes of the body; None if there are more than ``most``.
 
-    These are read too, but not kept: a client that still sends would not see the answer if the connection were closed.
+    Further bytes are read and discarded, up to a limit: a client that is still sending would not see the response if
+    the connection were closed.
     """
     parts, size = list[bytes](), 0
     async for part in request.stream():
@@ -60,9 +62,10 @@ async def _bytes(request: HttpRequest, most: int) -> bytes | None:
 
 
 async def unless_dropped(request: HttpRequest, work: Coroutine[Any, Any, Any]) -> Any:
-    """Result of ``work``, which is cancelled if the client closes its connection. Raises ``ClientDisconnect`` then.
+    """Await ``work`` and return its result. If the client closes its connection, cancel ``work`` and raise
+    ``ClientDisconnect``.
 
-    The body must have been read.
+    The body of the request must have been read.
     """
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_closed(request))
     try:

@@ -1,4 +1,4 @@
-"""``/v1/responses``: chats in the form of OpenAI's interface of that name. Nothing is kept between two requests."""
+"""``/v1/responses``: chats in the format of OpenAI's Responses API, without state between two requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KINDS = ("message", "function_call", "function_call_output", "reasoning")
 
 
 def _messages(value: Any) -> Any:
-    """Messages of ``input``: a text, or a list of items."""
+    """Convert ``input``, a text or a list of items, to chat messages."""
     if isinstance(value, tuple):  # read before
         return value
     items: list[Any] = [{"role": "user", "content": value}] if isinstance(value, str) else value
@@ -49,7 +49,7 @@ def _messages(value: Any) -> Any:
 
 
 def _add(found: list[dict[str, Any]], item: dict[str, Any], kind: str) -> None:
-    """Add an item to messages; a call belongs to the message of the assistant before it."""
+    """Append an item to the messages; a tool call is added to the assistant's message before it."""
     if kind == "message":
         found.append(dict(item))
     elif kind == "function_call_output":
@@ -63,7 +63,7 @@ def _add(found: list[dict[str, Any]], item: dict[str, Any], kind: str) -> None:
 
 
 def _thoughts(item: Mapping[str, Any]) -> str:
-    """Text of an item of reasoning: its content, else its summary."""
+    """Return the text of a reasoning item: its content, or its summary if it has none."""
     parts = item.get("content") or item.get("summary") or ()
     return "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
 
@@ -76,7 +76,7 @@ def _message(place: int, fields: dict[str, Any]) -> ChatMessage:
 
 
 def _tools(value: Any) -> Any:
-    """Tools in the form of chats, in which a function has an object of its own."""
+    """Convert tools to the format of chats, in which a function is a nested object."""
     if not isinstance(value, list):
         return tools_of(value)
     wrong = next((tool for tool in value if not isinstance(tool, dict) or tool.get("type") != "function"), None)
@@ -88,14 +88,14 @@ def _tools(value: Any) -> Any:
 
 
 def _choice(value: Any) -> Any:
-    """``tool_choice`` as chats read it."""
+    """Convert ``tool_choice`` to the format of chats."""
     if isinstance(value, dict) and value.get("type") == "function" and "name" in value:
         value = {"type": "function", "function": {"name": value["name"]}}
     return choice_of(value)
 
 
 def _format(value: Any) -> Any:
-    """``text.format`` as ``response_format``, in which a schema has an object of its own."""
+    """Convert ``text.format`` to the format of ``response_format``, in which a schema is a nested object."""
     if isinstance(value, dict) and value.get("type") == "json_schema" and "json_schema" not in value:
         value = {"type": "json_schema", "json_schema": {name: each for name, each in value.items() if name != "type"}}
     return read.response_format(value)
@@ -109,14 +109,14 @@ class TextOptions(Lenient):
 
     @property
     def said(self) -> dict[str, Any]:
-        """``format`` as a response repeats it."""
+        """``format`` as it is repeated in the response."""
         if self.format is None:
             return {"type": "text"}
         return {"type": "json_schema", "name": "schema", "schema": json.loads(self.format.text), "strict": True}
 
 
 class ResponsesBody(GenerationBody):
-    """Body of ``/v1/responses``, with the parameters beyond OpenAI's that chats have."""
+    """Body of ``/v1/responses``, with the same parameters beyond OpenAI's as chats."""
 
     input: Annotated[tuple[ChatMessage, ...], BeforeValidator(_messages)]
     instructions: str | None = None
@@ -148,7 +148,7 @@ class ResponsesBody(GenerationBody):
         return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
 
     def to_chat(self) -> ChatBody:
-        """Body of the chat that is answered. Raises ``SpecError``."""
+        """Convert the body to that of an equivalent chat. Raises ``SpecError``."""
         own = {name: getattr(self, name) for name in (*GenerationBody.model_fields, *_SHARED)}
         first = [] if self.instructions is None else [ChatMessage(role="system", content=self.instructions)]
         own |= {"messages": (*first, *self.input), "max_completion_tokens": self.max_output_tokens}
@@ -159,7 +159,7 @@ class ResponsesBody(GenerationBody):
         return ChatBody.parse({**own, "stream_options": None})
 
     def echo(self) -> dict[str, Any]:
-        """Fields of the request that are part of its response."""
+        """Return the fields of the request that are repeated in its response."""
         missing = {"parameters": None, "strict": None}
         tools = [{**missing, **tool["function"], "type": "function"} for tool in self.tools or ()]
         named = {"type": "function", "name": self.tool_choice[0]} if isinstance(self.tool_choice, tuple) else None
@@ -178,7 +178,7 @@ class ResponsesBody(GenerationBody):
 
 
 _SHARED = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs")
-"""Parameters beyond those of all texts that are the same in chats."""
+"""Parameters that chats have under the same names, besides those of ``GenerationBody``."""
 
 
 async def responses(http: HttpRequest, service: Service) -> Response:

@@ -19,18 +19,20 @@ class Service:
     def __init__(self, models: Mapping[str, ServedModel], limits: Limits):
         self.models, self.limits = dict(models), limits
         self.weight_bytes = weight_bytes(network for model in models.values() for network in model.networks)
-        """Bytes of the weights of all models, those that several share counted once."""
+        """Bytes of the weights of all models; shared weights are counted once."""
         self.metrics = Metrics({name: model.worker for name, model in models.items()}, self.weight_bytes)
 
     def warm(self) -> Iterator[tuple[str, float]]:
-        """Let each model do what its first request needs; yield its name and the seconds that it took."""
+        """Warm up each model; yield its name and the seconds that this took."""
         for name, model in self.models.items():
             began = time.monotonic()
             model.worker.warm()
             yield name, time.monotonic() - began
 
     def model(self, name: str | None) -> ServedModel:
-        """Model of that name; without a name the only one. Raises ``ApiError`` (404, or 400 if a name is needed)."""
+        """Return the model ``name``; None: the only model. Raises ``ApiError``: 404 for an unknown name, 400 for None
+        if there are several models.
+        """
         if name is None:
             if len(self.models) > 1:
                 raise ApiError(f"model: this server has {len(self.models)}; {nearest('', self.models)}", param="model")

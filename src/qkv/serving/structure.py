@@ -1,7 +1,7 @@
-"""Structured answers: what the parameters of a request say about the form of its text.
+"""Structured outputs: request parameters that constrain the generated text.
 
-``response_format`` is OpenAI's; ``guided_json``, ``guided_regex``, ``guided_choice`` and ``structured_outputs`` are the
-names that clients of other servers send.
+``response_format`` is OpenAI's; ``guided_json``, ``guided_regex``, ``guided_choice`` and ``structured_outputs`` are
+parameters of other servers, which their clients send.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _META = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~]")
 
 
 class Structure(NamedTuple):
-    """Form of an answer: a regular expression, or a JSON schema as text. name: parameter that asks for it."""
+    """Constraint of an answer: a regular expression, or a JSON schema as text. name: request parameter that sets it."""
 
     kind: Literal["regex", "json_schema"]
     text: str
@@ -29,12 +29,13 @@ class Structure(NamedTuple):
 
 
 def _schema(schema: Any, name: str) -> Structure:
-    """Structure of a JSON schema, an object or its text."""
+    """Build the structure of a JSON schema, given as an object or as its text."""
     return Structure("json_schema", schema if isinstance(schema, str) else json.dumps(schema), name)
 
 
 def response_format(value: Any) -> Structure | None:
-    """Read ``response_format``: ``text``, ``json_object`` or ``json_schema``; ``strict`` or not, the schema is kept.
+    """Read ``response_format``: ``text``, ``json_object`` or ``json_schema``. A schema is enforced whether or not it is
+    ``strict``.
 
     Raises ``ValueError``.
     """
@@ -54,7 +55,7 @@ def response_format(value: Any) -> Structure | None:
 
 
 def guided_json(value: Any, name: str = "guided_json") -> Structure | None:
-    """Read a JSON schema, an object or its text. Raises ``ValueError``."""
+    """Read a JSON schema, given as an object or as its text. Raises ``ValueError``."""
     if value is None or isinstance(value, Structure):
         return value
     if not isinstance(value, (dict, str)):
@@ -72,7 +73,7 @@ def guided_regex(value: Any, name: str = "guided_regex") -> Structure | None:
 
 
 def guided_choice(value: Any, name: str = "guided_choice") -> Structure | None:
-    """Read a list of texts, of which the answer is one. Raises ``ValueError``."""
+    """Read a list of texts; the answer must be one of them. Raises ``ValueError``."""
     if value is None or isinstance(value, Structure):
         return value
     if not isinstance(value, list) or not value or not all(isinstance(each, str) and each for each in value):
@@ -95,14 +96,17 @@ def structured_outputs(value: Any) -> Structure | None:
 
 
 class Constraints:
-    """Constraints of one model: compiled one at a time, the latest ``COMPILED`` of which are kept."""
+    """Cache of the ``COMPILED`` latest constraints of one model. Constraints are compiled one at a time."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer, self._lock = tokenizer, threading.Lock()
         self._known: OrderedDict[tuple[str, str], Constraint] = OrderedDict()
 
     def of(self, structure: Structure) -> Constraint:
-        """``Constraint`` of a structure. Raises ``UserError``. Takes up to a second: not for the event loop."""
+        """Compile a structure, or return its cached ``Constraint``. Raises ``UserError``.
+
+        Compilation takes up to a second, so this must not be called in the event loop.
+        """
         key = (structure.kind, structure.text)
         with self._lock:
             form: dict[str, Any] = {structure.kind: structure.text}

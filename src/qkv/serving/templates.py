@@ -1,10 +1,10 @@
-"""Chat templates: messages to the text that a model continues, rendered as the transformers library does.
+"""Chat templates: rendering of messages to the prompt that a model continues, as in the transformers library.
 
-The template is that of the tokenizer (``Tokenizer.chat_template``), which comes from ``chat_template.jinja``, from
-``tokenizer_config.json`` or from the metadata of a GGUF file, and goes along when the model is trained, quantised or
-exported. It is rendered in the sandbox of Jinja. Special tokens that it writes are read as such; those that occur in a
-message are read as plain text, so that a message cannot end itself. Without a template there is no chat: no form is
-invented that the model was not trained on.
+The template belongs to the tokenizer (``Tokenizer.chat_template``). It comes from ``chat_template.jinja``, from
+``tokenizer_config.json`` or from the metadata of a GGUF file, and is kept when the model is trained, quantised or
+exported. It is rendered in Jinja's sandbox. Special tokens written by the template are tokenized as such. Special
+tokens that occur in a message are tokenized as plain text, so that a message cannot end itself. Without a template
+there is no chat: qkv does not invent a format that the model was not trained on.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from qkv.tokenizers.special import special_ids
 from qkv.tokenizers.tokenizer import Tokenizer
 
 _MARKED = re.compile("\ue000([0-9]+)\ue001")
-"""Place of a special token's text within a message; these characters belong to no alphabet."""
+"""Placeholder for the text of a special token within a message; its delimiters are private-use characters."""
 _ANSWER = "\ue002"
-"""Answer that no template contains."""
+"""Dummy answer that no template contains."""
 NO_TEMPLATE = "no chat template, so it is not known how a chat is written for it"
 
 
 class ChatTemplate:
-    """Compiled template of chats of one model.
+    """Compiled chat template of one model.
 
-    source: its text. reads_tools: it has a place for tools.
+    source: text of the template. reads_tools: True if it uses the variable ``tools``.
     """
 
     def __init__(self, text: str, tokenizer: Tokenizer):
-        """Besides the messages, the template may name the special tokens, such as ``bos_token``. Raises ``UserError``
-        for a template that cannot be read.
+        """Compile the template ``text``. It may use the texts of special tokens as variables, such as ``bos_token``.
+        Raises ``UserError`` for a template that cannot be compiled.
         """
         self.source, self._tokenizer = text, tokenizer
         named = {role: tokenizer.core.id_to_token(index) for role, index in tokenizer.specials.items()}
@@ -52,7 +52,7 @@ class ChatTemplate:
             raise UserError(f"the chat template cannot be read: {error}") from None
 
     def text(self, messages: Sequence[dict[str, Any]], **variables: Any) -> str:
-        """Text that the model continues. Raises ``UserError`` for messages that the template refuses."""
+        """Render the text that the model continues. Raises ``UserError`` for messages that the template refuses."""
         given = {"tools": None, "documents": None, "add_generation_prompt": True, **self._variables, **variables}
         try:
             return self._template.render(messages=list(messages), **given)
@@ -60,7 +60,7 @@ class ChatTemplate:
             raise UserError(f"messages: the chat template refuses them: {error}") from None
 
     def ids(self, messages: Sequence[dict[str, Any]], opening: str = "", **variables: Any) -> list[int]:
-        """Ids of ``text`` and of ``opening``, with which the answer begins."""
+        """Render and tokenize messages, followed by ``opening``, the start of the answer."""
         marked = {name: self._marked(value) for name, value in variables.items()}
         pieces = _MARKED.split(self.text([self._marked(message) for message in messages], **marked) + opening)
         reading, found = self._tokenizer.reading_special, list[int]()
@@ -72,8 +72,8 @@ class ChatTemplate:
         return found
 
     def answer(self, message: dict[str, Any], **variables: Any) -> str:
-        """Text with which a model answers by ``message``, without what the template adds to each answer. Raises
-        ``UserError``.
+        """Render ``message`` as an answer of the model, without the text that the template puts around every answer.
+        Raises ``UserError``.
         """
         question = {"role": "user", "content": "?"}
         plain = {"role": "assistant", "content": _ANSWER}
@@ -84,7 +84,7 @@ class ChatTemplate:
         return chat.removeprefix(opening).removesuffix(closing).strip()
 
     def _marked(self, value: Any) -> Any:
-        """Plain data with a mark in the place of each special token in its texts."""
+        """Replace the text of each special token within plain data by a placeholder."""
         if isinstance(value, dict):
             return {self._marked(key): self._marked(each) for key, each in value.items()}
         if isinstance(value, (list, tuple)):
@@ -98,14 +98,14 @@ class ChatTemplate:
 
 
 def find_template(tokenizer: Tokenizer) -> ChatTemplate:
-    """Chat template of a tokenizer. Raises ``UserError`` if it has none, or one that cannot be read."""
+    """Compile the chat template of a tokenizer. Raises ``UserError`` if it has none, or if it cannot be compiled."""
     if tokenizer.chat_template is None:
         raise UserError(f"the tokenizer has {NO_TEMPLATE}")
     return ChatTemplate(tokenizer.chat_template, tokenizer)
 
 
 class _Generation(Extension):
-    """The block ``{% generation %}``, which marks answers for training; its content is written as it is."""
+    """Jinja block ``{% generation %}``, which marks answers for training; its content is rendered unchanged."""
 
     tags = {"generation"}
 
@@ -123,7 +123,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)  # Jinja's own escapes characters of HTML
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)  # Jinja's own tojson escapes HTML characters
 
 
 def _raise(sentence: str) -> NoReturn:

@@ -1,11 +1,11 @@
-"""Tool calls: forms in which chat templates have a model write them, their parsing, and the schema of required calls.
+"""Tool calls: the forms in which models write them, their parsing, and JSON schemas that enforce a call.
 
     <tool_call>                                       {"name": "f", "parameters": {…}}
     {"name": "f", "arguments": {…}}
     </tool_call>
 
-on the left the form of Hermes and Qwen, on the right that of Llama 3, whose call is the whole answer. The form of a
-model is the one in which its template renders a call.
+On the left is the form of Hermes and Qwen, on the right that of Llama 3, where a call is the whole answer. The form of
+a model is the form in which its chat template renders a call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from qkv.spec.errors import UserError
 
 
 class CallForm(NamedTuple):
-    """Form of a call: texts before and after it, empty if it is the whole answer; key of its arguments."""
+    """Form of a call. begin, end: texts before and after it, empty if a call is the whole answer. arguments: key of its
+    arguments.
+    """
 
     begin: str
     end: str
@@ -37,8 +39,9 @@ _PROBE = {"type": "function", "function": {"name": _NAME, "description": "", "pa
 
 
 def call_form(template: ChatTemplate) -> CallForm:
-    """Form in which a template renders a call: the one whose reader reads it back. Raises ``UserError`` for a form that
-    is not known.
+    """Return the form in which a chat template renders a call: the form whose reader parses a rendered call correctly.
+
+    Raises ``UserError`` for an unknown form.
     """
     call = {"id": "call00001", "type": "function", "function": {"name": _NAME, "arguments": _ARGUMENTS}}
     answer = template.answer({"role": "assistant", "content": "", "tool_calls": [call]}, tools=[_PROBE])
@@ -62,30 +65,32 @@ class ToolCall(NamedTuple):
     arguments: str
 
     def to_dict(self) -> dict[str, Any]:
-        """The call in OpenAI's form."""
+        """Return the call in OpenAI's form."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
 class Parsed(NamedTuple):
-    """Parts of an answer: content outside of calls, and calls."""
+    """Parsed part of an answer: content outside of calls, and calls."""
 
     content: str
     calls: Sequence[ToolCall]
 
 
 class CallReader:
-    """Reader of calls in the pieces of an answer; what may belong to a call is held back.
+    """Incremental parser of calls in the pieces of an answer. Text that may belong to a call is held back.
 
-    A call that is no JSON, or of no known function, is content.
+    A call that is not valid JSON, or whose function is unknown, is treated as content.
     """
 
     def __init__(self, form: CallForm, names: Collection[str], begun: bool = False, most: int | None = None):
-        """``names``: of the functions. begun: the answer is a call from its start. most: maximum number of calls."""
+        """``names``: names of the functions. begun: the answer starts inside a call. most: maximum number of calls;
+        further calls are dropped.
+        """
         self._form, self._names, self._within, self._most = form, names, begun, most
         self._held, self._found, self._spoken = "", 0, False
 
     def feed(self, text: str) -> Parsed:
-        """Add a piece of text; return what is certain."""
+        """Add a piece of text; return the content and the calls that are complete."""
         self._held += text
         content, calls = "", list[ToolCall]()
         while not self._within or (self._form.end and self._form.end in self._held):
@@ -109,9 +114,9 @@ class CallReader:
         return Parsed("" if self._found and not content.strip() else content, calls)
 
     def _split(self) -> tuple[str, bool, str]:
-        """(text before a call, True if a call begins after it, rest)."""
+        """Split the held-back text into (text before a call, True if a call begins after it, rest)."""
         held, mark = self._held, self._form.begin
-        if not mark:  # a call is the whole answer, if anything
+        if not mark:  # the answer as a whole is either a call or content
             self._spoken = self._spoken or (bool(held.strip()) and not held.lstrip().startswith("{"))
             return (held, False, "") if self._spoken else ("", bool(held.strip()), held)
         before, begin, after = held.partition(mark)
@@ -122,7 +127,9 @@ class CallReader:
         return sure, False, held[len(sure) :]
 
     def _call(self, text: str, calls: list[ToolCall], whole: bool = True) -> str:
-        """Append the call in ``text``; return the text itself if it has none. whole: it stood between both marks."""
+        """Append the call in ``text`` to ``calls`` and return ""; if it is not a call, return it as content. whole: the
+        end mark of the call was found.
+        """
         found = self._parsed(text)
         if found is None:
             return self._form.begin + text + (self._form.end if whole else "")
@@ -144,7 +151,7 @@ class CallReader:
 
 
 def required_call(tools: Sequence[Mapping[str, Any]], form: CallForm) -> Structure:
-    """Structure of one call of one of the tools, by the schemas of their arguments."""
+    """Build the JSON schema of exactly one call of one of the tools."""
     schemas, calls = dict[str, Any](), list[dict[str, Any]]()
     for place, tool in enumerate(tools):
         function = tool["function"]
@@ -156,11 +163,11 @@ def required_call(tools: Sequence[Mapping[str, Any]], form: CallForm) -> Structu
 
 
 def call_or_answer(tools: Sequence[Mapping[str, Any]], form: CallForm, answer: Structure) -> Structure:
-    """Structure of either one call of one of the tools or JSON that the schema of ``answer`` allows."""
+    """Build the JSON schema of either one call of one of the tools or JSON that the schema of ``answer`` allows."""
     try:
         schema = json.loads(answer.text)
     except (ValueError, RecursionError):
-        return answer  # it is refused with a sentence of its own
+        return answer  # the invalid schema is refused when it is compiled
     both = json.loads(required_call(tools, form).text)
     both["$defs"]["answer"] = _moved(schema, "#/$defs/answer")
     both["anyOf"].append({"$ref": "#/$defs/answer"})
@@ -168,14 +175,14 @@ def call_or_answer(tools: Sequence[Mapping[str, Any]], form: CallForm, answer: S
 
 
 def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Schema of the arguments of a function; one without parameters has no arguments."""
+    """Return the schema of a function's arguments; without ``parameters``, only an empty object is allowed."""
     found = function.get("parameters") or {}
     says = found.keys() - {"type", "title", "description", "$schema"} or found.get("type", "object") != "object"
     return found if says else {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """Schema whose references to its own root point to ``place``, where it stands in another one."""
+    """Rewrite the references of a schema from its root to ``place``, its JSON pointer within another schema."""
     if isinstance(schema, dict):
         return {
             key: re.sub("^#", place, each) if key == "$ref" and isinstance(each, str) else _moved(each, place)

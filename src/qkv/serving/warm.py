@@ -1,8 +1,9 @@
-"""Preparation of a model for its first request, done before a server takes requests.
+"""Warm-up of a model, done before a server takes requests.
 
-A text is written through the model's queue, twice, so that kernels are chosen and built for a prompt, for single tokens
-and for a prompt that begins like another one, and weights are laid out; a text is embedded; tokenizer, chat template,
-end tokens and the library of constraints are read. What fails here is told by the request that needs it.
+Two texts are generated through the model's queue. So kernels are selected and built for a prompt, for single tokens and
+for a prompt with a cached prefix, and weights are laid out. A text is embedded; tokenizer, chat template, end tokens
+and the library for constraints are loaded. Errors are ignored here: the request that needs the failed part reports
+them.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
 
 _PROMPT, _NEW = 2 * FEWEST, 4
-"""Tokens of the prompt, so many that its state is kept, and new ones."""
+"""Number of prompt tokens, enough for the prefix cache to keep the state, and number of new tokens."""
 
 
 def write_twice(requests: RequestQueue, tokens: Sequence[int], source: Sequence[int] | None) -> None:
-    """Write a text of a queue twice, after a prompt of ``tokens``, and forget it. source: for an encoder."""
+    """Generate two texts through a queue and clear the prefix cache. tokens: prompt, repeated to a fixed length if
+    there is no source. source: ids for the encoder; None without one.
+    """
     prompt = list(tokens) if source is not None else list(islice(cycle(tokens), _PROMPT))
     for number in range(2):
-        # The second prompt lacks a token, so that it begins with a part of the state that the first has left.
+        # The second prompt is one token shorter, so that it starts from a part of the cached state of the first.
         requests.submit(Request([*prompt[: len(prompt) - number], *tokens[:1]], _SETTINGS, source))
         while not requests.idle:
             requests.step()
@@ -37,7 +40,7 @@ _SETTINGS = Generation(max_new_tokens=_NEW, temperature=0.0)
 
 
 def attempt(steps: Iterable[Callable[[], object]]) -> None:
-    """Call each step; one that fails does not keep the others from being done."""
+    """Call each step; if a step fails, go on with the next."""
     for step in steps:
         with contextlib.suppress(UserError, RuntimeError, MemoryError):
             step()

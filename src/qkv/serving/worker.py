@@ -1,15 +1,16 @@
-"""Worker thread of one model: it alone uses the model and owns its queue of requests.
+"""Worker thread of one model: the only thread that uses the model and its queue of requests.
 
     event loop                                    worker thread
     submit, cancel, call  ── commands ──────────→  before each step
     mailbox of a request  ←── pieces of a step ──  after each step
 
-The worker sends pieces at once when a text begins or ends, and otherwise at most 25 times a second; it joins the pieces
-of a text that wait. Each sending wakes the event loop and the client, about 1 ms of two cores, and the next step waits
-for them: with 50 sendings a second, a model of 150 tokens per second loses 6 % of its rate.
+The worker sends pieces at once when a text begins or ends, and otherwise at most 25 times a second; it joins waiting
+pieces of the same text. Each delivery wakes the event loop and the client, which takes about 1 ms of two cores, and the
+next step waits for them: with 50 deliveries per second, a model of 150 tokens per second loses 6 % of its rate.
 
-A reader who does not read holds up nobody: what it has not read is kept in the mailbox of its request, at most
-``UNREAD`` pieces; further ones are joined to the last. The size of a mailbox is bounded by the tokens of its request.
+A client that does not read delays no other: its unread pieces are kept in the mailbox of its request, at most
+``UNREAD`` of them; further pieces are joined to the last. The size of a mailbox is bounded by the tokens of its
+request.
 """
 
 from __future__ import annotations
@@ -29,17 +30,19 @@ from qkv.serving.errors import as_api_error
 from qkv.serving.limits import UNREAD
 
 _PAUSE = 0.04
-"""Least seconds between two sendings of pieces of texts that go on."""
+"""Minimum seconds between two deliveries, unless a text begins or ends."""
 _RECOUNT = 0.25
-"""Seconds after which the bytes of decoding states are counted again while texts are written."""
+"""Seconds after which the bytes of decoding states are counted again while texts are generated."""
 
 
 class Mailbox:
-    """Pieces of the texts of one HTTP request, with the index of their text. Used in the event loop only."""
+    """Asynchronous iterator over (index of the text, piece) of the texts of one HTTP request, with a buffer of unread
+    pieces. Used in the event loop only.
+    """
 
     def __init__(self, numbers: Sequence[int]):
         self.open = {number: index for index, number in enumerate(numbers)}
-        """Requests of the queue that have not ended -> index of their text."""
+        """Number in the queue of each request that has not ended -> index of its text."""
         self._unread: deque[tuple[int, TextDelta]] = deque()
         self._arrived = asyncio.Event()
 
@@ -56,7 +59,7 @@ class Mailbox:
         self._arrived.set()
 
     def _joined(self, index: int, piece: TextDelta) -> TextDelta:
-        """``piece`` joined to the last unread one of the same text, which is removed."""
+        """Remove the last unread piece of the same text and return it joined with ``piece``."""
         for place in reversed(range(len(self._unread))):
             if self._unread[place][0] == index:
                 last = self._unread[place][1]
@@ -82,12 +85,12 @@ class _Call(NamedTuple):
 
 
 class LoadCounts(NamedTuple):
-    """Texts that are written, texts and calls that wait, and bytes of decoding states.
+    """Load of a worker: numbers of running texts and of waiting texts and calls, bytes of decoding states.
 
-    They are counted by the worker's thread, which owns the states: no other one may walk them.
+    The worker's thread counts them, because it owns the states and no other thread may traverse them.
 
-    kept: bytes of states kept for texts that begin alike, part of ``nbytes``. hits: texts that began with one. shared:
-    their tokens that were not read again.
+    kept: bytes of the prefix cache, part of ``nbytes``. hits: number of texts that started from a cached state. shared:
+    number of their tokens that were not read again.
     """
 
     running: int
@@ -104,8 +107,8 @@ class Worker:
     def __init__(
         self, requests: RequestQueue | None, name: str, max_calls: int, warm_up: Callable[[], None] = lambda: None
     ):
-        """requests: None for a model that writes no text. max_calls: maximum number of waiting calls. warm_up: does
-        what the first request needs, before the thread takes requests.
+        """Create the thread. requests: None for a model that generates no text. max_calls: maximum number of waiting
+        calls. warm_up: called in the thread before it takes requests.
         """
         self.requests, self._max_calls, self._warm_up = requests, max_calls, warm_up
         self._warm = threading.Event()
@@ -114,9 +117,9 @@ class Worker:
         self._calls: deque[_Call] = deque()
         self._open: dict[int, Mailbox] = {}
         self._unsent: dict[int, TextDelta] = {}
-        """Pieces by the number of their request, in order."""
+        """Number of a request -> its pieces that have not been sent, joined."""
         self._begun: set[int] = set()
-        """Requests whose first piece was sent."""
+        """Numbers of the running requests whose first piece has been sent."""
         self._send_at = 0.0
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -124,7 +127,7 @@ class Worker:
 
     @property
     def counts(self) -> LoadCounts:
-        """The latest counts of the thread; while texts are written, bytes are at most ``_RECOUNT`` seconds old."""
+        """Latest counts of the thread; while texts are generated, bytes are counted every ``_RECOUNT`` seconds."""
         counted = self._counted
         return counted._replace(waiting=counted.waiting + len(self._calls))
 
@@ -133,13 +136,13 @@ class Worker:
         return (self.requests is None or self.requests.idle) and not self._calls
 
     def warm(self) -> None:
-        """Start the thread, unless it runs, and wait until it is warm."""
+        """Start the thread if it does not run, and wait until its warm-up has ended."""
         if self._thread.ident is None:
             self._thread.start()
         self._warm.wait()
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let the thread answer in ``loop``, once it is warm."""
+        """Deliver results to the event loop ``loop`` from now on; start the thread and wait for its warm-up."""
         self._loop = loop
         self.warm()
 
@@ -149,13 +152,15 @@ class Worker:
         self._thread.join()
 
     async def submit(self, requests: Sequence[Request]) -> Mailbox:
-        """Submit requests that are answered together; either all are accepted, or none and the error is raised."""
+        """Submit the requests of one HTTP request; return their mailbox. If one is refused, none is accepted, and the
+        error is raised.
+        """
         future: asyncio.Future[Mailbox] = asyncio.get_running_loop().create_future()
         self._commands.put(lambda: self._submit(requests, future))
         return await future
 
     def cancel(self, mailbox: Mailbox) -> None:
-        """Cancel what has not ended of the requests of ``mailbox``."""
+        """Cancel the requests of ``mailbox`` that have not ended."""
         numbers = list(mailbox.open)
         mailbox.open.clear()
         for number in numbers:
@@ -163,7 +168,10 @@ class Worker:
             self._commands.put(lambda number=number: self._queue.cancel(number))
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """Result of ``function``, called in the thread between two steps. Raises ``QueueFull`` and what it raises."""
+        """Call ``function`` in the thread between two steps and return its result.
+
+        Raises ``QueueFull``, and the exceptions of ``function``.
+        """
         if len(self._calls) >= self._max_calls:
             raise QueueFull(f"{len(self._calls)} calls wait, and the queue holds {self._max_calls}; try again later")
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -185,7 +193,9 @@ class Worker:
                     self._step(self.requests)
 
     def _count(self) -> None:
-        """Publish the counts: bytes when the texts are others or the time has come, as the states are walked for it."""
+        """Publish the counts. Bytes are counted only when the number of running texts has changed, when the worker is
+        idle, or after ``_RECOUNT`` seconds, because counting traverses the states.
+        """
         queued, before = self.requests, self._counted
         if queued is None:
             return
@@ -196,7 +206,7 @@ class Worker:
         self._counted = some
 
     def _obey(self) -> None:
-        """Carry out all commands; wait for one if there is nothing else to do."""
+        """Execute all waiting commands; wait for a command if the worker is idle."""
         command = self._commands.get() if self._idle else None
         while True:
             if command is not None:
@@ -232,7 +242,7 @@ class Worker:
             future.set_result(mailbox)
 
     def _next_call(self) -> None:
-        """Carry out one call, so that a step follows each."""
+        """Execute one waiting call; only one, so that a decoding step follows each call."""
         if not self._calls:
             return
         call = self._calls.popleft()
@@ -253,18 +263,18 @@ class Worker:
     def _step(self, old: RequestQueue) -> None:
         try:
             pieces = old.step()
-        except Exception as error:  # a fault of the program ends the requests, not the server
+        except Exception as error:  # a bug ends the requests, not the server
             limits = old.budget, old.max_batch, old.max_queue
             self.requests = RequestQueue(old.model, old.tokenizer, *limits, old.clock, old.speculator, old.keep)
             self._send_unsent()
             self._begun.clear()  # the new queue numbers its requests from 0 again
             self._tell(self._broken, as_api_error(error).sentence)
             return
-        self._count()  # whoever has the last piece finds it counted
+        self._count()  # before sending, so that a client with its last piece finds it counted
         self._send(pieces)
 
     def _send(self, pieces: Sequence[TextDelta]) -> None:
-        """Send the pieces of a step with those before, now or with later ones."""
+        """Add the pieces of a step to the unsent pieces, and send all of them if it is time to."""
         for piece in pieces:
             last = self._unsent.pop(piece.number, None)
             self._unsent[piece.number] = piece if last is None else _joined(last, piece)
@@ -275,7 +285,7 @@ class Worker:
             self._send_at = now + _PAUSE
 
     def _send_unsent(self) -> None:
-        """Send all pieces that wait."""
+        """Send all unsent pieces to the event loop."""
         if self._unsent:
             self._tell(self._deliver, list(self._unsent.values()))
             self._begun |= self._unsent.keys()
@@ -294,14 +304,14 @@ class Worker:
         self._deliver([TextDelta(number, finished="failed", error=sentence) for number in list(self._open)])
 
     def _tell(self, function: Callable[..., None], *args: Any) -> None:
-        """Call ``function`` in the event loop; nothing happens if that has ended."""
+        """Call ``function`` in the event loop; do nothing if the loop is closed."""
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *args)
 
 
 def _joined(last: TextDelta, piece: TextDelta) -> TextDelta:
-    """``piece`` with what the text had before."""
+    """Join two consecutive pieces of one text."""
     return piece._replace(
         text=last.text + piece.text, tokens=last.tokens + piece.tokens, scores=last.scores + piece.scores
     )

@@ -13,9 +13,9 @@ class Adapt(Part, slot=True):
     """Base class of selections of trainable parameters; those matched by ``training.frozen`` always stay frozen."""
 
     adds_matrices: ClassVar[bool] = False
-    """True if it adds adapters to the model, which a finished model has merged."""
+    """True if it adds adapters to the model; a finished model has them merged into its weights."""
     rate_factor: ClassVar[float] = 1.0
-    """Factor on the learning rate of fine-tuning all weights."""
+    """Learning rate relative to the rate for fine-tuning all weights."""
 
 
 class Whole(Adapt, kind="whole"):

@@ -1,6 +1,9 @@
-"""Base classes of specs. ``Spec``: frozen, validated, nested data. ``Part``: a spec selected by its ``kind``.
+"""Base classes of specs, the configuration data of models and runs.
 
-A slot is a subclass of ``Part`` declared with ``slot=True``; subclasses of it register themselves under their kind:
+``Spec``: frozen, validated, nested data. ``Part``: a spec that is selected by its ``kind``.
+
+A slot is a family of interchangeable parts, such as all norms. It is a subclass of ``Part`` declared with
+``slot=True``, and its subclasses register themselves under their kind:
 
     class Norm(Part, slot=True): ...
     class RMSNorm(Norm, kind="rms_norm"): eps: float = 1e-6
@@ -54,11 +57,11 @@ def _freeze(values: dict[str, T]) -> FrozenDict[T]:
 ByName = Annotated[dict[str, T], AfterValidator(_freeze)]
 """Dictionary by name that can be hashed, for the specs of models."""
 LARGEST, LARGEST_SEED = 2**31 - 1, 2**63 - 1
-"""Default upper bound of integer fields, larger than any size, length or count of a model; also that of seeds."""
+"""Default upper bound of integer fields, larger than any size, length or count of a model; upper bound of seeds."""
 
 
 def bounded(schema: Any) -> Any:
-    """Add bounds of ±``LARGEST`` to integers without a bound in a pydantic core ``schema``; in place and returned."""
+    """Add bounds of ±``LARGEST`` to unbounded integers in a pydantic core ``schema``, in place; return the schema."""
     node = cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
     for item in cast("Sequence[Any]", schema) if isinstance(schema, list | tuple) else ():
         bounded(item)
@@ -74,7 +77,7 @@ def bounded(schema: Any) -> Any:
 class Spec(BaseModel):
     """Base class of frozen, strictly typed data.
 
-    Unknown keys are errors that suggest the nearest known one; numbers are finite.
+    An unknown key is an error whose message suggests the nearest known key. Numbers must be finite.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True, allow_inf_nan=False)
@@ -85,9 +88,9 @@ class Spec(BaseModel):
 
     @classmethod
     def parse(cls, data: Any, source: str = "", lines: dict[tuple[str | int, ...], int] | None = None) -> Self:
-        """Validate plain nested data. Raises ``SpecError`` with path, sentence and, if known, the line in ``source``.
+        """Validate plain nested data. Raises ``SpecError`` with path, message and, if known, the line in ``source``.
 
-        ``source``: name of the file for messages; ``lines``: line number in it of each path.
+        ``source``: file name for error messages; ``lines``: line number of each path in that file.
         """
         try:
             return cls.model_validate(data)
@@ -95,11 +98,14 @@ class Spec(BaseModel):
             raise SpecError(problems_of(error, cls), source, lines) from None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as plain nested data; ``type(self).parse`` of it is equal to ``self``."""
+        """Return all fields as plain nested data, from which ``type(self).parse`` restores an equal spec."""
         return self.model_dump(mode="json")
 
     def essential(self) -> dict[str, Any]:
-        """Return fields that differ from their defaults as plain nested data, stable when versions add fields."""
+        """Return the fields that differ from their defaults as plain nested data.
+
+        The result stays the same when later versions add fields.
+        """
         given = ((name, getattr(self, name), field) for name, field in type(self).model_fields.items())
         return {
             name: _essential(value)
@@ -113,7 +119,7 @@ class Spec(BaseModel):
         return type(self).parse({**current, **fields})
 
     def problems(self) -> list[Problem]:
-        """Errors in combinations of fields, each valid by itself; empty if there are none. Overridden by subclasses."""
+        """Return errors in combinations of individually valid fields; empty if none. Subclasses override it."""
         return []
 
     def model_post_init(self, _context: Any) -> None:
@@ -146,12 +152,12 @@ class Part(Spec):
 
     @classmethod
     def kinds(cls) -> dict[str, type[Self]]:
-        """Registered subclasses of this slot, such as every norm, by their ``kind``."""
+        """Return the registered subclasses of this slot, such as every norm, by their ``kind``."""
         return cls._kinds  # type: ignore[return-value]
 
     @classmethod
     def of_kind(cls, kind: object) -> type[Self] | None:
-        """Part of this slot with that kind, or None. For an unknown kind, ``import_more`` is called first."""
+        """Return the part class of this slot with that kind, or None; for an unknown kind, ``import_more`` first."""
         if not isinstance(kind, str):
             return None
         if kind not in cls._kinds:
@@ -230,7 +236,7 @@ def _fill_slot(slot: type[Part], value: Any) -> Part:
 
 
 def _no_kind(slot: type[Part], kind: object, word: str) -> str:
-    """Sentence on an unknown kind; ``word``: the text to compare with known kinds."""
+    """Return the error message for an unknown kind. ``word``: the text to compare with known kinds."""
     clause = nearest(word, slot.kinds())
     own = "" if clause.startswith("did you mean") else "; a part of your own needs --import FILE.py"
     return f"there is no {words(slot.__name__)} {quoted(kind)}; {clause}{own}"
@@ -295,7 +301,7 @@ def _literal(node: ast.expr) -> Any:
 
 
 def raise_problems(problems: list[Problem]) -> None:
-    """Raise a pydantic error that carries ``problems`` with their paths, if there are any; for use in validators."""
+    """Raise a pydantic error that carries ``problems`` and their paths, if there are any; for use in validators."""
     if problems:
         raise _inside_pydantic(problems)
 
@@ -309,7 +315,7 @@ def _inside_pydantic(problems: list[Problem]) -> PydanticCustomError:
 
 
 def problems_of(error: ValidationError, top: type[Spec]) -> list[Problem]:
-    """Convert pydantic's error for data of type ``top`` to problems; those in a slot's part get their full path."""
+    """Convert pydantic's error for data of type ``top`` to problems; problems inside a part get their full path."""
     found: list[Problem] = []
     for item in error.errors(include_url=False):
         path: tuple[str | int, ...] = tuple(item["loc"])
@@ -317,7 +323,7 @@ def problems_of(error: ValidationError, top: type[Spec]) -> list[Problem]:
             found += [p.under(*path) for p in item.get("ctx", {})["problems"]]
         else:
             found.append(Problem(path, _sentence(item, top)))
-    # Pydantic reports a list with an invalid element as too short, too; keep the cause only.
+    # For a list with an invalid element, pydantic also reports that the list is too short; keep only the cause.
     return [p for p in found if not any(len(o.path) > len(p.path) and o.path[: len(p.path)] == p.path for o in found)]
 
 
@@ -349,7 +355,7 @@ def _sentence(item: Any, top: type[Spec]) -> str:
 
 
 def _fields_at(top: type[Spec], parents: list[str | int]) -> list[str]:
-    """Field names allowed at the path ``parents`` in a spec ``top``; empty if the path leads to no spec."""
+    """Return the field names allowed at the path ``parents`` in a spec ``top``; empty if the path leads to no spec."""
     here: Any = top
     for name in parents:
         if isinstance(name, int):

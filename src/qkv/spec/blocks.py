@@ -14,7 +14,7 @@ from qkv.spec.growth import Growth
 from qkv.spec.parts import Add, LayerNorm, Norm, Residual
 from qkv.spec.register import import_all
 
-import_all("qkv.spec.mixers")  # their kinds join the slot of branches
+import_all("qkv.spec.mixers")  # registers their kinds in the slot of branches
 
 MOST_LAYERS = 10_000
 """Maximum number of layers of a stack, rounds included; published models have up to a thousand."""
@@ -43,16 +43,19 @@ class Block(Spec):
     norms: Seq[Norm] = Field(default=(), description="one norm per branch; default: norm for all")
 
     def norm_of(self, i: int) -> Norm:
-        """Norm of branch ``i``: its own among ``norms``, or the block's."""
+        """Return the norm of branch ``i``: its entry in ``norms``, or the block's ``norm``."""
         return self.norms[i] if self.norms else self.norm
 
     def residual_of(self, i: int) -> Residual:
-        """Residual of branch ``i``. Parallel branches without one are added to the first, not to x."""
+        """Return the residual of branch ``i``.
+
+        Parallel branches without residual are added to the first branch's output, not to x.
+        """
         alone = self.order != "parallel" or self.residual.keeps_input or i == 0
         return self.residual if alone else Add()
 
     def sized_for(self, positions: int, grid: tuple[int, ...] | None) -> Self:
-        """Copy with the sizes of branches filled in that depend on the positions of a row; see ``Branch.sized_for``."""
+        """Return a copy with the sizes of branches that depend on the positions filled in; see ``Branch.sized_for``."""
         branches = tuple(branch.sized_for(positions, grid) for branch in self.branches)
         return self if branches == self.branches else self.changed(branches=branches)
 
@@ -107,7 +110,7 @@ class DepthAverage(Spec):
     period: int = Field(default=1, gt=0, le=MOST_LAYERS, description="averages after every so many blocks")
 
     def averaged(self, i: int) -> range:
-        """Indices of the block outputs that the depth average after block ``i`` reads, latest first."""
+        """Return the indices j of the vectors x_j that the average after block ``i`` reads, latest first."""
         return range(i, -1, -self.dilation)
 
 
@@ -132,7 +135,7 @@ class Layered(Spec):
 
     @property
     def growth(self) -> Growth | None:
-        """Theory of the growth of all blocks with the number of positions; None if a branch does not state its own."""
+        """Theoretical growth of all blocks' cost with the number of positions; None if a branch does not state it."""
         found = [branch.growth for block in self.layers for branch in block.branches]
         known = [growth for growth in found if growth is not None]
         return Growth.of(known) if len(known) == len(found) else None
@@ -149,28 +152,28 @@ class Layered(Spec):
 
     @property
     def rows_known(self) -> bool:
-        """False if ``row_positions`` is a default, until the sizes of the data are known."""
+        """False while ``row_positions`` is only a default, because the sizes of the data are not known yet."""
         return True
 
     @property
     def grid(self) -> tuple[int, ...] | None:
-        """Sizes of the axes on which the positions lie that the blocks read; None for a sequence."""
+        """Shape of the grid of the positions that the blocks read; None for a sequence."""
         return None
 
     @property
     def grid_axes(self) -> int:
-        """Number of axes of the grid on which the positions lie that the blocks read; 1 for a sequence."""
+        """Number of axes of the grid of the positions that the blocks read; 1 for a sequence."""
         return 1
 
     @property
     def sized_layers(self) -> tuple[Block, ...]:
-        """Block of every layer, with the sizes filled in that depend on the positions of a row."""
+        """Block of every layer; sizes that depend on the positions of a row are filled in."""
         sized = tuple(block.sized_for(self.row_positions, self.grid) for block in self.blocks)
         return tuple(sized[i % len(sized)] for i in range(self.depth))
 
     @property
     def limiting_branch(self) -> Branch | None:
-        """Branch that reads the shortest rows, if weights of branches belong to positions; None if there is none."""
+        """Branch with the smallest ``longest_row``, which limits the length of rows; None if no branch limits it."""
         sized = [branch for block in self.blocks for branch in block.sized_for(self.row_positions, self.grid).branches]
         limits = [branch for branch in sized if branch.longest_row is not None]
         return min(limits, key=lambda branch: branch.longest_row or 0, default=None)
@@ -181,7 +184,7 @@ class Layered(Spec):
         return any(block.reversible for block in self.blocks)
 
     def leaving(self, width: int) -> int:
-        """Features per position after the last block: ``width``, or 2 · ``width`` (two streams) if reversible."""
+        """Return the features per position after the last block: ``width``; twice that if reversible (two streams)."""
         return 2 * width if self.reversible else width
 
     @property
@@ -210,7 +213,7 @@ class Layered(Spec):
         return any(branch.reads_prefix for block in self.blocks for branch in block.branches)
 
     def first_branch(self, wrong: Callable[[Branch], bool]) -> tuple[str | int, ...]:
-        """Path of the first branch for which ``wrong`` is true, such as ("blocks", 0, "branches", 1); else empty."""
+        """Return the path of the first branch with ``wrong`` true, such as ("blocks", 0, "branches", 1); else empty."""
         for i, block in enumerate(self.blocks):
             for j, branch in enumerate(block.branches):
                 if wrong(branch):
@@ -218,25 +221,25 @@ class Layered(Spec):
         return ()
 
     def first_not_decoding(self) -> tuple[str | int, ...]:
-        """Path of the first branch that cannot decode; empty if there is none."""
+        """Return the path of the first branch that cannot decode; empty if there is none."""
         return self.first_branch(lambda branch: not branch.decodes)
 
     def decoding_advice(self, path: tuple[str | int, ...], otherwise: str) -> str:
-        """Advice of the branch at ``path``, see ``first_branch``; ``otherwise`` if it has none of its own."""
+        """Return ``decoding_advice`` of the branch at ``path``, see ``first_branch``; ``otherwise`` if it is empty."""
         if path[:1] != ("blocks",):
             return otherwise
         return self.blocks[int(path[1])].branches[int(path[3])].decoding_advice or otherwise
 
     def first_inexact(self, length: int) -> tuple[tuple[str | int, ...], Branch | None]:
-        """Path and spec of the first branch that decodes rows of ``length`` positions otherwise than it is trained.
+        """Return (path, spec) of the first branch whose decoding of ``length`` positions differs from training.
 
-        Branches whose spec accepts that are skipped; ((), None) if there is none.
+        Branches whose spec accepts the difference are skipped; ((), None) if there is none.
         """
         path = self.first_branch(lambda branch: not (branch.exactness.covers(length) or branch.exactness.accepted))
         return path, self.blocks[int(path[1])].branches[int(path[3])] if path else None
 
     def block_problems(self, width: int) -> list[Problem]:
-        """Errors in the blocks' settings for a stack of ``width`` features, each with its path; empty if none."""
+        """Return the errors in the blocks' settings for a stack of ``width`` features, with paths; empty if none."""
         found: list[Problem] = []
         for i, block in enumerate(self.blocks):
             for j, branch in enumerate(block.branches):

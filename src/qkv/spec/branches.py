@@ -14,16 +14,16 @@ from qkv.spec.parts import Activation, NoNorm, NoRelative, Relative, SwitchedNor
 
 
 class Exactness(NamedTuple):
-    """Rows for which decoding gives the outputs of one forward pass, as in training.
+    """Row lengths for which token-by-token decoding gives the outputs of one forward pass, as in training.
 
-    length: longest such row; None for any.   accepted: the spec allows to decode longer rows.
+    length: longest such row; None: any length.   accepted: the spec allows decoding longer rows.
     """
 
     length: int | None = None
     accepted: bool = False
 
     def covers(self, length: int) -> bool:
-        """True if rows of ``length`` positions are decoded exactly."""
+        """Return whether rows of ``length`` positions are decoded exactly."""
         return self.length is None or length <= self.length
 
 
@@ -45,22 +45,25 @@ class Branch(Part, slot=True):
 
     @property
     def decodes(self) -> bool:
-        """True if it can decode token by token: no position after the row's prefix (source) depends on a later one."""
+        """True if it can decode token by token: no position after a row's prefix (source) depends on a later one."""
         return self.causal
 
     @property
     def decoding_advice(self) -> str:
-        """End of the message where a model has to decode and this branch cannot; empty: advice to use a causal mask."""
+        """Advice in the error message if a model must decode and this branch cannot; empty: advise a causal mask."""
         return ""
 
     @property
     def growth(self) -> Growth | None:
-        """Theory of time, memory, path length and sequential steps over the number of positions; None: not stated."""
+        """Theoretical growth of time, memory, path length and sequential steps with N; None: not stated.
+
+        See ``Growth``.
+        """
         return None if self.mixes else POSITION_WISE
 
     @property
     def exactness(self) -> Exactness:
-        """Rows for which token-by-token decoding gives the outputs of one forward pass."""
+        """Row lengths for which token-by-token decoding gives the outputs of one forward pass."""
         return Exactness()
 
     @property
@@ -75,47 +78,47 @@ class Branch(Part, slot=True):
 
     @property
     def only_visible_keys(self) -> bool:
-        """True if a query reads exactly the keys that masks allow, so that tasks can add a mask (as XLNet's)."""
+        """True if a query reads exactly the keys that masks allow, so that tasks can add a mask (as XLNet does)."""
         return False
 
     def extrapolates(self, length: int) -> bool:
-        """False if rows longer than the training ``length`` have distances never seen in training (as for RoPE)."""
+        """Return False if rows longer than the training ``length`` have distances unseen in training (as for RoPE)."""
         return True
 
     @property
     def longest_row(self) -> int | None:
-        """Maximum number of positions of a row, if weights belong to positions; None for any, or until it is known."""
+        """Maximum number of positions of a row if each position has weights; None: no limit, or not known yet."""
         return None
 
     def sized_for(self, positions: int, grid: tuple[int, ...] | None) -> Self:
-        """Copy with the sizes filled in that depend on the positions of a row.
+        """Return a copy with the sizes filled in that depend on the positions of a row.
 
-        positions: maximum number of them.   grid: sizes of the axes on which they lie; None for a sequence.
+        positions: maximum number of positions.   grid: sizes of the axes of their grid; None for a sequence.
         """
         return self
 
     def width_problems(self, width: int) -> list[Problem]:
-        """Errors of these settings at model width ``width``, such as heads that do not divide it; empty if none."""
+        """Return the errors at model width ``width``, such as heads that do not divide it; empty if none."""
         return []
 
     def grid_problems(self, axes: int) -> list[Problem]:
-        """Errors of these settings for positions on a grid of ``axes`` axes, 1 for a sequence; empty if none."""
+        """Return the errors of these settings for a grid of ``axes`` axes, 1 for a sequence; empty if none."""
         return []
 
     def position_problems(self, positions: int) -> list[Problem]:
-        """Errors of these settings for rows of up to ``positions`` positions; empty if none."""
+        """Return the errors of these settings for rows of up to ``positions`` positions; empty if none."""
         if self.longest_row is None or self.longest_row >= positions:
             return []
         sentence = f"{self.longest_row} positions are fewer than the {positions} of a row; leave it out, or give more"
         return [Problem(("length",), sentence)]
 
     def canonical(self, width: int) -> Self:
-        """Equivalent copy for comparisons: sizes written out for ``width``, training settings such as dropout reset."""
+        """Return an equivalent copy for comparisons: sizes for ``width`` filled in, settings such as dropout reset."""
         return self
 
 
 def heads_divide(width: int, num_heads: int) -> list[Problem]:
-    """List with one error if ``num_heads`` does not divide ``width``; else empty."""
+    """Return one error if ``num_heads`` does not divide ``width``; else an empty list."""
     if width % num_heads == 0:
         return []
     allowed = ", ".join(str(h) for h in range(1, min(width, 64) + 1) if width % h == 0)
@@ -128,7 +131,7 @@ def heads_divide(width: int, num_heads: int) -> list[Problem]:
 
 
 def rotated_pairs(field: str, owner: str, features: int) -> list[Problem]:
-    """List with one error for ``field`` if RoPE cannot rotate the features of ``owner`` in pairs; else empty."""
+    """Return one error for ``field`` if RoPE cannot rotate the features of ``owner`` in pairs; else an empty list."""
     if features % 2 == 0:
         return []
     sentence = f"pairs of features are rotated, and {owner} has {features}; make that even, or give base none"
@@ -152,7 +155,7 @@ class DotProduct(Branch):
 
     @property
     def kv_heads(self) -> int:
-        """Number of key/value heads, G; by default that of the query heads."""
+        """Number of key/value heads, G; by default the number of query heads."""
         return self.num_kv_heads or self.num_heads
 
     @property
@@ -166,7 +169,7 @@ class DotProduct(Branch):
         return True
 
     def dims(self, width: int) -> tuple[int, int]:
-        """Features of a key and of a value per head, (Dk, Dv), in a model of ``width`` features."""
+        """Return (Dk, Dv), the features per head of a key and of a value, in a model of ``width`` features."""
         head_dim = self.head_dim or width // self.num_heads
         return head_dim, self.value_dim or head_dim
 
@@ -219,7 +222,7 @@ class HeadedAttention(Headed):
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
     def head_width(self, width: int) -> int:
-        """Features per head, Dk, in a model of ``width`` features."""
+        """Return the features per head, Dk, in a model of ``width`` features."""
         return self.head_dim or width // self.num_heads
 
     def width_problems(self, width: int) -> list[Problem]:
@@ -261,10 +264,10 @@ class Attention(MaskedAttention, kind="attention"):
     ``top_k`` keeps only the k largest logits of each query, ties broken by position (Gupta et al. 2021); 1 is hard
     attention. ``softcap`` bounds logits to (-c, c) before the relative bias and the mask are applied (Gemma 2, 2024).
     ``num_kv_heads`` < ``num_heads``: grouped-query attention (Ainslie et al. 2023); 1: multi-query attention (Shazeer
-    2019). ``learned_sink`` adds e^logit, with a learned logit per head, to the sum that weights are divided by
-    (gpt-oss, 2025). ``shaped``: weights α_h I + β_h P_h - γ_h U, U uniform over the visible keys; α = β = γ = 1 and
-    equal scores give the value of each position itself. With ``values: identity`` and ``output: none`` this is the
-    attention of simplified blocks (He & Hofmann 2024).
+    2019). ``learned_sink`` adds e^logit, with a learned logit per head, to the denominator of the softmax (gpt-oss,
+    2025). ``shaped``: weights α_h I + β_h P_h - γ_h U, where P_h are the softmax weights and U is uniform over the
+    visible keys; α = β = γ = 1 and equal scores give the value of each position itself. With ``values: identity`` and
+    ``output: none`` this is the attention of simplified blocks (He & Hofmann 2024).
     """
 
     relative: Relative = NoRelative()
@@ -328,7 +331,7 @@ class Attention(MaskedAttention, kind="attention"):
         return found or [p.under("relative") for p in self.relative.head_problems(self.dims(width)[0])]
 
     def _unmapped_problems(self, width: int) -> list[Problem]:
-        """Errors of heads whose values or outputs, without a linear map, are not as wide as the model."""
+        """Return errors if values or outputs without a linear map are, over all heads, not as wide as the model."""
         features, found = self.dims(width)[1], list[Problem]()
         cases = (("values", self.maps_values, self.kv_heads), ("output", self.maps_output, self.num_heads))
         for field, mapped, heads in cases:
@@ -400,7 +403,7 @@ class Recurrent(Branch):
     )
 
     gate_names: ClassVar[tuple[str, ...]] = ("hidden",)
-    """Input matrices of a cell, in the order of their rows; it has as many recurrent matrices."""
+    """Names of the cell's input matrices, in the order of their rows; there are as many recurrent matrices."""
     leaves: ClassVar[int] = 1
     """Number of state vectors of a cell."""
 
@@ -466,7 +469,7 @@ class FeedForward(Branch, kind="feed_forward"):
         return False
 
     def hidden_at(self, width: int) -> int:
-        """Number of hidden features in a model of ``width`` features."""
+        """Return the number of hidden features in a model of ``width`` features."""
         return self.hidden or 4 * width
 
     def canonical(self, width: int) -> Self:

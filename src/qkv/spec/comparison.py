@@ -113,15 +113,15 @@ class Comparison(Spec):
 
 
 def factor_name(rate: float) -> str:
-    """Factor of a learning rate as text, which names a folder too."""
+    """Format a factor of the learning rate as text, which also names a folder."""
     return f"{rate:g}"
 
 
 def read_comparison(path: str | Path, changes: Iterable[tuple[str, Any]] = ()) -> Comparison:
-    """Read a comparison from a YAML or JSON file, or the shipped one of that name, with some of its fields replaced by
-    ``changes``; its overrides are extended.
+    """Read a comparison from a YAML or JSON file, or the shipped comparison of that name.
 
-    A recipe that is not found in the working directory is looked for beside the file. Raises ``UserError``.
+    ``changes`` replaces fields; its ``overrides`` are appended to those of the file. A recipe that is not found in the
+    working directory is looked for beside the file. Raises ``UserError``.
     """
     if not Path(path).exists():
         path = shipped_comparisons().get(str(path), path)
@@ -140,7 +140,7 @@ def read_comparison(path: str | Path, changes: Iterable[tuple[str, Any]] = ()) -
 
 
 def entry_of(text: str) -> tuple[str, tuple[str, ...]]:
-    """(name, overrides) of an entry written as ``name: override, override``. Raises ``UserError``.
+    """Parse an entry written as ``name: override, override`` to (name, overrides). Raises ``UserError``.
 
     Commas inside brackets and quotes belong to an override.
     """
@@ -154,7 +154,7 @@ def entry_of(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _split(text: str) -> list[str]:
-    """Parts of ``text`` between its commas that stand outside of brackets and quotes."""
+    """Split ``text`` at its commas outside of brackets and quotes."""
     parts, open_, quote = [""], list[str](), ""
     for letter in text:
         if quote:
@@ -173,7 +173,7 @@ def _split(text: str) -> list[str]:
 
 
 def base_recipe(comparison: Comparison) -> Recipe:
-    """Recipe that the entries change. Raises ``UserError``, also for one whose models compete in heats."""
+    """Return the recipe that the entries change. Raises ``UserError``, also if its candidates compete in heats."""
     recipe = read_recipe(comparison.recipe, comparison.overrides, comparison.quick)
     if recipe.candidates:
         sentence = "its candidates compete in heats, but an entry is one model; give the override candidates={}"
@@ -182,10 +182,11 @@ def base_recipe(comparison: Comparison) -> Recipe:
 
 
 def entry_recipe(base: Recipe, name: str, overrides: Iterable[str]) -> Recipe:
-    """Recipe of the entry ``name``. Raises ``SpecError`` that names the entry and the override at fault.
+    """Return the recipe of the entry ``name``. Raises ``SpecError`` that names the entry and the override at fault.
 
-    Paths inside ``blocks`` mean layers, and a replaced branch keeps the fields that both kinds share, as in
-    ``qkv swap``; with a path that lists blocks or sets their number, they mean the blocks that the recipe lists.
+    Indices in paths inside ``blocks`` are layers, and a replaced branch keeps the fields that both kinds share, as in
+    ``qkv swap``. If a path sets the list of blocks or the number of layers, indices are of the blocks that the recipe
+    lists.
     """
     try:
         chosen = list(assignments(overrides))
@@ -197,6 +198,6 @@ def entry_recipe(base: Recipe, name: str, overrides: Iterable[str]) -> Recipe:
 
 
 def _by_layer(chosen: Iterable[Assignment]) -> bool:
-    """True if a path leads into blocks, and none replaces the list of blocks or their number."""
+    """Return True if a path leads into blocks, and none replaces the list of blocks or their number."""
     paths = [assignment.path for assignment in chosen]
     return any("blocks" in path for path in paths) and not any(path[-1] in ("blocks", "num_layers") for path in paths)

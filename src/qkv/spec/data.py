@@ -13,7 +13,7 @@ from qkv.spec.processors import INPUT, Processor
 from qkv.spec.tokenizers import Characters, Tokenizer
 
 Decimal = Literal["point", "comma"]
-"""Mark before the decimals of a number."""
+"""Decimal separator of numbers."""
 
 
 class Batching(Part, slot=True):
@@ -26,11 +26,14 @@ class Batching(Part, slot=True):
 
     @property
     def tokens_of_window(self) -> int | None:
-        """Tokens of a window of a text; None for as many as the model reads."""
+        """Number of tokens in a window of a text; None for as many as the model reads."""
         return None
 
     def halved(self) -> Self:
-        """Copy for half of the memory: half of the tokens per batch, or unchanged if batches are counted in rows."""
+        """Return a copy that needs half of the memory: half of the tokens per batch.
+
+        Unchanged if batches are counted in rows.
+        """
         return self
 
 
@@ -47,7 +50,7 @@ class RandomCrops(Batching, kind="random_crops"):
 
 
 class Packed(Batching, kind="packed"):
-    """Concatenated documents cut into windows, shuffled, each once per epoch; attention does not cross documents."""
+    """Concatenated documents, cut into shuffled windows, each read once per epoch; attention stays within documents."""
 
     separator: str = Field(default="\n\n", min_length=1, description="separator of documents in the file")
 
@@ -70,7 +73,7 @@ class LengthBuckets(Batching, kind="length_buckets"):
 class TokenBuckets(Batching, kind="token_buckets"):
     """Batches of documents or examples of similar length (Vaswani et al. 2017).
 
-    Each has up to ``tokens`` positions, padding included.
+    Each batch has up to ``tokens`` positions, padding included.
     """
 
     tokens: int = Field(
@@ -87,7 +90,7 @@ class TokenBuckets(Batching, kind="token_buckets"):
 
 
 class HeldOut(Spec):
-    """Held-out rows of a table without a validation file; by default at random, stratified by label."""
+    """Selection of held-out rows in a table without a validation file; by default at random, stratified by label."""
 
     group: str | None = Field(
         default=None, min_length=1, description="column; rows with the same value are in the same split"
@@ -107,7 +110,7 @@ class HeldOut(Spec):
 
 
 def _input(value: Any) -> Processor | Tokenizer:
-    """Tokenizer or processor of an input, from its form in a recipe."""
+    """Parse the tokenizer or processor of an input from its form in a recipe."""
     fields = (
         cast("dict[str, Any]", value) if isinstance(value, dict) else {"kind": str(value).partition("(")[0].strip()}
     )
@@ -183,7 +186,7 @@ class Data(Spec):
 
     @property
     def processors(self) -> dict[str, Processor]:
-        """Processor of each input that is no text, by name."""
+        """Processor of each input that is not text, by name."""
         if self.inputs:
             return {name: each for name, each in self.inputs.items() if isinstance(each, Processor)}
         return {} if self.processor is None else {INPUT: self.processor}

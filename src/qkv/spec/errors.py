@@ -14,7 +14,7 @@ class Problem(NamedTuple):
     sentence: str
 
     def under(self, *prefix: str | int) -> Problem:
-        """The same problem with ``prefix`` before its path."""
+        """Return the problem with ``prefix`` before its path."""
         return Problem((*prefix, *self.path), self.sentence)
 
 
@@ -53,7 +53,7 @@ class SpecError(UserError):
         super().__init__(text)
 
     def _line(self, path: tuple[str | int, ...]) -> str:
-        """Line number of the longest prefix of ``path`` whose line is known, as text; "" if none is."""
+        """Return the line number of the longest prefix of ``path`` whose line is known, as text; "" if none is."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.lines:
                 return str(self.lines[path[:end]])
@@ -61,7 +61,7 @@ class SpecError(UserError):
 
 
 def quoted(value: object, most: int = 60) -> str:
-    """``repr(value)``, shortened in the middle to ``most`` characters."""
+    """Return ``repr(value)``, shortened in the middle to ``most`` characters."""
     try:
         shown = repr(value)
     except ValueError:  # Python refuses to format integers of more than 4,300 digits
@@ -100,14 +100,14 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """The closest of ``known`` within two edits (one for words of up to five characters); None if there is none."""
+    """Return the closest of ``known`` within two edits (one for words of up to five characters), or None."""
     most = 2 if len(word) > 5 else 1
     edits, name = min(((_edits(word, name, most), name) for name in known), default=(most + 1, ""))
     return name if edits <= most and len(word) > edits else None
 
 
 def _edits(word: str, other: str, most: int) -> int:
-    """Damerau–Levenshtein distance of two words, at most ``most`` + 1."""
+    """Compute the Damerau–Levenshtein distance of two words, capped at ``most`` + 1."""
     if abs(len(word) - len(other)) > most:
         return most + 1
     before, row = list[int](), list(range(len(other) + 1))

@@ -12,7 +12,7 @@ TokenId = Annotated[int, Field(ge=0)]
 
 
 class Forbidding(Spec):
-    """Tokens that are never drawn, at any temperature and in beam search."""
+    """Tokens that generation never selects, at any temperature and in beam search."""
 
     suppress_tokens: Seq[TokenId] = Field(default=(), description="ids that are never drawn")
     begin_suppress_tokens: Seq[TokenId] = Field(default=(), description="ids that are not drawn as the first new one")
@@ -25,7 +25,7 @@ class Forbidding(Spec):
 
     @property
     def forbids(self) -> bool:
-        """True if some token may not be drawn."""
+        """True if any of the settings forbids a token."""
         return bool(
             self.suppress_tokens or self.begin_suppress_tokens or self.bad_words_ids or self.no_repeat_ngram_size
         )

@@ -11,7 +11,7 @@ FORMAT = 2
 
 
 def newer(data: dict[str, Any]) -> list[Problem]:
-    """Error for a file written in a later format than this version reads; empty for all others."""
+    """Return one error for a file in a later format than this version reads; empty for all others."""
     given = data.get("format")
     if not isinstance(given, int) or given <= FORMAT:
         return []

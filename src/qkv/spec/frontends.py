@@ -32,13 +32,11 @@ class Frontend(Part, slot=True):
         return self.grid_axes > 1
 
     def fitted(self, processor: Processor) -> Self:
-        """Copy with the sizes of the signals that ``processor`` makes filled in. Raises ``SpecError`` if sizes that are
-        given differ.
-        """
+        """Return a copy with the signal sizes of ``processor``. Raises ``SpecError`` if sizes in the spec differ."""
         return self
 
     def of_processors(self, processors: Mapping[str, Processor]) -> Self:
-        """Copy ``fitted`` to the processors of a run, by name of their inputs."""
+        """Return a copy ``fitted`` to the processors of a run, given by the name of their input."""
         return self.fitted(processors[INPUT]) if INPUT in processors else self
 
     @property
@@ -48,19 +46,20 @@ class Frontend(Part, slot=True):
 
     @property
     def grid(self) -> tuple[int, ...] | None:
-        """Sizes of the axes on which its positions lie in row-major order, such as (rows, columns) of image patches;
+        """Shape of the grid of its positions, in row-major order, such as (rows, columns) of image patches.
+
         None for a sequence, or until the sizes are known.
         """
         return None
 
     @property
     def covered(self) -> tuple[float, ...]:
-        """Fraction of each axis of the input that the positions of its ``grid`` cover, from the first one."""
+        """Fraction of each axis of the input, from its start, that the positions of ``grid`` cover."""
         return (1.0,) * len(self.grid or ())
 
     @property
     def cell(self) -> int | None:
-        """Height and width, in pixels, of the part of an image at each position of the grid; None without images."""
+        """Height and width, in pixels, of the image area at each grid position; None without images."""
         return None
 
     @property
@@ -85,7 +84,7 @@ class Frontend(Part, slot=True):
 
     @property
     def words(self) -> WordFeatures | None:
-        """Features that it embeds if it reads words; None if it reads tokens or other signals."""
+        """Word features that it embeds; None if it reads tokens or other signals."""
         return None
 
     @property
@@ -94,39 +93,39 @@ class Frontend(Part, slot=True):
         return "model.context_length"
 
     def limit(self, context_length: int) -> int | None:
-        """Maximum number of positions of a row in a model of ``context_length``; None if unlimited."""
+        """Return the maximum number of positions of a row in a model of ``context_length``; None if unlimited."""
         return None
 
     def own_width(self, width: int) -> int:
-        """Features of the front end's output vectors in a model of ``width`` features."""
+        """Return the features of the front end's output vectors in a model of ``width`` features."""
         return width
 
     def table_width(self, width: int) -> int | None:
-        """Features of a token embedding if outputs have ``width`` features; None if the front end reads no tokens."""
+        """Return the features of a token embedding for outputs of ``width`` features; None if it reads no tokens."""
         return None
 
     def width_problems(self, width: int) -> list[Problem]:
-        """Errors in these settings for output vectors of ``width`` features; empty if none."""
+        """Return the errors in these settings for output vectors of ``width`` features; empty if none."""
         return []
 
     def sized(self, vocab_size: int) -> Self:
-        """Copy with the vocabulary size of the data filled in. Raises ``SpecError`` if the given size is too small."""
+        """Return a copy with the data's vocabulary size filled in. Raises ``SpecError`` if the spec's is smaller."""
         return self
 
     def unsized(self) -> Self:
-        """Copy without what is specific to one data set: sizes and the source of initial embeddings."""
+        """Return a copy without fields specific to a data set: sizes and the source of initial embeddings."""
         return self
 
     def without_initial_vectors(self) -> Self:
-        """Copy without the source of initial embeddings, which only the start of training reads."""
+        """Return a copy without the source of initial embeddings, which is only read at the start of training."""
         return self
 
     def canonical(self, width: int) -> Self:
-        """Equivalent copy for comparisons: sizes written out for ``width``, training settings such as dropout reset."""
+        """Return an equivalent copy for comparisons: sizes for ``width`` filled in, settings such as dropout reset."""
         return self
 
     def asking(self, mask: int) -> int:
-        """Input id at positions to predict: -1 (learned query vector, XLNet) if the table has it, else ``mask``."""
+        """Return the input id at positions to predict: -1 (learned query vector, XLNet) if it exists, else ``mask``."""
         return mask
 
 
@@ -161,7 +160,7 @@ class Placed(Frontend):
     norm: Norm = Field(default=NoNorm(), description="norm of the embeddings")
 
     def vector_width(self, width: int) -> int:
-        """Features of a token (and of a position) embedding whose sum or concatenation has ``width`` features."""
+        """Return the features of a token (and position) embedding for a sum or concatenation of ``width`` features."""
         return width if self.join == "add" else width // 2
 
     @property
@@ -190,9 +189,9 @@ class Placed(Frontend):
 class Text(Placed, Tokens, kind="text"):
     """Token embeddings combined with position embeddings, then an optional norm.
 
-    ``types``: number of learned token type embeddings, added to each token's (BERT, Devlin et al. 2019). ``query``: an
-    id of -1 selects a learned query vector, the input of positions whose token is to be predicted (XLNet, Yang et al.
-    2019).
+    ``types``: number of learned token type embeddings; each token's type embedding is added to it (BERT, Devlin et al.
+    2019). ``query``: an id of -1 selects a learned query vector, the input of positions whose token is to be predicted
+    (XLNet, Yang et al. 2019).
     """
 
     scale: bool = Field(default=False, description="multiply token embeddings by √width (Vaswani et al. 2017)")
@@ -237,8 +236,9 @@ class Text(Placed, Tokens, kind="text"):
 class HashedWords(Placed, kind="words"):
     """Sum of the embeddings of a word's hashed features, one position per word, combined with position embeddings.
 
-    No tokenizer is needed, and unknown words have known features. A sum, not a mean: with a linear head it is logistic
-    regression over the features, and a rare feature has the same weight in short and in long words.
+    No tokenizer is needed, and an unknown word still has known features. The embeddings are summed, not averaged: with
+    a linear head the model is logistic regression over the features, and a rare feature has the same weight in short
+    and in long words.
     """
 
     features: WordFeatures = WordFeatures()

@@ -1,4 +1,4 @@
-"""Names of files that hold data given in memory: a run's own copy, named after the digest of its content."""
+"""Names of files with data given in memory: the run keeps a copy, named after the digest of its content."""
 
 from __future__ import annotations
 
@@ -20,26 +20,29 @@ _SOURCES = ("source", "validation", "test")
 
 
 def kept_name(source: str) -> str | None:
-    """Name, without folders, of a file that holds data given in memory; None for any other source.
+    """Return the name, without folders, of a file with data given in memory; None for any other source.
 
-    The name determines the content, so that the folder is no part of a run's identity.
+    The name determines the content, so the folder is not part of a run's identity.
     """
     found = _KEPT.search(source)
     return found[1] if found else None
 
 
 def is_kept_text(source: str) -> bool:
-    """True for a file that holds texts given in memory as running text, whatever they look like."""
+    """Return True for a file with texts given in memory, which is running text whatever it looks like."""
     return (kept_name(source) or "").endswith(TEXT)
 
 
 def without_folders(data: dict[str, Any]) -> dict[str, Any]:
-    """Copy of the plain fields of ``qkv.spec.data.Data`` in which such files are named without their folder."""
+    """Return a copy of the plain fields of ``qkv.spec.data.Data`` with such files named without their folder."""
     return {name: (kept_name(str(value)) or value) if name in _SOURCES else value for name, value in data.items()}
 
 
 def found_in(folder: Path, recipe: Recipe) -> Recipe:
-    """Recipe of the run in ``folder`` with its own copies of data where they lie now, also if the folder was moved."""
+    """Return the recipe of the run in ``folder``, with the present paths of the run's own copies of data.
+
+    The paths change if the folder was moved.
+    """
     names = {field: kept_name(getattr(recipe.data, field) or "") for field in _SOURCES}
     here = {field: folder / FOLDER / name for field, name in names.items() if name}
     moved = {field: str(path) for field, path in here.items() if path.is_file()}

@@ -1,4 +1,4 @@
-"""Theory of how the cost of a branch grows with the number of positions."""
+"""Theoretical growth of the cost of a branch with the number of positions."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 
 class Growth(NamedTuple):
-    """Exponents of the number N of positions of a row, for N much larger than all sizes of the model; 0: constant.
+    """Exponents with which costs grow with the number N of positions of a row, for N far above all model sizes.
 
-    time: operations of a forward and a backward pass.   memory: numbers kept at once in training.
+    An exponent of 0 is a constant cost.
+
+    time: operations of a forward and a backward pass.   memory: numbers stored at the same time in training.
     path: dependent steps between the two positions that are furthest apart; None if positions are not mixed.
     steps: operations that must wait for each other in training.   (Vaswani et al. 2017, table 1)
     """
@@ -21,7 +23,7 @@ class Growth(NamedTuple):
 
     @staticmethod
     def of(branches: Iterable[Growth]) -> Growth:
-        """Growth of branches that follow each other: the largest exponents, and the shortest path."""
+        """Combine the growth of branches that follow each other: the largest exponents, and the shortest path."""
         found = list(branches)
         paths = [growth.path for growth in found if growth.path is not None]
         return Growth(
@@ -33,16 +35,16 @@ class Growth(NamedTuple):
 
 
 POSITION_WISE = Growth()
-"""Each position by itself."""
+"""Each position is processed separately."""
 DENSE = Growth(2.0, 1.0, 0.0)
-"""Every position reads every other one; weights are not stored."""
+"""Every position reads every other position; attention weights are not stored."""
 STORED = Growth(2.0, 2.0, 0.0)
-"""Every position reads every other one by a stored matrix."""
+"""Every position reads every other position through a stored matrix."""
 NEAR = Growth(1.0, 1.0, 1.0)
 """Each position reads a fixed number of neighbours."""
 LINEAR = Growth(1.0, 1.0, 0.0)
-"""Every position can reach every other one in one step, through sums over the row, buckets or few common positions."""
+"""Every position reaches every other position in one step, through sums over the row, buckets or shared positions."""
 CHUNKED = Growth(1.0, 1.0, 0.0, 1.0)
 """Every position reads a sum over the positions before it, chunk by chunk."""
 RECURRENT = Growth(1.0, 1.0, 1.0, 1.0)
-"""Each state is a function of the one before."""
+"""Each state is a function of the previous state."""

@@ -20,28 +20,26 @@ class Head(Part, slot=True):
     """Base class of heads: the output layer that maps the final hidden states to the logits or values of a task."""
 
     per_position: ClassVar[bool] = False
-    """True if it maps each position, not the whole row."""
+    """True if it has outputs for each position, not for the row as a whole."""
     predicts_tokens: ClassVar[bool] = False
     """True if its outputs are logits of tokens."""
     pools: ClassVar[bool] = False
     """True if it pools the vectors of a row to one."""
     instead_of: ClassVar[str] = ""
-    """Kind of head that it replaces in tasks, with outputs and targets of the same shape; empty for none."""
+    """Kind of head that it can replace in tasks, with outputs and targets of the same shape; empty for none."""
     fixed_rows: ClassVar[bool] = False
-    """True if it cannot read rows of any length, such as one that joins all positions of a window."""
+    """True if it needs rows of a fixed length, such as a head that concatenates all positions of a window."""
     weighs: ClassVar[bool] = True
     """True if its loss is a sum over targets, each of which can have a weight and a smoothed label."""
 
     @property
     def serves(self) -> str:
-        """Kind of head that this one counts as for tasks: its own kind, or that of a head that it replaces."""
+        """Kind of head as which tasks treat this head: the kind that it replaces, or its own kind."""
         return self.instead_of or self.kind
 
     @property
     def leading_read(self) -> int:
-        """Number of first positions to which it gives weights or a pooling of their own, such as a class token; 0 if
-        it treats all positions alike.
-        """
+        """Number of first positions that the head treats separately, such as a class token; 0 if all are alike."""
         return 0
 
     @property
@@ -55,16 +53,17 @@ class Head(Part, slot=True):
         return 0
 
     def sized(self, num_classes: int) -> Self:
-        """Copy with the data's number of classes filled in. Raises ``SpecError`` if the given number is too small."""
+        """Return a copy with the data's number of classes filled in. Raises ``SpecError`` if the spec has fewer."""
         return self
 
     def unsized(self) -> Self:
-        """Copy without the number of classes, which depends on the data set."""
+        """Return a copy without the number of classes, which depends on the data set."""
         return self
 
     def reading(self, frontend: Frontend) -> Self:
-        """Copy with the sizes of the values that ``frontend`` reads filled in. Raises ``SpecError`` if given ones
-        differ.
+        """Return a copy with the sizes that ``frontend`` determines.
+
+        Raises ``SpecError`` if the spec's sizes differ.
         """
         return self
 
@@ -125,7 +124,7 @@ class Classes(Head):
 
 
 def _known(given: Any) -> Any:
-    """Pooling or tuple of several. Raises ``ValueError`` for an unknown name, as pydantic requires."""
+    """Validate a pooling or a list of poolings. Raises ``ValueError``, as pydantic requires, for an unknown name."""
     several: list[Any] = [*cast("Iterable[Any]", given)] if isinstance(given, list | tuple) else [given]
     if not several:
         raise ValueError("the list of poolings is empty; name at least one")
@@ -140,7 +139,7 @@ class Pooled(Head):
 
     pooling: ``first`` (BERT's CLS), ``last``, ``mean``, ``mean_rest``: mean of all but the first, ``max``,
     ``mean_sqrt_len``: Σ x_i / √n, ``weighted_mean``: Σ i x_i / Σ i, or ``attention``: Σ_i softmax_i(w·x_i) x_i with
-    learned w. The results of several are concatenated.
+    learned w. The results of several poolings are concatenated.
     """
 
     pools = True
@@ -247,8 +246,9 @@ class VectorsHead(Head, kind="vectors"):
 class ForecastHead(Head, kind="forecast"):
     """Forecast of the next ``horizon`` values of each channel of a window: outputs z W^T + b in the given ``form``.
 
-    z: the vectors of all positions joined (``flatten``, PatchTST, Nie et al. 2023), or their ``mean``; or the vector of
-    one position, which is one of the ``channels`` (iTransformer, Liu et al. 2024) or of the future ``steps`` (decoder).
+    z depends on ``over``. ``flatten``: the vectors of all positions, concatenated (PatchTST, Nie et al. 2023).
+    ``mean``: their mean. ``channels``: the vector of each position, which is a channel (iTransformer, Liu et al. 2024).
+    ``steps``: the vector of each position, which is a future step (decoder).
     """
 
     fixed_rows: ClassVar[bool] = True
@@ -261,11 +261,11 @@ class ForecastHead(Head, kind="forecast"):
 
     @property
     def per_position(self) -> bool:  # type: ignore[override]
-        """True if it maps single positions."""
+        """True if it maps each position separately."""
         return self.over in ("channels", "steps")
 
     def of_window(self, horizon: int, channels: int, positions: int) -> Self:
-        """Copy with the sizes of a window filled in. Raises ``SpecError`` if others are given."""
+        """Return a copy with the sizes of a window filled in. Raises ``SpecError`` if the spec has other sizes."""
         sizes = {"horizon": horizon, "channels": channels, "positions": positions}
         for name, size in sizes.items():
             if getattr(self, name) not in (None, size):
@@ -300,9 +300,10 @@ class OfImages(Head):
 class CodebookHead(OfImages, kind="codebook"):
     """Vector quantisation and decoder of an image autoencoder (VQ-VAE, van den Oord et al. 2017).
 
-    z = x W^T + b per position, q = the nearest of the ``codes`` vectors e_k; pixels = convolutions of q, transposed
-    ones (``upsampling``) and a last one. Codes are moving averages of the vectors nearest to them; one that is used too
-    rarely is replaced by a vector of the batch (Dhariwal et al. 2020). Gradients of q are passed to z.
+    z = x W^T + b per position; q = the nearest of the ``codes`` code vectors e_k. The decoder maps q to pixels by
+    transposed convolutions (``upsampling``) and a final convolution. Codes are moving averages of the vectors z nearest
+    to them; a code that is used too rarely is replaced by a vector of the batch (Dhariwal et al. 2020). Gradients of q
+    are passed to z.
     """
 
     codes: int = Field(default=512, gt=1, le=WIDEST, description="number of codes, K")

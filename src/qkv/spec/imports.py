@@ -1,7 +1,7 @@
-"""Import of modules with parts of one's own: by name, by the variable ``QKV_IMPORT``, or as an entry point.
+"""Import of modules with user-defined parts: by name, by the variable ``QKV_IMPORT``, or as an entry point.
 
-An installed package names its module in the entry point group ``qkv.parts``. Variable and entry points are read when a
-kind is not known, so that they cost nothing before.
+An installed package names its module in the entry point group ``qkv.parts``. The variable and entry points are read
+only when a kind is not known, so that they cost nothing before.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _done: set[str] = set()
 
 
 def import_parts(name: str) -> str:
-    """Import the Python file or dotted module ``name``, whose classes register themselves; return the name by which
-    another process can import it: the absolute path of a file.
+    """Import the Python file or dotted module ``name``, whose classes register themselves.
 
-    The file's folder is appended to ``sys.path``. Raises ``UserError`` if there is none of that name, or for an error
-    inside it, with file and line.
+    Return the name by which another process can import it; for a file, its absolute path. The file's folder is appended
+    to ``sys.path``. Raises ``UserError`` if there is no such file or module, or, with file and line, for an error
+    inside it.
     """
     path = Path(name).expanduser()
     is_file = path.suffix == ".py" or len(path.parts) > 1 or path.is_file()
@@ -46,8 +46,10 @@ def import_parts(name: str) -> str:
 
 
 def import_more() -> None:
-    """Import the modules that the variable ``QKV_IMPORT`` and entry points name, each once. Raises ``UserError`` for
-    one in the variable that cannot be imported; one of an installed package gives a warning.
+    """Import the modules that the variable ``QKV_IMPORT`` and entry points name, each once.
+
+    Raises ``UserError`` if a module in the variable cannot be imported; a module of an installed package gives a
+    warning.
     """
     for name in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
         if name not in _done:
@@ -72,19 +74,19 @@ def add_to_variable(names: list[str]) -> None:
 
 
 def imports_given() -> str:
-    """Options of a further command that import what the variable ``QKV_IMPORT`` names; "" if it is empty."""
+    """Return the options of a further command that import the modules in ``QKV_IMPORT``; "" if it is empty."""
     names = filter(None, os.environ.get(VARIABLE, "").split(os.pathsep))
     return "".join(f" --import {shlex.quote(name)}" for name in names)
 
 
 def imported_line(error: BaseException) -> str | None:
-    """ "file:line" of the last call of ``error``'s traceback inside a module imported here; None if there is none."""
+    """Return "file:line" of the last call of ``error``'s traceback inside a module imported here, or None."""
     found = [frame for frame in traceback.extract_tb(error.__traceback__) if os.path.realpath(frame.filename) in _files]
     return f"{found[-1].filename}:{found[-1].lineno}" if found else None
 
 
 def _of_file(path: Path, given: str) -> str:
-    """Module name for the file ``path``. Raises ``UserError`` if there is no such file, or the name is taken."""
+    """Return the module name of the file ``path``. Raises ``UserError`` if there is no file, or the name is taken."""
     if not path.is_file() or path.suffix != ".py":
         what = "there is no such file" if not path.exists() else "a part is imported from a Python file, NAME.py"
         raise UserError(f"--import {given}: {what}; give a file or a dotted module")
@@ -97,7 +99,10 @@ def _of_file(path: Path, given: str) -> str:
 
 
 def _place(name: str) -> str | None:
-    """File of the module ``name``, imported or not; a description if it has no file; None if there is no module."""
+    """Return the file of the module ``name``, imported or not; None if there is no module.
+
+    A module without a file gives a description.
+    """
     from importlib.util import find_spec  # rarely needed, as are other imports inside functions here
 
     try:
@@ -110,7 +115,7 @@ def _place(name: str) -> str | None:
 
 
 def _sentence(error: BaseException, name: str) -> str:
-    """Sentence on an error that an import raised, with the file and the line where it arose."""
+    """Return the message for an error that an import raised, with the file and line where it arose."""
     said = " ".join(f"{type(error).__name__}: {error}".strip(": ").split())
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
@@ -121,7 +126,7 @@ def _sentence(error: BaseException, name: str) -> str:
 
 
 def _own_lines(error: BaseException) -> Iterator[str]:
-    """ "file:line" of each call in the traceback outside of this package, the import system and installed packages."""
+    """Yield "file:line" of each call in the traceback outside of qkv, the import system and installed packages."""
     for frame in traceback.extract_tb(error.__traceback__):
         inside = Path(frame.filename)
         installed = {"site-packages", "dist-packages"} & set(inside.parts)

@@ -28,7 +28,7 @@ class Mask(Part, slot=True):
 
     @property
     def decodes(self) -> bool:
-        """True if it allows decoding token by token: only queries in the row's prefix (one call) see later keys."""
+        """True if the mask allows token-by-token decoding: only queries in a row's prefix (one call) see later keys."""
         return self.causal
 
     @property
@@ -146,9 +146,9 @@ class Strided(Mask, kind="strided"):
 
 
 class Fixed(Mask, kind="fixed"):
-    """Key j is visible to query i in the same block of ``stride``, or as one of the last ``summary`` of its block.
+    """Key j is visible to query i in the same block of ``stride``; the last keys of a block are visible to all queries.
 
-    Fixed pattern of the Sparse Transformer (Child et al. 2019).
+    ``summary`` is the number of these last keys. Fixed pattern of the Sparse Transformer (Child et al. 2019).
     """
 
     stride: int = Field(gt=0)
@@ -156,9 +156,10 @@ class Fixed(Mask, kind="fixed"):
 
 
 class Blocks(Mask, kind="blocks"):
-    """Key j is visible to query i in its block of ``size``, the ``back`` blocks before or the ``ahead`` blocks after.
+    """Key j is visible to query i in the same block of ``size``, or in one of the blocks before or after it.
 
-    Local attention of the Reformer (Kitaev et al. 2020).
+    These are the ``back`` blocks before and the ``ahead`` blocks after the query's block. Local attention of the
+    Reformer (Kitaev et al. 2020).
     """
 
     size: int = Field(gt=0)

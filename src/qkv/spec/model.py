@@ -20,7 +20,7 @@ from qkv.spec.register import import_all
 from qkv.spec.segmentation import Segmentation
 from qkv.spec.wide import WidePath
 
-import_all("qkv.spec.signals")  # their kinds join the slots of front ends and processors
+import_all("qkv.spec.signals")  # registers their kinds in the slots of front ends and processors
 
 
 class Reader(Spec):
@@ -42,7 +42,7 @@ class Reader(Spec):
         return self.frontend.limit(self.context_length)
 
     def frontend_width(self, width: int) -> int:
-        """Features of the front end's vectors in a model of ``width`` features."""
+        """Return the features of the front end's vectors in a model of ``width`` features."""
         return self.frontend.own_width(width)
 
 
@@ -71,16 +71,16 @@ class Stack(Layered, Reader):
         return min((limit for limit in (own, branch and branch.longest_row) if limit is not None), default=None)
 
     def types_read(self, types: Sequence[int]) -> list[int]:
-        """Token types (segment ids) clipped to the number that the front end embeds; empty if the stack reads none."""
+        """Return token types (segment ids), clipped to the number that the front end embeds; empty if none are read."""
         known = self.frontend.num_types
         if known:
             return [min(kind, known - 1) for kind in types]
         return list(types) if self.reads_types else []
 
     def stack_problems(self, width: int, frontend_width: int | None = None) -> list[Problem]:
-        """Errors in the stack's settings for ``width`` features; empty if none.
+        """Return the errors in the stack's settings for ``width`` features; empty if none.
 
-        ``frontend_width``: features of the front end's vectors where latents read them; default: ``width``.
+        ``frontend_width``: required features of the front end's vectors if latents read them; default: ``width``.
         """
         found, own = self.block_problems(width), self.frontend_width(width)
         if own != (frontend_width or width):
@@ -175,9 +175,9 @@ class WithWidth(Spec):
 class Model(Stack, WithWidth):
     """Complete model: front end, blocks, final norm and head; with ``encoder`` an encoder–decoder.
 
-    With ``latents`` (Perceiver): these read the front end's vectors, and the stack's cross branches read the latents.
-    The input of the stack's blocks is ``queries``, by default the front end's vectors. Without blocks the head reads
-    the latents. With ``segmentation`` the blocks read a row in segments, see its kinds.
+    With ``latents`` (Perceiver), the latents read the front end's vectors, and the stack's cross branches read the
+    latents. The input of the stack's blocks is ``queries``, by default the front end's vectors. Without blocks the head
+    reads the latents. With ``segmentation`` the blocks read each row in segments; see the kinds of ``Segmentation``.
     """
 
     encoder: Encoder | None = Field(default=None, description="encoder of the source; default: none")
@@ -310,7 +310,7 @@ class Model(Stack, WithWidth):
         return found
 
     def _segmentation_problems(self) -> list[Problem]:
-        """Errors where the blocks read segments, and something else reads or replaces the row; empty if none."""
+        """Return the errors if the blocks read segments but another part reads or replaces the row; empty if none."""
         if self.segmentation is None:
             return []
         if self.frontend.on_grid:
@@ -325,7 +325,7 @@ class Model(Stack, WithWidth):
         return self.segmentation.problems_with(self, self.width)
 
     def _tied_problems(self) -> list[Problem]:
-        """Errors where token embedding tables are shared with the head or the encoder; empty if none."""
+        """Return the errors if the head or the encoder shares the token embedding table; empty if none."""
         found, own = list[Problem](), self._table_width(self)
         if not self.frontend.reads_tokens and self.head.predicts_tokens:
             sentence = (
@@ -359,7 +359,7 @@ class Model(Stack, WithWidth):
         return found
 
     def _table_width(self, stack: Stack) -> int | None:
-        """Features of a token embedding of ``stack``; None if it reads no tokens."""
+        """Return the features of a token embedding of ``stack``; None if it reads no tokens."""
         return stack.frontend.table_width(self.width)
 
     def _stream_problems(self) -> list[Problem]:

@@ -14,13 +14,13 @@ from qkv.spec.errors import UserError
 from qkv.spec.register import registered
 
 RECORD = "parts.json"
-"""File of a run folder that lists these parts; a run of the package's parts alone has none."""
+"""File of a run folder that lists its outside parts; a run that uses only the package's parts has no such file."""
 
 
 def outside_parts(spec: Spec) -> list[dict[str, Any]]:
-    """Kind, slot, module, file and SHA-256 of the file of each part in ``spec`` that is defined outside the package.
+    """Return kind, slot, module, file and SHA-256 of the file of each part in ``spec`` from outside the package.
 
-    A part that is specified in one file and implemented in another is listed with both.
+    A part that is specified in one file and implemented in another has an entry for each.
     """
     found: dict[tuple[str, str, str], dict[str, Any]] = {}
     for part in _parts_in(spec):
@@ -32,8 +32,9 @@ def outside_parts(spec: Spec) -> list[dict[str, Any]]:
 
 
 def check_outside_parts(folder: Path) -> None:
-    """Check that each part in the record of the run in ``folder`` is imported, and warn if its file changed. Raises
-    ``UserError``.
+    """Check that each part recorded for the run in ``folder`` is imported; warn if its file has changed.
+
+    Raises ``UserError`` if a part is not imported, or if the record is invalid.
     """
     file = folder / RECORD
     for entry in _read(file) if file.is_file() else ():
@@ -53,7 +54,7 @@ def check_outside_parts(folder: Path) -> None:
 
 
 def _missing(folder: Path, entry: Mapping[str, Any]) -> str:
-    """Sentence on a part of a run that is not imported."""
+    """Return the error message for a part of a run that is not imported."""
     path, module, digest = entry["path"], entry["module"], entry["sha256"]
     what = f"{folder} was trained with the {entry['slot']} {entry['kind']!r}"
     if not path:
@@ -64,7 +65,7 @@ def _missing(folder: Path, entry: Mapping[str, Any]) -> str:
 
 
 def _parts_in(value: Any) -> Iterator[type[Part]]:
-    """Classes of all parts in a spec, or in a list of specs."""
+    """Yield the classes of all parts in a spec, or in a list or mapping of specs."""
     if isinstance(value, Part):
         yield type(value)
     if isinstance(value, Spec):
@@ -83,13 +84,13 @@ def _slot_of(part: type[Part]) -> str:
 
 
 def _module_like(part: type[Part], module: str) -> str:
-    """Module of the spec or of the implementation of ``part``, whichever ``module`` was in the record."""
+    """Return the module of the implementation of ``part`` if it is ``module`` in the record, else of its spec."""
     other: str = getattr(registered(part), "__module__", part.__module__)
     return other if module == other else part.__module__
 
 
 def _file_of(module: str) -> dict[str, str | None]:
-    """Path and SHA-256 of a module's file; None if it has no file, as in an interactive session."""
+    """Return path and SHA-256 of a module's file; both None if it has no file, as in an interactive session."""
     file = getattr(sys.modules.get(module), "__file__", None)
     path = Path(file).resolve() if file else None
     if path is None or not path.is_file():

@@ -37,7 +37,7 @@ class Assignment(NamedTuple):
 
     @classmethod
     def of(cls, path: str, value: Any) -> Assignment:
-        """Assignment of a Python value to a dotted ``path``."""
+        """Build the assignment of a Python value to a dotted ``path``."""
         return cls(tuple(path.split(".")), value, f"{path}={value}")
 
     @property
@@ -46,11 +46,11 @@ class Assignment(NamedTuple):
         return self.value if self.raw is None or isinstance(self.value, str) else self.raw
 
     def under(self, name: str) -> Assignment:
-        """The same assignment with ``name`` before its path."""
+        """Return the assignment with ``name`` before its path."""
         return self._replace(path=(name, *self.path))
 
     def below(self, name: str) -> Assignment:
-        """The same assignment with a leading ``name`` removed from its path, if there is one."""
+        """Return the assignment with a leading ``name`` removed from its path, if there is one."""
         return self._replace(path=self.path[1:]) if self.path[0] == name and len(self.path) > 1 else self
 
 
@@ -105,7 +105,7 @@ def parsed(
 ) -> S:
     """Parse plain ``data`` with the overrides ``chosen``. Raises ``SpecError`` that names the override at fault.
 
-    ``source``: name of the file for messages; ``lines``: line number in it of each path.
+    ``source``: file name for error messages; ``lines``: line number of each path in that file.
     """
     origins: dict[SpecPath, str] = {}
     try:
@@ -121,7 +121,7 @@ def parsed(
 
 
 def _to_blame(path: SpecPath, origins: dict[SpecPath, str]) -> str | None:
-    """Text of the override that set ``path`` or its parent, else one that set something in it; None if none did."""
+    """Return the text of the override that set ``path`` or a parent of it, else a key inside it; None if none did."""
     around = [text for place, text in origins.items() if path[: len(place)] == place]
     inside = [text for place, text in origins.items() if path and place[: len(path)] == path]
     return next(iter([*around, *inside]), None)
@@ -182,10 +182,10 @@ class _Place(NamedTuple):
 
 
 class _Miss(NamedTuple):
-    """Name of a path that was not found, for the error message.
+    """Name in an override's path that was not found, for the error message.
 
-    left: how many names of the path remained; trail: location; known: names that exist there; sentence: message
-    instead.
+    left: number of names of the path that remained; trail: location reached; known: names that exist there; sentence:
+    error message that replaces the default message.
     """
 
     left: int
@@ -274,8 +274,9 @@ class _Search:
         return _kinds(spec).get(str(fields.get("kind")), spec)
 
     def _field(self, place: _Place, actual: type[Spec], name: str, fill: bool) -> _Place:
-        """Place of the field ``name`` in the mapping at ``place``, whose spec class is ``actual``. With ``fill``, a
-        field missing in the mapping is first added to it with its default value, or as {} if it has none.
+        """Return the place of the field ``name`` in the mapping at ``place``, whose spec class is ``actual``.
+
+        With ``fill``, a missing field is first added to the mapping with its default value, or as {} if it has none.
         """
         field, fields = actual.model_fields[name], place.value
         shape = shape_of(field.annotation)
@@ -285,7 +286,7 @@ class _Search:
         return _Place(fields, name, shape, (*place.trail, name))
 
     def _named(self, place: _Place, spec: type[Spec], name: str) -> Iterator[_Place]:
-        """Yield the part at ``place`` if ``name`` (a kind, "mixer", …) selects it, else those selected in its lists."""
+        """Yield the part at ``place`` if ``name`` (a kind, "mixer", …) selects it, else selected parts in its lists."""
         actual = self._open(place, spec)
         if is_slot(spec) and _selects(actual, name):
             yield place
@@ -354,7 +355,7 @@ def _opened(value: Any, spec: type[Spec] | None, trail: SpecPath) -> dict[str, A
 
 
 def _other_kinds(place: _Place, spec: type[Spec], actual: type[Spec], name: str) -> str:
-    """A sentence with the other kinds of the slot that have the key ``name``; empty if there are none."""
+    """Return a sentence with the other kinds of the slot that have the key ``name``; empty if there are none."""
     having = sorted(kind for kind, part in _kinds(spec).items() if name in part.model_fields)
     if not having or actual is spec:
         return ""
@@ -375,6 +376,6 @@ def _lists_of_parts(spec: type[Spec]) -> list[str]:
 
 def _selects(part: type[Spec], name: str) -> bool:
     if name in ("mixer", "feed_forward") and issubclass(part, Branch):
-        # Of the kind as such: a MONet layer is a mixer by default, and may be position-wise.
+        # The kind's defaults decide: a MONet layer counts as a mixer, although its settings can make it position-wise.
         return part.model_construct().mixes == (name == "mixer")
     return issubclass(part, Part) and part.kind == name

@@ -94,9 +94,9 @@ class Scaled(Residual, kind="scaled"):
 
 
 class Gated(Residual, kind="gated"):
-    """Residual connection x + tanh(gate) * f(x), one learned gate, initially ``initial`` (Flamingo, Alayrac et al.
+    """Gated residual connection x + tanh(gate) * f(x), one learned gate, initially ``initial``.
 
-    2022).
+    Flamingo, Alayrac et al. 2022.
     """
 
     initial: float = 0.0
@@ -121,14 +121,14 @@ class Reversible(Residual, kind="reversible"):
 
 
 class OnGrid(Protocol):
-    """Part that reads positions on a grid of ``axes`` axes, if they are more than 1."""
+    """Part that needs positions on a grid of ``axes`` axes; any positions if ``axes`` is 1."""
 
     axes: ClassVar[int]
     kind: ClassVar[str]
 
 
 def grid_problems(part: OnGrid, axes: int, *path: str | int) -> list[Problem]:
-    """Error of the ``part`` at ``path`` if it needs positions on a grid of other than ``axes`` axes; empty if not."""
+    """Return one error at ``path`` if ``part`` needs a grid whose number of axes differs from ``axes``; else empty."""
     if part.axes in (1, axes):
         return []
     found = "a sequence" if axes == 1 else f"on a grid of {axes}"
@@ -144,18 +144,18 @@ class Positions(Part, slot=True):
     axes: ClassVar[int] = 1
     """Number of axes of the grid on which positions must lie; 1: any sequence."""
     leads: ClassVar[bool] = False
-    """True if ``leading`` is the number of positions before those of the grid, to which vectors belong."""
+    """True if the spec has a field ``leading``: the number of positions before the grid, which have vectors too."""
 
     def resampled_from(self, grid: tuple[int, ...], leading: int) -> Positions:
-        """Positions after resampling the vectors to another ``grid``; by default unchanged."""
+        """Return positions with vectors learned on ``grid`` and resampled to the input's grid; by default unchanged."""
         return self
 
     def canonical(self, grid: tuple[int, ...] | None) -> Positions:
-        """Equivalent positions for comparisons, on ``grid``."""
+        """Return equivalent positions for comparing specs of models whose positions lie on ``grid``."""
         return self
 
     def limit(self, context_length: int) -> int | None:
-        """Number of positions with a vector in a model of ``context_length``; None for no limit."""
+        """Return the number of positions that have a vector in a model of ``context_length``; None for no limit."""
         return None
 
     @property
@@ -164,7 +164,7 @@ class Positions(Part, slot=True):
         return "model.context_length"
 
     def width_problems(self, width: int) -> list[Problem]:
-        """Errors in these settings for position vectors of ``width`` features; empty if none."""
+        """Return the errors in these settings for position vectors of ``width`` features; empty if none."""
         return []
 
 
@@ -186,8 +186,8 @@ class Learned(Positions, kind="learned"):
 class LearnedGrid(Positions, kind="learned_grid"):
     """Learned vectors on a grid, such as image patches, resampled to the grid of the input (bicubic).
 
-    A model of one image size reads another (ViT, Dosovitskiy et al. 2021; DINOv2, Oquab et al. 2023). The vectors of
-    ``leading`` positions before the grid, such as a class token, are not resampled.
+    So a model trained on images of one size can read another size (ViT, Dosovitskiy et al. 2021; DINOv2, Oquab et al.
+    2023). The vectors of ``leading`` positions before the grid, such as a class token, are not resampled.
     """
 
     axes = 2
@@ -264,7 +264,8 @@ class Sinusoidal(Positions, kind="sinusoidal"):
 class Sinusoidal2D(Positions, kind="sinusoidal_2d"):
     """2-D sinusoidal embeddings of positions on a grid, such as image patches: half of the features for each axis.
 
-    The sinusoid of the row, then that of the column, both counted from 1; a class token is at (0, 0).
+    The features are the sinusoid of the row, then the sinusoid of the column. Rows and columns are counted from 1; a
+    class token is at (0, 0).
     """
 
     axes = 2
@@ -274,8 +275,8 @@ class Sinusoidal2D(Positions, kind="sinusoidal_2d"):
 class Sinusoidal3D(Positions, kind="sinusoidal_3d"):
     """3-D sinusoidal embeddings of positions in a video: a third of the features for each of frame, row and column.
 
-    All are counted from 1. With ``ordered`` false the frame has no features, and a model that treats all positions
-    alike does not see the order of the frames.
+    Frames, rows and columns are counted from 1. With ``ordered`` false the frame is not encoded, so that a model that
+    treats all positions alike does not see the order of the frames.
     """
 
     axes = 3
@@ -303,16 +304,16 @@ class Relative(Part, slot=True):
     causal_only: ClassVar[bool] = False
     """True if they are defined for causal attention only."""
     extrapolates: ClassVar[bool] = True
-    """False if distances greater than those of training give scores that training never showed."""
+    """False if distances beyond those of training give scores that the model has never seen."""
     axes: ClassVar[int] = 1
     """Number of axes of the grid on which positions must lie; 1: any sequence."""
 
     def sized_for(self, grid: tuple[int, ...] | None) -> Self:
-        """Copy with the sizes filled in that depend on the grid of the positions; None for a sequence."""
+        """Return a copy with the sizes filled in that depend on the grid of the positions; None for a sequence."""
         return self
 
     def head_problems(self, head_dim: int) -> list[Problem]:
-        """Errors for ``head_dim`` features per key, such as RoPE on an odd number of them; empty if none."""
+        """Return the errors for ``head_dim`` features per key, such as an odd number for RoPE; empty if none."""
         return []
 
 
@@ -384,7 +385,7 @@ class Rope(Relative, kind="rope"):
     scaling: RopeScaling | None = None
 
     def rotated(self, head_dim: int) -> int:
-        """Number of features per head that are rotated, Dr = ``fraction`` · ``head_dim``."""
+        """Return the number of features per head that are rotated, Dr = ``fraction`` · ``head_dim``."""
         return int(head_dim * self.fraction)
 
     def head_problems(self, head_dim: int) -> list[Problem]:
@@ -407,7 +408,7 @@ class Rope2D(Relative, kind="rope_2d"):
     fraction: float = Field(default=1.0, gt=0, le=1)
 
     def rotated(self, head_dim: int) -> int:
-        """Number of features per head that are rotated, Dr = ``fraction`` · ``head_dim``."""
+        """Return the number of features per head that are rotated, Dr = ``fraction`` · ``head_dim``."""
         return int(head_dim * self.fraction)
 
     def head_problems(self, head_dim: int) -> list[Problem]:
@@ -421,8 +422,9 @@ class Rope2D(Relative, kind="rope_2d"):
 class Alibi(Relative, kind="alibi"):
     """ALiBi: -m_h (i - j) added to the logits, slopes m_h = 2^(-8h/H) (Press et al. 2022).
 
-    ``scaled``: divided by temperature √Dk, like the products q · k. ``rounded``: adds m_h j instead, with m_h, j and
-    the product in bf16; the difference m_h i is equal for all keys and cancels in the softmax. Falcon-RW uses both.
+    ``scaled``: the term is divided by temperature √Dk, like the products q · k. ``rounded``: the term is m_h j instead,
+    with m_h, j and the product in bf16; the omitted -m_h i is equal for all keys and cancels in the softmax. Falcon-RW
+    uses both.
     """
 
     causal_only = True
@@ -435,7 +437,7 @@ class Alibi(Relative, kind="alibi"):
 class Shaw(Relative, kind="shaw"):
     """Learned vectors r of relative positions: q_i · r_c / (temperature √Dk) added to the logits (Shaw et al. 2018).
 
-    c = clip(j - i, -k, k); r is shared by all heads. With ``values`` a second learned vector of c is added to each
+    c = clip(j - i, -k, k); r is shared by all heads. With ``values``, a second learned vector for c is added to each
     value.
     """
 
@@ -446,9 +448,9 @@ class Shaw(Relative, kind="shaw"):
 class T5Buckets(Relative, kind="t5"):
     """A learned bias per head and bucket of j - i, added to the logits (T5, Raffel et al. 2020).
 
-    Half of the buckets hold one distance each; the others grow logarithmically up to ``max_distance``, beyond which all
-    distances share the last. Under a non-causal mask, earlier and later keys have half of the buckets each. With
-    ``shared`` all layers of a stack use one table, as in T5.
+    Half of the buckets hold one distance each. The sizes of the others grow logarithmically up to ``max_distance``; all
+    larger distances share the last bucket. Under a non-causal mask, half of the buckets are for earlier keys and half
+    for later keys. With ``shared`` all layers of a stack use one table, as in T5.
     """
 
     num_buckets: int = Field(default=32, ge=4)
@@ -470,7 +472,7 @@ class T5Buckets(Relative, kind="t5"):
 class Bias2D(Relative, kind="bias_2d"):
     """Learned bias per head and offset (rows, columns) of a query from a key on a grid (Swin, Liu et al. 2021).
 
-    Pairs with a class token have a bias of their own: as query, as key, as both (BEiT, Bao et al. 2022).
+    Pairs with a class token have separate biases: token as query, as key, and as both (BEiT, Bao et al. 2022).
     """
 
     extrapolates = False
@@ -491,8 +493,9 @@ class Bias2D(Relative, kind="bias_2d"):
 class ShortestPath(Relative, kind="shortest_path"):
     """A learned bias per head and length of the shortest path between two nodes (Graphormer, Ying et al. 2021).
 
-    Paths longer than ``max_distance`` share a bias; pairs without a path have one of their own. The processor of the
-    graphs gives at least as many ``distances``. Without a graph all positions are neighbours.
+    Paths longer than ``max_distance`` share the bias of the longest path; pairs without a path have another bias.
+    ``distances`` of the graph processor should be at least ``max_distance``. Without a graph all positions are
+    neighbours.
     """
 
     max_distance: int = Field(default=8, gt=0, le=1024, description="longest path that is told apart")

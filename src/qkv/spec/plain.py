@@ -17,7 +17,7 @@ class Shape(NamedTuple):
 
 
 def shape_of(annotation: Any) -> Shape:
-    """The shape that a field's annotation describes; ``X | None`` has the shape of ``X``."""
+    """Return the ``Shape`` of a field's annotation; ``X | None`` has the shape of ``X``, but ``text`` is False."""
     if get_origin(annotation) is Annotated:
         return shape_of(get_args(annotation)[0])
     choices = [a for a in get_args(annotation) if a is not type(None)]
@@ -31,15 +31,15 @@ def shape_of(annotation: Any) -> Shape:
 
 
 def is_slot(spec: type[Spec] | None) -> bool:
-    """True for a slot, the base class of interchangeable parts; False for other specs and None."""
+    """Return True for a slot, the base class of interchangeable parts; False for other specs and None."""
     return spec is not None and Part in spec.__bases__
 
 
 def plain(value: Any, in_slot: bool | None = None) -> Any:
     """Return a spec as plain data with all fields; parts without fields become their kind, masks their expression.
 
-    ``type(spec).parse`` (for a part: its slot's) of the result is equal to ``spec``. Lists and plain values are
-    unchanged.
+    ``type(spec).parse``, for a part ``parse`` of its slot, restores an equal spec from the result. Lists and mappings
+    are converted item by item; other values are unchanged.
     ``in_slot``: False if the part's ``kind`` is implied by the type of its field.
     """
     if isinstance(value, Part) and in_slot is not False:

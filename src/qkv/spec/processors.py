@@ -10,7 +10,7 @@ from qkv.spec.base import Part, Seq
 from qkv.spec.errors import Problem
 
 INPUT = "input"
-"""Name of the input of a model that reads one."""
+"""Name of the input of a model with a single input."""
 
 
 class Processor(Part, slot=True):
@@ -30,16 +30,17 @@ class Processor(Part, slot=True):
     """True if a value becomes codes: ids that a language model reads and generates."""
 
     pretrained: ClassVar[str] = ""
-    """Name of the field with the folder of a trained run that it reads; empty if it reads none."""
+    """Name of the field with the folder of a trained run that the processor reads; empty if it reads none."""
 
     @property
     def reads_label(self) -> bool:
-        """True if the label of a value is read with it, so that values of a label can be generated."""
+        """True if each value is read with its label, so that a model can generate values for a given label."""
         return False
 
     def following(self, start: Processor) -> Self:
-        """Copy with the settings that it takes from ``start``, the processor of a model that is fine-tuned; by default
-        all are fitted to the new data.
+        """Return a copy that takes settings from ``start``, the processor of a model that is fine-tuned.
+
+        By default it takes none, and all settings are fitted to the new data.
         """
         return self
 
@@ -94,7 +95,7 @@ class WordFeatures(Processor, kind="word_features"):
 
     @property
     def typical(self) -> int:
-        """Number of features of a word of six letters."""
+        """Number of features of a typical word, of six letters."""
         letters = 6
         ngrams = sum(max(0, letters + 3 - size) for size in range(self.shortest, self.longest + 1))
         own = 1 + 2 * min(self.affixes, letters) + ngrams + 2 * self.shape

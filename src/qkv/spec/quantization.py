@@ -29,7 +29,7 @@ class Quantization(Spec):
 
     @property
     def size(self) -> int:
-        """Weights per scale; 0: a row."""
+        """Number of weights per scale; 0: one scale per row."""
         return (_MULTIPLE if self.bits == 4 else 0) if self.group is None else self.group
 
     def problems(self) -> list[Problem]:

@@ -66,7 +66,7 @@ class Recipe(Spec):
 
     @property
     def reads(self) -> Reads:
-        """Data that is read: the task's, but a table of examples where a processor converts the inputs."""
+        """Form of the data: ``examples`` if the task reads text and a processor converts inputs, else the task's."""
         return "examples" if self.task.reads == "text" and self.data.processors else self.task.reads
 
     @property
@@ -116,7 +116,7 @@ class Recipe(Spec):
         return []
 
     def _processor_problems(self) -> list[Problem]:
-        """Errors where the front end that reads the input, the encoder's if there is one, reads another signal."""
+        """Return the errors if the front end (the encoder's if there is one) reads another signal than the data's."""
         given, stack = self.data.processor, self.model.encoder or self.model
         if self.data.inputs or stack.frontend.inputs_read:
             return self._input_problems()
@@ -138,7 +138,7 @@ class Recipe(Spec):
         return [Problem(("model", *(("encoder",) if self.model.encoder else ()), "frontend"), sentence)]
 
     def _input_problems(self) -> list[Problem]:
-        """Errors where the front ends of several inputs differ from those of the data."""
+        """Return the errors if the front ends of several inputs do not match the inputs of the data."""
         given, path = self.data.inputs, ("model", "frontend", "inputs")
         read = {name: each for name, each in self.model.frontend.inputs_read.items() if each.processor is not None}
         if not self.task.joins_inputs:

@@ -1,5 +1,6 @@
-"""Registers of what modules add when they are imported: implementations of parts, published families, forms of tool
-calls.
+"""Registers that modules fill when they are imported.
+
+They hold implementations of parts, published families, and forms of tool calls.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _importing: set[str] = set()
 class Register(dict[K, V]):
     """Values by key, added by modules when they are imported.
 
-    packages: imported with all their modules before a value is looked up, so that a module in them needs no entry in a
-        list. A module elsewhere is imported by its user.
+    packages: packages whose modules are all imported before a value is looked up, so that no list has to name them.
+        A user imports modules outside of these packages.
     """
 
     def __init__(self, *packages: str):
@@ -33,29 +34,29 @@ class Register(dict[K, V]):
         self.packages = packages
 
     def find(self, key: K) -> V | None:
-        """Value of ``key``, or None; imports ``packages`` if the key is not there yet."""
+        """Return the value of ``key``, or None; import ``packages`` if the key is missing."""
         if key not in self:
             import_all(*self.packages)
         return self.get(key)
 
     def all(self) -> list[V]:
-        """Every value, after the import of ``packages``."""
+        """Return every value, after the import of ``packages``."""
         import_all(*self.packages)
         return list(self.values())
 
 
 PARTS: Register[type[Part], Any] = Register()
-"""Implementation of each part: the class or function that a spec's class stands for."""
+"""Implementation of each part, the class or function that builds it, by the part's spec class."""
 _WITH: Register[tuple[type[Part], type[Part]], Any] = Register()
-"""Implementations of parts where they are used with another part, such as a task on the values of a processor."""
+"""Implementations of a part in combination with another part, such as a task on the values of a processor."""
 
 
 def implements(*parts: type[Part], of: type[Part] | None = None) -> Callable[[C], C]:
     """Register the decorated class or function as the implementation of the spec classes ``parts``.
 
     Used as ``@implements(spec.GRU)``. Its call signature is that of the slot: see ``build_branch``, ``build_norm``,
-    ``build_task``. ``of``: class of another part, if the implementation is that of ``parts`` where they are used with
-    it, as ``@implements(spec.NextToken, of=spec.ImageCodes)``: a task on the values of a processor.
+    ``build_task``. ``of``: class of another part; the implementation then holds only where ``parts`` are used with that
+    part. Example: ``@implements(spec.NextToken, of=spec.ImageCodes)``, a task on the values of a processor.
     """
 
     def register(found: C) -> C:
@@ -70,10 +71,10 @@ def implements(*parts: type[Part], of: type[Part] | None = None) -> Callable[[C]
 
 
 def implementation(part: Part, *packages: str, of: Part | None = None) -> Any:
-    """Implementation registered for the class of ``part``. Raises ``UserError`` if there is none.
+    """Return the implementation registered for the class of ``part``. Raises ``UserError`` if there is none.
 
-    ``packages``: imported with all their modules if no implementation is registered yet. ``of``: other part with which
-    it is used, see ``implements``.
+    ``packages``: packages whose modules are imported first if no implementation is registered yet or ``of`` is given.
+    ``of``: other part with which ``part`` is used, see ``implements``.
     """
     kind = type(part)
     if kind not in PARTS or of is not None:
@@ -89,21 +90,20 @@ def implementation(part: Part, *packages: str, of: Part | None = None) -> Any:
 
 
 def registered(part: type[Part]) -> Any:
-    """Implementation of the spec class ``part`` if its module is imported; else None."""
+    """Return the implementation of the spec class ``part`` if its module is imported; else None."""
     return PARTS.get(part)
 
 
 def implementations(slot: type[P], *packages: str) -> dict[type[P], Any]:
-    """Implementation of every part of a slot, by spec class, after the import of all modules of ``packages``."""
+    """Return the implementation of every part of a slot, by spec class, after importing all modules of ``packages``."""
     import_all(*packages)
     return {part: found for part, found in PARTS.items() if issubclass(part, slot)}
 
 
 def import_all(*packages: str) -> None:
-    """Import every module of ``packages`` and of packages in them, so that parts in new files register themselves
-    without being listed.
+    """Import every module of ``packages`` and of their subpackages, so that parts in new files register themselves.
 
-    A package whose import failed is tried again by the next call.
+    If the import of a package fails, the next call tries it again.
     """
     for package in packages:
         if package not in _imported and package not in _importing:

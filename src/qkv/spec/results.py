@@ -39,7 +39,7 @@ class Result(Spec):
     date: str = Field(description="date of the last run")
 
     def figure(self, path: str) -> Figure | None:
-        """The metric at a path such as ``"test.accuracy"``; None if it was not measured."""
+        """Return the metric at a path such as ``"test.accuracy"``; None if it was not measured."""
         split, _, name = path.partition(".")
         return self.figures.get(split, {}).get(name)
 
@@ -80,7 +80,7 @@ class Reached(NamedTuple):
 
 
 def reached(shown: Sequence[str], result: Result | None, typed: Sequence[Typed]) -> Reached | None:
-    """Values of the metrics ``shown``: of the full form's ``result``, else those ``typed``; None without any."""
+    """Collect the metrics ``shown`` from the full form's ``result``, else from ``typed``; None without any."""
     result = result if result and result.form == "full" else None
     by_hand = {entry.figure: entry for entry in typed if entry.figure}
     found: list[tuple[str, float, float | None]] = []

@@ -15,7 +15,7 @@ Node = dict[str, Any]
 
 
 def json_schema(top: type[Spec]) -> Node:
-    """JSON Schema (2020-12) of ``top``, with a definition per slot that lists its registered parts.
+    """Build the JSON Schema (2020-12) of ``top``, with a definition per slot that lists its registered parts.
 
     It describes each field separately; constraints between fields (heads divide the width) are checked by
     ``top.parse``.
@@ -77,7 +77,7 @@ def _slot_schema(slot: type[Part], definitions: Node) -> Node:
 
 
 def _short_forms(slot: type[Part]) -> list[Node]:
-    """Schemas of a slot's text forms: bare kinds, offered by editors, and ``kind(value, name=value)``."""
+    """Return the schemas of a slot's text forms: bare kinds, offered by editors, and ``kind(value, name=value)``."""
     kinds = sorted(slot.kinds())
     bare = [
         kind for kind in kinds if not any(field.is_required() for field in slot.kinds()[kind].model_fields.values())

@@ -15,13 +15,13 @@ from qkv.spec.growth import RECURRENT, Growth
 
 
 class Segmentation(Part, slot=True):
-    """Base class of ways to read a row in segments: the blocks see one segment, and what is carried to it.
+    """Base class of ways to read a row in segments: the blocks see one segment, and the state carried over to it.
 
     The blocks are causal, and decode with a state of constant size for the current segment.
     """
 
     inner_name: ClassVar[str] = ""
-    """Field of the stack of blocks that the segmentation has itself; empty if it has none."""
+    """Name of the field with the segmentation's own stack of blocks; empty if it has none."""
 
     @property
     def row_positions(self) -> int:
@@ -30,32 +30,32 @@ class Segmentation(Part, slot=True):
 
     @property
     def growth(self) -> Growth | None:
-        """Theory of the growth with the number of positions; segments have a constant size. None: not stated."""
+        """Theoretical growth of the cost with the number of positions, at constant segment size; None: not stated."""
         return None if self.inner is None else self.inner.growth
 
     @property
     def inner(self) -> Layered | None:
-        """Stack of blocks of the segmentation itself; None if it has none."""
+        """The segmentation's own stack of blocks; None if it has none."""
         return getattr(self, self.inner_name) if self.inner_name else None
 
     def inner_width(self, width: int) -> int:
-        """Features of ``inner`` in a model of ``width`` features."""
+        """Return the features of ``inner`` in a model of ``width`` features."""
         return width
 
     def with_inner(self, change: Callable[[Layered], Layered]) -> Self:
-        """Copy in which ``inner`` is replaced by ``change(inner)``; without it unchanged."""
+        """Return a copy in which ``inner`` is replaced by ``change(inner)``; unchanged if there is no ``inner``."""
         return self.changed(**{self.inner_name: change(self.inner)}) if self.inner else self
 
     def extrapolates(self, length: int) -> bool:
-        """False if rows longer than the training ``length`` have distances never seen in training (as for RoPE)."""
+        """Return False if rows longer than the training ``length`` have distances unseen in training (as for RoPE)."""
         return True
 
     def positions_read(self, length: int) -> int:
-        """Number of positions of the longest row that the blocks read of an input of ``length`` positions."""
+        """Return the positions of the longest row that the blocks read for an input of ``length`` positions."""
         return min(length, self.row_positions)
 
     def problems_with(self, stack: Layered, width: int) -> list[Problem]:
-        """Errors of a model of ``width`` features whose ``stack`` of blocks reads segments; empty if none."""
+        """Return the errors of a model of ``width`` features whose ``stack`` reads segments; empty if none."""
         wrong = stack.first_branch(lambda branch: not branch.causal)
         if wrong:
             sentence = f"{self.kind!r} carries what earlier segments hold, so its blocks are causal; use a causal mask"
@@ -79,10 +79,10 @@ class RecurrentMemory(Segmentation, kind="recurrent_memory"):
 
         [m_τ ; x_1 … x_S ; m_τ]  ─ blocks, norm ─  [· ; y_1 … y_S ; m_{τ+1}]
 
-    The copy at the start is read by the segment's positions, the outputs at the copy at the end, which have read the
-    whole segment, are the memory of the next one. m_0 is learned. Positions are counted anew in each segment by the
-    blocks; those of the front end are the row's. Gradients pass through the memory of up to ``bptt`` segments in
-    succession: it is detached at every multiple of ``bptt``.
+    The segment's positions read the copy at the start. The outputs at the copy at the end, which have read the whole
+    segment, are the memory of the next segment. m_0 is learned. For the blocks, positions start anew in each segment;
+    for the front end, they are positions in the row. Gradients pass through the memory of up to ``bptt`` consecutive
+    segments: it is detached at every multiple of ``bptt``.
     """
 
     segment: int = Field(default=64, gt=0, description="positions of a segment, S")
@@ -123,8 +123,8 @@ class Megabyte(Segmentation, kind="megabyte"):
         h_k = global(W [x_{(k-1)P} ; … ; x_{kP-1}])    h_0 from a learned start; blocks ``patches``, causal over k
         l_{kP}, …, l_{kP+P-1} = local(U_0 h_k + e, U_1 h_k + x_{kP}, …, U_{P-1} h_k + x_{kP+P-2})
 
-    l_s, which has read x_0 … x_{s-1}, is the output at position s - 1 and predicts value s; e is learned. So every
-    output is exact: patches before the current one are read through h, and the current one value by value. With P =
+    l_s has read x_0 … x_{s-1}; it is the output at position s - 1 and predicts value s. e is learned. So every output
+    is exact: patches before the current patch are read through h, and the current patch value by value. With P =
     N^{1/3}, attention costs O(N^{4/3}).
 
     Two differences from the paper: local and global blocks read the same vectors x, and W, U are matrices, where the

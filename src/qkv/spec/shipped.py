@@ -9,20 +9,20 @@ COMPARISONS = FOLDER.with_name("comparisons")
 
 
 def shipped() -> dict[str, Path]:
-    """Files of the recipes that ship with the package, by name."""
+    """Return the files of the recipes that ship with the package, by name."""
     return {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
 
 
 def shipped_comparisons() -> dict[str, Path]:
-    """Files of the comparisons that ship with the package, by name."""
+    """Return the files of the comparisons that ship with the package, by name."""
     return {path.stem: path for path in sorted(COMPARISONS.glob("*.yaml"))}
 
 
 def is_shipped(source: str | Path) -> bool:
-    """True if ``source`` names a shipped recipe, and no file or folder of that name exists in the working directory."""
+    """Return True if ``source`` names a shipped recipe, and no file or folder in the working directory."""
     return str(source) in shipped() and not Path(source).exists()
 
 
 def located(source: str | Path) -> Path:
-    """File of the shipped recipe that ``source`` names, or ``source``, also if a local file or folder has that name."""
+    """Return the file of the shipped recipe ``source``; ``source`` itself for other names and existing paths."""
     return shipped()[str(source)] if is_shipped(source) else Path(source)

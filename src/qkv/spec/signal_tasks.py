@@ -13,11 +13,11 @@ from qkv.spec.task import Needs, Reads, Task
 
 
 class Consistency(Spec):
-    """Consistency of the answers for nodes with and without a label under dropout (GRAND, Feng et al. 2020).
+    """Consistency of predictions under dropout, for nodes with and without a label (GRAND, Feng et al. 2020).
 
-    Each step reads the graph S times, each time with other dropout: p_is of node i, mean p̄_i. The loss is the mean of
-    the S cross-entropies, and weight / (S n) Σ_s Σ_i |p_is - q_i|² over all n nodes of the batch, with q_i ∝
-    p̄_i^(1 / temperature), which has no gradient.
+    Each step reads the graph S times with different dropout masks. p_is: prediction for node i in pass s; p̄_i: their
+    mean. The loss is the mean of the S cross-entropies, plus weight / (S n) Σ_s Σ_i |p_is - q_i|² over all n nodes of
+    the batch, with q_i ∝ p̄_i^(1 / temperature), which has no gradient.
     """
 
     samples: int = Field(default=4, ge=2, le=100, description="S, number of times that a step reads the graph")
@@ -62,8 +62,9 @@ class NodeClassification(Task, kind="node_classification"):
 class EdgePrediction(Task, kind="edge_prediction"):
     """Prediction of the missing edges of one graph: -Σ log p(edge or not | pair of nodes, other edges), undirected.
 
-    Metrics: AUC, average precision, hits at 20. Held-out edges are removed from the graph that the model reads; as many
-    pairs without an edge are drawn. Data: a known graph, an ``.npz`` file, ``nodes.csv | edges.csv``, or ``edges.csv``.
+    Metrics: AUC, average precision, hits at 20. Held-out edges are removed from the graph that the model reads; an
+    equal number of pairs without an edge is sampled. Data: a known graph, an ``.npz`` file, ``nodes.csv | edges.csv``,
+    or ``edges.csv``.
     """
 
     test_fraction: float = Field(default=0.1, ge=0, lt=1, description="share of the edges in the test part")
@@ -81,7 +82,7 @@ class EdgePrediction(Task, kind="edge_prediction"):
 
 
 def _of_graphs(task: Task, model: Model) -> list[Problem]:
-    """Problem of a model whose front end reads no graph; empty if it does."""
+    """Return one error if the model's front end reads no graph; else an empty list."""
     processor = model.frontend.processor
     if processor is not None and processor.of_graphs:
         return []
@@ -160,8 +161,8 @@ class Autoencoding(Task, kind="autoencoding"):
 class NextPatch(Task, kind="next_patch"):
     """Generation of images from patches of pixels: -log p(patch_i | start, patch_<i), in nats per pixel value.
 
-    Pixels have uniform noise of one level of 256, so that the density bounds the probability of the levels (Theis et
-    al. 2016). Columns ``image`` and, if the start is the label, ``label``.
+    Pixels get uniform noise as wide as one of their 256 levels (dequantisation), so that the density bounds the
+    probability of the levels (Theis et al. 2016). Columns ``image`` and, if the start is the label, ``label``.
     """
 
     reads: ClassVar[Reads] = "examples"

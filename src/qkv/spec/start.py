@@ -1,4 +1,4 @@
-"""Specs of the weights with which training starts: drawn at random, of a checkpoint, or constructed by hand."""
+"""Specs of the weights with which training starts: drawn at random, from a checkpoint, or set by hand."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ _KIND = re.compile(r"\s*(\w+)\s*(\(.*\))?\s*", re.DOTALL)
 
 
 class Start(Part, slot=True):
-    """Base class of where the weights come from with which training starts. A text that names no kind is a checkpoint:
-    ``start: bert-base-uncased``.
+    """Base class of sources of the weights with which training starts.
+
+    A text that names no kind is a checkpoint: ``start: bert-base-uncased``.
     """
 
     @property
     def checkpoint(self) -> str | None:
-        """Run or published checkpoint that also provides the tokenizer, and the model if the recipe gives none; None
-        for weights of another kind.
+        """Run or published checkpoint with the weights; None for other kinds.
+
+        It also provides the tokenizer, and the model if the recipe gives none.
         """
         return None
 
@@ -55,10 +57,11 @@ class CheckpointStart(Start, kind="checkpoint"):
 
 
 class WeightPiece(Spec):
-    """Piece of a weight, and its values.
+    """Piece of a weight tensor, and its values.
 
-    A weight is named in full, as ``blocks.0.branches.1.body.down``, or by ``layer`` and ``branch``, where a ``piece``
-    that only one weight of the branch has is enough: ``layer: 0, piece: q, head: 2`` are the queries of head 2.
+    The weight has its full name, as ``blocks.0.branches.1.body.down``, or is selected by ``layer`` and ``branch``. A
+    ``piece`` then suffices if only one weight of the branch has it: ``layer: 0, piece: q, head: 2`` selects the queries
+    of head 2.
     """
 
     weight: str = Field(default="", description="name of the weight, or below a branch if 'layer' is given")
@@ -79,9 +82,9 @@ class WeightPiece(Spec):
 
 
 class ConstructedStart(Start, kind="constructed"):
-    """Weights written by hand, piece by piece, as their layouts name them; later pieces overwrite earlier ones.
+    """Weights set by hand, piece by piece, by the names in their layouts; later pieces overwrite earlier ones.
 
-    With ``rest: zero``, matrices, tables and biases that no piece names are 0, and norms are as initialised.
+    With ``rest: zero``, matrices, tables and biases that no piece names are 0, and norms have their initial values.
     """
 
     pieces: Seq[WeightPiece] = ()

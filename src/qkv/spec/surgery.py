@@ -17,11 +17,11 @@ S = TypeVar("S", bound=Stack)
 
 
 def operated(recipe: Recipe, changes: Iterable[str | Assignment]) -> Recipe:
-    """Copy of the recipe with parts of its model replaced by dotted overrides; the prefix ``model.`` is optional.
+    """Return a copy of the recipe with parts of its model replaced by dotted overrides.
 
-    ``blocks.3`` is layer 3 of the unrolled stack. A branch that replaces another inherits fields of the same name and
-    type unless the override sets them: ``blocks.*.mixer=linear_attention`` keeps the number of heads. Raises
-    ``SpecError``.
+    The prefix ``model.`` is optional. ``blocks.3`` is layer 3 of the unrolled stack. A branch that replaces another
+    inherits fields of the same name and type unless the override sets them: ``blocks.*.mixer=linear_attention`` keeps
+    the number of heads. Raises ``SpecError``.
     """
     chosen = [a if a.path[0] in Recipe.model_fields else a.under("model") for a in assignments(changes)]
     model = unrolled(recipe.model)
@@ -78,14 +78,14 @@ def _inherit(old: Layered, data: Any) -> None:
 
 
 def _filled(block: Block, i: int, value: Any) -> Any:
-    """Plain data of branch ``i`` of ``block``: ``value`` with missing fields taken from the branch that it replaces."""
+    """Return ``value``, the plain data of branch ``i``, with missing fields from the branch that it replaces."""
     old = block.branches[i]
     fields: Any = value
     if isinstance(value, str):
         try:
             fields = read_short_form(Branch, value)
         except ValueError:
-            return value  # refused later, when the whole is parsed, with its path
+            return value  # parsing the whole spec refuses it later, with its path
     if not isinstance(fields, dict):
         return value
     said = cast("dict[str, Any]", fields)

@@ -30,16 +30,16 @@ class Task(Part, slot=True):
     reads_words: ClassVar[bool] = False
     """True if the front end may read words instead of tokens."""
     sized_by_tokenizer: ClassVar[bool] = False
-    """True if the vocabulary is the tokenizer's, without tokens of the task's own."""
+    """True if the task uses the tokenizer's vocabulary without adding tokens."""
 
     def writes(self, model: Model) -> bool:
-        """True if predictions of ``model`` are generated token by token."""
+        """Return whether predictions of ``model`` are generated token by token."""
         return self.needs != "anything"
 
     def model_problems(self, model: Model) -> list[Problem]:
-        """Errors in the combination of this task with ``model``, each with its path in the model; empty if none."""
+        """Return the errors in the combination of this task with ``model``, with paths in the model; empty if none."""
         return []
 
     def published(self) -> Self:
-        """Task for a published model: settings that the training data would determine are set to neutral values."""
+        """Return the task for a published model: settings determined by training data are set to neutral values."""
         return self

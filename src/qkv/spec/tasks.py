@@ -70,7 +70,7 @@ class Summarization(SequenceToSequence, kind="summarization"):
 
 
 ClassWeights = Literal["none", "balanced"] | dict[str, Annotated[float, Field(gt=0)]]
-"""Weights of labels in the loss, or the way to choose them."""
+"""Weights by label in the loss, or the name of a rule that chooses them."""
 _WEIGHTS = (
     "weights of labels in the training loss: none; balanced: n / (k n_c) for a label with n_c of n targets and k "
     "labels; or by label, others 1"
@@ -193,7 +193,7 @@ class MaskedTokens(Task, kind="masked_tokens"):
 
 
 class Restoration(Task):
-    """Base class of denoising objectives: from a corrupted text, the model generates the lost parts or all of it."""
+    """Base class of denoising objectives: from a corrupted text, the model generates its lost parts or all of it."""
 
     needs: ClassVar[Needs] = "decodes"
     takes_encoder: ClassVar[bool] = True
@@ -365,7 +365,7 @@ class BySize(Generated):
     head: ClassVar[str] = "tokens"
 
     def row_length(self, size: int) -> int:
-        """Number of positions of a row of this size."""
+        """Return the number of positions of a row of this size."""
         raise NotImplementedError
 
     def problems(self) -> list[Problem]:

@@ -16,7 +16,10 @@ class Optimizer(Part, slot=True):
     lr: float
 
     def numbers(self, parameters: int, matrices: int) -> int:
-        """Numbers stored for ``parameters``, of them ``matrices`` in matrices of blocks; default: two each, as Adam."""
+        """Return how many numbers the optimiser stores for ``parameters`` parameters; by default two each, as Adam.
+
+        ``matrices``: number of the parameters in matrices of blocks.
+        """
         return 2 * parameters
 
 

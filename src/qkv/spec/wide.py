@@ -26,25 +26,28 @@ class WidePath(Part, slot=True):
     """
 
     noun: ClassVar[str] = ""
-    """Name of the features, such as "hog"; empty: that of the task's simple features."""
+    """Name of the features, such as "hog"; empty: the name of the task's simple features."""
     of_values: ClassVar[bool] = False
     """True if it reads features of the values of a processor."""
     gradients: ClassVar[bool] = False
     """True if it reads histograms of gradients beside the simple features."""
     counts: ClassVar[bool] = False
-    """True if it reads a bag: simple features, then counts of what a value holds."""
+    """True if it reads the simple features, then counts of what a value contains (a bag)."""
 
     def of_window(self, steps: int) -> Self:
-        """Copy for forecasts from windows of ``steps`` steps; by default unchanged."""
+        """Return a copy for forecasts from windows of ``steps`` steps; by default unchanged."""
         return self
 
     def of_processor(self, processor: Processor) -> Self:
-        """Copy for the values of a fitted processor; by default unchanged."""
+        """Return a copy for the values of a fitted processor; by default unchanged."""
         return self
 
     def misfit(self, frontend: Frontend, head: Head) -> str:
-        """Sentence on a model to whose outputs the path cannot add, else ""; it needs one output per row by default."""
-        if Head.kinds()[head.serves].pools:  # outputs of the head have the shape of those that it replaces
+        """Return an error message if the path cannot add to the outputs of the model, else "".
+
+        By default, the path needs one output per row.
+        """
+        if Head.kinds()[head.serves].pools:  # its outputs have the shape of the replaced head's outputs
             return ""
         sentence = f"a wide path adds to one output per row, and the head {head.kind!r} has others"
         return f"{sentence}; leave it out, or give a classification or regression head"
@@ -111,10 +114,10 @@ class Gradients(Features, kind="hog"):
 class Subtrees(Features, kind="subtrees"):
     """Linear map of the simple features of a graph and of a Weisfeiler–Lehman bag of its nodes' neighbourhoods.
 
-    A node's label after round k is the hash of its label and of the multiset of those of its neighbours after round
-    k - 1: the subtree of depth k around it (Shervashidze et al. 2011). At first it is its tag, its features in levels,
-    or without both its degree. Weights: ln(1 + count) of each label. Penalty, and whether simple features, subtrees or
-    both are read, are chosen by cross-validation.
+    A node's label after round k is the hash of its label and the multiset of its neighbours' labels after round k - 1:
+    it represents the subtree of depth k around the node (Shervashidze et al. 2011). The initial label is the node's
+    tag, its quantised features, or, without both, its degree. The feature of a label is ln(1 + count). The penalty, and
+    whether simple features, subtrees or both are read, are chosen by cross-validation.
     """
 
     noun = "subtrees"
@@ -143,7 +146,7 @@ class Columns(Features, kind="columns"):
 class PairFeatures(Features, kind="pairs"):
     """Linear map of the features of a pair of nodes: common neighbours, Adamic–Adar, degrees, similarity of columns.
 
-    Degrees and neighbours are those without the edge between the two nodes.
+    Degrees and neighbours are counted without the edge between the two nodes.
     """
 
     count: int | None = Field(default=len(PAIR_FEATURES), gt=0, le=LARGEST, description="features of a pair")
@@ -158,9 +161,9 @@ class PairFeatures(Features, kind="pairs"):
 class LinearWindow(WidePath, kind="dlinear"):
     """Linear map of the standardised window of each channel to the forecast (DLinear, Zeng et al. 2023).
 
-    Trend (moving average over 25 steps) and remainder have linear maps of their own while they are trained; stored is
-    their sum, which is one map. After training, patches, linear maps, baselines and mixtures are compared on the
-    validation part; ``keeps`` says which of them the run may keep.
+    In training, trend (moving average over 25 steps) and remainder have separate linear maps; the run stores their sum,
+    which is one map. After training, patches, linear maps, baselines and mixtures are compared on the validation part;
+    ``keeps`` says which of them the run may keep.
     """
 
     keeps: Literal["any", "deep"] = Field(

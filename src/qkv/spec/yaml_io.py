@@ -94,8 +94,9 @@ def _quick(data: dict[str, Any], source: str, lines: Lines) -> list[Assignment]:
 
 
 def read_content(path: str | Path) -> tuple[dict[str, Any], Lines, str]:
-    """Plain data of a YAML or JSON file, of a run folder's spec or of a shipped recipe, the line of every path, and the
-    file's name. Raises ``UserError``.
+    """Read a YAML or JSON file, a run folder's spec or a shipped recipe. Raises ``UserError``.
+
+    Returns (plain data, line of every path, file name).
     """
     path = located(path)
     if (path / "spec.yaml").is_file():
@@ -149,7 +150,7 @@ def _text(path: Path) -> str:
 
 
 def _near(path: Path) -> str:
-    """Clause for an error message: what ships under that name, or the most similar file name in the folder."""
+    """Return a clause for an error message: what ships under that name, or the most similar file name."""
     for what, known in (("recipe", shipped()), ("comparison", shipped_comparisons())):
         if path.stem in known:
             return f"; a {what} {path.stem!r} ships with qkv: give its name without folder and suffix"

@@ -13,13 +13,13 @@ T = TypeVar("T")
 
 
 class Counts(tuple[int, ...]):
-    """One integer per row, such as its length, kept as Python integers: reading it need not wait for the device."""
+    """One integer per row, such as the row's length, held as Python integers: reading them waits for no device."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, values: Tensor | Iterable[int]) -> Self:
-        """Counts from an integer tensor (B), which is copied from its device, or from other integers."""
+        """Create counts from an integer tensor (B), which is copied to the host, or from other integers."""
         if isinstance(values, Tensor):
             listed: list[int] = values.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
             return cls(listed)
@@ -39,29 +39,29 @@ class Counts(tuple[int, ...]):
         return torch.tensor(self, dtype=torch.long, device=device)
 
     def rows(self, index: Sequence[int]) -> Self:
-        """Counts of the rows with indices ``index``."""
+        """Return the counts of the rows with indices ``index``."""
         return type(self)(self[row] for row in index)
 
     def overwrite(self, to: Sequence[int], source: Sequence[int]) -> Self:
-        """Copy of the counts in which the rows ``to`` have those of the rows ``source``."""
+        """Return a copy in which the rows ``to`` have the counts of the rows ``source``."""
         changed = list(self)
         for a, b in zip(to, source, strict=True):
             changed[a] = self[b]
         return type(self)(changed)
 
     def join(self, other: Iterable[int]) -> Self:
-        """Counts of the rows of both, one after the other."""
+        """Concatenate these counts with the counts ``other`` of further rows."""
         return type(self)((*self, *other))
 
 
 class Arrival:
-    """Place of a call's N new positions in each of B rows.
+    """New positions of a call: N positions in each of B rows, after the positions read before.
 
-    past (B): positions read before.   lengths (B): number of the N that are not padding, which is on the right; None:
-    all. start: ``past`` of every row if it is equal in all and nothing is padded, else None.   end: max(past +
-    lengths).
+    past (B): number of positions read before the call.   lengths (B): number of new positions that are not padding,
+    which is on the right; None: all.   start: common value of ``past`` if it is equal in all rows and nothing is
+    padded, else None.   end: max(past + lengths).
 
-    Counts are known on the host; tensors are made when first asked for, once for all layers.
+    Counts are known on the host; tensors are created at their first use, once for all layers.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Arrival:
         return None if self.lengths is None else self.steps < self.lengths[:, None]
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Result of ``compute()``, computed once per forward pass: cached under ``key`` and shared by all layers."""
+        """Return ``compute()``, cached under ``key``: computed once per forward pass and shared by all layers."""
         if key not in self._memo:
             self._memo[key] = compute()
         return self._memo[key]

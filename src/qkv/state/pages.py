@@ -1,13 +1,13 @@
-"""Keys and values in pages that rows share: what texts have in common is held once, and rows are never moved.
+"""Paged KV cache: rows share pages, so that a common prefix is held once, and rows are never moved in memory.
 
     row 0 ── 0 ─ 1 ─ 2 ─ 3           a page: keys (H, S, Dk), then values (H, S, Dv), of S positions
              │   │
-    row 1 ───┴───┴── 4               forked from row 0 within its third page, which it copied before it wrote there
+    row 1 ───┴───┴── 4               forked from row 0 within its third page, which is copied on write
 
-Selecting, joining and forking rows copies lists of pages; a page is freed with the last row that has it. A row takes a
-page when it needs one, so it never holds more than S - 1 empty positions, whatever other rows hold (Kwon et al. 2023).
-Only a kernel that reads pages where they are makes them pay, see ``qkv.ops.native.pages``; for all else they are
-gathered.
+Selecting, joining and forking rows copies lists of pages, not pages; a page is freed with the last row that uses it. A
+row takes a page when it needs one, so that it never holds more than S - 1 empty positions, independent of other rows
+(Kwon et al. 2023). Pages are worthwhile only with a kernel that reads them in place (``qkv.ops.native.pages``); other
+code gathers keys and values into dense tensors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from qkv.state.arrival import Arrival, Counts
 from qkv.state.store import Dense, Store, View
 
 PAGE = 32
-"""Positions of a page."""
+"""Number of positions of a page, S."""
 
 
 class PageSizes(NamedTuple):
@@ -34,32 +34,32 @@ class PageSizes(NamedTuple):
 
     @property
     def keys(self) -> int:
-        """Numbers in the keys of a page, after which its values begin."""
+        """Number of elements of the keys of a page; the values follow."""
         return self.heads * self.positions * self.widths[0]
 
     @property
     def total(self) -> int:
-        """Numbers in a page."""
+        """Number of elements of a page."""
         return self.heads * self.positions * sum(self.widths)
 
     def split(self, page: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys (H, S, Dk) and values (H, S, Dv) of a page."""
+        """Return views of the keys (H, S, Dk) and values (H, S, Dv) of a page."""
         keys, values = page[: self.keys], page[self.keys :]
         return tuple(t.view(self.heads, self.positions, -1) for t in (keys, values))  # type: ignore[return-value]
 
 
 def pages_for(length: int, positions: int) -> int:
-    """Number of pages of ``positions`` positions that a row of ``length`` positions has."""
+    """Return the number of pages, of ``positions`` positions each, of a row of ``length`` positions."""
     return -(-length // positions)
 
 
 def room_for(length: int) -> int:
-    """Number of positions for which the pages of a row of ``length`` positions have room."""
+    """Return the number of positions that the pages of a row of ``length`` positions have room for."""
     return pages_for(length, PAGE) * PAGE
 
 
 class MemoryPage:
-    """Memory of a page. holders: number of rows that have it."""
+    """Memory of a page. holders: number of rows that use the page (reference count)."""
 
     __slots__ = ("__weakref__", "data", "holders")
 
@@ -68,7 +68,7 @@ class MemoryPage:
 
 
 class _Row:
-    """Pages of a row, in order. holders: number of places in stores that have the row."""
+    """Pages of a row, in order. holders: number of entries of stores that refer to the row (reference count)."""
 
     __slots__ = ("holders", "pages")
 
@@ -78,23 +78,23 @@ class _Row:
             page.holders += 1
 
     def release(self) -> None:
-        """Give up the row in one place; without another its pages are freed, unless other rows have them."""
+        """Drop one reference to the row; without further references, drop its pages, too."""
         self.holders -= 1
         if not self.holders:
             self.shorten(0)
 
     def shorten(self, count: int) -> None:
-        """Give up all but the first ``count`` pages."""
+        """Drop all but the first ``count`` pages."""
         for page in self.pages[count:]:
             page.holders -= 1
         del self.pages[count:]
 
 
 class Paged(Store):
-    """Key/value cache in pages: position p is the (p mod S)-th of page p // S of its row."""
+    """Key/value cache in pages: position p of a row is at index p mod S of the row's page p // S."""
 
     def __init__(self, sizes: PageSizes, like: Tensor, rows: Sequence[_Row]):
-        """Hold ``rows``. ``like``: tensor with the dtype and device of pages, without elements."""
+        """Hold ``rows``. ``like``: empty tensor with the dtype and device of the pages."""
         self._rows, self.sizes, self.like = list(rows), sizes, like
         for row in rows:
             row.holders += 1
@@ -102,7 +102,7 @@ class Paged(Store):
 
     @classmethod
     def instead(cls, store: Dense) -> Paged:
-        """Empty store with the rows and sizes of an empty dense one."""
+        """Create an empty paged store with the number of rows and the sizes of an empty dense store."""
         (rows, heads, _, width), value_width = store.keys.shape, store.values.shape[3]
         sizes = PageSizes(heads, (width, value_width), PAGE)
         return cls(sizes, store.keys.new_empty(0), [_Row() for _ in range(rows)])
@@ -117,19 +117,20 @@ class Paged(Store):
         positions = arrival.once(("slots", end), lambda: torch.arange(end, device=keys.device)[None])
         if any(arrival.past):
             keys, values = self.gathered(end)
-        else:  # what has just been written is all there is
+        else:  # nothing was stored before this call
             keys, values = (t.narrow(2, 0, end).to(self.like.dtype) for t in (keys, values))
         return View(keys, values, positions, in_place=True)
 
     def room(self, arrival: Arrival) -> Tensor:
-        """Addresses of the pages of each row (B, W), int64, for code that writes its new positions itself; 0 where a
-        row has no further page.
+        """Make room for new positions; return the addresses of each row's pages (B, W), int64, 0 after the last page.
+
+        For code that writes the new keys and values to the pages itself.
         """
         for place, (past, after) in enumerate(zip(arrival.past, arrival.after, strict=True)):
             self._prepare(place, past, after)
         if self._addresses is None:
             most = max((len(row.pages) for row in self._rows), default=0)
-            width = most + 8 - most % 8  # so that rows can take some more
+            width = most + 8 - most % 8  # spare columns for further pages
             listed = [
                 [*(page.data.data_ptr() for page in row.pages), *[0] * (width - len(row.pages))] for row in self._rows
             ]
@@ -137,7 +138,7 @@ class Paged(Store):
         return self._addresses
 
     def gathered(self, end: int) -> tuple[Tensor, Tensor]:
-        """Copy of keys (B, H, end, Dk) and values (B, H, end, Dv); 0 where a row has no page."""
+        """Copy keys (B, H, end, Dk) and values (B, H, end, Dv) to dense tensors; 0 where a row has no page."""
         size, count = self.sizes.positions, pages_for(end, self.sizes.positions)
         shape = len(self._rows), self.sizes.heads, count * size
         whole = [self.like.new_zeros(*shape, width) for width in self.sizes.widths]
@@ -162,7 +163,7 @@ class Paged(Store):
                     held[:, first - i * size : last - i * size] = new[place, :, first - past : last - past]
 
     def _prepare(self, place: int, past: int, after: int) -> None:
-        """Give a row pages of its own for the positions from ``past`` to ``after``."""
+        """Ensure that a row has unshared pages for the positions from ``past`` to ``after``; copy shared pages."""
         if past == after:
             return
         row, first, count = self._rows[place], past // self.sizes.positions, pages_for(after, self.sizes.positions)
@@ -179,7 +180,7 @@ class Paged(Store):
             self._put(place, i, self.like.new_zeros(self.sizes.total))
 
     def _put(self, place: int, i: int, data: Tensor) -> None:
-        """Let the ``i``-th page of a row, or the one after its last, be a new one."""
+        """Replace the ``i``-th page of a row by a new page with ``data``, or append it after the last page."""
         page = MemoryPage(data)
         page.holders = 1
         self._rows[place].pages[i : i + 1] = [page]
@@ -206,7 +207,7 @@ class Paged(Store):
 
     @property
     def full(self) -> list[MemoryPage]:
-        """All pages of each row but its last one, which may have room: these are written to no more."""
+        """All pages of each row except the last, which may have room; the other pages are not written to any more."""
         return [page for row in self._rows for page in row.pages[:-1]]
 
     def rows(self, index: Tensor) -> Paged:
@@ -241,11 +242,11 @@ class Paged(Store):
 
 
 def shared_bytes(pages: Sequence[MemoryPage]) -> int:
-    """Bytes of ``pages``, one for each row that has it, beyond those of each page once."""
+    """Return the number of bytes that sharing saves; ``pages`` lists a page once for each row that uses it."""
     own = {id(page): page for page in pages}.values()
     return sum(page.data.nbytes for page in pages) - sum(page.data.nbytes for page in own)
 
 
 def paged(stores: Iterable[Store]) -> Iterator[Paged]:
-    """Iterate over the stores in pages."""
+    """Iterate over the paged stores among ``stores``."""
     return (store for store in stores if isinstance(store, Paged))

@@ -1,4 +1,4 @@
-"""Place and store of a step that is repeated on the same memory: positions are read from a tensor."""
+"""Arrival and store of a recorded step, which is repeated on the same memory: positions are read from a tensor."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from qkv.state.store import Dense, View
 
 
 class DeviceArrival(Arrival):
-    """Place of one new position of each row that a tensor holds and the host does not know.
+    """Arrival of one new position per row, which a tensor holds and the host does not know.
 
-    Asking for counts, such as ``past`` or ``end``, raises ``AttributeError``: a step that read them could not be
-    repeated at other positions.
+    Access to counts, such as ``past`` or ``end``, raises ``AttributeError``: a step that reads them cannot be repeated
+    at other positions.
     """
 
     def __init__(self, positions: Tensor):
@@ -23,9 +23,9 @@ class DeviceArrival(Arrival):
 
 
 class Slots(Dense):
-    """Dense store that shows all its slots and writes to those that a tensor names; its memory is that of another one.
+    """Dense store on the memory of another store: it exposes all slots, and writes to the slots that a tensor holds.
 
-    Slots after the position of a row hold anything; only a causal mask may read them.
+    Slots after the position of a row hold arbitrary data, which a causal mask must hide.
     """
 
     def append(self, keys: Tensor, values: Tensor, arrival: Arrival) -> View:

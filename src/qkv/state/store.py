@@ -32,21 +32,22 @@ class View(NamedTuple):
 class Store(ABC):
     """Base class of KV caches: keys and values of the positions that B rows have read.
 
-    Mixers call ``append`` alone and attend to the view that it returns; the slots of positions are internal to the
-    store. So other stores fit without a change in a mixer. ``qkv.state.pages`` has one whose rows share memory; one of
-    8-bit codes with a scale per position would encode what is new in ``append`` and decode it in the view.
+    Mixers only call ``append``, and attend to the view that it returns; the mapping from positions to slots is internal
+    to the store. Other stores therefore need no change in a mixer. ``qkv.state.pages`` has a store whose rows share
+    memory. A quantised store with 8-bit codes and a scale per position would encode new keys and values in ``append``,
+    and decode them in the view.
 
-    Stores are changed in place by ``append`` and ``overwrite``, and shared by nothing else: ``rows`` and ``join`` copy
-    what a later ``append`` may write to, at the latest before it does.
+    ``append`` and ``overwrite`` change a store in place. Stores share no memory that is still written to: ``rows`` and
+    ``join`` copy it immediately, or at the latest before an ``append`` writes to it.
     """
 
     @abstractmethod
     def append(self, keys: Tensor, values: Tensor, arrival: Arrival) -> View:
-        """Store keys (B, H, N, Dk) and values (B, H, N, Dv) except padding; return all that the queries may see."""
+        """Store keys (B, H, N, Dk) and values (B, H, N, Dv) except padding; return what the queries may see."""
 
     @abstractmethod
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """Copy of the store with ``change`` applied to each of its tensors."""
+        """Return a copy of the store with ``change`` applied to each of its tensors."""
 
     @abstractmethod
     def tensors(self) -> Iterator[Tensor]:
@@ -54,23 +55,23 @@ class Store(ABC):
 
     @abstractmethod
     def rows(self, index: Tensor) -> Self:
-        """Copy with the rows ``index``, in any order and with repeats."""
+        """Return a copy with the rows ``index``, in any order and with repeats."""
 
     def one_row(self, row: int, length: int | None = None) -> Self:
-        """Copy of one row. ``length``: number of its positions, if known; a store may leave out further room."""
+        """Return a copy of one row. ``length``: number of its positions, if known; further room may be left out."""
         return self.rows(torch.tensor([row], device=next(self.tensors()).device))
 
     @abstractmethod
     def overwrite(self, to: Sequence[int], source: Sequence[int]) -> Self:
-        """Replace the rows ``to`` by copies of the rows ``source``, in place; returns the store."""
+        """Replace the rows ``to`` by copies of the rows ``source``, in place; return the store."""
 
     @abstractmethod
     def join(self, other: Any) -> Self:
-        """Copy with the rows of this store, then those of ``other``."""
+        """Return a copy with the rows of this store, followed by the rows of ``other``."""
 
     @abstractmethod
     def cut(self, lengths: Counts) -> Self:
-        """Drop the positions from ``lengths`` (B) on; returns the store. Called only on ``rewindable`` branches."""
+        """Truncate each row to ``lengths`` (B) positions; return the store. Called only for ``rewindable`` branches."""
 
     @property
     def nbytes(self) -> int:
@@ -96,7 +97,7 @@ class Dense(Store):
         return View(self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end), positions, in_place=True)
 
     def room(self, needed: int) -> tuple[Tensor, Tensor]:
-        """Keys and values with at least ``needed`` slots, for code that writes new positions to them itself."""
+        """Grow to at least ``needed`` slots; return keys and values, for code that writes new positions to them."""
         self._grow(needed)
         return self.keys, self.values
 
@@ -159,9 +160,9 @@ class Dense(Store):
 class Ring(Dense):
     """Ring buffer of keys and values: holds the first ``sinks`` positions (attention sinks) and the latest ``window``.
 
-    Position p is in slot p if p < sinks, else in slot sinks + (p - sinks) mod window. Until all slots are filled,
-    slots are positions. Then a single query attends to the updated ring, and several queries to the ring before the
-    call followed by the new keys.
+    Position p is in slot p if p < sinks, else in slot sinks + (p - sinks) mod window. Until all slots are filled, slot
+    p holds position p. Afterwards, a single query attends to the updated ring, and several queries attend to the ring
+    before the call followed by the new keys.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, window: int, sinks: int = 0):
@@ -207,7 +208,7 @@ class Ring(Dense):
         )
 
     def _held(self, past: Tensor) -> Tensor:
-        """Position held in each slot after ``past`` (B) positions were read, (B, window + sinks); -1 if it is empty."""
+        """Return the position in each slot after ``past`` (B) positions were read, (B, window + sinks); -1 if empty."""
         window, sinks = self.window, self.sinks
         slot = torch.arange(window + sinks, device=past.device)[None]
         past = past[:, None]
@@ -231,7 +232,8 @@ def new_store(
     """Create an empty store of keys and values for ``batch`` rows: a ring buffer if ``ring`` is given, else dense.
 
     widths: features of (a key, a value).   like: tensor with its dtype and device.   capacity: fixed number of slots;
-    None to grow by doubling.   ring: (window, sinks) if no other position is ever seen again.
+    None to grow by doubling.   ring: (window, sinks) if queries only ever see the latest ``window`` and the first
+    ``sinks`` positions.
     """
     slots = _FIRST_CAPACITY if capacity is None else capacity
     slots = slots if ring is None else min(slots, sum(ring))
@@ -240,7 +242,7 @@ def new_store(
 
 
 def slots_for(length: int, held: int = _FIRST_CAPACITY) -> int:
-    """Number of slots of a growing store of ``held`` slots once it holds ``length`` positions: doubled as needed."""
+    """Return the number of slots of a store of ``held`` slots that doubles as needed to hold ``length`` positions."""
     slots = max(held, 1)
     while slots < length:
         slots *= 2
@@ -248,7 +250,7 @@ def slots_for(length: int, held: int = _FIRST_CAPACITY) -> int:
 
 
 def padded(t: Tensor, axis: int, size: int) -> Tensor:
-    """Extend an axis of ``t`` to ``size`` by zeros at its end."""
+    """Pad an axis of ``t`` to ``size`` with zeros at its end."""
     if t.shape[axis] == size:
         return t
     shape = list(t.shape)
@@ -265,7 +267,7 @@ def joined(first: Tensor, second: Tensor) -> Tensor:
 
 
 def overwritten(t: Tensor, to: Sequence[int], source: Sequence[int]) -> Tensor:
-    """``t`` with the rows ``to`` replaced by copies of the rows ``source``; in place unless its rows share memory."""
+    """Replace the rows ``to`` of ``t`` by copies of the rows ``source``; in place if ``t`` is contiguous."""
     t = t.contiguous()
     held = t.unbind(0)
     # Row by row: index operations would copy twice.

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def extended(tail: Tensor, x: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Prepend the latest inputs to new ones: (tail and x concatenated (B, T + N, D), next tail (B, T, D)).
+    """Prepend the latest inputs to x; return (tail and x concatenated (B, T + N, D), next tail (B, T, D)).
 
     tail (B, T, D): the last T unpadded inputs; x (B, N, D): new inputs; ``lengths`` (B): how many of them are not
     padding.

@@ -19,7 +19,7 @@ S = TypeVar("S")
 
 
 def _parts(state: Any) -> list[Any]:
-    """Parts of an inner node of the tree; none of a leaf."""
+    """Return the children of an inner node of the tree; an empty list for a leaf."""
     if isinstance(state, Mapping):
         return list(state.values())  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     inner = isinstance(state, (tuple, list)) and not isinstance(state, Counts)
@@ -27,7 +27,7 @@ def _parts(state: Any) -> list[Any]:
 
 
 def _rebuilt(state: Any, parts: list[Any]) -> Any:
-    """``state`` with other parts; a leaf as it is."""
+    """Return a node like ``state`` with the children ``parts``; a leaf unchanged."""
     if isinstance(state, Mapping):
         return dict(zip(state, parts, strict=True))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     if hasattr(state, "_fields"):
@@ -36,7 +36,7 @@ def _rebuilt(state: Any, parts: list[Any]) -> Any:
 
 
 def _each(state: Any, tensor: Callable[[Tensor], Any], node: Callable[[Store | Counts], Any]) -> Any:
-    """Tree of ``tensor(leaf)`` for tensors and ``node(leaf)`` for stores and counts."""
+    """Apply ``tensor`` to the tensors of a tree, and ``node`` to its stores and counts; return the new tree."""
     if isinstance(state, Tensor):
         return tensor(state)
     if isinstance(state, (Store, Counts)):
@@ -45,7 +45,7 @@ def _each(state: Any, tensor: Callable[[Tensor], Any], node: Callable[[Store | C
 
 
 def map_tensors(f: Callable[[Tensor], Tensor], state: S) -> S:
-    """Apply ``f`` to each tensor of a state, those in stores included; counts are unchanged."""
+    """Apply ``f`` to each tensor of a state, including tensors in stores; counts are unchanged."""
     return _each(state, f, lambda node: node.map(f) if isinstance(node, Store) else node)
 
 
@@ -87,7 +87,7 @@ def rows(state: S, index: Tensor | list[int]) -> S:
 
 
 def one_row(state: S, row: int, length: int | None = None) -> S:
-    """Copy of one row; its stores have room for ``length`` positions only, if it is given."""
+    """Copy one row. ``length``: number of its positions, if known; its stores may then leave out further room."""
 
     def chosen(node: Store | Counts) -> Store | Counts:
         return node.rows([row]) if isinstance(node, Counts) else node.one_row(row, length)
@@ -107,8 +107,8 @@ def overwrite(state: S, to: list[int], source: list[int]) -> S:
 def join(first: S, second: S) -> S:
     """Concatenate the rows of two states of the same model. Always a copy.
 
-    Where they have room for different numbers of positions, or memories of different lengths, the smaller is padded
-    with zeros. Leaves that belong to the batch are those of the first.
+    If the states have room for different numbers of positions, or memories of different lengths, the smaller state is
+    padded with zeros. Leaves that belong to the batch are taken from ``first``.
     """
     return _joined(first, second)
 
@@ -122,14 +122,14 @@ def _joined(first: Any, second: Any) -> Any:
 
 
 def cut(state: S, lengths: Counts) -> S:
-    """Drop the positions from ``lengths`` (B) on from a state of ``rewindable`` branches. Consumes ``state``."""
+    """Truncate a state of ``rewindable`` branches to ``lengths`` (B) positions per row. Consumes ``state``."""
     return _each(state, lambda t: t, lambda node: node.cut(lengths) if isinstance(node, Store) else node)
 
 
 def nbytes(state: Any) -> int:
-    """Total size in bytes of all tensors and counts; a page that several stores hold is counted once.
+    """Return the size in bytes of all tensors and counts; a page that several stores hold is counted once.
 
-    A tensor outside of stores is counted in each place: the first change of rows makes copies of it.
+    A tensor outside of stores is counted once per place in the tree, because the first change of rows copies it.
     """
     held = {id(t): t for store in stores(state) for t in store.tensors()}
     return sum(t.nbytes for t in held.values()) + _outside_of_stores(state)

@@ -11,17 +11,17 @@ from functools import cache
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt (malloc.h of glibc)."""
 _OWN_PAGES, _ALL_KEPT = 1 << 20, 1 << 30
-"""Thresholds in bytes from which an allocation has pages of its own, which are returned when it is freed."""
+"""Thresholds in bytes from which an allocation has separate pages, which return to the system when it is freed."""
 _VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
 
 @cache
 def keep_freed_memory() -> bool:
-    """Let the process keep freed memory for its next tensors, once per process; False where that cannot be set.
+    """Make the process keep freed memory for its next tensors, once per process; return False if that is impossible.
 
     By default glibc returns tensors of 32 MB and more to the system when they are freed, and the system clears every
-    page anew at the next allocation: half of the time of a training pass over 65,536 positions. The peak of memory
-    stays the same. Settings by environment variables, and other allocators, are left as they are.
+    page again at the next allocation, which takes half of the time of a training pass over 65,536 positions. Peak
+    memory stays the same. Settings by environment variables, and other allocators, are not changed.
     """
     if any(os.environ.get(name) for name in _VARIABLES):
         return False
@@ -34,9 +34,9 @@ def keep_freed_memory() -> bool:
 
 @contextlib.contextmanager
 def apart_from_kept_memory() -> Iterator[None]:
-    """Context: tensors of 1 MB and more are returned to the system when they are freed, and others are kept afterwards.
+    """Context manager: inside, tensors of 1 MB and more return to the system when freed; afterwards, memory is kept.
 
-    For loading weights, whose copies on the way would leave holes among them.
+    For loading weights, because freed temporary copies would leave holes between the weights.
     """
     if not keep_freed_memory():
         yield

@@ -13,7 +13,7 @@ MEMORY = Path("/proc/meminfo")
 
 
 def usable_cores(groups: Path = GROUPS, membership: Path = MEMBERSHIP) -> int:
-    """Number of usable CPUs: CPU affinity, limited by the container's quota, rounded up."""
+    """Return the number of usable CPUs: CPU affinity, limited by the container's quota, rounded up."""
     quotas = [*_quotas_v2(groups, membership), *_quotas_v1(groups, membership)]
     return max(1, min([_cores(), *(math.ceil(quota) for quota in quotas)]))
 
@@ -32,7 +32,7 @@ def memory_limit(groups: Path = GROUPS, membership: Path = MEMBERSHIP) -> int | 
 
 
 def free_memory(groups: Path = GROUPS, membership: Path = MEMBERSHIP, system: Path = MEMORY) -> int | None:
-    """Bytes that this process can still take, within its container; None if unknown, as outside of Linux."""
+    """Return the bytes that this process can still allocate in its container; None if unknown, as outside Linux."""
     try:
         lines = dict(line.split(":", 1) for line in system.read_text().splitlines())
         free = int(lines["MemAvailable"].split()[0]) * 1024

@@ -1,4 +1,4 @@
-"""Compiling C++ of the package to shared libraries in the cache folder."""
+"""Compilation of the package's C++ files to shared libraries in the cache folder."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _LONGEST = 300
 
 
 class BuildError(Exception):
-    """Source that cannot be compiled here, with the reason."""
+    """Exception for source that cannot be compiled on this machine, with the reason as its message."""
 
 
 def compiler() -> str | None:
-    """Path of the C++ compiler: that of ``CXX`` if it is set, else the first of g++, c++ and clang++; None without."""
+    """Return the path of the C++ compiler: ``CXX`` if set, else the first of g++, c++ and clang++; None if absent."""
     given = os.environ.get("CXX")
     return next((found for name in ([given] if given else _COMPILERS) if (found := shutil.which(name))), None)
 
 
 def library_path(source: Path, flags: Sequence[str]) -> Path | None:
-    """Path of the library of ``source``, built or not; None without a compiler.
+    """Return the path of the library of ``source``, whether or not it is built; None without a compiler.
 
-    Its name has the digest of source, headers beside it, flags, compiler and processor, so that a change of any of them
-    builds it anew.
+    The file name contains a digest of the source, the headers beside it, flags, compiler and processor, so that a
+    change of any of them causes a new build.
     """
     found = compiler()
     if found is None:
@@ -47,11 +47,12 @@ def library_path(source: Path, flags: Sequence[str]) -> Path | None:
 
 
 def build(source: Path, flags: Sequence[str]) -> Path:
-    """Path of the shared library of ``source``, compiled if it is not in the cache folder yet.
+    """Compile ``source`` unless its library is in the cache folder; return the path of the shared library.
 
-    Compiler and linker run apart, so that a library named by a flag of the compiler, as by ``-fopenmp``, is not linked.
-    The file is written under a temporary name and renamed: of two processes that build at once, the last one wins. A
-    failed build is remembered beside it. The first build of a process is announced. Raises ``BuildError``.
+    Compiler and linker run separately, so that no library that a compiler flag implies, such as ``-fopenmp``, is
+    linked. The file is written under a temporary name and renamed: of two processes that build at the same time, the
+    last one wins. A failed build is recorded in a text file beside the library. The first build of a process is
+    announced. Raises ``BuildError``.
     """
     path = library_path(source, flags)
     if path is None:
@@ -75,7 +76,7 @@ def build(source: Path, flags: Sequence[str]) -> Path:
 
 @cache
 def _announce() -> None:
-    """Print on standard error why the program waits, once; without a terminal nothing is printed."""
+    """Print the reason for the wait to standard error, once per process, if it is a terminal."""
     with contextlib.suppress(OSError, ValueError):
         if sys.stderr is not None and sys.stderr.isatty():
             sys.stderr.write("compiling native kernels for this processor, once (about 6 s)\n")

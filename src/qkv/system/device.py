@@ -1,4 +1,4 @@
-"""Device that computes: named by the caller or by ``QKV_DEVICE``, such as "cpu", "cuda" or "cuda:1"."""
+"""Choice of the torch device: named by the caller or by ``QKV_DEVICE``, such as "cpu", "cuda" or "cuda:1"."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ def accelerator() -> torch.device | None:
 
 
 def named_device(name: str | None = None) -> torch.device | None:
-    """Device ``name``, or without it the one that ``QKV_DEVICE`` names; None if neither names one. Raises
-    ``UserError`` for a device that this machine does not have.
+    """Return the device ``name``, by default the device that ``QKV_DEVICE`` names; None if neither is set.
+
+    Raises ``UserError`` for a device that this machine does not have.
     """
     text, origin = (name, "device") if name else (os.environ.get(VARIABLE, ""), VARIABLE)
     if not text:
@@ -32,10 +33,10 @@ def named_device(name: str | None = None) -> torch.device | None:
 
 
 def training_device() -> torch.device:
-    """Device to train on: the named one, else the accelerator if there is one, else the CPU."""
+    """Return the device to train on: as ``QKV_DEVICE`` names it, else the accelerator if there is one, else the CPU."""
     return named_device() or accelerator() or torch.device("cpu")
 
 
 def inference_device(name: str | None = None) -> torch.device:
-    """Device on which a loaded model computes: the named one, else the CPU."""
+    """Return the device on which a loaded model computes: ``named_device(name)``, else the CPU."""
     return named_device(name) or torch.device("cpu")

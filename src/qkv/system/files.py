@@ -1,4 +1,4 @@
-"""Atomic replacement of files: a file is always its whole old or its whole new content, after a crash too."""
+"""Atomic replacement of files: a file always has its complete old or complete new content, even after a crash."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PARTIAL = ".partial"
-"""End of the names of unfinished files."""
+"""Suffix of the names of unfinished files."""
 
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
     """Context manager: an empty file under a temporary name beside ``path``, which it replaces at the end of the block.
 
-    Before that it is flushed to disk, and gets the permissions of the file that it replaces, or of a new one; without
-    an end, as after an error, it is removed. Raises ``OSError``.
+    Before the replacement, the new file is flushed to disk, and gets the permissions of the file that it replaces, or
+    of a new file. If the block raises an error, the temporary file is removed. Raises ``OSError``.
     """
     partial = path.with_name(f".{path.name}-{secrets.token_hex(4)}{PARTIAL}")
     try:

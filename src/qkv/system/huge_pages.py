@@ -15,11 +15,11 @@ from qkv.system.optional import turned_off
 
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 SIZE, ALIGNMENT = 1 << 21, 64
-"""Bytes of a huge page on most processors, and of the parts of a processor's cache."""
+"""Size in bytes of a huge page on most processors, and of a cache line."""
 
 
 def possible(setting: Path = SETTING) -> bool:
-    """True if the system gives huge pages to memory for which they are asked."""
+    """Return True if the system grants huge pages on request (``madvise``), and the path is not turned off."""
     return not turned_off("huge-pages") and _given(setting)
 
 
@@ -33,12 +33,12 @@ def _given(setting: Path) -> bool:
 
 
 def blocks(sizes: Sequence[int]) -> list[Tensor]:
-    """Memory side by side, in huge pages if ``possible``: bytes (size) for each of ``sizes`` > 0, all zero.
+    """Allocate adjacent byte tensors (size), one for each of ``sizes`` > 0, all zero, in huge pages if ``possible``.
 
-    Each is a storage of its own; the memory is freed with the last of them.
+    Each tensor has its own storage; the memory is freed with the last tensor.
     """
     padded = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
-    # Private, as systems give shared memory, which mmap's default is, no huge pages.
+    # Private, because systems grant no huge pages to shared memory, the default of mmap.
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     region = mmap.mmap(-1, sum(padded) + SIZE, **private)
     if possible():

@@ -2,8 +2,8 @@
 
     QKV_WITHOUT=native,bf16 qkv train recipe.yaml          QKV_WITHOUT=all qkv bench
 
-Results then are those of a machine that lacks them: for tests of what every machine does, and to find out which path a
-fault or a difference comes from. Every operation has a path that is none of these.
+The process then computes as on a machine without these paths. This serves to test the code that every machine runs, and
+to find the path that causes a fault or a difference. Every operation also has a path that is not optional.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ PATHS = {
     "huge-pages": "weights in huge pages while a model decodes",
     "graphs": "decoding steps that are recorded as CUDA graphs",
 }
-"""Optional paths by name, with what each of them computes."""
+"""Optional paths by name, with a description of each."""
 
 
 def turned_off(path: str) -> str:
-    """Setting that turns ``path`` off, such as "QKV_WITHOUT=native", or "" if none does. Raises ``UserError`` if the
-    variable names something else than paths.
+    """Return the setting that turns ``path`` off, such as "QKV_WITHOUT=native"; "" if none does.
+
+    Raises ``UserError`` if the variable names an unknown path.
     """
     assert path in PATHS, path
     if path in named() or (path == "tiles" and "native" in named()):
@@ -36,7 +37,7 @@ def turned_off(path: str) -> str:
 
 
 def named() -> tuple[str, ...]:
-    """Paths that ``QKV_WITHOUT`` names. Raises ``UserError`` if it names something else."""
+    """Return the paths that ``QKV_WITHOUT`` turns off. Raises ``UserError`` if it names an unknown path."""
     given = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
     if ALL in given:
         return tuple(PATHS)

@@ -33,9 +33,9 @@ def processor_model() -> str:
 
 
 def settings() -> dict[str, str]:
-    """Restrictions for this process: environment variables that limit instructions, paths or threads, and usable cores.
+    """Return restrictions of this process: variables that limit instructions, paths or threads, and usable cores.
 
-    Empty if there are none.
+    Empty if there are no restrictions.
     """
     found = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
     return found | ({"cores": str(usable_cores())} if usable_cores() < (os.cpu_count() or 1) else {})

@@ -40,7 +40,7 @@ def usual_settings(device: bool = True) -> Generator[None]:
 
 
 def with_usual_settings(function: Callable[P, T]) -> Callable[P, T]:
-    """``function`` under ``usual_settings``: decorator of what users of the package call."""
+    """Decorate ``function``, part of the public interface, to run under ``usual_settings``."""
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:

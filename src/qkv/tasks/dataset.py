@@ -1,4 +1,4 @@
-"""Data of a task as batches: training batches by step, batches of held-out splits, and the vocabulary."""
+"""Data sets of tasks: training batches by step, batches of held-out splits, and the vocabulary."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
 
 OTHER = "data"
-"""Name of the split that holds a whole file other than the run's data."""
+"""Name of the split that holds a whole file other than the run's data, opened for evaluation."""
 HELD_OUT = 1 << 63
-"""First random-number key of held-out batches, beyond all training steps."""
+"""First random-number key of held-out batches; the keys of training batches, their steps, are smaller."""
 
 
 class Scale(NamedTuple):
     """Properties of the data that metrics depend on: average characters and bytes per token, and class names.
 
-    ``unknown``: share of unknown tokens; ``unknown_bytes``: bytes of the text that these stand for, per token of all.
+    ``unknown``: share of unknown tokens; ``unknown_bytes``: bytes of text that unknown tokens replace, divided by the
+    number of all tokens.
     """
 
     characters_per_token: float
@@ -42,8 +43,8 @@ class Scale(NamedTuple):
 class Dataset(ABC):
     """Base class of the data of one run, in batches.
 
-    ``recipe``: completed with all sizes that the data determines; ``notes``: messages for the user, such as skipped
-    rows.
+    ``recipe``: the run's recipe, with all sizes that the data determines filled in; ``notes``: messages for the user,
+    such as about skipped rows.
     """
 
     recipe: Recipe
@@ -58,15 +59,15 @@ class Dataset(ABC):
 
     @abstractmethod
     def batch(self, step: int) -> Batch:
-        """Training batch of a step, counted from 0: a function of (seed, step) only."""
+        """Return the training batch of a step, counted from 0; it depends on (seed, step) only."""
 
     @abstractmethod
     def rows(self, split: str, batches: int | None = None) -> Iterator[Batch]:
-        """Iterate over batches of a split in a fixed order: all of it (None), or ``batches`` batches spread over it."""
+        """Yield batches of a split in a fixed order: the whole split (None), or ``batches`` batches spread over it."""
 
     @abstractmethod
     def digest(self) -> str:
-        """SHA-256 of the training data, in hexadecimal."""
+        """Return the SHA-256 of the training data, in hexadecimal."""
 
     @property
     @abstractmethod
@@ -74,11 +75,11 @@ class Dataset(ABC):
         """Number of predicted targets (such as tokens) in the training split."""
 
     def told(self, split: str) -> list[str]:
-        """Sentences for the user on a split that is evaluated, such as its share of unknown tokens."""
+        """Return notes for the user about a split to evaluate, such as its share of unknown tokens."""
         return []
 
     def scale(self, split: str = VALIDATION) -> Scale:
-        """Averages and class names of a split with which its metrics are computed."""
+        """Return the averages and class names of a split that its metrics need."""
         return Scale(1.0, 1.0, self.vocabulary.labels)
 
     def checked(self, split: str) -> str:
@@ -89,7 +90,7 @@ class Dataset(ABC):
 
 
 class TextDataset(Dataset):
-    """Batches of windows of a running text; ``change`` transforms each batch for the task, such as by masking."""
+    """Batches of windows of a continuous text; ``change`` transforms each batch for the task, such as by masking."""
 
     def __init__(
         self,
@@ -136,7 +137,7 @@ class TextDataset(Dataset):
         return batch if self._change is None else self._change(batch, random(self._seed, key))
 
     def digest(self) -> str:
-        """SHA-256 of the lengths and of up to 64 evenly spaced excerpts of the ids of both splits."""
+        """Return the SHA-256 of the lengths and of 64 evenly spaced excerpts of the ids of both splits."""
         total = hashlib.sha256()
         for name in (TRAIN, VALIDATION):
             ids = self.corpus.splits[name].ids
@@ -169,8 +170,8 @@ class TextDataset(Dataset):
 class Example(NamedTuple):
     """Encoded row of a table.
 
-    size: positions that it takes in a batch.   targets: number of predicted targets.   fields: named tuple that the
-    task's collator reads.
+    size: number of positions that it takes in a batch.   targets: number of predicted targets.   fields: encoded
+    values, a named tuple that the task's collator reads.
     """
 
     size: int
@@ -181,8 +182,8 @@ class Example(NamedTuple):
 class ExampleDataset(Dataset):
     """Batches of a table of examples, encoded in memory.
 
-    ``collate`` builds a batch of the ``fields`` of examples; ``records``: the rows of each split as read; ``change``:
-    changes a training batch at random.
+    ``collate``: function that builds a batch from the ``fields`` of examples; ``records``: rows of each split before
+    encoding; ``change``: function that changes a training batch at random, such as by augmentation.
     """
 
     def __init__(
@@ -200,9 +201,9 @@ class ExampleDataset(Dataset):
         self.recipe, self.name, self.vocabulary = with_vocabulary(recipe, vocabulary), records.name, vocabulary
         self.records, self.examples, self.notes, self._collate = records.splits, examples, notes, collate
         self.fitted_on: Sequence[dict[str, Any]] | None = records.splits.get(TRAIN)
-        """Rows that baselines are fitted on: the run's training part and nothing else; None where it is not at hand."""
+        """Rows that baselines are fitted to: always the run's training split; None if it is not available."""
         self.fitted_examples: Sequence[Example] | None = examples.get(TRAIN)
-        """Encoded ``fitted_on``."""
+        """Encoded examples of ``fitted_on``."""
         self._sizes = {
             split: np.array([example.size for example in rows], np.int64) for split, rows in examples.items()
         }
@@ -234,7 +235,7 @@ class ExampleDataset(Dataset):
         return self._collate([examples[i].fields for i in index])
 
     def digest(self) -> str:
-        """SHA-256, in hexadecimal, of all encoded examples of the training and validation splits."""
+        """Return the SHA-256, in hexadecimal, of all encoded examples of the training and validation splits."""
         total = hashlib.sha256()
         for split in (TRAIN, VALIDATION):
             for example in self.examples[split]:
@@ -248,7 +249,7 @@ class ExampleDataset(Dataset):
 
 
 def leaves(fields: Any) -> Iterator[Any]:
-    """Values of nested tuples in order."""
+    """Yield the values of nested tuples in order."""
     if isinstance(fields, tuple):
         for field in fields:
             yield from leaves(field)
@@ -257,9 +258,9 @@ def leaves(fields: Any) -> Iterator[Any]:
 
 
 def with_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> Recipe:
-    """Copy of ``recipe`` with vocabulary size and number of classes filled in.
+    """Return a copy of ``recipe`` with vocabulary size and number of classes filled in.
 
-    Raises ``SpecError`` if a given size is too small.
+    Raises ``SpecError`` if a size that the recipe sets is too small.
     """
     model = _with_processor(recipe.model, vocabulary)
     if model.frontend.reads_tokens and (vocabulary.has_text or model.frontend.inputs_read):
@@ -278,7 +279,10 @@ def with_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> Recipe:
 
 
 def _with_processor(model: Model, vocabulary: Vocabulary) -> Model:
-    """Copy of ``model`` whose front end of the input, the encoder's if there is one, fits the run's processor."""
+    """Return a copy of ``model`` adapted to the run's processors.
+
+    Adapted are the wide path and the front end of the encoder; without an encoder, the model's front end and head.
+    """
     processor = vocabulary.processors.get(INPUT)
     if model.wide is not None and processor is not None:
         model = model.changed(wide=model.wide.of_processor(processor))
@@ -299,7 +303,7 @@ def _with_processor(model: Model, vocabulary: Vocabulary) -> Model:
 
 
 def _with_frontend(stack: Any, vocab_size: int, path: tuple[str, ...]) -> Any:
-    """Copy of a stack's spec (model or encoder, at ``path``) with the vocabulary size filled in."""
+    """Return a copy of a stack's spec (model or encoder, at ``path``) with the vocabulary size filled in."""
     frontend = stack.frontend
     try:
         sized = frontend.sized(vocab_size)

@@ -34,10 +34,10 @@ _SHOWN = 3
 
 
 class Reader(Protocol):
-    """Reader of the inputs of rows, such as ``Truncation``, with notes for the user."""
+    """Converter of the inputs of rows to what the model reads, such as ``Truncation``, with notes for the user."""
 
     def notes(self, examples: int) -> list[str]:
-        """Messages about truncated inputs, of ``examples`` in all."""
+        """Return messages about truncated inputs; ``examples``: total number of examples."""
         ...
 
 
@@ -55,7 +55,7 @@ class ExampleTask(Task):
     def _dataset(
         self, recipe: Recipe, records: Records, vocabulary: Vocabulary, reader: Reader, notes: Sequence[str] = ()
     ) -> ExampleDataset:
-        """Data of ``records``, without rows that turn out to be unusable when their values are encoded."""
+        """Encode ``records`` to a data set, without the rows whose values cannot be encoded."""
         splits, examples, found = dict[str, Rows](), dict[str, list[Example]](), [*records.notes, *notes]
         for split, rows in records.splits.items():
             splits[split], examples[split], bad = self.usable(rows, vocabulary, reader)
@@ -77,7 +77,7 @@ class ExampleTask(Task):
         return dataset
 
     def _known(self, records: Records, vocabulary: Vocabulary) -> tuple[list[dict[str, Any]], list[str]]:
-        """(rows whose labels occurred in training, notes about the others). Raises ``UserError`` if no row is left."""
+        """Return (rows whose labels occurred in training, notes about the others). Raises ``UserError`` without any."""
         rows = records.splits[OTHER]
         unknown = [self.unknown_label(row, vocabulary) for row in rows]
         names = list(dict.fromkeys(label for label in unknown if label is not None))
@@ -97,13 +97,13 @@ class ExampleTask(Task):
         ]
 
     def unknown_label(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> str | None:
-        """First label of the row that did not occur in training and so has no class; None if there is none."""
+        """Return the first label of the row that has no class, as it did not occur in training, or None."""
         return None
 
     def part(self, dataset: ExampleDataset, share: float) -> ExampleDataset:
-        """Copy of the data with an evenly spaced fraction ``share`` of each split's rows, for timing an evaluation.
+        """Return a copy of the data with an evenly spaced fraction ``share`` of each split's rows, to time evaluation.
 
-        Of the training split, one row is encoded.
+        Only the first row of the training split is encoded.
         """
         rows = {split: _spread(found, share) for split, found in dataset.records.items()}
         recipe, vocabulary = dataset.recipe, dataset.vocabulary
@@ -126,7 +126,7 @@ class ExampleTask(Task):
         return records, recipe, vocabulary or self.vocabulary(recipe, records)
 
     def completed(self, recipe: Recipe, records: Records) -> Recipe:
-        """Copy of the recipe with settings, other than sizes, determined by the data, such as the targets' mean."""
+        """Return a copy of the recipe with settings from the data other than sizes, such as the mean of the targets."""
         return recipe
 
     @abstractmethod
@@ -135,20 +135,20 @@ class ExampleTask(Task):
 
     @abstractmethod
     def limits(self, recipe: Recipe) -> dict[str, int]:
-        """Maximum number of tokens of each input role, such as {"text": 511}."""
+        """Return the maximum number of tokens of each input role, such as {"text": 511}."""
 
     def reader(self, recipe: Recipe, vocabulary: Vocabulary) -> Reader:
-        """Reader of inputs; by default truncation to ``limits``, which counts the truncated inputs."""
+        """Return the reader of inputs; by default it truncates to ``limits`` and counts the truncated inputs."""
         return Truncation(self.limits(recipe), recipe.model.types_read)
 
     def usable(self, rows: Rows, vocabulary: Vocabulary, reader: Reader) -> tuple[Rows, list[Example], list[str]]:
-        """(rows whose values can be encoded, their examples, a sentence on each of the other rows)."""
+        """Return (rows whose values can be encoded, their examples, a sentence about each of the other rows)."""
         return rows, self.examples(rows, vocabulary, reader), []
 
     def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, reader: Any) -> list[Example]:
         """Encode rows to examples: one per row by default, several where long rows are split into windows.
 
-        ``reader``: as returned by ``reader``.
+        ``reader``: the result of the method ``reader``.
         """
         return [self.encode(row, vocabulary, reader) for row in rows]
 
@@ -166,7 +166,7 @@ class ExampleTask(Task):
 
 
 def encode_rows(rows: Rows, encode: Callable[[Mapping[str, Any]], Example]) -> tuple[Rows, list[Example], list[str]]:
-    """Encode rows one by one: (rows whose values can be read, their examples, a sentence on each of the others)."""
+    """Encode rows one by one; return (rows that can be encoded, their examples, a sentence about each other row)."""
     kept, examples, bad = list[dict[str, Any]](), list[Example](), list[str]()
     for row in rows:
         try:
@@ -178,9 +178,9 @@ def encode_rows(rows: Rows, encode: Callable[[Mapping[str, Any]], Example]) -> t
 
 
 def _unusable(bad: Sequence[str], count: int, name: str, refuse: bool) -> list[str]:
-    """Sentence on the unusable rows of ``count``; empty without any.
+    """Return a note about the unusable rows ``bad`` out of ``count`` rows; an empty list without any.
 
-    Raises ``UserError`` if ``refuse``, or if more than half are unusable.
+    Raises ``UserError`` if any row is unusable and ``refuse`` is true, or if more than half are unusable.
     """
     if not bad:
         return []
@@ -192,16 +192,16 @@ def _unusable(bad: Sequence[str], count: int, name: str, refuse: bool) -> list[s
 
 
 def _spread(rows: list[dict[str, Any]], share: float) -> list[dict[str, Any]]:
-    """Evenly spaced fraction ``share`` of ``rows``, at least one row."""
+    """Return an evenly spaced fraction ``share`` of ``rows``, at least one row."""
     count = max(1, round(share * len(rows)))
     return [rows[i * len(rows) // count] for i in range(count)]
 
 
 class Truncation:
-    """Truncation of token ids to limits by role, which counts truncated inputs for the notes to the user.
+    """Truncation of token ids to a limit per role; counts truncated inputs for the notes to the user.
 
-    ``types_read`` maps token types (segment ids) to those that the model reads; by default to none. ``unit``: noun for
-    the positions in messages.
+    ``types_read``: function from the token types (segment ids) of a text to the token types that the model reads; by
+    default none. ``unit``: noun for positions in messages.
     """
 
     def __init__(
@@ -219,13 +219,13 @@ class Truncation:
         return np.asarray(ids[: self.limits[role]], np.int64)
 
     def together(self, first: Sequence[int], second: Sequence[int], role: str) -> tuple[Sequence[int], Sequence[int]]:
-        """Truncate two texts whose sum has the limit of ``role``; see ``qkv.tokenizers.framing.shortened``."""
+        """Truncate two texts to the limit of ``role`` for both together, see ``qkv.tokenizers.framing.shortened``."""
         self._count(len(first) + len(second), role)
         kept = shortened((len(first), len(second)), self.limits[role])
         return first[: kept[0]], second[: kept[1]]
 
     def framed(self, found: Framed) -> Framed:
-        """Copy of ``found`` with its token types reduced to those that the model reads."""
+        """Return a copy of ``found`` with only the token types that the model reads."""
         return found._replace(types=self._types_read(found.types))
 
     def _count(self, length: int, role: str) -> None:
@@ -234,7 +234,7 @@ class Truncation:
             self.longest[role] = max(self.longest[role], length)
 
     def note(self, length: int, role: str) -> dict[str, str]:
-        """Entry of a prediction telling that its input of ``length`` tokens was truncated; empty if it was not."""
+        """Return a note for a prediction if its input of ``length`` tokens was truncated, else an empty dict."""
         most = self.limits[role]
         return (
             {"note": f"the input has {length} {self._unit} and the model reads {most}; the rest was not read"}
@@ -243,7 +243,7 @@ class Truncation:
         )
 
     def notes(self, examples: int) -> list[str]:
-        """One message per role about the truncated inputs, with their number out of ``examples``."""
+        """Return one message per role with truncated inputs, with their number out of ``examples``."""
         return [
             f"{count:,} of {examples:,} examples were cut: their {role} is longer than the {self.limits[role]} "
             f"{self._unit} that fit (the longest has {self.longest[role]:,})"
@@ -258,9 +258,10 @@ def trained(spec: TokenizerSpec, texts: Iterable[str], specials: Sequence[str] =
 
 
 def framed_by(tokenizer: Tokenizer, texts: int) -> Tokenizer:
-    """Tokenizer that frames ``texts`` texts, one or two, with special tokens such as [CLS] and [SEP].
+    """Return a tokenizer that frames ``texts`` texts, one or two, with special tokens such as [CLS] and [SEP].
 
-    ``tokenizer`` itself if it has a template for that; else with ``cls`` and, for two texts, ``sep`` added.
+    This is ``tokenizer`` itself if it has a template for as many texts; otherwise a copy with the special token ``cls``
+    and, for two texts, ``sep``.
     """
     marked = tokenizer.with_specials(("cls", "sep")[:texts])
     alike = marked.pair_frame == tokenizer.pair_frame if texts == 2 else marked.frame == tokenizer.frame
@@ -268,17 +269,17 @@ def framed_by(tokenizer: Tokenizer, texts: int) -> Tokenizer:
 
 
 def text_in(row: Mapping[str, Any], role: str) -> str:
-    """Text of the column ``role`` of a row. Raises ``UserError`` if it is not a string."""
+    """Return the text in the column ``role`` of a row. Raises ``UserError`` if it is not a string."""
     if not isinstance(row[role], str):
         raise UserError(f"{role}: {row[role]!r} is not a text")
     return row[role]
 
 
 def column(records: Records, role: str) -> list[Any]:
-    """Values of the column ``role`` in the training rows."""
+    """Return the values of the column ``role`` in the training rows."""
     return [row[role] for row in records.splits[TRAIN]]
 
 
 def types_or_none(rows: Sequence[np.ndarray]) -> Tensor | None:
-    """Token types of the rows, (B, longest), padded with 0; None if the rows have none, as the model reads none."""
+    """Pad the token types of the rows with 0 to (B, longest); return None if no row has any (the model reads none)."""
     return padded(rows)[0] if any(len(row) for row in rows) else None

@@ -1,4 +1,4 @@
-"""Readers of inputs: a row's text, pair of texts or other signal -> fields of an example -> signals of a batch."""
+"""Readers of inputs: they encode a row's text, pair of texts or other signal, and collate rows to a batch signal."""
 
 from __future__ import annotations
 
@@ -33,16 +33,19 @@ TEXT = Role(
 PAIR = Role("pair", "text", ("pair", "hypothesis", "sentence2", "question2"), optional=True)
 """Optional second text, for predictions about pairs."""
 ROWS = "rows"
-"""Name of the extra of a batch that holds the row of each window."""
+"""Name of the extra of a batch with the row index of each window."""
 PARTNERS, SHARE = "partners", "share"
-"""Names of the extras of a mixed batch: classes of the other images (B), and the share of each row's own class."""
+"""Names of the extras of a batch with mixed images, as in mixup.
+
+They hold the classes of the images mixed in (B), and the weight of each row's original class.
+"""
 
 
 class EncodedRow(NamedTuple):
     """Fields of an example with one target.
 
     value: the input: ``EncodedText``, or the encoded value of a processor.   truth: the target.
-    features (F), bag: what a wide path reads beside it; None for other paths.
+    features (F), bag: input of the wide path, depending on its kind; None if unused.
     """
 
     value: Any
@@ -52,8 +55,10 @@ class EncodedRow(NamedTuple):
 
 
 class EncodedText(NamedTuple):
-    """Text or pair of texts in framed windows: ids and token types of all windows, joined (types are empty if the model
-    reads none), and the length of each window.
+    """Text or pair of texts in windows, each framed with special tokens.
+
+    ids, types: token ids and token types of all windows, concatenated; types are empty if the model reads none.
+    lengths: length of each window.
     """
 
     ids: np.ndarray
@@ -62,7 +67,7 @@ class EncodedText(NamedTuple):
 
 
 def input_roles(processor: ProcessorSpec | None) -> tuple[Role, ...]:
-    """Columns that hold the input: a text and an optional second one, or the values of the processor's signal."""
+    """Return the columns that hold the input: a text and an optional second text, or the column of the processor."""
     return (TEXT, PAIR) if processor is None else (build_processor(processor).role,)
 
 
@@ -75,42 +80,43 @@ class InputReader(ABC):
 
     @abstractmethod
     def noted(self, row: Mapping[str, Any], truth: Any) -> tuple[EncodedRow, dict[str, str]]:
-        """(fields of the example of a row, entry ``note`` of its prediction if the input was truncated)."""
+        """Encode a row for prediction: return (fields, {"note": …} if the input was truncated, else {})."""
 
     @abstractmethod
     def signal(self, rows: Sequence[EncodedRow]) -> tuple[Signal, Tensor | None]:
-        """(signal of several rows, index of the row of each window; None if each row is one)."""
+        """Collate rows: return (signal, row index of each window, or None if each row has one window)."""
 
     @abstractmethod
     def notes(self, examples: int) -> list[str]:
-        """Messages about truncated inputs, of ``examples`` in all."""
+        """Return messages about truncated inputs; ``examples``: total number of examples."""
 
     @abstractmethod
     def shown(self, row: Mapping[str, Any]) -> str:
-        """Input of a row as a short text for tables."""
+        """Format the input of a row as a short text for tables."""
 
     def picture(self, row: Mapping[str, Any]) -> str | None:
-        """Input of a row as a small picture (data URI); None if it has none."""
+        """Render the input of a row as a small picture (data URI); None if it has no picture."""
         return None
 
     def frames_read(self, row: EncodedRow, count: int) -> list[str]:
-        """Input of a row as small pictures (data URIs) of what the model reads, one for each of ``count``
-        parts in time; empty if it has none.
+        """Render the input of a row, as the model reads it, as small pictures (data URIs).
+
+        One picture for each of ``count`` positions in time; empty if the input has no pictures.
         """
         return []
 
     def change(self, batch: Batch, rng: np.random.Generator) -> Batch:
-        """Training batch changed at random (augmentation); by default unchanged."""
+        """Augment a training batch at random; by default, return it unchanged."""
         return batch
 
     def batch(self, rows: Sequence[EncodedRow], targets: Tensor, count: int | None = None) -> Batch:
-        """Batch of several rows with their ``targets``."""
+        """Build a batch of several rows with their ``targets``."""
         signal, owners = self.signal(rows)
         return Batch.of(signal, targets, None, count, **({} if owners is None else {ROWS: owners}))
 
 
 def reader_of(recipe: Recipe, vocabulary: Vocabulary) -> InputReader:
-    """Reader of the inputs of a run's rows: of its processor, or of texts."""
+    """Return the reader of a run's inputs: a ``SignalReader`` if the run has a processor, else a ``TextReader``."""
     processor = vocabulary.processors.get(INPUT)
     if processor is None:
         return TextReader(recipe, vocabulary.tokenizer)
@@ -118,8 +124,9 @@ def reader_of(recipe: Recipe, vocabulary: Vocabulary) -> InputReader:
 
 
 class SignalReader(InputReader):
-    """Reader of inputs that a processor converts, such as images. The features or the bag that the wide path ``wide``
-    reads become those of the signal.
+    """Reader of inputs that a processor converts, such as images.
+
+    If there is a wide path ``wide``, the signal also holds the features or the bag that it reads.
     """
 
     def __init__(self, processor: Processor, wide: WidePath | None = None):
@@ -132,7 +139,7 @@ class SignalReader(InputReader):
         return Example(size, 1, self._wide(EncodedRow(encoded, truth)))
 
     def _wide(self, row: EncodedRow) -> EncodedRow:
-        """Copy of ``row`` with what the wide path reads."""
+        """Return a copy of ``row`` with the features or the bag that the wide path reads."""
         if self.wide is None:
             return row
         if self.counts:
@@ -176,11 +183,11 @@ class SignalReader(InputReader):
 
 
 _ROLES = {1: "text", 2: "pair"}
-"""Roles of one text and of two in messages about truncation."""
+"""Names, in messages about truncation, of an input of one text and of two texts."""
 
 
 def texts_of(row: Mapping[str, Any]) -> list[str]:
-    """Text of ``row``, and its second text if present."""
+    """Return the text of ``row``, and its second text if present."""
     return [text_in(row, role) for role in _parts(row)]
 
 
@@ -189,14 +196,14 @@ def _parts(row: Mapping[str, Any]) -> list[str]:
 
 
 def told(row: Mapping[str, Any]) -> str:
-    """Text of a row, or both texts of a pair, for display and for n-grams."""
+    """Return the text of a row, or both texts of a pair joined, for display and for n-grams."""
     return " | ".join(row[role] for role in _parts(row))
 
 
 class TextReader(InputReader, Truncation):
     """Reader of the text or pair of texts of a row, truncated to the model's context length.
 
-    A text that is longer becomes up to ``task.windows`` windows, each framed, which overlap by an eighth.
+    A longer text is split into up to ``task.windows`` windows that overlap by an eighth; each window is framed.
     """
 
     def __init__(self, recipe: Recipe, tokenizer: Tokenizer):
@@ -235,7 +242,7 @@ class TextReader(InputReader, Truncation):
         return read, self.note(length, _ROLES[len(texts)])
 
     def _read(self, texts: Sequence[str], truth: Any) -> tuple[EncodedRow, int]:
-        """(fields of the example of one row, number of its tokens before truncation)."""
+        """Encode the texts of one row: return (fields, number of tokens before truncation)."""
         tokens = [self.tokenizer.encode(text) for text in texts]
         length = sum(map(len, tokens))
         self.num_tokens += length
@@ -278,12 +285,12 @@ class TextReader(InputReader, Truncation):
 
 
 def with_bags(signal: Signal, bags: Sequence[Bag]) -> Signal:
-    """Copy of a signal with the bag of each row, padded."""
+    """Return a copy of a signal with the bag of each row, padded to equal length."""
     ids, _ = padded([bag.ids for bag in bags])
     counts, _ = padded([bag.counts for bag in bags], dtype=np.float32)
     return replace(signal, bag=ids, counts=counts)
 
 
 def _split(types: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
-    """Token types of each window of a row; empty if the model reads none."""
+    """Split the token types of a row by window; they are empty if the model reads none."""
     return np.split(types, ends) if len(types) else [types] * (len(ends) + 1)

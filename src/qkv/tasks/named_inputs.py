@@ -1,4 +1,4 @@
-"""Readers of several named inputs, which stand in one row: tokens of a text, and values of other inputs among them."""
+"""Readers of rows with several named inputs: a text, and other values that are placed between its tokens."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from qkv.tasks.inputs import TEXT, EncodedRow, InputReader
 
 
 class EncodedInputs(NamedTuple):
-    """Inputs of a row: ids (N) with placeholders, and the encoded value of each input but the text, in their order."""
+    """Encoded inputs of a row: ids (N) with placeholder ids for the other inputs, and their encoded values in order."""
 
     ids: np.ndarray
     values: tuple[Any, ...] = ()
 
 
 def named_roles(data: Data) -> tuple[Role, ...]:
-    """Columns of several inputs, each named like its input."""
+    """Return the columns of several inputs, each named like its input."""
     return tuple(_role(name, data) for name in data.inputs)
 
 
@@ -41,14 +41,14 @@ def _role(name: str, data: Data) -> Role:
 
 
 class InputsEncoder(Truncation):
-    """Encoder of the inputs of a row. Its text is cut to what the other inputs leave of ``room`` positions.
+    """Encoder of the inputs of a row to at most ``room`` positions.
 
-    Each ``<name>`` in the text is the place of that input's value; values without a place come before the text, in the
-    order of ``data.inputs``.
+    The text is truncated to the positions that the other inputs leave. ``<name>`` in the text marks where the value of
+    the input ``name`` is inserted. Values without such a tag come before the text, in the order of ``data.inputs``.
     """
 
     def __init__(self, recipe: Recipe, vocabulary: Vocabulary, room: int, **limits: int):
-        """``limits``: of further texts, see ``Truncation``."""
+        """Create the encoder. ``limits``: maximum number of tokens of further texts by role, see ``Truncation``."""
         data = recipe.data
         self.text, self.room, self.tokenizer = data.text_input, room, vocabulary.tokenizer
         self.processors = {name: build_processor(vocabulary.processors[name]) for name in data.processors}
@@ -57,7 +57,7 @@ class InputsEncoder(Truncation):
         super().__init__({**({self.text: room} if self.text else {}), **limits})
 
     def encode(self, row: Mapping[str, Any]) -> tuple[EncodedInputs, int]:
-        """(inputs of a row, number of its tokens before truncation). Raises ``UserError``."""
+        """Encode a row; return (inputs, number of text tokens before truncation). Raises ``UserError``."""
         values = {name: processor.read(row[name]) for name, processor in self.processors.items()}
         spans = {name: self._span(index, name, values[name]) for index, name in enumerate(values)}
         left = self.room - sum(map(len, spans.values()))
@@ -77,7 +77,7 @@ class InputsEncoder(Truncation):
         return EncodedInputs(np.array(ids, np.int64), tuple(values.values())), length
 
     def _span(self, index: int, name: str, value: Any) -> list[int]:
-        """Placeholders of a value, which differ where values differ."""
+        """Return the placeholder ids of a value; they contain a hash of the value, so that different values differ."""
         total = hashlib.blake2b(digest_size=6)
         for leaf in leaves(value):
             total.update(leaf.tobytes() if isinstance(leaf, np.ndarray) else repr(leaf).encode())
@@ -86,12 +86,12 @@ class InputsEncoder(Truncation):
         return [placeholder(index, len(self.processors), content)] * count
 
     def _pieces(self, text: str, spans: Mapping[str, list[int]]) -> Iterator[tuple[str, list[int]]]:
-        """(name, placeholders) of each value and ("", ids) of each piece of the text, in order."""
+        """Yield in order (name, placeholder ids) of each value and ("", token ids) of each piece of the text."""
         placed = dict.fromkeys(self._places.findall(text))
         yield from ((name, span) for name, span in spans.items() if name not in placed)
         begin = 0
         for match in self._places.finditer(text):
-            if match[1] in placed:  # a further one is text, as a row has one value of an input
+            if match[1] in placed:  # a repeated tag is plain text, as a row has one value per input
                 yield "", self.tokenizer.encode(text[begin : match.start()])
                 yield match[1], spans[match[1]]
                 del placed[match[1]]
@@ -100,7 +100,7 @@ class InputsEncoder(Truncation):
             yield "", self.tokenizer.encode(text[begin:])
 
     def signals(self, rows: Sequence[tuple[Any, ...]]) -> dict[str, Signal]:
-        """Signal of each input by its name, from the encoded values of several rows."""
+        """Collate the encoded values of several rows to one signal per input, by name."""
         columns = zip(*rows, strict=True)
         return {
             name: processor.signal(list(column))
@@ -108,7 +108,7 @@ class InputsEncoder(Truncation):
         }
 
     def shown(self, row: Mapping[str, Any]) -> str:
-        """Inputs of a row as a short text for tables."""
+        """Format the inputs of a row as a short text for tables."""
         known = {name: processor.shown(row[name]) for name, processor in self.processors.items()}
         return " | ".join([*known.values(), *([str(row[self.text])] if self.text else [])])
 
@@ -122,7 +122,7 @@ class InputsEncoder(Truncation):
 
 
 class JoinedReader(InputReader):
-    """Reader of several named inputs for predictions about rows. The tokenizer's special tokens are put around them."""
+    """Reader of several named inputs for predictions about rows; the tokenizer's special tokens frame them."""
 
     def __init__(self, recipe: Recipe, vocabulary: Vocabulary):
         frame = vocabulary.tokenizer.frame if vocabulary.has_text else None

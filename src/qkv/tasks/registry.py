@@ -1,4 +1,4 @@
-"""Building tasks from their specs."""
+"""Builders of tasks from their specs."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def task_of_recipe(recipe: Recipe) -> Task:
 
 
 def tasks() -> dict[type[TaskSpec], Any]:
-    """Implementation of every task that a recipe can name, by spec class."""
+    """Return the implementation of every task that a recipe can name, by spec class."""
     return implementations(TaskSpec, PACKAGE)

@@ -28,7 +28,7 @@ __all__ = ["Evaluation", "Observed", "Scale", "Task", "Totals"]
 class Defaults(NamedTuple):
     """Settings of a task for recipes that are chosen automatically for a table.
 
-    reads, writes: roles of the columns that the model reads, and of the text that it generates.
+    reads: roles of the columns that the model reads.   writes: role of the text that it generates.
     """
 
     reads: tuple[str, ...]
@@ -43,19 +43,20 @@ class Defaults(NamedTuple):
     target: str = ""
     """Role of the target of tasks with one output per row, whose model has a wide path; empty for others."""
     best: str = "loss"
-    """Metric that selects the best weights of a model without a wide path. The loss can rise while accuracy still
-    improves; weights that are joined with a wide path are selected by the loss.
+    """Metric that selects the best weights of a model without a wide path.
+
+    The loss can rise while accuracy still improves. With a wide path, the loss selects the weights.
     """
     words: bool = False
     """True if the model reads words as features (front end ``words``), without a tokenizer."""
     head: Head | None = None
-    """Head of the model; None: the one that the task requires, with its default settings."""
+    """Head of the model; None: the head that the task requires, with its default settings."""
     epochs: int = 40
     """Maximum number of epochs; early stopping on the validation part usually ends training sooner."""
 
 
 def lowercase(ids: int) -> tokenizers.Tokenizer:
-    """WordPiece tokenizer of ``ids`` tokens, which lower-cases, for tasks in which case matters little."""
+    """Return a lower-casing WordPiece tokenizer of ``ids`` tokens, for tasks in which case matters little."""
     return tokenizers.WordPiece(vocab_size=ids)
 
 
@@ -86,8 +87,10 @@ class Totals:
 
 
 class TablePrediction(NamedTuple):
-    """Predictions from a whole table: rows of plain data, each with an ``answer``; ``places``: columns that say what is
-    predicted, such as a time; ``notes``: sentences for the user.
+    """Predictions from a whole table.
+
+    rows: plain data, each row with an ``answer``.   places: columns that identify what a row predicts, such as the
+    time.   notes: messages for the user.
     """
 
     rows: list[dict[str, Any]]
@@ -108,45 +111,45 @@ class Evaluation:
     notes: list[str] = field(default_factory=list)
 
     def _repr_html_(self) -> str:
-        """HTML for notebooks."""
+        """Return HTML for notebooks."""
         from qkv.report.fragment import evaluation_fragment
 
         return evaluation_fragment("Evaluation", {"value": {"figures": self.figures, "notes": self.notes}})
 
 
 class Task(ABC):
-    """Base class of tasks: reading of the data, loss, metrics and readable predictions."""
+    """Base class of tasks: they read the data and define the loss, the metrics and readable predictions."""
 
     loss_unit: str = "nats a token"
     """Unit of the loss, for charts and tables."""
     evaluates: bool = False
-    """True if the final evaluation has more than the metrics of each validation."""
+    """True if the final evaluation reports more than the metrics of each validation during training."""
     asks: tuple[str, ...] = ()
-    """Input names of ``predict``; a single text is taken as the first."""
+    """Names of the required inputs of ``predict``; a single text is the value of the first."""
     may_ask: tuple[str, ...] = ()
-    """Optional input names of ``predict``."""
+    """Names of the optional inputs of ``predict``."""
     example: ClassVar[str] = "…"
-    """First input in a command that is shown."""
+    """Example value of the first input, for commands shown to the user."""
     writes_from_source: ClassVar[bool] = False
-    """True if the model writes a text from another one, see ``source_ids``, and does not continue it."""
+    """True if the model generates a target from a source text, see ``source_ids``, and does not continue a text."""
     predicts_tables: ClassVar[bool] = False
-    """True if the predictions are for a table as a whole, such as the future of a series, not for each of its rows."""
+    """True if predictions are for a whole table, such as the future of a series, not for each row."""
     generates_images: ClassVar[bool] = False
     """True if the model generates images, see ``images``."""
     temperature: float = 1.0
     """Divisor of the logits of a label before their softmax, fitted after training (``tasks/metrics/calibration``)."""
     processor: Processor | None = None
-    """Spec of the processor of its input; None for text."""
+    """Spec of the processor of the input; None for text."""
     metric: ClassVar[str] = "loss"
     """Main metric of the evaluation, by which contestants are compared with the baseline."""
     automatic: ClassVar[Defaults | None] = None
-    """Settings for recipes that are chosen for a table; None if there are none."""
+    """Settings for recipes that are chosen automatically for a table; None if the task has none."""
 
     def __init__(self, spec: Any):
         self.spec = spec
 
     def reading(self, data: Data) -> Self:
-        """Return the task itself, for the inputs of ``data``: its named inputs, those of its processor, or text."""
+        """Configure the task for the inputs of ``data`` (named inputs, one processor's, or text); return the task."""
         self.processor = data.processor
         return self
 
@@ -154,7 +157,7 @@ class Task(ABC):
     def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Dataset:
         """Read the data of a recipe and build its batches.
 
-        ``vocabulary``: that of an existing run; None: from the training split.
+        ``vocabulary``: vocabulary of an existing run; None: build it from the training split.
         """
 
     def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, own: Dataset | None) -> Dataset:
@@ -166,31 +169,31 @@ class Task(ABC):
         raise UserError(f"the task {self.spec.kind!r} draws its own data and reads no file; leave --data out")
 
     def sized(self, recipe: Recipe) -> Recipe:
-        """Copy of the recipe with all sizes that the data determines, such as vocabulary size and number of classes."""
+        """Return a copy of the recipe with all sizes from the data, such as vocabulary size and number of classes."""
         return self.open(recipe).recipe
 
     @abstractmethod
     def summed_loss(self, model: Any, batch: Any, tap: Tap | None = None) -> Tensor:
-        """Training loss, summed over the batch's targets. ``tap`` observes the model's intermediate values."""
+        """Compute the training loss, summed over the batch's targets. ``tap`` observes the intermediate values."""
 
     def observe(self, model: Any, batch: Any) -> Observed:
-        """Loss of a batch as it is reported, and data for metrics; called in evaluation mode without gradients."""
+        """Compute the reported loss of a batch and its data for metrics; runs in evaluation mode without gradients."""
         return Observed(self.summed_loss(model, batch), batch.num_targets, [])
 
     def class_logits(self, model: Any, batch: Any) -> Tensor | None:
-        """Logits (B, C) of the single label of each row, for calibration; None if the task predicts no such label."""
+        """Compute label logits (B, C), one row each, for calibration; None if rows do not have a single label."""
         return None
 
     @abstractmethod
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
-        """Metrics of the results summed over a split, including ``loss``. ``scale``: averages of the split."""
+        """Compute metrics, including ``loss``, from results summed over a split. ``scale``: averages of the split."""
 
     def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
         """Evaluate ``model`` on a split whose batches have been observed and summed in ``seen``."""
         return Evaluation(self.figures(seen, dataset.scale(split)))
 
     def sample(self, model: Any, dataset: Dataset, recipe: Recipe) -> str | None:
-        """Text with example outputs of the model on the data, shown during training; None if there is none."""
+        """Return a text with example outputs of the model, shown during training; None if there is none."""
         return None
 
     def predict(
@@ -205,17 +208,17 @@ class Task(ABC):
         )
 
     def source_ids(self, vocabulary: Vocabulary, text: str) -> list[int]:
-        """Ids that an encoder reads of the source ``text``. For tasks with ``writes_from_source``."""
+        """Encode a source ``text`` to the token ids that the model reads. For tasks with ``writes_from_source``."""
         raise NotImplementedError
 
     def first_ids(self, vocabulary: Vocabulary) -> tuple[int, ...]:
-        """Ids that every text written begins with. For tasks with ``writes_from_source``."""
+        """Return the token ids that start every generated target. For tasks with ``writes_from_source``."""
         raise NotImplementedError
 
     def images(
         self, model: Any, vocabulary: Vocabulary, generation: Generation, count: int, label: str | None = None
     ) -> list[np.ndarray]:
-        """Generate ``count`` images, arrays (H, W) or (H, W, 3) of bytes; of ``label``, None for all labels in turn.
+        """Generate ``count`` images, arrays (H, W) or (H, W, 3) of bytes, of ``label`` (None: all labels in turn).
 
         Raises ``UserError`` if the task generates no images.
         """
@@ -224,7 +227,8 @@ class Task(ABC):
     def predict_table(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, source: str, columns: Mapping[str, str]
     ) -> TablePrediction:
-        """Predict from the whole table in the file ``source``; ``columns``: column of each role. For tasks that
-        ``predicts_tables``. Raises ``UserError``.
+        """Predict from the whole table in the file ``source``. For tasks with ``predicts_tables``.
+
+        ``columns``: column of each role. Raises ``UserError``.
         """
         raise NotImplementedError

@@ -10,8 +10,9 @@ from qkv.tokenizers.tokenizer import Tokenizer
 
 
 class AbsentTokenizer(Tokenizer):
-    """Tokenizer placeholder of a model without one: every use raises ``UserError`` with the ``reason`` and what to do
-    instead.
+    """Placeholder for the tokenizer of a model that has none.
+
+    Every use raises ``UserError`` with the ``reason`` and what to do instead.
     """
 
     def __init__(self, reason: str):
@@ -19,7 +20,7 @@ class AbsentTokenizer(Tokenizer):
 
     @classmethod
     def of_published(cls, folder: Path) -> AbsentTokenizer:
-        """Tokenizer placeholder for a published checkpoint folder that holds no tokenizer."""
+        """Return the placeholder for a published checkpoint folder that holds no tokenizer."""
         return cls(
             f'{folder} holds no tokenizer, so no text can be read or written; give ids (qkv generate --ids "1 2 3", '
             "qkv.generate(run, ids=[1, 2, 3])), or put its tokenizer.json there"
@@ -36,4 +37,4 @@ NO_TEXT = AbsentTokenizer(
     "the run has no tokenizer: its model neither reads nor writes text, or was saved without one; give ids "
     "(a model of images: qkv generate RUN --image FILE)"
 )
-"""Tokenizer placeholder of a run without text."""
+"""Placeholder tokenizer of a run whose model has no tokenizer."""

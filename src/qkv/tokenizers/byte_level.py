@@ -1,4 +1,4 @@
-"""Map tokens to bytes, which makes decoding exact and streamable."""
+"""Map tokens to bytes, so that decoding is exact and can be streamed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from tokenizers import decoders, models
 
 
 def _symbols() -> list[str]:
-    """Characters that stand for the bytes 0 to 255 in a byte-level vocabulary (GPT-2 2019); all are printable."""
+    """Return the characters that stand for the bytes 0 to 255 in a byte-level vocabulary (GPT-2 2019); all are
+    printable.
+    """
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
@@ -18,8 +20,9 @@ _BYTE_OF = {symbol: byte for byte, symbol in enumerate(SYMBOLS)}
 
 
 def token_bytes(core: tokenizers.Tokenizer) -> list[bytes] | None:
-    """Bytes that each token id decodes to, or None if the text of a token depends on its neighbours (WordPiece,
-    SentencePiece).
+    """Return the bytes that each token id decodes to, as a list indexed by id.
+
+    None if the text of a token depends on its neighbours (WordPiece, SentencePiece).
     """
     if isinstance(core.decoder, decoders.ByteLevel):
         spell = _from_symbols

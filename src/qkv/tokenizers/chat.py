@@ -1,4 +1,4 @@
-"""Chat template of a tokenizer: the file of it, and what folders of the transformers library say."""
+"""Chat template of a tokenizer: read its file or the settings in a folder of the transformers library."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ TEMPLATE_FILE = "chat_template.jinja"
 
 
 def template_in(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """Chat template of a folder: ``chat_template.jinja``, else that of ``tokenizer_config.json``, a text or a list of
-    named ones of which "default" is taken; None without.
+    """Return the chat template of a folder, or None if it has none.
 
+    The template is the content of ``chat_template.jinja``, else the entry ``chat_template`` of
+    ``tokenizer_config.json``. That entry is a string, or a list of named templates, of which "default" is used.
     ``settings``: contents of ``tokenizer_config.json``. Raises ``UserError`` if the file cannot be read.
     """
     file = folder / TEMPLATE_FILE
@@ -29,7 +30,7 @@ def template_in(folder: Path, settings: Mapping[str, Any]) -> str | None:
 
 
 def read_template(file: Path) -> str:
-    """Text of a template's file. Raises ``UserError`` if it cannot be read."""
+    """Read the text of a chat template file. Raises ``UserError`` if it cannot be read."""
     try:
         return file.read_text(encoding="utf-8")
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Fast encoding of text to arrays of ids with numpy. Each coder gives exactly the ids of the tokenizers library.
+"""Fast encoding of text to arrays of ids with numpy. Every coder returns exactly the ids of the tokenizers library.
 
-A coder also knows its **borders**: positions where a text can be split so that the concatenated ids of the parts are
-those of the whole.
+A coder also knows its **borders**: positions at which a text can be split so that encoding the parts and concatenating
+their ids gives the ids of the whole text.
 """
 
 from __future__ import annotations
@@ -70,14 +70,16 @@ class Units(NamedTuple):
 
 
 def _runs(space: str) -> Units:
-    """Units of a tokenizer that splits at white space: a run of the characters ``space``, or of other characters."""
+    """Return the units of a tokenizer that splits at white space: runs of the characters ``space``, and runs of other
+    characters.
+    """
     return Units(
         re.compile(f"[{space}]+|[^{space}]+"), re.compile(f"(?<=[^{space}])(?=[{space}])|(?<=[{space}])(?=[^{space}])")
     )
 
 
-# Byte-level words (GPT-2's pattern): a space is attached to the following word; a longer run of spaces gives up its
-# last one only.
+# Byte-level words (GPT-2's pattern): a space is attached to the following word; of a longer run of spaces, only the
+# last space is.
 BYTE_WORD_UNITS = Units(
     re.compile(f"[{SPACE}]?[^{SPACE}]+|[{SPACE}]+(?![^{SPACE}])"), re.compile(f"(?=[{SPACE}][^{SPACE}])")
 )
@@ -101,7 +103,7 @@ UNITS: list[tuple[type, list[Any], Mapping[str, object], Units]] = [
 
 
 class SpaceBorders:
-    """Mixin that finds the positions at which a text can be split for encoding by a regular expression; default:
+    """Mixin that finds, with a regular expression, the positions at which a text can be split for encoding; default:
     between byte-level words.
     """
 
@@ -111,8 +113,8 @@ class SpaceBorders:
         self._borders = borders
 
     def border(self, text: str) -> int:
-        """Last index at which ``text`` can be split, so that the ids of both parts are those of the whole; 0 if there
-        is none.
+        """Return the last index at which ``text`` can be split without changing the concatenated ids; 0 if there is
+        none.
         """
         for begin in (max(0, len(text) - 1024), 0):  # usually found near the end
             places = [match.start() for match in self._borders.finditer(text, begin + 1)]
@@ -128,20 +130,24 @@ class Coder(Protocol):
     """Preferred number of characters to encode at once."""
 
     def encode_many(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """(concatenated ids of all ``texts``, number of ids of each). Texts must not contain lone surrogates."""
+        """Return (concatenated ids of all ``texts``, number of ids per text). Texts must not contain lone
+        surrogates.
+        """
         ...
 
     def border(self, text: str) -> int:
-        """Last index at which ``text`` can be split, so that the ids of both parts are those of the whole; 0 if there
-        is none.
+        """Return the last index at which ``text`` can be split without changing the concatenated ids; 0 if there is
+        none.
         """
         ...
 
 
 def coder_for(core: tokenizers.Tokenizer, dtype: np.dtype) -> Coder:
-    """Fastest encoder that gives exactly the ids of the library's tokenizer ``core``, as arrays of ``dtype``."""
+    """Return the fastest encoder that gives exactly the ids of the library's tokenizer ``core``, as arrays of
+    ``dtype``.
+    """
     model, normalizer, cutter = core.model, _written(core.normalizer), _written(core.pre_tokenizer)
-    if not _only_specials(core):  # another added token may contain a space
+    if not _only_specials(core):  # an added token that is not special may contain a space
         return PlainCoder(core, dtype)
     if (
         isinstance(model, models.WordLevel)
@@ -160,7 +166,7 @@ def coder_for(core: tokenizers.Tokenizer, dtype: np.dtype) -> Coder:
 
 
 def _random(model: models.Model) -> bool:
-    """True if encoding is random (BPE dropout)."""
+    """True if encoding is random (BPE dropout, or sampling from a Unigram model)."""
     return bool(getattr(model, "dropout", None) or getattr(model, "alpha", None) or getattr(model, "nbest_size", None))
 
 
@@ -178,13 +184,13 @@ def _merges(core: tokenizers.Tokenizer) -> list[Any]:
 
 
 def _own_vocab(core: tokenizers.Tokenizer) -> dict[str, int]:
-    """Vocabulary (token -> id) of the library's model without special tokens, which never occur in texts."""
+    """Return the vocabulary (token -> id) of the library's model without special tokens, which never occur in texts."""
     return core.get_vocab(with_added_tokens=False)
 
 
 def _written(part: Any) -> dict[str, object] | None:
-    """Settings of a component of the library's tokenizer (normalizer, pre-tokenizer), as plain data; None if it has
-    none.
+    """Return the settings of a component of the library's tokenizer (normalizer, pre-tokenizer) as plain data; None if
+    the tokenizer lacks the component.
     """
     return None if part is None else json.loads(part.__getstate__())
 
@@ -201,7 +207,7 @@ class CharacterCoder:
     def __init__(self, core: tokenizers.Tokenizer, dtype: np.dtype):
         vocab = _own_vocab(core)
         known = {ord(token): index for token, index in vocab.items() if len(token) == 1}
-        if core.normalizer is not None:  # lowercasing
+        if core.normalizer is not None:  # the normalizer converts lower-case letters to upper case
             known |= {
                 ord(letter): known.get(ord(letter.upper()), vocab[core.model.unk_token])
                 for letter in string.ascii_lowercase
@@ -237,8 +243,9 @@ class ByteCoder:
 
 
 class UnitCoder(SpaceBorders):
-    """Encoder that caches the library's ids of each distinct unit (word): natural text repeats its words, so most
-    encodings are look-ups.
+    """Encoder that caches the library's ids of each distinct unit (word).
+
+    Words repeat in natural text, so most units are encoded by a table look-up.
     """
 
     most_remembered = 1 << 20
@@ -281,8 +288,9 @@ class UnitCoder(SpaceBorders):
 
 
 class PlainCoder:
-    """Encoder of other vocabularies by the library itself. Long texts are split after line breaks, where ids may still
-    differ from the whole text's.
+    """Encoder for all other vocabularies, which calls the library.
+
+    Long texts are split after line breaks; the ids at such a split may differ from those of the unsplit text.
     """
 
     piece_size = 1 << 14

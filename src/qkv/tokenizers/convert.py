@@ -1,4 +1,4 @@
-"""Tokenizers of other kinds as ``Tokenizer``."""
+"""Convert tokenizers of other libraries to ``Tokenizer``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qkv.tokenizers.tokenizer import Tokenizer
 
 
 def convert_tokenizer(given: Any) -> Tokenizer:
-    """``Tokenizer`` of a tokenizer, of a file or folder that holds one, or of a run.
+    """Return a ``Tokenizer`` for a tokenizer, for a file or folder that holds one, or for a run.
 
     Tokenizers of the libraries ``tokenizers`` and ``transformers`` are copied. Raises ``UserError`` for anything else.
     """

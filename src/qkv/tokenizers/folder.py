@@ -39,8 +39,8 @@ WORDPIECE = (
 """Tokenizer families whose older file vocab.txt (WordPiece) is supported."""
 
 BYTES = {"Perceiver": ("pad", "bos", "eos", "mask", "cls", "sep")}
-"""Tokenizer families without a vocabulary file: roles of their special tokens, which have the first ids, followed by
-the 256 bytes.
+"""Tokenizer families without a vocabulary file, with the roles of their special tokens. The special tokens have the
+first ids; the 256 bytes follow.
 """
 
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "spm.model")
@@ -58,8 +58,8 @@ class Found(NamedTuple):
 
 
 def find(path: Path) -> Found:
-    """Read the tokenizer in the file or Hugging Face folder ``path``. Raises ``UserError`` if there is none that can be
-    read.
+    """Read the tokenizer in the file or Hugging Face folder ``path``. Raises ``UserError`` if there is no readable
+    tokenizer.
     """
     if is_gguf(path):
         text, roles = tokenizer_of(path)
@@ -76,8 +76,9 @@ def find(path: Path) -> Found:
 
 
 def holds_tokenizer(folder: Path) -> bool:
-    """True if ``folder`` holds a tokenizer file of any format, also of one that cannot be read here; for a GGUF file,
-    if it holds a tokenizer that qkv reads.
+    """True if ``folder`` holds a tokenizer file of any format, even of a format that qkv cannot read.
+
+    For a GGUF file: True if it holds a tokenizer that qkv can read.
     """
     if is_gguf(folder):
         return reads_tokenizer(folder)
@@ -120,7 +121,7 @@ def _roles(settings: dict[str, Any]) -> dict[str, str]:
 
 
 def _content(token: Any) -> str:
-    """Text of a special token, which settings give as a string or as a mapping; "" if it is neither."""
+    """Return the text of a special token, which the settings hold as a string or as a mapping; "" if it is neither."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else ""
 
@@ -159,13 +160,13 @@ def _made(folder: Path, settings: dict[str, Any], families: tuple[str, ...], mak
 
 
 def _family(settings: dict[str, Any], default: str) -> str:
-    """Tokenizer family named in the settings: "BertTokenizerFast" gives "Bert"."""
+    """Return the tokenizer family named in the settings: "BertTokenizerFast" gives "Bert"."""
     return str(settings.get("tokenizer_class", default)).removesuffix("Fast").removesuffix("Tokenizer")
 
 
 def _bytes(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
     """Build a byte tokenizer (Perceiver IO, Jaegle et al. 2022): special tokens have the first ids, then come the 256
-    bytes; texts are put between ``cls`` and ``sep``.
+    bytes. Its template puts ``cls`` before a text and ``sep`` after it.
     """
     roles = BYTES[_family(settings, "")]
     specials = [_content(settings.get(f"{role}_token")) or f"[{role.upper()}]" for role in roles]
@@ -213,8 +214,9 @@ def _wordpiece(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _add_tokens(core: tokenizers.Tokenizer, folder: Path, settings: dict[str, Any]) -> None:
-    """Add to ``core`` the added tokens that the folder's files list, with their ids, and mark the usual special tokens
-    of the vocabulary as special.
+    """Add to ``core`` the added tokens that the folder's files list, with their ids.
+
+    Also mark those of the usual special tokens that are in the vocabulary as special.
     """
     added = {
         int(index): {"content": content, "special": True}

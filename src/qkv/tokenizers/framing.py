@@ -30,9 +30,10 @@ class Framed(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Special tokens to put around one text or two, such as [CLS] … [SEP].
+    """Special tokens to put around one text or two texts, such as [CLS] … [SEP].
 
-    ``marks[k]`` precede text k, the last ones follow all texts; ``types[k]`` is the token type (segment id) of text k.
+    ``marks[k]``: special tokens before text k; the last entry follows all texts. ``types[k]``: token type (segment id)
+    of text k.
     """
 
     marks: tuple[tuple[Mark, ...], ...] = ((), ())
@@ -73,11 +74,11 @@ def _put(found: Framed, marks: Sequence[Mark]) -> None:
 
 
 def frame_of(core: tokenizers.Tokenizer, specials: Mapping[str, int], texts: int = 1) -> Frame:
-    """Special tokens that the template (post-processor) of ``core`` puts around one text or two. ``specials``: ids of
-    special tokens by role.
+    """Return the special tokens that the template (post-processor) of ``core`` puts around one text or two texts.
+    ``specials``: ids of special tokens by role.
 
-    Default without a template (older vocabulary files): ``cls`` before and ``sep`` after, each if the tokenizer has it.
-    Two texts: ``cls`` first ``sep`` second ``sep``, where the second text and its ``sep`` have type 1.
+    Default without a template (older vocabulary files): ``cls`` before and ``sep`` after the text, if the tokenizer has
+    them. Two texts: ``cls`` first ``sep`` second ``sep``, where the second text and its ``sep`` have type 1.
     """
     found = _template(core, texts) if core.num_special_tokens_to_add(texts == 2) else None
     if found is not None:
@@ -92,9 +93,11 @@ def frame_of(core: tokenizers.Tokenizer, specials: Mapping[str, int], texts: int
 
 
 def with_template(core: tokenizers.Tokenizer, frames: Sequence[Frame]) -> tokenizers.Tokenizer:
-    """Copy of ``core`` that puts special tokens around texts by itself, as other libraries expect of a file.
+    """Return a copy of ``core`` with a template that puts special tokens around texts, as other libraries expect of a
+    file.
 
-    ``frames``: around one text and around two. ``core`` itself if it has a template, or the frames are empty.
+    ``frames``: special tokens around one text, and around two. Returns ``core`` itself if it has a template already, or
+    if the frame for one text is empty.
     """
     if core.num_special_tokens_to_add(False) or not frames[0].size:
         return core
@@ -120,8 +123,9 @@ def with_template(core: tokenizers.Tokenizer, frames: Sequence[Frame]) -> tokeni
 
 
 def _template(core: tokenizers.Tokenizer, texts: int) -> Frame | None:
-    """Special tokens around texts, observed by encoding samples; None if all samples are unknown words or the template
-    reorders texts.
+    """Infer the special tokens around texts by encoding samples.
+
+    Returns None if every sample fails: all its words are unknown, or the template reorders texts.
     """
     for text in ("a", "the", "1"):
         encoding = core.encode(text, text if texts == 2 else None, add_special_tokens=True)
@@ -139,8 +143,10 @@ def _template(core: tokenizers.Tokenizer, texts: int) -> Frame | None:
 
 
 def shortened(lengths: Sequence[int], room: int) -> tuple[int, ...]:
-    """Numbers of tokens to which two texts of ``lengths`` are truncated to fit ``room`` in total: the longer one first,
-    then both to half of ``room``.
+    """Return the lengths to which two texts of ``lengths`` tokens are truncated so that they fit ``room`` tokens in
+    total.
+
+    The longer text is truncated first, then both to half of ``room``.
     """
     short, long = sorted(lengths)
     if short + long > room:
@@ -150,8 +156,8 @@ def shortened(lengths: Sequence[int], room: int) -> tuple[int, ...]:
 
 
 def framed(frame: Frame, ids: list[int], most: int | None = None) -> Framed:
-    """Put the special tokens of ``frame`` around ``ids``, truncated at the end so that there are at most ``most`` ids
-    in all.
+    """Put the special tokens of ``frame`` around ``ids``. The end of ``ids`` is truncated so that there are at most
+    ``most`` ids in all.
     """
     kept = ids if most is None else ids[: max(0, most - frame.size)]
     return frame.around(kept, whole=len(ids) + frame.size)

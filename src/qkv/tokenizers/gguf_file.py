@@ -1,4 +1,4 @@
-"""Read the header of a GGUF file, the format of llama.cpp: metadata, and the place of each tensor."""
+"""Read the header of a GGUF file, the format of llama.cpp: metadata, and the position of each tensor."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SUFFIX = ".gguf"
 
 
 class StoredTensor(NamedTuple):
-    """Tensor of a GGUF file: name of its type ("F32", "Q8_0", …), shape in torch's order, first byte, number of
-    bytes.
+    """Tensor of a GGUF file: name of its type ("F32", "Q8_0", …), shape in torch's order, offset of its first byte, and
+    number of bytes.
     """
 
     type: str
@@ -28,7 +28,7 @@ class StoredTensor(NamedTuple):
 
 
 class Header(NamedTuple):
-    """Contents of a GGUF file but for the values of its tensors. ``values``: metadata by key."""
+    """Contents of a GGUF file except for the tensor data. ``values``: metadata by key."""
 
     file: Path
     values: Mapping[str, Any]
@@ -41,7 +41,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def library() -> Any:
-    """The library gguf. Raises ``UserError`` if it is not installed."""
+    """Import and return the library gguf. Raises ``UserError`` if it is not installed."""
     try:
         import gguf
     except ImportError:
@@ -50,7 +50,10 @@ def library() -> Any:
 
 
 def header(file: Path) -> Header:
-    """Read the header of a GGUF file. Raises ``UserError`` if it is cut short, of another format, or big-endian."""
+    """Read the header of a GGUF file.
+
+    Raises ``UserError`` if the file is truncated, of another format, or of another byte order than this machine's.
+    """
     try:
         stamp = file.stat()
         return _header(file, stamp.st_size, stamp.st_mtime_ns)
@@ -77,7 +80,7 @@ _T = TypeVar("_T")
 
 
 def _by_name(pairs: Iterable[tuple[str, _T]]) -> dict[str, _T]:
-    """Dictionary of ``pairs``. Raises ``ValueError`` if a name is repeated."""
+    """Build a dictionary from ``pairs``. Raises ``ValueError`` if a name is repeated."""
     rows = dict[str, _T]()
     for name, value in pairs:
         if name in rows:
@@ -89,13 +92,14 @@ def _by_name(pairs: Iterable[tuple[str, _T]]) -> dict[str, _T]:
 class _HeaderReader:
     """Reader of the header of an open file of ``size`` bytes.
 
-        "GGUF" │ version u32 │ numbers of tensors and of metadata u64, u64
+        "GGUF" │ version u32 │ number of tensors u64 │ number of metadata entries u64
         metadata: key │ type u32 │ value                    string: number of bytes u64 │ UTF-8
-        tensors:  name │ number of sizes u32 │ sizes u64, fastest first │ type u32 │ offset u64
-        padding to a multiple of ``general.alignment``, from where offsets count
+        tensors:  name │ number of dimensions u32 │ sizes u64, fastest-varying first │ type u32 │ offset u64
+        padding to a multiple of ``general.alignment``; tensor offsets count from its end
 
-    The library gguf makes three NumPy arrays of each string: 5.4 s for the header of a 135M model with 49,000 tokens.
-    Methods raise ``ValueError``. Source: "GGUF" (specification of the format, ggml, 2023).
+    The reader of the library gguf is slow, because it makes three NumPy arrays of each string: it takes 5.4 s for the
+    header of a 135M model with 49,000 tokens. Methods raise ``ValueError``. Source: "GGUF" (specification of the
+    format, ggml, 2023).
     """
 
     def __init__(self, file: BinaryIO, size: int):
@@ -103,7 +107,7 @@ class _HeaderReader:
         self.left = size
 
     def read(self) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
-        """Metadata by key, and tensors by name."""
+        """Read the header; return (metadata by key, tensors by name)."""
         if self._bytes(4) != b"GGUF":
             raise ValueError("it does not begin with GGUF")
         version = self._number(_UINT32)
@@ -160,4 +164,4 @@ _VERSIONS = (2, 3)
 _UINT32, _UINT64 = struct.Struct("=I"), struct.Struct("=Q")
 _STRING, _ARRAY, _NUMBER_OF_SIZE = 8, 9, 10
 _NUMBERS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 7: "?", 10: "u8", 11: "i8", 12: "f8"}
-"""NumPy's name of each numeric type of a value."""
+"""NumPy dtype of each numeric type code of a metadata value."""

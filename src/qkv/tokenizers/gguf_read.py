@@ -1,4 +1,6 @@
-"""Read the tokenizer in the metadata of a GGUF file: its ``tokenizer.json``, else byte-level or SentencePiece's BPE."""
+"""Read the tokenizer in the metadata of a GGUF file: the stored ``tokenizer.json``, else byte-level BPE or
+SentencePiece's BPE.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ from qkv.tokenizers.gguf_words import (
 
 
 def reads_tokenizer(file: Path) -> bool:
-    """True if a GGUF file holds a tokenizer that qkv reads."""
+    """True if a GGUF file holds a tokenizer that qkv can read."""
     values = header(file).values
     words = {name for row in WORDS for name in row.names}
     kind = values.get(MODEL)
@@ -45,20 +47,21 @@ def reads_tokenizer(file: Path) -> bool:
 
 
 def ends_of(file: Path) -> tuple[int, ...]:
-    """Ids of the tokens that end a text according to a GGUF file."""
+    """Return the ids of the tokens that end a text according to a GGUF file."""
     values = header(file).values
     return tuple(dict.fromkeys(values[key] for key in ENDS if isinstance(values.get(key), int) and values[key] >= 0))
 
 
 def template_of(file: Path) -> str | None:
-    """Chat template of a GGUF file; None if it has none."""
+    """Return the chat template of a GGUF file; None if it has none."""
     found = header(file).values.get(CHAT)
     return found if isinstance(found, str) else None
 
 
 def tokenizer_of(file: Path) -> tuple[str, dict[str, str]]:
-    """(content of a ``tokenizer.json``, texts of special tokens by role) of the tokenizer in a GGUF file. Raises
-    ``UserError`` for kinds that qkv does not read.
+    """Return the tokenizer of a GGUF file as (content of a ``tokenizer.json``, texts of special tokens by role).
+
+    Raises ``UserError`` for kinds of tokenizers that qkv cannot read.
     """
     found = header(file)
     if WHOLE in found.values:
@@ -79,7 +82,9 @@ def tokenizer_of(file: Path) -> tuple[str, dict[str, str]]:
 
 
 def _checked(found: Header) -> tuple[list[str], list[int]]:
-    """Tokens and their types. Raises ``UserError`` if they are missing or of different numbers."""
+    """Return the tokens and their types. Raises ``UserError`` if tokens are missing or repeated, or if the number of
+    types differs.
+    """
     tokens = found.values.get(TOKENS)
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise UserError(f"{found.file} lacks the key {TOKENS!r}")
@@ -111,7 +116,9 @@ def _from_pairs(found: Header, tokens: Sequence[str]) -> tokenizers.Tokenizer:
 
 
 def _from_scores(found: Header, tokens: Sequence[str], types: Sequence[int]) -> tokenizers.Tokenizer:
-    """BPE with the merges that SentencePiece's scores mean: all pairs of tokens that give a token, best score first."""
+    """Build BPE with the merges implied by SentencePiece's scores: all pairs of tokens whose concatenation is a token,
+    best score first.
+    """
     scores = found.values.get(SCORES, [])
     if len(scores) != len(tokens):
         raise UserError(f"{found.file}: {SCORES} has {len(scores):,} values for {len(tokens):,} tokens")
@@ -135,7 +142,10 @@ def _from_scores(found: Header, tokens: Sequence[str], types: Sequence[int]) -> 
 
 
 def _frame(core: tokenizers.Tokenizer, found: Header, roles: Mapping[str, str]) -> None:
-    """Put the tokens for begin and end around texts, if the file says so; llama.cpp's defaults depend on the kind."""
+    """Add the template to ``core`` that puts the bos and eos tokens around texts, if the file asks for it.
+
+    llama.cpp's defaults depend on the kind of tokenizer.
+    """
     begins = found.values.get(MODEL) == "llama" or found.values.get(PRE) in WORDS[1].names
     before = "bos" in roles and found.values.get(ADD_BOS, begins)
     behind = "eos" in roles and found.values.get(ADD_EOS, False)

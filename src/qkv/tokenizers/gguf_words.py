@@ -1,4 +1,4 @@
-"""Keys of a tokenizer in the metadata of GGUF files, and the ways to split a text that llama.cpp has names for."""
+"""Metadata keys of a tokenizer in GGUF files, and the word splits for which llama.cpp has names."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ IDS = {
     "mask": "tokenizer.ggml.mask_token_id",
 }
 ENDS = (IDS["eos"], "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-"""Tokens that end a text, a turn or a message."""
+"""Keys of the tokens that end a text, a turn or a message."""
 CHAT = "tokenizer.chat_template"
 NORMAL, UNKNOWN, CONTROL, DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-"""Types of tokens."""
+"""Token types."""
 SPACE = "▁"
 
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -29,10 +29,11 @@ _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 class WordSplit(NamedTuple):
-    """Way to split a text into words before byte-level BPE.
+    """Rule that splits a text into words before byte-level BPE.
 
-    names: of llama.cpp; the first is written.   regex: pattern; "": GPT-2's, in the library.   digits: each is a word.
-    whole: a word in the vocabulary is one token, whatever the merges give.
+    ``names``: llama.cpp's names of the rule, of which the first is written to files. ``regex``: pattern; "" stands for
+    GPT-2's pattern, which the library tokenizers contains. ``digits``: every digit is a word. ``whole``: a word in the
+    vocabulary becomes one token, whatever the merges give.
     """
 
     names: tuple[str, ...]
@@ -52,10 +53,10 @@ WORDS = (
     WordSplit(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan"), rf"{_LETTERS}|\p{{N}}{_REST}"),
     WordSplit(("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b"), digits=True),
 )
-"""Ways to split that llama.cpp and the library tokenizers share."""
+"""Word splits that both llama.cpp and the library tokenizers support."""
 
 
 def splits(token: str, vocab: Mapping[str, int]) -> Iterable[tuple[str, str]]:
-    """Pairs of tokens of ``vocab`` that ``token`` is the concatenation of."""
+    """Return the pairs of tokens of ``vocab`` whose concatenation is ``token``."""
     pairs = ((token[:end], token[end:]) for end in range(1, len(token)))
     return ((left, right) for left, right in pairs if left in vocab and right in vocab)

@@ -1,7 +1,8 @@
 """Write a tokenizer into the metadata of a GGUF file: byte-level BPE and SentencePiece's BPE, as llama.cpp reads them.
 
-llama.cpp has a fixed list of ways to split a text into words before BPE, each with a name. A tokenizer that it cannot
-follow is written as ids without text. The whole ``tokenizer.json`` is written as well.
+llama.cpp supports a fixed list of named rules that split a text into words before BPE. For a tokenizer that llama.cpp
+cannot reproduce, the metadata says that there is no tokenizer, so that llama.cpp reads and writes ids only. The whole
+``tokenizer.json`` is written as well.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ from qkv.tokenizers.tokenizer import Tokenizer
 def metadata_of_tokenizer(
     tokenizer: Tokenizer | None, rows: int, ends: Sequence[int] = ()
 ) -> tuple[dict[str, Any], str]:
-    """(metadata of a tokenizer for a model with ``rows`` token vectors, sentence on what llama.cpp cannot do with it or
-    ""). ``ends``: ids of tokens that end a text.
+    """Return (metadata of a tokenizer for a model with ``rows`` token embeddings, limitation in llama.cpp).
+
+    The limitation is a sentence, or "" if llama.cpp can use the tokenizer. ``ends``: ids of tokens that end a text.
     """
     if tokenizer is None:
         return {MODEL: "none"}, "no tokenizer: llama.cpp reads and writes ids only"
@@ -57,14 +59,16 @@ def metadata_of_tokenizer(
 
 
 def _chat(tokenizer: Tokenizer, ends: Sequence[int]) -> dict[str, Any]:
-    """Chat template, and further tokens that end a text: of a turn, and of a message."""
+    """Return the chat template, and the further tokens that end a turn and a message."""
     others = [index for index in ends if index != tokenizer.specials.get("eos")]
     found: dict[str, Any] = dict(zip(ENDS[1:], others, strict=False))
     return found if tokenizer.chat_template is None else {**found, CHAT: tokenizer.chat_template}
 
 
 def _listed(tokenizer: Tokenizer, tokens: Sequence[str], rows: int) -> dict[str, Any]:
-    """Tokens by id and their types, up to the last row of the model; ids of special tokens by role."""
+    """Return the tokens and their types in the order of ids, padded to ``rows``, and the ids of special tokens by
+    role.
+    """
     added = tokenizer.core.get_added_tokens_decoder()
     types = [NORMAL] * len(tokens)
     for index, token in enumerate(tokens):
@@ -86,8 +90,10 @@ def _listed(tokenizer: Tokenizer, tokens: Sequence[str], rows: int) -> dict[str,
 
 
 def _end(tokenizer: Tokenizer) -> int:
-    """Id of the end of a text. llama.cpp takes id 11 without one, so a tokenizer without names a token that no text
-    has: the unknown one, or the byte 0xFF, which UTF-8 never uses.
+    """Return the id to write as the end-of-text token.
+
+    llama.cpp assumes id 11 if the file names none. For a tokenizer without an end token, the id is therefore that of a
+    token that occurs in no text: the unknown token, or the byte 0xFF, which UTF-8 never uses.
     """
     roles = tokenizer.specials
     never = tokenizer.core.token_to_id(SYMBOLS[255])
@@ -95,7 +101,7 @@ def _end(tokenizer: Tokenizer) -> int:
 
 
 def _framing(tokenizer: Tokenizer) -> dict[str, bool]:
-    """Whether llama.cpp puts the tokens for begin and end around a text."""
+    """Return the settings that say whether llama.cpp puts the bos token before a text and the eos token after it."""
     roles, frame = tokenizer.specials, tokenizer.frame
     return {
         ADD_BOS: frame.before == (roles.get("bos"),),
@@ -104,13 +110,15 @@ def _framing(tokenizer: Tokenizer) -> dict[str, bool]:
 
 
 def _spelled(tokenizer: Tokenizer) -> list[str]:
-    """Tokens in the order of their ids, with a placeholder for each id without a token."""
+    """Return the tokens in the order of their ids, with a placeholder for each id without a token."""
     found = [tokenizer.core.id_to_token(index) for index in range(tokenizer.vocab_size)]
     return [f"[PAD{index}]" if token is None else token for index, token in enumerate(found)]
 
 
 def _byte_pairs(tokenizer: Tokenizer) -> dict[str, Any] | None:
-    """Metadata of byte-level BPE; None for other tokenizers, and if llama.cpp cannot split as it does."""
+    """Return the metadata of byte-level BPE; None for other tokenizers, and if llama.cpp cannot split text in the same
+    way.
+    """
     tree = json.loads(tokenizer.core.to_str())
     model = tree["model"]
     if model["type"] != "BPE" or (tree["decoder"] or {}).get("type") != "ByteLevel" or model.get("byte_fallback"):
@@ -125,7 +133,9 @@ def _byte_pairs(tokenizer: Tokenizer) -> dict[str, Any] | None:
 
 
 def _words_of(tree: Mapping[str, Any] | None, whole: bool, merged: bool) -> WordSplit | None:
-    """Row of ``WORDS`` for a pre-tokenizer; without merges, every one gives the same ids."""
+    """Return the row of ``WORDS`` that corresponds to a pre-tokenizer, or None. Without merges, every row gives the
+    same ids.
+    """
     steps = [] if tree is None else tree["pretokenizers"] if tree["type"] == "Sequence" else [tree]
     last = steps[-1] if steps else {}
     if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
@@ -144,7 +154,9 @@ def _words_of(tree: Mapping[str, Any] | None, whole: bool, merged: bool) -> Word
 
 
 def _before(words: WordSplit) -> list[dict[str, Any]]:
-    """Steps of a pre-tokenizer before the one for bytes, as serialised by the library."""
+    """Return the steps of the pre-tokenizer for ``words`` that precede the byte-level step, as serialised by the
+    library.
+    """
     if words.digits:
         return [{"type": "Digits", "individual_digits": True}]
     pattern = {"Regex": words.regex}
@@ -152,7 +164,11 @@ def _before(words: WordSplit) -> list[dict[str, Any]]:
 
 
 def _characters(tokenizer: Tokenizer) -> dict[str, Any] | None:
-    """Metadata of a character tokenizer: byte-level BPE whose merges join the bytes of each character; else None."""
+    """Return the metadata of a character tokenizer, written as byte-level BPE whose merges join the bytes of each
+    character.
+
+    None for other tokenizers.
+    """
     tree = json.loads(tokenizer.core.to_str())
     if tree["model"]["type"] != "WordLevel" or tree["pre_tokenizer"] != CHARACTERS or tree["normalizer"]:
         return None
@@ -171,8 +187,10 @@ def _characters(tokenizer: Tokenizer) -> dict[str, Any] | None:
 
 
 def _sentence_pieces(tokenizer: Tokenizer) -> dict[str, Any] | None:
-    """Metadata of BPE as in SentencePiece (Kudo and Richardson 2018), where a token's score is the rank of its merge;
-    None for other tokenizers, and if some token could be merged in a way that the tokenizer does not list.
+    """Return the metadata of BPE as in SentencePiece (Kudo and Richardson 2018), where a token's score is minus the
+    rank of its merge.
+
+    None for other tokenizers, and if some token could be merged from a pair that the tokenizer does not list.
     """
     tree = json.loads(tokenizer.core.to_str())
     model = tree["model"]
@@ -188,7 +206,9 @@ def _sentence_pieces(tokenizer: Tokenizer) -> dict[str, Any] | None:
 
 
 def _space_prefix(tree: Mapping[str, Any]) -> bool | None:
-    """True if a tokenizer puts a space before a text, False if not; None if it is no form of SentencePiece's."""
+    """True if a tokenizer puts a space before a text, False if not; None if it does not handle spaces like
+    SentencePiece.
+    """
     normalizer, before = tree["normalizer"], tree["pre_tokenizer"]
     steps = [] if normalizer is None else normalizer.get("normalizers", [normalizer])
     kinds = [step["type"] for step in steps]
@@ -202,7 +222,11 @@ def _space_prefix(tree: Mapping[str, Any]) -> bool | None:
 
 
 def _ranks(vocab: Mapping[str, int], merges: Sequence[Any]) -> dict[str, int] | None:
-    """Rank of each merged token; None if the merges are not all those that the vocabulary allows, in one order."""
+    """Return the rank of each merged token.
+
+    None if the merges are not exactly all pairs that the vocabulary allows, or if merges that give the same token are
+    not adjacent.
+    """
     found = dict[str, int]()
     listed = set[tuple[str, str]]()
     last = ""

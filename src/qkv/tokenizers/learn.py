@@ -18,7 +18,9 @@ WORDPIECE_UNKNOWN = "[UNK]"
 
 
 def word_counts(core: tokenizers.Tokenizer, texts: Iterable[str], vocab_size: int, min_frequency: int) -> list[str]:
-    """Most frequent words of ``texts``, as split by ``core``, by descending frequency, ties by code point."""
+    """Return the most frequent words of ``texts``, as split by ``core``, by descending frequency, ties by code
+    point.
+    """
     learner = trainers.WordLevelTrainer(
         vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=[], show_progress=False
     )
@@ -32,8 +34,8 @@ def wordpieces(core: tokenizers.Tokenizer, texts: Sequence[str], vocab_size: int
     pieces in order.
 
     Pieces are merged as in byte-pair encoding, most frequent pair first. Distinct letters take at most a quarter of the
-    vocabulary. They are collected in a first pass and given in a fixed order to the second, in which the order of ids
-    breaks ties between pairs.
+    vocabulary. A first pass collects the letters. The second pass receives them in a fixed order, because the order of
+    ids breaks ties between pairs.
     """
     letters = _frequent_letters(core, texts, limit=max(1, (vocab_size - 1) // 4))
     first = _merged(core, texts, 0, letters, [])
@@ -45,7 +47,7 @@ def wordpieces(core: tokenizers.Tokenizer, texts: Sequence[str], vocab_size: int
 
 
 def _frequent_letters(core: tokenizers.Tokenizer, texts: Sequence[str], limit: int) -> list[str]:
-    """The ``limit`` most frequent characters of the normalised texts, ties by code point."""
+    """Return the ``limit`` most frequent characters of the normalised texts, ties by code point."""
     raw = np.zeros(0x110000, np.int64)
     for text in texts:
         found, counts = np.unique(np.frombuffer(text.encode("utf-32-le"), np.uint32), return_counts=True)
@@ -77,8 +79,8 @@ def unigram_pieces(core: tokenizers.Tokenizer, texts: Iterable[str], vocab_size:
     """Train a Unigram vocabulary by expectation maximisation and pruning (Kudo 2018): (piece, log probability), most
     probable first, with all 256 bytes.
 
-    The library gives unneeded bytes scores in steps of 1e-4 above the lowest score in varying order; here they all get
-    the lowest score. Scores are rounded to four decimals, since sums differ in their last bits between trainings.
+    The library gives unneeded bytes scores in steps of 1e-4 above the lowest score, in an order that varies; here they
+    all get the lowest score. Scores are rounded to four decimals, since their last bits differ between trainings.
     """
     learner = trainers.UnigramTrainer(
         vocab_size=vocab_size, initial_alphabet=sorted(SYMBOLS), special_tokens=[], show_progress=False

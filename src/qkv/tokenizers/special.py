@@ -20,26 +20,30 @@ CONTENTS: dict[str, tuple[str, ...]] = {
     "mask": ("<mask>", "[MASK]", "<|mask|>", "<MASK>"),
     "unk": ("<unk>", "[UNK]", "<UNK>"),
 }
-"""Usual texts of the special token for each role. ``with_specials`` adds the first, except for "unk", which only a
-trained model provides.
+"""Usual texts of the special token for each role. ``with_specials`` adds the first text of a role, except for "unk",
+which only a trained model provides.
 """
 
 
 def special_ids(core: tokenizers.Tokenizer) -> dict[str, int]:
-    """Id of each special token by its text, ordered by id."""
+    """Return the id of each special token by its text, ordered by id."""
     return {token.content: index for index, token in sorted(core.get_added_tokens_decoder().items()) if token.special}
 
 
 def roles_by_content(contents: Iterable[str]) -> dict[str, str]:
-    """Roles ("bos", "eos", …) of special tokens, found by their usual texts: role -> text; others are left out."""
+    """Recognise the roles ("bos", "eos", …) of special tokens by their usual texts; return role -> text.
+
+    Roles for which no usual text is among ``contents`` are left out.
+    """
     given = set(contents)
     found = {role: next((content for content in known if content in given), None) for role, known in CONTENTS.items()}
     return {role: content for role, content in found.items() if content is not None}
 
 
 def missing(specials: Mapping[str, int], roles: Iterable[str]) -> list[str]:
-    """Texts of the special tokens to add for those ``roles`` that ``specials`` lacks. Raises ``UserError`` for an
-    unknown role.
+    """Return the texts of the special tokens to add for the ``roles`` that ``specials`` lacks.
+
+    Raises ``UserError`` for an unknown role, and for "unk" if the tokenizer has no unknown token.
     """
     wanted = list(dict.fromkeys(roles))
     for role in wanted:
@@ -51,8 +55,10 @@ def missing(specials: Mapping[str, int], roles: Iterable[str]) -> list[str]:
 
 
 def with_added(core: tokenizers.Tokenizer, contents: Iterable[str]) -> tokenizers.Tokenizer:
-    """Copy of ``core`` with the texts ``contents`` as special tokens; new ones get ids at the end of the vocabulary.
-    Raises ``UserError`` for an empty one.
+    """Return a copy of ``core`` with the texts ``contents`` as special tokens; new tokens get ids at the end of the
+    vocabulary.
+
+    Raises ``UserError`` for an empty text.
     """
     copy = tokenizers.Tokenizer.from_str(core.to_str())
     for content in contents:
@@ -69,11 +75,11 @@ def with_added(core: tokenizers.Tokenizer, contents: Iterable[str]) -> tokenizer
 
 
 def deaf(core: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """Tokenizer that reads special tokens in a text as plain text: "<eos>" is five ordinary characters. Changes
+    """Make a tokenizer read special tokens in a text as plain text: "<eos>" is five ordinary characters. Changes
     ``core`` or returns a copy.
 
-    The library's option for this is not saved in files and has no effect if the model's own pieces include the content
-    (T5's Unigram); such pieces are renamed to a string that no well-formed text contains.
+    The library's option for this is not saved in files. It also has no effect if the vocabulary of the model itself
+    includes the special token (T5's Unigram); such pieces are renamed to a string that no well-formed text contains.
     """
     core.encode_special_tokens = True
     own = core.get_vocab(with_added_tokens=False)
@@ -115,15 +121,15 @@ def _renamed(core: tokenizers.Tokenizer, contents: Iterable[str]) -> tokenizers.
 
 
 def _without_template(post_processor: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Post-processor that no longer adds special tokens: the byte-level one, which only corrects offsets, is kept; else
-    None.
+    """Return the post-processor without its special tokens: the byte-level post-processor, which only corrects offsets,
+    is kept; any other becomes None.
     """
     return post_processor if post_processor and post_processor["type"] == "ByteLevel" else None
 
 
 def written_roles(text: str) -> dict[str, str]:
-    """Roles of special tokens that ``with_roles`` stored in the ``tokenizer.json`` ``text``: role -> text of the
-    token.
+    """Return the roles of special tokens that ``with_roles`` stored in the ``tokenizer.json`` ``text``: role -> text of
+    the token.
     """
     if '"roles"' not in text:
         return {}
@@ -131,7 +137,7 @@ def written_roles(text: str) -> dict[str, str]:
 
 
 def with_roles(text: str, roles: Mapping[str, str], pretty: bool) -> str:
-    """Store ``roles`` of special tokens in the ``tokenizer.json`` ``text``, where they do not follow from the token's
+    """Store those ``roles`` of special tokens in the ``tokenizer.json`` ``text`` that do not follow from the token's
     text. Other tools ignore the key "roles".
     """
     tree = json.loads(text)

@@ -14,7 +14,8 @@ class StreamDecoder:
     """Incremental decoder from ids to text, for streaming. The concatenated results of ``feed`` and ``flush`` equal
     ``tokenizer.decode`` of all ids.
 
-    A byte-level token may end within a character; incomplete characters are held back until complete.
+    A byte-level token may end within a character; the bytes of an incomplete character are held back until it is
+    complete.
     """
 
     def __init__(self, tokenizer: Tokenizer):
@@ -38,7 +39,7 @@ class StreamDecoder:
         return text
 
     def flush(self) -> str:
-        """Text held back so far, with an incomplete character as U+FFFD; resets the decoder."""
+        """Return the text held back so far, with an incomplete character as U+FFFD, and reset the decoder."""
         if self._tokenizer.token_bytes is not None:
             return self._utf8.decode(b"", final=True)
         rest = self._tokenizer.decode(self._ids).removeprefix(self._given)

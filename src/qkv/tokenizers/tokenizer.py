@@ -36,8 +36,8 @@ class Tokenizer:
     Special tokens are neither added to texts nor parsed in them: "<eos>" in a text is plain text, so that neither data
     nor users can inject control tokens. ``reading_special`` parses them, as the transformers library does by default. A
     lone surrogate, which UTF-8 cannot encode, is read as U+FFFD. ``core``: the library's tokenizer; ``dtype``: smallest
-    unsigned type for all ids; ``roles``: role -> content of special tokens with unusual contents. ``chat_template``:
-    Jinja text that writes the messages of a chat, saved in a file beside the tokenizer's; None without.
+    unsigned type for all ids; ``roles``: role -> text of special tokens whose texts are unusual. ``chat_template``:
+    Jinja template that formats the messages of a chat, saved in a file beside the tokenizer's; None if there is none.
     """
 
     def __init__(
@@ -69,8 +69,10 @@ class Tokenizer:
         return found if self.unknown_id is None else {**found, "unk": self.unknown_id}
 
     def special(self, role: str) -> int | None:
-        """Id of the special token with the role ``role`` ("bos", "mask", …), or None if the tokenizer lacks it. Raises
-        ``UserError`` for an unknown role.
+        """Return the id of the special token with the role ``role`` ("bos", "mask", …), or None if the tokenizer lacks
+        it.
+
+        Raises ``UserError`` for an unknown role.
         """
         found = self.specials
         if role not in found and role != "unk":
@@ -78,11 +80,11 @@ class Tokenizer:
         return found.get(role)
 
     def with_specials(self, roles: Sequence[str], extra: Sequence[str] = ()) -> Tokenizer:
-        """Tokenizer with special tokens added after its last id: those missing for ``roles``, then those with the texts
-        ``extra``.
+        """Return a tokenizer with special tokens added after its last id: first those missing for ``roles``, then those
+        with the texts ``extra``.
 
-        Returns itself if nothing is missing. Raises ``UserError`` for an unknown role, and for "unk" if every text has
-        ids.
+        Returns itself if nothing is missing. Raises ``UserError`` for an unknown role, and for "unk" if the tokenizer
+        has no unknown token.
         """
         contents = [*missing(self.specials, roles), *(content for content in extra if content not in self._special_ids)]
         if not contents:
@@ -91,7 +93,7 @@ class Tokenizer:
 
     @cached_property
     def reading_special(self) -> Tokenizer:
-        """Tokenizer that parses special tokens in texts, for texts from trusted authors."""
+        """Copy of this tokenizer that parses special tokens in texts, for texts from trusted authors."""
         found = copy.copy(self)
         found.__dict__.pop("reading_special", None)
         found._plain = tokenizers.Tokenizer.from_str(
@@ -101,31 +103,35 @@ class Tokenizer:
         return found
 
     def encode(self, text: str) -> list[int]:
-        """Ids of ``text``. Raises ``UserError`` if a piece is not in the vocabulary and there is no unknown token."""
+        """Encode ``text`` as a list of ids. Raises ``UserError`` if a piece is not in the vocabulary and there is no
+        unknown token.
+        """
         return self.encode_array(text).tolist()
 
     def encode_array(self, text: str) -> np.ndarray:
-        """Ids of ``text`` as an array of the tokenizer's ``dtype``."""
+        """Encode ``text`` as an array of ids with the tokenizer's ``dtype``."""
         return self._coder.encode_many([well_formed(text)])[0]
 
     def encode_many(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """(concatenated ids of all ``texts``, number of ids of each). Texts are encoded independently."""
+        """Encode the ``texts`` independently; return (concatenated ids of all texts, number of ids per text)."""
         if not is_well_formed("".join(texts)):
             texts = [well_formed(text) for text in texts]
         return self._coder.encode_many(texts)
 
     def border(self, text: str) -> int:
-        """Last index at which ``text`` can be split for encoding in parts; 0 if there is none.
+        """Return the last index at which ``text`` can be split for encoding in parts; 0 if there is none.
 
-        The concatenated ids of the parts equal those of the whole: characters and bytes can be split anywhere, words
-        and BPE at white space. Other vocabularies are split after line breaks and may encode the start of a part like
-        the start of a text.
+        The concatenated ids of the parts equal the ids of the whole text: characters and bytes can be split anywhere,
+        words and BPE at white space. Other vocabularies are split after line breaks; they may encode the start of a
+        part like the start of a text.
         """
         return self._coder.border(text)
 
     @property
     def framing(self) -> Tokenizer:
-        """Tokenizer whose file puts special tokens around texts in other libraries, as ``encode_framed`` does."""
+        """Tokenizer whose saved file makes other libraries put the same special tokens around texts as
+        ``encode_framed``.
+        """
         core = with_template(self.core, (self.frame, self.pair_frame))
         return self if core is self.core else Tokenizer(core, self._roles, self.chat_template)
 
@@ -135,7 +141,7 @@ class Tokenizer:
         return self._coder.piece_size
 
     def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """(ids, offsets) of ``text``; the token of an id with the offset (begin, end) covers ``text[begin:end]``.
+        """Encode ``text``; return (ids, offsets). The token at offset (begin, end) covers ``text[begin:end]``.
 
         A token that is part of a character (bytes, BPE) has the span of the whole character, so neighbours may share a
         span.
@@ -148,8 +154,8 @@ class Tokenizer:
         return encoding.ids, [(starts[begin], starts[end]) for begin, end in encoding.offsets]
 
     def encode_framed(self, text: str, most: int | None = None) -> Framed:
-        """Ids of ``text`` with the special tokens that the model expects around it, truncated to at most ``most`` in
-        total.
+        """Encode ``text`` with the special tokens that the model expects around it, truncated to at most ``most`` ids
+        in total.
         """
         return framed(self.frame, self.encode(text), most)
 
@@ -170,8 +176,9 @@ class Tokenizer:
             raise UserError(f"the tokenizer cannot encode this text: {error}") from None
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
-        """Text of ``ids``; invalid UTF-8 becomes U+FFFD. An id without a token, such as one of the last rows of a model
-        that has more rows than its tokenizer has tokens, is written as nothing. ``skip_special``: omit special tokens.
+        """Decode ``ids`` to text; invalid UTF-8 becomes U+FFFD. ``skip_special``: omit special tokens.
+
+        An id without a token decodes to nothing; such ids exist if a model has more rows than its tokenizer has tokens.
         """
         ids = self.checked(ids)
         if skip_special:
@@ -182,7 +189,9 @@ class Tokenizer:
         return b"".join(map(self.token_bytes.__getitem__, ids)).decode("utf-8", "replace")
 
     def checked(self, ids: Iterable[int]) -> list[int]:
-        """The ``ids`` below the number of tokens as a list of ints. Raises ``UserError`` for a negative one."""
+        """Return those ``ids`` that are below the vocabulary size, as a list of ints. Raises ``UserError`` for a
+        negative id.
+        """
         found = [int(index) for index in ids]
         wrong = next((index for index in found if index < 0), None)
         if wrong is not None:
@@ -191,12 +200,12 @@ class Tokenizer:
 
     @cached_property
     def absent_ids(self) -> tuple[int, ...]:
-        """Ids below the largest that stand for no token."""
+        """Ids below the largest id to which no token belongs."""
         known = set(self.core.get_vocab(with_added_tokens=True).values())
         return tuple(index for index in range(self.vocab_size) if index not in known)
 
     def unknown(self, text: str) -> list[str]:
-        """Distinct substrings of ``text`` that are encoded as the unknown token, in order of occurrence."""
+        """Return the distinct substrings of ``text`` that are encoded as the unknown token, in order of occurrence."""
         if self.unknown_id is None:
             return []
         text = well_formed(text)
@@ -209,7 +218,7 @@ class Tokenizer:
         return list(dict.fromkeys(pieces))
 
     def unknown_bytes(self, texts: Iterable[str]) -> int:
-        """Number of bytes, in UTF-8, of the parts of ``texts`` that are encoded as the unknown token."""
+        """Count the UTF-8 bytes of the parts of ``texts`` that are encoded as the unknown token."""
         if self.unknown_id is None:
             return 0
         total = 0
@@ -220,7 +229,7 @@ class Tokenizer:
         return total
 
     def to_json(self, pretty: bool = False) -> str:
-        """Content of a ``tokenizer.json`` for this tokenizer, including the roles of its special tokens."""
+        """Return the content of a ``tokenizer.json`` for this tokenizer, including the roles of its special tokens."""
         text = self.core.to_str(pretty=pretty)
         return text if roles_by_content(self._special_ids) == self._roles else with_roles(text, self._roles, pretty)
 
@@ -240,8 +249,8 @@ class Tokenizer:
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
         """Read a ``tokenizer.json`` or a Hugging Face folder, whose settings give the roles of special tokens.
 
-        Older files are supported too: vocab.json and merges.txt (GPT-2 family), vocab.txt (BERT family).
-        Raises ``UserError`` if it is missing or has another format.
+        Older files are supported too: vocab.json and merges.txt (GPT-2 family), vocab.txt (BERT family). Raises
+        ``UserError`` if the file is missing or has another format.
         """
         return cls.from_json(*find(Path(path).expanduser()))
 
@@ -253,8 +262,10 @@ class Tokenizer:
         roles: Mapping[str, str] | None = None,
         chat_template: str | None = None,
     ) -> Tokenizer:
-        """Tokenizer from the content of a ``tokenizer.json``. ``source``: name for error messages; ``roles``,
-        ``chat_template``: roles and template, which are not stored in it.
+        """Build a tokenizer from the content of a ``tokenizer.json``.
+
+        ``source``: name for error messages. ``roles``, ``chat_template``: roles of special tokens and chat template,
+        which ``text`` does not store.
         """
         try:
             core, own = tokenizers.Tokenizer.from_str(text), {**(roles or {}), **written_roles(text)}
@@ -275,7 +286,7 @@ def is_well_formed(text: str) -> bool:
 
 
 def well_formed(text: str) -> str:
-    """``text`` with each lone surrogate replaced by U+FFFD."""
+    """Return ``text`` with each lone surrogate replaced by U+FFFD."""
     return text if is_well_formed(text) else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 

@@ -19,8 +19,8 @@ from qkv.tokenizers.tokenizer import Tokenizer, well_formed
 from qkv.tokenizers.waiting import interruptible
 
 UNKNOWN = "<unk>"
-"""Unknown token: longer than any character or punctuation mark and not a word, so that no text contains it as a
-token.
+"""Unknown token. It is longer than any character or punctuation mark and not a word, so splitting a text never produces
+it.
 """
 
 
@@ -31,7 +31,7 @@ def train(spec: spec.Tokenizer, texts: Iterable[str]) -> Tokenizer:
     """Train the tokenizer of ``spec`` on ``texts``, independent texts that are read once, in order. The result is
     deterministic.
 
-    Raises ``UserError`` for a kind that nothing implements.
+    Raises ``UserError`` for a kind of tokenizer that is not implemented.
     """
     return implementation(spec, "qkv.tokenizers")(spec, texts)
 
@@ -69,8 +69,9 @@ def whole_bytes(_spec: spec.Bytes, _texts: Iterable[str]) -> Tokenizer:
 
 @implements(spec.Words)
 def words(spec: spec.Words, texts: Iterable[str]) -> Tokenizer:
-    """Train a word tokenizer: words, runs of spaces and punctuation marks are tokens, by descending frequency, ties by
-    code point, then the unknown token.
+    """Train a word tokenizer: words, runs of white space and punctuation marks are tokens.
+
+    Ids follow descending frequency, ties by code point; the unknown token is last.
     """
     return _words(spec, texts, WORDS, decoders.Fuse())
 
@@ -148,8 +149,9 @@ def unigram(spec: spec.Unigram, texts: Iterable[str]) -> Tokenizer:
 
 @implements(spec.AminoAcids)
 def amino_acids(_spec: spec.AminoAcids, _texts: Iterable[str]) -> Tokenizer:
-    """Build a tokenizer of amino acid letters of IUPAC and IUBMB, of which B is D or N, Z is E or Q, J is I or L, U
-    selenocysteine, O pyrrolysine, X any.
+    """Build a tokenizer of the amino acid letters of IUPAC and IUBMB.
+
+    B stands for D or N, Z for E or Q, J for I or L, U for selenocysteine, O for pyrrolysine, and X for any.
     """
     core = _assembled(models.WordLevel(_numbered([*RESIDUES, UNKNOWN]), unk_token=UNKNOWN), CHARACTERS, decoders.Fuse())
     core.normalizer = normalizers.Sequence(

@@ -14,8 +14,8 @@ from qkv.training.setup import Setup
 
 
 class Budget:
-    """Keeps a run within ``training.minutes``: holds its current ``plan`` of the number of steps, and revises it after
-    the first updates.
+    """Time budget of a run: holds the current ``plan`` of its number of steps, so that it ends within
+    ``training.minutes``, and revises the plan after the first updates.
 
     ``saved``: plan stored in the checkpoint that the run resumes from, or None.
     """
@@ -36,12 +36,12 @@ class Budget:
         return self._given.minutes is not None
 
     def stage(self, done: int) -> PlanStage:
-        """Number of steps and intervals that apply after ``done`` updates."""
+        """Return the number of steps and the intervals that apply after ``done`` updates."""
         return self.plan.after(done)
 
     def begin(self, rehearse: Callable[[], Costs], spent: Callable[[], float]) -> None:
-        """Make the first plan before training, unless one was loaded. ``rehearse``: measures the costs of a step;
-        ``spent``: seconds since the run began.
+        """Make the first plan before training, unless one was loaded. ``rehearse``: function that measures the costs;
+        ``spent``: function that returns the seconds since the run began.
         """
         if not self._decided:
             costs = rehearse()
@@ -49,15 +49,14 @@ class Budget:
             self._decided = True
 
     def saw(self, done: int, seconds: float) -> None:
-        """Record that update number ``done`` took ``seconds``; the mean over the first updates is the step's cost in
-        the revised plan.
+        """Record that update number ``done`` took ``seconds``; the revised plan uses the mean over the first updates as
+        the cost of a step.
         """
         if done <= self.plan.check:
             self._updates, self._seconds = self._updates + 1, self._seconds + seconds
 
     def check(self, done: int, spent: float) -> bool:
-        """Revise the plan if ``done`` is ``plan.check``, the update after which this is to be done once, and no revised
-        plan was loaded.
+        """Revise the plan once, after update ``plan.check``, unless a revised plan was loaded.
 
         True if a revised plan takes effect after update ``done``. ``spent``: seconds since the run began.
         """
@@ -71,7 +70,7 @@ class Budget:
         self._take(plan)
 
     def told(self, done: int) -> Planned:
-        """Event that announces the planned number of steps and the expected time, as of update ``done``."""
+        """Return the event that announces the planned number of steps and the expected time, as of update ``done``."""
         stage = self.stage(done)
         assert self._given.minutes is not None
         decided = self.plan.check if stage is self.plan.second else 0

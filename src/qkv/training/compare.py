@@ -33,9 +33,10 @@ Values = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts of one run, read from its folder without loading the model.
+    """Recipe, results and environment of one run, read from its folder without loading the model.
 
-    figures: metrics of its best weights, "split.metric" -> value.   counts: steps, time, parameters, FLOPs.
+    rows: its metrics rows.   figures: metrics of the best weights, "split.metric" -> value.   counts: steps, time,
+    parameters, FLOPs.
     """
 
     folder: Path
@@ -51,7 +52,7 @@ class Comparison:
     """Comparison of runs. Values are in the order of ``runs``; None: the run has no such setting or metric.
 
     settings: dotted path -> values, where recipes differ.   figures: "split.metric" -> values.   counts: steps, best
-    step, seconds, parameters, FLOPs.   machine: what differs of versions, processor and threads.
+    step, seconds, parameters, FLOPs.   machine: versions, processor, device and threads, where they differ.
     """
 
     runs: tuple[str, ...]
@@ -62,7 +63,7 @@ class Comparison:
     curves: tuple[Curve, ...] = ()
 
     def tables(self) -> list[tuple[str, list[tuple[Any, ...]]]]:
-        """(title, rows) of each table; a row has a name and one value per run."""
+        """Return (title, rows) of each table; a row has a name and one value per run."""
         counts = [(name, *(_readable(name, value) for value in values)) for name, values in self.counts.items()]
         figures = [(_words_of(path), *values) for path, values in self.figures.items()]
         settings = [(path, *map(setting_text, values)) for path, values in self.settings.items()]
@@ -70,12 +71,12 @@ class Comparison:
         return [("settings that differ", settings), ("results", [*figures, *counts]), ("machines that differ", machine)]
 
     def plain(self) -> dict[str, Any]:
-        """Content as plain data, for JSON."""
+        """Return the content as plain data, for JSON."""
         parts = {name: getattr(self, name) for name in ("settings", "figures", "counts", "machine")}
         return {"runs": list(self.runs), **{n: {k: list(v) for k, v in part.items()} for n, part in parts.items()}}
 
     def report(self) -> str:
-        """Self-contained HTML report: tables and learning curves."""
+        """Build a self-contained HTML report: tables and learning curves."""
         return comparison_report(self.runs, self.tables(), self.curves, self.plain())
 
 
@@ -128,9 +129,10 @@ def facts_of(folder: Path) -> Facts:
 
 
 def settings_that_differ(recipes: Sequence[Recipe]) -> dict[str, Values]:
-    """Dotted path -> values, of the settings in which ``recipes`` differ.
+    """Return the settings in which ``recipes`` differ: dotted path -> values.
 
-    An option of parts of different kinds, which they need not share, counts if one does not have its default.
+    Parts of different kinds have different options. Such an option is listed only if it differs from its default in at
+    least one recipe.
     """
     whole = [dict(_flat(_compared(recipe.to_dict()))) for recipe in recipes]
     given = [dict(_flat(_compared(recipe.essential()))) for recipe in recipes]
@@ -141,7 +143,9 @@ def settings_that_differ(recipes: Sequence[Recipe]) -> dict[str, Values]:
 
 
 def _above(path: str) -> set[str]:
-    """Paths of the parts that contain the setting at ``path``, where their kinds are."""
+    """Return the paths of the parts that contain the setting at ``path``; ``_flat`` stores the kind of a part under the
+    part's path.
+    """
     parts = path.split(".")
     return {".".join(parts[:end]) for end in range(1, len(parts))}
 
@@ -151,7 +155,9 @@ def _compared(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted path, value) of all leaves of plain data; the kind of a part has the path of the part."""
+    """Yield (dotted path, value) for all leaves of plain data; the kind of a part is yielded with the path of the
+    part.
+    """
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from _flat(inner, path if key == "kind" and path else f"{path}.{key}" if path else str(key))
@@ -163,7 +169,7 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _figures(folder: Path, rows: list[dict[str, Any]], best: int | None) -> dict[str, float]:
-    """Metrics of the weights of step ``best``, "split.metric" -> value."""
+    """Return the metrics of the weights of step ``best``: "split.metric" -> value."""
     evaluation = read_evaluation(folder, best) if best is not None else None
     if evaluation is not None:
         splits = {split: found["figures"] for split, found in evaluation["splits"].items()}
@@ -186,13 +192,13 @@ def _parameters(recipe: Recipe) -> int | None:
 
 
 def validations(rows: list[dict[str, Any]]) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """(steps, losses) of the validations in the ``rows`` of a run's metrics."""
+    """Return (steps, losses) of the validations in ``rows``, the metrics of a run."""
     found = [(row["step"], row["val_loss"]) for row in rows if row.get("val_loss") is not None]
     return tuple(step for step, _ in found), tuple(value for _, value in found)
 
 
 def _side_by_side(tables: Sequence[dict[str, Any]]) -> dict[str, Values]:
-    """Values of several mappings by key; keys without any value are left out."""
+    """Return the values of several mappings by key; keys whose values are all None are omitted."""
     names = dict.fromkeys(name for table in tables for name in table)
     found = {name: tuple(table.get(name) for table in tables) for name in names}
     return {name: values for name, values in found.items() if any(value is not None for value in values)}
@@ -218,7 +224,7 @@ def _readable(name: str, value: Any) -> Any:
 
 
 def setting_text(value: Any) -> str | None:
-    """Setting as it is written in YAML: true, false, numbers and words without quotes, lists in brackets."""
+    """Format a setting as in YAML: true, false, numbers and words without quotes, lists in brackets."""
     if isinstance(value, list):
         return f"[{', '.join(str(setting_text(item)) for item in value)}]"
     return None if value is None else str(value).lower() if isinstance(value, bool) else str(value)

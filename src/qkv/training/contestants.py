@@ -9,9 +9,11 @@ from qkv.report.evaluation import ERRORS, words
 
 
 class Contestant(NamedTuple):
-    """Factors of both paths, and the validation metrics with them; ``tested``: those of the test part, if known, which
-    decide nothing. ``eligible``: False if the run may not keep it, and it is shown for comparison. ``expected``: loss
-    of rows that the factors were not fitted to, if it is known.
+    """Factors of the deep and the wide path, and the validation metrics with these factors.
+
+    ``tested``: metrics on the test split, if known; they do not influence the choice. ``eligible``: False if the run
+    may not choose this contestant, which is then shown for comparison only. ``expected``: loss on rows to which the
+    factors were not fitted, if known.
     """
 
     name: str
@@ -24,14 +26,16 @@ class Contestant(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """Loss that decides: the expected one, else that of the validation part."""
+        """Loss by which contestants are compared: ``expected`` if known, else the loss on the validation split."""
         return self.figures["loss"] if self.expected is None else self.expected
 
 
 def ranked(contestants: list[Contestant], metric: str, baseline: float | None) -> list[Contestant]:
-    """Contestants in order: by loss, those whose metric is not worse than ``baseline`` first; if all are worse, the one
-    of the best metric first. Without a baseline it is the metric of the wide path, the first of ``contestants``. Losses
-    that agree in three digits are equal; of equal contestants, the order is that given. Ineligible ones are the last.
+    """Sort contestants from best to worst; ineligible contestants come last.
+
+    First come the contestants whose metric is not worse than ``baseline``; if all are worse, the contestant with the
+    best metric. ``baseline`` None: the metric of the first contestant, the wide path. Within these groups, contestants
+    are sorted by loss, rounded to three significant digits; contestants with equal losses keep their order.
     """
     sign = 1 if metric in ERRORS else -1
     errors = [sign * each.figures[metric] for each in contestants]
@@ -44,7 +48,7 @@ def ranked(contestants: list[Contestant], metric: str, baseline: float | None) -
 
 
 def section(contestants: Sequence[Contestant], metric: str) -> dict[str, Any]:
-    """Table of the contestants for the report."""
+    """Build the table of the contestants for the report."""
     names, tested = list(contestants[0].figures), [metric] if contestants[0].tested else []
     expected = contestants[0].expected is not None
     rows = [
@@ -71,7 +75,9 @@ def section(contestants: Sequence[Contestant], metric: str) -> dict[str, Any]:
 
 
 def tested_section(contestants: Sequence[Contestant]) -> list[dict[str, Any]]:
-    """Table of the contestants' metrics on the test part, in the order of the validation part; empty if unknown."""
+    """Build the table of the contestants' metrics on the test split, in the order of the validation split; empty if
+    unknown.
+    """
     if not contestants or not contestants[0].tested:
         return []
     names = list(contestants[0].tested)

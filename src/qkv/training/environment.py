@@ -27,8 +27,8 @@ FILE = "surroundings.json"
 
 
 class Environment:
-    """Environment of a run (versions, processor, op implementations chosen), stored in ``folder`` to repeat results
-    exactly.
+    """Environment of a run (versions, processor, implementations chosen by ops), stored in ``folder`` so that later
+    starts repeat results exactly.
     """
 
     def __init__(self, folder: Path, device: torch.device):
@@ -79,8 +79,8 @@ class Environment:
 
 
 def read_environment(folder: Path) -> dict[str, Any] | None:
-    """Environment saved by the latest start of the run whose checkpoints are in ``folder``, with ``python`` and
-    ``date``; None if missing.
+    """Read the environment saved by the latest start of the run whose checkpoints are in ``folder``, with ``python``
+    and ``date``; None if missing.
     """
     try:
         saved = json.loads((folder / FILE).read_bytes())
@@ -90,7 +90,9 @@ def read_environment(folder: Path) -> dict[str, Any] | None:
 
 
 def facts(device: torch.device) -> dict[str, Any]:
-    """Environment that affects the last digits of results: versions, processor, device and threads, by name."""
+    """Return the environment that affects the last digits of results: versions, processor, device and threads, by
+    name.
+    """
     return {
         "qkv": version("qkv"),
         "torch": torch.__version__,

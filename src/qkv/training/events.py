@@ -42,8 +42,8 @@ class Planned:
     """Event: the number of steps for the time budget ``minutes`` was planned, after update ``step`` (0: before
     training).
 
-    ``steps``: planned, of at most ``most`` in the recipe; ``seconds``: expected time of the whole run, ``after`` of
-    them after the last step.
+    ``steps``: planned steps, of at most ``most`` in the recipe; ``seconds``: expected time of the whole run, of which
+    ``after`` seconds follow the last step.
     """
 
     step: int
@@ -75,8 +75,8 @@ class Validated:
     """Event: the held-out loss was measured after ``step`` updates. ``best``: True if the weights are the best so far
     by the run's metric.
 
-    ``figures``: the task's metrics, such as perplexity and bits per character, the loss included; ``decides``: the one
-    that selects the weights to keep.
+    ``figures``: the task's metrics, such as perplexity and bits per character, the loss included; ``decides``: name of
+    the metric that selects the weights to keep.
     """
 
     step: int

@@ -1,4 +1,4 @@
-"""Final evaluation of a run: its best weights, joined with a wide path if there is one, on the held-out parts."""
+"""Final evaluation of a run: its best weights, joined with a wide path if there is one, on the held-out splits."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from qkv.training.wide import join, refit_wide
 
 
 def best_weights(folder: Path) -> tuple[dict[str, Tensor], int]:
-    """(tensors, step) of a run's best weights."""
+    """Read (tensors, step) of a run's best weights."""
     tensors, metadata = read_tensors(folder / WEIGHTS)
     return tensors, int(metadata.get("step", 0))
 
 
 def evaluate_best(setup: Setup, tell: OnEvent, stop: StopRequest) -> bool:
-    """Load the best weights into the model, evaluate them on each held-out part, and write the result.
+    """Load the best weights into the model, evaluate them on each held-out split, and write the result.
 
-    After choice, calibration and evaluation on the validation part, a wide path is fitted again, to its rows too.
-    Returns False if stopped. Errors are reported as notices.
+    After the choice of a contestant, calibration, and evaluation on the validation split, a wide path is fitted again,
+    to the training and validation rows. Returns False if stopped. Errors are reported as notices.
     """
     model, task, evaluations = setup.model, setup.task, dict[str, Evaluation]()
     tensors, step = best_weights(setup.folder)
@@ -67,8 +67,8 @@ def evaluate_best(setup: Setup, tell: OnEvent, stop: StopRequest) -> bool:
 
 
 def _refit(setup: Setup, tell: OnEvent) -> bool:
-    """Fit a wide path that is used to the training and validation rows, and save it with the best weights; the path
-    before that is kept beside them. True if there is one.
+    """Fit the wide path, if the model uses one, to the training and validation rows, and save it with the best weights.
+    The former wide path is stored beside them. Returns True if the path was fitted again.
     """
     if setup.model.wide is None:
         return False
@@ -84,14 +84,14 @@ def _refit(setup: Setup, tell: OnEvent) -> bool:
 
 
 def _save(setup: Setup) -> None:
-    """Write the weights of the model in place of the best ones, whose facts they keep."""
+    """Replace the stored best weights by those of the model, with the same metadata."""
     metadata = read_metadata(setup.folder / WEIGHTS)
     metadata.pop("sha256", None)
     save_weights(setup.folder / WEIGHTS, setup.model, metadata)
 
 
 def _with_contests(found: Evaluation, setup: Setup, split: str, contestants: list[Contestant]) -> Evaluation:
-    """Evaluation of a split with the tables of the heats and of the contestants before its own sections."""
+    """Return the evaluation of a split with the tables of heats and contestants before its own sections."""
     tables = []
     if split == VALIDATION:
         tables = heats.section(setup.folder, setup.task.metric)
@@ -102,10 +102,12 @@ def _with_contests(found: Evaluation, setup: Setup, split: str, contestants: lis
 
 
 def _joined(setup: Setup, tell: OnEvent, stop: StopRequest) -> list[Contestant] | None:
-    """Join the paths of a model with a wide path, and save the factors with the best weights; None if stopped."""
+    """Choose the contestant of a model with a wide path, and save its factors with the best weights. Returns the
+    contestants, none without a wide path; None if stopped.
+    """
     if setup.model.wide is None:
         return []
-    restore_wide(setup.model, setup.folder)  # a process before this one was stopped after it
+    restore_wide(setup.model, setup.folder)  # an earlier process was stopped after the refit
     precision = setup.recipe.training.precision
     name = heats.winner(setup.folder)
     found = join(setup.model, setup.task, setup.dataset, precision, lambda: bool(stop), name)

@@ -28,9 +28,9 @@ class Illness:
 def diagnose(model: Transformer, task: Task, batches: Sequence[Batch], number_format: str) -> Illness:
     """Find the first part of ``model`` that produces NaN or infinity on ``batches``, in order of computation.
 
-    Checked are the weights, then the outputs of branches, then the loss, then the gradients. Gradients flow backwards,
-    so their origin is the last non-finite parameter. They are those left by the failed step; the caller has restored
-    its random state. ``number_format``: precision of training, "fp32" or "bf16".
+    The weights are checked first, then the outputs of branches, the loss, and the gradients. Gradients flow backwards,
+    so their origin is the last non-finite parameter. The gradients are those that the failed step left; the caller has
+    restored the random state of that step. ``number_format``: precision of training, "fp32" or "bf16".
     """
     broken = next((name for name, p in model.named_parameters() if not _finite(p)), None)
     if broken:
@@ -61,7 +61,9 @@ def diagnose(model: Transformer, task: Task, batches: Sequence[Batch], number_fo
 
 
 def _first_output(model: Transformer, task: Task, batches: Sequence[Batch], number_format: str) -> str:
-    """Path of the first part with a non-finite output: front end, branches, norm, head, loss; "" if all are finite."""
+    """Return the path of the first part with a non-finite output: front end, branches, norm, head, loss; "" if all are
+    finite.
+    """
     first = _FirstBad()
     with torch.no_grad():
         for batch in batches:

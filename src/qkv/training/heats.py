@@ -34,12 +34,14 @@ from qkv.training.progress import FITTED
 FOLDER = "heats"
 _RESULTS = "results.json"
 _SHARE = 0.4
-"""Share of the time budget, or of the steps, of all heats together."""
+"""Share of the time budget, or of the steps, that all heats together may take."""
 _GROWTH, _WIDEST, _LONGER = 3, 4, 4
-"""Time of a larger model's heat in that of the smaller one; largest factor of the width; factor of the final steps."""
+"""Time of a larger model's heat relative to that of the smaller model; maximum factor of the width; factor of the steps
+in ``_longer``.
+"""
 Train = Callable[[Recipe, Path, OnEvent], Run]
 _LATE = 0.85
-"""Share of the steps after which the best validation is one of the last."""
+"""The best validation counts as late if it follows this share of the steps."""
 _FEWEST = 20
 """Minimum number of steps of a heat without a time budget."""
 
@@ -48,8 +50,8 @@ _FEWEST = 20
 class Heat:
     """Result of one heat: lowest validation ``loss``, and the task's metric ``figure`` with the same weights.
 
-    Both are None if the heat failed, as with a loss that is not finite. train: mean training loss of its last steps;
-    whole: True if it made all steps of the recipe; late: True if its last validations were the best.
+    Both are None if the heat failed, for example with a non-finite loss. train: mean training loss over the last tenth
+    of its steps; whole: True if it made all steps of the recipe; late: True if its best validation was one of the last.
     """
 
     loss: float | None
@@ -67,11 +69,12 @@ class Heat:
 
 
 def choose(recipe: Recipe, folder: Path, tell: OnEvent, train: Train) -> tuple[Recipe, float]:
-    """Run the heats of ``recipe`` that have no result in ``folder``; return (recipe of the winner, seconds that the
-    heats took; 0 if the run has begun, since its checkpoints count them).
+    """Run the heats of ``recipe`` that have no stored result in ``folder``; return (recipe of the winner, seconds of
+    all heats).
 
-    ``train``: trains a recipe in a folder, without a final evaluation. Once the run has begun, no heat is repeated.
-    Raises ``UserError`` if all heats fail, or if the run in ``folder`` was chosen from other candidates.
+    The seconds are 0 if the run has begun, because its checkpoints include them; no heat is then repeated. ``train``:
+    function that trains a recipe in a folder, without a final evaluation. Raises ``UserError`` if all heats fail, or if
+    the run in ``folder`` was chosen from other candidates.
     """
     if not recipe.candidates:
         return recipe, 0.0
@@ -95,10 +98,11 @@ def choose(recipe: Recipe, folder: Path, tell: OnEvent, train: Train) -> tuple[R
 
 
 def _larger(recipe: Recipe, heats: Mapping[str, Heat]) -> str:
-    """Name of one more heat, of a model twice as wide as the best and one layer deeper; "" for none.
+    """Return the name of one more heat, with a model twice as wide as the best and one layer deeper; "" if none
+    follows.
 
-    There is one if the best has made all of its steps without fitting the training rows, and time is left in the share
-    of the heats, of which the larger model takes about three times as much.
+    A heat follows if the best model made all its steps without fitting the training rows, and if the heats' share of
+    the time budget suffices. The heat of the larger model takes about three times as long.
     """
     best, minutes = _best(heats), recipe.training.minutes
     if not best or minutes is None or heats[best].fitted or not heats[best].whole:
@@ -111,33 +115,35 @@ def _larger(recipe: Recipe, heats: Mapping[str, Heat]) -> str:
 
 
 def _sized(recipe: Recipe, name: str) -> tuple[str, int]:
-    """(candidate, factor of its width) of the heat ``name``, such as ("sums", 2) of "sums_x2"."""
+    """Split the name of a heat into (candidate, factor of its width), such as "sums_x2" into ("sums", 2)."""
     base, found, factor = name.rpartition("_x")
     return (base, int(factor)) if found and name not in recipe.candidates and base in recipe.candidates else (name, 1)
 
 
 def _widened(recipe: Recipe, factor: int) -> Recipe:
-    """Recipe with a model ``factor`` times as wide, and one layer deeper for each doubling."""
+    """Return the recipe with a model ``factor`` times as wide, and one layer deeper for each doubling."""
     model, doublings = recipe.model, factor.bit_length() - 1
     layers = None if model.num_layers is None else model.num_layers + doublings
     return recipe.changed(model=model.changed(width=factor * model.width, num_layers=layers))
 
 
 def _longer(recipe: Recipe, heat: Heat) -> Recipe:
-    """Recipe with more steps, of which a time budget takes what fits, if the heat made all and was best at its end."""
+    """Return the recipe with ``_LONGER`` times as many steps, if the heat made all its steps and was best near its end.
+    This requires a time budget, which then limits the steps.
+    """
     if recipe.training.minutes is None or not (heat.whole and heat.late):
         return recipe
     return recipe.changed(training=recipe.training.changed(steps=_LONGER * recipe.training.steps))
 
 
 def _best(heats: Mapping[str, Heat]) -> str:
-    """Name of the heat of lowest loss; "" if none has one."""
+    """Return the name of the heat with the lowest loss; "" if no heat has a loss."""
     losses = {name: heat.loss for name, heat in heats.items() if heat.loss is not None}
     return min(losses, key=lambda name: losses[name], default="")
 
 
 def winner(folder: Path) -> str:
-    """Name of the candidate that won the heats of the run in ``folder``; "" without heats."""
+    """Return the name of the heat that won in the run folder ``folder``; "" without heats."""
     return _best(read_heats(folder))
 
 
@@ -147,7 +153,7 @@ def _run(recipe: Recipe, name: str, title: str, place: Path, tell: OnEvent, trai
     try:
         run = train(_heat(recipe, name), place / name, _progress(tell, title))
     except UserError as error:
-        if not rows_of(place / name):  # not begun: the data or the recipe is at fault, in each heat alike
+        if not rows_of(place / name):  # not begun: the cause is the data or the recipe, for all heats alike
             raise
         tell(Notice(f"heat of {name} failed: {error}"))
         return Heat(None, None, 0, clock.seconds() - began)
@@ -159,7 +165,7 @@ def _run(recipe: Recipe, name: str, title: str, place: Path, tell: OnEvent, trai
 
 
 def _winner(recipe: Recipe, name: str) -> Recipe:
-    """Recipe with the changes of the candidate ``name``, and no candidates."""
+    """Return the recipe with the changes of the candidate ``name`` applied, and without candidates."""
     base, factor = _sized(recipe, name)
     found = override(recipe.changed(candidates={}), quick_form(recipe.candidates[base]))
     found = found if factor == 1 else _widened(found, factor)
@@ -169,7 +175,9 @@ def _winner(recipe: Recipe, name: str) -> Recipe:
 
 
 def _heat(recipe: Recipe, name: str) -> Recipe:
-    """Short run of the candidate ``name``: its deep path alone, its share of time or steps, judged by the loss."""
+    """Build the recipe of the heat ``name``: without a wide path, with its share of the time or steps, and with the
+    loss as validation metric.
+    """
     found, share = _winner(recipe, name), _SHARE / len(recipe.candidates)
     training = found.training
     minutes = None if training.minutes is None else share * training.minutes
@@ -186,7 +194,9 @@ def _heat(recipe: Recipe, name: str) -> Recipe:
 
 
 def _progress(tell: OnEvent, title: str) -> OnEvent:
-    """Handler that passes on the progress of a heat, with a title at its start, without its notices and files."""
+    """Return a handler that forwards the progress events of a heat, announces ``title`` at its start, and drops all
+    other events, such as notices.
+    """
 
     def some(event: Event) -> None:
         if isinstance(event, Started):
@@ -202,7 +212,7 @@ def _metric(recipe: Recipe) -> str:
 
 
 def _result(rows: Sequence[Mapping[str, Any]], metric: str, most: int) -> Heat:
-    """Result of a heat by its rows of metrics; ``most``: steps of its recipe."""
+    """Compute the result of a heat from its metrics ``rows``; ``most``: number of steps of its recipe."""
     looks = [row for row in rows if math.isfinite(row.get("val_loss", math.nan))]
     best: Mapping[str, Any] = min(looks, key=lambda row: row["val_loss"], default={})
     steps = max((row["step"] for row in rows if "loss" in row), default=0)
@@ -216,7 +226,9 @@ def _result(rows: Sequence[Mapping[str, Any]], metric: str, most: int) -> Heat:
 
 
 def read_heats(folder: Path) -> dict[str, Heat]:
-    """Results of the heats of the run in ``folder``; empty without any. Raises ``UserError`` if they are damaged."""
+    """Read the results of the heats of the run in ``folder``; empty without heats. Raises ``UserError`` if they are
+    damaged.
+    """
     path = folder / FOLDER / _RESULTS
     try:
         return {name: Heat(**heat) for name, heat in json.loads(path.read_bytes()).items()}
@@ -234,7 +246,7 @@ def _write(place: Path, heats: Mapping[str, Heat]) -> None:
 
 
 def section(folder: Path, metric: str) -> list[dict[str, Any]]:
-    """Table of the heats of the run in ``folder`` for the report, the best first; empty without heats."""
+    """Build the table of the heats of the run in ``folder`` for the report, the best first; empty without heats."""
     heats = read_heats(folder)
     order = sorted(heats, key=lambda name: (heats[name].loss is None, heats[name].loss))
     rows = [

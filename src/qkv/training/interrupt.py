@@ -44,7 +44,7 @@ class StopRequest:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Context manager in which a signal raises ``StopNow``, also one received before."""
+        """Context manager in which a signal raises ``StopNow``; a signal received earlier raises it on entry."""
         self._at_once = True
         try:
             if self.signal is not None:

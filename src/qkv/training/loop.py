@@ -47,7 +47,7 @@ from qkv.training.setup import Setup, prepare
 from qkv.training.show import Show
 from qkv.training.usage import counted
 
-# Checkpoints saved by time, and samples at unset intervals, may take this share of the training time.
+# Maximum share of the training time for checkpoints saved by time, and for samples without ``sample_every``.
 _OVERHEAD = 0.02
 
 
@@ -67,7 +67,7 @@ class Trainer:
         evaluates: bool = True,
     ):
         """``checkpoint``: state to resume from, None for a new run; ``tell``: handler of events; ``since``: value of
-        ``qkv.training.clock`` when this start of the run began, None for now; ``evaluates``: False without a final
+        ``qkv.training.clock`` when this start of the run began, None for now; ``evaluates``: False omits the final
         evaluation.
         """
         self.setup, self.tell, self.evaluates = setup, tell, evaluates
@@ -118,7 +118,8 @@ class Trainer:
     def finished(self) -> bool:
         """True if all steps are done, or validation has not improved for ``patience`` times (early stopping).
 
-        Within a time budget, a run goes on where training itself has not been fitted (``RunProgress.fitting``).
+        A run with a time budget does not stop early while the training rows are not fitted yet
+        (``RunProgress.fitting``).
         """
         return self.now.step >= self.steps or self._impatient
 
@@ -153,7 +154,7 @@ class Trainer:
             )
 
     def _set_out(self) -> None:
-        """Compile the model, and measure costs for the time budget, if the recipe asks for it."""
+        """Compile the model and plan the time budget, if the recipe asks for them."""
         self.model.train()
         if self.training.compile:
             self._choose_paths()
@@ -184,7 +185,7 @@ class Trainer:
             buffer.copy_(value)
 
     def why_finished(self) -> str:
-        """Reason why the run is finished, as a clause: all steps are done, or early stopping."""
+        """Return the reason why the run is finished, as a clause: all steps are done, or early stopping."""
         if self._impatient and self.now.step < self.steps:
             return (
                 f"after step {self.now.step}, {self.now.stale} validations had brought no better "
@@ -229,21 +230,21 @@ class Trainer:
 
     @property
     def done(self) -> Done:
-        """Amount trained on so far: targets, and positions computed."""
+        """Amounts of training so far: targets, rows and positions."""
         return Done(self.now.tokens, self.now.rows, self.now.positions, self.now.sources)
 
     def _batches(self, step: int) -> list[Batch]:
-        """Batches of update number ``step``; also seeds torch's generators for it."""
+        """Return the batches of update number ``step``; also seed torch's generators for this update."""
         random_state.seed_step(self.training.seed, step, self.setup.device)
         many = self.training.accumulate
         return [self.setup.dataset.batch((step - 1) * many + i).to(self.setup.device) for i in range(many)]
 
     def _seconds(self) -> float:
-        """Seconds of training so far, including earlier starts of the run."""
+        """Return the seconds of training so far, including earlier starts of the run."""
         return self._before + clock.seconds() - self._begun
 
     def _spent(self) -> float:
-        """Seconds since the run began, including preparation such as opening data."""
+        """Return the seconds since the run began, including preparation such as opening data."""
         return self.now.preparation + self._seconds()
 
     def _tell(self, event: Event) -> None:
@@ -283,7 +284,7 @@ class Trainer:
         return True
 
     def _better(self, figures: Mapping[str, float]) -> bool:
-        """True if the metric that selects the best weights is better in ``figures`` than ever before; it is then
+        """True if the metric that selects the best weights has a new best value in ``figures``; that value is then
         recorded.
         """
         name, before = self.training.validation.best, self.now.best_figure
@@ -427,7 +428,7 @@ def train(
             raise UserError(f"{folder} already holds heats; name another folder, or resume it")
         before = clock.seconds()
         recipe, spent = heats.choose(recipe, folder, on_event, _train_heat)
-        earlier = max(0.0, spent - (clock.seconds() - before))  # by processes that were stopped
+        earlier = max(0.0, spent - (clock.seconds() - before))  # heats in earlier processes, which were stopped
         return _train(recipe, folder, resume, on_event, began - earlier)
 
 
@@ -439,12 +440,12 @@ def _train_heat(recipe: Recipe, folder: Path, on_event: OnEvent) -> Run:
 
 @contextmanager
 def _telling_failure(folder: Path) -> Iterator[None]:
-    """Context manager that writes an error to the run's folder, from which the run is then not loaded."""
+    """Context manager that writes an error to the run folder; the run can then not be loaded."""
     (folder / FAILURE).unlink(missing_ok=True)
     try:
         yield
     except Exception as error:
-        with suppress(UserError, OSError):  # a full disk, which the error itself tells
+        with suppress(UserError, OSError):  # for example a full disk, which the error itself reports
             write_file(folder / FAILURE, f"{str(error) or type(error).__name__}\n".encode())
         raise
 

@@ -28,7 +28,7 @@ _LOOKS = 10
 _LOOKING = 0.25
 """Maximum share of the minutes spent on validations."""
 _CHECK = (10, 0.02)
-"""Number of first updates after which the plan is revised: that many, or that share of all if larger."""
+"""The plan is revised after this many updates, or after this share of all planned updates if that is more."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Costs:
 
 @dataclass(frozen=True)
 class PlanStage:
-    """Planned number of updates (``steps``), of updates between validations (``validate``) and between checkpoints
-    (``save``), and expected seconds of the whole run.
+    """Planned number of updates (``steps``), numbers of updates between validations (``validate``) and between
+    checkpoints (``save``), and expected seconds of the whole run.
     """
 
     steps: int
@@ -59,10 +59,10 @@ class PlanStage:
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of a run within a time budget: how many updates to make, ``first`` from ``costs`` measured before training.
+    """Plan of a run within a time budget. ``first`` follows from the ``costs`` measured before training.
 
-    After update ``check``, ``second`` replaces it, made from the measured time of the first updates. Runs without a
-    budget have only a first.
+    After update ``check``, ``second`` replaces ``first``; it uses the measured time of the first updates. Runs without
+    a time budget have only ``first``.
     """
 
     first: PlanStage
@@ -73,26 +73,26 @@ class Plan:
     """Seconds of preparation before the first plan was made."""
 
     def after(self, done: int) -> PlanStage:
-        """Planned steps and intervals that apply after ``done`` updates: ``second`` from update ``check`` on, before it
+        """Return the stage that applies after ``done`` updates: ``second`` from update ``check`` on, before it
         ``first``.
         """
         return self.second if self.second and done >= self.check else self.first
 
     def asks(self, done: int) -> bool:
-        """True if the number of updates must be planned again now: after update ``check``, unless that was done."""
+        """True if the plan must be revised now: after update ``check``, unless it was already revised."""
         return done == self.check > 0 and self.second is None
 
     def training(self, training: Training) -> Training:
-        """Settings ``training`` with the learning-rate warm-up shortened to fit this plan's number of steps."""
+        """Return ``training`` with the learning-rate warm-up shortened to fit this plan's number of steps."""
         return training.changed(schedule=shortened(training.schedule, self.first.steps, training.steps))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plan as plain data, for its file and for checkpoints."""
+        """Return the plan as plain data, for its file and for checkpoints."""
         return asdict(self)
 
     @staticmethod
     def parse(plain: Mapping[str, Any]) -> Plan:
-        """Plan from the plain data of ``to_dict``. Raises TypeError or KeyError if malformed."""
+        """Build a plan from the plain data of ``to_dict``. Raises TypeError or KeyError if malformed."""
         second = plain["second"]
         return Plan(
             PlanStage(**plain["first"]),
@@ -104,7 +104,7 @@ class Plan:
 
 
 def unlimited(training: Training) -> Plan:
-    """Plan of a run without a time budget: the steps and intervals of the recipe."""
+    """Return the plan of a run without a time budget: the steps and intervals of the recipe."""
     return Plan(_whole(training), Costs(0.0))
 
 
@@ -117,15 +117,15 @@ def first_plan(training: Training, costs: Costs, spent: float) -> Plan:
 
 
 def second_plan(plan: Plan, training: Training, costs: Costs, spent: float) -> Plan:
-    """Plan revised after its first ``check`` updates, from their measured ``costs``; ``spent``: seconds since the start
-    of the run.
+    """Revise the plan after its first ``check`` updates, from their measured ``costs``; ``spent``: seconds since the
+    start of the run.
     """
     return replace(plan, second=_stage(training, costs, plan.check, spent))
 
 
 def expected(training: Training, costs: Costs, stage: PlanStage, done: int, spent: float) -> float:
-    """Expected seconds of the whole run, including preparation and final evaluation, if ``done`` of its updates have
-    taken ``spent`` seconds.
+    """Compute the expected seconds of the whole run, including preparation and final evaluation, if ``done`` of its
+    updates have taken ``spent`` seconds.
     """
     ahead = spent + (stage.steps - done) * costs.step
     ahead += _times(done, stage.steps, stage.validate) * (costs.validation + costs.best)
@@ -139,8 +139,10 @@ def expected(training: Training, costs: Costs, stage: PlanStage, done: int, spen
 
 
 def read_plan(folder: Path, saved: Mapping[str, Any] | None) -> Plan | None:
-    """Read a run's time plan from its file in ``folder``; if the plan ``saved`` in the checkpoint differs from it,
-    return that one. None if there is neither.
+    """Read a run's plan from its file in ``folder``; None if neither the file nor the checkpoint has one.
+
+    ``saved``: the plan in the checkpoint. It is returned instead if the file contradicts it; a file that only adds
+    ``second`` does not.
     """
     known = None if saved is None else Plan.parse(saved)
     try:
@@ -164,8 +166,8 @@ def _whole(training: Training) -> PlanStage:
 
 
 def _times(done: int, steps: int, every: int) -> int:
-    """Number of future occurrences of something done after every ``every`` updates and after the last of ``steps``, if
-    ``done`` updates are over.
+    """Return how many times an action is still due after ``done`` updates, if it follows every ``every`` updates and
+    the last of ``steps``.
     """
     return steps // every - done // every + (steps % every > 0)
 
@@ -193,8 +195,8 @@ def _stage(training: Training, costs: Costs, done: int, spent: float) -> PlanSta
 
 
 def _shorter(training: Training, costs: Costs, steps: int) -> PlanStage:
-    """Plan of only ``steps`` steps: more frequent validations and checkpoints, so that about ten remain, within the
-    limit on validation time.
+    """Plan a run of only ``steps`` steps: shorten the intervals of validations and checkpoints so that about ten of
+    each remain, within the limit on validation time.
     """
     whole = _whole(training)
     if steps == whole.steps:

@@ -9,9 +9,11 @@ from qkv.data.batching.batch import Batch
 from qkv.models.transformer import Transformer
 
 FITTED = 0.8
-"""Share of the validation loss below which the training loss shows that the training rows are fitted."""
+"""A training loss below this share of the validation loss shows that the model has fitted the training rows."""
 _KEPT, _FALLS = 0.95, 0.98
-"""Share of the former value in the moving average; ratio to its value at the best validation at which it falls."""
+"""Weight of the previous value in the moving average of the training loss; ratio of this average to its value at the
+best validation, below which it counts as falling.
+"""
 
 
 @dataclass
@@ -37,7 +39,9 @@ class RunProgress:
     best_train_loss: float | None = None
     """Moving average of the training loss at the best validation."""
     fitting: bool = False
-    """True if, at the last validation, the training loss was above most of the validation loss and falling."""
+    """True if, at the last validation, the training loss was still falling, and above the share ``FITTED`` of the
+    validation loss.
+    """
     looked: int = 0
     """Last step whose validation and sample are done."""
     sampling_seconds: float = 0.0
@@ -45,12 +49,14 @@ class RunProgress:
     """Seconds before training, over all starts: opening data, building the model, measuring costs."""
 
     def saw(self, loss: float) -> None:
-        """Add the loss of a training step to its moving average."""
+        """Update the moving average of the training loss with the loss of one step."""
         before = self.train_loss
         self.train_loss = loss if before is None else _KEPT * before + (1 - _KEPT) * loss
 
     def compare(self, loss: float, best: bool) -> None:
-        """Set ``fitting`` at a validation of that loss, which was the ``best`` so far or not."""
+        """Update ``fitting`` after a validation with loss ``loss``; ``best``: True if that validation is the best so
+        far.
+        """
         own, before = self.train_loss, self.best_train_loss
         self.best_train_loss = own if best else before
         falls = own is not None and before is not None and own < _FALLS * before

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def capture() -> dict[str, Tensor]:
-    """States of the global random generators of Python, numpy and torch, as tensors."""
+    """Return the states of the global random generators of Python, numpy and torch, as tensors."""
     _, words, spare = random.getstate()
     _, keys, position, has_spare, gauss = np.random.get_state(legacy=True)
     found = {
@@ -45,8 +45,8 @@ def restore(saved: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def own(seed: int) -> Iterator[None]:
-    """Context manager: the global random generators are seeded with ``seed`` inside; the caller's states are restored
-    on exit.
+    """Context manager that seeds the global random generators with ``seed``, and restores the caller's states on
+    exit.
     """
     before = capture()
     random.seed(seed)

@@ -49,8 +49,8 @@ class Done(NamedTuple):
 
 
 class RunRecorder:
-    """Writer of a run's ``metrics.jsonl`` and ``report.html``. Metrics of later steps than ``step``, from which the run
-    resumes, are dropped.
+    """Writer of a run's ``metrics.jsonl`` and ``report.html``. If the run resumes from ``step``, metrics of later steps
+    are dropped.
     """
 
     def __init__(self, setup: Setup, step: int):
@@ -122,7 +122,9 @@ class RunRecorder:
         self.close()
 
     def report_now_and_then(self, done: Done) -> None:
-        """Write the report of a run in progress, at most every 20 seconds and within 2 % of the time."""
+        """Write the report of a run in progress, at most every 20 seconds, and so seldom that it takes at most 2 % of
+        the time.
+        """
         if time.perf_counter() - self._reported >= max(20.0, 50 * self._report_seconds):
             self.report("running", "", done)
 
@@ -181,7 +183,7 @@ def _evaluation(folder: Path) -> dict[str, Any] | None:
 
 
 def environment(device: torch.device) -> dict[str, str]:
-    """Processor, device, threads, and versions of Python, torch and the system, for the report."""
+    """Return processor, device, threads, and versions of Python, torch and the system, for the report."""
     return {
         "processor": processor_name(),
         "device": str(device),
@@ -193,7 +195,8 @@ def environment(device: torch.device) -> dict[str, str]:
 
 
 def trained_flops(recipe: Recipe, done: Done) -> float | None:
-    """FLOPs of all updates so far, padding included: the cost of one row of the mean length, times the number of rows.
+    """Compute the FLOPs of all updates so far, padding included: the cost of one row of the mean length, times the
+    number of rows.
 
     None if a part's cost is unknown, or the run was trained by an older version that did not count rows.
     """

@@ -31,21 +31,24 @@ if TYPE_CHECKING:
     from qkv.training.loop import Trainer
 
 _SHARE, _LONGEST = 0.02, 6.0
-"""Time for rehearsed steps: a share of the minutes, but at most so many seconds. At least three steps are made, and at
-most a tenth of the recipe's.
+"""Maximum time of the rehearsed steps: this share of the time budget, but at most this many seconds. The number of
+steps is at least ``_FEWEST``, and at most ``_MOST`` and a tenth of the recipe's steps.
 """
 _FEWEST, _MOST = 3, 50
 _BATCHES = 3
 """Number of evenly spaced validation batches that are timed."""
 _ROWS = (64, 256)
-"""Numbers of rows of two small evaluations, from whose times that of all rows is extrapolated linearly."""
+"""Numbers of rows of two small evaluations; the time of the full evaluation is extrapolated linearly from their
+times.
+"""
 
 
 def rehearse(trainer: Trainer) -> Costs:
-    """Measure the seconds that a run's steps, validations, samples, checkpoints and final evaluation take; the run is
-    left as it was. Of a run without a final evaluation, which is short, only steps and validations are measured.
+    """Measure the seconds that a run's steps, validations, samples, checkpoints and final evaluation take; the run's
+    state is restored afterwards.
 
-    Raises ``UserError`` for errors that the run itself would raise.
+    For a run without a final evaluation, which is short, only steps and validations are measured. Raises ``UserError``
+    for errors that the run itself would raise.
     """
     with _as_it_was(trainer):
         step = _step(trainer)
@@ -73,9 +76,9 @@ def _as_it_was(trainer: Trainer) -> Iterator[None]:
 
 
 def _step(trainer: Trainer) -> float:
-    """Median seconds of a few updates; a median, because the first steps of a process have outliers.
+    """Measure the median seconds of a few updates; a median, because the first steps of a process have outliers.
 
-    An update in which an op chose its implementation is repeated, since it chooses only once.
+    An update in which an op chose its implementation is repeated, because that choice is made only once.
     """
     minutes = trainer.training.minutes
     assert minutes is not None
@@ -92,7 +95,7 @@ def _step(trainer: Trainer) -> float:
 
 
 def _validation(trainer: Trainer) -> float:
-    """Seconds of a whole validation, extrapolated from a few of its batches."""
+    """Estimate the seconds of a full validation from a few of its batches."""
     setup = trainer.setup
     whole = sum(1 for _ in setup.dataset.rows(VALIDATION, trainer.training.validation.batches))
     few = min(_BATCHES, whole)
@@ -106,7 +109,7 @@ def _validation(trainer: Trainer) -> float:
 
 
 def _sample(trainer: Trainer) -> float:
-    """Seconds to generate one sample; 0 if the task generates none or fails, which training will report."""
+    """Measure the seconds to generate one sample; 0 if the task generates none or fails, which training will report."""
     setup = trainer.setup
     try:
         return _seconds(lambda: setup.task.sample(trainer.model, setup.dataset, setup.recipe))
@@ -115,7 +118,7 @@ def _sample(trainer: Trainer) -> float:
 
 
 def _files(trainer: Trainer) -> tuple[float, float]:
-    """Seconds to write (a checkpoint, the best weights)."""
+    """Return the seconds to write (a checkpoint, the best weights); the first is estimated from the second by size."""
     own = weights(trainer.model)
     path = trainer.setup.folder / f".rehearsal{PARTIAL}"
 
@@ -133,8 +136,8 @@ def _files(trainer: Trainer) -> tuple[float, float]:
 
 
 def _evaluations(trainer: Trainer) -> float:
-    """Seconds of the final evaluation on all held-out splits, and of another fit of a wide path; 0 if the task has
-    none.
+    """Estimate the seconds of the final evaluation on all held-out splits and of fitting the wide path again; 0 if the
+    task has no final evaluation.
     """
     if not trainer.setup.task.evaluates:
         return 0.0
@@ -142,7 +145,7 @@ def _evaluations(trainer: Trainer) -> float:
 
 
 def _evaluation(trainer: Trainer, split: str) -> float:
-    """Expected seconds of the final evaluation on one split, from small parts of it; 0 if it fails, which the
+    """Estimate the seconds of the final evaluation on one split from small parts of it; 0 if it fails, which the
     evaluation itself will report.
     """
     setup, dataset, task = trainer.setup, trainer.setup.dataset, trainer.setup.task

@@ -55,8 +55,8 @@ _DIGITS = 6
 
 @dataclass(frozen=True)
 class Finished:
-    """Facts of a finished run, read from its folder. ``corpus``: hash of its data; ``figures``: metrics of the best
-    weights by split.
+    """Recipe, metrics and environment of a finished run, read from its folder. ``corpus``: hash of its data;
+    ``figures``: metrics of the best weights by split.
     """
 
     folder: Path
@@ -71,8 +71,8 @@ class Finished:
 
 
 def result_digest(recipe: Recipe) -> str:
-    """SHA-256 of the settings that determine a recipe's results, except the seed: data, model, start, task, training
-    and sampling.
+    """Compute the SHA-256 of the settings that determine a recipe's results, except the seed: data, model, start, task,
+    training and sampling.
     """
     content = {name: value for name, value in recipe.essential().items() if name in _DECIDING}
     content["training"] = {name: value for name, value in content.get("training", {}).items() if name not in _FREE}
@@ -80,7 +80,9 @@ def result_digest(recipe: Recipe) -> str:
 
 
 def stale(path: str | Path) -> str:
-    """Warning if the result in the recipe file ``path`` was recorded for a different version of the recipe, else ""."""
+    """Return a warning if the result in the recipe file ``path`` was recorded for a different version of the recipe,
+    else "".
+    """
     recipe = read_recipe(path)
     if recipe.result is None or recipe.result.recipe == result_digest(
         read_recipe(path, quick=recipe.result.form == "quick")
@@ -117,8 +119,8 @@ def record(runs: Sequence[str | Path], path: str | Path) -> Result:
 
 
 def finished(folder: Path) -> Finished:
-    """Read the facts of the finished run in ``folder``. Raises ``UserError`` if it is not a run, unfinished, or not yet
-    evaluated.
+    """Read recipe, metrics and environment of the finished run in ``folder``. Raises ``UserError`` if it is not a run,
+    unfinished, or not yet evaluated.
     """
     if not (folder / SPEC).is_file():
         raise UserError(f"{folder} is not a run folder: it holds no {SPEC}")
@@ -153,8 +155,8 @@ def finished(folder: Path) -> Finished:
 def _measured(
     evaluation: dict[str, Any] | None, rows: Sequence[dict[str, Any]], step: int, folder: Path
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """(metrics by split, notes) of the best weights: from the final evaluation, or without one from their
-    validation.
+    """Return (metrics by split, notes) of the best weights: from the final evaluation, or from their validation if
+    there is none.
     """
     if evaluation is not None:
         notes = dict.fromkeys(note for split in evaluation["splits"].values() for note in split["notes"])
@@ -176,8 +178,8 @@ def _numbers(figures: dict[str, Any]) -> dict[str, float]:
 
 
 def _form(runs: Sequence[Finished], path: Path) -> str:
-    """Form of the recipe file ``path`` that all ``runs`` were trained in: "full", or "quick", its shorter form. Raises
-    ``UserError`` naming the first field that differs.
+    """Return the form of the recipe file ``path`` in which all ``runs`` were trained: "full", or "quick", its shorter
+    form. Raises ``UserError`` naming the first field that differs.
     """
     forms = {"full": read_recipe(path)}
     if forms["full"].quick:
@@ -192,7 +194,7 @@ def _form(runs: Sequence[Finished], path: Path) -> str:
 
 
 def _other(run: Finished, recipe: Recipe) -> str:
-    """Description of the first field in which the recipe of ``run`` differs from ``recipe``; "" if none does."""
+    """Describe the first field in which the recipe of ``run`` differs from ``recipe``; "" if none does."""
     if run.recipe.start != recipe.start:
         return difference({"start": run.recipe.start.essential()}, {"start": recipe.start.essential()}) or ""
     theirs, ours = _asked(run.recipe), _asked(with_start(recipe, run.recipe))
@@ -210,7 +212,7 @@ def _asked(recipe: Recipe) -> dict[str, Any]:
 
 
 def _unsized(model: Model) -> Model:
-    """Copy without the sizes that a processor determines in the front end of the input."""
+    """Return a copy of ``model`` whose input front end lacks the sizes that its processor determines."""
     if model.encoder and model.encoder.frontend.processor:
         return model.changed(encoder=model.encoder.changed(frontend=model.encoder.frontend.unsized()))
     return model.changed(frontend=model.frontend.unsized()) if model.frontend.processor else model
@@ -289,7 +291,7 @@ def _figure(values: Sequence[float]) -> Figure:
 
 
 def _machine(facts: dict[str, Any]) -> str:
-    """Description of the computer, such as ``AMD EPYC, 2 threads; cpu, 2 used``, without host name or paths."""
+    """Describe the computer, such as ``AMD EPYC, 2 threads; cpu, 2 used``, without host name or paths."""
     return (
         f"{facts.get('processor', platform.machine())}; {facts.get('device', 'cpu')}, {facts.get('threads', '?')} used"
     )

@@ -25,7 +25,9 @@ def write_sections(folder: Path, sections: Sequence[Mapping[str, Any]]) -> None:
 
 
 def read_sections(folder: Path) -> list[dict[str, Any]]:
-    """Report sections stored in a run folder by ``write_sections``; empty if the file is missing or malformed."""
+    """Read the report sections that ``write_sections`` stored in a run folder; empty if the file is missing or
+    malformed.
+    """
     try:
         found = json.loads((folder / SECTIONS).read_bytes())
     except (OSError, ValueError, RecursionError):

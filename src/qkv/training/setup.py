@@ -50,7 +50,7 @@ class Setup:
     checkpoints: CheckpointStore
     environment: Environment
     wide_seconds: float = 0.0
-    """Time that the fit of a wide path took; about that of another one at the end."""
+    """Seconds that fitting the wide path took; fitting it again at the end takes about as long."""
 
 
 def _why_not_bf16(device: torch.device) -> str:
@@ -60,10 +60,10 @@ def _why_not_bf16(device: torch.device) -> str:
 
 def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[Setup, Checkpoint | None]:
     """Open the data, check that ``recipe`` matches a run already in ``folder``, and build the model. ``resume``: False
-    if there must be no such run.
+    if ``folder`` must not hold a run yet.
 
-    Returns (what the run needs, checkpoint to resume from, its weights already in the model); the checkpoint is None
-    for a new run. Raises UserError if recipe, data or checkpoint do not fit together; the folder is then unchanged.
+    Returns (setup, checkpoint to resume from). The weights of the checkpoint are already in the model; a new run has no
+    checkpoint, None. Raises UserError if recipe, data or checkpoint do not fit together; the folder is then unchanged.
     """
     with clear_errors(f"the run folder {folder}"):
         remove_partial(folder)
@@ -103,7 +103,9 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
 
 
 def _start(model: Transformer, task: Task, dataset: Dataset, tell: OnEvent) -> float:
-    """Give the model its first weights; return the seconds that the fit of a wide path took."""
+    """Initialise the model from its start and from word vectors, and fit its wide path; return the seconds that this
+    fit took.
+    """
     started = (*start_weights(model, dataset.recipe), *start_vectors(model, dataset.recipe.model, dataset.vocabulary))
     began = clock.seconds()
     fitted = fit_wide(model, task, dataset)
@@ -114,15 +116,17 @@ def _start(model: Transformer, task: Task, dataset: Dataset, tell: OnEvent) -> f
 
 
 def _with_columns(recipe: Recipe, known: Recipe | None) -> Recipe:
-    """Recipe without guessed columns if the run stores none, as runs of earlier versions do."""
+    """Return ``recipe``, without its guessed columns if the existing run ``known`` stores none, as runs of earlier
+    versions do.
+    """
     if known is None or known.data.columns:
         return recipe
     return recipe.changed(data=recipe.data.changed(columns={}))
 
 
 def _known(folder: Path, resume: bool) -> Recipe | None:
-    """Recipe of the run in ``folder``; None if there is no run. Raises ``UserError`` if there is one and ``resume`` is
-    False.
+    """Read the recipe of the run in ``folder``; None if there is no run. Raises ``UserError`` if there is a run and
+    ``resume`` is False.
     """
     if not (folder / SPEC).exists():
         if (folder / WEIGHTS).exists():
@@ -152,8 +156,8 @@ def _check_facts(state: dict[str, Any], known: Recipe, dataset: Dataset, folder:
 
 
 def check_same_recipe(old: Recipe, new: Recipe, done: int, folder: object) -> None:
-    """Raise UserError naming the first setting of the recipe ``new`` that would change the weights of the run of
-    ``old`` in ``folder``.
+    """Raise UserError naming the first setting in which the recipe ``new`` would change the weights of the run in
+    ``folder``, which has the recipe ``old``.
 
     The number of steps may change if the ``done`` updates would have had the same learning rates.
     """
@@ -185,8 +189,8 @@ def check_same_recipe(old: Recipe, new: Recipe, done: int, folder: object) -> No
 
 
 def _write_identity(setup: Setup, known: Recipe | None) -> None:
-    """Write recipe and vocabulary, the files that make a folder a run's. The recipe comes last: if it exists, the
-    others do.
+    """Write recipe and vocabulary, the files that identify a run folder. The recipe is written last: if it exists, so
+    do the other files.
     """
     with clear_errors(f"the run folder {setup.folder}"):
         write_parts(setup.recipe, setup.folder)

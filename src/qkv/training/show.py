@@ -84,7 +84,9 @@ class Show:
 
 
 def planned_sentence(event: Planned) -> str:
-    """Sentence with the planned number of steps and their expected time, and a warning if they exceed the budget."""
+    """Describe the planned number of steps and their expected time in a sentence, with a warning if they exceed the
+    budget.
+    """
     fewer = f" of at most {event.most:,}" * (event.steps < event.most)
     planned = (
         f"{'after ' + format(event.step, ',') + ' steps: ' if event.step else ''}about {duration(event.seconds)} for "

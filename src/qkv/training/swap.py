@@ -125,7 +125,7 @@ def swap(
 
 
 def told(moved: list[Transferred]) -> list[str]:
-    """Sentences on the weights that a swap kept, initialised anew or adapted."""
+    """Describe the weights that a swap kept, initialised anew or adapted, in sentences."""
     total, taken = sum(one.numbers for one in moved), sum(one.taken for one in moved)
     found = [f"{taken:,} of {total:,} parameters keep their weights ({taken / max(1, total):.1%})"]
     new = [path for path, how in in_words(moved) if how == NEW]
@@ -135,8 +135,8 @@ def told(moved: list[Transferred]) -> list[str]:
 
 
 def _recipe(old: Run, changes: list[str], heal: int, data: str | None) -> Recipe:
-    """Recipe of the run after a swap: the old one's with the parts replaced, the same tokenizer, and a training of
-    ``heal`` steps.
+    """Build the recipe of the run after a swap: the old recipe with the parts replaced, the same tokenizer, and
+    ``heal`` steps of training.
     """
     if not 0 <= heal <= LARGEST:
         raise UserError(f"heal: {quoted(heal)} steps are asked for; give 0 for none, or at most {LARGEST:,}")
@@ -167,8 +167,8 @@ def _recipe(old: Run, changes: list[str], heal: int, data: str | None) -> Recipe
 
 
 def _training(old: Run, heal: int) -> Any:
-    """Training settings after a swap: those of the run, with a constant rate that allows any number of steps, and
-    without settings by parameter name.
+    """Return the training settings after a swap: the old settings with a constant learning rate, which allows any
+    number of steps, and without settings by parameter name.
     """
     training = old.recipe.training
     steps = heal or training.steps
@@ -189,7 +189,7 @@ def _training(old: Run, heal: int) -> Any:
 
 
 def _figures(model: Transformer, setup: Setup, length: int, memory: int) -> dict[str, float]:
-    """Metrics, speeds and sizes of ``model`` at one moment of a swap; see ``Swapped``."""
+    """Measure metrics, speeds and sizes of ``model`` at one moment of a swap; see ``Swapped``."""
     recipe = setup.recipe
     seen = measure(
         model, setup.task, setup.dataset.rows(VALIDATION, recipe.training.validation.batches), recipe.training.precision
@@ -209,8 +209,8 @@ def _figures(model: Transformer, setup: Setup, length: int, memory: int) -> dict
 def _heal(
     setup: Setup, heal: int, figures: dict[str, dict[str, float]], measured: tuple[int, int], tell: OnEvent
 ) -> dict[str, dict[str, float]]:
-    """Save the swapped model as a run, and train it for ``heal`` steps if not 0; return ``figures`` with those after
-    the training.
+    """Save the swapped model as a run, and train it for ``heal`` steps if not 0; return ``figures``, with the metrics
+    after a completed training added under ``HEALED``.
     """
     folder, task_figures = setup.folder, _of_task(figures[AFTER])
     trainer = Trainer(setup, None, tell)
@@ -241,7 +241,7 @@ def _of_task(figures: Figures) -> dict[str, float]:
 
 
 def _best_figures(folder: Path) -> dict[str, float]:
-    """Held-out metrics of a run's best weights, measured when they were saved."""
+    """Return the held-out metrics of a run's best weights, measured when they were saved."""
     run = load(folder)
     row = next(row for row in reversed(run.metrics) if row.get("step") == run.step and "val_loss" in row)
     return {name.removeprefix("val_"): value for name, value in row.items() if name.startswith("val_")}
@@ -273,7 +273,9 @@ def _shown(name: str, value: float | None) -> str:
 
 
 def _sections(figures: Mapping[str, Figures], measured: tuple[int, int]) -> list[dict[str, Any]]:
-    """Sections for the run's report: a table of the metrics before and after the swap, and the losses as bars."""
+    """Build the sections for the run's report: a table of the metrics before and after the swap, and the losses as
+    bars.
+    """
     rows = _rows(figures, *measured)
     table = {"kind": "examples", "title": "Effect of the swap", "columns": ["figure", *figures], "rows": rows}
     bars = [(moment, of["loss"]) for moment, of in figures.items()]

@@ -10,13 +10,13 @@ from qkv.tasks.task import Task
 
 
 def counted(task: Task) -> str:
-    """Items over which a task's loss is averaged, such as "tokens" or "examples"."""
+    """Return the name of the items over which a task's loss is averaged, such as "tokens" or "examples"."""
     return f"{task.loss_unit.rpartition(' ')[2]}s"
 
 
 def usage(task: Task, folder: str | Path, opening: str = "") -> tuple[str, str]:
-    """(purpose, shell command) to use a trained run: ``qkv predict`` for tasks with inputs, else ``qkv generate``.
-    ``opening``: example input.
+    """Return (purpose, shell command) for the use of a trained run: ``qkv predict`` for tasks with inputs, else ``qkv
+    generate``. ``opening``: example input.
     """
     name = shlex.quote(str(folder))
     if task.predicts_tables:

@@ -64,14 +64,15 @@ def _fill(table: Tensor, source: str, tokenizer: Tokenizer, key: str) -> str:
 
 
 def words_of(tokenizer: Tokenizer) -> dict[int, str]:
-    """Text of each token by id, without special and whitespace-only tokens."""
+    """Return the text of each token by id, without special and whitespace-only tokens."""
     special = set(tokenizer.specials.values())
     words = {index: tokenizer.decode([index]).strip() for index in range(tokenizer.vocab_size) if index not in special}
     return {index: word for index, word in words.items() if word}
 
 
 def vectors_of(source: str, wanted: set[str], key: str) -> Mapping[str, Tensor]:
-    """Pretrained vectors (D,) of the ``wanted`` words, by word, from a run folder or a text file of words and numbers.
+    """Read the pretrained vectors (D,) of the words ``wanted``, by word, from a run folder or a text file of words and
+    numbers.
 
     ``key``: name of the setting, for messages. Raises ``UserError``.
     """
@@ -89,7 +90,8 @@ def _of_run(folder: Path, wanted: set[str], key: str) -> dict[str, Tensor]:
     tensors, metadata = read_tensors(folder / WEIGHTS)
     check_unedited(metadata.get(MADE_WITH), None, folder)
     table = tensors[_TABLE]
-    words = reversed(words_of(Vocabulary.load(folder).target).items())  # of tokens with equal text, the first is used
+    # If several tokens have the same text, the first is used.
+    words = reversed(words_of(Vocabulary.load(folder).target).items())
     return {word: table[index] for index, word in words if word in wanted}
 
 

@@ -1,9 +1,9 @@
 """Wide path of a run: fitted to the training split before the deep path is trained, joined with it afterwards.
 
-Both paths are trained apart. The joined outputs a · deep + b · wide have the a and b of least loss on the validation
-split (late fusion), or equal shares if that split is small and fitted factors have a higher cross-validated loss. Of
-the contestants, wide, deep and joined, the run keeps that of least validation loss among those whose validation metric
-is not worse than that of the baseline.
+Both paths are trained separately. For the joined outputs a · deep + b · wide, the factors a and b minimise the loss on
+the validation split (late fusion). If that split is small, equal factors are used unless fitted factors have a lower
+cross-validated loss. The contestants are the wide path, the deep path and both joined. The run keeps the contestant
+with the lowest validation loss among those whose validation metric is not worse than that of the baseline.
 """
 
 from __future__ import annotations
@@ -38,19 +38,22 @@ from qkv.training.contestants import Contestant, ranked
 from qkv.training.wide_window import fit_window, join_window
 
 _ROWS = 4096
-"""Rows whose weights are computed at once."""
+"""Number of rows whose TF-IDF weights are computed at once."""
 _MANY = 300_000
-"""Number of weights from which n-grams of a single row are left out: they cost time and gain nothing."""
+"""Above this number of weights, n-grams that occur in only one row are left out: they cost time and gain nothing."""
 _STEPS = 200
 _SHARE = 0.25
-"""Largest share of the usable memory that is taken by the validation part and its outputs."""
+"""Maximum share of the usable memory for the validation split and its outputs."""
 _SMALL, _PARTS = 500, 5
-"""Validation rows below which the loss of a contestant is cross-validated, and the parts of that."""
+"""With fewer validation rows than this, the loss of a contestant is cross-validated; number of folds."""
 
 
 class Design(NamedTuple):
-    """Problem of a wide path. x, targets: of the rows that it is fitted to; unseen, truth: of the validation part;
-    select: how penalties are selected; place: writes a fit into the model; said: words for the features and rows.
+    """Fitting problem of a wide path.
+
+    x, targets: features and targets of the rows that it is fitted to; unseen, truth: features and targets of the
+    validation split; select: selects the penalty and fits; place: copies a fit into the model; said: number of features
+    and rows in words.
     """
 
     x: Any
@@ -65,8 +68,8 @@ class Design(NamedTuple):
 def fit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
     """Fit the wide path of ``model``, if it has one, to the training split; return notices.
 
-    Penalty and scales are selected on the validation split, or by cross-validation. Of many n-grams, those of a single
-    row are left out. Raises ``UserError`` if scikit-learn is not installed.
+    Penalty and scales are selected on the validation split, or by cross-validation. If there are many n-grams, those
+    that occur in only one row are left out. Raises ``UserError`` if scikit-learn is not installed.
     """
     if model.wide is None:
         return []
@@ -79,8 +82,10 @@ def fit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
 
 
 def refit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
-    """Fit the wide path again, to the training and the validation rows, with the penalty and scales that were selected
-    without the latter; return notices, none for a path that is not used or whose rows are no table.
+    """Fit the wide path again, to the training and the validation rows; return notices.
+
+    Penalty and scales are those that were selected in the first fit, without the validation rows. Does nothing, and
+    returns no notices, for a path that is not used or a data set that is not a table of examples.
     """
     if model.wide is None or not model.wide.reads(WIDE) or not isinstance(dataset, ExampleDataset):
         return []
@@ -96,7 +101,7 @@ def refit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
 
 
 def _fitted(model: Transformer, task: JoinedTask, dataset: Dataset, design: Callable[[], Design]) -> Fitted:
-    """Fit to the training rows; made once for a data set."""
+    """Fit the wide path to the training rows; the result is cached per data set."""
     assert model.wide is not None
     outputs = model.wide.num_outputs
 
@@ -108,7 +113,7 @@ def _fitted(model: Transformer, task: JoinedTask, dataset: Dataset, design: Call
 
 
 def _design(model: Transformer, task: JoinedTask, dataset: Dataset, also: str | None = None) -> Design:
-    """Problem of the training rows, and of those of the split ``also``."""
+    """Build the fitting problem of the training rows, together with the rows of the split ``also`` if given."""
     part = dataset.recipe.model.wide
     if part is not None and part.of_values:
         assert isinstance(model.wide, Features)
@@ -123,7 +128,7 @@ def _targets(task: JoinedTask, dataset: Dataset, also: str | None) -> np.ndarray
 
 
 def _of_ngrams(wide: Ngrams, task: JoinedTask, dataset: ExampleDataset, also: str | None) -> Design:
-    """Problem of n-grams. Their weights idf are set, too."""
+    """Build the fitting problem of n-grams. Also set their idf weights in ``wide``."""
     from scipy.sparse import vstack
 
     counts: Any = vstack([_counts(dataset, split, len(wide.table)) for split in (TRAIN, also) if split], "csr")
@@ -144,7 +149,7 @@ def _of_ngrams(wide: Ngrams, task: JoinedTask, dataset: ExampleDataset, also: st
 
 
 def _of_features(wide: Features, task: JoinedTask, dataset: Dataset, also: str | None) -> Design:
-    """Problem of the simple features of a processor."""
+    """Build the fitting problem of a processor's simple features."""
     table = task.simple_features(dataset, VALIDATION, also)
     assert table is not None
 
@@ -164,7 +169,9 @@ def _copy(places: Sequence[Tensor], values: Sequence[Any]) -> None:
 
 
 def _of_singles(model: Transformer, task: JoinedTask, dataset: Dataset) -> dict[str, tuple[Tensor, Tensor]]:
-    """(table, bias) of a wide path that reads one feature, fitted to the training split, by name of the feature."""
+    """For each feature in ``task.singles``, fit a wide path that reads only this feature to the training split; return
+    (table, bias) by name of the feature.
+    """
     wide, found = model.wide, dict[str, tuple[Tensor, Tensor]]()
     table = task.simple_features(dataset, VALIDATION) if task.singles else None
     if wide is None or table is None:
@@ -181,7 +188,7 @@ def _of_singles(model: Transformer, task: JoinedTask, dataset: Dataset) -> dict[
 
 
 def _counts(dataset: ExampleDataset, split: str, columns: int) -> Any:
-    """Counts of the features of all rows of a split, a sparse matrix (rows, columns)."""
+    """Count the features of all rows of a split; return a sparse matrix (rows, columns)."""
     from scipy.sparse import csr_matrix
 
     bags: list[Bag] = [example.fields.bag for example in dataset.examples[split]]
@@ -190,7 +197,7 @@ def _counts(dataset: ExampleDataset, split: str, columns: int) -> Any:
 
 
 def _weighted(wide: Ngrams, counts: Any) -> Any:
-    """TF-IDF weights of the features, as ``counts``, by the model's own formula."""
+    """Return the TF-IDF weights of the features, a matrix like ``counts``, computed by the model's own formula."""
     found, ends = counts.copy(), counts.indptr
     for begin in range(0, counts.shape[0], _ROWS):
         stop = min(begin + _ROWS, counts.shape[0])
@@ -205,10 +212,12 @@ def join(
     model: Transformer, task: Task, dataset: Dataset, precision: str, stop: Callable[[], bool], name: str = ""
 ) -> list[Contestant] | None:
     """Fit the factors of the paths to the validation split, and set those of the winner; return all contestants, the
-    winner first. None if ``stop`` returned True. ``name``: name of the deep path; default: what mixes its tokens.
+    winner first. None if ``stop`` returned True. ``name``: name of the deep path; default: the kinds of its token
+    mixers.
 
-    The winner has the least loss of the contestants whose ``task.metric`` is not worse than that of every baseline, or
-    of the best contestant if all are worse. Of equal ones it is the cheaper: wide, then deep, then joined.
+    The winner has the lowest loss among the contestants whose ``task.metric`` is not worse than the best baseline; if
+    all are worse, it is the contestant with the best metric. Between equal losses, the cheaper contestant wins: wide,
+    then deep, then joined.
     """
     assert model.wide is not None
     if isinstance(dataset, SeriesDataset):
@@ -245,13 +254,13 @@ def join(
 
 
 def _noun(model: Transformer) -> str:
-    """Name of the features of the wide path; empty: that of the task's simple features."""
+    """Return the name of the features that the wide path reads; "": the task names its simple features instead."""
     return "" if model.spec.wide is None else model.spec.wide.noun
 
 
 def _held(batches: Iterable[Batch], outputs: int) -> list[Batch]:
-    """Batches, as many as fit into a share of the memory together with ``outputs`` of each row by every contestant:
-    all, or every second one, or every fourth …
+    """Return as many ``batches`` as fit into a share of the memory, with the ``outputs`` values per target that all
+    contestants compute: all batches, or every second batch, or every fourth …
     """
     memory, step, size = usable_memory(), 1, 0
     most = math.inf if memory is None else _SHARE * memory
@@ -267,13 +276,15 @@ def _held(batches: Iterable[Batch], outputs: int) -> list[Batch]:
 
 
 def _bytes(batch: Batch, outputs: int) -> int:
-    """Bytes of a batch and of the outputs of both paths and of their sum, in fp64."""
+    """Return the bytes of a batch, and of the outputs of both paths and of their sum, in fp64."""
     tensors = (each for each in tree_iter(vars(batch.input)) if isinstance(each, Tensor))
     return sum(each.nbytes for each in tensors) + 3 * 8 * outputs * batch.num_targets
 
 
 def _best_baseline(task: JoinedTask, dataset: Dataset) -> float | None:
-    """Best value of the task's metric among its baselines on the validation split; None without any."""
+    """Return the best value of the task's metric among its baselines on the validation split; None without
+    baselines.
+    """
     found = task.baselines(dataset, VALIDATION)
     values = [value for name, value in found.items() if name.startswith(f"{task.metric}_of_")]
     return (min if task.metric in ERRORS else max)(values, default=None)
@@ -281,7 +292,7 @@ def _best_baseline(task: JoinedTask, dataset: Dataset) -> float | None:
 
 @torch.no_grad()
 def _linear(model: Transformer, table: tuple[Tensor, Tensor], batches: Sequence[Batch]) -> list[Tensor]:
-    """Outputs of the wide path with another table and bias, in fp64 on the CPU."""
+    """Compute the outputs of the wide path with another table and bias, in fp64 on the CPU."""
     wide = model.wide
     assert wide is not None
     own = wide.table.clone(), wide.bias.clone()
@@ -295,7 +306,7 @@ def _linear(model: Transformer, table: tuple[Tensor, Tensor], batches: Sequence[
 def _outputs(
     model: Transformer, task: JoinedTask, batches: Sequence[Batch], precision: str, stop: Callable[[], bool]
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]] | None:
-    """(deep outputs, wide outputs, targets) of each batch, outputs in fp64, on the CPU; None if stopped."""
+    """Compute (deep outputs, wide outputs, targets) of each batch on the CPU, the outputs in fp64; None if stopped."""
     assert model.wide is not None
     found: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
     with evaluating(model), autocast(precision, model.device):
@@ -314,10 +325,10 @@ def _outputs(
 def _shares(
     model: Transformer, deep: Tensor, wide: Tensor, targets: Tensor, reads: Sequence[int]
 ) -> tuple[tuple[float, float], float | None]:
-    """(factors of both paths, cross-validated loss of a row; None if the rows are many).
+    """Return (factors of both paths, cross-validated loss per row); the loss is None unless the rows are few.
 
-    Factors fitted to few rows make outputs too large that are correct for these rows. Few rows therefore decide between
-    fitted factors and equal shares by cross-validation.
+    Factors that are fitted to few rows scale up outputs too much, because the outputs are correct for these rows. With
+    few rows, cross-validation therefore decides between fitted and equal factors.
     """
     fitted, count = _factors(model, deep, wide, targets, reads), len(targets)
     if not _PARTS <= count < _SMALL:
@@ -335,10 +346,11 @@ def _shares(
 def _factors(
     model: Transformer, deep: Tensor, wide: Tensor, targets: Tensor, reads: Sequence[int]
 ) -> tuple[float, float]:
-    """Factors (a, b) of least loss of a · deep + b · wide; that of a path not in ``reads`` is 0.
+    """Return the factors (a, b) that minimise the loss of a · deep + b · wide; the factor of a path not in ``reads`` is
+    0.
 
-    The loss includes (max(0, ln a)² + max(0, ln b)²) / 2, half a normal prior: without it, the factors have no finite
-    optimum if all rows are correct. Factors below 1, as of a poor path, are free.
+    The loss includes (max(0, ln a)² + max(0, ln b)²) / 2, one half of a normal prior: without it, the factors have no
+    finite optimum if all rows are correct. Factors below 1, such as that of a poor path, are not penalised.
     """
     size = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     on = torch.tensor([float(path in reads) for path in (DEEP, WIDE)], dtype=torch.float64)

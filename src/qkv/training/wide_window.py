@@ -1,5 +1,6 @@
-"""Wide path of forecasts: DLinear, fitted before the deep path is trained, and the choice between both paths, their
-mixture and the baselines afterwards.
+"""Wide path of forecasting models: DLinear, fitted before the deep path is trained.
+
+After training, the run chooses between both paths, mixtures of them, and the baselines.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ NORMALISED = "normalised DLinear"
 """Name of the wide path: DLinear on standardised windows, trained on the loss of the head."""
 _BASELINES = {LINEAR: "DLinear", REPEAT: "repeat last", SEASONAL: "seasonal naive"}
 Shares = Mapping[str, float]
-"""Factor of each model whose weighted sum is a contestant, by name."""
+"""Factors of a contestant, which is a weighted sum of models: name of the model -> factor."""
 
 
 def fit_window(model: Transformer, dataset: SeriesDataset) -> list[str]:
-    """Train the wide path of a model of forecasts, on the loss of its head; return notices."""
+    """Train the wide path of a forecasting model, with the loss of the model's head; return notices."""
     head: Any = model.head
     own = fit_linear(dataset, head.form, head.each, True).affine()
     _set(model, Affine(torch.nn.functional.pad(own.table, (0, 0, 0, 2)), own.bias), 1.0, 0.0)
@@ -47,15 +48,17 @@ def join_window(
     stop: Callable[[], bool],
     name: str,
 ) -> list[Contestant] | None:
-    """Choose between the deep path called ``name``, linear maps and a mixture by the validation part; return all
-    contestants, the best first, with their errors on the test part too, if there is one. None if ``stop`` returned
-    True.
+    """Choose between the deep path called ``name``, linear maps, and mixtures of them by the validation split.
 
-    Linear maps: the wide path, and all baselines, whose point forecasts are those that the evaluation reports, with
-    intervals fitted to the training part. Mixtures are the convex ones of deep and wide path, and of both and DLinear,
-    whose points have the least squared error on the validation part. Of the contestants whose error is not above that
-    of any baseline, the one of least loss is chosen; with ``keeps: deep``, the one of least loss among the deep path
-    and its mixture with the wide path.
+    Returns all contestants, the best first, with their test metrics if there is a test split; None if ``stop`` returned
+    True. The best contestant is copied into the model.
+
+    Linear maps are the wide path and all baselines. The baselines have the point forecasts that the evaluation reports,
+    with intervals fitted to the training split. Mixtures are convex combinations of the deep and the wide path, and of
+    both with DLinear; their factors minimise the squared error of the point forecasts on the validation split.
+
+    The chosen contestant has the lowest loss among those whose error is not above the lowest error of the baselines.
+    With ``keeps: deep``, only the deep path and its mixture with the wide path are eligible.
     """
     wide, head = model.wide, model.head
     assert isinstance(wide, LinearWindow)
@@ -88,7 +91,7 @@ def join_window(
 
 
 class _Race(NamedTuple):
-    """Contestants of one model. ``maps``: linear maps by name; ``name``: that of the deep path."""
+    """Contestants of one model: its deep path, called ``name``, and the linear ``maps``, by name."""
 
     model: Transformer
     task: ForecastingTask
@@ -99,7 +102,7 @@ class _Race(NamedTuple):
     name: str
 
     def figures(self, split: str, sides: Mapping[str, Shares]) -> dict[str, dict[str, float]]:
-        """Metrics of each contestant on a split."""
+        """Compute the metrics of each contestant on a split."""
         totals = {label: Totals() for label in sides}
         for batch, outputs in self._outputs(split):
             for label, shares in sides.items():
@@ -110,7 +113,9 @@ class _Race(NamedTuple):
         return {label: self.task.figures(each, scale) for label, each in totals.items() if each.count}
 
     def products(self, labels: list[str]) -> np.ndarray:
-        """Matrix of the mean products of the errors of these contestants' points on the validation part."""
+        """Return the matrix whose entry (i, j) is the mean product of the errors of contestants i and j, over all point
+        forecasts on the validation split.
+        """
         total, count = np.zeros((len(labels), len(labels))), 0
         form: Any = self.model.head.form
         for batch, outputs in self._outputs(VALIDATION):
@@ -122,7 +127,9 @@ class _Race(NamedTuple):
 
     @torch.no_grad()
     def _outputs(self, split: str) -> Iterator[tuple[Batch, dict[str, Tensor]]]:
-        """Batches of a split, and the raw outputs of the deep path and of each linear map; ends early if stopped."""
+        """Yield each batch of a split with the raw outputs of the deep path and of each linear map; end early if
+        stopped.
+        """
         model, wide = self.model, self.model.wide
         assert isinstance(wide, LinearWindow)
         wide.set_share(1.0, 0.0)
@@ -137,7 +144,7 @@ class _Race(NamedTuple):
             yield here, {**linear, self.name: deep.to(window.dtype)}
 
     def keep(self, shares: Shares) -> None:
-        """Set both paths to those of a contestant."""
+        """Copy a contestant into the model: its linear map, and the factors of the deep and the wide path."""
         deep = shares.get(self.name, 0.0)
         wide = sum(shares.values()) - deep
         parts = {label: share / wide for label, share in shares.items() if label != self.name} or {NORMALISED: 1.0}
@@ -146,8 +153,8 @@ class _Race(NamedTuple):
 
 
 def convex(products: np.ndarray) -> list[float]:
-    """Factors w ≥ 0 of sum 1 with the least w^T P w, for positive semi-definite P (n, n) of few rows; those of rows
-    that are not finite are 0.
+    """Return the factors w ≥ 0 with sum 1 that minimise w^T P w, for a small positive semi-definite matrix P (n, n).
+    Factors of rows with non-finite values are 0.
     """
     count = len(products)
     best, found = np.inf, [0.0] * count

@@ -59,6 +59,6 @@ def _model(count: int, task: TaskSpec) -> Model:
 
 
 def _candidates() -> dict[str, dict[str, Any]]:
-    """Models that compete, as changes of the recipe."""
+    """Return the models that compete in heats, as overrides of the recipe."""
     block = [{"branches": ["convolution(7)", "feed_forward"], "dropout": 0.1}]
     return {"transformer": {}, "convolution": {"model.blocks": block}}

@@ -24,8 +24,8 @@ _WIDTH = 64
 def choose_edges(asked: RecipeRequest) -> Recipe:
     """Choose a recipe that predicts the missing edges of a graph.
 
-    Two steps of propagation give each node a vector; a logistic regression on common neighbours and similarity, and
-    both indices by themselves, are contestants on the validation edges.
+    Two steps of propagation give each node a vector. The contestants on the validation edges also include a logistic
+    regression on common neighbours and similarity, and each of these two indices alone.
     """
     given = asked.data
     table = open_graph(given)

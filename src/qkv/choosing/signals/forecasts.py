@@ -27,18 +27,22 @@ from qkv.spec.tasks import Forecasting
 from qkv.spec.wide import LinearWindow
 
 _LONGEST, _SHORTEST = 512, 4
-"""Bounds of the context."""
+"""Maximum and minimum number of steps of the context."""
 _PERIODS, _HORIZONS = 4, 3
-"""Periods and horizons of the context, at least."""
+"""Minimum length of the context, as a number of seasonal periods and of horizons."""
 _EPOCHS, _MOST = 30, 4000
 _PARTS, _FEW = (0.7, 0.1, 0.2), 0.5
-"""Fractions of the steps of the parts, and of the steps of a part that have a value, at least."""
+"""Fractions of the steps in training, validation and test split; minimum fraction of a split's steps that have a
+value.
+"""
 _ROWS = 256
-"""Rows of a batch, about: windows times channels."""
+"""Approximate number of rows of a batch: windows times channels."""
 
 
 class _Lengths(NamedTuple):
-    """Steps of the longest series, of the context, of the horizon and of the parts; windows to train on, about."""
+    """Numbers of steps of the longest series, of the context, of the horizon and of the splits (``parts``); approximate
+    number of windows to train on.
+    """
 
     series: int
     context: int
@@ -52,9 +56,9 @@ def choose_forecast(asked: RecipeRequest) -> Recipe:
     """Choose a recipe that forecasts the series of a table.
 
     The model is a Transformer over patches of each channel (PatchTST, Nie et al. 2023) that predicts quantiles, beside
-    a linear map of the window (DLinear); of these, their mean and naive forecasts, the run keeps the best on the
-    validation part. Context: four seasons and three horizons, as far as the series are long enough. Horizon, if no
-    override names one: a season, else 24 steps.
+    a linear map of the window (DLinear). The run keeps the best on the validation split among both, their mixtures, and
+    naive forecasts. Context: the longest of four seasons, three horizons and 32 steps, as far as the series are long
+    enough. Horizon, if no override names one: a season, else 24 steps.
 
     Raises ``UserError`` for an unusable table, or series too short for the horizon.
     """
@@ -81,7 +85,9 @@ def choose_forecast(asked: RecipeRequest) -> Recipe:
 
 
 def _lengths(panel: Panel, period: int | None, horizon: Any, context: Any) -> _Lengths:
-    """Choose lengths. ``horizon``, ``context``: the user's, or None. Raises ``UserError`` for short series."""
+    """Choose the lengths. ``horizon``, ``context``: values set by the user, or None. Raises ``UserError`` for short
+    series.
+    """
     longest = max(each.length for each in panel.series)
     low = min(each.first for each in panel.series)
     total = max(each.first + each.length for each in panel.series) - low
@@ -102,9 +108,10 @@ def _lengths(panel: Panel, period: int | None, horizon: Any, context: Any) -> _L
 
 
 def _shares(panel: Panel, low: int, total: int, ahead: int) -> tuple[float, ...]:
-    """Parts as fractions of the steps; if most steps of one have no value, as steps with as many values.
+    """Choose the sizes of the splits, as fractions of the steps. If most steps of a split have no value, the sizes are
+    numbers of steps that divide the steps with a value in the same proportions.
 
-    ``low``, ``total``: first step of all series, and their number; each part has at least ``ahead`` of them.
+    ``low``: first step of all series; ``total``: number of steps; each split has at least ``ahead`` steps.
     """
     seen = np.zeros(total, bool)
     for each in panel.series:
@@ -119,7 +126,7 @@ def _shares(panel: Panel, low: int, total: int, ahead: int) -> tuple[float, ...]
 
 
 def _moved(parts: tuple[float, ...]) -> str:
-    """Clause on parts that are no fractions."""
+    """Describe the splits in a clause if their sizes are numbers of steps; "" if they are fractions."""
     steps = ", ".join(f"{part:,}" for part in parts[:2])
     return f", parts of {steps} and {parts[2]:,} steps" if max(parts) > 1 else ""
 

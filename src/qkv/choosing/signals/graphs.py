@@ -25,7 +25,7 @@ _ROWS = 32
 _SAMPLE = 300
 _WALK, _DEGREE = 8, 8
 _BUCKETS, _OUTPUTS = 1 << 17, 1 << 21
-"""Hash buckets of subtrees, and most of them times the number of classes."""
+"""Maximum number of hash buckets for subtrees; maximum of this number times the number of classes."""
 
 
 @chooses(Graphs)
@@ -52,8 +52,8 @@ def choose_graphs(asked: RecipeRequest) -> Recipe:
 
 
 def _processor(data: Data) -> Graphs:
-    """Processor with standardised features and encodings of walks and degrees, unless it has encodings of its own or
-    is the fitted one of a model that is fine-tuned.
+    """Return the processor with standardised features, and with encodings of walks and degrees unless it has encodings
+    of its own. The fitted processor of a model that is fine-tuned is returned unchanged.
     """
     given = cast("Graphs", data.processor)
     if given.given_columns is not None:
@@ -64,7 +64,7 @@ def _processor(data: Data) -> Graphs:
 
 
 def _size(processor: Graphs, graphs: list[Any]) -> int:
-    """Mean number of nodes of a sample of readable graphs. Raises ``UserError`` if none is readable."""
+    """Return the mean number of nodes of a sample of readable graphs. Raises ``UserError`` if none is readable."""
     count = build_processor(processor.changed(num_features=0, tags=())).count  # type: ignore[attr-defined]
     sizes = readable(count, graphs[:: max(1, len(graphs) // _SAMPLE)], "graph")
     return max(1, round(sum(sizes) / len(sizes)))
@@ -89,14 +89,16 @@ def _model(count: int, task: TaskSpec, wide: Subtrees) -> Model:
 
 
 def _wide(asked: RecipeRequest) -> Subtrees:
-    """Wide path with buckets for the subtrees of all nodes, but fewer of many classes."""
+    """Return the wide path with hash buckets for the subtrees of all nodes; many classes reduce the number of
+    buckets.
+    """
     target = build_task(asked.task, asked.data).target.name  # type: ignore[attr-defined]
     targets = {row[target] for row in asked.records.splits["train"] if isinstance(row[target], str)}
     return Subtrees(buckets=min(_BUCKETS, _OUTPUTS // max(1, len(targets))))
 
 
 def _candidates(processor: Graphs) -> dict[str, dict[str, Any]]:
-    """Models that compete, as changes of the recipe."""
+    """Return the models that compete in heats, as overrides of the recipe."""
     edges = [{"branches": ["propagation", "feed_forward"], "dropout": 0.2}]
     sums = [{"branches": ["gin"], "norm": "batch_norm", "dropout": 0.2}]
     bag = [{"branches": ["feed_forward"], "dropout": 0.2}]

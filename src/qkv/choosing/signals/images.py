@@ -22,7 +22,7 @@ from qkv.spec.tasks import Task as TaskSpec
 from qkv.spec.wide import Gradients
 
 _GRID = 8
-"""Rows and columns of positions of a transformer, about."""
+"""Approximate number of rows, and of columns, in the grid of positions of a transformer."""
 _EPOCHS = 40
 _FEW = 2_000
 """Images below which the model and its batches are smaller."""
@@ -54,7 +54,7 @@ def choose_images(asked: RecipeRequest) -> Recipe:
 
 
 def _processor(asked: RecipeRequest) -> tuple[Images, tuple[int, int]]:
-    """(processor fitted to the training images, with augmentation unless it has its own; height and width)."""
+    """Return (processor fitted to the training images, with augmentation unless it names its own; (height, width))."""
     processor = fitted_pixels(asked)
     assert isinstance(processor, Images)
     height, width = processor.height, processor.width
@@ -66,7 +66,7 @@ def _processor(asked: RecipeRequest) -> tuple[Images, tuple[int, int]]:
 
 
 def fitted_pixels(asked: RecipeRequest) -> Pixels:
-    """Processor of pixels, fitted to the training values. Raises ``UserError`` if these do not fit into memory."""
+    """Fit the processor of pixels to the training values. Raises ``UserError`` if these do not fit into memory."""
     assert asked.data.processor is not None
     processor = build_processor(asked.data.processor).fitted(asked.values)
     assert isinstance(processor, Pixels)
@@ -97,12 +97,14 @@ def _block(width: int) -> Block:
 
 
 def _patch(side: int, stages: int) -> int:
-    """Patch size that gives about ``_GRID`` rows after ``stages`` halvings of ``side`` pixels."""
+    """Return the patch size that gives about ``_GRID`` rows after ``stages`` halvings of ``side`` pixels."""
     return max(1, round(side / 2**stages / _GRID))
 
 
 def _candidates(side: int, width: int) -> dict[str, dict[str, Any]]:
-    """Models that compete, as changes of the recipe: its own model; plain patches; a convolutional network."""
+    """Return the models that compete in heats, as overrides of the recipe: its own model; plain patches; a
+    convolutional network.
+    """
     plain = {"model.frontend.stem": [], "model.frontend.patch": _patch(side, 0)}
     network = {
         "model.num_layers": None,

@@ -45,14 +45,14 @@ class RecipeRequest:
 
 
 Choice = Callable[[RecipeRequest], Recipe]
-"""Function that chooses a recipe, without a name."""
+"""Function that chooses a recipe; the recipe has no name yet."""
 
 _CHOICES: Register[type[Part], Choice] = Register("qkv.choosing.signals")
 
 
 def chooses(part: type[Task] | type[Processor]) -> Callable[[Choice], Choice]:
-    """Register the decorated function as the choice of a recipe for the task ``part``, whatever its data, or for data
-    that the processor ``part`` reads.
+    """Register the decorated function to choose recipes for the task ``part``, whatever its data, or for data that the
+    processor ``part`` reads.
     """
 
     def register(found: Choice) -> Choice:
@@ -63,7 +63,9 @@ def chooses(part: type[Task] | type[Processor]) -> Callable[[Choice], Choice]:
 
 
 def choice_for(part: Task | Processor | None) -> Choice | None:
-    """Function that chooses a recipe for a task, or for the data of a processor; None if none is registered."""
+    """Return the function that chooses a recipe for a task, or for the data of a processor; None if none is
+    registered.
+    """
     return None if part is None else _CHOICES.find(type(part))
 
 

@@ -24,7 +24,7 @@ from qkv.spec.tasks import Task as TaskSpec
 from qkv.spec.wide import Features
 
 _PATCHES = 32
-"""Patches of a row of usual length, about, without overlap; they overlap by a half."""
+"""Approximate number of patches of a series of usual length; each patch overlaps the next by half."""
 _EPOCHS = 40
 _FEW = 2_000
 """Series below which the model is smaller."""
@@ -65,7 +65,7 @@ def choose_series(asked: RecipeRequest) -> Recipe:
 
 
 def _lengths(values: list[Any], processor: Series) -> np.ndarray:
-    """Steps of the readable series."""
+    """Return the numbers of steps of the readable series."""
     found = list[int]()
     for value in values:
         try:
@@ -100,7 +100,7 @@ def _model(count: int, usual: int, longest: int, task: TaskSpec) -> Model:
 
 
 def _candidates() -> dict[str, dict[str, Any]]:
-    """Models that compete, as changes of the recipe."""
+    """Return the models that compete in heats, as overrides of the recipe."""
     block = [{"branches": ["convolution(5)", "feed_forward"], "dropout": 0.2}]
     return {
         "transformer": {},

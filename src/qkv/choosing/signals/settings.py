@@ -15,7 +15,7 @@ _PATIENCE = 8
 
 
 def short_form(steps: int) -> dict[str, Any]:
-    """Overrides that make the quick form, a short try, of a recipe whose full form has ``steps`` steps."""
+    """Return the overrides for the quick form, a short try, of a recipe whose full form has ``steps`` steps."""
     short = max(1, min(steps // 10, _SHORT))
     return {"training.steps": short, "training.validation.every": max(1, short // 4)}
 
@@ -31,10 +31,11 @@ def training_of(
     validated: int | None = None,
     validations: int = 10,
 ) -> Training:
-    """Training settings for ``epochs`` of ``examples`` in batches of ``rows``, within the budget of ``MINUTES``.
+    """Build training settings for ``epochs`` of ``examples`` in batches of ``rows``, within the budget of ``MINUTES``.
 
-    It takes at most ``most`` steps. It is validated every epoch on ``validated`` batches (None: all), at least
-    ``validations`` times, and stops when that no longer improves. ``final``: share of the learning rate at the end.
+    Training makes at most ``most`` steps. Every epoch, and at least ``validations`` times, it validates on
+    ``validated`` batches (None: all), and stops when the validation no longer improves. ``final``: share of the
+    learning rate at the end.
     """
     epoch = max(1, examples // rows)
     wanted = max(_FEWEST, epochs * epoch)

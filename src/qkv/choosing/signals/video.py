@@ -20,7 +20,9 @@ from qkv.spec.tasks import Task as TaskSpec
 from qkv.spec.wide import Features
 
 _GRID = 4
-"""Rows and columns of positions of a transformer over short tubelets, about; twice as many over long ones."""
+"""Approximate number of rows, and of columns, in the grid of positions of a transformer over short tubelets; twice as
+many over long tubelets.
+"""
 _EPOCHS = 30
 _FEW = 2_000
 """Clips below which the model and its batches are smaller."""
@@ -68,12 +70,12 @@ def _model(count: int, frames: int, side: int, task: TaskSpec) -> Model:
 
 
 def _patch(side: int, rows: int) -> int:
-    """Patch size that gives about ``rows`` rows of ``side`` pixels."""
+    """Return the patch size that divides ``side`` pixels into about ``rows`` rows."""
     return max(1, round(side / rows))
 
 
 def _candidates(frames: int, side: int) -> dict[str, dict[str, Any]]:
-    """Models that compete, as changes of the recipe."""
+    """Return the models that compete in heats, as overrides of the recipe."""
     if frames == 1:
         return {}
     whole = {"model.frontend.depth": frames, "model.frontend.patch": _patch(side, 2 * _GRID)}

@@ -42,8 +42,10 @@ class Batch:
         count: int | None = None,
         **extras: Any,
     ) -> Self:
-        """Batch of the input signal ``read``, of ids (B, N) or a ``Signal``, and optionally an encoder's ``source``;
-        ``extras`` and ``count`` as in the class.
+        """Build a batch of the input signal ``read``, ids (B, N) or a ``Signal``, and optionally an encoder's
+        ``source``.
+
+        ``extras`` and ``count``: as in the class.
         """
         signals = {INPUT: Signal.of(read)} | ({} if source is None else {SOURCE: source})
         return cls(signals, targets, extras, count)
@@ -55,16 +57,18 @@ class Batch:
 
     @property
     def source(self) -> Signal | None:
-        """Input signal of the encoder; None without one."""
+        """Input signal of the encoder; None if there is no encoder."""
         return self.signals.get(SOURCE)
 
     def to(self, device: torch.device | str) -> Self:
-        """Copy of the batch on ``device``."""
+        """Return a copy of the batch on ``device``."""
         signals = {name: signal.to(device) for name, signal in self.signals.items()}
         extras = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in self.extras.items()}
         return replace(self, signals=signals, targets=self.targets.to(device), extras=extras)
 
     @property
     def num_targets(self) -> int:
-        """Number of targets that enter the loss: ``count``, else the targets other than ``IGNORED``."""
+        """Number of targets that enter the loss: ``count``, or if it is None the number of targets other than
+        ``IGNORED``.
+        """
         return int((self.targets != IGNORED).sum()) if self.count is None else self.count

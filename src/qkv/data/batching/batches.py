@@ -12,7 +12,7 @@ from qkv.spec.errors import UserError
 from qkv.spec.register import implementation
 
 RELEASE_EVERY = 64
-"""Batches after which the memory-mapped pages of a long text are released, to bound memory."""
+"""Number of batches after which the memory-mapped pages of a long text are released, to bound memory."""
 
 
 class Batches:
@@ -29,14 +29,15 @@ class Batches:
         )
 
     def batch(self, step: int) -> Batch:
-        """Training batch of a step: a function of (seed, step) only."""
+        """Return the training batch of a step: a function of (seed, step) only."""
         if step % RELEASE_EVERY == 0:
             self._train.split.release()
         return self._train.batch(step)
 
     def validation(self, batches: int | None = None) -> Iterator[Batch]:
-        """Held-out batches in a fixed order: the whole split once (None), or ``batches`` batches of rows evenly spaced
-        over it.
+        """Yield validation batches in a fixed order.
+
+        ``batches`` None: the whole split once. Otherwise: ``batches`` batches of rows evenly spaced over the split.
         """
         for number, batch in enumerate(self._validation.every_row(batches)):
             if number % RELEASE_EVERY == 0:

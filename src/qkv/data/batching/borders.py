@@ -5,14 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 FINEST = 1024
-"""Maximum number of lengths considered as boundaries; with more, a subset is used."""
+"""Maximum number of distinct lengths considered as bucket boundaries; if there are more, a subset is used."""
 
 
 def borders(lengths: np.ndarray, counts: np.ndarray, buckets: int) -> np.ndarray:
-    """Row indices at which the second and later buckets begin, chosen to minimise padding to each bucket's longest row.
+    """Return the row indices at which the second and later buckets begin, chosen to minimise padding to each bucket's
+    longest row.
 
-    Rows are sorted by length; ``counts[i]`` of them have ``lengths[i]``, increasing. Exact by dynamic programming,
-    O(buckets · lengths²), up to ``FINEST`` lengths; beyond, only a subset can be boundaries.
+    Rows are sorted by length: ``counts[i]`` rows have the length ``lengths[i]``, and ``lengths`` increases. Exact by
+    dynamic programming, O(buckets · lengths²), up to ``FINEST`` lengths; beyond that, only a subset of the lengths can
+    be boundaries.
     """
     if not len(lengths):
         return np.zeros(0, np.int64)

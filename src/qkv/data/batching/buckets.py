@@ -1,4 +1,4 @@
-"""Rows of one document each, batched with documents of similar length."""
+"""Batching with one document per row, together with documents of similar length."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qkv.spec import data as spec
 from qkv.spec.register import implements
 
 _SORTED_TOGETHER = 64
-"""Batches whose rows are sorted by length as a group under ``token_buckets``."""
+"""Number of batches whose rows are sorted by length as a group under ``token_buckets``."""
 
 
 @implements(spec.LengthBuckets)
@@ -24,11 +24,11 @@ class LengthBuckets(RowLayout):
     """Batching of text with one document per row: rows are sorted by length and divided into at most
     ``batching.buckets`` buckets. An epoch shuffles the rows of each bucket, then the batches.
 
-    A document of more than ``length`` targets continues in further rows. A single token has no target, and no row.
-    Batches may span two buckets, so that at most one batch of an epoch is not full.
+    A document of more than ``length`` targets continues in further rows. A document of a single token has no target,
+    and so no row. Batches may span two buckets, so that at most one batch of an epoch is not full.
 
     Rows are numbered by length: first the remainders of documents, shorter than ``length``, then the full rows. Memory:
-    a few numbers per document, and four bytes per row. Examples are batched in the same way.
+    a few numbers per document, and four bytes per row. Separate examples are batched in the same way.
     """
 
     for_examples = True
@@ -67,7 +67,7 @@ class LengthBuckets(RowLayout):
 
     @cached_property
     def _borders(self) -> np.ndarray:
-        """Index of the first row of each bucket but the first."""
+        """Index of the first row of each bucket except for the first bucket."""
         sizes, counts = np.unique(self._sizes[:-1], return_counts=True)
         if self._num_full:
             sizes, counts = np.append(sizes, self.length), np.append(counts, self._num_full)
@@ -98,17 +98,17 @@ class LengthBuckets(RowLayout):
         return padded_rows(self.split.ids, starts, sizes, int(sizes.max()))
 
     def _sizes_of(self, index: np.ndarray) -> np.ndarray:
-        """Number of targets in each of the rows ``index``."""
+        """Return the number of targets in each of the rows ``index``."""
         return self._sizes[np.minimum(index, len(self._ends))]
 
     def _stop(self, document: np.ndarray) -> np.ndarray:
-        """Position in the ids after the last token of each document, for document indices ``document``."""
+        """Return, for each document index in ``document``, the position in the ids after the document's last token."""
         documents = self.split.documents
         after = document.astype(np.int64) + 1
         return np.where(after < len(documents), documents[np.minimum(after, len(documents) - 1)], len(self.split.ids))
 
     def padding(self) -> float:
-        """Fraction of positions in the first epoch's batches that are padding, 0 to 1."""
+        """Return the fraction of positions in the first epoch's batches that are padding, 0 to 1."""
         sizes = self._sizes_of(self._plan(0)[0])
         begins = np.arange(0, self.num_rows, self.batch_size)
         widest = np.maximum.reduceat(sizes, begins).astype(np.int64)
@@ -122,8 +122,8 @@ class LengthBuckets(RowLayout):
 
 @implements(spec.TokenBuckets)
 class TokenBuckets(LengthBuckets):
-    """Batching of text with one document per row; each batch has documents of similar length that fill about ``tokens``
-    positions, padding included. An epoch uses every document once.
+    """Batching of text with one document per row: a batch has documents of similar length and at most ``tokens``
+    positions, padding included; a longer document is a batch of its own. An epoch uses every document once.
     """
 
     def __init__(self, batching: spec.TokenBuckets, split: Split, batch_size: int, length: int, seed: int):

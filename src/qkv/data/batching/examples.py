@@ -15,9 +15,9 @@ from qkv.spec.register import implementation, implementations
 
 
 class ExampleRows:
-    """Plan of training batches of separate examples: indices of the examples in the batch of each step.
+    """Plan of the training batches of separate examples: for each step, the indices of the examples in its batch.
 
-    ``sizes`` (examples,): positions of each example in a batch. The layout of ``batching`` groups the examples of each
+    ``sizes`` (examples,): number of positions of each example. The layout of ``batching`` groups the examples of each
     epoch. Raises ``UserError`` for layouts that only handle running text.
     """
 
@@ -34,22 +34,23 @@ class ExampleRows:
         self._ends: list[int] = []
 
     def of_step(self, step: int) -> np.ndarray:
-        """Example indices of the training batch of step ``step``; steps are counted from 0."""
+        """Return the example indices of the training batch of step ``step``; steps are counted from 0."""
         while not self._ends or step >= self._ends[-1]:  # epochs may differ in their number of batches
             self._ends.append((self._ends[-1] if self._ends else 0) + len(self._plan(len(self._ends))))
         epoch = bisect_right(self._ends, step)
         return self._plan(epoch)[step - (self._ends[epoch - 1] if epoch else 0)]
 
     def padding(self) -> float:
-        """Fraction of positions in the first epoch's batches that are padding, 0 to 1."""
+        """Return the fraction of positions in the first epoch's batches that are padding, 0 to 1."""
         plan = self._plan(0)
         held = sum(len(rows) * int(self.sizes[rows].max()) for rows in plan)
         return 1 - sum(int(self.sizes[rows].sum()) for rows in plan) / held
 
 
 def filled(rows: np.ndarray, sizes: np.ndarray, most: int) -> list[np.ndarray]:
-    """Group example indices ``rows``, sorted by size, into batches of at most ``most`` positions, padding included; a
-    longer example is a batch of its own.
+    """Group the example indices ``rows``, sorted by size, into batches of at most ``most`` positions, padding included.
+
+    An example of more than ``most`` positions is a batch of its own.
     """
     batches, begin = [], 0
     for end in range(1, len(rows) + 1):
@@ -60,8 +61,9 @@ def filled(rows: np.ndarray, sizes: np.ndarray, most: int) -> list[np.ndarray]:
 
 
 def in_order(sizes: np.ndarray, batch_size: int, batches: int | None) -> Iterator[np.ndarray]:
-    """Example indices of evaluation batches, sorted by length to reduce padding: of all examples (``batches`` None), or
-    of ``batches`` batches of evenly spaced examples.
+    """Yield the example indices of evaluation batches, sorted by length to reduce padding.
+
+    ``batches`` None: all examples. Otherwise: ``batches`` batches of evenly spaced examples.
     """
     chosen = np.arange(len(sizes))
     if batches is not None and batches * batch_size < len(sizes):

@@ -15,7 +15,8 @@ from qkv.data.corpora.corpus import Split
 class RowLayout(ABC):
     """Base class of layouts: cut a split of text into rows of at most ``length`` targets, and group rows into batches.
 
-    The ``num_rows`` rows cover every target of the split once. ``batch`` returns training batches, ``rows`` given rows.
+    The ``num_rows`` rows cover every target of the split once. ``batch`` returns the training batch of a step, ``rows``
+    a batch of the rows with given indices.
     """
 
     def __init__(self, batching: Any, split: Split, batch_size: int, length: int, seed: int):
@@ -29,33 +30,37 @@ class RowLayout(ABC):
     def epoch(
         cls, batching: Any, sizes: np.ndarray, batch_size: int, generator: np.random.Generator
     ) -> list[np.ndarray]:
-        """Batches of one epoch of separate examples, each an array of example indices. ``sizes`` (examples,): positions
-        of each example.
+        """Return the batches of one epoch of separate examples, each an array of example indices.
+
+        ``sizes`` (examples,): number of positions of each example.
         """
         raise NotImplementedError
 
     @abstractmethod
     def rows(self, index: np.ndarray) -> Batch:
-        """Batch of the rows with the numbers ``index``."""
+        """Return the batch of the rows with the indices ``index``."""
 
     @abstractmethod
     def batch(self, step: int) -> Batch:
-        """Training batch of step ``step``, a function of (seed, step) only."""
+        """Return the training batch of step ``step``, a function of (seed, step) only."""
 
     def padding(self) -> float:
-        """Fraction of positions in an epoch's batches that are padding, 0 to 1."""
+        """Return the fraction of positions in an epoch's batches that are padding, 0 to 1."""
         return 0.0
 
     def problem(self) -> str:
-        """Reason why the split is too short for this layout, as the end of a sentence; "" if it is long enough."""
+        """Return the reason why the split is too short for this layout, as the end of a sentence; "" if it is long
+        enough.
+        """
         needed, tokens = self.length + 1, len(self.split.ids)
         if tokens >= needed:
             return ""
         return f"has {tokens} tokens, and a context of {self.length} needs at least {needed}"
 
     def every_row(self, batches: int | None) -> Iterator[Batch]:
-        """Evaluation batches: all rows once, in order (``batches`` None), or ``batches`` batches of evenly spaced rows;
-        always the same.
+        """Yield evaluation batches, always the same.
+
+        ``batches`` None: all rows once, in order. Otherwise: ``batches`` batches of evenly spaced rows.
         """
         wanted = self.num_rows if batches is None else min(batches * self.batch_size, self.num_rows)
         for begin in range(0, wanted, self.batch_size):

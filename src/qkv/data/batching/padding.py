@@ -13,7 +13,9 @@ from torch import Tensor
 def padded(
     rows: Sequence[Sequence[int] | np.ndarray], filler: int = 0, dtype: DTypeLike = np.int64
 ) -> tuple[Tensor, Tensor]:
-    """Pad rows of different length on the right with ``filler``: (values (B, longest) of ``dtype``, lengths (B))."""
+    """Pad rows of different length on the right with ``filler``; return (values (B, longest) of ``dtype``, lengths
+    (B)).
+    """
     lengths = np.array([len(row) for row in rows], np.int64)
     found = np.full((len(rows), max(1, int(lengths.max(initial=0)))), filler, dtype)
     for place, row in enumerate(rows):
@@ -22,7 +24,9 @@ def padded(
 
 
 def padded_tables(rows: Sequence[np.ndarray], filler: int) -> tuple[Tensor, Tensor]:
-    """Pad tables (n, f) of different sizes at their ends with ``filler``: (values (B, N, F) int64, lengths n (B))."""
+    """Pad tables (n, f) of different sizes with ``filler`` at the ends of both axes; return (values (B, N, F) int64,
+    lengths n (B)).
+    """
     most, widest = max(len(row) for row in rows), max(row.shape[1] for row in rows)
     found = np.full((len(rows), most, widest), filler, np.int64)
     for place, row in enumerate(rows):
@@ -31,5 +35,5 @@ def padded_tables(rows: Sequence[np.ndarray], filler: int) -> tuple[Tensor, Tens
 
 
 def lengths_or_none(ids: Tensor, lengths: Tensor) -> Tensor | None:
-    """``lengths`` (B) if a row of ``ids`` (B, N) is padded, else None, which saves masking."""
+    """Return ``lengths`` (B) if any row of ``ids`` (B, N) is padded, else None, which saves masking."""
     return None if bool((lengths == ids.shape[1]).all()) else lengths

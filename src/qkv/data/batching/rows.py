@@ -12,25 +12,27 @@ from qkv.layers.signal import Signal
 
 
 def random(seed: int, step: int) -> np.random.Generator:
-    """Independent random generator for each (seed, step): Philox keyed by both (Salmon et al. 2011)."""
+    """Return an independent random generator for each (seed, step): Philox keyed by both (Salmon et al. 2011)."""
     return np.random.Generator(np.random.Philox(key=np.array([seed % 2**64, step], np.uint64)))
 
 
 def windows(ids: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
-    """(rows, length + 1) int64: ids from each start; the first ``length`` are inputs, the last ``length`` their
-    next-token targets.
+    """Cut a window of ``length`` + 1 ids at each start, (rows, length + 1) int64.
+
+    The first ``length`` ids are inputs, the last ``length`` ids are their next-token targets.
     """
     return ids[starts[:, None] + np.arange(length + 1)].astype(np.int64)
 
 
 def full_rows(ids: np.ndarray, starts: np.ndarray, length: int) -> Batch:
-    """Next-token batch with one row of ``length`` inputs and targets per index in ``starts``."""
+    """Build a next-token batch with one row of ``length`` inputs and targets per index in ``starts``."""
     return _batch(windows(ids, starts, length))
 
 
 def padded_rows(ids: np.ndarray, starts: np.ndarray, targets: np.ndarray, length: int) -> Batch:
-    """Next-token batch with one row per index in ``starts``, of ``targets[row]`` <= ``length`` targets, padded on the
-    right with id 0.
+    """Build a next-token batch with one row per index in ``starts``, padded on the right with id 0.
+
+    A row has ``targets[row]`` <= ``length`` targets.
     """
     if (targets == length).all():
         return full_rows(ids, starts, length)
@@ -44,8 +46,8 @@ def padded_rows(ids: np.ndarray, starts: np.ndarray, targets: np.ndarray, length
 
 
 def with_segments(batch: Batch, documents: np.ndarray, starts: np.ndarray) -> Batch:
-    """Add document numbers as segments to ``batch``, so that attention can stay within documents; a target that begins
-    another document is ignored.
+    """Add document numbers as segments to ``batch``, so that attention can stay within documents; a target that is the
+    first token of another document is ignored.
 
     ``documents``: index in the ids at which each document begins; ``starts``: index at which each row begins.
     """

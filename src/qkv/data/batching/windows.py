@@ -16,7 +16,7 @@ from qkv.spec.register import implements
 
 @implements(spec.RandomCrops)
 class RandomCrops(RowLayout):
-    """Batching of text as windows at random positions, drawn with replacement; held-out text is cut into consecutive
+    """Batching of text as windows at random positions, drawn with replacement; validation text is cut into consecutive
     windows. Separate examples are drawn with replacement, too.
     """
 

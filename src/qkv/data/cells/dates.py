@@ -1,4 +1,6 @@
-"""Dates in the cells of a column: patterns such as "%d/%m/%Y", reading, and writing in the same form."""
+"""Dates in the cells of a column: recognise patterns such as "%d/%m/%Y", parse dates, and write dates in the same
+form.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,11 @@ PATTERNS = (
     *(*_SEPARATED, "%Y%m%d", *_DAY_FIRST, *_BOTH_ORDERS, *_YEAR_FIRST, *_COMPACT[1:]),
     *(*_MONTHS, *_NAMED_DAYS, *_NAMED_MONTHS, *_QUARTERS, *_WEEKS),
 )
-"""Patterns that are tried, the preferred first. Fields as those of ``strftime``, and %q for the quarter."""
+"""Patterns to try, preferred patterns first. Fields are those of ``strftime``, and %q for the quarter."""
 WEAK = ("%y%m%d", "%d%m%y", "%Y%j", "%Y.%m", "%d%m%Y", "%m.%Y")
-"""Patterns that plain numbers fit by chance."""
+"""Patterns that plain numbers match by chance."""
 EXCHANGED = ("%d/%m", "%m/%d", "%d-%m", "%m-%d-", "%y/%m", "%y-%m", "%y.%m")
-"""Beginnings of patterns that are easily read in another order."""
+"""Beginnings of ambiguous patterns: two fields are easily exchanged, such as day and month."""
 _LANGUAGES = tuple(
     tuple(names.split())
     for names in (
@@ -68,7 +70,7 @@ _STAMP = re.compile(rf"(?P<date>.*?\w)(?:(?P<gap>T|t|,?\s+|:)(?P<clock>{_CLOCK})
 _WEEKDAY = re.compile(r"(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*,?\s+", re.IGNORECASE)
 _CENTURY = 69
 _CHECKED = 20
-"""Last cells that a style has to write as they are."""
+"""Number of last cells that a style must reproduce exactly."""
 
 
 class StampCell(NamedTuple):
@@ -82,7 +84,7 @@ class StampCell(NamedTuple):
 
 
 def split_cell(text: str) -> StampCell | None:
-    """Parts of a time stamp; None if its time of the day is impossible."""
+    """Split a time stamp into its parts; None if it has another form or an impossible time of the day."""
     text = text.strip()
     found = _STAMP.fullmatch(_WEEKDAY.sub("", text, count=1) if text[:1].isalpha() else text)
     if found is None:
@@ -122,14 +124,17 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def is_pattern(pattern: str) -> bool:
-    """True for a pattern of known fields that name a date."""
+    """True if all fields of the pattern are known and different, and one of them is the year."""
     fields = re.findall(r"%(.)", pattern)
     known = bool(fields) and all(field in _FIELDS for field in fields) and len(set(fields)) == len(fields)
     return known and any(field in "YyG" for field in fields)
 
 
 def day_in(text: str, pattern: str) -> float:
-    """Seconds from 1970 to the beginning of the day, month, quarter or week in a text; NaN if it does not fit."""
+    """Parse a text by a pattern; return the seconds from 1970 to the beginning of its day, month, quarter or week.
+
+    NaN if the text does not fit.
+    """
     found = _compiled(pattern).fullmatch(text)
     if found is None:
         return math.nan
@@ -146,7 +151,7 @@ def day_in(text: str, pattern: str) -> float:
 
 
 def _day(fields: dict[str, str]) -> date:
-    """Day of the fields of a pattern. Raises ``ValueError`` or ``KeyError`` if there is none."""
+    """Return the date for the fields of a pattern. Raises ``ValueError`` or ``KeyError`` if there is no such date."""
     short = int(fields.get("y", 0))
     year = int(fields["Y"]) if "Y" in fields else short + (2000 if short < _CENTURY else 1900)
     if not 1000 <= year < 3000:
@@ -166,7 +171,7 @@ def _day(fields: dict[str, str]) -> date:
 
 @cache
 def _month_names() -> dict[str, int]:
-    """Number of the month of each name, and of each beginning of one of at least three letters."""
+    """Return month numbers by month name, and by each prefix of a name with at least three letters."""
     found = {"mrt": 3, "mrz": 3, "maerz": 3}
     for names in _LANGUAGES:
         for i, name in enumerate(names):
@@ -175,8 +180,10 @@ def _month_names() -> dict[str, int]:
 
 
 class Style(NamedTuple):
-    """Spelling of dates of a ``pattern``: numbers ``padded`` with zeros, ``names`` of the months, ``gap`` and form
-    of the time of the day (``clock``, as for ``strftime``, with %f of ``digits`` digits).
+    """Spelling of dates in a ``pattern``.
+
+    ``padded``: numbers have leading zeros; ``names``: month names; ``gap``: text between date and time of the day;
+    ``clock``: form of the time of the day, as for ``strftime``, with %f of ``digits`` digits.
     """
 
     pattern: str
@@ -187,7 +194,7 @@ class Style(NamedTuple):
     digits: int = 0
 
     def write(self, moment: datetime) -> str:
-        """Text of a local time in this form."""
+        """Write a local time in this style."""
         found = re.sub(r"%(.)", lambda each: self._field(each[1], moment), self.pattern)
         if not self.clock:
             return found
@@ -210,7 +217,9 @@ class Style(NamedTuple):
 
 
 def style_of(cells: Sequence[StampCell], moments: Sequence[datetime], pattern: str) -> Style | None:
-    """Style that writes the last cells as they are; None if there is none, as for names of unknown spelling."""
+    """Find the style that reproduces the last cells exactly; None if there is none, for example because of unknown
+    month names.
+    """
     timed = ([i for i, cell in enumerate(cells) if cell.clock] or list(range(len(cells))))[-_CHECKED:]
     texts = {i: f"{cells[i].date}{cells[i].gap}{cells[i].clock}" for i in timed}
     for hours, padded in itertools.product((True, False), repeat=2):
@@ -223,7 +232,9 @@ def style_of(cells: Sequence[StampCell], moments: Sequence[datetime], pattern: s
 
 
 def _clock_style(cell: StampCell, padded: bool) -> tuple[str, str, int]:
-    """(gap, form, digits of a fraction) of the time of the day of a cell. ``padded``: hours have two digits."""
+    """Return (gap, form, number of digits of the fraction) of a cell's time of the day. ``padded``: hours have two
+    digits.
+    """
     clock = cell.clock
     if not clock:
         return "", "", 0
@@ -238,7 +249,7 @@ def _clock_style(cell: StampCell, padded: bool) -> tuple[str, str, int]:
 
 
 def _name_styles(pattern: str) -> Iterable[tuple[str, ...]]:
-    """Ways to write the months, if the pattern has names."""
+    """Yield the possible spellings of the twelve month names; one empty tuple if the pattern has no month names."""
     if "%b" not in pattern:
         yield ()
         return
@@ -251,7 +262,7 @@ def _name_styles(pattern: str) -> Iterable[tuple[str, ...]]:
 
 
 def in_words(pattern: str) -> str:
-    """Pattern for people, such as "day/month/year"."""
+    """Describe a pattern for users, for example as "day/month/year"."""
     words = {"Y": "year", "y": "year", "G": "year", "m": "month", "b": "month", "d": "day", "q": "quarter", "V": "week"}
     words |= {"u": "weekday", "j": "day of the year", "H": "hour", "M": "minute", "S": "second"}
     parts = re.split(r"(%[A-Za-z])", pattern)

@@ -1,4 +1,6 @@
-"""Numbers in the cells of a column, which share one convention: decimal mark, thousands mark, currency or percent."""
+"""Numbers in the cells of a column, which share one convention: decimal mark, thousands separator, currency or
+percent.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ MISSING = frozenset(
         *("-", "--", "---", "–", "—", ".", "?", "1.#qnan", "-1.#ind"),
     )
 )
-"""Lower-case texts of a cell in a column of numbers that mean that it is empty."""
+"""Lower-case texts that mean an empty cell in a column of numbers."""
 SMALL_SHARE = 0.05
-"""Share of cells that cannot be read, above which a column is refused."""
+"""Fraction of unreadable cells above which a column is refused."""
 _FEW = 3
 _CURRENCIES = (
     *("$", "€", "£", "¥", "₹", "₽", "₩", "₺", "₫", "฿", "₪", "₴", "R$", "US$", "A$", "C$", "NZ$", "HK$", "S$"),
@@ -33,9 +35,9 @@ _CELL = re.compile(
     rf"\s*(?P<close>[-)])?\s*(?P<after>{_UNIT})?\s*(?P<last>[-)])?"
 )
 _LIKE = str.maketrans({"\u00a0": " ", "\u202f": " ", "\u2009": " ", "’": "'", "´": "'", "`": "'", "−": "-"})
-"""Signs that are written for another: spaces of several widths, apostrophes, and the minus sign."""
+"""Characters that are replaced by a similar character: spaces of several widths, apostrophes, and the minus sign."""
 _THREE = re.compile(r"[1-9]\d{0,2}[.,]\d{3}")
-"""Number whose only mark separates either a thousand or three decimals."""
+"""Number whose only mark is ambiguous: it separates either thousands or three decimals."""
 
 
 class _Parts(NamedTuple):
@@ -46,10 +48,10 @@ class _Parts(NamedTuple):
 
 
 class NumberForm(NamedTuple):
-    """Convention of a column: ``decimal`` mark, ``thousands`` mark, "" for none, and ``unit``, which is dropped.
+    """Number format of a column: ``decimal`` mark, ``thousands`` separator or "", and ``unit``, which is dropped.
 
-    ``example``: cell that shows it, "" where all cells are plain; ``question``: cell that could be read in another
-    convention as well, "" without one.
+    ``example``: cell that shows the format, "" if all cells are plain; ``question``: cell that fits another format as
+    well, "" if there is none.
     """
 
     decimal: str = "."
@@ -59,7 +61,7 @@ class NumberForm(NamedTuple):
     question: str = ""
 
     def read(self, cell: Any) -> float:
-        """Finite number in a cell; NaN if it holds none in this convention."""
+        """Return the finite number in a cell; NaN if the cell holds no number in this format."""
         if isinstance(cell, bool) or not isinstance(cell, (str, int, float)):
             return math.nan
         if not isinstance(cell, str):
@@ -74,7 +76,7 @@ class NumberForm(NamedTuple):
         return -number if parts.negative else number
 
     def note(self, name: str) -> str:
-        """Sentence on how the numbers of the column ``name`` are read; "" where they are plain."""
+        """Return a sentence on how the numbers of the column ``name`` are read; "" if they are plain."""
         if not self.example:
             return ""
         return f"numbers of {name!r} are read with {self._words}, such as {self.example!r} as {self._shown}"
@@ -89,7 +91,7 @@ class NumberForm(NamedTuple):
 
     @property
     def shows(self) -> bool:
-        """True if a cell decides which mark is before decimals."""
+        """True if a cell determines the decimal mark."""
         return bool(self.example) and not self.question and any(mark in self.example for mark in ".,")
 
     @property
@@ -97,7 +99,9 @@ class NumberForm(NamedTuple):
         return f"{self.read(self.example):.15g}"
 
     def doubt(self, name: str, option: str) -> str:
-        """Question to the user for a column that can be read in two ways. ``option``: that decides it, "" for none."""
+        """Return the error text for a column that can be read in two ways. ``option``: name of the option that decides,
+        or "".
+        """
         digits = self.question.strip()
         ways = (NumberForm(mark, other, self.unit).read(digits) for mark, other in (".,", ",."))
         way_out = f"give {option}=point or {option}=comma, the mark before decimals"
@@ -114,11 +118,13 @@ _FORMS = tuple(
 
 
 def number_form(cells: Iterable[Any], decimal: Decimal | None = None) -> NumberForm:
-    """Convention that reads most cells of a column. ``decimal``: mark to use where two conventions are possible.
+    """Return the number format that reads most cells of a column. ``decimal``: decimal mark to use if two formats are
+    possible.
 
-    A mark before exactly three digits in all cells that have one separates thousands if the integers beside it are
-    smaller than 1,000 and some exceed 99 (for a point: if all do, and are far above the fractions). Otherwise a point
-    is a decimal point, and a comma is a ``question``.
+    If all marks stand before exactly three digits, they are ambiguous. A comma then separates thousands, but it is a
+    ``question`` unless all integers without a mark are smaller than 1,000 and some exceed 99. A point separates
+    thousands if these integers are smaller than 1,000, all exceed 99 or are 0, and are far above the numbers with a
+    point read as fractions; otherwise it is a decimal point.
     """
     texts = [cell for cell in cells if isinstance(cell, str) and not is_empty(cell)]
     if _are_plain(texts):
@@ -142,7 +148,9 @@ def number_form(cells: Iterable[Any], decimal: Decimal | None = None) -> NumberF
 
 
 def _decide(bodies: Sequence[str]) -> tuple[str, bool]:
-    """(decimal mark, whether it is a question) of numbers that have at most one mark, always before three digits."""
+    """Return (decimal mark, whether it is uncertain) of numbers that have at most one mark, always before three
+    digits.
+    """
     marks = {mark for body in bodies for mark in ".," if mark in body}
     plain = [int(body) for body in bodies if body.isdecimal()]
     small = bool(plain) and max(plain) < 1000
@@ -157,9 +165,10 @@ def _decide(bodies: Sequence[str]) -> tuple[str, bool]:
 
 
 def _contradiction(form: NumberForm, split: Sequence[tuple[str, _Parts]], least: float) -> str:
-    """Cell with thousands by all signs, where only a few others have other decimals; "" without one.
+    """Return a cell whose mark probably separates thousands, although a few other cells use the same mark before
+    decimals.
 
-    ``least``: number of cells that read as thousands too.
+    "" if there is none. ``least``: minimum number of cells that can be read with thousands.
     """
     if form.thousands in (",", "."):
         return ""
@@ -172,7 +181,9 @@ def _contradiction(form: NumberForm, split: Sequence[tuple[str, _Parts]], least:
 
 
 class Numbers(NamedTuple):
-    """Numbers of a column, NaN where a cell has none; ``wrong``: indices of cells that hold something else."""
+    """Numbers of a column, NaN where a cell has none; ``wrong``: indices of cells that are neither empty nor a
+    number.
+    """
 
     values: list[float]
     wrong: list[int]
@@ -182,7 +193,7 @@ class Numbers(NamedTuple):
 def read_numbers(
     cells: Sequence[Any], decimal: Decimal | None = None, missing: frozenset[str] = frozenset()
 ) -> Numbers:
-    """Read all cells of a column in its one convention; ``missing``: further texts that mean that a cell is empty."""
+    """Read all cells of a column in one number format; ``missing``: further texts that mean an empty cell."""
     cells = [None if is_empty(cell) or (isinstance(cell, str) and cell.strip() in missing) else cell for cell in cells]
     form = number_form(cells, decimal)
     values = [math.nan if cell is None else form.read(cell) for cell in cells]
@@ -191,7 +202,7 @@ def read_numbers(
 
 
 def too_many(wrong: int, cells: int) -> bool:
-    """True if more than a small share of the cells of a column cannot be read: 5 % and three cells, or half of few."""
+    """True if too many cells of a column cannot be read: more than 5 % and more than three cells, or more than half."""
     return wrong > max(_FEW, SMALL_SHARE * cells) or 2 * wrong > cells
 
 
@@ -202,14 +213,14 @@ def like_number(text: str) -> bool:
 
 
 def is_empty(cell: Any) -> bool:
-    """True for a missing value, NaN, or a text that means so in a column of numbers."""
+    """True for a missing value, NaN, or a text that means an empty cell in a column of numbers."""
     if isinstance(cell, str):
         return (len(cell) < 10 and cell.strip().lower() in MISSING) or not cell.strip()
     return cell is None or (isinstance(cell, float) and cell != cell)
 
 
 def _are_plain(texts: Sequence[str]) -> bool:
-    """True if all texts are numbers as programs write them, and their points are no thousands."""
+    """True if all texts are numbers as programs write them, and no point can separate thousands."""
     fractions = False
     try:
         for text in texts:
@@ -233,7 +244,7 @@ def _split(text: str) -> _Parts | None:
 
 
 def _shape(body: str) -> str:
-    """Body of a number with its digits replaced, but for zeros at its beginning."""
+    """Replace the digits of a number by 9, except for leading zeros."""
     zeros = len(body) - len(body.lstrip("0"))
     return body[:zeros] + re.sub(r"\d", "9", body[zeros:])
 
@@ -259,14 +270,16 @@ def _is_number(body: str) -> bool:
 
 
 def _unit_of(units: Sequence[str]) -> str:
-    """Unit of a column: percent if at least half of the cells have it, else the most frequent currency."""
+    """Return the unit of a column: percent if at least half of the cells have it, else the most frequent currency."""
     counts = Counter(unit for unit in units if unit)
     unit = max(counts, key=counts.__getitem__, default="")
     return "" if unit in _PERCENT and 2 * counts[unit] < len(units) else unit
 
 
 def _with_example(form: NumberForm, split: Sequence[tuple[str, _Parts]]) -> NumberForm:
-    """Form with the first cell, with a mark if there is one, that a program would not read in the same way."""
+    """Return ``form`` with its example: the first cell that ``float`` does not read in the same way, if possible a cell
+    with a point or comma.
+    """
     odd = [text for text, _ in split if (number := form.read(text)) == number and _as_program(text) != number]
     marked = (text for text in odd if "," in text or "." in text)
     return form._replace(example=next(marked, next(iter(odd), "")).strip())

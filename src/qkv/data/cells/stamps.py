@@ -1,4 +1,6 @@
-"""Time stamps of series: the form of a column, decided by all of its cells; reading, and writing of further ones."""
+"""Time stamps of series: recognise the form of a column from all of its cells, read the stamps, and write further
+stamps.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,9 @@ from qkv.data.cells.zones import offset_at, offset_of
 
 NUMBER, EXCEL = "number", "excel"
 _UNIX = {"unix": 1.0, "unix ms": 1e3, "unix us": 1e6, "unix ns": 1e9}
-"""Seconds since 1970 and fractions of them, by name -> per second."""
+"""Name of a unit of time since 1970 -> number of such units per second."""
 _RANGE = (1e9, 4.1e9)
-"""Seconds since 1970 that numbers are taken for: from 2001 to 2099."""
+"""Range of numbers that are read as seconds since 1970: from 2001 to 2099."""
 _YEARS = (-70 * 365.25 * DAY, 131 * 365.25 * DAY)
 _EXCEL_RANGE, _EXCEL_EPOCH = (14_000, 73_051), 25_569
 _SAMPLE = 200
@@ -39,9 +41,9 @@ class StampForm(NamedTuple):
     """Spelling of the time stamps of a column.
 
     ``name``: pattern of dates, "number", "unix" and its fractions (seconds since 1970), or "excel" (days since 1900).
-    ``style``: how a date is written in this form, None for ISO 8601. ``zone``: of the last row, as written there, ""
-    without one; ``offset``: seconds that its time is ahead of the values. ``whole``: the cells are whole numbers, not
-    texts.
+    ``style``: how a date is written in this form, None for ISO 8601. ``zone``: time zone of the last row as written
+    there, "" if it has none; ``offset``: seconds by which the local time of the last row is ahead of its value.
+    ``whole``: the cells are numbers, not texts.
     """
 
     name: str
@@ -52,13 +54,13 @@ class StampForm(NamedTuple):
 
     @property
     def dates(self) -> bool:
-        """True if the values are seconds since 1970, of the local time or of UTC."""
+        """True if the values are seconds since 1970, in local time or UTC."""
         return self.name != NUMBER
 
     def text(self, stamp: float, days: bool = False, zone: str | None = None, offset: float | None = None) -> Any:
-        """Time stamp in the form of the column: a text, or a number. ``days``: no date has a time of the day.
+        """Write a time stamp in the form of the column, as a text or a number. ``days``: no date has a time of the day.
 
-        ``zone``, ``offset``: those of another series.
+        ``zone``, ``offset``: zone and offset to use instead of the column's, for another series.
         """
         if self.name in (NUMBER, EXCEL, *_UNIX):
             return _as_number(stamp, self.name)
@@ -82,11 +84,12 @@ def _as_number(stamp: float, name: str) -> float | int:
 
 
 class Stamps(NamedTuple):
-    """Time stamps as numbers: as given, or seconds since 1970 if ``form.dates``; NaN if they cannot be read.
+    """Time stamps as numbers: seconds since 1970 if ``form.dates``, else the numbers in the cells; NaN if they cannot
+    be read.
 
-    With zones whose offset changes, the values are of UTC, unless all have the same local time of the day.
-    ``offsets``: seconds that local time is ahead of the values, of each cell; ``zones``: as written; None without any.
-    ``other``: name of another form that all cells have too, "" without one.
+    If the cells have zones with different offsets, the values are UTC, unless all cells have the same local time of the
+    day. ``offsets``: seconds by which the local time of each cell is ahead of its value; ``zones``: zones as written.
+    Both are None if no cell has a zone. ``other``: name of another form that fits all cells too, "" if there is none.
     """
 
     values: np.ndarray
@@ -102,11 +105,13 @@ class Stamps(NamedTuple):
 
     @property
     def readable(self) -> float:
-        """Share of cells that can be read."""
+        """Fraction of cells that can be read."""
         return float(np.isfinite(self.values).mean()) if len(self.values) else 0.0
 
     def note(self, cells: Sequence[Any], option: str) -> str:
-        """Sentence on a form that is not ISO 8601. ``option``: by which another can be given, "" for none."""
+        """Return a sentence on a form that is not ISO 8601, else "". ``option``: name of the option that sets another
+        form, or "".
+        """
         name, first = self.form.name, int(np.isfinite(self.values).argmax())
         clear = not (self.other or name.startswith(EXCHANGED) or _number(cells[first]) == _number(cells[first]))
         if name == NUMBER or clear:
@@ -128,9 +133,9 @@ class _Reading(NamedTuple):
 def read_stamps(cells: Sequence[Any], preferred: str | None = None, utc: bool = False) -> Stamps:
     """Read the cells of a column as numbers or dates, in the form that reads most cells.
 
-    Of several such forms, as with day and month exchanged, ``preferred`` is used, else the one with the fewest steps
-    missing between the first and the last cell, else the first of ``PATTERNS``. ``utc``: if some cells have a zone, the
-    others are of UTC, and not unreadable.
+    If several forms do, for example with day and month exchanged, ``preferred`` is used. Otherwise the form with the
+    fewest missing steps between the first and the last cell is used, else the first form in ``PATTERNS``. ``utc``: if
+    some cells have a zone, cells without a zone are read as UTC instead of being unreadable.
     """
     numbers = np.array([_number(cell) for cell in cells])
     if np.isfinite(numbers).mean() > 0.5 if len(numbers) else False:
@@ -146,7 +151,7 @@ def read_stamps(cells: Sequence[Any], preferred: str | None = None, utc: bool = 
 
 
 def _numeric(cells: Sequence[Any], numbers: np.ndarray, preferred: str | None) -> Stamps:
-    """Stamps of numbers: these themselves, dates in digits, or time since 1970 or 1900."""
+    """Read cells of numbers as plain numbers, as dates in digits, or as time since 1970 or 1900."""
     whole = np.isfinite(numbers) & (numbers == np.floor(np.nan_to_num(numbers)))
     texts = [_digits(cell) if whole[i] or isinstance(cell, str) else None for i, cell in enumerate(cells)]
     found = [each for each in _readings(texts, preferred) if _in_years(each.values)]
@@ -166,7 +171,7 @@ def _numeric(cells: Sequence[Any], numbers: np.ndarray, preferred: str | None) -
 
 
 def _in_years(values: np.ndarray) -> bool:
-    """True if all dates are from 1900 to 2100, as those in digits have to be."""
+    """True if all dates are from 1900 to 2100, which is required of dates in digits."""
     known = values[np.isfinite(values)]
     return bool(len(known)) and bool((known >= _YEARS[0]).all() and (known <= _YEARS[1]).all())
 
@@ -181,7 +186,7 @@ def _scaled(numbers: np.ndarray) -> Iterator[_Reading]:
 
 
 def _readings(texts: Sequence[str | None], preferred: str | None) -> list[_Reading]:
-    """Readings of dates that read most of the texts, in the order of ``PATTERNS``, each with other values."""
+    """Return the patterns that read most of the texts, with the values that they give, in the order of ``PATTERNS``."""
     step = max(1, len(texts) // _SAMPLE)
     sample = [text for text in texts[::step] if text is not None]
     patterns = [*([preferred] if preferred and is_pattern(preferred) else []), *PATTERNS]
@@ -196,7 +201,7 @@ def _readings(texts: Sequence[str | None], preferred: str | None) -> list[_Readi
 
 
 def _choose(readings: Sequence[_Reading], preferred: str | None) -> tuple[_Reading, str]:
-    """(reading, name of another one that is possible too, "" without one)."""
+    """Return (best reading, name of another possible reading or "")."""
     several = list[_Reading]()
     for each in readings:
         if not any(np.array_equal(each.values, other.values, equal_nan=True) for other in several):
@@ -215,9 +220,9 @@ def _missing(reading: _Reading) -> int:
 
 
 def _with_zones(reading: _Reading, cells: Sequence[StampCell], other: str, utc: bool = False) -> Stamps:
-    """Stamps of a reading of local times, with their zones.
+    """Build the stamps of a reading of local times, with their zones.
 
-    Of cells with and without a zone, the fewer are unreadable.
+    If some cells have a zone and others do not, the smaller group is unreadable, unless ``utc``.
     """
     values, zones = reading.values, tuple(cell.zone for cell in cells)
     zoned = np.array([bool(zone.strip()) for zone in zones])
@@ -243,7 +248,7 @@ def _with_zones(reading: _Reading, cells: Sequence[StampCell], other: str, utc: 
 
 
 def _style(name: str, cells: Sequence[StampCell], values: np.ndarray) -> Style | None:
-    """Style of a pattern; None for one whose order of day and month is easily mistaken, so that ISO 8601 is written."""
+    """Find the style of a pattern; None if day and month are easily exchanged in it, so that ISO 8601 is written."""
     if "%" not in name or name.startswith(EXCHANGED):
         return None
     return style_of(cells, [EPOCH + timedelta(seconds=float(value)) for value in values], name)

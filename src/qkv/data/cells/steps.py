@@ -1,4 +1,4 @@
-"""Steps of series: the time between two rows, on the calendar or on a clock, and the places of time stamps on it."""
+"""Time steps of series, on the calendar or on a clock, and the positions of time stamps counted in steps."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ _NAMES = ((7 * DAY, "week"), (DAY, "day"), (3600.0, "hour"), (60.0, "minute"), (
 _LAST_DAY = 31
 _SHORT_MONTH = 28
 _WEEKS = 2
-"""Whole weeks from which the same days are missing, before these are taken as days off."""
+"""Minimum time span in weeks before weekdays that never occur are taken as days off."""
 _BETWEEN = 0.02
-"""Share of a step, beyond which a stamp is between two steps."""
+"""Distance from the nearest step, as a fraction of a step, beyond which a stamp counts as between two steps."""
 _KEPT = 0.6
-"""Share of the weeks in which a working day has a row, at least."""
+"""Minimum fraction of the weeks in which a working day has a row."""
 
 
 class Step(NamedTuple):
-    """Time between two steps: ``size`` in its ``unit``; rows have no time stamps.
+    """Time step: ``size`` in its ``unit``. The unit "rows" is for tables without time stamps.
 
-    ``day``: of the month, to which steps of months return after a shorter one, 31 for the last; None: that of the last
-    stamp. ``weekdays``: seven digits from Monday on, 1 for a day of work; steps of the unit "weekdays" skip the others.
+    ``day``: day of the month of steps of months, 31 for the last day; a shorter month uses its last day. None: the day
+    of the stamp from which steps are counted. ``weekdays``: seven digits from Monday on, 1 for a working day; steps of
+    the unit "weekdays" skip the other days.
     """
 
     unit: Unit
@@ -54,7 +55,7 @@ class Step(NamedTuple):
         return ", ".join(name for name, works in zip(names, self.weekdays or "", strict=False) if works == "1")
 
     def places(self, stamps: np.ndarray) -> np.ndarray:
-        """Number of steps (float) from the beginning of time to each stamp."""
+        """Return the position of each stamp as a number of steps (float) from a fixed origin."""
         if self.unit == "months":
             return _months(stamps) / self.size
         if self.unit == "weekdays":
@@ -62,7 +63,7 @@ class Step(NamedTuple):
         return stamps / self.size
 
     def following(self, last: float, count: int) -> list[float]:
-        """Stamps of the ``count`` steps after the stamp ``last``."""
+        """Return the stamps of the ``count`` steps after the stamp ``last``."""
         if self.unit == "weekdays":
             clock, mask = last % DAY, self.weekdays or "1111100"
             found = np.busday_offset(_days(np.array([last])), np.arange(1, count + 1), "preceding", mask)
@@ -73,7 +74,7 @@ class Step(NamedTuple):
         return [_seconds(_months_later(date, round(self.size) * i, self.day)) for i in range(1, count + 1)]
 
     def anchored(self, stamps: np.ndarray) -> Step:
-        """Step of months that returns to the day of the month of these stamps; others unchanged."""
+        """Set the day of the month of these stamps as ``day`` of a step of months; return other steps unchanged."""
         if self.unit != "months" or not len(stamps):
             return self
         return self._replace(day=month_day(stamps))
@@ -88,12 +89,12 @@ def _days(stamps: np.ndarray) -> np.ndarray:
 
 
 def _months(stamps: np.ndarray) -> np.ndarray:
-    """Months from January of the year 0 to each stamp."""
+    """Count the months from January of the year 0 to each stamp."""
     return _days(stamps).astype("datetime64[M]").astype(np.int64) + 12.0 * EPOCH.year
 
 
 def _days_of_months(stamps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(day of the month of each stamp, length of its month)."""
+    """Return (day of the month of each stamp, length of its month)."""
     days = _days(stamps)
     months = days.astype("datetime64[M]")
     first = months.astype("datetime64[D]")
@@ -102,8 +103,9 @@ def _days_of_months(stamps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def month_day(stamps: np.ndarray) -> int | None:
-    """Day of the month on which all stamps lie, 31 for the last one; in months that are too short, their last day
-    counts. None if there is none.
+    """Return the day of the month on which all stamps lie, 31 for the last day; None if they lie on different days.
+
+    In months that are too short, the last day counts as that day.
     """
     days, lengths = _days_of_months(stamps)
     if (days == lengths).all() and (days.max() > _SHORT_MONTH or len(days) > 1):
@@ -112,9 +114,9 @@ def month_day(stamps: np.ndarray) -> int | None:
 
 
 def _months_later(date: datetime, months: int, day: int | None) -> datetime:
-    """Same day some months later, or ``day``; the last day of a month if it is shorter.
+    """Return the same day some months later, or ``day``; the last day of the month if the month is shorter.
 
-    Without ``day``, the last day of a month stays the last.
+    Without ``day``, the last day of a month stays the last day.
     """
     year, month = divmod(12 * date.year + date.month - 1 + months, 12)
     length = _month_length(year, month + 1)
@@ -129,10 +131,10 @@ def _month_length(year: int, month: int) -> int:
 
 
 def guess_step(stamps: Sequence[np.ndarray], dates: bool) -> Step | None:
-    """Most frequent distance between neighbouring stamps of sorted series; None if there is none.
+    """Return the most frequent distance between neighbouring stamps of sorted series; None if there is none.
 
-    Dates on the same day of the months are steps of months, as are distances of 28 to 31 days, or multiples that a
-    number of months gives. Days of which the same weekdays are always missing are steps of the others.
+    Dates on the same day of each month give steps of months. So do distances of 28 to 31 days, or of the number of days
+    in 2, 3, 6 or 12 months. Daily stamps that always lack the same weekdays give steps of the other weekdays.
     """
     gaps = np.concatenate([np.diff(each) for each in stamps]) if stamps else np.zeros(0)
     gaps = gaps[gaps > 0]
@@ -151,7 +153,7 @@ def guess_step(stamps: Sequence[np.ndarray], dates: bool) -> Step | None:
 
 
 def _months_between(stamps: Sequence[np.ndarray]) -> Step | None:
-    """Months between stamps that lie on one day of the months at one time of the day; None for others."""
+    """Return the step of stamps that lie on one day of the month, at one time of the day; None for other stamps."""
     day = month_day(np.concatenate(list(stamps)))
     if day is None or any(len(np.unique(each % DAY)) > 1 for each in stamps):
         return None
@@ -164,7 +166,7 @@ def _months_between(stamps: Sequence[np.ndarray]) -> Step | None:
 
 
 def _about_months(gaps: np.ndarray) -> Step | None:
-    """Months by distances of about so many days; None for others."""
+    """Return the step of months whose length in days most distances have; None if there is none."""
     for months in (1, 2, 3, 6, 12):
         low, high = (28, 31) if months == 1 else (30 * months - 2, 31 * months + 1)
         inside = ((gaps >= low * DAY) & (gaps <= high * DAY)).mean() > 0.5
@@ -174,9 +176,10 @@ def _about_months(gaps: np.ndarray) -> Step | None:
 
 
 def working_days(stamps: np.ndarray) -> str | None:
-    """Weekdays of daily stamps, seven digits from Monday on, if the others never occur in whole weeks; None if all do.
+    """Return the weekdays that occur in daily stamps, as seven digits from Monday on; None if all occur or there is no
+    clear pattern.
 
-    Two whole weeks are needed, and each weekday is there in most of them or never.
+    The stamps must span two weeks, and each weekday must occur in most of the weeks or never.
     """
     if len(np.unique(stamps % DAY)) > 1:
         return None
@@ -190,8 +193,10 @@ def working_days(stamps: np.ndarray) -> str | None:
 
 
 def unevenness(stamps: np.ndarray, dates: bool) -> int:
-    """Number of steps without a stamp between the first and the last of some distinct stamps in order, of stamps that
-    share a step, and of stamps between two steps.
+    """Measure how badly distinct stamps in order fit a grid of even steps.
+
+    Returns the sum of three counts: steps without a stamp between the first and the last stamp, stamps that share a
+    step with another stamp, and stamps between two steps.
     """
     step = guess_step([stamps], dates)
     if step is None:
@@ -204,7 +209,9 @@ def unevenness(stamps: np.ndarray, dates: bool) -> int:
 
 
 def calendar(stamps: np.ndarray) -> np.ndarray:
-    """Calendar features (T, 8) of dates in seconds: sine and cosine of hour, day of the week, month and year."""
+    """Compute calendar features (T, 8) of dates in seconds: sine and cosine of hour, day of the week, month and
+    year.
+    """
     days = stamps / DAY
     dates = [EPOCH + timedelta(seconds=float(stamp)) for stamp in stamps]
     month = np.array([(date.day - 1) / 31 for date in dates])
@@ -214,7 +221,11 @@ def calendar(stamps: np.ndarray) -> np.ndarray:
 
 
 def usual_period(step: Step) -> int | None:
-    """Steps of the season that a spacing suggests: a day of hours, a week of days, a year of months; or None."""
+    """Return the number of steps of the season that a step size suggests: a day of hours, a week of days, a year of
+    months.
+
+    None if it suggests none.
+    """
     if step.unit == "months":
         return round(12 / step.size) if 12 % step.size == 0 and step.size < 12 else None
     if step.unit == "weekdays":

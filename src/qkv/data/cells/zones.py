@@ -9,12 +9,15 @@ from functools import cache
 from zoneinfo import ZoneInfo
 
 ZONE = r"\s*(?:Z|z|UTC|GMT|(?:UTC|GMT)?[+-]\d{2}(?::?\d{2})?)(?:\[\w+(?:/[\w+-]+)*\])?|\s*\[?[A-Z]\w+(?:/[\w+-]+)+\]?"
-"""Pattern of a zone behind a time: "Z", "+01:00", "UTC", "Europe/Berlin", "+01:00[Europe/Berlin]"."""
+"""Pattern of a time zone after a time: "Z", "+01:00", "UTC", "Europe/Berlin", "+01:00[Europe/Berlin]"."""
 _OFFSET = re.compile(r"([+-])(\d{2}):?(\d{2})?")
 
 
 def offset_of(zone: str, wall: float) -> float:
-    """Seconds that the local time ``wall`` (seconds since 1970) is ahead of UTC; NaN for an unknown zone, 0 without."""
+    """Return the seconds by which the local time ``wall`` (seconds since 1970) is ahead of UTC.
+
+    NaN for an unknown zone, 0 if ``zone`` is empty.
+    """
     text = zone.strip()
     found = _OFFSET.search(text)
     if found:
@@ -31,7 +34,9 @@ def offset_of(zone: str, wall: float) -> float:
 
 
 def offset_at(zone: str, instant: float, otherwise: float) -> float:
-    """Seconds ahead of UTC at an instant (seconds since 1970) in a zone with a name; ``otherwise`` without one."""
+    """Return the seconds ahead of UTC at an instant (seconds since 1970) in a named zone; ``otherwise`` if the zone has
+    no name.
+    """
     name = re.search(r"[A-Z]\w+(?:/[\w+-]+)+", zone)
     known = _named(name[0]) if name else None
     if known is None:
@@ -44,5 +49,5 @@ def offset_at(zone: str, instant: float, otherwise: float) -> float:
 def _named(name: str) -> ZoneInfo | None:
     try:
         return ZoneInfo(name)
-    except (KeyError, ValueError, OSError):  # unknown, or no data of zones on this machine
+    except (KeyError, ValueError, OSError):  # unknown, or no time zone data on this machine
         return None

@@ -33,16 +33,17 @@ FORMAT = 2
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 RESIDENT = 1 << 28
-"""Size in bytes up to which a mapped file is not released."""
+"""Size in bytes up to which the pages of a mapped file are never released."""
 
 LEAST = 2
-"""Minimum number of characters in a split: one input, one target."""
+"""Minimum number of characters in a split: one for the input, one for the target."""
 
 
 @dataclass(frozen=True)
 class TextCounts:
-    """Size of one split: characters, UTF-8 bytes, tokens, documents, ``unknown`` tokens among them, and the bytes that
-    these stand for.
+    """Size of one split: characters, UTF-8 bytes, tokens and documents.
+
+    ``unknown``: number of unknown tokens; ``unknown_bytes``: UTF-8 bytes of the text that they stand for.
     """
 
     characters: int
@@ -65,8 +66,10 @@ class TextCounts:
 
 @dataclass(frozen=True)
 class Split:
-    """One split of a corpus, memory-mapped: ``ids`` (tokens,) in the smallest unsigned type; ``documents`` (documents,)
-    int64, the index in ``ids`` at which each begins.
+    """One split of a corpus, memory-mapped.
+
+    ``ids`` (tokens,): token ids in the smallest unsigned type. ``documents`` (documents,): int64, index in ``ids`` at
+    which each document begins.
     """
 
     ids: np.ndarray
@@ -104,8 +107,9 @@ class Corpus:
 def open_corpus(data: spec.Data, tokenizer: Tokenizer | None = None) -> Corpus:
     """Open the encoded text of ``data`` from the cache, or encode it now, in memory independent of the text's size.
 
-    Without a validation split of its own, the last ``validation_fraction`` of the characters is held out. The tokenizer
-    is trained on the training split only, unless given. With a document separator, each document is encoded separately.
+    If the data set has no validation split, the last ``validation_fraction`` of the characters is held out. If
+    ``tokenizer`` is None, a tokenizer is trained on the training split only. With a document separator, each document
+    is encoded separately.
 
     Raises ``UserError`` for a source that is missing, not UTF-8 or too short, and if the ids cannot be written.
     """
@@ -122,8 +126,9 @@ def open_corpus(data: spec.Data, tokenizer: Tokenizer | None = None) -> Corpus:
 
 
 def open_whole(data: spec.Data, name: str, tokenizer: Tokenizer, part: str) -> Corpus:
-    """Encode the whole text ``name``, a file or a known data set, as the only split, called ``part``, with the settings
-    of ``data``; cached. Raises ``UserError``.
+    """Encode the whole text ``name``, a file or a known data set, as a corpus whose only split is ``part``; cached.
+
+    ``data``: settings. Raises ``UserError``.
     """
     source = resolve(name)
 
@@ -135,7 +140,7 @@ def open_whole(data: spec.Data, name: str, tokenizer: Tokenizer, part: str) -> C
 
 
 def _trained(source: Source, data: spec.Data, parts: Callable[[], dict[str, _Part]]) -> Tokenizer:
-    """Tokenizer trained on the training split, cached or trained now."""
+    """Return the tokenizer trained on the training split, from the cache or trained now."""
     sample = data.tokenizer.sample
     if sample == 0:
         return train(data.tokenizer, ())
@@ -152,8 +157,9 @@ def _ids_key(source: Source, data: spec.Data, tokenizer: Tokenizer) -> str:
 
 
 def _key(source: Source, data: spec.Data, scheme: Any) -> str:
-    """Cache key: hash of the text's content and of all settings that determine the result; ``scheme`` is the
-    tokenizer's part of it.
+    """Compute a cache key: hash of the text's content and of all settings that determine the result.
+
+    ``scheme``: the part of the key that identifies the tokenizer.
     """
     fraction = None if source.validation else data.validation_fraction
     decides = [FORMAT, source.digest, fraction, scheme, data.batching.document_separator]
@@ -191,7 +197,7 @@ def _parts(source: Source, fraction: float) -> dict[str, _Part]:
 
 
 def _build(folder: Path, name: str, parts: dict[str, _Part], tokenizer: Tokenizer, data: spec.Data) -> None:
-    """Encode all splits of a text and write their ids and document starts to ``folder``, and last the counts."""
+    """Encode all splits of a text; write their ids and document starts to ``folder``, and the counts last."""
     counts = {}
     with progress(f"encoding {name}", sum(part.stop - part.start for part in parts.values())) as advance:
         for split, blocks in _streams(parts):
@@ -204,8 +210,9 @@ def _build(folder: Path, name: str, parts: dict[str, _Part], tokenizer: Tokenize
 
 
 def _streams(parts: dict[str, _Part]) -> Iterator[tuple[str, Iterator[str]]]:
-    """(split, blocks of its text), to be used in order. A part that begins where the one before it ends goes on in the
-    same pass over the text.
+    """Yield (split, blocks of its text), to be consumed in order.
+
+    A split that begins where the previous split ends continues in the same pass over the text.
     """
     before: _Part | None = None
     blocks: Iterator[str] = iter(())
@@ -218,7 +225,9 @@ def _streams(parts: dict[str, _Part]) -> Iterator[tuple[str, Iterator[str]]]:
 
 
 def _parted(blocks: Iterator[str], count: int) -> tuple[Iterator[str], Iterator[str]]:
-    """(first ``count`` characters of a text in blocks, what follows them, to be used after these)."""
+    """Return two iterators over a text in blocks: the first ``count`` characters, and the rest. Consume the first one
+    first.
+    """
     rest = list[str]()
 
     def first() -> Iterator[str]:
@@ -236,8 +245,8 @@ def _parted(blocks: Iterator[str], count: int) -> tuple[Iterator[str], Iterator[
 
 
 def _sample(part: _Part, separator: str | None, most: int | None) -> Iterator[str]:
-    """Pieces of the training text for the tokenizer's training: all, or evenly spaced ones if there are more than
-    ``most`` characters.
+    """Yield pieces of the training text to train the tokenizer on: all pieces, or evenly spaced pieces if the text has
+    more than ``most`` characters.
     """
     every = 1 if most is None else -(-(part.stop - part.start) // most)
     for i, block in enumerate(pieces(part.blocks(), SpaceBorders(), separator)):
@@ -289,8 +298,8 @@ class _Writer:
 
 
 def _load(folder: Path) -> dict[str, Split] | None:
-    """Open the encoded splits in a cache folder, memory-mapped; None if missing, truncated or inconsistent with their
-    counts.
+    """Open the encoded splits in a cache folder, memory-mapped; None if files are missing, truncated or inconsistent
+    with their counts.
     """
     try:
         found = json.loads((folder / "counts.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Splitting of a text stream into documents, and into pieces that can be tokenised separately."""
+"""Split a text stream into documents, and these into pieces that can be tokenised separately."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 LONGEST = 1 << 20
-"""Maximum number of characters without a boundary before a forced cut."""
+"""Number of characters without a boundary beyond which the text is cut anyway."""
 
 
 class Borders(Protocol):
-    """Interface of a tokenizer for splitting text: positions at which both sides can be tokenised separately."""
+    """Interface of a tokenizer for splitting text at positions where both sides can be tokenised separately."""
 
     @property
     def piece_size(self) -> int:
@@ -18,8 +18,8 @@ class Borders(Protocol):
         ...
 
     def border(self, text: str) -> int:
-        """Last index of ``text`` at which it may be split, so that both sides can be tokenised separately; 0 if there
-        is none.
+        """Return the last index at which ``text`` may be split so that both sides can be tokenised separately; 0 if
+        there is none.
         """
         ...
 
@@ -32,19 +32,18 @@ class Pieces(NamedTuple):
 
 
 def pieces(blocks: Iterable[str], borders: Borders, separator: str | None) -> Iterator[Pieces]:
-    """Split a text, given in ``blocks``, into documents and those into pieces to tokenise separately; yields about one
-    ``Pieces`` per block.
+    """Split a text, read from ``blocks``, into documents, and the documents into pieces to tokenise separately.
 
-    A document ends after its ``separator``. Empty documents do not count: a repeated separator belongs to the previous
-    document. Without a separator all text is one document. Documents longer than ``piece_size`` continue in further
-    pieces.
+    Yields one ``Pieces`` per block, and one for any rest of the text. A document ends after its ``separator``. Empty
+    documents do not count: a repeated separator belongs to the previous document. Without a separator all text is one
+    document. Documents longer than ``piece_size`` are split into several pieces.
     """
     end, rest, fresh = separator or "", "", True
     for block in blocks:
         *closed, rest = (rest + block).split(separator) if separator else (rest + block,)
         found = Pieces([], [])
         for body in closed:
-            if len(body) < borders.piece_size:  # lines: there may be a hundred million of them
+            if len(body) < borders.piece_size:  # fast path for lines: there may be a hundred million of them
                 found.texts.append(body + end)
                 found.opens.append(fresh and body != "")
             else:
@@ -61,7 +60,7 @@ def pieces(blocks: Iterable[str], borders: Borders, separator: str | None) -> It
 
 
 def _add(found: Pieces, texts: list[str], opens: bool) -> None:
-    """Append the pieces ``texts`` of one document; ``opens``: True if the first one begins the document."""
+    """Append the pieces ``texts`` of one document; ``opens``: True if the first piece begins the document."""
     found.texts.extend(texts)
     for _ in texts:
         found.opens.append(opens)
@@ -75,8 +74,9 @@ def _cut(text: str, borders: Borders) -> list[str]:
 
 
 def _cut_open(text: str, borders: Borders, keep: int) -> tuple[list[str], str]:
-    """Split a text whose end is not read yet: (pieces, rest). The rest has at least ``keep`` characters, which may
-    begin a separator.
+    """Split a text that may continue; return (pieces, rest).
+
+    The rest keeps at least the last ``keep`` characters, because they may be the beginning of a separator.
     """
     found, start = [], 0
     while len(text) - keep - start >= borders.piece_size:

@@ -37,7 +37,7 @@ def download(file: PublishedFile, target: Path) -> None:
 
 
 def _fetched(file: PublishedFile) -> bytes:
-    """Download the file's bytes, at most one more than the published size, to bound endless responses."""
+    """Download the file's bytes, but at most one byte more than the published size, in case the response never ends."""
     content = bytearray()
     try:
         with (

@@ -16,11 +16,11 @@ from qkv.spec.given import kept_name
 from qkv.system.cache import cache_folder
 
 IN_MEMORY = "the text given"
-"""Name of a running text that was given in memory, for messages."""
+"""Name in messages for a running text that was passed in memory."""
 
 
 class Source(NamedTuple):
-    """Training text, and its validation and test texts if it has them. ``digest``: hash of the content."""
+    """Training text, and the validation and test texts if there are any. ``digest``: hash of the content."""
 
     name: str
     train: TextSource
@@ -32,8 +32,9 @@ class Source(NamedTuple):
 def resolve(source: str) -> Source:
     """Find the data set known as ``source``, or else the file. Write ``./name`` for a file with the name of a data set.
 
-    Searched are the folder in ``QKV_DATA``, then the user's cache; otherwise the data set is downloaded to the cache.
-    Raises ``UserError`` if no such file or name exists, or it is unavailable.
+    The files of a data set are searched in the folder ``QKV_DATA``, then in the user's cache, and are otherwise
+    downloaded to the cache. Raises ``UserError`` if there is no such file or data set, or if the data set is
+    unavailable.
     """
     if source == PYTHON_DOCS:
         return _source(source, _python_docs())
@@ -56,7 +57,7 @@ def resolve(source: str) -> Source:
 
 
 def resolve_all(data: spec.Data) -> Source:
-    """Find the texts of ``data``: its source as ``resolve`` does, and the files of its other splits, if named."""
+    """Find the texts of ``data``: its source as in ``resolve``, and the files of its other splits, if named."""
     found = resolve(data.source)
     if data.validation is None and data.test is None:
         return found

@@ -19,14 +19,14 @@ from qkv.spec.errors import UserError
 BLOCK = 1 << 18
 """Block size in bytes."""
 _LOOKED_AT = 1 << 10
-"""Bytes at the beginning of a file by which its encoding is recognised."""
+"""Number of bytes at the beginning of a file from which its encoding is recognised."""
 
 
 class TextSource:
-    """UTF-8 text that is read in blocks; a file in UTF-16 is converted. ``name``: used in errors; ``open_bytes``: opens
-    the unpacked bytes from the beginning.
+    """UTF-8 text that is read in blocks; a file in UTF-16 is converted.
 
-    Line endings are kept; a leading byte order mark is dropped.
+    ``name``: used in error messages; ``open_bytes``: opens the unpacked bytes from the beginning. Line endings are
+    kept; a leading byte order mark is dropped.
     """
 
     def __init__(self, name: str, open_bytes: Callable[[], BinaryIO], path: Path | None = None):
@@ -35,39 +35,40 @@ class TextSource:
 
     @classmethod
     def of_file(cls, path: Path, name: str = "") -> TextSource:
-        """Text of a file, decompressed if its first two bytes are those of gzip."""
+        """Return the text of a file, decompressed if its first two bytes are those of gzip."""
         reading = current()
         return cls(name or str(path), lambda: _opened(path, reading), path)
 
     @classmethod
     def of_string(cls, text: str, name: str) -> TextSource:
-        """Text of a string in memory."""
+        """Return the text of a string in memory."""
         return cls(name, lambda: io.BytesIO(text.encode()))
 
     def raw(self) -> Iterator[bytes]:
-        """Unpacked bytes of the text, in blocks. Raises ``UserError`` if the file cannot be read."""
+        """Yield the unpacked bytes of the text, in blocks. Raises ``UserError`` if the file cannot be read."""
         with self._readable(), self._open() as file:
             while block := file.read(BLOCK):
                 yield block
 
     def digest(self) -> str:
-        """SHA-256 of the unpacked bytes, in hexadecimal."""
+        """Return the SHA-256 of the unpacked bytes, in hexadecimal."""
         return self._measured()[0]
 
     def characters(self) -> int:
-        """Number of characters. Raises ``UserError`` for bytes that are not UTF-8."""
+        """Return the number of characters. Raises ``UserError`` for bytes that are not UTF-8."""
         found = self._measured()[1]
-        return sum(map(len, self.blocks())) if found is None else found  # the blocks tell what is wrong
+        return sum(map(len, self.blocks())) if found is None else found  # reading the blocks raises the error
 
     def _measured(self) -> tuple[str, int | None]:
-        """(SHA-256 of the unpacked bytes, number of characters; None if they are not UTF-8), in one pass."""
+        """Compute (SHA-256 of the unpacked bytes, number of characters or None if they are not UTF-8) in one pass."""
         if self._path is None:
             return _measured(self.raw())
         return fact(("measured", identity_of(self._path)), lambda: _measured(self.raw()))
 
     def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[str]:
-        """Characters ``start`` to ``stop`` (None: to the end), in blocks. Raises ``UserError`` with byte and line of
-        invalid UTF-8.
+        """Yield the characters ``start`` to ``stop`` (None: to the end), in blocks.
+
+        Raises ``UserError`` for invalid UTF-8, with its byte and line.
         """
         position = 0
         for block in self._decoded():
@@ -125,7 +126,7 @@ def _measured(blocks: Iterable[bytes]) -> tuple[str, int | None]:
 
 
 def _opened(path: Path, reading: SourceReading | None) -> BinaryIO:
-    """Unpacked bytes of a file, from memory if the reading holds them."""
+    """Open the unpacked bytes of a file, from memory if ``reading`` holds them."""
     content = None if reading is None else reading.content(path, _unpacked)
     return _unpacked(path) if content is None else io.BytesIO(content)
 
@@ -144,8 +145,10 @@ def _unpacked(path: Path) -> BinaryIO:
 
 
 def _utf16(beginning: bytes) -> str | None:
-    """Encoding of a text in UTF-16, as spreadsheets save it: by its byte order mark, or by the zero bytes of Latin
-    letters; None for any other.
+    """Recognise a text in UTF-16, as spreadsheets save it: by its byte order mark, or by the zero bytes of Latin
+    letters.
+
+    Returns the encoding, or None for any other text.
     """
     if beginning[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         return "utf-16"

@@ -20,14 +20,14 @@ SHELF = "tokenizers"
 
 
 def trained_on(scheme: spec.Tokenizer, texts: Sequence[str]) -> Tokenizer:
-    """Tokenizer of the kind ``scheme`` trained on ``texts``; cached by their content."""
+    """Train a tokenizer of the kind ``scheme`` on ``texts``; cached by their content."""
     if scheme.sample == 0:
         return train(scheme, ())
     return stored(SHELF, _key(scheme, texts), load, lambda folder: save(train(scheme, texts), folder))
 
 
 def _key(scheme: spec.Tokenizer, texts: Sequence[str]) -> str:
-    """Cache key: hash of the tokenizer's settings and of the texts."""
+    """Compute a cache key: hash of the tokenizer's settings and of the texts."""
     total = hashlib.sha256(json.dumps([scheme.to_dict(), tokenizers.__version__, len(texts)]).encode())
     for text in texts:
         content = text.encode(errors="surrogatepass")

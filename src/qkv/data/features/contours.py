@@ -1,8 +1,8 @@
-"""Contours of shapes: traced from a picture, sampled at few points, and filled again.
+"""Contours of shapes: trace them from a picture, sample them at few points, and fill them again.
 
-A contour is closed: an array (n, 2) of points (x, y), without the first point repeated at the end. Pixel (row i,
-column j) has its centre at x = j, y = i. Several contours of a shape are filled by the even-odd rule, so that holes
-are contours too.
+A contour is closed: an array (n, 2) of points (x, y), without the first point repeated at the end. Pixel (row i, column
+j) has its centre at x = j, y = i. Several contours of a shape are filled by the even-odd rule, so that holes are
+contours too.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ Contours = list[np.ndarray]
 LEAST = 3
 """Minimum number of points of a contour."""
 _STEP = 0.5
-"""Largest distance of the points among which a contour's are chosen, in pixels."""
+"""Maximum distance, in pixels, between the dense points from which the points of a contour are selected."""
 
 
 def trace(field: np.ndarray, level: float = 0.5) -> Contours:
-    """Contours of the region in which ``field`` (H, W) is above ``level``, the longest first (marching squares).
+    """Trace the contours of the region in which ``field`` (H, W) is above ``level``, longest contour first (marching
+    squares).
 
     Points lie where the field, interpolated between neighbouring pixels, has the value ``level``. Outside of the
     picture the field is 0.
@@ -48,10 +49,11 @@ def trace(field: np.ndarray, level: float = 0.5) -> Contours:
 def _segments(
     field: np.ndarray, level: float, i: int, j: int
 ) -> list[tuple[tuple[int, int, int], tuple[int, int, int]]]:
-    """Segments of the contour in the square whose corners are the pixels (i, j) to (i + 1, j + 1): pairs of edges.
+    """Return the segments of the contour in the square whose corners are the pixels (i, j) to (i + 1, j + 1): pairs of
+    edges.
 
-    An edge is (row, column, axis) of the pixel from which it leads along x (0) or y (1). A segment leads from an edge
-    at which a walk around the square leaves the region to one at which it enters it.
+    An edge is (row, column, axis): it starts at that pixel and leads along x (axis 0) or y (axis 1). A segment leads
+    from an edge where a walk around the square leaves the region to an edge where the walk enters it.
     """
     corners = ((i, j), (i, j + 1), (i + 1, j + 1), (i + 1, j))
     edges = ((i, j, 0), (i, j + 1, 1), (i + 1, j, 0), (i, j, 1))
@@ -67,19 +69,19 @@ def _segments(
 
 
 def _crossing(field: np.ndarray, level: float, i: int, j: int, axis: int) -> tuple[float, float]:
-    """Point (x, y) on an edge at which the field has the value ``level``."""
+    """Return the point (x, y) on an edge at which the field has the value ``level``."""
     before, after = field[i, j], field[(i, j + 1) if axis == 0 else (i + 1, j)]
     part = (level - before) / (after - before)
     return (j + part, i) if axis == 0 else (j, i + part)
 
 
 def length(points: np.ndarray) -> float:
-    """Length of a closed contour."""
+    """Compute the length of a closed contour."""
     return float(np.linalg.norm(points - np.roll(points, -1, 0), axis=1).sum())
 
 
 def filled(contours: Sequence[np.ndarray], height: int, width: int) -> np.ndarray:
-    """Mask (height, width) of the pixels whose centres lie inside an odd number of the contours."""
+    """Compute the mask (height, width) of the pixels whose centres lie inside an odd number of the contours."""
     toggles = np.zeros((height, width + 1), bool)
     rows = np.arange(height)
     for points in contours:
@@ -93,13 +95,14 @@ def filled(contours: Sequence[np.ndarray], height: int, width: int) -> np.ndarra
 
 
 def overlap(first: np.ndarray, second: np.ndarray) -> float:
-    """Intersection over union of two masks; 1 if both are empty."""
+    """Compute the intersection over union of two masks; 1 if both are empty."""
     union = int((first | second).sum())
     return int((first & second).sum()) / union if union else 1.0
 
 
 def sampled(contours: Sequence[np.ndarray], count: int, sampling: str) -> Contours:
-    """The contours with ``count`` points in all, at least ``LEAST`` each; the shortest are left out if there are more.
+    """Sample the contours at ``count`` points in all, at least ``LEAST`` each; leave out the shortest contours if there
+    are too many.
 
     sampling: a key of ``SAMPLINGS``.
     """
@@ -108,18 +111,21 @@ def sampled(contours: Sequence[np.ndarray], count: int, sampling: str) -> Contou
 
 
 def _uniform(contours: Sequence[np.ndarray], count: int) -> Contours:
-    """Points at equal distances along each contour, in numbers proportional to the lengths."""
+    """Sample points at equal distances along each contour; their numbers are proportional to the lengths of the
+    contours.
+    """
     lengths = np.array([length(points) for points in contours])
     shared = zip(contours, lengths, _shared(count, lengths), strict=True)
     return [_along(points, np.arange(own) / own * total) for points, total, own in shared]
 
 
 def _curved(contours: Sequence[np.ndarray], count: int) -> Contours:
-    """Points that remain when the one with the least triangle between its neighbours is removed again and again
-    (Visvalingam & Whyatt 1993).
+    """Sample by repeatedly removing the point whose triangle with its two neighbours is smallest (Visvalingam & Whyatt
+    1993).
 
-    The triangle has an area of about κ h³ / 2 with the curvature κ and the distance h of the neighbours, and is the
-    area that the shape loses or gains. What remains has about equal κ h³: points in a density of |κ|^(1/3).
+    The triangle has an area of about κ h³ / 2, with the curvature κ and the distance h to the neighbours. This is the
+    area that the shape loses or gains by the removal. The remaining points have about equal κ h³, and so a density
+    proportional to |κ|^(1/3).
     """
     step = min(_STEP, sum(map(length, contours)) / (2 * count))
     dense = [_resampled(points, step) for points in contours]
@@ -155,24 +161,24 @@ SAMPLINGS: dict[str, Callable[[Sequence[np.ndarray], int], Contours]] = {
     "curvature": _curved,
     "uniform": _uniform,
 }
-"""Ways to sample contours: (contours, number of points) -> contours."""
+"""Functions that sample contours: (contours, number of points) -> contours."""
 
 
 def _resampled(points: np.ndarray, step: float) -> np.ndarray:
-    """Points of a contour at equal distances of about ``step``, at least ``LEAST``."""
+    """Resample a contour at equal distances of about ``step``, with at least ``LEAST`` points."""
     count = max(LEAST, round(length(points) / step))
     return _along(points, np.arange(count) / count * length(points))
 
 
 def _along(points: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Points of a closed contour at the distances ``places`` from its first point."""
+    """Return the points of a closed contour at the distances ``places`` from its first point."""
     closed = np.concatenate((points, points[:1]))
     steps = np.concatenate(([0], np.cumsum(np.linalg.norm(np.diff(closed, axis=0), axis=1))))
     return np.stack([np.interp(places, steps, closed[:, axis]) for axis in range(2)], 1)
 
 
 def _shared(count: int, shares: np.ndarray) -> list[int]:
-    """``count`` split in proportion to ``shares``, at least ``LEAST`` each (largest remainders)."""
+    """Split ``count`` in proportion to ``shares``, at least ``LEAST`` each (largest remainders)."""
     free = count - LEAST * len(shares)
     wanted = np.maximum(count * shares / shares.sum() - LEAST, 0)
     exact = wanted * free / max(wanted.sum(), 1e-12)

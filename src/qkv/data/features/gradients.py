@@ -11,12 +11,13 @@ _EPS, _CLIP = 1e-5, 0.2
 
 
 def hog(pixels: np.ndarray) -> np.ndarray:
-    """Histograms of oriented gradients (F,), fp32, of an image (C, H, W), of at most ``CELLS`` × ``CELLS`` cells.
+    """Compute histograms of oriented gradients (F,), fp32, of an image (C, H, W), with at most ``CELLS`` × ``CELLS``
+    cells.
 
     Gradients are central differences, 0 at the border, of the channel in which they are largest. A cell's histogram is
     the mean length of its gradients in each of ``ORIENTATIONS`` ranges of angles from 0 to 180 degrees. Blocks of 2 × 2
-    cells, one for each position, are divided by their L2 norm, cut at 0.2 and divided again. Where cells do not divide
-    the image, pixel i of n belongs to cell ⌊i · cells / n⌋.
+    cells, with stride 1, are divided by their L2 norm, clipped at 0.2 and normalised again. If the number of cells does
+    not divide the size of the image, pixel i of n belongs to cell ⌊i · cells / n⌋.
     """
     lengths, angles = _gradients(pixels.astype(np.float64))
     rows, columns = (hog_cells(side) for side in lengths.shape)
@@ -33,7 +34,7 @@ def hog(pixels: np.ndarray) -> np.ndarray:
 
 
 def _gradients(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(length, angle in degrees from 0 to 180) of the gradient at each pixel, both (H, W)."""
+    """Return (length, angle in degrees from 0 to 180) of the gradient at each pixel, both (H, W)."""
     down, right = np.zeros_like(x), np.zeros_like(x)
     down[:, 1:-1] = x[:, 2:] - x[:, :-2]
     right[:, :, 1:-1] = x[:, :, 2:] - x[:, :, :-2]

@@ -21,17 +21,19 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def hashed(feature: str, buckets: int) -> int:
-    """Bucket of a feature: its CRC-32 modulo ``buckets``, equal on every machine and in every process."""
+    """Return the bucket of a feature: its CRC-32 modulo ``buckets``, equal on every machine and in every process."""
     return crc32(_bytes(feature)) % buckets
 
 
 def words_of(text: str) -> list[str]:
-    """Lower-cased words and single punctuation marks of a text, in order."""
+    """Return the lower-cased words and single punctuation marks of a text, in order."""
     return _WORD.findall(text.lower())
 
 
 def character_ngrams(word: str, least: int, most: int) -> Iterator[str]:
-    """N-grams of ``least`` to ``most`` characters within one word with marked borders: "<at" and "at>" in "<at>"."""
+    """Yield the n-grams of ``least`` to ``most`` characters of one word with marked borders: "<at" and "at>" in
+    "<at>".
+    """
     marked = f"<{word}>"
     for size in range(least, most + 1):
         for start in range(len(marked) - size + 1):
@@ -39,7 +41,7 @@ def character_ngrams(word: str, least: int, most: int) -> Iterator[str]:
 
 
 class Bag(NamedTuple):
-    """Features of one row: ids (F), int64, and the number of times that each occurs (F), float32."""
+    """Features of one row: ids (F), int64, and the number of occurrences of each id (F), float32."""
 
     ids: np.ndarray
     counts: np.ndarray
@@ -47,17 +49,20 @@ class Bag(NamedTuple):
 
 @singledispatch
 def bag_of(part: WidePath, texts: Sequence[str]) -> Bag:
-    """Features of the texts of one row for the wide path ``part``. Register a function for a wide path of one's own."""
+    """Compute the features of the texts of one row for the wide path ``part``.
+
+    To add another wide path, register a function with ``bag_of.register``.
+    """
     kind = part.kind
     raise UserError(f"the wide path {kind!r} reads no texts; register a function of its texts with bag_of.register")
 
 
 @bag_of.register
 def ngrams_of(part: Ngrams, texts: Sequence[str]) -> Bag:
-    """Hashed n-grams of a text, or of several texts of one row.
+    """Compute the hashed n-grams of a text, or of several texts of one row.
 
-    Ids of word n-grams are below ``part.buckets``, those of character n-grams follow. Features of the second text are
-    marked as such; words that all texts have are one more feature.
+    Ids of word n-grams are below ``part.buckets``; ids of character n-grams follow. Features of further texts are
+    hashed together with the index of the text. Words that occur in all texts are added as further features.
     """
     read = [words_of(text) for text in texts]
     found: list[np.ndarray] = []
@@ -77,7 +82,9 @@ _MARK = 0x85EBCA6B
 
 
 def _word_ngrams(words: Sequence[str], mark: int, part: Ngrams) -> list[np.ndarray]:
-    """Ids of the n-grams of 1 to ``part.words`` adjacent words; h(w_1 … w_n) = h(w_1 … w_{n-1}) · factor + h(w_n)."""
+    """Hash the n-grams of 1 to ``part.words`` adjacent words to ids; h(w_1 … w_n) = h(w_1 … w_{n-1}) · factor +
+    h(w_n).
+    """
     own = np.array([crc32(_bytes(word)) for word in words], np.uint64)
     hashes, found = np.full(len(words) + 1, mark * _MARK, np.uint64), []
     for size in range(1, min(part.words, len(words)) + 1):

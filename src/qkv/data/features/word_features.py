@@ -16,9 +16,9 @@ from qkv.data.features.ngrams import character_ngrams, hashed
 from qkv.spec.processors import WordFeatures
 
 PADDING = -1
-"""Bucket of missing features, where words have fewer than others."""
+"""Bucket that fills the rows of words with fewer features than others."""
 BORDER = "\n"
-"""Word before the first and after the last word of a sentence; no word holds a line break."""
+"""Stands for the word before the first and after the last word of a sentence; no word contains a line break."""
 _LONGEST_RUN = 4
 _CACHED = 1 << 16
 
@@ -27,9 +27,9 @@ Hashed = Callable[[Sequence[str]], np.ndarray]
 
 
 def shape(word: str) -> str:
-    """Shape of a word: X for upper-case letters, x for others, d for digits: "Xxxx-dd" for "Smith-42".
+    """Return the shape of a word: X for upper-case letters, x for others, d for digits: "Xxxx-dd" for "Smith-42".
 
-    Other characters stand for themselves; runs of one symbol end after four.
+    Other characters stand for themselves; runs of one symbol are truncated to four.
     """
     return "".join(_run(symbol, len(list(run))) for symbol, run in groupby(map(_symbol, word)))
 
@@ -45,12 +45,14 @@ def _run(symbol: str, length: int) -> str:
 
 
 def strings(words: Sequence[str], part: WordFeatures) -> list[list[str]]:
-    """Features of each word of a sentence, by name."""
+    """Return the features of each word of a sentence as strings."""
     return [[*own_features(word, part), *_beside(words, i, part)] for i, word in enumerate(words)]
 
 
 def own_features(word: str, part: WordFeatures) -> Iterator[str]:
-    """Features of a word alone: lower-cased word, affixes, n-grams, shape, and shape with runs of length one."""
+    """Yield the features of a word alone: lower-cased word, affixes, n-grams, shape, and shape with runs of length
+    one.
+    """
     lower = word.lower()
     yield f"word {lower}"
     for size in range(1, min(part.affixes, len(lower)) + 1):
@@ -70,7 +72,9 @@ def _beside(words: Sequence[str], place: int, part: WordFeatures) -> Iterator[st
 
 
 def neighbour_features(word: str, offset: int, part: WordFeatures) -> Iterator[str]:
-    """Features of the neighbour ``word``, ``offset`` words behind (before if negative) the word that has them."""
+    """Yield the features that a word gets from its neighbour ``word``, ``offset`` words after it (before it if
+    negative).
+    """
     yield f"{offset} word {word.lower()}"
     if part.shape:
         yield f"{offset} shape {shape(word)}"
@@ -85,7 +89,9 @@ def _at(words: Sequence[str], place: int) -> str:
 
 
 def hashed_words(part: WordFeatures) -> Hashed:
-    """Return the function that hashes the ``strings`` of a sentence; ``PADDING`` fills rows with fewer features."""
+    """Return the function that hashes the ``strings`` of a sentence to buckets; ``PADDING`` fills rows with fewer
+    features.
+    """
 
     @lru_cache(_CACHED)
     def own(word: str) -> np.ndarray:

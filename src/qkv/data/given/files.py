@@ -1,4 +1,4 @@
-"""Data in memory as files, each named after the digest of its content."""
+"""Write data from memory to files, each named after the digest of its content."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qkv.spec.errors import UserError
 
 
 class Kept(NamedTuple):
-    """Folder of a run, and the sources of its data by split."""
+    """Folder of a run, and the source of its data for each split."""
 
     folder: Path
     sources: dict[str, str]
@@ -27,13 +27,14 @@ class Kept(NamedTuple):
 def kept(
     splits: Mapping[str, Any], place: Path, folder_of: Callable[[str], Path], running: bool, used: str = ""
 ) -> Iterator[Kept]:
-    """Context manager that writes the ``splits`` in memory into the folder of a run; those that name a file stay.
+    """Context manager that writes the ``splits`` that are data in memory into the folder of a run; a split that names a
+    file stays as it is.
 
-    ``place``: folder for unfinished files, on the disk of the run's; ``folder_of``: function from the digest of the
-    first split to the run's folder; ``running``: write a running text, else a table. If an exception leaves the
-    context, what was written is removed, except files that the file ``used`` of the folder names.
+    ``place``: folder for unfinished files, on the same disk as the run; ``folder_of``: function from the digest of the
+    first split to the run's folder; ``running``: write a running text, else a table. If the context ends with an
+    exception, the written files are removed, except files that are named in the file ``used`` of the run's folder.
 
-    Raises ``UserError`` for values that are no plain data, and if the files cannot be written.
+    Raises ``UserError`` for values that are not plain data, and if the files cannot be written.
     """
     files = _Files()
     home: Path | None = None
@@ -52,7 +53,7 @@ def kept(
 
 
 class _Files:
-    """Files and folders that were written, by which they can be removed again.
+    """Record of the files and folders that were written, so that they can be removed again.
 
     ``partial``: unfinished files by their final names.
     """
@@ -62,7 +63,7 @@ class _Files:
         self._made: list[Path] = []
 
     def make_folder(self, path: Path) -> None:
-        """Make a folder and its parents."""
+        """Create a folder and its parents."""
         self._made += reversed([folder for folder in (path, *path.parents) if not folder.exists()])
         path.mkdir(parents=True, exist_ok=True)
 
@@ -119,19 +120,19 @@ def _clear_errors(place: Path) -> Iterator[None]:
 
 
 def _lines(given: Given) -> Iterator[bytes]:
-    """JSON objects, one per line."""
+    """Yield the rows as JSON objects, one per line."""
     for row in given.rows:
         text = json.dumps(row, ensure_ascii=False)
         try:
             yield text.encode() + b"\n"
-        except UnicodeEncodeError:  # half a surrogate pair, which the reader of the table reports
+        except UnicodeEncodeError:  # lone surrogate, which the reader of the table reports
             yield json.dumps(row).encode() + b"\n"
 
 
 def _text(given: Given, what: str) -> Iterator[bytes]:
-    """Texts one after the other, each on a new line; a text of several lines ends with an empty line.
+    """Yield the texts one after the other, each on a new line; a text of several lines ends with an empty line.
 
-    Raises ``UserError`` for a missing text, for values that are no texts and for more than one column.
+    Raises ``UserError`` for a missing text, for values that are not texts, and for more than one column.
     """
     if len(given.columns) != 1:
         raise UserError(

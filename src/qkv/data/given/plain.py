@@ -1,4 +1,4 @@
-"""Values of data in memory as plain data, which JSON can store."""
+"""Convert values of data in memory to plain data, which JSON can store."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ _NAMED |= {dict: "a dict", bytes: "bytes"}
 
 
 def plain(value: Any) -> Any:
-    """``value`` as text, number, truth value, list or dict of such, or None if it is missing (None, NaN, NA).
+    """Convert ``value`` to a text, number, truth value, or a list or dict of these; None if it is missing (None, NaN,
+    NA).
 
-    Arrays become lists, dates ISO 8601 texts, images PNG files as texts. Raises ``TypeError`` with the name of a class
-    that is none of these.
+    Arrays become lists, dates become ISO 8601 texts, and images become PNG files encoded as text. For any other class,
+    raises ``TypeError`` with the name of the class.
     """
     if is_missing(value):
         return None
@@ -56,7 +57,9 @@ def plain(value: Any) -> Any:
 
 
 def _graph(value: Any) -> dict[str, Any] | None:
-    """Graph of networkx or torch_geometric as a mapping; None for others. Raises ``TypeError`` for one that is none."""
+    """Convert a graph of networkx or torch_geometric to a mapping; None for other values. Raises ``TypeError`` for an
+    invalid graph.
+    """
     try:
         return mapping_of(value)
     except Unusable as error:
@@ -71,7 +74,7 @@ def is_missing(value: Any) -> bool:
 
 
 def sort(value: Any) -> str:
-    """Kind of a value, with an article, for messages: "a number", "an array"."""
+    """Describe the kind of a value, with an article, for messages: "a number", "an array"."""
     name = _NAMED.get(type(value))
     if name is None:
         kind = type(value).__name__
@@ -80,5 +83,7 @@ def sort(value: Any) -> str:
 
 
 def _built_in(value: Any) -> Any:
-    """Value of a subclass of a built-in type, such as ``numpy.str_`` or an enumeration, as the built-in type itself."""
+    """Convert a value of a subclass of a built-in type, such as ``numpy.str_`` or an enumeration, to the built-in
+    type.
+    """
     return next(kind(value) for kind in (bool, int, float, str) if isinstance(value, kind))

@@ -1,5 +1,6 @@
-"""Data in memory as rows: data frames, columns, dictionaries, texts and ``datasets`` objects, recognised by their
-methods, so that none of their libraries is imported.
+"""Read data in memory as rows: data frames, columns, dictionaries, texts and ``datasets`` objects.
+
+Objects are recognised by their methods, so that none of their libraries is imported.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from qkv.spec.errors import UserError
 
 SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation"}
 SPLITS |= {"dev": "validation", "test": "test"}
-"""Names of splits, as data sets call them -> the name here."""
+"""Split names that data sets use -> split names of qkv."""
 TEXT = "text"
-"""Column of a list of texts."""
+"""Column name for a list of texts."""
 _AT_ONCE = 1000
 """Number of rows of a ``datasets`` object that are read at once."""
 _NONE = object()
@@ -26,7 +27,7 @@ ALLOWED = "a data frame, a list of dicts, a dict of columns, a list of texts, or
 
 
 class Given(NamedTuple):
-    """Rows of one split, each a mapping of column to plain value; can be iterated over once.
+    """Rows of one split, each a mapping of column to plain value; the rows can be iterated over only once.
 
     columns: names of the columns.   texts: True for a list of texts, which have the one column ``TEXT``.
     """
@@ -37,15 +38,17 @@ class Given(NamedTuple):
 
 
 def is_given(value: Any) -> bool:
-    """True if ``value`` is data, and not the name of a file or data set."""
+    """True if ``value`` is data in memory, not the name of a file or data set."""
     if isinstance(value, (str, bytes, os.PathLike)):
         return False
     return isinstance(value, Iterable) or is_frame(value) or _is_dataset(value) or is_column(value)
 
 
 def splits_of(value: Any, what: str = "data") -> dict[str, Any]:
-    """Data by split ("train", "validation", "test"): of a mapping of splits, such as a ``DatasetDict``, else the whole
-    as "train". ``what``: name of the data in messages. Raises ``UserError`` for other splits.
+    """Return the data by split ("train", "validation", "test").
+
+    ``value`` is a mapping of splits, such as a ``DatasetDict``; any other data is the split "train". ``what``: name of
+    the data in messages. Raises ``UserError`` for other splits, and if there is no split "train".
     """
     if not isinstance(value, Mapping) or not are_splits(value):
         return {"train": value}
@@ -64,17 +67,19 @@ def splits_of(value: Any, what: str = "data") -> dict[str, Any]:
 
 
 def are_splits(value: Mapping[Any, Any]) -> bool:
-    """True for a mapping of splits, by its names or since it holds whole tables; False for a mapping of columns."""
+    """True for a mapping of splits, whose keys are split names or whose values are whole tables; False for a mapping of
+    columns.
+    """
     if any(is_frame(part) or _is_dataset(part) for part in value.values()):
         return True
     return bool(value) and all(str(name) in SPLITS for name in value)
 
 
 def rows_of(value: Any, what: str = "data") -> Given:
-    """Rows of one table or list of texts. ``what``: name of the data in messages.
+    """Return the rows of one table or list of texts. ``what``: name of the data in messages.
 
-    Raises ``UserError`` for an object of another kind, columns of different lengths or with the same name, and, when
-    the rows are read, for a row that is no mapping or a value that is not plain data.
+    Raises ``UserError`` for an object of another kind, and for columns of different lengths or with the same name.
+    While the rows are read, raises it for a row that is not a mapping and for a value that is not plain data.
     """
     if _is_dataset(value):
         return _of_dataset(value, what)
@@ -94,14 +99,16 @@ def rows_of(value: Any, what: str = "data") -> Given:
 
 
 def _of_numbers(array: Any) -> dict[str, Any]:
-    """Columns of an array of numbers (rows,) or (rows, columns), called "1", "2", …; of a series by its name."""
+    """Return the columns of an array of numbers (rows,) or (rows, columns), named "1", "2", …; a series keeps its
+    name.
+    """
     if array.ndim == 1:
         return {**_dates(array), str(getattr(array, "name", None) or "1"): array}
     return {str(i + 1): array[:, i] for i in range(array.shape[1])}
 
 
 def _dates(frame: Any) -> dict[str, Any]:
-    """Columns of the index of a data frame or a column, if it holds dates or periods, or has several levels."""
+    """Return the index of a data frame or column as columns, if it holds dates or periods, or has several levels."""
     index: Any = getattr(frame, "index", None)
     columns = list(map(str, getattr(frame, "columns", ())))
     if not hasattr(index, "dtype") or not hasattr(index, "names"):
@@ -123,7 +130,7 @@ def _holds_dates(index: Any) -> bool:
 
 
 def is_frame(value: Any) -> bool:
-    """True for a data frame of pandas, polars or the like."""
+    """True for a data frame of pandas, polars or a similar library."""
     return hasattr(value, "columns") and hasattr(value, "__getitem__") and hasattr(value, "shape")
 
 
@@ -158,7 +165,7 @@ def _unique(names: Iterable[Any], what: str) -> list[Any]:
 
 
 def _of_columns(columns: Mapping[Any, Any], what: str) -> Given:
-    """Rows of a mapping of columns. Raises ``UserError`` if they differ in length."""
+    """Return the rows of a mapping of columns. Raises ``UserError`` if the columns differ in length."""
     names = tuple(str(name) for name in _unique(columns, what))
     if not names:
         raise UserError(f"{what} is empty; give {ALLOWED}")
@@ -177,7 +184,7 @@ def _of_columns(columns: Mapping[Any, Any], what: str) -> Given:
 
 
 def _of_items(items: Iterator[Any], what: str) -> Given:
-    """Rows of a list of mappings or of texts, told apart by the first one."""
+    """Return the rows of a list of mappings or of texts; the first item decides which of the two it is."""
     first = next(items, _NONE)
     if first is _NONE:
         raise UserError(f"{what} is empty; give {ALLOWED}")
@@ -220,7 +227,7 @@ def _plain(rows: Iterable[Mapping[str, Any]], what: str) -> Iterator[dict[str, A
 
 
 def _of_dataset(data: Any, what: str) -> Given:
-    """Rows of a ``datasets`` object. Classes stored as numbers (``ClassLabel``) become their names."""
+    """Return the rows of a ``datasets`` object. Classes stored as numbers (``ClassLabel``) become their names."""
     names = tuple(data.column_names or (data.features or {}))
     decode = {name: found for name in names if (found := _decoder((data.features or {}).get(name))) is not None}
     if not names:
@@ -243,7 +250,10 @@ def _read(data: Any, names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
 
 
 def _decoder(feature: Any) -> Callable[[Any], Any] | None:
-    """Function that turns class numbers of a column into names; None if the column has none. -1 is a missing label."""
+    """Return a function that turns the class numbers of a column into names; None if the column has no class names.
+
+    The class number -1 is a missing label.
+    """
     names = getattr(feature, "names", None)
     if isinstance(names, (list, tuple)) and hasattr(feature, "int2str"):
         return lambda value: _class(value, names)

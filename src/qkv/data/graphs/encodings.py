@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 _DENSE = 600
-"""Most nodes of which all eigenvectors are computed at once."""
+"""Maximum number of nodes for which all eigenvectors are computed at once."""
 _AT_ONCE = 512
 
 
 def adjacency(edges: np.ndarray, nodes: int, directed: bool) -> Any:
-    """Adjacency matrix of ``edges`` (E, 2) without self-loops and repetitions, symmetric unless ``directed``."""
+    """Build the adjacency matrix of ``edges`` (E, 2) without self-loops and repetitions, symmetric unless
+    ``directed``.
+    """
     from scipy.sparse import csr_matrix
 
     kept = edges[edges[:, 0] != edges[:, 1]]
@@ -27,14 +29,17 @@ def adjacency(edges: np.ndarray, nodes: int, directed: bool) -> Any:
 
 
 def laplacian(a: Any, count: int) -> np.ndarray:
-    """Eigenvectors (n, count) of I - D^-½ A D^-½ with the lowest eigenvalues but the first, the largest entry of each
-    positive; 0 if there are fewer.
+    """Compute the eigenvectors (n, count) of I - D^-½ A D^-½ with the lowest eigenvalues, except for the first
+    eigenvector.
+
+    The largest entry of each eigenvector is positive. If there are fewer than ``count``, the other columns are 0.
     """
     return _lowest(_symmetric(a, _inverse_root(a)), count + 1)[:, 1:]
 
 
 def magnetic(a: Any, count: int, potential: float) -> np.ndarray:
-    """Eigenvectors (n, 2 count) of the magnetic Laplacian, real parts before imaginary parts (Zhang et al. 2021).
+    """Compute the eigenvectors (n, 2 count) of the magnetic Laplacian, real parts before imaginary parts (Zhang et al.
+    2021).
 
     I - D^-½ (S ∘ exp(2πi q (A - A^T))) D^-½ with S = (A + A^T) / 2 and its row sums D. The largest entry of each
     eigenvector is real and positive.
@@ -61,7 +66,9 @@ def _symmetric(a: Any, root: np.ndarray) -> Any:
 
 
 def _lowest(normalised: Any, count: int) -> np.ndarray:
-    """Eigenvectors (n, count) of I - ``normalised`` with the lowest eigenvalues, of fixed sign or phase."""
+    """Compute the eigenvectors (n, count) of I - ``normalised`` with the lowest eigenvalues, with a fixed sign or
+    phase.
+    """
     n = normalised.shape[0]
     if n <= max(_DENSE, 2 * count):
         values, vectors = np.linalg.eigh(np.eye(n) - normalised.toarray())
@@ -78,7 +85,7 @@ def _lowest(normalised: Any, count: int) -> np.ndarray:
 
 
 def _steps(a: Any) -> Any:
-    """Matrix of a random step along the edges, D^-1 A; a node without an edge is left out."""
+    """Return the transition matrix of a random walk along the edges, D^-1 A; the row of a node without an edge is 0."""
     from scipy.sparse import diags
 
     degrees = np.asarray(a.sum(1)).ravel()
@@ -86,7 +93,7 @@ def _steps(a: Any) -> Any:
 
 
 def returns(a: Any, steps: int) -> np.ndarray:
-    """Probabilities (n, steps) that a random walk is back at its start after 1, …, ``steps`` steps."""
+    """Compute the probabilities (n, steps) that a random walk is back at its start after 1, …, ``steps`` steps."""
     step, n = _steps(a).T.tocsr(), a.shape[0]
     found = np.empty((n, steps))
     for begin in range(0, n, _AT_ONCE):
@@ -100,8 +107,10 @@ def returns(a: Any, steps: int) -> np.ndarray:
 
 
 def visits(a: Any, steps: int) -> np.ndarray:
-    """Expected visits (n, steps): n times the probability to be at a node after 1, …, ``steps`` random steps along the
-    edges from a node drawn at random; a walk without an edge to follow stays.
+    """Compute the expected visits (n, steps) of each node by n random walks, of which one starts at each node.
+
+    Column k holds n times the probability to be at a node after k + 1 steps along the edges from a random node. A walk
+    without an edge to follow stays where it is.
     """
     step = _steps(a)
     stuck = np.asarray(step.sum(1)).ravel() == 0
@@ -113,21 +122,27 @@ def visits(a: Any, steps: int) -> np.ndarray:
 
 
 def degrees(a: Any, most: int) -> np.ndarray:
-    """One column (n, most + 1) per degree, the number of edges that a node has; larger ones count as ``most``."""
+    """One-hot encode (n, most + 1) the degree of each node, its number of edges; degrees above ``most`` count as
+    ``most``.
+    """
     counts = np.minimum(np.asarray(a.sum(1)).ravel().astype(np.int64), most)
     return np.eye(most + 1)[counts]
 
 
 def neighbourhoods(labels: np.ndarray, edges: np.ndarray, buckets: int) -> np.ndarray:
-    """One column (n, buckets) per hash of a node's label and those of its neighbours: one round of Weisfeiler & Leman
-    1968. labels (n): whole numbers; edges (2, E): sources and targets. The order of nodes and edges does not matter.
+    """One-hot encode (n, buckets) the hash of a node's label and its neighbours' labels: one round of Weisfeiler &
+    Leman 1968.
+
+    labels (n): whole numbers; edges (2, E): sources and targets. The order of nodes and edges does not matter.
     """
     return np.eye(buckets)[(refined(mixed(labels), edges) % np.uint64(buckets)).astype(np.int64)]
 
 
 def refined(labels: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Labels (n), uint64, after a round of Weisfeiler & Leman: hashes of a node's label and of the multiset of those of
-    its neighbours. edges (2, E): sources and targets.
+    """Return new labels (n), uint64, after a round of Weisfeiler & Leman.
+
+    A new label is a hash of the node's label and of the multiset of its neighbours' labels. edges (2, E): sources and
+    targets.
     """
     around = np.zeros(len(labels), np.uint64)
     np.add.at(around, edges[1], mixed(labels[edges[0]] ^ _OTHER))
@@ -135,11 +150,11 @@ def refined(labels: np.ndarray, edges: np.ndarray) -> np.ndarray:
 
 
 _OTHER = np.uint64(0xABCDEF)
-"""Number that tells hashes of neighbours from those of the node itself."""
+"""Number that makes hashes of neighbours differ from hashes of the node itself."""
 
 
 def mixed(numbers: np.ndarray) -> np.ndarray:
-    """Hashes (uint64) of whole numbers, by the function of SplitMix64 (Steele et al. 2014)."""
+    """Hash whole numbers to uint64 by the function of SplitMix64 (Steele et al. 2014)."""
     z = np.asarray(numbers).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -147,8 +162,9 @@ def mixed(numbers: np.ndarray) -> np.ndarray:
 
 
 def distances(a: Any, most: int) -> np.ndarray:
-    """Lengths (n, n) int16 of the shortest paths from the node of the second axis to that of the first; those above
-    ``most`` are ``most``; -1: no path.
+    """Compute the lengths (n, n) int16 of the shortest paths; entry (i, j) is the path from node j to node i.
+
+    Lengths above ``most`` are capped at ``most``; -1: no path.
     """
     from scipy.sparse.csgraph import shortest_path
 

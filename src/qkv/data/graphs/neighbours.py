@@ -1,4 +1,4 @@
-"""Samples of the neighbours of nodes, hop by hop (GraphSAGE, Hamilton et al. 2017)."""
+"""Sample the neighbours of nodes, hop by hop (GraphSAGE, Hamilton et al. 2017)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import NamedTuple
 import numpy as np
 
 ALL = -1
-"""Number of neighbours that stands for all of them."""
+"""Number of neighbours that means all neighbours."""
 
 
 class Sample(NamedTuple):
     """Part of a graph around some nodes.
 
-    nodes (m): their numbers in the whole graph, sorted. edges (2, e): places in nodes. factors (e): number of edges
-    into the target in the whole graph, divided by that of the sampled ones.
+    nodes (m): indices of the nodes in the whole graph, sorted. edges (2, e): indices into ``nodes``. factors (e):
+    number of edges into the target in the whole graph, divided by the number of sampled edges into it.
     """
 
     nodes: np.ndarray
@@ -23,7 +23,9 @@ class Sample(NamedTuple):
 
 
 class Neighbourhoods:
-    """Edges into each node of a graph; edges (2, E): sources and targets. into, out (n): numbers of edges."""
+    """Edges into each node of a graph. edges (2, E): sources and targets. into, out (n): numbers of edges into and out
+    of each node.
+    """
 
     def __init__(self, edges: np.ndarray, nodes: int):
         order = np.argsort(edges[1], kind="stable")
@@ -32,8 +34,9 @@ class Neighbourhoods:
         self._begins = np.concatenate(([0], np.cumsum(self.into)))
 
     def around(self, asked: np.ndarray, fanouts: tuple[int, ...], draw: np.random.Generator | None = None) -> Sample:
-        """Nodes ``asked`` and their neighbours in as many hops as ``fanouts``, at most so many of each node; without
-        ``draw``, all neighbours.
+        """Sample the neighbours of the nodes ``asked``, in as many hops as ``fanouts`` has entries.
+
+        Hop i uses at most ``fanouts[i]`` random edges into each node. Without ``draw``, it uses all edges.
         """
         expanded, frontier = np.zeros(self.nodes, bool), np.unique(asked)
         found = [(np.zeros(0, np.int64),) * 2]
@@ -49,7 +52,7 @@ class Neighbourhoods:
         return Sample(nodes, np.stack([np.searchsorted(nodes, side) for side in (sources, targets)]), factors)
 
     def _edges(self, nodes: np.ndarray, most: int, draw: np.random.Generator | None) -> tuple[np.ndarray, np.ndarray]:
-        """(sources, targets) of at most ``most`` random edges into each of ``nodes``."""
+        """Return (sources, targets) of at most ``most`` random edges into each of ``nodes``."""
         counts = self.into[nodes]
         targets, first = np.repeat(nodes, counts), np.cumsum(counts) - counts
         rank = np.arange(len(targets)) - np.repeat(first, counts)

@@ -1,4 +1,4 @@
-"""A graph in two tables, one of nodes and one of edges."""
+"""Read a graph from two tables, one of nodes and one of edges."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ _ENDS = {
     "target": ("target", "dst", "to", "b", "node2", "cited"),
 }
 _MOST_VALUES = 100
-"""Most different texts in a column that is read as categories."""
+"""Maximum number of different texts in a column that is read as categories."""
 _SHOWN = 3
 
 
 class NodeFiles(NamedTuple):
-    """Graph in two tables. parts: split of each node, "" if none is given; labels: None where the cell is empty."""
+    """Graph from two tables. parts: split of each node, "" if the table names none; labels: None where the cell is
+    empty.
+    """
 
     graph: dict[str, Any]
     names: tuple[str, ...]
@@ -42,7 +44,9 @@ class NodeFiles(NamedTuple):
 def read_edge_file(
     edges: TextSource, columns: Mapping[str, str], bad_rows: str = "skip"
 ) -> tuple[tuple[str, ...], np.ndarray, list[str]]:
-    """Read a table of edges alone: (names of the nodes in order, edges (E, 2), sentences for the user)."""
+    """Read a graph from a table of edges only; return (names of the nodes in order, edges (E, 2), sentences for the
+    user).
+    """
     table = _table(edges)
     source, target = _ends(table, columns)
     rows = [row.values for row in table.rows if isinstance(row, Row)]
@@ -59,10 +63,10 @@ def read_node_files(
 ) -> NodeFiles:
     """Read a table of nodes and one of edges, in CSV or TSV.
 
-    Columns of nodes: name, label, optionally split; the others are features: numbers, or categories of at most 100
-    texts. Edges: names of source and target. ``columns``: column by role (node, label, split, source, target); default:
-    guessed. An edge to no node is skipped and told, or with ``bad_rows`` "refuse" refused. ``labelled``: False if there
-    may be no column of labels.
+    Columns of nodes: name, label, optionally split. The other columns are features: numbers, or categories with at most
+    100 different texts. Columns of edges: names of source and target. ``columns``: column by role (node, label, split,
+    source, target); default: guessed. An edge to an unknown node is skipped and reported, or refused if ``bad_rows`` is
+    "refuse". ``labelled``: False if there may be no column of labels.
     """
     table = _table(nodes)
     rows = [row.values for row in table.rows if isinstance(row, Row)]
@@ -93,7 +97,10 @@ def _cell(row: Mapping[str, Any], column: str) -> str:
 
 
 def _column(table: Table, role: str, columns: Mapping[str, str], default: str | None) -> str:
-    """Column of a role: given, or the one with a usual name, or ``default``; None: there must be one."""
+    """Return the column of a role: the column in ``columns``, else the column with a usual name, else ``default``.
+
+    Raises ``UserError`` if no column is found and ``default`` is None.
+    """
     given = columns.get(role)
     if given is not None:
         if given not in table.columns:
@@ -128,7 +135,7 @@ def _skipped(table: Table) -> list[str]:
 
 
 def _features(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> tuple[np.ndarray | None, list[str]]:
-    """(features (nodes, F) or None, sentences for the user)."""
+    """Return (features (nodes, F) or None, sentences for the user)."""
     found, notes = list[np.ndarray](), list[str]()
     for column in columns:
         cells = [_cell(row, column) for row in rows]
@@ -151,7 +158,7 @@ def _features(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> tupl
 
 
 def _ends(table: Table, columns: Mapping[str, str]) -> tuple[str, str]:
-    """Columns of the source and the target of an edge."""
+    """Return the columns of the source and the target of an edge."""
     if len(table.columns) < 2:
         raise UserError(f"{table.name} has {len(table.columns)} column; edges have a source and a target")
     source = _column(table, "source", columns, table.columns[0])
@@ -161,7 +168,7 @@ def _ends(table: Table, columns: Mapping[str, str]) -> tuple[str, str]:
 def _pairs(
     table: Table, place: Mapping[str, int], columns: Mapping[str, str], bad_rows: str
 ) -> tuple[np.ndarray, list[str]]:
-    """(edges (E, 2), sentences on the skipped ones)."""
+    """Return (edges (E, 2), sentences on the skipped edges)."""
     source, target = _ends(table, columns)
     found, bad = list[tuple[int, int]](), list[str]()
     for row in table.rows:

@@ -1,4 +1,4 @@
-"""Tables of the nodes of one graph, with labels and splits: ``.npz`` files, or a file of nodes and one of edges."""
+"""Tables of the nodes of one graph, with labels and splits: ``.npz`` files, or a file of nodes and a file of edges."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ _SPLITS = {TRAIN: ("train",), VALIDATION: ("val", "valid", "validation", "dev"),
 
 @dataclass(frozen=True)
 class NodeTable:
-    """Nodes of one graph. graph: mapping as a processor reads it; names, labels: of each node, a label is None if
-    unknown; splits: node numbers by split; digest: hash of the content.
+    """Nodes of one graph.
+
+    graph: mapping as a processor reads it; names, labels: name and label of each node, where an unknown label is None;
+    splits: node indices by split; digest: hash of the content.
     """
 
     name: str
@@ -49,10 +51,10 @@ class NodeTable:
 
 @read_once(lambda data, fold=0: (identity_of_data(data), fold))
 def open_nodes(data: spec.Data, fold: int = 0) -> NodeTable:
-    """Read the graph ``data.source``: a known one, an ``.npz`` file, or ``nodes.csv | edges.csv``.
+    """Read the graph ``data.source``: a known graph, an ``.npz`` file, or ``nodes.csv | edges.csv``.
 
-    ``fold``: index of the split, if the data has several. Without a split, a fraction ``validation_fraction`` of the
-    labelled nodes of each label is held out. Raises ``UserError``.
+    ``fold``: index of the split, if the data has several. Without a validation split, a fraction
+    ``validation_fraction`` of the training nodes of each label is held out. Raises ``UserError``.
     """
     found = _read(data.source, data, fold)
     return replace(found, splits=_completed(found, data.validation_fraction))
@@ -60,8 +62,9 @@ def open_nodes(data: spec.Data, fold: int = 0) -> NodeTable:
 
 @read_once(identity_of_data)
 def open_graph(data: spec.Data) -> NodeTable:
-    """Read the graph ``data.source`` for its edges, without labels and splits: see ``open_nodes``, or one table of
-    edges. Raises ``UserError``.
+    """Read the graph ``data.source`` for its edges, without labels and splits.
+
+    Sources are those of ``open_nodes``, or one table of edges. Raises ``UserError``.
     """
     return replace(_read(data.source, data, 0, labelled=False), splits={})
 
@@ -122,10 +125,10 @@ def _of_files(source: str, nodes: TextSource, edges: TextSource, data: spec.Data
 def read_npz(text: TextSource, name: str, fold: int = 0, labelled: bool = True) -> NodeTable:
     """Read a graph with labelled nodes from an ``.npz`` file.
 
-    Arrays: ``edges`` (E, 2); ``labels`` (n), below 0: unknown; optionally ``label_names``; ``features`` (n, F), or
-    packed bits with ``num_features``, or ``feature_indptr``, ``feature_indices``, ``feature_values`` and
-    ``num_features``; ``train_index`` … or ``train_masks`` (folds, n) …, with ``val`` and ``test``. ``labelled``: False
-    if labels may be missing.
+    Arrays: ``edges`` (E, 2); ``labels`` (n), where a negative number means unknown; optionally ``label_names``;
+    ``features`` (n, F), or packed bits with ``num_features``, or ``feature_indptr``, ``feature_indices``,
+    ``feature_values`` and ``num_features``; ``train_index`` … or ``train_masks`` (folds, n) …, with ``val`` and
+    ``test``. ``labelled``: False if labels may be missing.
     """
     arrays = arrays_of(text)
     if not labelled and "labels" not in arrays:
@@ -164,8 +167,9 @@ def _splits(arrays: Mapping[str, np.ndarray], count: int, fold: int, name: str) 
 
 
 def _completed(table: NodeTable, fraction: float) -> dict[str, np.ndarray]:
-    """Splits of labelled nodes in order; a fraction of each label of the training nodes is held out for validation if
-    the data holds out none.
+    """Return the splits of labelled nodes, in the order of ``_SPLITS``.
+
+    If the data has no validation split, a fraction of the training nodes of each label is held out for it.
     """
     known = np.array([label is not None for label in table.labels])
     splits = {split: np.unique(nodes[known[nodes]]) for split, nodes in table.splits.items()}
@@ -185,7 +189,7 @@ def _completed(table: NodeTable, fraction: float) -> dict[str, np.ndarray]:
 
 
 def _held_out(nodes: np.ndarray, labels: Sequence[str | None], fraction: float) -> np.ndarray:
-    """Fraction of the nodes of each label, drawn with a fixed seed; at least one node in all."""
+    """Draw a fraction of the nodes of each label with a fixed seed; at least one node in all."""
     order = np.random.default_rng(0).permutation(nodes)
     groups: dict[str | None, list[int]] = {}
     for node in order.tolist():

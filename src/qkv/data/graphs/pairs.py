@@ -1,6 +1,6 @@
-"""Pairs of nodes of an undirected graph, with and without an edge: parts of a split, samples, and features.
+"""Pairs of nodes of an undirected graph, with and without an edge: splits, random samples, and features.
 
-Pairs (P, 2) have the smaller node first. A code of a pair (u, v) is u · n + v, n nodes.
+Pairs (P, 2) have the smaller node first. The code of a pair (u, v) is u · n + v for n nodes.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from typing import Any
 import numpy as np
 
 _ROUNDS = 50
-"""Rounds of drawing pairs, each of which drops those with an edge."""
+"""Maximum number of rounds of drawing random pairs; pairs with an edge are dropped in each round."""
 _ALL = 2_000
-"""Most nodes of which all pairs are listed, where too few are found by drawing."""
+"""Maximum number of nodes for which all pairs are listed if random drawing finds too few."""
 
 
 def undirected(edges: np.ndarray) -> np.ndarray:
-    """Different pairs (P, 2) of the edges (E, 2) without self-loops, sorted."""
+    """Return the different pairs (P, 2) of the edges (E, 2) without self-loops, sorted."""
     kept = edges[edges[:, 0] != edges[:, 1]]
     return np.unique(np.sort(kept, 1), axis=0).reshape(-1, 2)
 
 
 def codes(pairs: np.ndarray, nodes: int) -> np.ndarray:
-    """Codes (P) of pairs."""
+    """Return the codes (P) of pairs."""
     return pairs[:, 0].astype(np.int64) * nodes + pairs[:, 1]
 
 
 def without_edge(known: np.ndarray, nodes: int, count: int, draw: np.random.Generator) -> np.ndarray:
-    """At most ``count`` different random pairs (P, 2) without an edge; ``known``: sorted codes of the edges."""
+    """Draw at most ``count`` different random pairs (P, 2) without an edge; ``known``: sorted codes of the edges."""
     found = np.zeros(0, np.int64)
     for _ in range(_ROUNDS):
         ends = np.sort(draw.integers(nodes, size=(2 * count + 8, 2)), 1)
@@ -43,9 +43,10 @@ def without_edge(known: np.ndarray, nodes: int, count: int, draw: np.random.Gene
 
 
 def parts_of(pairs: np.ndarray, shares: dict[str, float], rest: str) -> dict[str, np.ndarray]:
-    """Random parts of pairs with the given shares, at least one pair each, by name; ``rest`` gets all others.
+    """Split pairs at random into parts by name, with the fractions ``shares``, at least one pair each; ``rest`` gets
+    the others.
 
-    The same for every run: drawn with a fixed seed.
+    The split is the same for every run, since it is drawn with a fixed seed.
     """
     order, found, begin = np.random.default_rng(0).permutation(len(pairs)), dict[str, np.ndarray](), 0
     for name, share in shares.items():
@@ -55,8 +56,11 @@ def parts_of(pairs: np.ndarray, shares: dict[str, float], rest: str) -> dict[str
 
 
 def pair_features(a: Any, columns: Any, pairs: np.ndarray) -> np.ndarray:
-    """Features (P, 4) of pairs: common neighbours c and the sum of their 1 / ln(degree) (Adamic & Adar 2003), both as
-    ln(1 + x), the sum of both ln(1 + degree) without the edge between the two, and the cosine of their ``columns``.
+    """Compute four features (P, 4) of pairs of nodes.
+
+    1. ln(1 + number of common neighbours). 2. ln(1 + sum of 1 / ln(degree) over the common neighbours) (Adamic & Adar
+    2003). 3. Sum of ln(1 + degree) of the two nodes, without the edge between them. 4. Cosine of the two nodes'
+    ``columns``.
 
     a: symmetric adjacency matrix (n, n) of scipy. columns: sparse matrix (n, C).
     """

@@ -1,4 +1,4 @@
-"""Graphs as they are given: a mapping, a networkx graph or an object with ``edge_index``; checked."""
+"""Check and convert raw graphs: a mapping, a networkx graph, or an object with ``edge_index``."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ _MOST_NODES = 10_000_000
 
 
 class RawGraph(NamedTuple):
-    """Checked graph. edges (E, 2): (source, target); features: sparse matrix (nodes, F) of scipy, or None; tags: one
-    text per node, or None.
+    """Checked graph.
+
+    edges (E, 2): (source, target); features: sparse matrix (nodes, F) of scipy, or None; tags: one text per node, or
+    None.
     """
 
     num_nodes: int
@@ -27,10 +29,11 @@ class RawGraph(NamedTuple):
 
 
 def read_graph(value: Any) -> RawGraph:
-    """Check and convert a graph: a mapping with ``edges`` (pairs) or ``edge_index`` (2, E), ``num_nodes``, ``features``
-    and ``tags``; a graph of networkx; or an object with ``edge_index``, as those of torch_geometric.
+    """Check and convert a graph.
 
-    Raises ``Unusable`` with a reason.
+    Allowed are a mapping with ``edges`` (pairs) or ``edge_index`` (2, E), ``num_nodes``, ``features`` and ``tags``; a
+    graph of networkx; and an object with ``edge_index``, such as a graph of torch_geometric. Raises ``Unusable`` with a
+    reason.
     """
     given = mapping_of(value)
     if given is None:
@@ -46,7 +49,11 @@ def read_graph(value: Any) -> RawGraph:
 
 
 def mapping_of(value: Any) -> dict[str, Any] | None:
-    """Graph as a mapping: a mapping itself, of networkx, or of an object with ``edge_index``; None for others."""
+    """Return a graph as a mapping: the mapping itself, or the content of a networkx graph or an object with
+    ``edge_index``.
+
+    None for other values.
+    """
     if isinstance(value, Mapping):
         return dict(value)
     if hasattr(value, "is_directed") and hasattr(value, "nodes") and hasattr(value, "edges"):
@@ -61,7 +68,7 @@ def _first(given: Mapping[str, Any], names: Sequence[str]) -> Any:
 
 
 def _of_networkx(graph: Any) -> dict[str, Any]:
-    """Mapping of a graph of networkx; its nodes are numbered in their order."""
+    """Convert a graph of networkx to a mapping; its nodes are numbered in their order."""
     place = {node: i for i, node in enumerate(graph.nodes)}
     found: dict[str, Any] = {"num_nodes": len(place), "edges": [(place[e[0]], place[e[1]]) for e in graph.edges]}
     about = [data for _, data in graph.nodes(data=True)]
@@ -75,7 +82,7 @@ def _of_networkx(graph: Any) -> dict[str, Any]:
 
 
 def _array(value: Any, name: str, kinds: str) -> np.ndarray:
-    """Array of numbers of a list, an array or a tensor. Raises ``Unusable`` for others."""
+    """Convert a list, an array or a tensor to an array of numbers. Raises ``Unusable`` for other values."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
     try:
@@ -111,7 +118,7 @@ def _check_edges(edges: np.ndarray, count: int) -> None:
 
 
 def _features(value: Any) -> Any:
-    """Sparse matrix of features: given as rows, as a sparse matrix, or as a mapping with the arrays of a CSR matrix."""
+    """Convert features to a sparse matrix, from rows, a sparse matrix, or a mapping with the arrays of a CSR matrix."""
     from scipy.sparse import csr_matrix, issparse
 
     if value is None:

@@ -10,15 +10,15 @@ from qkv.data.features.ngrams import Bag
 from qkv.data.graphs.encodings import mixed, refined
 
 _LEVELS = 2
-"""Standard deviations from the mean, at most, that levels of a feature tell apart."""
+"""Maximum number of standard deviations from the mean that levels of a feature distinguish."""
 _FEW = 3
-"""Most features that are not whole numbers of which each has levels of its own."""
+"""Maximum number of features other than whole numbers that have separate levels; more features are projected."""
 _DIRECTIONS = 4
-"""Random directions whose signs are the levels of more features."""
+"""Number of random projections of many features; the signs of the projections are the levels."""
 
 
 def subtrees(labels: np.ndarray, edges: np.ndarray, rounds: int, buckets: int) -> Bag:
-    """Labels of all nodes after 0, 1, …, ``rounds`` rounds, modulo ``buckets``, and how many nodes have each.
+    """Count the labels of all nodes after 0, 1, …, ``rounds`` rounds, modulo ``buckets``.
 
     labels (n), uint64; edges (2, E): sources and targets. The order of nodes and edges does not matter.
     """
@@ -30,8 +30,9 @@ def subtrees(labels: np.ndarray, edges: np.ndarray, rounds: int, buckets: int) -
 
 
 def first_labels(tags: np.ndarray | None, levels: np.ndarray | None, degrees: np.ndarray) -> np.ndarray:
-    """Labels (n), uint64, of nodes before the first round: hash of tag and levels (n, F), or of the degree if there are
-    neither.
+    """Return the labels (n), uint64, of nodes before the first round.
+
+    A label is a hash of the tag and the levels (n, F), or of the degree if there are neither tags nor levels.
     """
     found = np.zeros(len(degrees), np.uint64)
     if tags is not None:
@@ -43,10 +44,11 @@ def first_labels(tags: np.ndarray | None, levels: np.ndarray | None, degrees: np
 
 
 def levels_of(features: Any, whole: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
-    """Levels (n, F) of the features (n, F), a sparse matrix: whole numbers as they are; others in units of their
-    deviation from the mean, rounded, or if there are many, signs of a few projections.
+    """Discretise the features (n, F), a sparse matrix, to levels (n, number of levels per node).
 
-    whole (F): True for features that are whole numbers in all graphs.
+    Features that are whole numbers are their own levels. Other features are standardised, rounded and clipped; if there
+    are many, the levels are the signs of a few random projections. whole (F): True for features that are whole numbers
+    in all graphs.
     """
     dense = features.toarray()
     own, z = dense[:, whole], ((dense - mean) / deviation)[:, ~whole]

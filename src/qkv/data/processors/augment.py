@@ -1,4 +1,4 @@
-"""Augmentations: random changes of a training batch of images, drawn from the numbers of its step."""
+"""Augmentations: random changes of a training batch of images, drawn from the random generator of its step."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from qkv.spec.signals import images as spec
 
 
 class Mixed(NamedTuple):
-    """Images mixed with others of the batch: index of each row's ``partner`` (B), and the ``share`` of its own target,
-    0 to 1.
+    """Images mixed with other images of the batch: index of each row's ``partner`` (B), and the ``share`` of the row's
+    own target, 0 to 1.
     """
 
     partner: Tensor
@@ -23,13 +23,13 @@ class Mixed(NamedTuple):
 
 
 Augment = Callable[[Tensor, np.random.Generator], tuple[Tensor, Mixed | None]]
-"""(standardised pixels (B, C, H, W), random numbers) -> (changed pixels, mixing)."""
+"""Function (standardised pixels (B, C, H, W), random generator) -> (changed pixels, mixing)."""
 
 
 def augmented(
     parts: Sequence[spec.Augmentation], pixels: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Mixed | None]:
-    """Apply augmentations in turn to pixels (B, C, H, W); a batch is mixed once at most."""
+    """Apply augmentations in turn to pixels (B, C, H, W); a batch is mixed at most once."""
     mixed: Mixed | None = None
     for part in parts:
         if mixed is None or not part.mixes:
@@ -49,7 +49,7 @@ def _crop(part: spec.Crop, pixels: Tensor, rng: np.random.Generator) -> tuple[Te
 
 
 def _reflected(index: Tensor, size: int) -> Tensor:
-    """Index within 0 … size - 1 of a row continued on both sides by reflection, without repeating its ends."""
+    """Map indices to 0 … size - 1 by reflection at both ends, without repeating the end points."""
     period = max(1, 2 * (size - 1))
     found = index % period
     return torch.minimum(found, period - found).clamp_max(size - 1)
@@ -92,8 +92,9 @@ def _cutmix(part: spec.CutMix, pixels: Tensor, rng: np.random.Generator) -> tupl
 
 
 def _boxes(place: np.ndarray, tall: np.ndarray, wide: np.ndarray, size: tuple[int, int]) -> Tensor:
-    """Masks (R, H, W) that are True inside boxes of ``tall`` × ``wide`` pixels (R), whose centres are at ``place``
-    (2, R), as fractions of the height and the width.
+    """Return masks (R, H, W) that are True inside boxes of ``tall`` × ``wide`` pixels (R).
+
+    ``place`` (2, R): centres of the boxes, as fractions of the height and the width.
     """
     inside = []
     for centre, extent, count in zip(place, (tall, wide), size, strict=True):

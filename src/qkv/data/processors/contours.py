@@ -1,4 +1,4 @@
-"""Reading of shapes: pictures of any form, converted to the points of their contours."""
+"""Read shapes: pictures in any form are converted to the points of their contours."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from qkv.spec.signals.contours import Contours
 from qkv.spec.signals.images import SIMPLE
 
 _FINE = 4
-"""Pixels along each axis that are averaged to a simple feature."""
+"""Number of pixels along each axis that are averaged to one simple feature."""
 
 
 @implements(Contours)
 class ContourProcessor(Processor):
-    """Contours: a picture as for ``ImageProcessor`` -> points (N, 3) of x, y, and 1 where a contour begins."""
+    """Contours: a picture as for ``ImageProcessor`` -> points (N, 3) of x, y, and 1 at the first point of each
+    contour.
+    """
 
     role = Role("image", "image", ("image", "file", "filename", "path", "picture", "mask", "shape"))
     example = "shape.png"
@@ -47,7 +49,7 @@ class ContourProcessor(Processor):
         return np.column_stack((places, first)).astype(np.float32)
 
     def field(self, value: Any) -> np.ndarray:
-        """Shape in a picture as numbers (H, W) from 0 (outside) to 1. Raises ``Unusable``."""
+        """Return the shape in a picture as numbers (H, W) from 0 (outside) to 1. Raises ``Unusable``."""
         image = opened_image(value)
         if image.has_transparency_data:
             image = image.convert("RGBA")
@@ -85,6 +87,6 @@ class ContourProcessor(Processor):
 
 
 def _drawn(encoded: np.ndarray, side: int) -> np.ndarray:
-    """Mask (side, side) of the shape with the points ``encoded``, with a border of a tenth."""
+    """Draw the mask (side, side) of the shape with the points ``encoded``, with a border of a tenth."""
     places = (encoded[:, :2] * 0.9 + 1) / 2 * (side - 1)
     return filled(np.split(places, np.flatnonzero(encoded[:, 2])[1:]), side, side)

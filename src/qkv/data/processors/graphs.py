@@ -36,17 +36,17 @@ from qkv.spec.signals.graphs import DEGREES, NEIGHBOURHOODS, Graphs
 from qkv.spec.wide import Subtrees
 
 _WHOLE = 64
-"""Largest whole number that is a level of its own."""
+"""Largest absolute whole number that is its own level."""
 _SAMPLE = 100
-"""Rows by which a table of graphs is recognised."""
+"""Number of rows from which a table of graphs is recognised."""
 
 
 @dataclass(frozen=True, repr=False)
 class EncodedGraph:
     """Encoded graph of n nodes.
 
-    edges (2, E): sources and targets that mixers read. features: sparse matrix (n, F), scaled. tags (n): column of each
-    node's tag, -1 for none. encodings (n, K). distances (n, n) or None.
+    edges (2, E): sources and targets that mixers read. features: sparse matrix (n, F), scaled. tags (n): column index
+    of each node's tag, -1 for none. encodings (n, K). distances (n, n) or None.
     """
 
     edges: np.ndarray
@@ -59,7 +59,7 @@ class EncodedGraph:
         return len(self.tags)
 
     def __repr__(self) -> str:
-        """Digest of the content, by which the data of a run is recognised."""
+        """Return a digest of the content, from which a run recognises its data."""
         total = hashlib.sha256()
         arrays = (self.edges, self.features.indptr, self.features.indices, self.features.data, self.tags)
         for array in (*arrays, self.encodings, self.distances):
@@ -67,7 +67,9 @@ class EncodedGraph:
         return f"graph {total.hexdigest()}"
 
     def part(self, nodes: np.ndarray) -> EncodedGraph:
-        """Subgraph of ``nodes`` (sorted) and the edges between them; encodings are those of the whole graph."""
+        """Return the subgraph of ``nodes`` (sorted) with the edges between them; it keeps the encodings of the whole
+        graph.
+        """
         place = np.full(len(self), -1)
         place[nodes] = np.arange(len(nodes))
         edges = place[self.edges]
@@ -87,8 +89,8 @@ class EncodedGraph:
 class GraphsProcessor(Processor):
     """Graphs (a mapping, a networkx or torch_geometric graph) -> columns (B, N, C) of the nodes, and their edges.
 
-    ``dropped``: numbers of self-loops and of repeated edges left out so far; ``untold``: number of nodes whose tag is
-    not a known one.
+    ``dropped``: numbers of self-loops and of repeated edges left out so far; ``untold``: number of nodes so far whose
+    tag is unknown.
     """
 
     role = Role("graph", "signal", ("graph", "molecule"))
@@ -135,18 +137,20 @@ class GraphsProcessor(Processor):
         return EncodedGraph(features=_scaled(graph, spec), tags=tags, **structure)
 
     def encoded(self, value: Any, name: str) -> EncodedGraph:
-        """Encode the graph of the source ``name``. Raises ``UserError`` if it cannot be read."""
+        """Encode the graph of the source ``name``. Raises ``UserError`` if the graph cannot be read."""
         try:
             return self.encode(value)
         except Unusable as error:
             raise UserError(f"data.source: {name}: {error}") from None
 
     def rewired(self, encoded: EncodedGraph, edges: np.ndarray) -> EncodedGraph:
-        """Copy of an encoded graph with the edges (E, 2) in place of its own, and encodings of them."""
+        """Return a copy of an encoded graph with ``edges`` (E, 2) instead of its edges, and with encodings of the new
+        edges.
+        """
         return replace(encoded, **_structure(edges, len(encoded), self.spec))
 
     def count(self, value: Any) -> int:
-        """Number of nodes of a raw graph. Raises ``Unusable``."""
+        """Return the number of nodes of a raw graph. Raises ``Unusable``."""
         return read_graph(value).num_nodes
 
     def size(self, encoded: Any) -> int:
@@ -167,7 +171,7 @@ class GraphsProcessor(Processor):
         )
 
     def columns(self, graph: EncodedGraph) -> np.ndarray:
-        """Columns (n, C) of the nodes of a graph: features, tags, encodings."""
+        """Return the columns (n, C) of the nodes of a graph: features, tags, encodings."""
         spec, tags = self.spec, np.zeros((len(graph), len(self.spec.tags or ())), np.float32)
         known = np.flatnonzero(graph.tags >= 0)
         tags[known, graph.tags[known]] = 1.0
@@ -178,8 +182,10 @@ class GraphsProcessor(Processor):
         return found if found.shape[1] else np.ones((len(graph), 1), np.float32)
 
     def features(self, encoded: Any) -> np.ndarray:
-        """Bag of nodes: numbers of nodes and edges, and sum and mean of the nodes' features, tags, degrees, hashed
-        neighbourhoods (tags of a node and its neighbours, or degrees if there are no tags), and encodings of walks.
+        """Compute a bag of nodes: numbers of nodes and edges, then the sum and the mean of features over the nodes.
+
+        The features of a node are its columns of features and tags, its degree, its hashed neighbourhood (tags of the
+        node and its neighbours, or degrees if there are no tags), and its random-walk encodings.
         """
         spec = self.spec
         each = np.minimum(np.bincount(encoded.edges[0], minlength=len(encoded)), DEGREES)
@@ -192,7 +198,7 @@ class GraphsProcessor(Processor):
         return np.concatenate((sizes, nodes.sum(0), nodes.mean(0))).astype(np.float32)
 
     def bag(self, encoded: Any, part: Subtrees) -> Bag:
-        """Simple features of a graph, and the labels of its nodes after each round of Weisfeiler & Leman."""
+        """Return the simple features of a graph, and the labels of its nodes after each round of Weisfeiler & Leman."""
         spec, simple = self.spec, self.features(encoded)
         tags = encoded.tags if spec.tags else None
         levels = self._levels(encoded) if spec.num_features else None
@@ -202,7 +208,9 @@ class GraphsProcessor(Processor):
         return Bag(np.concatenate((np.arange(len(simple)), len(simple) + ids)), np.concatenate((simple, counts)))
 
     def _levels(self, encoded: EncodedGraph) -> np.ndarray:
-        """Levels of the features of the nodes; those that are neither whole numbers nor standardised have none."""
+        """Return the levels of the nodes' features; features that are neither whole numbers nor standardised have no
+        levels.
+        """
         spec, features = self.spec, encoded.features
         if spec.scaling == "rows":
             features = features.sign()
@@ -216,14 +224,14 @@ class GraphsProcessor(Processor):
         return f"{graph.num_nodes:,} nodes, {len(graph.edges):,} edges"
 
     def notes(self) -> list[str]:
-        """Sentences for the user: how many edges were left out, and how many tags are not known."""
+        """Return sentences for the user: how many edges were left out, and how many tags are unknown."""
         names = ("from a node to itself", "repeated")
         found = [f"{count:,} {name}" for count, name in zip(self.dropped, names, strict=True) if count]
         said = [f"edges left out: {', '.join(found)}"] if found else []
         return [*said, *([f"{self.untold:,} nodes have a tag that the model does not know"] if self.untold else [])]
 
     def _count(self, edges: np.ndarray) -> None:
-        """Count self-loops and repetitions; of undirected edges, both directions are usual and no repetition."""
+        """Count self-loops and repeated edges; an edge in the opposite direction is not a repetition."""
         loops = edges[:, 0] == edges[:, 1]
         self.dropped[0] += int(loops.sum())
         self.dropped[1] += int((~loops).sum()) - len(np.unique(edges[~loops], axis=0))
@@ -235,7 +243,9 @@ def _has_edges(row: Row | BadRow) -> bool:
 
 
 def _readable(values: Sequence[Any]) -> list[RawGraph]:
-    """Graphs that can be read. Raises ``Unusable`` with the first reason if there is none."""
+    """Return the graphs that can be read. If there are none, raises ``Unusable`` with the reason for the first
+    graph.
+    """
     found, reason = list[RawGraph](), Unusable("there is no graph")
     for number, value in enumerate(values):
         try:
@@ -248,7 +258,9 @@ def _readable(values: Sequence[Any]) -> list[RawGraph]:
 
 
 def _moments(graphs: Sequence[RawGraph]) -> dict[str, tuple[float, ...]]:
-    """Mean and deviation of each feature over all nodes; a constant feature has the deviation 1."""
+    """Compute the mean and standard deviation of each feature over all nodes; the deviation of a constant feature is
+    1.
+    """
     count = sum(graph.num_nodes for graph in graphs)
     features = [graph.features for graph in graphs]
     mean = np.sum([np.asarray(each.sum(0), np.float64).ravel() for each in features], 0) / count
@@ -259,7 +271,7 @@ def _moments(graphs: Sequence[RawGraph]) -> dict[str, tuple[float, ...]]:
 
 
 def _whole(graphs: Sequence[RawGraph]) -> tuple[bool, ...]:
-    """True for each feature that is a small whole number at all nodes."""
+    """Return True for each feature that is a small whole number at all nodes."""
     found = np.ones(graphs[0].features.shape[1], bool)
     for graph in graphs:
         entries = graph.features.tocoo()
@@ -279,7 +291,7 @@ def _scaled(graph: RawGraph, spec: Graphs) -> Any:
 
 
 def _structure(edges: np.ndarray, nodes: int, spec: Graphs) -> dict[str, Any]:
-    """Fields of an encoded graph that depend on its edges (E, 2): edges, encodings, distances."""
+    """Compute the fields of an encoded graph that depend on its edges (E, 2): edges, encodings, distances."""
     one_way, both = (adjacency(edges, nodes, directed) for directed in (True, False))
     read = one_way if spec.directed and not spec.both_ways else both
     return {
@@ -290,7 +302,7 @@ def _structure(edges: np.ndarray, nodes: int, spec: Graphs) -> dict[str, Any]:
 
 
 def _encodings(one_way: Any, both: Any, spec: Graphs) -> np.ndarray:
-    """Encodings (n, K) of a graph, in the order of the columns."""
+    """Compute the encodings (n, K) of a graph, in the order of the columns."""
     found: list[np.ndarray] = [np.zeros((both.shape[0], 0))]
     if spec.laplacian:
         sized = np.sqrt(both.shape[0])  # entries of about 1 in graphs of any size
@@ -310,7 +322,7 @@ def _encodings(one_way: Any, both: Any, spec: Graphs) -> np.ndarray:
 
 
 def _neighbours(encoded: Sequence[EncodedGraph], longest: int) -> torch.Tensor:
-    """Keys that each node sees, (B, N, N): itself and the sources of its edges."""
+    """Return the mask (B, N, N) of the keys that each node attends to: itself and the sources of its edges."""
     found = np.zeros((len(encoded), longest, longest), bool)
     for row, graph in enumerate(encoded):
         source, target = graph.edges

@@ -33,7 +33,7 @@ _CODES, _REASONS = "codes.npy", "unusable.json"
 
 
 class Autoencoder(NamedTuple):
-    """Trained autoencoder of images: its model, its processor, and the SHA-256 of its weights."""
+    """Trained image autoencoder: its model, its image processor, and the SHA-256 of its weights."""
 
     model: Transformer
     images: ImageProcessor
@@ -41,26 +41,28 @@ class Autoencoder(NamedTuple):
 
     @property
     def head(self) -> CodebookDecoder:
-        """Codebook and decoder."""
+        """Head of the model, which holds codebook and decoder."""
         head = self.model.head
         assert isinstance(head, CodebookDecoder)
         return head
 
     @torch.inference_mode()
     def codes(self, encoded: Sequence[np.ndarray]) -> np.ndarray:
-        """Codes (B, N), row by row, of images that the processor has encoded."""
+        """Return the codes (B, N), row by row, of images that the processor has encoded."""
         signal = self.images.signal(encoded)
         return self.head.ids(self.model.features(signal)[0]).to(torch.int32).numpy()
 
     @torch.inference_mode()
     def decoded(self, codes: np.ndarray) -> list[np.ndarray]:
-        """Images of codes (B, N) that are given row by row."""
+        """Decode codes (B, N), row by row, to images."""
         parts = torch.from_numpy(codes).long().split(_AT_ONCE)
         return [image for part in parts for image in self.images.restored(self.head.pixels(part))]
 
 
 def coder_of(run: str) -> Autoencoder:
-    """Trained autoencoder in the run folder ``run``. Raises ``UserError`` if it is missing or no autoencoder."""
+    """Load the trained autoencoder in the run folder ``run``. Raises ``UserError`` if it is missing or not an
+    autoencoder.
+    """
     weights = Path(run).expanduser() / WEIGHTS
     changed = weights.stat().st_mtime_ns if weights.is_file() else 0
     return _read(run, changed)
@@ -79,14 +81,17 @@ def _read(run: str, changed: int) -> Autoencoder:
 
 
 def order_of(spec: ImageSequence) -> np.ndarray:
-    """Index, row by row, of the place of each value of a sequence."""
+    """Return, for each position of a sequence, its index in the grid counted row by row."""
     assert spec.grid is not None
     places = np.arange(spec.grid[0] * spec.grid[1]).reshape(spec.grid)
     return (places if spec.order == "rows" else places.T).flatten()
 
 
 def identity_of(values: Sequence[Any]) -> str | None:
-    """Digest of raw images: contents of those in memory; names, sizes and times of files. None if one has neither."""
+    """Return a digest of raw images: of the content of images in memory, and of names, sizes and times of files.
+
+    None if an image is of another kind.
+    """
     total = hashlib.sha256()
     for value in values:
         if isinstance(value, np.ndarray):
@@ -107,14 +112,14 @@ def identity_of(values: Sequence[Any]) -> str | None:
 
 
 class _Stored(NamedTuple):
-    """Codes (B, N) of images, and by index of those that cannot be read the reason."""
+    """Codes (B, N) of images, and the reason for each image that cannot be read, by its index."""
 
     codes: np.ndarray
     reasons: dict[str, str]
 
 
 def _loaded(home: Path, count: int) -> _Stored | None:
-    """Codes stored in a folder of the cache; None if they are missing or damaged."""
+    """Load the codes stored in a cache folder; None if they are missing or damaged."""
     try:
         codes = np.load(home / _CODES, allow_pickle=False)
         reasons = json.loads((home / _REASONS).read_text(encoding="utf-8"))
@@ -125,7 +130,7 @@ def _loaded(home: Path, count: int) -> _Stored | None:
 
 @implements(ImageCodes)
 class ImageCodesProcessor(Processor):
-    """Codes of images: a file name, an array or a Pillow image -> numbers (N) of codes, in the order of the spec."""
+    """Codes of images: a file name, an array or a Pillow image -> codes (N), in the order of the spec."""
 
     role = ImageProcessor.role
     example = ImageProcessor.example
@@ -134,8 +139,8 @@ class ImageCodesProcessor(Processor):
 
     @cached_property
     def coder(self) -> Autoencoder:
-        """Autoencoder of the run. Raises ``UserError`` if it is missing, or not the one that the processor was fitted
-        with.
+        """Autoencoder of the run. Raises ``UserError`` if it is missing, or differs from the autoencoder with which the
+        processor was fitted.
         """
         found = coder_of(self.spec.run)
         if self.spec.digest not in (None, found.digest):
@@ -153,7 +158,9 @@ class ImageCodesProcessor(Processor):
         return self._ordered([self.coder.images.encode(value)])[0]
 
     def encode_all(self, values: Sequence[Any]) -> Iterator[np.ndarray | Unusable]:
-        """Encoded values in order. Those of many images are cached, under the digests of the autoencoder and images."""
+        """Yield encoded values in order. For many images, they are cached under the digests of the autoencoder and the
+        images.
+        """
         known = identity_of(values) if len(values) > _AT_ONCE and self.spec.digest is not None else None
         if known is None:
             yield from self._encoded(values)
@@ -165,7 +172,7 @@ class ImageCodesProcessor(Processor):
             yield codes if reason is None else Unusable(reason)
 
     def _write(self, home: Path, values: Sequence[Any]) -> None:
-        """Write the codes of all values, and the reasons why others cannot be read, into the folder ``home``."""
+        """Write the codes of all values, and the reasons for values that cannot be read, into the folder ``home``."""
         assert self.spec.places is not None
         codes, reasons = np.zeros((len(values), self.spec.places), np.int32), dict[str, str]()
         for i, found in enumerate(self._encoded(values)):
@@ -177,7 +184,7 @@ class ImageCodesProcessor(Processor):
         (home / _REASONS).write_text(json.dumps(reasons), encoding="utf-8")
 
     def _encoded(self, values: Sequence[Any]) -> Iterator[np.ndarray | Unusable]:
-        each = map(self.coder.images.tried, values)  # not shared: only the codes are kept
+        each = map(self.coder.images.tried, values)  # pixels are not shared: only the codes are kept in memory
         while some := list(islice(each, _AT_ONCE)):
             images = [image for image in some if not isinstance(image, Unusable)]
             codes = iter(self._ordered(images) if images else ())

@@ -50,11 +50,11 @@ class ImagePatchesProcessor(Processor):
         return np.ascontiguousarray(blocks.reshape(-1, channels * size * size)[order_of(self.spec)])
 
     def signal(self, encoded: Sequence[np.ndarray]) -> Signal:
-        """Signal of standardised patches, (B, N, F), without starts and without noise."""
+        """Build the signal of standardised patches, (B, N, F), without start patches and without noise."""
         return Signal(self.standardised(torch.from_numpy(np.stack(encoded)) + 0.5))
 
     def standardised(self, levels: Tensor) -> Tensor:
-        """Levels (…, F) from 0 to 256, with noise, as standardised numbers."""
+        """Standardise levels (…, F) from 0 to 256, to which noise has been added."""
         mean, deviation = self._units()
         return (levels / LEVELS - mean) / deviation
 
@@ -64,7 +64,7 @@ class ImagePatchesProcessor(Processor):
         return float((LEVELS * self._units()[1].double()).log().mean())
 
     def images(self, patches: Tensor) -> list[np.ndarray]:
-        """Images (H, W) or (H, W, 3) of standardised patches (B, N, F)."""
+        """Convert standardised patches (B, N, F) to images (H, W) or (H, W, 3)."""
         spec, mean, deviation = self.spec, *self._units()
         levels = (
             ((patches.to("cpu", torch.float32) * deviation + mean) * LEVELS)
@@ -81,7 +81,7 @@ class ImagePatchesProcessor(Processor):
         return [image[..., 0] if image.shape[2] == 1 else image for image in whole]
 
     def _units(self) -> tuple[Tensor, Tensor]:
-        """(mean, deviation) of the feature of a patch, (F)."""
+        """Return (mean, standard deviation) of each feature of a patch, both (F)."""
         images, count = self.spec.images, self.spec.patch**2
         assert images.mean is not None
         assert images.deviation is not None

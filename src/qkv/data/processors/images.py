@@ -1,4 +1,4 @@
-"""Reading of images: files, arrays and images in memory, converted to pixels of one size."""
+"""Read images: files, arrays and images in memory, converted to pixels of one size."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from qkv.spec.signals.images import SIMPLE, Images
 from qkv.spec.wide import Gradients, WidePath
 
 _LARGEST = 64
-"""Largest height and width that are chosen; larger ones are for the user to name."""
+"""Largest height and width that are chosen automatically; the user has to set larger sizes."""
 _SAMPLE = 1000
-"""Number of training images by which size, mean and deviation are chosen."""
+"""Number of training images from which size, mean and standard deviation are chosen."""
 _DECODED = 8
-"""Least side of a JPEG file that is decoded at a reduced size, as a multiple of the processor's."""
+"""Minimum side of a JPEG image that is decoded at a reduced size, as a multiple of the processor's larger side."""
 
 
 @implements(Images)
@@ -85,7 +85,7 @@ class ImageProcessor(Processor):
         return Signal(pixels.sub_(255 * mean).div_(255 * deviation))
 
     def restored(self, pixels: torch.Tensor) -> list[np.ndarray]:
-        """Images (H, W) or (H, W, 3) of bytes, from standardised pixels (B, C, H, W)."""
+        """Convert standardised pixels (B, C, H, W) to images (H, W) or (H, W, 3) of bytes."""
         assert self.spec.mean is not None
         assert self.spec.deviation is not None
         mean, deviation = (torch.tensor(each)[:, None, None] for each in (self.spec.mean, self.spec.deviation))
@@ -121,15 +121,16 @@ class ImageProcessor(Processor):
 
 
 def _size(value: Any) -> tuple[int, int, bool]:
-    """(height, width, True if it is grey) of a raw image. Raises ``Unusable``."""
+    """Return (height, width, True if it is greyscale) of a raw image. Raises ``Unusable``."""
     image = opened_image(value)
     return image.height, image.width, image.mode in GREY
 
 
 def _chosen(sizes: np.ndarray) -> tuple[int, int]:
-    """(height, width) for images of these sizes: theirs if they are equal, else a square; at most ``_LARGEST``.
+    """Choose (height, width) for images of these sizes: their size if all are equal, else a square; at most
+    ``_LARGEST``.
 
-    Multiples of 4, so that patches fill them, unless images are smaller.
+    Sides of 8 or more are multiples of 4, so that patches fill them.
     """
     equal = bool((sizes == sizes[0]).all())
     height, width = sizes[0] if equal else np.full(2, np.median(sizes.min(1)))
@@ -140,7 +141,7 @@ def _chosen(sizes: np.ndarray) -> tuple[int, int]:
 
 
 def _resized(image: Any, spec: Images) -> Any:
-    """Image of the processor's height and width."""
+    """Resize and crop an image to the processor's height and width."""
     from PIL import Image
 
     height, width = spec.height, spec.width

@@ -1,4 +1,4 @@
-"""Base class of the implementations of processors, which convert inputs other than text to signals."""
+"""Base class of processors, which convert inputs other than text to signals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from qkv.spec.wide import Features, WidePath
 
 
 class Encoded(NamedTuple):
-    """Raw value that is encoded already, so that it is decoded only once."""
+    """Value that is encoded already, passed in place of a raw value so that it is not decoded twice."""
 
     encoded: Any
 
@@ -32,12 +32,12 @@ class Encoded(NamedTuple):
 class Processor(ABC):
     """Base class of processors: raw value of a row (a file, an array) -> encoded value -> signal of several rows.
 
-    ``spec``: its settings; only a fitted one encodes. A value is encoded once and kept in memory, so an encoded value
-    is compact (pixels as uint8); ``signal`` converts it to what the front end reads.
+    ``spec``: settings; only a processor with a fitted spec encodes. A value is encoded once and kept in memory, so an
+    encoded value is compact (pixels as uint8); ``signal`` converts it to the form that the front end reads.
     """
 
     role: ClassVar[Role]
-    """Column of a table that holds the values."""
+    """Role of the table column that holds the values."""
     example: ClassVar[str] = "…"
     """Example of an input on the command line."""
     simple: ClassVar[str] = "features"
@@ -46,10 +46,10 @@ class Processor(ABC):
     signals_only: ClassVar[tuple[str, ...]] = ()
     """Fields of the spec that only ``signal`` and ``augmented`` read, so that encoded values do not depend on them."""
     strongest: ClassVar[type[Features]] = Features
-    """Kind of wide path of the strongest features, which the baseline reads."""
+    """Kind of wide path with the strongest features, which the baseline reads."""
 
     automatic: ClassVar[bool] = True
-    """False if it is never chosen for data, but named in a recipe or by an override."""
+    """False if the processor is never chosen automatically, only by a recipe or an override."""
 
     def __init__(self, spec: Any):
         self.spec = spec
@@ -58,23 +58,23 @@ class Processor(ABC):
     def recognises(cls, source: str, table: Callable[[], Table | None]) -> bool:
         """True if the file or folder ``source`` holds values of this kind.
 
-        ``table``: reads it as a table of examples; returns None if it is none.
+        ``table``: function that reads the source as a table of examples; it returns None if the source is not a table.
         """
         return False
 
     @abstractmethod
     def fitted(self, values: Sequence[Any]) -> ProcessorSpec:
-        """Spec with all fields determined by ``values``, those of the training split. Raises ``UserError``."""
+        """Return the spec with all fields determined from ``values`` of the training split. Raises ``UserError``."""
 
     @abstractmethod
     def encode(self, value: Any) -> np.ndarray:
-        """Convert a raw value to a compact array. Raises ``Unusable`` for one that cannot be read."""
+        """Convert a raw value to a compact array. Raises ``Unusable`` if the value cannot be read."""
 
     def read(self, value: Any) -> Any:
-        """Encoded value of a raw one, which may be ``Encoded`` already. Raises ``Unusable``.
+        """Encode a raw value, or return the content of an ``Encoded`` value. Raises ``Unusable``.
 
-        A file is encoded once while its command runs: the values of the latest settings are shared, as the data of a
-        run holds them anyway (``qkv.data.reading``).
+        A file is encoded once while its command runs: values encoded with the latest settings are shared, because the
+        data of a run holds them in memory anyway (``qkv.data.reading``).
         """
         found = self.tried(value) if not isinstance(value, (str, Path)) else self._shared(value)
         if isinstance(found, Unusable):
@@ -82,7 +82,7 @@ class Processor(ABC):
         return found
 
     def tried(self, value: Any) -> Any:
-        """Encoded value of a raw one, or the ``Unusable`` that says why there is none."""
+        """Return the encoded value of a raw value, or an ``Unusable`` with the reason why it cannot be encoded."""
         try:
             return value.encoded if isinstance(value, Encoded) else self.encode(value)
         except Unusable as error:
@@ -101,7 +101,9 @@ class Processor(ABC):
         return json.dumps({name: each for name, each in fields.items() if name not in self.signals_only})
 
     def encode_all(self, values: Sequence[Any]) -> Iterator[np.ndarray | Unusable]:
-        """Encoded values in order, by default one by one; in place of one that cannot be read, the error."""
+        """Yield the encoded values in order, or an ``Unusable`` error for a value that cannot be read; by default one
+        by one.
+        """
         for value in values:
             try:
                 yield self.read(value)
@@ -109,53 +111,56 @@ class Processor(ABC):
                 yield error
 
     def size(self, encoded: np.ndarray) -> int:
-        """Number of positions of an encoded value, by which rows of similar length are batched."""
+        """Return the number of positions of an encoded value, by which rows of similar length are batched."""
         return len(encoded)
 
     @abstractmethod
     def signal(self, encoded: Sequence[np.ndarray]) -> Signal:
-        """Signal of several rows, from their encoded values."""
+        """Build the signal of several rows from their encoded values."""
 
     def augmented(self, signal: Signal, rng: np.random.Generator) -> tuple[Signal, Mixed | None]:
-        """(randomly changed training signal, mixing of its rows); by default unchanged."""
+        """Return (randomly changed training signal, mixing of its rows); by default, the signal is unchanged."""
         return signal, None
 
     def features(self, encoded: np.ndarray) -> np.ndarray | None:
-        """Features (F,) of an encoded value for a linear baseline; None if there is none."""
+        """Return features (F,) of an encoded value for a linear baseline; None if there are none."""
         return None
 
     def read_by(self, encoded: Any, part: WidePath) -> np.ndarray | None:
-        """Features (F,) of an encoded value that the wide path ``part`` reads; None if there is none."""
+        """Return the features (F,) of an encoded value that the wide path ``part`` reads; None if there are none."""
         return self.features(encoded)
 
     def bag(self, encoded: Any, part: Any) -> Bag:
-        """Bag of an encoded value for a wide path ``part`` that counts: ``features``, then what it counts.
+        """Return the bag of an encoded value for a wide path ``part`` that uses counts: the ``features``, then the
+        counted features.
 
-        ids (F), int64: those of the D features are 0 … D - 1, the others are larger.
+        ids (F), int64: 0 … D - 1 for the D ``features``; counted features have larger ids.
         """
         raise NotImplementedError
 
     def picture(self, value: Any) -> str | None:
-        """Small picture of a raw value for reports, as a data URI; None if it has none."""
+        """Return a small picture of a raw value for reports, as a data URI; None if there is none."""
         return None
 
     def picture_read(self, encoded: np.ndarray) -> str | None:
-        """Small picture of an encoded value, as the model reads it, as a data URI; None if it has none."""
+        """Return a small picture of an encoded value, as the model reads it, as a data URI; None if there is none."""
         return None
 
     def frames_read(self, encoded: np.ndarray, count: int) -> list[str]:
-        """Small pictures (data URIs) of ``count`` parts of an encoded value in order of time, from the middle of each;
-        empty if it has none. By default, the whole is the only part.
+        """Return small pictures (data URIs) of ``count`` parts of an encoded value in order of time, taken from the
+        middle of each part.
+
+        Empty if there are none. By default, only the whole value has a picture, as a single part.
         """
         whole = self.picture_read(encoded) if count == 1 else None
         return [] if whole is None else [whole]
 
     def notes(self) -> list[str]:
-        """Sentences for the user on the values encoded so far, such as how many were repaired."""
+        """Return sentences for the user on the values encoded so far, such as how many were repaired."""
         return []
 
     def shown(self, value: Any) -> str:
-        """Short text for a raw value in tables."""
+        """Return a short text for a raw value in tables."""
         return str(value)
 
 
@@ -165,9 +170,10 @@ def build_processor(spec: ProcessorSpec) -> Processor:
 
 
 def recognised(source: str, table: Callable[[], Table | None], columns: Collection[str] = ()) -> ProcessorSpec | None:
-    """Processor, with default settings, of the kind of values that the file or folder ``source`` holds; None for text.
+    """Return a processor spec with default settings for the kind of values in the file or folder ``source``; None for
+    text.
 
-    ``table``: see ``Processor.recognises``; ``columns``: names of the roles whose column is given.
+    ``table``: see ``Processor.recognises``; ``columns``: names of the roles whose column the user has set.
     """
     made: dict[Any, type[Processor]] = implementations(ProcessorSpec, "qkv.data.processors")
     known = {part: found for part, found in made.items() if found.automatic}

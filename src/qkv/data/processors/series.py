@@ -24,18 +24,18 @@ from qkv.spec.register import implements
 from qkv.spec.signals.series import Series
 
 _DRAWN, _LINES = 200, 4
-"""Most points of a line in a picture, and most lines."""
+"""Maximum number of points of a line in a picture, and maximum number of lines."""
 _MOST = 1e6
-"""Largest standardised value; others are set to it."""
+"""Maximum absolute standardised value; larger values are clipped."""
 _WIDE, _HIGH = 96, 48
 _COLOURS = ("#2563eb", "#d97706", "#059669", "#7c3aed")
 
 
 @implements(Series)
 class SeriesProcessor(Processor):
-    """Series (T,) or (T, C), C channels -> standardised values (B, T, C); a missing one is the one before.
+    """Series (T,) or (T, C), C channels -> standardised values (B, T, C); a missing value repeats the value before it.
 
-    ``gaps``: numbers of series with missing values, and of these, so far.
+    ``gaps``: number of series with missing values, and number of missing values, so far.
     """
 
     role = Role(
@@ -78,14 +78,16 @@ class SeriesProcessor(Processor):
         return self._scaled(values)
 
     def _read(self, value: Any) -> np.ndarray:
-        """Values (T, C) of a raw series. Raises ``Unusable``, also for another number of channels."""
+        """Return the values (T, C) of a raw series. Raises ``Unusable``, also for another number of channels."""
         values, channels = array_of(value, self.spec.channels), len(self.spec.channels)
         if channels and values.shape[1] != channels:
             raise Unusable(f"the series has {values.shape[1]} channels, and the model reads {channels}")
         return values
 
     def _scaled(self, values: np.ndarray) -> np.ndarray:
-        """Standardised values (T, C) without gaps; a channel without any number has its mean."""
+        """Standardise values (T, C) and fill their gaps; a channel without any number gets the mean of the training
+        data.
+        """
         known = filled(np.where(np.isnan(values).all(0), self.spec.mean, values))
         scaled = (known - np.array(self.spec.mean)) / np.array(self.spec.deviation)
         return scaled.clip(-_MOST, _MOST).astype(np.float32)

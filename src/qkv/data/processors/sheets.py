@@ -1,4 +1,4 @@
-"""Sheets of images: several side by side in one picture."""
+"""Sheets of images: several images side by side in one picture."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 _GAP, _WHITE = 1, 255
 _LEAST = 56
-"""Least height and width of an image on a sheet, in pixels; smaller ones are enlarged by a whole factor."""
+"""Minimum for the longer side of an image on a sheet, in pixels; smaller images are enlarged by an integer factor."""
 
 
 def sheet(images: Sequence[np.ndarray], columns: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Reading of video: animations, folders of frames and arrays, converted to frames of one number and size."""
+"""Read video: animations, folders of frames and arrays, converted to a fixed number of frames of one size."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from qkv.spec.signals.video import Video
 _MOST = 100_000
 """Maximum number of frames of a file."""
 _FRAMES, _SAMPLE = 16, 100
-"""Largest number of frames that is chosen, and number of training clips by which it is."""
+"""Maximum number of frames that is chosen automatically, and number of training clips from which it is chosen."""
 _SHOWN_FRAMES = 8
-"""Number of frames of clips in reports."""
+"""Number of frames of a clip in reports."""
 
 
 @implements(Video)
@@ -97,7 +97,7 @@ class VideoProcessor(Processor):
 
 
 class _Clip(NamedTuple):
-    """Number of frames, and the function that gives the frame of an index as a raw image."""
+    """Number of frames, and the function that returns the frame at an index as a raw image."""
 
     count: int
     frame: Callable[[int], Any]
@@ -111,13 +111,13 @@ def _readable(value: Any) -> _Clip | None:
 
 
 def _spread(clip: _Clip, count: int) -> Iterator[Any]:
-    """``count`` evenly spaced frames of a clip, of a shorter one some of them repeatedly. Raises ``Unusable``."""
+    """Yield ``count`` evenly spaced frames of a clip; frames of a shorter clip are repeated. Raises ``Unusable``."""
     for i in np.linspace(0, clip.count - 1, count).round().astype(int):
         yield clip.frame(int(i))
 
 
 def _clip(value: Any) -> _Clip:
-    """Frames of a raw value. Raises ``Unusable``."""
+    """Return the frames of a raw value. Raises ``Unusable``."""
     if isinstance(value, (str, Path)) and not str(value).startswith(URI):
         path = Path(value).expanduser()
         if path.is_dir():

@@ -22,16 +22,18 @@ ARRAYS = ".npy"
 """Extension of a file that holds an array of frames."""
 _IMAGE = "image"
 _SAMPLE = 8
-"""Files of a folder by which it is recognised."""
+"""Number of files or folders from which a folder of clips is recognised."""
 _NEIGHBOURS = 4
-"""Pictures of a folder that are compared to tell frames from other pictures."""
+"""Number of pictures per folder that are compared to tell frames of a clip from other pictures."""
 _THUMBNAIL = 16
-"""Height and width in pixels at which they are compared."""
+"""Height and width in pixels to which pictures are reduced for this comparison."""
 _NUMBER = re.compile(r"(.*?)(\d+)")
 
 
 def is_clip(value: object) -> bool:
-    """True for a clip in memory: an array (T, H, W) or (T, H, W, C) of 1, 3 or 4 channels, or such a list."""
+    """True for a clip in memory: an array (T, H, W) or (T, H, W, C) of 1, 3 or 4 channels, or a nested list of that
+    shape.
+    """
     if isinstance(value, np.ndarray):
         return are_frames(value.shape, value.dtype) and not is_pixels(value)
     depth = 0
@@ -41,22 +43,24 @@ def is_clip(value: object) -> bool:
 
 
 def are_frames(shape: Sequence[int], dtype: np.dtype[Any]) -> bool:
-    """True if an array of that shape and type can be the frames of a clip."""
+    """True if an array of this shape and dtype can be the frames of a clip."""
     return dtype.kind in "buif" and (len(shape) == 3 or (len(shape) == 4 and shape[3] in (1, 3, 4)))
 
 
 def in_order(files: Sequence[Path]) -> list[Path]:
-    """Files sorted by name, numbers in the names by their value, so that frame 2 precedes frame 10."""
+    """Sort files by name, where numbers in the names count by value, so that frame 2 precedes frame 10."""
     return sorted(files, key=lambda path: [int(part) if part.isdecimal() else part for part in _split(path.name)])
 
 
 def _split(name: str) -> list[str]:
-    return re.split(r"(\d+)", name)  # texts and numbers by turns
+    return re.split(r"(\d+)", name)  # texts and numbers alternate
 
 
 def holds_clips(folder: Path) -> bool:
-    """True if a folder holds clips and no other pictures: animations, arrays of frames, or, in folders of classes,
-    folders of frames that are numbered from 0 or 1 without gaps and are clearly frames of one film each.
+    """True if a folder holds clips and no other pictures.
+
+    Clips are animations, arrays of frames, or folders of frames inside folders of classes. The frames of a folder must
+    be numbered from 0 or 1 without gaps and must clearly belong to one film.
     """
     found = _pictures(folder)
     files = [path for each in found.values() for path in each]
@@ -70,26 +74,27 @@ def holds_clips(folder: Path) -> bool:
 
 
 def numbered_pictures(folder: Path) -> bool:
-    """True if the pictures of a folder are numbered in subfolders of classes, as the frames of clips are."""
+    """True if the pictures of a folder are numbered in subfolders of class folders, as frames of clips are."""
     return _are_numbered(_pictures(folder))
 
 
 def _pictures(folder: Path) -> dict[Path, list[Path]]:
-    """Files of pictures and arrays in each room of a folder."""
+    """Return the files of pictures and arrays in the folder of each split."""
     rooms = layout(folder, also=(ARRAYS,)).rooms
     return {room: visible(room, also=(ARRAYS,))[0] for room in rooms.values()}
 
 
 def _are_numbered(found: Mapping[Path, Sequence[Path]]) -> bool:
-    """True if all files of the rooms ``found`` are numbered frames of folders below those of the classes."""
+    """True if all files in the split folders ``found`` are numbered frames in subfolders of class folders."""
     return any(found.values()) and all(_are_numbered_frames(room, each) for room, each in found.items())
 
 
 def _are_films(found: Mapping[Path, Sequence[Path]]) -> bool:
-    """True if numbered pictures in folders are clearly frames: of one size in each folder, and either all files and all
-    folders have the same names but for numbers, as in ``clip7/frame1.png``, or neighbours look alike.
+    """True if numbered pictures in folders are clearly frames of films.
 
-    Names alone do not tell ``dog/husky/1.jpg`` from a clip.
+    The pictures of a folder must have one size. In addition, either all files and all folders have the same names
+    except for numbers, as in ``clip7/frame1.png``, or neighbouring pictures look alike. Numbered files alone do not
+    distinguish ``dog/husky/1.jpg`` from a clip.
     """
     folders = [(path, each) for room, files in found.items() for path, each in frame_folders(room, files).items()]
     some = folders[:: max(1, len(folders) // _SAMPLE)]
@@ -109,7 +114,7 @@ def _have_one_size(files: Sequence[Path]) -> bool:
 
 
 def _are_continuous(folders: Sequence[Sequence[Path]]) -> bool:
-    """True if pictures that follow each other differ less than half as much as those of different folders do."""
+    """True if consecutive pictures differ less than half as much as pictures of different folders."""
     try:
         small = [[_thumbnail(path) for path in each[:_NEIGHBOURS]] for each in folders]
     except Unusable:
@@ -147,8 +152,10 @@ def _are_numbered_frames(room: Path, files: Sequence[Path]) -> bool:
 
 
 def frame_folders(room: Path, files: Sequence[Path]) -> dict[Path, list[Path]]:
-    """Frames in order by folder, of the folders of clips among those of ``files``: they lie below the folder of a class
-    in ``room``, and hold at least two files with names that differ only by a number.
+    """Return the frames in order for each folder of frames among the folders of ``files``.
+
+    A folder of frames lies below a class folder in ``room``, and holds at least two files whose names differ only by a
+    number.
     """
     found = dict[Path, list[Path]]()
     for path in files:
@@ -162,21 +169,25 @@ def frame_folders(room: Path, files: Sequence[Path]) -> dict[Path, list[Path]]:
 
 
 def clips_in(folder: Path) -> tuple[list[Path], list[Path]]:
-    """(clips in a folder and below, other files): files of animations and arrays, and folders of frames."""
+    """Return (clips in a folder and below, other files). Clips are files of animations and arrays, and folders of
+    frames.
+    """
     files, others = visible(folder, also=(ARRAYS,))
     folders = frame_folders(folder, files)
     return sorted({path.parent if path.parent in folders else path for path in files}), others
 
 
 def _numbered(path: Path) -> tuple[str, str]:
-    """(text before the number at the end of a file's name, the number); the whole name and "" without one."""
+    """Split a file's name into (text, number at the end); the number is "" if there is none."""
     found = _NUMBER.fullmatch(path.stem)
     return (found[1], found[2]) if found else (path.stem, "")
 
 
 def pixel_table(text: TextSource, arrays: Mapping[str, np.ndarray]) -> Table:
-    """Table of an ``.npz`` or ``.npy`` file: an array of images (N, H, W, C), or of clips (N, T, H, W) or
-    (N, T, H, W, C), and arrays (N,) that are other columns. Raises ``UserError`` for several such arrays.
+    """Build the table of an ``.npz`` or ``.npy`` file of images or clips.
+
+    The file holds one array of images (N, H, W, C) or of clips (N, T, H, W) or (N, T, H, W, C). Arrays (N,) are further
+    columns. Raises ``UserError`` for several arrays of pixels.
     """
     large = [name for name, each in arrays.items() if are_pixels(each)]
     if len(large) != 1:

@@ -22,9 +22,9 @@ def conll(text: TextSource) -> Table:
 
     Default columns: words first, tags last. Fields are separated by tabs if the first line has one, else by white
     space. Blank lines end a sentence; ``-DOCSTART-`` lines and, in tab-separated files, comment lines (# and no tab)
-    are skipped. Ten fields, the first one 1, mean CoNLL-U (universaldependencies.org/format): words are FORM, tags are
-    UPOS, and ranges such as 1-2 and empty nodes such as 1.1 are skipped. Raises ``UserError`` for a file without tokens
-    or with only one column.
+    are skipped. A file with ten fields whose first field is 1 (or 1-2) is CoNLL-U (universaldependencies.org/format):
+    words are FORM, tags are UPOS, and ranges such as 1-2 and empty nodes such as 1.1 are skipped. Raises ``UserError``
+    for a file without tokens or with only one column.
     """
     first = next((line for line in lines(text) if line.strip() and not line.startswith((DOCUMENT, "#"))), None)
     if first is None:

@@ -20,7 +20,7 @@ LONGEST_FIELD = 1 << 30
 """Maximum number of characters of a field; the csv module's default of 131,072 is too small for long articles."""
 
 MISSING = frozenset(("NA", "N/A", "#N/A", "<NA>", "NaN", "nan", "NULL", "null"))
-"""Texts of a whole cell that stand for an empty one, as for other readers of CSV. "None" is not one of them: it is a
+"""Texts of a whole cell that mean an empty cell, as in other readers of CSV. "None" is not included, because it is a
 common label.
 """
 
@@ -37,8 +37,8 @@ class Dialect(NamedTuple):
 def delimited(text: TextSource, format: Literal["csv", "tsv"], given: Iterable[str] = (), header: bool = True) -> Table:
     """Read a CSV or TSV file as a table.
 
-    A column ``given`` as a number, unless it is a name in the header, means that there is no header: columns are called
-    "1", "2", … and line 1 is a row; so does ``header=False``. Raises ``UserError`` for an empty file or duplicate
+    If ``given`` names a column by a number that is not a name in the header, or if ``header`` is False, the file has no
+    header: columns are called "1", "2", … and line 1 is a row. Raises ``UserError`` for an empty file or duplicate
     column names.
     """
     records = _reader(text, format)
@@ -52,7 +52,9 @@ def delimited(text: TextSource, format: Literal["csv", "tsv"], given: Iterable[s
 
 
 def _reader(text: TextSource, format: Literal["csv", "tsv"]) -> Callable[[], Iterable[Fields]]:
-    """Function that yields the records of a file, without a first line that names the delimiter."""
+    """Return a function that yields the records of a file, without a first line such as ``sep=;`` that names the
+    delimiter.
+    """
     named = separator_line(next(lines(text), ""))
     if named is not None:
         dialect = Dialect(named, True)
@@ -61,8 +63,9 @@ def _reader(text: TextSource, format: Literal["csv", "tsv"]) -> Callable[[], Ite
 
 
 def first_fields(text: TextSource, delimiter: str) -> list[str]:
-    """Fields of the first record of a delimited file, quotes taken literally; empty if there is none or it cannot be
-    read.
+    """Return the fields of the first record of a delimited file, with quotes taken literally.
+
+    Empty if there is no record or it cannot be read.
     """
     record = next(iter(_records(text, Dialect(delimiter, False))), None)
     return record.fields if record else []
@@ -84,8 +87,9 @@ def _table(text: TextSource, found: TableHeader, records: Callable[[], Iterable[
 
 
 def _records(text: TextSource, dialect: Dialect) -> Iterator[Fields]:
-    """All records of a CSV or TSV file except blank lines. Raises ``UserError`` for an unclosed quote, which would
-    absorb the rest of the file.
+    """Yield all records of a CSV or TSV file except for blank lines.
+
+    Raises ``UserError`` for an unclosed quote, which would absorb the rest of the file.
     """
     csv.field_size_limit(LONGEST_FIELD)
     quoting = csv.QUOTE_MINIMAL if dialect.quoted else csv.QUOTE_NONE
@@ -110,9 +114,11 @@ def _records(text: TextSource, dialect: Dialect) -> Iterator[Fields]:
 
 
 def _delimiter(text: TextSource) -> str:
-    """Detect the delimiter of a CSV file: the comma if it gives the first records equally many fields, else the most
-    consistent of comma, semicolon and tab. Lines of one field at the beginning, such as a title, count only if no
-    delimiter divides the first line.
+    """Detect the delimiter of a CSV file: with it, the largest fraction of the first records has as many fields as the
+    first record.
+
+    The comma wins ties with the semicolon and the tab. If no delimiter divides the first line, such as a title, the
+    most frequent number of fields counts instead.
     """
     beginning = head(text).splitlines(keepends=True)
     counts = {delimiter: _field_counts(beginning, delimiter) for delimiter in DELIMITERS}
@@ -129,7 +135,7 @@ def _delimiter(text: TextSource) -> str:
 
 
 def _field_counts(beginning: Sequence[str], delimiter: str) -> list[int]:
-    """Number of fields of each of the first records; empty if they cannot be read with that delimiter."""
+    """Count the fields of each of the first records; return an empty list if the delimiter does not fit."""
     try:
         return [
             len(fields) for fields in itertools.islice(csv.reader(beginning, delimiter=delimiter), SAMPLE) if fields
@@ -139,8 +145,9 @@ def _field_counts(beginning: Sequence[str], delimiter: str) -> list[int]:
 
 
 def _tab_separated(text: TextSource) -> Callable[[], Iterable[Fields]]:
-    """Function that yields the records of a TSV file. Quotes are parsed only if every record then has the same number
-    of fields.
+    """Return a function that yields the records of a TSV file.
+
+    Quotes are parsed only if all records then have the same number of fields.
     """
     literal = list(_records(text, Dialect("\t", False)))
     if not any('"' in field for record in literal for field in record.fields):
@@ -153,8 +160,9 @@ def _tab_separated(text: TextSource) -> Callable[[], Iterable[Fields]]:
 
 
 def _are_alike(records: Sequence[Fields]) -> bool:
-    """True if all rows have the same number of fields; the header may lack the cell of an index column, or have empty
-    ones at its end, and titles may precede it.
+    """True if all rows have the same number of fields.
+
+    The header may lack the cell of an index column or have empty cells at its end, and titles may precede it.
     """
     below = list(itertools.dropwhile(lambda record: record.filled < 2, records)) or list(records)
     header, *rows = [len(record.fields) for record in below]

@@ -1,4 +1,4 @@
-"""Rows with equal inputs: found after normalisation of white space, and reported where several splits share them."""
+"""Find rows with equal inputs, after normalisation of white space, and report inputs that several splits share."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from qkv.data.records.model import Role
 
 Rows = Sequence[Mapping[str, Any]]
 INPUTS = ("text", "words")
-"""Kinds of roles that are inputs, unless the role is ``written`` by the model."""
+"""Kinds of roles that are inputs, unless the model writes the role (``written``)."""
 SIGNALS = ("image", "signal", "series")
-"""Kinds of other inputs, which are compared where they stand beside a text."""
+"""Kinds of inputs that are compared only in addition to a text."""
 
 
 def input_keys(rows: Rows, roles: Sequence[Role]) -> list[bytes]:
-    """Key of each row's inputs: equal for equal texts (both texts of a pair), each run of white space as one space,
-    and equal values of the other inputs beside them.
+    """Return a key of each row's inputs, or an empty list if no role is a text.
 
-    Empty if no role is a text.
+    Keys are equal for equal texts (both texts of a pair), where a run of white space counts as one space, and equal
+    values of the other inputs.
     """
     texts = [role.name for role in roles if _is_input(role)]
     others = [role.name for role in roles if role.kind in SIGNALS]
@@ -46,7 +46,9 @@ def _key(row: Mapping[str, Any], texts: Sequence[str], others: Sequence[str]) ->
 
 
 def repeated(rows: Rows, roles: Sequence[Role]) -> str:
-    """Sentence on the rows that repeat the input of an earlier row, and are kept in its split; "" if none does."""
+    """Return a sentence on the rows that repeat the input of an earlier row, which stay in the same split; "" if there
+    are none.
+    """
     keys = input_keys(rows, roles)
     truths = _truths(rows, roles, keys)
     copies = len(keys) - len(truths)
@@ -61,7 +63,10 @@ def repeated(rows: Rows, roles: Sequence[Role]) -> str:
 
 
 def shared(held_out: Rows, split: str, train: Rows, roles: Sequence[Role]) -> str:
-    """Sentence on the rows of ``held_out`` whose input is also in training; "" if none is. ``split``: its name."""
+    """Return a sentence on the rows of ``held_out`` whose input also occurs in training; "" if there are none.
+
+    ``split``: name of the held-out split.
+    """
     keys = input_keys(held_out, roles)
     known = _truths(train, roles, input_keys(train, roles)) if keys else {}
     both = [(row, key) for row, key in zip(held_out, keys, strict=True) if key in known] if keys else []
@@ -76,7 +81,7 @@ def shared(held_out: Rows, split: str, train: Rows, roles: Sequence[Role]) -> st
 
 
 def _truths(rows: Rows, roles: Sequence[Role], keys: Sequence[bytes]) -> dict[bytes, set[str]]:
-    """Targets that occur with each input."""
+    """Collect the targets that occur with each input."""
     found: dict[bytes, set[str]] = defaultdict(set)
     for row, key in zip(rows, keys, strict=False):
         found[key].add(_truth(row, roles))
@@ -88,6 +93,6 @@ def _truth(row: Mapping[str, Any], roles: Sequence[Role]) -> str:
 
 
 def _other(roles: Sequence[Role]) -> str:
-    """Phrase such as "another label", with the name of the target's role."""
+    """Return a phrase such as "another label", with the name of the target's role."""
     name = next((role.name for role in roles if not _is_input(role)), "target")
     return f"other {name}" if name.endswith("s") else f"another {name}"

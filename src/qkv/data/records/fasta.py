@@ -11,16 +11,17 @@ from qkv.data.records.table import Row, Table, lines
 from qkv.spec.errors import UserError
 
 _PAIR = re.compile(r"\b(\w+)=((?:(?!\s\w+=).)*)")
-"""Field of a header, such as ``OS=Homo sapiens``, up to the next one."""
+"""Field of a header, such as ``OS=Homo sapiens``; it ends before the next field."""
 COLUMNS = ("id", "description", "sequence")
 
 
 def fasta(text: TextSource) -> Table:
-    """Read a FASTA file as a table with the columns ``id``, ``description``, ``sequence`` and one for each field.
+    """Read a FASTA file as a table with the columns ``id``, ``description``, ``sequence``, and one column per header
+    field.
 
     ``>sp|P69905 Cytoplasm OX=9606``: the id is the first word, fields are NAME=value at the end of the header, and the
-    description is the text between them. Sequences are in upper case, without gaps between lines and a final ``*``.
-    Raises ``UserError`` for a file that does not begin with a header.
+    description is the text between them. The lines of a sequence are joined without white space, in upper case, without
+    a final ``*``. Raises ``UserError`` for a file that does not begin with a header.
     """
     first = next((line for line in lines(text) if line.strip()), "")
     if not first.startswith(">"):

@@ -1,4 +1,4 @@
-"""Folders of images as they are found: splits under their usual names, classes, and what is neither."""
+"""Recognise the layout of folders of images: splits by their usual names, classes, and files to ignore."""
 
 from __future__ import annotations
 
@@ -29,15 +29,20 @@ _SPLITS = {
 _FILLERS = frozenset(
     ("set", "data", "dataset", "split", "folder", "dir", "images", "image", "imgs", "img", "pictures", "photos")
 )
-"""Words beside the name of a split, as in "training_set" and "test images"."""
+"""Words that may accompany the name of a split, as in "training_set" and "test images"."""
 _LITTER = {"__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found", "__pycache__"}
 _LITTER |= {"thumbs.db", "desktop.ini", "ehthumbs.db", "icon\r"}
-"""Folders and files of operating systems and programs, in lower case; those that begin with a point are litter too."""
+"""Lower-case names of folders and files that operating systems and programs create; names with a leading dot are
+ignored too.
+"""
 _SHOWN = 3
 
 
 class FolderLayout(NamedTuple):
-    """Parts of a folder of images: its folder for each split, and sentences on what was left aside."""
+    """Layout of a folder of images.
+
+    ``rooms``: folder of each split; ``notes``: sentences on folders and files that are ignored.
+    """
 
     rooms: dict[str, Path]
     notes: tuple[str, ...]
@@ -51,7 +56,9 @@ def is_litter(name: str) -> bool:
 
 
 def visible(folder: Path, also: Sequence[str] = ()) -> tuple[list[Path], list[Path]]:
-    """(files of images, other files) in a folder and below, sorted, without litter. ``also``: more extensions."""
+    """Return (image files, other files) in a folder and below, sorted, without litter. ``also``: further extensions of
+    images.
+    """
     images, others = list[Path](), list[Path]()
     for path in sorted(_files(folder)):
         (images if path.suffix.lower() in (*SUFFIXES, *also) else others).append(path)
@@ -68,9 +75,10 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def split_named(name: str) -> tuple[str, tuple[str, ...]] | None:
-    """(split, other words) of a folder's name, such as ("train", ("seg",)) of "seg_train"; None if it names no split.
+    """Parse a folder's name into (split, other words), such as ("train", ("seg",)) for "seg_train"; None if it names no
+    split.
 
-    Upper case, the words of ``_FILLERS`` and what joins words do not count: "Training Set", "test-images", "valset".
+    Case, the words of ``_FILLERS`` and separators between words do not matter: "Training Set", "test-images", "valset".
     """
     words = [word for word in re.split(r"[\W_]+", name.casefold()) if word]
     words = [part for word in words for part in _parted(word)]
@@ -81,7 +89,7 @@ def split_named(name: str) -> tuple[str, tuple[str, ...]] | None:
 
 
 def _parted(word: str) -> tuple[str, ...]:
-    """Words of "trainset" and "testdata"; another word alone."""
+    """Split "trainset" and "testdata" into two words; return other words alone."""
     for filler in ("set", "data", "images", "imgs"):
         if word.endswith(filler) and word.removesuffix(filler) in _SPLITS:
             return word.removesuffix(filler), filler
@@ -89,11 +97,11 @@ def _parted(word: str) -> tuple[str, ...]:
 
 
 def layout(folder: Path, also: Sequence[str] = ()) -> FolderLayout:
-    """Rooms of a folder: those of its splits, if folders are called so, else the folder itself as "train".
+    """Find the folder of each split: subfolders with names of splits, else the folder itself as "train".
 
-    A folder that only holds another folder of folders, as unpacked archives do, stands for that one. Folders without
-    any image are no classes and no splits; beside two splits or more, a folder of another name is neither. ``also``:
-    more extensions. Raises ``UserError`` for two folders of one split.
+    A folder that only holds another folder of folders, as after unpacking an archive, is replaced by that inner folder.
+    Folders without any image are neither classes nor splits. If there are at least two splits, folders with other names
+    are ignored. ``also``: further extensions. Raises ``UserError`` for two folders of one split.
     """
     folder, notes = _unwrapped(folder, also)
     inside = _subfolders(folder)
@@ -114,7 +122,7 @@ def layout(folder: Path, also: Sequence[str] = ()) -> FolderLayout:
 
 
 def _unwrapped(folder: Path, also: Sequence[str]) -> tuple[Path, list[str]]:
-    """(folder that holds the classes or splits, sentences on the way to it)."""
+    """Descend to the folder that holds the classes or splits; return (this folder, sentences on ignored folders)."""
     notes = list[str]()
     while not _images_in(folder, also):
         holding = [path for path in _subfolders(folder) if _holds_images(path, also)]
@@ -128,7 +136,9 @@ def _unwrapped(folder: Path, also: Sequence[str]) -> tuple[Path, list[str]]:
 
 
 def _splits(holding: Sequence[Path]) -> dict[str, Path]:
-    """Folder of each split among folders of images; empty if they are classes. Raises ``UserError``."""
+    """Return the folder of each split among folders of images; empty if the folders are classes. Raises
+    ``UserError``.
+    """
     named = [(path, found) for path in holding if (found := split_named(path.name)) is not None]
     rests = [rest for _, (split, rest) in named if split == "train"]
     if not rests:
@@ -149,7 +159,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def _images_in(folder: Path, also: Sequence[str]) -> list[Path]:
-    """Images in a folder, without those below."""
+    """Return the images directly in a folder, without those in subfolders."""
     endings = (*SUFFIXES, *also)
     return [
         path

@@ -52,16 +52,16 @@ ENDINGS: dict[str, Format | Literal["json"]] = {
 }
 SEPARATOR = "|"
 IN_MEMORY = "the table given (its rows count from 0)"
-"""Name of a table that was given in memory, for messages."""
+"""Name in messages for a table that was passed in memory."""
 SQUAD = re.compile(r'^\s*\{.*"paragraphs"\s*:\s*\[', re.DOTALL)
 
 
 def table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, known: Sequence[str] = ()) -> Table:
-    """Read the table of examples in the file ``source``, or in two parallel texts ``a | b``; for a role of series or of
-    several labels with one column of these.
+    """Read the table of examples in the file ``source``, or in two parallel texts ``a | b``.
 
-    ``option``: name of the option that gave ``source``, such as ``data.source``, for messages; ``known``: names of
-    known data sets, for suggestions. Raises ``UserError`` if it is not a file or not a table.
+    For a role of series or of several labels, the table has one column that joins the columns of the series or labels.
+    ``option``: name of the option that sets ``source``, such as ``data.source``, for messages; ``known``: names of
+    known data sets, for suggestions. Raises ``UserError`` if the source is not a file or not a table.
     """
     columns = f"{option.rpartition('.')[0] or option}.columns"
     table = with_series(_table_of(source, data, roles, option, known), roles, data.columns, columns)
@@ -86,7 +86,7 @@ def _table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, 
         raise UserError(f"{option}: {source!r} is empty")
     kind = data.format or told(text, roles)
     if kind is None:
-        where = option.rpartition(".")[0]  # nothing, where the format is no part of what is asked
+        where = option.rpartition(".")[0]  # empty if the format cannot be set by an option
         formats = ", ".join(get_args(Format))
         advice = (
             f"name it with {where}.format, one of {formats}" if where else f"end its name in .{', .'.join(ENDINGS)}"
@@ -102,7 +102,9 @@ def _table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, 
 def split_tables(
     source: str, data: spec.Data, roles: Sequence[Role], option: str, known: Sequence[str] = ()
 ) -> dict[str, Table]:
-    """Tables of a source by split: of a folder of images, perhaps several, else "train" alone; see ``table_of``."""
+    """Return the tables of a source by split: for a folder of images those of its splits, else "train" alone; see
+    ``table_of``.
+    """
     if Path(source).expanduser().is_dir():
         values = _values(roles)
         tables = folder_tables(source, option, values, _also(values))
@@ -111,7 +113,7 @@ def split_tables(
 
 
 def folder_of(table: Table) -> Path | None:
-    """Folder of the file that a table was read from; None for data in memory."""
+    """Return the folder of the file from which a table was read; None for data in memory."""
     return None if table.given else Path(table.name.partition(SEPARATOR)[0].strip()).expanduser().parent
 
 
@@ -131,8 +133,9 @@ def told(text: TextSource, roles: Sequence[Role]) -> Format | None:
 
 
 def _by_lines(beginning: str, roles: Sequence[Role]) -> Format | None:
-    """Detect the format from the first lines of a TSV or of a file with an unknown extension: tagged sentences are
-    CoNLL, two columns of text are parallel; None if unclear.
+    """Detect the format from the first lines of a TSV file or of a file with an unknown extension; None if unclear.
+
+    Tagged sentences are CoNLL, two columns of text are parallel.
     """
     kinds = [role.kind for role in roles]
     filled = [line for line in beginning.splitlines()[:100] if line.strip()]
@@ -147,7 +150,7 @@ def _by_lines(beginning: str, roles: Sequence[Role]) -> Format | None:
 
 
 def _arrays(text: TextSource, arrays: Mapping[str, np.ndarray]) -> Table:
-    """Table of a file of arrays: graphs, images, clips, or series."""
+    """Build the table of a file of arrays: graphs, images, clips, or series."""
     if "graph_ptr" in arrays:
         return graph_table(text, dict(arrays))
     pixels = any(are_pixels(each) for each in arrays.values())
@@ -155,17 +158,17 @@ def _arrays(text: TextSource, arrays: Mapping[str, np.ndarray]) -> Table:
 
 
 def _values(roles: Sequence[Role]) -> Values | None:
-    """Reader of the values in a folder of clips, if a role takes clips; None for images."""
+    """Return the function that lists the clips in a folder, if a role takes clips; None for images."""
     return clips_in if any(role.clips for role in roles) else None
 
 
 def _also(values: Values | None) -> tuple[str, ...]:
-    """Extensions of files of clips that are no images."""
+    """Return the extensions of files of clips other than image files."""
     return (ARRAYS,) if values else ()
 
 
 def _told_frames(source: str, table: Table, values: Values | None) -> Table:
-    """Table of images with a note if they are numbered like frames of clips."""
+    """Add a note to a table of images if they are numbered like frames of clips."""
     if values is not None or not numbered_pictures(Path(source).expanduser()):
         return table
     note = f"the pictures of {source} are numbered in folders, and read one by one; data.processor=video reads clips"
@@ -247,9 +250,9 @@ def _text(source: str, option: str, known: Sequence[str] = ()) -> TextSource:
 
 
 def _near(source: str, beside: Sequence[str], known: Sequence[str]) -> str:
-    """Hint for a missing file: the nearest name of a file or named data set, else all names of data sets.
+    """Return a hint for a missing file: the nearest name of a file or named data set, else all names of data sets.
 
-    Names of files are not listed, because a folder may hold thousands.
+    File names are not listed, because a folder may hold thousands.
     """
     hint = nearest(source, [*beside, *known])
     if hint.startswith("did you mean") or not known:

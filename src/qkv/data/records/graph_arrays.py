@@ -1,4 +1,4 @@
-"""Arrays of ``.npz`` files of graphs."""
+"""Read the arrays of ``.npz`` files of graphs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from qkv.spec.errors import UserError
 
 
 def arrays_of(text: TextSource) -> dict[str, np.ndarray]:
-    """Arrays of an ``.npz`` file by name. Raises ``UserError`` for a damaged file, or one that holds objects."""
+    """Read the arrays of an ``.npz`` file by name. Raises ``UserError`` for a damaged file, or one that holds
+    objects.
+    """
     try:
         with np.load(io.BytesIO(b"".join(text.raw())), allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
@@ -23,7 +25,9 @@ def arrays_of(text: TextSource) -> dict[str, np.ndarray]:
 
 
 def feature_mapping(arrays: Mapping[str, np.ndarray], name: str) -> dict[str, Any]:
-    """Entry ``features`` of a graph from the arrays of a file: bits, a dense matrix, or those of a sparse one."""
+    """Return the entry ``features`` of a graph from the arrays of a file: packed bits, a dense matrix, or a sparse
+    matrix.
+    """
     if "feature_indptr" in arrays:
         parts = {key: needed(arrays, f"feature_{key}", name) for key in ("indptr", "indices", "values")}
         return {"features": {**parts, "num_features": int(needed(arrays, "num_features", name))}}
@@ -36,7 +40,7 @@ def feature_mapping(arrays: Mapping[str, np.ndarray], name: str) -> dict[str, An
 
 
 def needed(arrays: Mapping[str, np.ndarray], key: str, name: str) -> np.ndarray:
-    """Array ``key`` of a file. Raises ``UserError`` if it is missing."""
+    """Return the array ``key`` of a file. Raises ``UserError`` if it is missing."""
     if key not in arrays:
         raise UserError(f"{name} has no array {key!r}; it has {', '.join(arrays) or 'none'}")
     return arrays[key]

@@ -1,4 +1,4 @@
-"""Tables of graphs, one row for each: JSON lines, and ``.npz`` files."""
+"""Tables of graphs, one graph per row: JSON lines, and ``.npz`` files."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from qkv.data.records.table import Row, Table
 from qkv.spec.errors import UserError
 
 GRAPH = "graph"
-"""Column of a graph."""
+"""Name of the column of graphs."""
 _KEYS = ("num_nodes", "edges", "edge_index", "features", "x", "tags", "directed")
 
 
 def with_graphs(table: Table) -> Table:
-    """Table whose columns ``edges``, ``num_nodes``, ``features`` and ``tags`` are one column ``graph``; a table without
-    edges is returned unchanged.
+    """Join the columns ``edges``, ``num_nodes``, ``features`` and ``tags`` of a table to one column ``graph``.
+
+    A table without edges is returned unchanged.
     """
     if GRAPH in table.columns or not {"edges", "edge_index"} & set(table.columns):
         return table
@@ -39,11 +40,11 @@ def with_graphs(table: Table) -> Table:
 
 
 def graph_table(text: TextSource, arrays: dict[str, np.ndarray]) -> Table:
-    """Table of the arrays of an ``.npz`` file of labelled graphs.
+    """Build the table of an ``.npz`` file of labelled graphs from its arrays.
 
-    Arrays: ``graph_ptr`` (graphs + 1): graph i has the nodes ``graph_ptr[i]`` to ``graph_ptr[i + 1]``, which are
-    numbered through all graphs; ``edges`` (E, 2); ``graph_labels`` (graphs); optionally ``node_tags`` and features as
-    in ``qkv.data.graphs.nodes.read_npz``. Raises ``UserError``.
+    Arrays: ``graph_ptr`` (graphs + 1), where graph i has the nodes ``graph_ptr[i]`` to ``graph_ptr[i + 1]``, numbered
+    across all graphs; ``edges`` (E, 2); ``graph_labels`` (graphs); optionally ``node_tags``, and ``features`` (nodes,
+    F) or packed bits with ``num_features``. Raises ``UserError``.
     """
     starts, labels = (needed(arrays, name, text.name) for name in ("graph_ptr", "graph_labels"))
     wrong = starts.ndim != 1 or len(starts) != len(labels) + 1 or starts[0] != 0 or (np.diff(starts) < 0).any()
@@ -58,7 +59,7 @@ def graph_table(text: TextSource, arrays: dict[str, np.ndarray]) -> Table:
 
 
 def _graphs(arrays: dict[str, np.ndarray], starts: np.ndarray, name: str) -> Iterator[dict[str, Any]]:
-    """Graphs of a file as plain mappings, each with nodes counted from 0."""
+    """Yield the graphs of a file as plain mappings; the nodes of each graph are counted from 0."""
     edges, tags = needed(arrays, "edges", name), arrays.get("node_tags")
     features = feature_mapping(arrays, name).get("features")
     _check(edges, tags, features, int(starts[-1]), name)

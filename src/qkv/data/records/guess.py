@@ -1,4 +1,4 @@
-"""Assign columns to roles: as given, by format, by name, or by content. Ambiguities raise ``UserError``."""
+"""Assign columns to roles: as set by the user, by format, by name, or by content. Ambiguities raise ``UserError``."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from qkv.data.records.values import separator_of
 from qkv.spec.errors import UserError, nearest
 
 _LOOKED_AT = 100
-"""Number of values by which a column is checked that was found by its name."""
+"""Number of values from which the content of a column found by name is checked."""
 _LONGEST_NAME = 100
-"""Maximum number of characters of the name of a column that is guessed."""
+"""Maximum number of characters of the name of a column that may be guessed."""
 CLEARLY = 1.5
-"""Minimum ratio of lengths for a text column to be recognised by length alone."""
+"""Minimum ratio of mean lengths for a text column to be recognised by length alone."""
 SHOWN = 20
 """Maximum number of columns listed in an error."""
 
 
 class ColumnChoice(NamedTuple):
-    """Column of the table chosen for each role; ``note``: sentence on the columns that were guessed, "" if none.
+    """Column of the table chosen for each role; ``note``: sentence on the guessed columns, "" if none was guessed.
 
-    ``separator``: text between several labels in one cell, "" without a role of that kind.
+    ``separator``: text between several labels in one cell, "" if no role has several labels.
     """
 
     columns: dict[str, str]
@@ -38,10 +38,11 @@ class ColumnChoice(NamedTuple):
 def choose(
     table: Table, roles: Sequence[Role], given: Mapping[str, str], where: str = "data", reserved: str | None = None
 ) -> ColumnChoice:
-    """Choose the column of the table for each role (input text, label, …): as ``given``, else by format, name, then
-    content. Raises ``UserError`` for an unknown column and if several columns are possible.
+    """Choose the column of the table for each role (input text, label, …): as in ``given``, else by format, name, then
+    content.
 
-    ``reserved``: column with another purpose, which is not guessed.
+    ``reserved``: column with another purpose, which is not guessed. Raises ``UserError`` for an unknown column and if
+    several columns are possible.
     """
     guess = _Guess(table, roles, where, reserved)
     guess.take_given(given)
@@ -107,8 +108,9 @@ class _Guess:
             self.taken.update((role.name, column) for role, column in zip(roles, free, strict=False))
 
     def by_name(self) -> None:
-        """Assign roles to columns by full name, then by a word of the name: ``review_text`` is a text if its content
-        looks like one.
+        """Assign roles to columns by full name, then by a word of the name.
+
+        A word counts only if the content fits: ``review_text`` is a text if its content looks like one.
         """
         for role in self.open_roles:
             names = [plain(name) for name in (role.name, *role.names)]
@@ -123,8 +125,10 @@ class _Guess:
                 self.taken[role.name] = named[0]
 
     def _contradicts(self, column: str, role: Role) -> bool:
-        """True if the content of a column refutes its name: its texts are identifiers and another column has texts, or
-        its labels are all different. As many rows are looked at as are needed to tell.
+        """True if the content of a column refutes its name.
+
+        A text column is refuted if its values are identifiers and another column has texts; a label column, if its
+        labels are all different. Only as many rows are read as the decision needs.
         """
 
         def enough(found: Profile) -> bool:
@@ -150,14 +154,15 @@ class _Guess:
         self._lists([role for role in self.open_roles if role.kind in ("words", "tags")])
 
     def _texts(self, roles: list[Role]) -> None:
-        """Assign text roles to the columns with the longest values, in table order, if these are clearly longer than
-        the others; else raise ``UserError``.
+        """Assign text roles to the columns with the longest values, in table order.
+
+        Raises ``UserError`` if these columns are not clearly longer than the others.
         """
         if not roles:
             return
         most = max((self.profiles[name].filled for name in self.free), default=0)
         fitting = [name for name in self.free if self.profiles[name].fits("text") and self._is_filled(name, most)]
-        if not most and len(self.free) == len(roles):  # no row can be read, which is said when they are
+        if not most and len(self.free) == len(roles):  # no row can be read, which is reported when the rows are read
             fitting = self.free
         fitting.sort(key=self._length, reverse=True)
         enough = len(fitting) >= len(roles)
@@ -170,12 +175,14 @@ class _Guess:
         self.taken.update((role.name, column) for role, column in zip(roles, chosen, strict=True))
 
     def _is_filled(self, name: str, most: int) -> bool:
-        """True if at least half as many cells are filled as in the fullest column, ``most``."""
+        """True if the column has at least half as many non-empty cells as the fullest column, which has ``most``."""
         return 2 * self.profiles[name].filled >= most
 
     def _lists(self, roles: list[Role]) -> None:
-        """Assign the roles of words and tags to the columns of lists: tags have fewer distinct values. Raises
-        ``UserError`` if their number differs.
+        """Assign the roles of words and tags to the columns of lists: the column with fewer distinct values holds the
+        tags.
+
+        Raises ``UserError`` if the numbers of roles and columns differ.
         """
         if not roles:
             return
@@ -187,8 +194,9 @@ class _Guess:
             self.taken[role.name] = column
 
     def _one(self, role: Role, candidates: Sequence[str]) -> str:
-        """The only candidate column, or the only one whose content fits the role; raises ``UserError`` if there is not
-        exactly one.
+        """Return the only candidate column, or the only one whose content fits the role.
+
+        Raises ``UserError`` if there is not exactly one.
         """
         fitting = [name for name in candidates if self.profiles[name].fits(role.kind)]
         if len(candidates) == 1 and not self._is_refuted(candidates[0], role):
@@ -198,7 +206,9 @@ class _Guess:
         return fitting[0]
 
     def _is_refuted(self, name: str, role: Role) -> bool:
-        """True if the only column that is left is none for the role: it only numbers rows, or its content says so."""
+        """True if the only remaining column cannot have the role, because it only numbers rows or its content
+        contradicts.
+        """
         profile = self.profiles[name]
         return profile.filled > 0 and ((role.kind == "label" and profile.is_id) or profile.contradicts(role.kind))
 
@@ -228,7 +238,9 @@ class _Guess:
         )
 
     def _doubt(self, role: Role, candidates: Sequence[str]) -> UserError:
-        """``UserError`` for a role without a clear column: lists the columns and shows how to choose one."""
+        """Build the ``UserError`` for a role without a clear column: it lists the columns and shows how to choose
+        one.
+        """
         if candidates:
             what = f"{', '.join(map(repr, candidates[:SHOWN]))} could be {role.name}"
         else:
@@ -250,5 +262,7 @@ class _Guess:
 
 
 def _words(name: str) -> set[str]:
-    """Words of a column name: ``reviewText``, ``review_text`` and ``Review Text`` give ``{"review", "text"}``."""
+    """Split a column name into words: ``reviewText``, ``review_text`` and ``Review Text`` give ``{"review",
+    "text"}``.
+    """
     return {word.casefold() for word in re.findall(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![a-z])", name)}

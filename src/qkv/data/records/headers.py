@@ -1,4 +1,4 @@
-"""Header of a delimited file as spreadsheets write it: titles above it, cells without a name, an index column."""
+"""Read the header of a delimited file as spreadsheets write it: titles above it, unnamed columns, an index column."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from qkv.data.cells.numbers import like_number
 from qkv.spec.errors import UserError
 
 SAMPLE = 100
-"""Records by which titles and an index column are recognised."""
+"""Number of records from which titles and an index column are recognised."""
 UNNAMED = "Unnamed: {}"
-"""Name of a column without one, with its number counted from 0, as pandas calls it."""
+"""Name given to an unnamed column, with its index counted from 0, as in pandas."""
 _SEPARATOR = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE | re.DOTALL)
 _TITLES = 10
 """Maximum number of lines above a header."""
@@ -22,7 +22,7 @@ _LONGEST = 60
 
 
 class Fields(NamedTuple):
-    """Record of a CSV or TSV file: first line number, and its fields, or in ``error`` the reason why it could not be
+    """Record of a CSV or TSV file: number of its first line, and its fields. ``error``: reason why it could not be
     read.
     """
 
@@ -37,8 +37,10 @@ class Fields(NamedTuple):
 
 
 class TableHeader(NamedTuple):
-    """Columns of a delimited file: ``names`` of all fields of a record; ``kept``, the indices of those that are
-    columns; ``before``, the number of records up to the first row; ``notes``, sentences for the user.
+    """Columns of a delimited file.
+
+    ``names``: names of all fields of a record; ``kept``: indices of the fields that are columns; ``before``: number of
+    records before the first row; ``notes``: sentences for the user.
     """
 
     names: tuple[str, ...]
@@ -52,8 +54,9 @@ class TableHeader(NamedTuple):
         return tuple(self.names[i] for i in self.kept)
 
     def cells(self, fields: Sequence[str]) -> list[str] | None:
-        """Cells of a record by column; None if it has another number of fields. Empty fields at the end do not count,
-        and neither do those of columns without name and value.
+        """Return the cells of a record by column; None if it has another number of fields.
+
+        Empty fields at the end are ignored, and so are the fields of columns without a name and values.
         """
         found = len(fields)
         if found > len(self.names) and not any(field.strip() for field in fields[len(self.names) :]):
@@ -64,23 +67,25 @@ class TableHeader(NamedTuple):
 
 
 def separator_line(first_line: str) -> str | None:
-    """Delimiter that the first line of a file names for spreadsheets, as in ``sep=;``; None if it names none."""
+    """Return the delimiter that the first line of a file names for spreadsheets, as in ``sep=;``; None if it names
+    none.
+    """
     found = _SEPARATOR.fullmatch(first_line)
     return found[1] if found else None
 
 
 def numbered(count: int, name: str) -> TableHeader:
-    """Columns called "1" to ``count`` of a file without a header."""
+    """Return the columns "1" to ``count`` for a file without a header."""
     note = f"{name} has no header: its first line is read as a row, and its columns are called 1 to {count}"
     return TableHeader(tuple(str(i + 1) for i in range(count)), tuple(range(count)), 0, (note,))
 
 
 def read_header(name: str, records: Callable[[], Iterable[Fields]]) -> TableHeader:
-    """Header of the file ``name``: the first record that is no title.
+    """Read the header of the file ``name``: the first record that is not a title.
 
     Columns without a name are called "Unnamed: 0" and so on, and left out if they hold no value. If all rows have one
-    field more, and begin with a whole number, that is an index column without a name. Raises ``UserError`` for a header
-    that cannot be read, or names a column twice.
+    field more than the header and begin with a whole number, this first field is an index column without a name. Raises
+    ``UserError`` for a header that cannot be read, or names a column twice.
     """
     sample = list(itertools.islice(records(), SAMPLE))
     titles = _titles(sample)
@@ -109,7 +114,7 @@ def _lines(count: int) -> str:
 
 
 def _told(name: str, header: TableHeader, unnamed: Sequence[int]) -> list[str]:
-    """Sentences on the columns without a name: those left aside, and those that hold values."""
+    """Return sentences on the columns without a name: those that are ignored, and those that hold values."""
     empty = len(header.names) - len(header.kept)
     notes = []
     if empty:
@@ -126,7 +131,7 @@ def _told(name: str, header: TableHeader, unnamed: Sequence[int]) -> list[str]:
 
 
 def _empty(unnamed: Sequence[int], records: Callable[[], Iterable[Fields]], before: int) -> set[int]:
-    """Indices among ``unnamed`` of columns without any value."""
+    """Return the indices in ``unnamed`` of columns without any value."""
     empty = set(unnamed)
     for record in itertools.islice(records(), before, None):
         empty -= {i for i in empty if i < len(record.fields) and record.fields[i].strip()}
@@ -136,14 +141,17 @@ def _empty(unnamed: Sequence[int], records: Callable[[], Iterable[Fields]], befo
 
 
 def _has_index(width: int, rows: Sequence[Fields]) -> bool:
-    """True if all rows begin with a whole number for which the header has no cell."""
+    """True if every row has one field more than the header and begins with a different whole number."""
     numbers = [row.fields[0].strip() for row in rows if len(row.fields) == width + 1]
     unique = len(set(numbers)) == len(numbers) == len(rows) > 0
     return unique and all(number.isdecimal() for number in numbers) and any(row.fields[-1].strip() for row in rows)
 
 
 def _titles(sample: Sequence[Fields]) -> int:
-    """Number of records above the header: of one filled field or none, if the record after them is clearly a header."""
+    """Count the records above the header.
+
+    These records have at most one non-empty field, and the record after them is clearly a header.
+    """
     count = next((i for i, record in enumerate(sample[:_TITLES]) if record.error or record.filled > 1), 0)
     if count == 0 or sample[count].error:
         return 0
@@ -157,8 +165,9 @@ def _titles(sample: Sequence[Fields]) -> int:
 
 
 def _is_header(cells: Sequence[str], rows: Sequence[Fields], strict: bool) -> bool:
-    """True if ``cells`` are distinct short names that do not occur below. ``strict``: a column below them must hold
-    numbers, or few values.
+    """True if ``cells`` are distinct short names that do not occur in their columns below.
+
+    ``strict``: also require a column of numbers, or a column with few distinct values.
     """
     named = [cell for cell in cells if cell]
     if len(set(named)) < len(named) or any(like_number(cell) or len(cell) > _LONGEST for cell in named):
@@ -170,7 +179,7 @@ def _is_header(cells: Sequence[str], rows: Sequence[Fields], strict: bool) -> bo
 
 
 def _is_plain(column: Sequence[str]) -> bool:
-    """True if the values of a column are numbers, or are repeated as those of a label are."""
+    """True if the values of a column are numbers, or are often repeated like labels."""
     filled = [cell for cell in column if cell]
     numbers = sum(like_number(cell) for cell in filled)
     return bool(filled) and (numbers == len(filled) or len(set(filled)) <= len(filled) // 2)

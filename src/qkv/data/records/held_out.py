@@ -1,4 +1,4 @@
-"""Held-out rows of a table without a validation split: at random, by group, or by time."""
+"""Hold out rows of a table without a validation split: at random, by group, or by time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Rows = list[dict[str, Any]]
 
 
 class RowPlace(NamedTuple):
-    """Attributes of a row that decide its split: its ``group``, and its ``time`` (a number, or seconds of a date)."""
+    """Attributes of a row that decide its split: its ``group``, and its ``time`` (a number, or a date in seconds)."""
 
     group: str
     time: float = 0.0
 
 
 def check_split(split: spec.HeldOut, tables: Mapping[str, Table], where: str) -> None:
-    """Raise ``UserError`` if the column of ``split`` does not exist, or another table has the held-out rows."""
+    """Raise ``UserError`` if the column of ``split`` does not exist, or if a validation table exists already."""
     if split.column is None:
         return
     if "validation" in tables:
@@ -41,9 +41,10 @@ def check_split(split: spec.HeldOut, tables: Mapping[str, Table], where: str) ->
 
 
 class RowPlaces:
-    """Function that gives the group or time of a row of a table; times are read in one form, decided by all rows.
+    """Callable that returns the group or time of a row of a table; all times are read in the form that fits the whole
+    column.
 
-    ``notes``: sentences on that form.
+    ``notes``: sentences on this form.
     """
 
     def __init__(self, table: Table, split: spec.HeldOut):
@@ -59,7 +60,9 @@ class RowPlaces:
             self.notes += [f"{split.time!r}: {note}"] if note else []
 
     def __call__(self, row: Row) -> RowPlace:
-        """Group or time of a row. Raises ``Missing`` for an empty cell and ``Unusable`` for an invalid time."""
+        """Return the group or time of a row. Raises ``Missing`` for an empty cell and ``Unusable`` for an invalid
+        time.
+        """
         split = self._split
         if split.column is None:
             return RowPlace(row.group)
@@ -82,8 +85,9 @@ class RowPlaces:
 def hold_out_rows(
     splits: dict[str, Rows], places: Sequence[RowPlace], roles: Sequence[Role], data: spec.Data, table: Table
 ) -> list[str]:
-    """Move validation rows out of ``splits["train"]``, in place; return sentences that describe the split. A shuffle is
-    seeded by the content alone.
+    """Move validation rows out of ``splits["train"]``, in place; return sentences that describe the split.
+
+    A shuffle is seeded by the content alone.
     """
     rows, label = splits["train"], next((role.name for role in roles if role.kind == "label"), None)
     labels = [row[label] for row in rows] if label else []
@@ -114,7 +118,7 @@ def hold_out_rows(
 def _split(
     rows: Rows, labels: Sequence[str], places: Sequence[RowPlace], roles: Sequence[Role], data: spec.Data, table: Table
 ) -> tuple[HoldOut, str]:
-    """(split, description of a split by group or time, else "")."""
+    """Return (split, description of a split by group, time or context, else "")."""
     column, fraction = data.split.column, data.validation_fraction
     if data.split.time:
         return hold_out_last([place.time for place in places], fraction), f"the last by {column}"

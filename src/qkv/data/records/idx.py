@@ -1,4 +1,4 @@
-"""IDX files: arrays of bytes with their shape, the format of MNIST (LeCun et al. 1998)."""
+"""Read IDX files: arrays of bytes with their shape, the format of MNIST (LeCun et al. 1998)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from qkv.data.records.table import Row, Table
 from qkv.spec.errors import UserError
 
 _BYTES = 0x08
-"""Code of unsigned bytes."""
+"""IDX type code of unsigned bytes."""
 
 
 def idx_array(source: TextSource) -> np.ndarray:
-    """Array of unsigned bytes in an IDX file. Raises ``UserError`` for a file of another format or size."""
+    """Read the array of unsigned bytes in an IDX file. Raises ``UserError`` for a file of another format or size."""
     content = b"".join(source.raw())
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] != _BYTES or len(content) < 4 + 4 * content[3]:
         raise UserError(f"{source.name} is not an IDX file of unsigned bytes")
@@ -29,7 +29,7 @@ def idx_array(source: TextSource) -> np.ndarray:
 
 
 def idx_images(images: TextSource, labels: TextSource, names: Sequence[str] = ()) -> Table:
-    """Table of images (N, H, W) and their labels (N) in two IDX files. ``names``: of the classes, by number.
+    """Build the table of images (N, H, W) and their labels (N) from two IDX files. ``names``: class names by number.
 
     Raises ``UserError`` if the files do not fit together.
     """

@@ -1,4 +1,4 @@
-"""Reading of image files, arrays and images in memory as Pillow images."""
+"""Open image files, arrays and images in memory as Pillow images."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ MOST_PIXELS = 100_000_000
 SHOWN = 96
 """Largest height and width of pictures in reports."""
 _DRAFT = 1024
-"""Least side of a JPEG file that is decoded at a reduced size, in pixels."""
+"""Minimum side, in pixels, of a JPEG image that is decoded at a reduced size."""
 _DEEP = ("I;16", "I;16B", "I;16L", "I", "F")
 """Modes of Pillow with more than 8 bits per pixel."""
 GREY = ("1", "L", "LA", *_DEEP)
-"""Modes of Pillow without colours."""
+"""Modes of Pillow without colours (greyscale)."""
 
 
 def opened_image(value: Any) -> Any:
-    """Pillow image of a raw value; files are opened but not decoded. Raises ``Unusable``."""
+    """Return the Pillow image of a raw value; files are opened but not decoded. Raises ``Unusable``."""
     from PIL import Image, UnidentifiedImageError
 
     name = image_name(value)
@@ -49,7 +49,7 @@ def opened_image(value: Any) -> Any:
 
 
 def image_name(value: Any, unnamed: str = "the image") -> str:
-    """Name of a file, for messages and tables; ``unnamed`` for an image in memory."""
+    """Return the name of an image file, for messages and tables; ``unnamed`` for an image in memory."""
     return value if isinstance(value, str) and not value.startswith(URI) else unnamed
 
 
@@ -64,7 +64,7 @@ def _opened(value: Any) -> Any:
             raise ValueError("it is a directory")
         reading = current()
         content = None if reading is None else reading.content(path, lambda path: path.open("rb"))
-        # In memory, since a file that stays open would be left to the collector.
+        # Read into memory, since an open file would only be closed by the garbage collector.
         return Image.open(io.BytesIO(path.read_bytes() if content is None else content))
     if isinstance(value, bytes):
         return Image.open(io.BytesIO(value))
@@ -74,7 +74,9 @@ def _opened(value: Any) -> Any:
 
 
 def _array(value: Any) -> np.ndarray:
-    """Pixels (H, W) or (H, W, C) as uint8; numbers from 0 to 1 are scaled. Raises ``ValueError``."""
+    """Convert an array to pixels (H, W) or (H, W, C) as uint8; fractions from 0 to 1 are scaled. Raises
+    ``ValueError``.
+    """
     pixels = np.asarray(value)
     if pixels.dtype == object or pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4)):
         raise ValueError(f"its shape is {pixels.shape}, not (height, width) or (height, width, 1, 3 or 4 channels)")
@@ -93,8 +95,11 @@ def _reason(error: Exception) -> str:
 
 
 def converted(image: Any, mode: str, name: str, least: int = 0) -> Any:
-    """Decoded image in ``mode``, rotated by its EXIF data, on white. Large JPEG files are decoded at a half, quarter or
-    eighth of their size, but with at least ``least`` pixels on each side. Raises ``Unusable`` for a damaged file.
+    """Decode an image in ``mode``, rotated by its EXIF data, on a white background. Raises ``Unusable`` for a damaged
+    file.
+
+    Large JPEG files are decoded at a half, quarter or eighth of their size, but with at least ``_DRAFT`` and at least
+    ``least`` pixels on each side.
     """
     from PIL import Image, ImageOps
 
@@ -115,14 +120,14 @@ def converted(image: Any, mode: str, name: str, least: int = 0) -> Any:
 
 
 def reduced(value: Any, side: int = SHOWN) -> Any:
-    """Raw image in RGB, as a Pillow image of at most ``side`` pixels along each axis. Raises ``Unusable``."""
+    """Convert a raw image to an RGB Pillow image of at most ``side`` pixels along each axis. Raises ``Unusable``."""
     image = converted(opened_image(value), "RGB", image_name(value))
     image.thumbnail((side, side))
     return image
 
 
 def picture_of(value: Any) -> str | None:
-    """Small picture of a raw image for reports, as a data URI; None if it cannot be read."""
+    """Return a small picture of a raw image for reports, as a data URI; None if the image cannot be read."""
     try:
         return as_uri(reduced(value))
     except Unusable:

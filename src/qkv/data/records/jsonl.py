@@ -46,8 +46,9 @@ def _lines(text: TextSource) -> Iterator[Row | BadRow]:
 
 
 def _elements(text: TextSource) -> Iterator[Row | BadRow]:
-    """Rows of a JSON list of objects, with the line at which each begins. Raises ``UserError`` if the list itself is
-    broken.
+    """Yield the rows of a JSON list of objects, with the line at which each object begins.
+
+    Raises ``UserError`` if the list itself is broken.
     """
     content = "".join(text.blocks())
     decoder = json.JSONDecoder()

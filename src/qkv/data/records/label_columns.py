@@ -1,4 +1,4 @@
-"""Several labels of a row as columns of 0 and 1, one for each label."""
+"""Read several labels of a row from columns of 0 and 1, one column per label."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ LABELS = "labels"
 _YES = frozenset(("1", "1.0", "true", "yes", "y", "x"))
 _NO = frozenset(("0", "0.0", "false", "no", "n", ""))
 _UNKNOWN = frozenset(("-1", "-1.0"))
-"""Cells of a row for which a label is not known."""
+"""Cell values that mean that it is unknown whether a row has the label."""
 
 
 def with_labels(table: Table, roles: Sequence[Role], given: Mapping[str, str], option: str) -> Table:
-    """Table with one column of lists for a role of several labels, instead of columns of 0 and 1 called by the labels.
+    """Join columns of 0 and 1, named after the labels, to one column of lists for a role of several labels.
 
-    ``given``: columns by role; the labels may be several columns, as in "toxic,insult" or "toxic..insult". Not given,
-    they are all columns of 0 and 1, unless a column has the name of the role. Raises ``UserError`` for unknown columns,
-    and for given ones that hold other values.
+    ``given``: columns by role; the labels may be several columns, as in "toxic,insult" or "toxic..insult". Otherwise,
+    all columns of 0 and 1 are labels, unless a column has the name of the role. Raises ``UserError`` for unknown
+    columns, and for columns in ``given`` that hold other values.
     """
     role = next((role for role in roles if role.kind == LABELS), None)
     if role is None:
@@ -49,7 +49,7 @@ def with_labels(table: Table, roles: Sequence[Role], given: Mapping[str, str], o
 
 
 def _joined(table: Table, name: str, columns: Sequence[str], note: str = "") -> Table:
-    """Table whose ``columns`` are one column ``name`` of lists."""
+    """Replace ``columns`` of a table by one column ``name`` of lists."""
 
     def parse() -> Iterator[Row | BadRow]:
         for row in table.rows:
@@ -66,7 +66,7 @@ def _joined(table: Table, name: str, columns: Sequence[str], note: str = "") -> 
         labels = None if unknown else [column for column, cell in cells.items() if cell in _YES]
         return row._replace(values={**{key: row.values[key] for key in others if key in row.values}, name: labels})
 
-    # Where only the labels that a row has are marked, a row without a mark has none; else it was not labelled.
+    # If no cell says no, a row of empty cells has no label; if some cells do, a row of empty cells was not labelled.
     written = any(
         _cell(row.values.get(column), table.missing) in _NO - {""}
         for row in table.rows
@@ -91,7 +91,7 @@ def _first(table: Table) -> str:
 
 
 def _cell(value: Any, missing: frozenset[str]) -> str:
-    """Cell as a lower-case text, "" if it is empty."""
+    """Return a cell as lower-case text, "" if it is empty."""
     if value is None or is_nan(value):
         return ""
     text = str(value).strip()

@@ -1,4 +1,4 @@
-"""Lists that were printed into one cell of a table, as JSON or as Python and NumPy print them."""
+"""Parse lists that were printed into one cell of a table, as JSON or as Python and NumPy print them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ _EMPTY = ("set()", "frozenset()", "list()", "tuple()")
 
 
 def printed_list(text: str) -> list[Any] | None:
-    """Items of a list in brackets: JSON, ``['a', 'b']``, ``('a', 'b')``, ``{'a', 'b'}``, or NumPy's ``['a' 'b']``. None
-    for a text that is none of these.
+    """Parse a list in brackets: JSON, ``['a', 'b']``, ``('a', 'b')``, ``{'a', 'b'}``, or NumPy's ``['a' 'b']``.
+
+    None for other texts.
     """
     text = text.strip()
     if text in _EMPTY:
@@ -35,12 +36,12 @@ def printed_list(text: str) -> list[Any] | None:
 
 
 def begins_list(text: str) -> bool:
-    """True if a text begins as the printed list of texts does, ``["`` or ``['``."""
+    """True if a text begins like a printed list of texts, ``["`` or ``['``."""
     return _BEGIN.match(text) is not None
 
 
 def _quoted(inner: str) -> list[str] | None:
-    """Items between quotes; None if there is anything but commas and white space between them."""
+    """Return the items between quotes; None if there is anything but commas and white space between them."""
     found = list[str]()
     at = 0
     while at < len(inner):
@@ -50,7 +51,7 @@ def _quoted(inner: str) -> list[str] | None:
         found.append(_ESCAPED.sub(r"\1", item[1] if item[1] is not None else item[2]))
         between = _BETWEEN.match(inner, item.end())
         assert between is not None
-        if between.end() == item.end() < len(inner):  # two items without anything between them
+        if between.end() == item.end() < len(inner):  # two items without a separator
             return None
         at = between.end()
     return found

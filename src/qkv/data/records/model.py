@@ -11,12 +11,12 @@ Kind = Literal["text", "label", "labels", "number", "words", "tags", "answers", 
 
 
 class Role(NamedTuple):
-    """Input or target of a task that a column of a table provides, such as "text" or "label", with its ``kind`` of
+    """Input or target of a task that a table column provides, such as "text" or "label", with the ``kind`` of its
     values.
 
-    ``names``: common lower-case names of such a column, most usual first. An ``optional`` role is used only if its
-    column is given; it is never guessed. ``written``: True for a text that the model generates, a target. ``clips``:
-    True if folders of frames and arrays of them are values.
+    ``names``: common lower-case names of such a column, most usual first. An ``optional`` role is used only if the user
+    sets its column; it is never guessed. ``written``: True for a text that the model generates, a target. ``clips``:
+    True if a folder or an array of frames is a value.
     """
 
     name: str
@@ -29,8 +29,10 @@ class Role(NamedTuple):
 
 @dataclass(frozen=True)
 class BadRow:
-    """Row of a data file that cannot be used, and the reason. ``line``: first line of the example in the uncompressed
-    file, counted from 1. ``missing``: role whose cell is empty, if that is the reason.
+    """Row of a data file that cannot be used, and the reason.
+
+    ``line``: first line of the example in the uncompressed file, counted from 1. ``missing``: role whose cell is empty,
+    if that is the reason.
     """
 
     file: str
@@ -43,15 +45,15 @@ class BadRow:
 class Records:
     """Examples read from tables, by split, with one value per role of the task; not yet tokenised.
 
-    - ``splits``: "train", "validation" and, if given, "test"; a row maps the name of a role to its value: text and
-      label are strings, number is a float, labels is a list of distinct strings, words and tags are lists of strings of
-      the same length, answers is a list of ``{"text": str, "start": int}`` with ``start`` in characters of the context,
-      empty without an answer
+    - ``splits``: "train", "validation" and, if there is one, "test"; a row maps the name of a role to its value: text
+      and label are strings, number is a float, labels is a list of distinct strings, words and tags are lists of
+      strings of the same length, answers is a list of ``{"text": str, "start": int}`` with ``start`` in characters of
+      the context, empty without an answer
     - ``columns``: column used for each role
     - ``bad``: skipped rows
     - ``digest``: hash of the content and of how it was read
     - ``notes``: sentences for the user
-    - ``decimal``: mark before decimals in the columns of numbers, if their cells show it
+    - ``decimal``: decimal mark in the columns of numbers, if their cells show it
     """
 
     name: str

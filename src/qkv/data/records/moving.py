@@ -1,4 +1,4 @@
-"""Moving garments: clips generated from images, in the manner of Moving MNIST (Srivastava et al. 2015)."""
+"""Moving garments: clips generated from images, similar to Moving MNIST (Srivastava et al. 2015)."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ DIRECTIONS = {
 SPEEDS = (1, 2)
 """Pixels per frame along each axis of the direction."""
 _MOST = 12_000
-"""Maximum number of clips, one of each garment."""
+"""Maximum number of clips, one per garment."""
 
 
 def moving_garments(images: TextSource) -> Table:
-    """Table of clips (8, 32, 32), each of a garment at half its size that moves in one of eight directions, its label.
+    """Build a table of clips (8, 32, 32), each of a garment at half its size that moves in one of eight directions, its
+    label.
 
-    Garments that leave the picture on one side enter it on the other, so that every place is equally likely and a
-    single frame tells nothing. Place, direction and speed of clip i are drawn from a generator of the seed i.
+    Garments that leave the picture on one side enter it on the other, so that every position is equally likely and a
+    single frame says nothing about the label. Position, direction and speed of clip i are drawn from a generator with
+    seed i.
     """
     pixels = idx_array(images)[:_MOST]
 
@@ -47,7 +49,7 @@ def moving_garments(images: TextSource) -> Table:
 
 
 def moved(image: np.ndarray, seed: int) -> tuple[np.ndarray, str]:
-    """(clip (frames, height, width) of an image at half its size, name of the direction)."""
+    """Return (clip (frames, height, width) of an image at half its size, name of the direction)."""
     rng = np.random.default_rng(seed)
     rows, columns = (side // 2 for side in image.shape)
     small = image[: 2 * rows, : 2 * columns].reshape(rows, 2, columns, 2).mean((1, 3)).round().astype(np.uint8)

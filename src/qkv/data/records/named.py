@@ -1,4 +1,4 @@
-"""Named data sets: their files and readers. A named data set has its own splits."""
+"""Named data sets: their files and readers. A named data set defines its splits."""
 
 from __future__ import annotations
 
@@ -49,12 +49,13 @@ class KnownTable(NamedTuple):
     splits: Mapping[str, tuple[PublishedFile, ...]]
     read: Callable[..., Table]
     folder: str = ""
-    """Folder of its files, if several data sets share one; default: its name."""
+    """Folder of the files, if several data sets share it; default: the name of the data set."""
 
 
 def named_tables(name: str) -> dict[str, Table]:
-    """Tables of the known data set ``name``, by split. Raises ``UserError`` if a file is neither present nor
-    downloadable.
+    """Read the tables of the known data set ``name``, by split.
+
+    Raises ``UserError`` if a file is neither present nor downloadable.
     """
     return {split: kept((name, split), partial(_named_table, name, split)) for split in TABLES[name].splits}
 
@@ -271,4 +272,6 @@ TABLES = {
         "ett",
     ),
 }
-"""Named data sets. Files without a URL differ from the published ones: header added, columns dropped, or replaced."""
+"""Named data sets. Files without a URL differ from the published files: a header was added, columns were dropped, or
+the file was replaced.
+"""

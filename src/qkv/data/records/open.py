@@ -30,8 +30,8 @@ VERSION = 2
 
 
 class Read(NamedTuple):
-    """Contents of one table: examples, the place of each (what decides its split), unusable rows, sentences for the
-    user, and the convention of the numbers by role.
+    """Contents of one table: examples, group or time of each example (for splitting), unusable rows, sentences for the
+    user, and number formats by role.
     """
 
     examples: list[dict[str, Any]]
@@ -46,9 +46,9 @@ def open_records(data: spec.Data, roles: Sequence[Role], where: str = "data") ->
     """Read the examples of ``data`` as values of the task's ``roles``, in splits.
 
     ``data.source``: a named data set, a file, or two texts joined by |. ``data.validation`` and ``data.test``: further
-    files; without the first, a fraction ``validation_fraction`` of the source is held out: by the group or time of
-    ``data.split``, by article for questions on articles, else stratified by label. ``where``: path of ``data`` in the
-    spec, for messages.
+    files. Without a validation split, a fraction ``validation_fraction`` of the source is held out: by the group or
+    time of ``data.split``, by article for questions on articles, else stratified by label. ``where``: path of ``data``
+    in the spec, for messages.
 
     Raises ``UserError`` for a source that is not a table, missing or ambiguous columns, bad rows if they are to be
     refused, and a table of which more than half the rows are bad.
@@ -145,8 +145,10 @@ def _read(table: Table, roles: Sequence[Role], choice: ColumnChoice, data: spec.
 def number_forms(
     table: Table, roles: Sequence[Role], columns: Mapping[str, str], data: spec.Data, where: str
 ) -> dict[str, NumberForm]:
-    """Convention of each column of numbers. Raises ``UserError`` for one that can be read in two ways, and one of which
-    more than a small share is no number.
+    """Return the number format of each column of numbers.
+
+    Raises ``UserError`` for a column that can be read in two ways, and for a column in which more than a small fraction
+    of the cells holds no number.
     """
     found: dict[str, NumberForm] = {}
     for role in (role for role in roles if role.kind == "number" and role.name in columns):
@@ -168,8 +170,10 @@ def number_forms(
 
 
 def _judge(table: Table, read: Read, data: spec.Data, where: str, roles: Sequence[Role]) -> None:
-    """Note the skipped rows of a table, or raise ``UserError``: if ``data`` says so, if no row is left, and always if
-    more than half are bad for another reason than an empty cell, since the format is then probably wrong.
+    """Note the skipped rows of a table, or raise ``UserError``.
+
+    It is raised if ``data`` refuses bad rows, if no row is left, and if more than half of the rows are bad for another
+    reason than an empty cell, since the format is then probably wrong.
     """
     count = len(read.bad) + len(read.examples)
     if not count:
@@ -192,14 +196,14 @@ def _judge(table: Table, read: Read, data: spec.Data, where: str, roles: Sequenc
 
 
 def _quoted(bad: Sequence[BadRow], count: int, table: Table) -> tuple[str, str]:
-    """(number of bad rows out of ``count``, the first of them with their reasons), as text."""
+    """Return (number of bad rows out of ``count``, the first bad rows with their reasons), as text."""
     some = "; ".join(f"{table.place(row.line)}: {row.reason}" for row in bad[:SHOWN])
     some += f"; and {len(bad) - SHOWN:,} more" if len(bad) > SHOWN else ""
     return f"{len(bad):,} of {count:,} rows of {table.name}", some
 
 
 def _empty(bad: Sequence[BadRow], count: int, table: Table, roles: Sequence[Role]) -> list[str]:
-    """One sentence per role on the rows that were left out since its cell is empty."""
+    """Return one sentence per role on the rows that were left out because its cell is empty."""
     lists = {role.name for role in roles if role.kind == "labels"}
     found: dict[str, list[int]] = {}
     for row in bad:
@@ -214,13 +218,15 @@ def _empty(bad: Sequence[BadRow], count: int, table: Table, roles: Sequence[Role
 
 
 def _shared(splits: dict[str, list[dict[str, Any]]], roles: Sequence[Role]) -> list[str]:
-    """Sentences on the inputs of the training split that are also in the other splits."""
+    """Return sentences on inputs of the training split that also occur in other splits."""
     found = (shared(rows, split, splits["train"], roles) for split, rows in splits.items() if split != "train")
     return [note for note in found if note]
 
 
 def _single(rows: Sequence[dict[str, Any]], roles: Sequence[Role], name: str) -> list[str]:
-    """Sentence on a column of several labels of which no row has more than one, as with a wrong separator."""
+    """Return a sentence for a column of several labels if no row has more than one, which suggests a wrong
+    separator.
+    """
     return [
         f"no row of {name} has more than one of the {role.name}; if cells hold several, name the text between them in "
         "data.label_separator"
@@ -230,7 +236,7 @@ def _single(rows: Sequence[dict[str, Any]], roles: Sequence[Role], name: str) ->
 
 
 def _decimal(forms: Mapping[str, NumberForm]) -> spec.Decimal | None:
-    """Mark before decimals of the numbers, if their cells show it."""
+    """Return the decimal mark of the numbers, if their cells show it."""
     return next(("comma" if form.decimal == "," else "point" for form in forms.values() if form.shows), None)
 
 
@@ -241,7 +247,7 @@ def _digest(
     choice: ColumnChoice,
     forms: Mapping[str, NumberForm],
 ) -> str:
-    """Hash of the contents of all files and of all settings that affect how the examples are read from them."""
+    """Hash the contents of all files and all settings that affect how the examples are read from them."""
     content = {split: [table.digest, table.columns, table.header] for split, table in tables.items()}
     fraction = None if "validation" in tables else data.validation_fraction
     parts = [

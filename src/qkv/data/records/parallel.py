@@ -11,8 +11,9 @@ from qkv.spec.errors import UserError
 
 
 def parallel(first: TextSource, second: TextSource, columns: tuple[str, str] = ("1", "2")) -> Table:
-    """Table of parallel texts: row n holds line n of both files. Raises ``UserError``, with both counts, if they differ
-    in their number of lines.
+    """Build the table of parallel texts: row n holds line n of both files.
+
+    Raises ``UserError``, with both counts, if the numbers of lines differ.
     """
     read = [[line.rstrip("\r\n") for line in lines(text)] for text in (first, second)]
     counts = [len(found) for found in read]

@@ -1,4 +1,4 @@
-"""Image files: their names, and folders of them as tables."""
+"""Image files: recognise their names, and read folders of them as tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ URI = "data:image/"
 """Beginning of an image that is written as text (data URI, base64)."""
 _SHOWN = 3
 Values = Callable[[Path], tuple[list[Path], list[Path]]]
-"""Function of a folder that returns (values in it and below, such as images, other files)."""
+"""Function of a folder that returns (values in the folder and below, such as images; other files)."""
 
 
 def is_image(value: object) -> bool:
@@ -29,19 +29,19 @@ def is_image(value: object) -> bool:
 
 
 def is_pixels(value: object) -> bool:
-    """True for an array of bytes (H, W), or (H, W, C) of 1, 3 or 4 channels: an image."""
+    """True for an image as an array of bytes: (H, W), or (H, W, C) with 1, 3 or 4 channels."""
     if not isinstance(value, np.ndarray) or value.dtype != np.uint8:
         return False
     return value.ndim == 2 or (value.ndim == 3 and value.shape[2] in (1, 3, 4))
 
 
 def is_picture(value: object) -> bool:
-    """True for an image in memory: an array of pixels, or an object of Pillow."""
+    """True for an image in memory: an array of pixels, or a Pillow object."""
     return is_pixels(value) or type(value).__module__.startswith("PIL.")
 
 
 def as_uri(value: Any) -> str:
-    """Image in memory as text: a PNG file in base64, as a data URI."""
+    """Encode an image in memory as text: a PNG file in base64, as a data URI."""
     from PIL import Image
 
     image = Image.fromarray(value[..., 0] if value.shape[2:] == (1,) else value) if is_pixels(value) else value
@@ -51,11 +51,12 @@ def as_uri(value: Any) -> str:
 
 
 def folder_tables(source: str, option: str, values: Values | None = None, also: Sequence[str] = ()) -> dict[str, Table]:
-    """Tables of a folder of images, by split: of its subfolders ``train``, ``test`` and so on, else "train" alone.
+    """Build the tables of a folder of images, by split: of its subfolders ``train``, ``test`` and so on, else "train"
+    alone.
 
-    The label of an image is the name of the subfolder that it is in, at any depth below. ``values``: reads the values
-    in a folder; default: one for each image. ``also``: more extensions of its files. Beside labelled images for
-    training, a split without labels is left aside. Raises ``UserError`` for a folder without images.
+    The label of an image is the name of the subfolder that contains it, at any depth. ``values``: function that lists
+    the values in a folder; default: one value per image. ``also``: further extensions of files. If the training images
+    have labels, a split without labels is ignored. Raises ``UserError`` for a folder without images.
     """
     rooms, notes = layout(Path(source).expanduser(), also)
     tables = {split: _table({path: values_in(path, values)}, str(path), option) for split, path in rooms.items()}
@@ -71,19 +72,19 @@ def folder_tables(source: str, option: str, values: Values | None = None, also: 
 
 
 def folder_table(source: str, option: str, values: Values | None = None, also: Sequence[str] = ()) -> Table:
-    """Table of all images in a folder, of all splits; see ``folder_tables``."""
+    """Build one table of all images in a folder, of all splits; see ``folder_tables``."""
     rooms, notes = layout(Path(source).expanduser(), also)
     table = _table({path: values_in(path, values) for path in rooms.values()}, source, option)
     return replace(table, notes=(*notes, *table.notes))
 
 
 def values_in(folder: Path, values: Values | None) -> tuple[list[Path], list[Path]]:
-    """(values, other files) of a folder."""
+    """Return (values, other files) of a folder."""
     return visible(folder) if values is None else values(folder)
 
 
 def _table(found: Mapping[Path, tuple[list[Path], list[Path]]], name: str, option: str) -> Table:
-    """Table of the images in each of some folders, in which the subfolders are classes."""
+    """Build the table of the images in some folders, whose subfolders are classes."""
     images = [(folder, path) for folder, (each, _) in found.items() for path in each]
     if not images:
         raise UserError(
@@ -104,7 +105,7 @@ def _table(found: Mapping[Path, tuple[list[Path], list[Path]]], name: str, optio
 
 
 def _digest(images: Sequence[tuple[Path, Path]]) -> str:
-    """Hash of the sizes of the files and of their paths relative to their folders."""
+    """Hash the sizes of the files and their paths relative to their folders."""
     total = hashlib.sha256()
     for folder, path in images:
         for file in sorted(path.iterdir()) if path.is_dir() else (path,):

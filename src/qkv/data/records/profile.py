@@ -1,4 +1,4 @@
-"""Column statistics of a table, over all of its rows."""
+"""Column statistics of a table."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from qkv.data.records.series_values import is_series
 from qkv.data.records.table import Row, Table
 
 MOST_LABELS = 1000
-"""Maximum number of distinct values counted."""
+"""Maximum number of distinct values that are counted."""
 LABEL_LENGTH = 50
 """Maximum mean length of a label in characters."""
 IDS = frozenset(("id", "ids", "idx", "index", "row", "nr", "no", "number", "uid", "uuid", "guid", "key"))
 _UNNAMED = re.compile(r"unnamed\d+(level\d+)?")
-"""Name of a column without one, as spreadsheets, pandas and the reader of CSV call it."""
+"""Normalised name of a column without a name, as spreadsheets, pandas and the reader of CSV write it."""
 _CODE = re.compile(
     r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"  # UUID
     r"|(?=\S*\d)(?=\S*[a-f])[0-9a-f]{12,}"  # digest
@@ -34,13 +34,15 @@ _CODE = re.compile(
 )
 _FLAGS = frozenset(("0", "1", "0.0", "1.0", "true", "false", "yes", "no", "y", "n", "x"))
 _MANY = 10
-"""Number of values from which values that are all different are no labels."""
+"""Minimum number of values for all-different values to exclude a label column."""
 
 
 @dataclass
 class Profile:
-    """Statistics of one column: numbers of non-empty values, of characters, of values that are numbers, lists,
-    objects, images, clips or series of numbers, of codes (identifiers, dates, addresses), and the distinct values.
+    """Statistics of one column.
+
+    Counted are non-empty values, characters, values that are numbers, lists, objects, images, clips, series of numbers
+    or codes (identifiers, dates, addresses), and distinct values.
     """
 
     name: str
@@ -59,7 +61,7 @@ class Profile:
 
     @classmethod
     def of(cls, table: Table, name: str, enough: Callable[[Profile], bool]) -> Profile:
-        """Statistics of one column, of its first rows up to where ``enough`` is True."""
+        """Compute the statistics of one column from its first rows, until ``enough`` is True."""
         found = cls(name)
         for row in table.rows:
             if isinstance(row, Row):
@@ -113,7 +115,9 @@ class Profile:
 
     @property
     def is_id(self) -> bool:
-        """True if the column only identifies rows: by its name, as it has none, or because its values count up."""
+        """True if the column only identifies rows: by its name, because it has no name, or because its values count
+        up.
+        """
         name = plain(self.name)
         return (
             name in IDS
@@ -147,12 +151,14 @@ class Profile:
         return self.filled > 0 and not self.is_number and _is_label(self)
 
     def fits(self, kind: Kind) -> bool:
-        """True if the values look like those of a column of ``kind``, such as a label with few distinct values."""
+        """True if the values look like a column of ``kind``, for example few distinct values for a label."""
         return self.filled > 0 and not self.is_id and FITS[kind](self)
 
     def contradicts(self, kind: Kind) -> bool:
-        """True if the values cannot be those of a column of ``kind``, whatever the other columns are: there is none, or
-        they are identifiers instead of texts, or a label that is the same or another one in every row.
+        """True if the values exclude a column of ``kind``, whatever the other columns are.
+
+        This is so if there is no value; for a text, if values are objects, or nearly all are numbers or codes; for a
+        label, if values are objects, or the same or different in every row.
         """
         if not self.filled:
             return True
@@ -166,7 +172,7 @@ class Profile:
 
 
 def profiles(table: Table) -> dict[str, Profile]:
-    """Statistics of every column of the table, by name."""
+    """Compute the statistics of every column of the table, by name."""
     found = {name: Profile(name) for name in table.columns}
     for row in table.rows:
         if isinstance(row, Row):
@@ -176,12 +182,12 @@ def profiles(table: Table) -> dict[str, Profile]:
 
 
 def _filled(value: Any, table: Table) -> Any:
-    """Value of a cell; None for a text that the table takes for an empty cell."""
+    """Return the value of a cell; None for a text that means an empty cell in this table."""
     return None if isinstance(value, str) and value.strip() in table.missing else value
 
 
 def plain(name: str) -> str:
-    """Normalised column name: lower-case, without spaces and punctuation."""
+    """Normalise a column name: lower-case, without spaces and punctuation."""
     return "".join(sign for sign in name.casefold() if sign.isalnum())
 
 
@@ -202,4 +208,6 @@ FITS: dict[Kind, Callable[[Profile], bool]] = {
     "signal": lambda p: p.objects > 0,
     "series": lambda p: p.series >= 0.9 * p.filled,
 }
-"""Test of whether a column fits each kind; a label column has at most 20 distinct values, or one per 20 rows."""
+"""Function that tests whether a column fits a kind; a label column has at most 20 distinct values, or one per 20
+rows.
+"""

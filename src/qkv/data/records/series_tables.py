@@ -1,4 +1,4 @@
-"""Tables of series, one row for each: columns of lists, columns of numbers side by side, and files of arrays."""
+"""Tables of series, one series per row: columns of lists, columns of numbers side by side, and files of arrays."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ SERIES = "series"
 """Kind of the roles whose values are series, and name of their column in files of arrays."""
 _NAMES = ("series", "x", "values", "data", "signals", "samples")
 TO = ".."
-"""Between the first and the last of neighbouring columns."""
+"""Separator between the first and the last name of a range of columns."""
 _FEWEST = 3
-"""Columns of numbers from which they are taken as the steps of a series."""
+"""Minimum number of columns of numbers that are taken as the steps of a series."""
 _TEXT = 30
-"""Mean characters of a column beyond which it is a text, not the name of a row."""
+"""Mean number of characters beyond which a column is a text, not a name of the row."""
 
 
 def holds_series(table: Table) -> bool:
-    """True if the rows of a table are series: a column holds lists of numbers, or nearly all columns numbers."""
+    """True if the rows of a table are series: a column holds lists of numbers, or nearly all columns hold numbers."""
     found = profiles(table)
     others = [each for each in found.values() if not each.is_number and not each.is_series and each.filled]
     if any(each.objects or each.images or each.clips or (each.length > _TEXT and not each.is_label) for each in others):
@@ -46,11 +46,12 @@ def _names_rows(profile: Profile) -> bool:
 
 
 def with_series(table: Table, roles: Sequence[Role], given: Mapping[str, str], option: str) -> Table:
-    """Table with one column of series for the role of that kind; unchanged if it has one already, or needs none.
+    """Join columns of a table to one column of series, for the role of series.
 
-    ``given``: columns by role; the series may be several columns, as in "x,y,z" or "t0..t95". Columns of lists are
-    channels, columns of numbers steps. Not given, they are the columns of lists, else those of numbers that no other
-    role takes. Raises ``UserError`` for unknown columns.
+    The table is unchanged if it has such a column already, or if no role is a series. ``given``: columns by role; the
+    series may be several columns, as in "x,y,z" or "t0..t95". Columns of lists become channels, columns of numbers
+    become steps. Without ``given``, the series are the columns of lists, else the columns of numbers that no other role
+    uses. Raises ``UserError`` for unknown columns.
     """
     role = next((role for role in roles if role.kind == SERIES), None)
     if role is None:
@@ -92,7 +93,9 @@ def _shown(names: Sequence[str]) -> str:
 
 
 def _taken(table: Table, roles: Sequence[Role], given: Mapping[str, str]) -> set[str]:
-    """Columns of the other roles: those given, else by their usual names, or in the place that the format says."""
+    """Return the columns of the other roles: as in ``given``, else by their usual names, or as the format defines
+    them.
+    """
     found = {column for column in given.values() if column in table.columns}
     for role in roles:
         if role.name in given or role.optional:
@@ -104,7 +107,7 @@ def _taken(table: Table, roles: Sequence[Role], given: Mapping[str, str]) -> set
 
 
 def range_of(table: Table, names: Sequence[str]) -> str:
-    """Short form of the names of columns: "a..z" for neighbours."""
+    """Abbreviate the names of columns: "a..z" for neighbouring columns."""
     places, parts = [table.columns.index(name) for name in names], list[str]()
     begin = 0
     for i in range(1, len(places) + 1):
@@ -115,7 +118,7 @@ def range_of(table: Table, names: Sequence[str]) -> str:
 
 
 def named_columns(table: Table, asked: str, option: str) -> list[str]:
-    """Columns that "a,b" or "a..c" names. Raises ``UserError`` for one that is not there."""
+    """Return the columns that "a,b" or "a..c" names. Raises ``UserError`` for a missing column."""
     found = list[str]()
     for part in (part.strip() for part in asked.split(",")):
         ends = [part] if part in table.columns else [end.strip() for end in part.split(TO, 1)]
@@ -130,7 +133,9 @@ def named_columns(table: Table, asked: str, option: str) -> list[str]:
 
 
 def _joined(table: Table, name: str, columns: Sequence[str], note: str = "") -> Table:
-    """Table whose ``columns`` are one column ``name``: lists by their names, numbers as one list."""
+    """Replace ``columns`` of a table by one column ``name``: lists become a mapping by name, numbers become one
+    list.
+    """
 
     def parse() -> Iterator[Row | BadRow]:
         for row in table.rows:
@@ -147,7 +152,7 @@ def _joined(table: Table, name: str, columns: Sequence[str], note: str = "") -> 
         if not isinstance(cell, str):
             return cell
         found = form().read(cell)
-        return found if found == found else cell  # a text, of which the reader of the series tells
+        return found if found == found else cell  # a text, which the reader of the series reports
 
     @cache
     def form() -> NumberForm:
@@ -166,8 +171,10 @@ def _empty(cell: Any, missing: frozenset[str]) -> bool:
 
 
 def array_table(text: TextSource, arrays: Mapping[str, np.ndarray]) -> Table:
-    """Table of an ``.npz`` or ``.npy`` file: an array (rows, steps) or (rows, steps, channels) of numbers, and arrays
-    (rows,) that are other columns. Raises ``UserError`` for arrays of other shapes.
+    """Build the table of an ``.npz`` or ``.npy`` file of series.
+
+    The file holds an array (rows, steps) or (rows, steps, channels) of numbers; arrays (rows,) are further columns.
+    Raises ``UserError`` for arrays of other shapes.
     """
     large = [name for name, each in arrays.items() if each.ndim in (2, 3) and each.dtype.kind in "iuf"]
     named = [name for name in large if plain(name) in _NAMES]
@@ -186,7 +193,7 @@ def array_table(text: TextSource, arrays: Mapping[str, np.ndarray]) -> Table:
 
 
 def npy_array(text: TextSource) -> np.ndarray:
-    """Array in an ``.npy`` file. Raises ``UserError`` for a damaged file, or one that holds objects."""
+    """Read the array in an ``.npy`` file. Raises ``UserError`` for a damaged file, or one that holds objects."""
     try:
         return np.load(io.BytesIO(b"".join(text.raw())), allow_pickle=False)
     except (OSError, ValueError, EOFError, MemoryError) as error:

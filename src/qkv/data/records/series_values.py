@@ -1,4 +1,4 @@
-"""Series of single rows as arrays: lists of numbers, lists of steps, channels by name, texts of numbers, arrays."""
+"""Convert the series of a row to an array, from lists of numbers or of steps, channels by name, text, or arrays."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from qkv.spec.signals.series import LONGEST
 
 _BETWEEN = re.compile(r"[\s,;]+")
 _LOOKED_AT = 20
-"""Numbers of a list by which it is recognised."""
+"""Number of items from which a list is recognised."""
 
 
 def is_series(value: Any) -> bool:
-    """True for a list or an array of numbers or of steps, each of the same channels, or such a list as a text."""
+    """True for a list or array of numbers, or of steps with several channels, or for such a list as JSON text."""
     if isinstance(value, str):
         if not value.lstrip().startswith("["):
             return False
@@ -45,15 +45,14 @@ def _of_scalars(value: Sequence[Any]) -> bool:
 
 
 def channel_names(value: Any) -> tuple[str, ...] | None:
-    """Names of the channels of a raw series; None if it has none."""
+    """Return the names of the channels of a raw series; None if it has none."""
     return tuple(map(str, value)) if isinstance(value, Mapping) else None
 
 
 def array_of(value: Any, names: Sequence[str] = ()) -> np.ndarray:
-    """Values (T, C) of a raw series in double precision, NaN where one is missing; ``names``: order of the channels of
-    a mapping.
+    """Convert a raw series to values (T, C) in double precision, NaN where a value is missing.
 
-    Raises ``Unusable`` for a value that is none.
+    ``names``: order of the channels of a mapping. Raises ``Unusable`` for a value that is not a series.
     """
     if isinstance(value, Mapping):
         return _of_channels(value, names)
@@ -97,7 +96,7 @@ def _of_channels(value: Mapping[Any, Any], names: Sequence[str]) -> np.ndarray:
 
 
 def _parsed(text: str) -> Any:
-    """Numbers of a text: a list in JSON, or numbers with spaces, commas or semicolons between them."""
+    """Parse the numbers in a text: a list in JSON, or numbers separated by spaces, commas or semicolons."""
     if text.lstrip().startswith("["):
         try:
             return json.loads(text)
@@ -109,7 +108,7 @@ def _parsed(text: str) -> Any:
 
 
 def _fault(value: Any) -> str:
-    """Reason why a list is no series of numbers."""
+    """Return the reason why a value is not a series of numbers."""
     if not isinstance(value, (list, tuple)):
         return f"the series is {type(value).__name__}, not a list of numbers"
     nested = [isinstance(each, (list, tuple)) for each in value]

@@ -1,4 +1,4 @@
-"""Hold out validation rows for data without its own split."""
+"""Hold out validation rows for data without a validation split."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ def hold_out(
     groups: Sequence[Hashable] = (),
     inputs: Sequence[Hashable] = (),
 ) -> HoldOut:
-    """Split ``count`` rows at random: the ``fraction`` at the end of a shuffle determined by ``seed`` is held out, at
-    least one row and not all.
+    """Split ``count`` rows at random: ``fraction`` of the rows, at the end of a shuffle that ``seed`` determines, is
+    held out.
 
-    With ``labels`` (one per row) the split is stratified: quotas sum to ``round(fraction · count)`` by largest
-    remainders, and every label keeps a row in train. With ``groups`` of more than one value, whole groups are held out
-    until the fraction is reached. Without groups, rows of equal ``inputs`` (one per row) stay on one side; the split is
-    the one without ``inputs`` if no two are equal, if all are, or if a label would have no row in train.
+    At least one row is held out, and not all rows are. With ``labels`` (one per row) the split is stratified: quotas
+    sum to ``round(fraction · count)`` by largest remainders, and every label keeps a row in train. With ``groups`` of
+    more than one value, whole groups are held out until the fraction is reached. Without groups, rows with equal
+    ``inputs`` (one per row) stay in the same split. ``inputs`` are ignored if all are different, if all are equal, or
+    if a label would have no row in train.
 
     Raises ``UserError`` for fewer than two rows.
     """
@@ -58,8 +59,8 @@ def hold_out(
 def hold_out_last(times: Sequence[float], fraction: float) -> HoldOut:
     """Split rows by ``times``, one per row: the last ``fraction`` is held out. Both splits are in the order of time.
 
-    Rows of one time are on one side: the border is the one between two times that is closest to the fraction. Raises
-    ``UserError`` if all times are equal.
+    Rows with the same time stay in the same split: the border lies between two different times, as close to the
+    fraction as possible. Raises ``UserError`` if all times are equal.
     """
     order = sorted(range(len(times)), key=times.__getitem__)
     borders = [i for i in range(1, len(order)) if times[order[i]] != times[order[i - 1]]]
@@ -71,7 +72,7 @@ def hold_out_last(times: Sequence[float], fraction: float) -> HoldOut:
 
 
 def _shuffled(count: int, seed: str) -> list[int]:
-    """Row indices shuffled by sorting random keys: unlike ``shuffle``, ``random()`` is the same in every version of
+    """Shuffle row indices by sorting random keys: unlike ``shuffle``, ``random()`` is the same in every version of
     Python.
     """
     generator = random.Random(seed)
@@ -110,10 +111,11 @@ def _whole_groups(order: Sequence[int], groups: Sequence[Hashable], wanted: int)
 
 
 def _distinct(inputs: Sequence[Hashable], fraction: float, seed: str, labels: Sequence[Hashable]) -> HoldOut:
-    """Split the distinct inputs, and place all rows of an input with it.
+    """Split the distinct inputs; all rows with the same input are in the same split.
 
-    An input with more rows than are to be held out is trained on if there are at least two others, since it would make
-    up the whole validation split. An input with several labels counts for the rarest, so that it stays in train.
+    An input with more rows than are to be held out stays in train if there are at least two other inputs with fewer
+    rows, since it would fill the whole validation split. An input with several labels counts as its rarest label, so
+    that this label keeps a row in train.
     """
     copies: dict[Hashable, list[int]] = defaultdict(list)
     for i, key in enumerate(inputs):
@@ -129,7 +131,7 @@ def _distinct(inputs: Sequence[Hashable], fraction: float, seed: str, labels: Se
 
 
 def _rarest(units: Sequence[Sequence[int]], labels: Sequence[Hashable]) -> list[Hashable]:
-    """Label of each unit: that of its labels which the fewest units have."""
+    """Return, for each unit, the label among its labels that occurs in the fewest units."""
     found = [dict.fromkeys(labels[i] for i in unit) for unit in units]
     sizes: dict[Hashable, int] = defaultdict(int)
     for names in found:

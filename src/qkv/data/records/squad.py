@@ -18,8 +18,8 @@ def squad(*texts: TextSource) -> Table:
     """Read SQuAD files as one table with one row per question, grouped by article. Files are read as a whole.
 
     ``answers``: the file's list of ``{"text", "answer_start"}``, empty for the impossible questions of v2, whose
-    plausible answers are not used. The line of a row is that of the question's id. Raises ``UserError`` if a file is
-    not SQuAD.
+    plausible answers are not used. The line of a row is the line of the question's id. Raises ``UserError`` if a file
+    is not SQuAD.
     """
     name = " + ".join(text.name for text in texts)
     digest = "".join(text.digest() for text in texts)

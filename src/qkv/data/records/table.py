@@ -1,4 +1,4 @@
-"""Tables as returned by the readers of all formats: columns, and rows that are parsed once."""
+"""Tables that the readers of all formats return: columns, and rows that are parsed once."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Table:
 
     - ``parse``: function that parses all rows, from the beginning of the file
     - ``defaults``: kind of role -> columns, in order, if the format defines them
-    - ``extra``: columns kept in every example beside its roles
-    - ``header``: True if the first line gave the column names, so that it might be a row by mistake
+    - ``extra``: columns kept in every example in addition to its roles
+    - ``header``: True if the column names come from the first line, which might be a row by mistake
     - ``digest``: hash of the uncompressed content
     - ``notes``: sentences for the user
-    - ``missing``: texts of a cell that mean that it is empty, such as "NaN" in a CSV file
-    - ``given``: True for a table that was given in memory, whose rows count from 0
+    - ``missing``: cell texts that mean an empty cell, such as "NaN" in a CSV file
+    - ``given``: True for a table that was passed in memory, whose rows count from 0
     """
 
     name: str
@@ -51,18 +51,20 @@ class Table:
     given: bool = False
 
     def place(self, line: int) -> str:
-        """Place of a row for messages: its line in the file, or its number in the table that was given."""
+        """Return the position of a row for messages: its line in the file, or its number in a table passed in
+        memory.
+        """
         return f"row {line - 1:,}" if self.given else f"line {line:,}"
 
     @cached_property
     def rows(self) -> Sequence[Row | BadRow]:
-        """All rows, parsed at the first access and kept."""
+        """All rows, parsed at the first access and then cached."""
         return tuple(self.parse())
 
 
 def lines(text: TextSource) -> Iterator[str]:
-    """Lines of a text, each with its line break; only a line feed ends a line. Raises ``UserError`` for invalid
-    UTF-8.
+    """Yield the lines of a text, each with its line break; only a line feed ends a line. Raises ``UserError`` for
+    invalid UTF-8.
     """
     parts: list[str] = []
     for block in text.blocks():
@@ -76,5 +78,5 @@ def lines(text: TextSource) -> Iterator[str]:
 
 
 def head(text: TextSource) -> str:
-    """First ``HEAD`` characters of the text, from which its format is detected."""
+    """Return the first ``HEAD`` characters of the text, from which its format is detected."""
     return "".join(text.blocks(0, HEAD))

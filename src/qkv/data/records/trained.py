@@ -1,4 +1,4 @@
-"""Columns of another table that a trained run reads: those that it was trained on, and never a guess."""
+"""Find the columns of another table that a trained run reads: the columns of its training data, without guessing."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from qkv.spec.errors import UserError
 def trained_columns(
     table: Table, roles: Sequence[Role], trained: Mapping[str, str], option: Callable[[str], str]
 ) -> dict[str, str]:
-    """Column of ``table`` by role, for the ``roles`` with a column in ``trained``, those of the training.
+    """Return the column of ``table`` by role, for the ``roles`` with a column in ``trained``, the columns used in
+    training.
 
-    A role is left out where the format of the table says its column, such as the images of a folder. In a table in
-    memory, a column may also have the name of its role. ``option``: function of a role's name that returns the option
-    which names its column. Raises ``UserError`` for a column that is missing.
+    A missing role is left out if the table's format defines its column, such as the images of a folder. In a table in
+    memory, a column may also have the name of its role. ``option``: function from a role's name to the option that sets
+    its column. Raises ``UserError`` for a column that is missing.
     """
     found: dict[str, str] = {}
     for role in roles:

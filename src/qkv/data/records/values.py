@@ -1,4 +1,4 @@
-"""Convert column values to role values, or give the reason why a row cannot be used."""
+"""Convert column values to role values, or raise ``Unusable`` with the reason why a row cannot be used."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Unusable(Exception):
 
 
 class Missing(Unusable):
-    """Raised for a row without a value for ``role``: its cell is empty."""
+    """Raised for a row without a value for ``role``, because the cell is empty."""
 
     def __init__(self, reason: str, role: str):
         super().__init__(reason)
@@ -34,9 +34,9 @@ class Missing(Unusable):
 
 
 def readable(read: Callable[[Any], T], values: Iterable[Any], noun: str) -> list[T]:
-    """Results of ``read`` for the values that can be read. Raises ``UserError`` with the first reason if there is none.
+    """Return the results of ``read`` for the values that can be read; ``noun``: word for a value, such as "image".
 
-    ``noun``: word for a value, such as "image".
+    If no value can be read, raises ``UserError`` with the first reason.
     """
     found, reason = list[T](), ""
     for value in values:
@@ -52,9 +52,9 @@ def readable(read: Callable[[Any], T], values: Iterable[Any], noun: str) -> list
 class Values:
     """Converter of a table's rows to examples with one value per role; counts repaired values for ``notes``.
 
-    ``columns``: role -> column; ``extra``: columns kept under their own names; ``missing``: texts of a cell that mean
-    that it is empty; ``separator``: text between two labels of one cell; ``folder``: that of the table, to which names
-    of image files are relative; ``forms``: convention of the numbers of a role.
+    ``columns``: role -> column; ``extra``: columns kept under their column names; ``missing``: cell texts that mean an
+    empty cell; ``separator``: text between two labels of one cell; ``folder``: folder of the table, to which names of
+    image files are relative; ``forms``: number format by role.
     """
 
     def __init__(
@@ -100,13 +100,13 @@ class Values:
         return found
 
     def _cell(self, row: Row, role: Role) -> Any:
-        """Value of the column of ``role``; None if it stands for an empty cell."""
+        """Return the value of the column of ``role``; None if it means an empty cell."""
         value = row.values.get(self._columns[role.name])
         empty = value.strip() in self._missing if isinstance(value, str) else is_nan(value)
         return None if empty else value
 
     def _file(self, value: Any, name: str) -> Any:
-        """Find an image file in the table's folder, else in the current one; return other values unchanged."""
+        """Find an image file in the table's folder, else in the working directory; return other values unchanged."""
         if not isinstance(value, str):
             return _signal(value, name)
         text = _scalar(value, name)
@@ -116,7 +116,7 @@ class Values:
         return str(beside) if beside.exists() else text.strip()
 
     def notes(self) -> list[str]:
-        """Sentences for the user: how many values were repaired or have white space at their ends."""
+        """Return sentences for the user: how many values were repaired or have white space at their ends."""
         return [sentence.format(f"{count:,}") for sentence, count in self._counts.items()]
 
     def _check(self, found: dict[str, Any]) -> None:
@@ -129,8 +129,10 @@ class Values:
                 self._counts["{} texts begin or end with white space, which is kept"] += 1
 
     def _answers(self, value: Any, name: str, context: str) -> list[dict[str, Any]]:
-        """Answers of a question as ``{"text", "start"}``. A misplaced answer is moved to its nearest occurrence in
-        ``context``; one not in it is dropped.
+        """Return the answers of a question as ``{"text", "start"}``.
+
+        A misplaced answer is moved to its nearest occurrence in ``context``; an answer that does not occur in it is
+        dropped.
         """
         given = _answer_list(value, name)
         found = []
@@ -153,8 +155,9 @@ class Values:
 
 
 def _text(value: Any, name: str) -> str:
-    """Convert a value to a text: a string is kept, a list of strings (sentences) joined by spaces. Raises ``Unusable``
-    for others.
+    """Convert a value to a text: a string is kept, a list of strings (sentences) is joined by spaces.
+
+    Raises ``Unusable`` for other values.
     """
     if value == []:
         value = None
@@ -170,8 +173,9 @@ def _label(value: Any, name: str) -> str:
 
 
 def _scalar(value: Any, name: str) -> str:
-    """Convert a value to a non-empty string; numbers become text. Raises ``Unusable``, naming the role ``name``, for
-    others.
+    """Convert a value to a non-empty string; numbers become text.
+
+    Raises ``Unusable``, naming the role ``name``, for other values.
     """
     if value is None:
         raise Missing(f"no {name}", name)
@@ -201,8 +205,9 @@ def _number(value: Any, name: str, form: NumberForm) -> float:
 
 
 def _words(value: Any, name: str) -> list[str]:
-    """Convert a value to a list of strings: a list of strings or numbers, or a string split at white space. Raises
-    ``Unusable`` for others.
+    """Convert a value to a list of strings: a list of strings or numbers, or a string split at white space.
+
+    Raises ``Unusable`` for other values.
     """
     if isinstance(value, str):
         value = _listed(value, name)
@@ -212,12 +217,14 @@ def _words(value: Any, name: str) -> list[str]:
         raise Unusable(f"{name} is {_sort(value)}, not a list")
     try:
         return [_scalar(part, f"one of the {name}") for part in value]
-    except Missing as error:  # the cell has others
+    except Missing as error:  # one item is empty, but the cell is not
         raise Unusable(str(error)) from None
 
 
 def _listed(text: str, name: str) -> list[str]:
-    """Words of a text: of a printed list of texts, else between white space. Raises ``Unusable`` for a damaged list."""
+    """Split a text into words: the items of a printed list, else at white space. Raises ``Unusable`` for a damaged
+    list.
+    """
     found = printed_list(text)
     if found is not None and all(isinstance(part, str) for part in found):
         return found
@@ -231,19 +238,19 @@ def _tags(value: Any, name: str) -> list[str]:
 
 
 def is_nan(value: Any) -> bool:
-    """True for the number NaN."""
+    """True if ``value`` is the float NaN."""
     return isinstance(value, float) and value != value
 
 
 def _signal(value: Any, name: str) -> Any:
-    """Keep a value that a processor converts. Raises ``Missing`` for an empty one."""
+    """Return a value that a processor will convert. Raises ``Missing`` for an empty value."""
     if value is None or (isinstance(value, (str, list, dict)) and not value):
         raise Missing(f"no {name}", name)
     return value
 
 
 def natural(label: str) -> tuple[int, float, str]:
-    """Sort key of labels: numbers by value, then words alphabetically."""
+    """Return a sort key for labels: numbers by value, then words alphabetically."""
     try:
         return 0, float(label), label
     except ValueError:
@@ -251,20 +258,25 @@ def natural(label: str) -> tuple[int, float, str]:
 
 
 SEPARATORS = ("|", ";", ",")
-"""Separators of several labels in one cell that are detected, in the order of preference: commas occur in labels."""
+"""Separators of several labels in one cell that are detected, in order of preference: commas also occur within
+labels.
+"""
 
 
 def separator_of(cells: Iterable[Any]) -> str:
-    """Separator of the labels in the cells of a column: the first of ``SEPARATORS`` in at least 1 % of the texts."""
+    """Detect the separator of the labels in a column: the first of ``SEPARATORS`` that occurs in at least 1 % of the
+    texts.
+    """
     texts = [cell for cell in cells if isinstance(cell, str)]
     often = (mark for mark in SEPARATORS if 100 * sum(mark in text for text in texts) >= max(1, len(texts)))
     return next(often, SEPARATORS[-1])
 
 
 def label_set(value: Any, name: str, separator: str) -> list[str]:
-    """Distinct labels of a row, in order: a list, a printed list, or labels between ``separator``.
+    """Return the distinct labels of a row, in order, from a list, a printed list, or text with ``separator`` between
+    labels.
 
-    An empty list is a row without labels. Raises ``Missing`` for an empty cell and ``Unusable`` for other values.
+    An empty list means a row without labels. Raises ``Missing`` for an empty cell and ``Unusable`` for other values.
     """
     if isinstance(value, str):
         value = _label_list(value, name)
@@ -274,13 +286,14 @@ def label_set(value: Any, name: str, separator: str) -> list[str]:
             raise Missing(f"no {name}", name)
     try:
         return list(dict.fromkeys(_label(part, f"one of the {name}") for part in value))
-    except Missing as error:  # the cell has others
+    except Missing as error:  # one item is empty, but the cell is not
         raise Unusable(str(error)) from None
 
 
 def _label_list(text: str, name: str) -> Any:
-    """Labels of a printed list, of which the quotes may be missing; other texts unchanged. Raises ``Unusable`` for a
-    damaged list.
+    """Parse the labels of a printed list, whose quotes may be missing; return other texts unchanged.
+
+    Raises ``Unusable`` for a damaged list.
     """
     found, inner = printed_list(text), text.strip()
     if found is not None or not inner.startswith("["):
@@ -298,14 +311,18 @@ CONVERT: dict[str, Callable[[Any, str], Any]] = {
     "signal": _signal,
     "series": _signal,
 }
-"""Function that converts a column's value for each kind of role; answers, images and numbers are converted separately,
-since they need their context, the table's folder, and the column's convention.
+"""Function that converts a column's value for each kind of role.
+
+Answers, images and numbers are converted separately, since they need their context, the table's folder, and the
+column's number format.
 """
 
 
 def _answer_list(value: Any, name: str) -> list[tuple[str, int | None]]:
-    """(text, start or None) of each answer, from SQuAD's list of ``{"text", "answer_start"}``, one such object (of
-    lists or not), or a plain answer.
+    """Return (text, start or None) of each answer.
+
+    Allowed are SQuAD's list of ``{"text", "answer_start"}``, one such object (whose values may be lists), or a plain
+    answer.
     """
     if isinstance(value, dict) and isinstance(value.get("text"), list):
         texts = value["text"]
@@ -325,7 +342,7 @@ def _answer_list(value: Any, name: str) -> list[tuple[str, int | None]]:
 def _answer(answer: dict[str, Any], name: str) -> tuple[str, int | None]:
     try:
         text = _scalar(answer.get("text"), f"one of the {name}")
-    except Missing as error:  # the row has others, or a start
+    except Missing as error:  # the text is empty, but the row has other answers, or a start
         raise Unusable(str(error)) from None
     start = answer.get("answer_start", answer.get("start"))
     if start is not None and (isinstance(start, bool) or not isinstance(start, int)):
@@ -334,8 +351,8 @@ def _answer(answer: dict[str, Any], name: str) -> tuple[str, int | None]:
 
 
 def _place(answer: str, start: int | None, context: str) -> int:
-    """Index of ``answer`` in ``context``: ``start`` if it is there, else its nearest occurrence; -1 if there is
-    none.
+    """Find the index of ``answer`` in ``context``: ``start`` if it is there, else its nearest occurrence; -1 if there
+    is none.
     """
     if start is None:
         return context.find(answer)

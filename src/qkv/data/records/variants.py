@@ -1,4 +1,4 @@
-"""Labels that differ only in case or spacing, which are perhaps one label."""
+"""Report labels that differ only in case or spacing, and may be one label."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _SHOWN = 3
 
 
 def variants(rows: Sequence[Mapping[str, Any]], roles: Sequence[Role], name: str) -> list[str]:
-    """One sentence per role with labels that are equal but for upper case, white space and Unicode forms.
+    """Return one sentence per role with labels that are equal except for case, white space and Unicode forms.
 
-    They stay different labels: some sets of labels are told apart by case, such as chemical symbols and tags.
+    They stay different labels, because case distinguishes some labels, such as chemical symbols and tags.
     """
     found = ((role, _groups(_labels(rows, role))) for role in roles if role.kind in ("label", "labels", "tags"))
     return [_sentence(role, groups, name) for role, groups in found if groups]
@@ -29,7 +29,7 @@ def _labels(rows: Sequence[Mapping[str, Any]], role: Role) -> Counter[str]:
 
 
 def _groups(counts: Counter[str]) -> list[list[tuple[str, int]]]:
-    """Labels with their counts that have the same plain form, of those that are several."""
+    """Group labels, with their counts, that have the same normalised form; groups of one label are left out."""
     alike: dict[str, list[tuple[str, int]]] = {}
     for label, count in counts.most_common():
         alike.setdefault("".join(unicodedata.normalize("NFKC", label).casefold().split()), []).append((label, count))

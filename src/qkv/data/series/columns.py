@@ -23,7 +23,7 @@ _MOSTLY = 0.9
 
 
 class SeriesColumns(NamedTuple):
-    """Columns by their use. ``note``: sentence on those that were guessed, "" if none."""
+    """Columns of a table by their role. ``note``: sentence on the guessed columns, "" if none was guessed."""
 
     time: str | None
     series: str | None
@@ -33,7 +33,7 @@ class SeriesColumns(NamedTuple):
 
 
 def choose_columns(table: Table, given: Mapping[str, str], where: str) -> SeriesColumns:
-    """Columns of a table of series: as ``given`` by role, else guessed.
+    """Choose the columns of a table of series: by role as in ``given``, else guessed.
 
     Time: a column of dates, or of numbers with a usual name. Values: all other columns of numbers. Names of series and
     covariates are never guessed. Raises ``UserError`` for an unknown column or role, and without a column of values.
@@ -64,7 +64,7 @@ def choose_columns(table: Table, given: Mapping[str, str], where: str) -> Series
 
 
 def _several(table: Table, names: str, where: str) -> tuple[str, ...]:
-    """Names of columns: one, or several between commas."""
+    """Split a setting into column names: one name, or several separated by commas."""
     found = (names,) if names in table.columns else tuple(name.strip() for name in names.split(",") if name.strip())
     for name in found:
         if name not in table.columns:
@@ -75,7 +75,7 @@ def _several(table: Table, names: str, where: str) -> tuple[str, ...]:
 
 
 def _time(sample: Mapping[str, Sequence[Any]], taken: set[str]) -> tuple[str, ...]:
-    """Column of the time stamps, or none."""
+    """Guess the column of the time stamps; return it as a tuple of one name, or ()."""
     for name, cells in sample.items():
         if name in taken or not cells:
             continue
@@ -101,10 +101,11 @@ def _cells(table: Table, name: str, most: int) -> list[Any]:
 def guess_names(
     rows: Sequence[Row], columns: SeriesColumns, stamps: np.ndarray, given: Mapping[str, str]
 ) -> str | None:
-    """Column of the names of series, of rows that share time stamps; None without one that tells them apart.
+    """Guess the column with the names of the series when rows share time stamps; None if no column separates the
+    series.
 
-    No two rows of one name have the same time. A column of numbers has as many different ones as rows share a stamp at
-    most, or a usual name.
+    In this column, no two rows with the same name have the same time stamp. A column of numbers also needs a usual
+    name, or as many different numbers as the largest number of rows that share a time stamp.
     """
     taken = {columns.time, *columns.known, *(columns.channels if "value" in given else ())}
     most = int(np.unique(stamps, return_counts=True)[1].max())
@@ -124,6 +125,6 @@ def guess_names(
 
 
 def with_names(columns: SeriesColumns, name: str) -> SeriesColumns:
-    """Columns with the names of series in the column ``name``, which is no value."""
+    """Return the columns with ``name`` as the column of series names, and no longer among the values."""
     channels = tuple(channel for channel in columns.channels if channel != name)
     return columns._replace(series=name, channels=channels)

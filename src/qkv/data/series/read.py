@@ -1,4 +1,4 @@
-"""Reading of time series from a table: one array per series, on a grid of evenly spaced steps."""
+"""Read time series from a table: one array per series, on a grid of evenly spaced steps."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ from qkv.spec.errors import UserError
 from qkv.spec.signals.series import Series
 
 _MOST_CELLS = 50
-"""Largest number of steps per row, beyond which a table is refused: its step is wrong."""
+"""Maximum number of steps per row; a table that needs more is refused, because its step is wrong."""
 _DATA = "data"
-"""Name of the data of a recipe, whose options can be given."""
+"""Name of the data of a recipe; messages suggest options only for this data."""
 _LARGEST = 1e30
-"""Absolute value from which a number is refused."""
+"""Absolute value at and above which a number is refused."""
 _SAME = 1e-6
-"""Part of a step by which two stamps differ, at most, that are at the same place of it."""
+"""Fraction of a step up to which two positions within a step count as the same position."""
 
 
 class OneSeries(NamedTuple):
-    """One series on the common grid: ``first``, index of its first step; ``values`` (T, C) and ``known`` (T, K), NaN
-    where missing; ``stamps`` (T) of the rows, of evenly spaced steps where there is none.
+    """One series on the common grid.
 
-    Known columns may go on behind the last value: K of ``future`` steps, by ``stamps`` too. ``offsets`` (T): seconds by
-    which local times are ahead of the stamps; ``zone``: of the last row, as written there.
+    ``first``: index of its first step; ``values`` (T, C) and ``known`` (T', K): NaN where missing; ``stamps`` (T'):
+    time stamps of the rows, and of evenly spaced steps where there is no row. T' exceeds T if covariates are known for
+    future steps, after the last value. ``offsets`` (T'): seconds by which local times are ahead of the stamps;
+    ``zone``: time zone of the last row, as written there.
     """
 
     name: str
@@ -53,14 +54,15 @@ class OneSeries(NamedTuple):
 
     @property
     def local(self) -> np.ndarray:
-        """Local times (T) of the stamps in seconds since 1970."""
+        """Local times (T') of the stamps in seconds since 1970."""
         return self.stamps + self.offsets
 
 
 class Panel(NamedTuple):
-    """Series of one table. ``form``: how time stamps are written; ``days``: they are dates without the time of the day.
+    """Series of one table. ``form``: how time stamps are written; ``days``: the stamps are dates without a time of the
+    day.
 
-    ``decimal``: mark before decimals in its columns; None if both are used, or no number has such a mark.
+    ``decimal``: decimal mark in the table's columns; None if both marks are used, or if no number has one.
     """
 
     name: str
@@ -73,7 +75,7 @@ class Panel(NamedTuple):
     decimal: Decimal | None = None
 
     def digest(self) -> str:
-        """SHA-256 of all values and their places, in hexadecimal."""
+        """Return the SHA-256 of all values and their positions in time, in hexadecimal."""
         step = f"Step(unit={self.step.unit!r}, size={self.step.size!r})"
         total = hashlib.sha256(f"({self.columns[:4]!r}, {step})".encode())
         for each in self.series:
@@ -83,11 +85,13 @@ class Panel(NamedTuple):
         return total.hexdigest()
 
     def text(self, each: OneSeries, index: int) -> Any:
-        """Time stamp of a step of a series, in the form of the table."""
+        """Write the time stamp of a step of a series in the form of the table."""
         return self.form.text(float(each.stamps[index]), self.days, each.zone, float(each.offsets[index]))
 
     def when(self, place: int) -> str:
-        """Time stamp of a place of the common grid, for messages; the number of the step without a series there."""
+        """Return the time stamp at index ``place`` of the common grid, for messages; the index itself if no series
+        covers it.
+        """
         found = next((each for each in self.series if 0 <= place - each.first < len(each.stamps)), None)
         return f"step {place}" if found is None else str(self.text(found, place - found.first))
 
@@ -97,11 +101,11 @@ def read_panel(data: Data, learned: Series | None = None, where: str = "data") -
     """Read the series in ``data.source``: a named data set or a table.
 
     ``learned``: processor of a trained model, whose step and form of time stamps are used; default: the most frequent
-    step, and the form that the cells decide. Rows are sorted by time. Steps without a row, and empty cells, are missing
-    (NaN), which the notes tell, as they tell which rows share a step with another: the one nearest to it is kept.
+    step, and the form that fits the cells. Rows are sorted by time. Steps without a row and empty cells are missing
+    values (NaN). If several rows fall into one step, the row nearest to the step is kept. The notes report both.
 
-    Raises ``UserError`` for two rows of one time stamp, for unreadable time stamps, for a table without numbers, and
-    for a column of which more than a small share is no number.
+    Raises ``UserError`` for two rows with one time stamp, for unreadable time stamps, for a table without numbers, and
+    for a column in which more than a small fraction of the cells holds no number.
     """
     if data.source in TABLES:
         table = named_tables(data.source)["train"]
@@ -143,14 +147,17 @@ class _Reader:
         return Panel(self.table.name, self.columns, step, form, days, tuple(made), tuple(notes), read.decimal)
 
     def _plain(self, form: StampForm) -> StampForm:
-        """StampForm of days: without the time of the day if the table is one in memory, whose dates are no texts."""
+        """Return the form of time stamps that are dates without a time of the day.
+
+        For a table from memory, whose dates are objects and not texts, the form then omits the time of the day.
+        """
         style = form.style
         if not self.table.given or form.zone or style is None or not form.name.startswith("%Y-%m-%d"):
             return form
         return form._replace(style=style._replace(gap="", clock=""))
 
     def _groups(self, stamps: Stamps, notes: list[str]) -> dict[str, np.ndarray]:
-        """Indices of the rows of each series; the column of their names is guessed where rows share time stamps."""
+        """Return the row indices of each series; guess the column of the series' names if rows share time stamps."""
         several = self.columns.series is None and self.columns.time is not None
         if several and len(np.unique(stamps.values)) < len(stamps.values):
             name = guess_names(self.rows, self.columns, stamps.values, self.data.columns)
@@ -189,7 +196,7 @@ class _Reader:
         return found.anchored(np.concatenate(list(stamps)))
 
     def _told(self, made: Sequence[OneSeries], stamps: Stamps, step: Step) -> list[str]:
-        """Sentences on the form of the time stamps, the step, and steps without a row."""
+        """Return sentences on the form of the time stamps, the step, and steps without a row."""
         if self.columns.time is None:
             return []
         cells = [row.values.get(self.columns.time) for row in self.rows]
@@ -200,7 +207,7 @@ class _Reader:
         return [*([note] if note else []), f"a step is {step.words}", *([gaps] if steps > there else [])]
 
     def _gaps(self, made: Sequence[OneSeries], values: np.ndarray, wrong: int) -> list[str]:
-        """Sentences on missing values. Raises ``UserError`` for these if bad rows are to be refused."""
+        """Return sentences on missing values. Raises ``UserError`` for missing values if bad rows are to be refused."""
         notes = list[str]()
         gaps = int(np.isnan(values).sum()) - wrong
         if gaps > 0:
@@ -249,9 +256,11 @@ class _Reader:
                 )
 
     def _placed(self, order: np.ndarray, stamps: Stamps, step: Step) -> tuple[int, np.ndarray, np.ndarray]:
-        """(index of the first step on the common grid, steps of some rows from there, their distances from the steps).
+        """Place the rows of one series on the grid.
 
-        Steps lie where most rows are, so that a row that is early or late does not move the others.
+        Returns (index of the first step on the common grid, steps of the rows counted from there, distances of the rows
+        from their steps). The most frequent position of rows within a step decides where steps lie, so that a row that
+        is early or late does not shift the others.
         """
         exact = step.places(stamps.values[order])
         shares, counts = np.unique(np.round((exact - exact[0]) % 1 / _SAME).astype(np.int64), return_counts=True)
@@ -263,7 +272,7 @@ class _Reader:
     def _sharing(
         self, orders: Mapping[str, np.ndarray], placed: Mapping[str, tuple[int, np.ndarray, np.ndarray]], stamps: Stamps
     ) -> list[str]:
-        """Sentence on rows that are in a step with another row."""
+        """Return a sentence on rows that share their step with another row."""
         shared, first = 0, None
         for name, order in orders.items():
             again = np.flatnonzero(np.diff(placed[name][1]) == 0) + 1
@@ -288,8 +297,8 @@ class _Reader:
         values: np.ndarray,
         known: np.ndarray,
     ) -> OneSeries:
-        """Series ``name`` on the grid, each row at its step. Of rows behind the last value only the covariates are
-        known.
+        """Build the series ``name`` on the grid, with each row at its step. Rows after the last value only provide
+        covariates.
         """
         first, places, away = placed
         times, count = stamps.values[order], int(places[-1]) + 1
@@ -299,7 +308,7 @@ class _Reader:
                 f"would span {count:,} such steps; give rows that are spaced more evenly"
             )
         cells = [np.full((count, array.shape[1]), np.nan) for array in (values, known)]
-        later = np.lexsort((-away, places))  # of several rows of a step, the nearest is the last
+        later = np.lexsort((-away, places))  # of several rows in a step, the nearest is written last
         for cell, array in zip(cells, (values, known), strict=True):
             cell[places[later]] = array[order[later]]
         grid = np.asarray([times[0], *step.following(float(times[0]), count - 1)])
@@ -316,8 +325,10 @@ class _Reader:
 
 
 class _Columns:
-    """Reader of columns of numbers. ``wrong``: number of cells that hold something else, so far, which ``notes`` tell;
-    ``marks``: before the decimals of columns that show them.
+    """Reader of columns of numbers.
+
+    ``wrong``: number of cells so far that hold something else, which ``notes`` report; ``marks``: decimal marks of the
+    columns that show one.
     """
 
     def __init__(self, table: Table, rows: Sequence[Row], data: Data, where: str, notes: list[str]):
@@ -326,15 +337,15 @@ class _Columns:
 
     @property
     def decimal(self) -> Decimal | None:
-        """Mark before decimals, if it is the same in all columns."""
+        """Decimal mark, if it is the same in all columns that show one."""
         if len(self.marks) != 1:
             return None
         return "comma" if "," in self.marks else "point"
 
     def numbers(self, names: Sequence[str]) -> np.ndarray:
-        """Numbers (rows, columns) of some columns; NaN where a cell is empty, or holds something else, which is rare.
+        """Read the numbers (rows, columns) of some columns; NaN where a cell is empty or, rarely, holds something else.
 
-        Raises ``UserError`` for a column without numbers, with many other cells, or that can be read in two ways.
+        Raises ``UserError`` for a column without numbers, with too many other cells, or that can be read in two ways.
         """
         columns = [self._column(name) for name in names]
         return np.stack(columns, 1) if columns else np.zeros((len(self.rows), 0))
@@ -373,7 +384,9 @@ class _Columns:
 
 
 def ahead(each: OneSeries, step: Step, horizon: int) -> OneSeries:
-    """Series with time stamps, and covariates as far as they are known, of ``horizon`` steps after its last value."""
+    """Extend a series by the time stamps, and the covariates as far as they are known, of ``horizon`` steps after its
+    last value.
+    """
     end = each.length + horizon
     missing = max(0, end - len(each.stamps))
     stamps = np.concatenate((each.stamps, step.following(float(each.stamps[-1]), missing)))[:end]

@@ -1,4 +1,4 @@
-"""Period of the season of a series."""
+"""Guess the period of the season of a series."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import numpy as np
 from qkv.data.cells.steps import Step, usual_period
 
 _LEAST = 0.2
-"""Smallest autocorrelation that counts as a season."""
+"""Minimum autocorrelation that counts as a season."""
 _MOST = 4096
 
 
 def guess_period(series: Sequence[np.ndarray], step: Step) -> int | None:
-    """Steps of a season of the training values (T, C) of each series: the period that the spacing suggests if the
-    autocorrelation at it is above 0.2, else the lag of its highest peak; None without one.
+    """Guess the number of steps of a season from the training values (T, C) of each series; None if there is no season.
 
-    The autocorrelation is that of the differences of neighbouring values, averaged over channels and series.
+    The period that the step size suggests is used if its autocorrelation is above 0.2, else the lag of the highest peak
+    above 0.2. The autocorrelation is computed from differences of neighbouring values and averaged over channels and
+    series.
     """
     longest = max((len(values) for values in series), default=0)
     most = min(_MOST, longest // 2)
@@ -41,7 +42,7 @@ def guess_period(series: Sequence[np.ndarray], step: Step) -> int | None:
 
 
 def autocorrelation(values: np.ndarray, most: int) -> np.ndarray:
-    """Autocorrelation of a column at the lags 0 to ``most`` - 1, by the Fourier transform."""
+    """Compute the autocorrelation of a column at the lags 0 to ``most`` - 1, by the Fourier transform."""
     centred = values - values.mean()
     size = 1 << (2 * len(centred) - 1).bit_length()
     spectrum = np.fft.rfft(centred, size)

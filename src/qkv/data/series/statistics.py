@@ -11,7 +11,7 @@ _LEAST = 1e-12
 
 
 def statistics(values: np.ndarray) -> np.ndarray:
-    """Features (``SIMPLE`` for each channel, and the logarithm of the length) of values (T, C) without gaps."""
+    """Compute features of values (T, C) without gaps: ``SIMPLE`` per channel, and the logarithm of the length."""
     found = [_of_channel(column) for column in np.asarray(values, np.float64).T]
     return np.concatenate((*found, [np.log(len(values))])).astype(np.float32)
 
@@ -29,12 +29,12 @@ def _of_channel(x: np.ndarray) -> np.ndarray:
 
 
 def _autocorrelation(z: np.ndarray) -> list[float]:
-    """Mean of z_t z_(t + lag) at each lag; 0 for lags that are too long."""
+    """Compute the mean of z_t z_(t + lag) at each lag; 0 for lags that are too long."""
     return [float((z[:-lag] * z[lag:]).sum() / len(z)) if len(z) > lag else 0.0 for lag in _LAGS]
 
 
 def _spectrum(z: np.ndarray) -> np.ndarray:
-    """Logarithm of 1 + 100 × the share of the power in bands of frequency that double in width; 0 without variation."""
+    """Compute log(1 + 100 × fraction of the power) for frequency bands that double in width; 0 without variation."""
     power = np.abs(np.fft.rfft(z))[1:] ** 2
     if power.sum() < _LEAST:
         return np.zeros(_BANDS)
@@ -44,7 +44,9 @@ def _spectrum(z: np.ndarray) -> np.ndarray:
 
 
 def _segments(x: np.ndarray) -> np.ndarray:
-    """Mean of each of some segments of equal length, by linear interpolation of the running sum."""
+    """Compute the mean of each of ``_SEGMENTS`` segments of equal length, by linear interpolation of the running
+    sum.
+    """
     ends = np.linspace(0, len(x), _SEGMENTS + 1)
     sums = np.interp(ends, np.arange(len(x) + 1), np.concatenate(([0.0], np.cumsum(x))))
     return np.diff(sums) * _SEGMENTS / len(x)

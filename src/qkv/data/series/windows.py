@@ -1,4 +1,4 @@
-"""Windows of series: inputs of ``context`` steps and targets of ``horizon`` steps, cut when they are asked for."""
+"""Windows of series: inputs of ``context`` steps and targets of ``horizon`` steps, cut on demand."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from qkv.spec.signals.series import Series
 
 
 class ScaledSeries(NamedTuple):
-    """One series, standardised: ``values`` (T, C) and ``known`` (T + …, K) filled forward; ``seen`` (T, C), False where
-    a value is missing; ``places`` (T), time of each step in steps.
+    """One series, standardised.
+
+    ``values`` (T, C) and ``known`` (T + …, K): filled forward; ``seen`` (T, C): False where a value is missing;
+    ``places`` (T + …): time of each step, in steps.
     """
 
     name: str
@@ -28,9 +30,11 @@ class ScaledSeries(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """B windows: past (B, T, C), known (B, T + H, K), future (B, H, C) with NaN where a value is missing, all
-    standardised; kept (B, S): index of the steps that the model reads; times (B, S): in units of the context, 0 at the
-    last step.
+    """B windows, standardised.
+
+    ``past`` (B, T, C): inputs; ``known`` (B, T + H, K): covariates; ``future`` (B, H, C): targets, NaN where a value is
+    missing. ``kept`` (B, S): indices of the steps that the model reads; ``times`` (B, S): their times in units of the
+    context, 0 at the last step.
     """
 
     past: np.ndarray
@@ -41,7 +45,7 @@ class Windows(NamedTuple):
 
     @property
     def gaps(self) -> bool:
-        """True if the model does not read all steps."""
+        """True if the model does not read all steps of the context."""
         return self.kept.shape[1] < self.past.shape[1]
 
     @property
@@ -51,7 +55,9 @@ class Windows(NamedTuple):
 
     @property
     def filled(self) -> np.ndarray:
-        """Values (B, T, C) of every step as known from those that the model reads: left-out ones are the one before."""
+        """Values (B, T, C) of every step as far as the model knows them: a step that it does not read repeats the last
+        step read before.
+        """
         steps = np.arange(self.past.shape[1])
         before = np.stack([np.searchsorted(kept, steps, side="right") - 1 for kept in self.kept])
         index = np.take_along_axis(self.kept, before.clip(min=0), 1)
@@ -59,8 +65,9 @@ class Windows(NamedTuple):
 
 
 def borders(panel: Panel, parts: Sequence[float]) -> dict[str, tuple[int, int]]:
-    """Steps (first, end) of each split on the common grid, in order of time. Raises ``UserError`` if the series are
-    shorter than the ``parts``.
+    """Return the steps (first, end) of each split on the common grid, in order of time.
+
+    Raises ``UserError`` if the series are shorter than the ``parts``.
     """
     low = min(each.first for each in panel.series)
     total = max(each.first + each.length for each in panel.series) - low
@@ -73,7 +80,9 @@ def borders(panel: Panel, parts: Sequence[float]) -> dict[str, tuple[int, int]]:
 
 
 def fitted(panel: Panel, spec: Series, end: int, period: int | None) -> Series:
-    """Processor with the columns, the step, and the mean and deviation of all steps before ``end``."""
+    """Return the processor with the columns, the step, and the mean and standard deviation of all steps before
+    ``end``.
+    """
     past = [each.values[: max(0, end - each.first)] for each in panel.series]
     known = [each.known[: max(0, end - each.first)] for each in panel.series]
     means, deviations = [], []
@@ -99,7 +108,9 @@ def _by_column(names: Sequence[str], rows: Sequence[np.ndarray]) -> list[tuple[s
 
 
 def scaled(panel: Panel, processor: Series) -> tuple[ScaledSeries, ...]:
-    """Series standardised with the processor's mean and deviation, gaps filled forward (leading ones backward)."""
+    """Standardise the series with the processor's mean and deviation; fill gaps forward, and gaps at the beginning
+    backward.
+    """
     return tuple(_scaled(panel, each, processor) for each in panel.series)
 
 
@@ -121,7 +132,9 @@ def _scaled(panel: Panel, each: OneSeries, processor: Series) -> ScaledSeries:
 
 
 def filled(values: np.ndarray) -> np.ndarray:
-    """Values (T, C) with each NaN replaced by the number before it, or the first one; 0 without any."""
+    """Replace each NaN in the values (T, C) by the last number before it, else by the first number; by 0 if there is
+    none.
+    """
     seen = ~np.isnan(values)
     index = np.where(seen, np.arange(len(values))[:, None], 0)
     np.maximum.accumulate(index, axis=0, out=index)
@@ -131,10 +144,10 @@ def filled(values: np.ndarray) -> np.ndarray:
 
 
 class Cutter:
-    """Windows of the steps ``low`` to ``end`` of all series, numbered in order: series by series, by time.
+    """Windows of the steps ``low`` to ``end`` of all series, numbered series by series, and by time within a series.
 
-    Targets lie inside of the part; inputs may begin before it, unless it is the training part, which begins with the
-    series. ``left_out``: names of series that are too short for a window.
+    Targets lie inside the split ``part``. Inputs may begin before it, except in the training split, which begins with
+    the series. ``left_out``: names of series that are too short for a window.
     """
 
     def __init__(self, series: Sequence[ScaledSeries], part: tuple[int, int], context: int, horizon: int):
@@ -151,20 +164,20 @@ class Cutter:
 
     @property
     def targets(self) -> int:
-        """Number of values of the part that are a target of a window."""
+        """Number of values of the split that are a target of a window."""
         places = zip(self.series, self._starts + self.context, self.counts + self.horizon - 1, self.counts, strict=True)
         return sum(int(each.seen[start : start + count].sum()) for each, start, count, windows in places if windows)
 
     def place(self, number: int) -> tuple[int, int]:
-        """(series, first step) of a window."""
+        """Return (index of the series, first step) of a window."""
         which = int(np.searchsorted(self._ends, number, side="right"))
         before = int(self._ends[which - 1]) if which else 0
         return which, int(self._starts[which]) + number - before
 
     def cut(self, numbers: np.ndarray, steps: int, rng: np.random.Generator, observed: bool) -> Windows:
-        """Cut some windows; the model reads ``steps`` of their context, drawn by ``rng`` if these are fewer.
+        """Cut windows; the model reads ``steps`` steps of their context, drawn by ``rng`` if the context is longer.
 
-        ``observed``: steps without any value are left out first.
+        ``observed``: leave out steps without any value first.
         """
         places = [self.place(int(number)) for number in numbers]
         return cut(self.series, places, (self.context, self.horizon), steps, rng, observed)
@@ -178,9 +191,10 @@ def cut(
     rng: np.random.Generator,
     observed: bool,
 ) -> Windows:
-    """Windows of ``lengths`` (context, horizon) at ``places``, pairs (series, first step); others as ``Cutter.cut``.
+    """Cut windows of ``lengths`` (context, horizon) at ``places``, pairs (series, first step); other parameters as in
+    ``Cutter.cut``.
 
-    A future behind the end of a series is NaN; its covariates are the last ones.
+    Targets after the end of a series are NaN; covariates after their end repeat the last step.
     """
     context, horizon = lengths
     past = np.stack([series[i].values[start : start + context] for i, start in places])

@@ -1,10 +1,11 @@
-"""Associative recall: keys with a value each, then the keys again in another order, each answered by its value.
+"""Associative recall: key-value pairs, then the keys again in another order, each followed by its value.
 
     ids        k1  v1  k2  v2  k3  v3 | k2  v2  k3  v3  k1  v1
     targets    -   -   -   -   -   -    v2  -   v3  -   v1  -       "-": no target
 
 A causal model has to hold all pairs at once, so its state has to grow with their number. The setting is multi-query
-associative recall (Arora et al. 2023, "Zoology"), with all keys asked and no gaps; chance is 1 / ``values``.
+associative recall (Arora et al. 2023, "Zoology"), where every key is queried and there are no gaps; chance is 1 /
+``values``.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from qkv.data.checks import check_at_least
 def associative_recall_batch(
     rng: np.random.Generator, batch: int, pairs: int, keys: int = 64, values: int = 64
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Random batch: ``ids`` and ``targets`` (B, 4 ``pairs``), int64; keys are ids below ``keys``, values follow them.
+    """Generate a random batch: ``ids`` and ``targets`` (B, 4 ``pairs``), int64; keys are the ids below ``keys``, the
+    ids of values follow.
 
     The keys of a row are different, drawn uniformly; values are uniform and may repeat. Targets are ids too, at the
-    repeated keys; all others are ``IGNORED``.
+    repeated keys; all other targets are ``IGNORED``.
 
     Raises ``UserError`` for a negative ``batch``, ``pairs`` or ``values`` below 1, or fewer ``keys`` than pairs.
     """

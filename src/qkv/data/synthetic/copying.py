@@ -1,10 +1,10 @@
-"""Copying: symbols, a mark, and the same symbols again.
+"""Copying: symbols, a separator token, and the same symbols again.
 
     ids        a  b  c  =  a  b
     targets    -  -  -  a  b  c        "-": no target
 
-A causal model has to hold the whole text, so its state has to grow with it (Jelassi et al. 2024, "Repeat After Me";
-the copying problem of Arjovsky et al. 2016 has a pause in between). Chance is 1 / ``symbols``.
+A causal model has to hold the whole text, so its state has to grow with it (Jelassi et al. 2024, "Repeat After Me"; the
+copying problem of Arjovsky et al. 2016 has a pause in between). Chance is 1 / ``symbols``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qkv.data.checks import check_at_least
 def copying_batch(
     rng: np.random.Generator, batch: int, length: int, symbols: int = 32
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Random batch: ``ids`` and ``targets`` (B, 2 ``length``), int64; the mark is the id ``symbols``.
+    """Generate a random batch: ``ids`` and ``targets`` (B, 2 ``length``), int64; the separator is the id ``symbols``.
 
     Symbols are uniform. Targets of the first ``length`` positions are ``IGNORED``. Raises ``UserError`` for a negative
     ``batch``, or ``length`` or ``symbols`` below 1.

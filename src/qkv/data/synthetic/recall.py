@@ -1,11 +1,11 @@
-"""Delayed recall: a symbol is shown, filler tokens follow, and at the query mark the model predicts the symbol.
+"""Delayed recall: a symbol is shown, filler tokens follow, and at the query token the model predicts the symbol.
 
     ids        S   f   f   …   f   ?
     targets    -   -   -   …   -   S        "-": no target
 
-The symbol and the mark are ``distance`` + 1 positions apart; the fillers are independent of the symbol. Accuracy over
-distance measures the model's memory; chance is 1 / ``symbols``. The time lag is that of Hochreiter & Schmidhuber (1997,
-"Long Short-Term Memory", section 5.2) and of the copying problem of Arjovsky et al. (2016), with one symbol.
+The symbol and the query token are ``distance`` + 1 positions apart; the fillers are independent of the symbol. Accuracy
+over distance measures the model's memory; chance is 1 / ``symbols``. The time lag follows Hochreiter & Schmidhuber
+(1997, "Long Short-Term Memory", section 5.2) and the copying problem of Arjovsky et al. (2016), with one symbol.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from qkv.data.checks import check_at_least
 
 
 def vocab_size(symbols: int = 16, fillers: int = 16) -> int:
-    """Vocabulary size: symbols are the first ids, then fillers, then the query mark."""
+    """Return the vocabulary size: symbols are the first ids, then fillers, then the query token."""
     return symbols + fillers + 1
 
 
 def recall_batch(
     rng: np.random.Generator, batch: int, distance: int, symbols: int = 16, fillers: int = 16
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Random batch: ``ids`` and ``targets`` (B, ``distance`` + 2), int64; all targets but the last of a row are
-    ``IGNORED``.
+    """Generate a random batch: ``ids`` and ``targets`` (B, ``distance`` + 2), int64; all targets but the last of a row
+    are ``IGNORED``.
 
-    The symbol is uniform among ``symbols``, each of the ``distance`` tokens between is uniform among ``fillers``. The
-    target is at the query mark, so the task suits causal models.
+    The symbol is uniform among ``symbols``; each of the ``distance`` tokens in between is uniform among ``fillers``.
+    The target is at the query token, so the task suits causal models.
 
         ids, targets = recall_batch(random(seed, step), 64, 100)
 

@@ -8,8 +8,8 @@ from qkv.data.checks import check_at_least
 
 
 def sorting_batch(rng: np.random.Generator, batch: int, length: int, high: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random batch: ``ids`` (B, N), independent uniform numbers from 0 to ``high`` - 1; ``targets`` (B, N), the same
-    sorted. Both int64.
+    """Generate a random batch: ``ids`` (B, N), independent uniform numbers from 0 to ``high`` - 1; ``targets`` (B, N),
+    the same numbers sorted. Both are int64.
 
     Target k is the k-th smallest number, predicted at position k: 3 1 2 1 → 1 1 2 3. The model must not be causal.
 

@@ -1,4 +1,4 @@
-"""Activations of qkv by their names in published configs."""
+"""Names of activations in published configs -> activations of qkv."""
 
 from __future__ import annotations
 

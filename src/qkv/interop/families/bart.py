@@ -27,8 +27,8 @@ _OFFSET = 2
 
 
 def _stack(ours: str, theirs: str, last: int) -> tuple[NameRule, ...]:
-    """Table of tensor names of one stack; ``ours`` and ``theirs``: its prefixes in qkv and in files; ``last``: index of
-    the feed-forward among a block's branches.
+    """Return the table of tensor names of one stack; ``ours`` and ``theirs``: its prefixes in qkv and in files;
+    ``last``: index of the feed-forward among a block's branches.
     """
     slot, layer = f"{ours}blocks.{{layer}}.branches.", f"{theirs}.layers.{{layer}}."
     attention = f"{layer}self_attn."
@@ -62,12 +62,12 @@ NAMES = (
 
 
 def _spec(order: Literal["pre", "post"], last: Norm) -> Callable[[Config, Head], Model]:
-    """Function that converts a config and head to a model spec, for blocks of ``order`` and stacks that end with the
-    norm ``last``.
+    """Return a function that converts a config and head to a model spec, for blocks of ``order`` and stacks that end
+    with the norm ``last``.
     """
 
     def spec(config: Config, head: Head) -> Model:
-        """Spec of BART or mBART: D = d_model; encoder and decoder have separate numbers of layers, heads and
+        """Build the spec of BART or mBART: D = d_model; encoder and decoder have separate numbers of layers, heads and
         feed-forward features.
         """
         for key, only, meaning in _fixed(order, last):
@@ -101,7 +101,9 @@ def _spec(order: Literal["pre", "post"], last: Norm) -> Callable[[Config, Head],
 
 
 def _fixed(order: str, last: Norm) -> tuple[tuple[str, Any, str], ...]:
-    """(key, only supported value, what it changes) of keys in early config files that are constants of the family."""
+    """Return (key, only supported value, what the key changes) of keys in early config files that are constant in the
+    family.
+    """
     return (
         ("normalize_before", order == "pre", "positions of the norms in a block"),
         ("normalize_embedding", True, "the norm of the embeddings"),
@@ -113,7 +115,7 @@ def _fixed(order: str, last: Norm) -> tuple[tuple[str, Any, str], ...]:
 
 
 def _branches(config: Config, stack: str) -> tuple[Attention, CrossAttention, FeedForward]:
-    """Self-attention, cross-attention and feed-forward of a block of ``stack``, "encoder" or "decoder"."""
+    """Build self-attention, cross-attention and feed-forward of a block of ``stack``, "encoder" or "decoder"."""
     sizes = {
         "num_heads": config.size(f"{stack}_attention_heads", 16),
         "dropout": config.number("attention_dropout", 0.0),
@@ -127,7 +129,7 @@ def _branches(config: Config, stack: str) -> tuple[Attention, CrossAttention, Fe
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not BART's or mBART's."""
+    """Return config.json keys for ``spec``; None if its structure is not BART's or mBART's."""
     inner = spec.encoder
     match (spec.layers[:1], inner.layers[:1] if inner else (), spec.frontend):
         case (
@@ -191,8 +193,8 @@ _TABLE = "model.shared.weight"
 
 
 def _copies(spec: Model) -> dict[str, str]:
-    """Further names of the shared token table to write -> its own name: newer versions of transformers read three
-    tables of an untied model.
+    """Return further names under which the shared token table is written -> its first name: newer versions of
+    transformers read three tables of an untied model.
     """
     apart = isinstance(spec.head, LanguageModelHead) and not spec.head.tied
     return {f"model.{stack}.embed_tokens.weight": _TABLE for stack in ("encoder", "decoder")} if apart else {}
@@ -202,8 +204,8 @@ _ZEROS = {"final_logits_bias": "only a zero bias, as in every published BART"}
 
 
 def _classes(config: Config) -> Head:
-    """Classification head W dropout(tanh(W_h x + b_h)) + b on the decoder's last vector x, which is at eos: the decoder
-    input is the source shifted by one token.
+    """Build the classification head W dropout(tanh(W_h x + b_h)) + b on the decoder's last vector x, which is at eos:
+    the decoder input is the source shifted by one token.
     """
     return pooled_head(
         config, pooling="last", hidden=config.size("d_model", 1024), dropout=config.number("classifier_dropout", 0.0)

@@ -47,7 +47,7 @@ IGNORED_CONFIG = {
     **dict.fromkeys(("output_past", "use_bfloat16", "xla_device", "_num_labels"), "from older versions; no effect"),
 }
 OLDER = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-"""Parameter names of norms in files of the first release -> names now."""
+"""Parameter names of norms in files of the first release -> current names."""
 
 MASKED_NAMES = {
     "head.weight": "cls.predictions.decoder.weight",
@@ -58,7 +58,7 @@ MASKED_NAMES = {
 
 
 def names(body: str) -> tuple[NameRule, ...]:
-    """Table of tensor names of BERT's structure; ``body``: prefix of the names in files."""
+    """Return the table of tensor names of BERT's structure; ``body``: prefix of the names in files."""
     rows = (
         NameRule("frontend.table", "embeddings.word_embeddings.weight"),
         NameRule("frontend.positions.table", "embeddings.position_embeddings.weight"),
@@ -78,13 +78,13 @@ def names(body: str) -> tuple[NameRule, ...]:
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Spec of BERT: D = hidden_size, num_hidden_layers blocks, intermediate_size feed-forward features."""
+    """Build the spec of BERT: D = hidden_size, num_hidden_layers blocks, intermediate_size feed-forward features."""
     return body(config, head, reserved=0, types=config.size("type_vocab_size", 2))
 
 
 def body(config: Config, head: Head, reserved: int, types: int) -> Model:
-    """Spec of BERT's structure with that head. ``reserved``: rows of the position table before the first position;
-    ``types``: number of token types.
+    """Build the spec of BERT's structure with that head. ``reserved``: rows of the position table before the first
+    position; ``types``: number of token types.
     """
     for key, only, meaning in FIXED:
         config.fixed(key, only, meaning)
@@ -134,14 +134,14 @@ FIXED = (
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not BERT's. Callers read them back to verify."""
+    """Return config.json keys for ``spec``; None if its structure is not BERT's. Callers read them back to verify."""
     found = keys(spec)
     types = spec.frontend.types if isinstance(spec.frontend, Text) else 0
     return {**found, "type_vocab_size": types} if found and types else None
 
 
 def keys(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for BERT's structure except token types; None if ``spec`` has another structure."""
+    """Return config.json keys for BERT's structure except token types; None if ``spec`` has another structure."""
     match shape_of(spec):
         case Block(
             branches=(Attention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm, order="post"

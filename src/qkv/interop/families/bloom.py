@@ -34,8 +34,8 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Spec of BLOOM: D = hidden_size, n_layer blocks, n_head heads, 4 D feed-forward features; some files use older key
-    names.
+    """Build the spec of BLOOM: D = hidden_size, n_layer blocks, n_head heads, 4 D feed-forward features; some files use
+    older key names.
     """
     width = config.size(_said(config, "hidden_size", "n_embed"))
     if config.flag("slow_but_exact", False) and config.integer("pretraining_tp", 1) > 1:
@@ -60,8 +60,8 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _said(config: Config, name: str, older: str) -> str:
-    """Key name that the config uses, ``name`` or ``older``. Raises ``UserError`` if it has both with different
-    values.
+    """Return the key name that the config uses, ``name`` or ``older``. Raises ``UserError`` if it has both with
+    different values.
     """
     config.asked |= {name, older}
     if config.says(older) and config.says(name):
@@ -70,7 +70,7 @@ def _said(config: Config, name: str, older: str) -> str:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not BLOOM's. Callers read them back to verify."""
+    """Return config.json keys for ``spec``; None if its structure is not BLOOM's. Callers read them back to verify."""
     match shape_of(spec):
         case Block(
             branches=(Attention(relative=Alibi()) as attention, FeedForward()), norm=LayerNorm() as norm

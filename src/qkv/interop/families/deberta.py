@@ -73,7 +73,7 @@ OTHER_FORM = {
     "lm_predictions.lm_head.LayerNorm.": "cls.predictions.transform.LayerNorm.",
     "lm_predictions.lm_head.bias": "cls.predictions.bias",
 }
-"""Tensor names of the masked language model head in files that are not ``legacy`` -> names in those that are; the
+"""Tensor names of the masked language model head in files without ``legacy`` -> names in ``legacy`` files; the
 computation is the same.
 """
 
@@ -92,13 +92,15 @@ FIRST, SECOND = Sizes(768, 12, 12, 3072, 50265), Sizes(1536, 24, 24, 6144, 12810
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Spec of DeBERTa v2 and v3: D = hidden_size, num_hidden_layers blocks, intermediate_size feed-forward features."""
+    """Build the spec of DeBERTa v2 and v3: D = hidden_size, num_hidden_layers blocks, intermediate_size feed-forward
+    features.
+    """
     attention = _relative(config) if config.flag("relative_attention", False) else _plain(config)
     return _model(config, head, SECOND, attention)
 
 
 def first_spec(config: Config, head: Head) -> Model:
-    """Spec of the first DeBERTa: as v2, always with relative attention, without the options of v2."""
+    """Build the spec of the first DeBERTa: as v2, always with relative attention, without the options of v2."""
     config.fixed("talking_head", False, "projections between heads (talking heads)")
     if not config.flag("relative_attention", False):
         raise UserError(
@@ -153,7 +155,7 @@ def _fixed(width: int, num_heads: int) -> tuple[tuple[str, Any, str], ...]:
 
 
 def _size(config: Config, key: str, default: int) -> int:
-    """Number of rows of a table, from the config key ``key``; 0 if there is no table."""
+    """Return the number of rows of a table, from the config key ``key``; 0 if there is no table."""
     return config.size(key, default) if config.integer(key, default) > 0 else 0
 
 
@@ -162,7 +164,9 @@ def _norm(config: Config) -> LayerNorm:
 
 
 def _plain(config: Config) -> Branch:
-    """Attention without relative positions. Scores are scaled by the number of their terms, which must then be 1."""
+    """Build attention without relative positions. DeBERTa scales scores by the number of their terms, which must be 1
+    here.
+    """
     if _terms(config):
         given = config.values["pos_att_type"]
         raise UserError(
@@ -182,7 +186,7 @@ def _relative(config: Config) -> Branch:
 
 
 def _distances(config: Config, sizes: Sizes) -> dict[str, Any]:
-    """Fields of disentangled attention that all DeBERTa versions have."""
+    """Return the fields of disentangled attention that all DeBERTa versions have."""
     terms = _terms(config)
     if not terms:
         raise UserError(
@@ -208,8 +212,8 @@ def _attention_dropout(config: Config) -> float:
 
 
 def _terms(config: Config) -> list[str]:
-    """Score terms besides content-to-content ("c2p", "p2c"), which the config gives as a list or as a string separated
-    by bars.
+    """Return the score terms besides content-to-content ("c2p", "p2c"), which the config gives as a list or as a string
+    separated by bars.
     """
     said = config.values.get("pos_att_type")
     terms = config.word("pos_att_type").lower().split("|") if isinstance(said, str) else config.items("pos_att_type")
@@ -221,7 +225,9 @@ def _terms(config: Config) -> list[str]:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not DeBERTa's. Callers read them back to verify."""
+    """Return config.json keys for ``spec``; None if its structure is not DeBERTa's. Callers read them back to
+    verify.
+    """
     match shape_of(spec):
         case Block(
             branches=(DisentangledAttention() | Attention() as attention, FeedForward() as feed_forward),
@@ -251,7 +257,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def first_config(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not the first DeBERTa's."""
+    """Return config.json keys for ``spec``; None if its structure is not the first DeBERTa's."""
     found = config(spec)
     if found is None or not found["relative_attention"]:
         return None
@@ -273,7 +279,9 @@ def _relative_keys(attention: DisentangledAttention) -> dict[str, Any]:
 
 
 def _masked(config: Config) -> Head:
-    """Masked language model head of the config; unless ``legacy`` is set, its matrix is always the token table."""
+    """Build the masked language model head of a config; unless ``legacy`` is set, its matrix is always the
+    token table.
+    """
     tied = config.flag("tie_word_embeddings", True) or not config.flag("legacy", True)
     return LanguageModelHead(
         tied=tied, bias=True, transform=config.word("hidden_act", "gelu", INWARD), norm=_norm(config)
@@ -281,7 +289,7 @@ def _masked(config: Config) -> Head:
 
 
 def _classes(config: Config, sizes: Sizes) -> Head:
-    """Classification head W dropout(φ(W_h x_0 + b_h)) + b on the first position's vector x_0."""
+    """Build the classification head W dropout(φ(W_h x_0 + b_h)) + b on the first position's vector x_0."""
     width = config.size("hidden_size", sizes.width)
     config.fixed("pooler_hidden_size", width, "the width of a layer of the head")
     return heads.pooled_head(
@@ -300,7 +308,7 @@ def _classes_keys(head: Head) -> dict[str, Any] | None:
 
 
 def architectures(stem: str, sizes: Sizes) -> dict[str, Architecture]:
-    """Published architectures of a DeBERTa version by name, such as ``stem`` + "ForMaskedLM"."""
+    """Return the published architectures of a DeBERTa version by name, such as ``stem`` + "ForMaskedLM"."""
     rows = (NameRule("head.hidden.*", "pooler.dense.*"), NameRule("head.output.*", "classifier.*"))
     return {
         f"{stem}ForMaskedLM": replace(heads.masked(bert.MASKED_NAMES), head=_masked),

@@ -46,7 +46,9 @@ MASK = vit.mask("dinov2.")
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Spec of DINOv2: hidden features of the feed-forward branch are mlp_ratio D, with SwiGLU two thirds of it."""
+    """Build the spec of DINOv2: the feed-forward branch has mlp_ratio · D hidden features, with SwiGLU two thirds of
+    them.
+    """
     embeds = vit.frontend(config, patch=14)
     if embeds.height != embeds.width:
         raise UserError(f"{config.source}: image_size is not square, but positions are resampled from a square grid")
@@ -69,12 +71,14 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _two_thirds(hidden: int) -> int:
-    """Hidden features of SwiGLU with about the weights of a plain branch of ``hidden``: a multiple of 8."""
+    """Return the number of hidden features with which SwiGLU has about as many weights as a plain branch with
+    ``hidden``: a multiple of 8.
+    """
     return (int(hidden * 2 / 3) + 7) // 8 * 8
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not DINOv2's. Callers read them back to verify."""
+    """Return config.json keys for ``spec``; None if its structure is not DINOv2's. Callers read them back to verify."""
     match shape_of(spec)[0]:
         case Block(branches=(_, FeedForward() as second), residual=Scaled() as residual) as block:
             own = {"hidden_act": OUTWARD.get(second.activation), "use_swiglu_ffn": False}

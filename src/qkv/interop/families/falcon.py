@@ -46,7 +46,7 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Spec of Falcon: parallel attention and feed-forward.
+    """Build the spec of Falcon: parallel attention and feed-forward.
 
     With ``new_decoder_architecture`` (40B, 11B): grouped keys and values, one or two norms. Else (7B): one norm for
     both branches.
@@ -78,13 +78,17 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _relative(config: Config) -> Relative:
-    """Position encoding: ALiBi as in Falcon-RW, or RoPE. Config files with ALiBi may contain RoPE keys too."""
+    """Build the position encoding: ALiBi as in Falcon-RW, or RoPE. Config files with ALiBi may contain RoPE
+    keys too.
+    """
     rope = rope_of(config)
     return ALIBI if config.flag("alibi", False) else rope
 
 
 def _kv_heads(config: Config, heads: int) -> int:
-    """Number of key/value heads: ``num_kv_heads`` of the newer architecture, ``multi_query`` of the older one."""
+    """Return the number of key/value heads: ``num_kv_heads`` of the newer architecture, ``multi_query`` of the older
+    one.
+    """
     given, single = config.size("num_kv_heads", heads), config.flag("multi_query", True)
     if config.flag("new_decoder_architecture", False):
         return given
@@ -92,7 +96,7 @@ def _kv_heads(config: Config, heads: int) -> int:
 
 
 def _order(config: Config, norm: LayerNorm) -> dict[str, Any]:
-    """Fields of a block: order of its branches, and one norm per branch if there are two."""
+    """Return the fields of a block: order of its branches, and one norm per branch if there are two."""
     newer, parallel = config.flag("new_decoder_architecture", False), config.flag("parallel_attn", True)
     norms = config.integer("num_ln_in_parallel_attn", 2 if newer else 1)
     if norms not in ((1, 2) if newer else (1,)) or (newer and not parallel):
@@ -107,7 +111,7 @@ def _order(config: Config, norm: LayerNorm) -> dict[str, Any]:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not Falcon's. Callers read them back to verify."""
+    """Return config.json keys for ``spec``; None if its structure is not Falcon's. Callers read them back to verify."""
     match shape_of(spec):
         case Block(
             branches=(Attention(relative=relative) as attention, FeedForward() as feed_forward)
@@ -141,7 +145,9 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def _relative_keys(relative: Relative) -> dict[str, Any] | None:
-    """Config keys of a position encoding, the inverse of ``_relative``; None if configs cannot express it."""
+    """Return the config keys of a position encoding, the inverse of ``_relative``; None if configs cannot
+    express it.
+    """
     if relative == ALIBI:
         return {"alibi": True}
     turned = rope_config(relative) if isinstance(relative, Rope) else None

@@ -42,7 +42,9 @@ IGNORED = {"model.layers.{layer}.self_attn.rotary_emb.inv_freq": "computed from 
 
 
 def attention_of(config: Config, **chosen: Any) -> Attention:
-    """Attention spec from a config: heads, widths, dropout and RoPE; ``chosen``: fields in which families differ."""
+    """Build the attention spec of a config: heads, widths, dropout and RoPE; ``chosen``: fields that depend on the
+    family.
+    """
     heads = config.size("num_attention_heads")
     head_dim = config.size("head_dim") if config.has("head_dim") else None
     dropout = config.number("attention_dropout", 0.0)
@@ -51,7 +53,7 @@ def attention_of(config: Config, **chosen: Any) -> Attention:
 
 
 def model_of(config: Config, head: Head, attentions: Sequence[Attention], mlp_bias: bool = False) -> Model:
-    """Spec of a Llama-like model from a config; ``attentions``: attention of each layer."""
+    """Build the spec of a Llama-like model from a config; ``attentions``: attention of each layer."""
     norm = norm_of(config)
     activation = config.word("hidden_act", "silu", INWARD)
     feed_forward = GatedFeedForward(hidden=config.size("intermediate_size"), activation=activation, bias=mlp_bias)
@@ -68,25 +70,26 @@ def model_of(config: Config, head: Head, attentions: Sequence[Attention], mlp_bi
 
 
 def repeating(blocks: Sequence[Block]) -> tuple[Block, ...]:
-    """Shortest prefix of ``blocks`` whose repetition gives them all."""
+    """Return the shortest prefix of ``blocks`` whose repetition gives all of them."""
     periods = range(1, len(blocks) + 1)
     return tuple(blocks[: next(p for p in periods if all(block == blocks[i % p] for i, block in enumerate(blocks)))])
 
 
 def norm_of(config: Config) -> RMSNorm:
-    """RMSNorm spec from a config, used for all norms of the model."""
+    """Build the RMSNorm spec of a config, used for all norms of the model."""
     return RMSNorm(eps=config.number("rms_norm_eps", 1e-6))
 
 
 def windowed(size: int) -> Mask:
-    """Causal sliding-window mask: a position sees itself and the ``size`` - 1 positions before it."""
+    """Build a causal sliding-window mask: a position sees itself and the ``size`` - 1 positions before it."""
     return Causal() & Window(size=size)
 
 
 def masks_of(config: Config) -> list[Mask]:
-    """Attention mask of each layer, for configs with a sliding window in some layers only.
+    """Return the attention mask of each layer, for configs with a sliding window in some layers only.
 
-    These are the layers that ``layer_types`` names; without that key all layers from number ``max_window_layers`` on.
+    ``layer_types`` gives the kind of each layer. Without that key, all layers from index ``max_window_layers`` on have
+    a window if ``use_sliding_window`` is true.
     """
     layers, kinds = config.layers("num_hidden_layers"), config.items("layer_types")
     used, first = config.flag("use_sliding_window", False), config.integer("max_window_layers", 28)
@@ -100,7 +103,7 @@ def masks_of(config: Config) -> list[Mask]:
 
 
 def masks_config(spec: Model) -> dict[str, Any]:
-    """Config keys of each layer's sliding window, the inverse of ``masks_of``."""
+    """Return the config keys of each layer's sliding window, the inverse of ``masks_of``."""
     sizes = [window_of(block.branches[0]) for block in spec.layers]
     known = {size for size in sizes if size}
     kinds = ["sliding_attention" if size else "full_attention" for size in sizes]
@@ -113,7 +116,7 @@ def masks_config(spec: Model) -> dict[str, Any]:
 
 
 def window_of(branch: Branch) -> int | None:
-    """Size of the sliding window of a branch; None if it is not causal attention with a window."""
+    """Return the size of the sliding window of a branch; None if it is not causal attention with a window."""
     match branch:
         case Attention(mask=AllOf(masks=(Causal(), Window(size=size, sinks=0)))):
             return size
@@ -122,13 +125,14 @@ def window_of(branch: Branch) -> int | None:
 
 
 LayerKeys = Callable[[Attention, GatedFeedForward], dict[str, Any]]
-"""Function that gives further config keys of a layer from its branches."""
+"""Function that returns further config keys of a layer, from its branches."""
 
 
 def config_of(
     spec: Model, more: LayerKeys = lambda attention, feed_forward: {}, rope: bool = True
 ) -> dict[str, Any] | None:
-    """Keys of config.json that all Llama-like families share, for ``spec``, and those that ``more`` gives for a layer.
+    """Return config.json keys of ``spec`` that all Llama-like families share, and the keys that ``more`` returns for a
+    layer.
 
     None if a layer has another structure, or if layers differ in a key. ``rope`` False: layers may differ in RoPE; the
     family adds its keys.
@@ -148,7 +152,7 @@ def config_of(
 
 
 def _layer_keys(block: Block, width: int, more: LayerKeys, rope: bool) -> dict[str, Any] | None:
-    """Config keys of one layer; None if it has another structure."""
+    """Return the config keys of one layer; None if it has another structure."""
     match block:
         case Block(
             branches=(Attention(relative=Rope() as relative) as attention, GatedFeedForward() as feed_forward),

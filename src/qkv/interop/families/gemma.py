@@ -34,14 +34,14 @@ SANDWICH_NAMES = (
     NameRule("blocks.{layer}.branches.1.norm_after.weight", "model.layers.{layer}.post_feedforward_layernorm.weight"),
     *gated.NAMES,
 )
-"""Table of tensor names of Gemma 2 and 3. The first matching row applies, so the feed-forward's norm comes before
-Llama's row for it.
+"""Table of tensor names of Gemma 2 and 3. The first matching row applies, so the row of the feed-forward's norm comes
+before Llama's row for that norm.
 """
 
 
 def spec_of_gemma(config: Config, head: Head) -> Model:
-    """Spec of Gemma 1: equal pre-norm blocks. ``hidden_act`` "gelu" means the tanh approximation, with which the models
-    were trained.
+    """Build the spec of Gemma 1: equal pre-norm blocks. ``hidden_act`` "gelu" means the tanh approximation, with which
+    the models were trained.
     """
     attention = _attention(config, num_heads=16, num_kv_heads=16).changed(relative=rope_of(config))
     activation = config.word("hidden_act", "gelu_pytorch_tanh", {**INWARD, "gelu": "gelu_tanh"})
@@ -59,8 +59,8 @@ def spec_of_gemma(config: Config, head: Head) -> Model:
 
 
 def spec_of_gemma2(config: Config, head: Head) -> Model:
-    """Spec of Gemma 2: sandwich blocks; by default (without ``layer_types``) every second one has full attention, the
-    others a sliding window.
+    """Build the spec of Gemma 2: sandwich blocks; by default (without ``layer_types``) every second block has full
+    attention, the others a sliding window.
     """
     rope, cap = rope_of(config), config.optional("attn_logit_softcapping", 50.0)
     attention = _attention(config, num_heads=8, num_kv_heads=4, scaled=True).changed(softcap=cap)
@@ -68,7 +68,9 @@ def spec_of_gemma2(config: Config, head: Head) -> Model:
 
 
 def spec_of_gemma3(config: Config, head: Head) -> Model:
-    """Spec of Gemma 3: sandwich blocks; by default every sixth one has full attention, the others a sliding window."""
+    """Build the spec of Gemma 3: sandwich blocks; by default every sixth block has full attention, the others a sliding
+    window.
+    """
     config.fixed(
         "attn_logit_softcapping",
         None,
@@ -80,7 +82,7 @@ def spec_of_gemma3(config: Config, head: Head) -> Model:
 
 
 def _attention(config: Config, num_heads: int, num_kv_heads: int, scaled: bool = False) -> Attention:
-    """Attention spec without RoPE and mask; the numbers of heads are defaults. ``scaled``: scale 1 /
+    """Build an attention spec without RoPE and mask; the numbers of heads are defaults. ``scaled``: scale 1 /
     √query_pre_attn_scalar instead of 1 / √Dk.
     """
     config.fixed("use_bidirectional_attention", False, "the attention mask")
@@ -103,8 +105,8 @@ def _norm(config: Config) -> RMSNorm:
 
 
 def _ropes(config: Config) -> dict[str, Rope]:
-    """RoPE of each kind of layer (full, sliding) in Gemma 3: from a table per kind, or from older keys, whose
-    ``rope_scaling`` applies to full layers only.
+    """Return the RoPE of each kind of layer (full, sliding) in Gemma 3: from a table per kind, or from older keys,
+    whose ``rope_scaling`` applies to full layers only.
     """
     tables, length = config.table("rope_parameters"), config.integer("max_position_embeddings", 131072)
     bases = {FULL: config.number("rope_theta", 1e6), SLIDING: config.number("rope_local_base_freq", 1e4)}
@@ -124,8 +126,8 @@ def _ropes(config: Config) -> dict[str, Rope]:
 def _layered(
     config: Config, head: Head, attention: Attention, ropes: Mapping[str, Rope], pattern: int, length: int
 ) -> Model:
-    """Spec of sandwich blocks of two kinds, full and sliding window, written as their shortest repeating pattern.
-    ``pattern``: as for ``_kinds``.
+    """Build the spec of sandwich blocks of two kinds, full and sliding window, written as their shortest repeating
+    pattern. ``pattern``: as for ``_kinds``.
     """
     kinds, norm = _kinds(config, pattern), _norm(config)
     activation = config.word("hidden_activation", "gelu_pytorch_tanh", INWARD)
@@ -143,8 +145,8 @@ def _layered(
 
 
 def _kinds(config: Config, pattern: int) -> list[str]:
-    """Kind of each layer, full or sliding window, from ``layer_types``; default: all but every ``pattern``-th are
-    sliding.
+    """Return the kind of each layer, full or sliding window, from ``layer_types``; default: all but every
+    ``pattern``-th are sliding.
     """
     layers, said = config.layers("num_hidden_layers", 26), config.items("layer_types")
     if pattern < 1:
@@ -173,18 +175,24 @@ def _model(config: Config, head: Head, blocks: Sequence[Block], width: int, leng
 
 
 def config_of_gemma(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not Gemma 1's. Callers read them back to verify."""
+    """Return config.json keys for ``spec``; None if its structure is not Gemma 1's. Callers read them back to
+    verify.
+    """
     return _config(spec, "hidden_act", _bias)
 
 
 def config_of_gemma2(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not Gemma 2's. Callers read them back to verify."""
+    """Return config.json keys for ``spec``; None if its structure is not Gemma 2's. Callers read them back to
+    verify.
+    """
     found = _config(spec, "hidden_activation", _scores(spec.width))
     return None if found is None else {**found, **_layers_config(spec)}
 
 
 def config_of_gemma3(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not Gemma 3's. Callers read them back to verify."""
+    """Return config.json keys for ``spec``; None if its structure is not Gemma 3's. Callers read them back to
+    verify.
+    """
     found = _config(spec, "hidden_activation", _scores(spec.width), rope=False)
     if found is None:
         return None
@@ -205,14 +213,14 @@ def config_of_gemma3(spec: Model) -> dict[str, Any] | None:
 
 
 def _config(spec: Model, activation: str, more: gated.LayerKeys, rope: bool = True) -> dict[str, Any] | None:
-    """Keys of ``config.json`` common to all three Gemma versions, or None; ``activation``: name of the activation's
+    """Return ``config.json`` keys common to all three Gemma versions, or None; ``activation``: name of the activation's
     key. ``more`` and ``rope``: as for ``gated.config_of``.
     """
     found = gated.config_of(spec, more, rope)
     if found is None:
         return None
     name = found.pop("hidden_act")
-    # The tanh form has two names that differ in rounding; Gemma uses this one.
+    # Two published names of the tanh approximation differ in rounding; Gemma uses the following.
     name = "gelu_pytorch_tanh" if name == OUTWARD["gelu_tanh"] else name
     return {**found, activation: name}
 
@@ -222,7 +230,7 @@ def _bias(attention: Attention, feed_forward: GatedFeedForward) -> dict[str, Any
 
 
 def _scores(width: int) -> gated.LayerKeys:
-    """Function that gives the config keys of the scores of a layer in a model of ``width`` features."""
+    """Return a function that gives the config keys of the scores of a layer in a model of ``width`` features."""
 
     def keys(attention: Attention, feed_forward: GatedFeedForward) -> dict[str, Any]:
         scalar = attention.temperature**2 * attention.dims(width)[0]
@@ -247,8 +255,8 @@ def _kind(block: Block) -> str:
 
 
 def _capped(default: float | None) -> Architecture:
-    """Language model architecture with a soft cap of the logits, ``final_logit_softcapping``; ``default``: its value if
-    the key is missing.
+    """Build a language model architecture with a soft cap of the logits, ``final_logit_softcapping``; ``default``: cap
+    if the key is missing.
     """
 
     def head(config: Config) -> Head:
@@ -267,7 +275,7 @@ def _capped(default: float | None) -> Architecture:
 def _gguf(
     stem: str, name: str, keys: tuple[gguf.MetadataKey, ...], built_in: Mapping[str, Any], windows: int = 0
 ) -> gguf.GGUFLayout:
-    """Form of a version of Gemma in GGUF; ``keys`` and ``built_in``: those that not all versions have."""
+    """Build the GGUF layout of a version of Gemma; ``keys`` and ``built_in``: entries that not all versions have."""
     return gguf.GGUFLayout(
         f"{stem}ForCausalLM",
         name,
@@ -279,7 +287,9 @@ def _gguf(
 
 
 def _scale_of(layers: int) -> Callable[[gguf.Values], int]:
-    """``query_pre_attn_scalar`` in llama.cpp: the width of a head, or in a model of ``layers`` layers D / H."""
+    """Return a function that gives llama.cpp's ``query_pre_attn_scalar``: the width of a head, or in a model of
+    ``layers`` layers D / H.
+    """
     return lambda values: (
         gguf.width_of_head(values) if values["num_hidden_layers"] == layers else values.get("head_dim", 256)
     )

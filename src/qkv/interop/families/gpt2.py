@@ -34,7 +34,9 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Spec of GPT-2: D = n_embd, n_layer blocks, n_head heads, n_inner feed-forward features (default 4 D)."""
+    """Build the spec of GPT-2: D = n_embd, n_layer blocks, n_head heads, n_inner feed-forward features (4 D by
+    default).
+    """
     width = config.size("n_embd", 768)
     norm = LayerNorm(eps=config.number("layer_norm_epsilon", 1e-5))
     for key, only, meaning in FIXED:
@@ -62,7 +64,7 @@ FIXED = (
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not GPT-2's. Callers read them back to verify."""
+    """Return config.json keys for ``spec``; None if its structure is not GPT-2's. Callers read them back to verify."""
     match shape_of(spec):
         case Block(
             branches=(Attention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm

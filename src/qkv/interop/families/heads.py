@@ -23,15 +23,15 @@ Writer = Callable[[Head], dict[str, Any] | None]
 
 
 def language_model(tied: bool, ours: str = "head.weight", theirs: str = "lm_head.weight") -> Architecture:
-    """Architecture with a language model head, logits = x W^T. ``tied``: default of ``tie_word_embeddings``; ``ours``
-    and ``theirs``: tensor names.
+    """Build an architecture with a language model head, logits = x W^T. ``tied``: default of ``tie_word_embeddings``;
+    ``ours`` and ``theirs``: tensor names.
     """
     return Architecture(_language_model(tied), _tie, (NameRule(ours, theirs),))
 
 
 def body(theirs: str, ignored: Reasons | None = None, kept: Reasons | None = None) -> Architecture:
-    """Architecture without a head, whose output is vectors; here it gets a tied head. ``theirs``: published name of the
-    token table.
+    """Build an architecture without a head, whose output is vectors; here it gets a tied head. ``theirs``: published
+    name of the token table.
 
     ``kept``: unused tensors of its files, such as a pooler, that an export writes back unchanged.
     """
@@ -40,8 +40,8 @@ def body(theirs: str, ignored: Reasons | None = None, kept: Reasons | None = Non
 
 
 def vectors(kept: Reasons | None = None) -> Architecture:
-    """Architecture without a head on a body without tokens: its outputs are the final vectors. ``kept``: unused tensors
-    of its files that an export writes back unchanged.
+    """Build an architecture without a head on a body without tokens: its outputs are the final vectors. ``kept``:
+    unused tensors of its files that an export writes back unchanged.
     """
     return Architecture(
         lambda config: VectorsHead(),
@@ -52,13 +52,13 @@ def vectors(kept: Reasons | None = None) -> Architecture:
 
 
 def written_back(kept: Reasons) -> Reasons:
-    """Reasons for ignoring tensors, extended by the note that an export writes them back."""
+    """Return the reasons for ignoring tensors, extended by the note that an export writes them back."""
     return {name: f"{reason}; written back by an export" for name, reason in kept.items()}
 
 
 def pooler(prefix: str) -> Reasons:
-    """Tensors of the pooler (dense layer on the first position) with the reason for ignoring them, for architectures
-    that do not use it. ``prefix``: of the body's names.
+    """Return the tensors of the pooler (dense layer on the first position) with the reason for ignoring them, for
+    architectures that do not use it. ``prefix``: of the body's names.
     """
     return {f"{prefix}pooler.dense.*": "part of the pooler, which this architecture does not use"}
 
@@ -80,8 +80,8 @@ def _tie(head: Head) -> dict[str, Any] | None:
 def masked(
     names: Mapping[str, str], activation: Activation | None = None, ignored: Reasons | None = None
 ) -> Architecture:
-    """Architecture with a masked language model head: logits = norm(φ(x W_t + b_t)) W^T + b. ``names``: own name ->
-    published name.
+    """Build an architecture with a masked language model head: logits = norm(φ(x W_t + b_t)) W^T + b. ``names``: own
+    name -> published name.
 
     φ is ``activation``, default the body's ``hidden_act``. If W is not the token table, b is stored as W's bias; its
     usual name exists too but is ignored.
@@ -106,8 +106,8 @@ def masked(
 
 
 def classification(hidden: str, output: str, ignored: Reasons | None = None) -> Architecture:
-    """Architecture with the head W dropout(tanh(W_h x_0 + b_h)) + b on the first position: regression if the config has
-    one class or says so, else classification.
+    """Build an architecture with the head W dropout(tanh(W_h x_0 + b_h)) + b on the first position: regression if the
+    config has one class or says so, else classification.
 
     ``hidden`` and ``output``: published names of the two layers.
     """
@@ -130,8 +130,8 @@ def _classes(head: Head) -> dict[str, Any] | None:
 
 
 def pooled_head(config: Config, **fields: Any) -> Head:
-    """Head on one vector per text: classification for several classes, regression for one; ``fields``: the head's
-    fields. Raises ``UserError`` for other problem types.
+    """Build the head on one vector per text: classification for several classes, regression for one; ``fields``: the
+    head's fields. Raises ``UserError`` for other problem types.
     """
     count = label_count(config)
     known = {"regression": count == 1, "single_label_classification": count > 1}
@@ -147,14 +147,14 @@ def pooled_head(config: Config, **fields: Any) -> Head:
 
 
 def problem_keys(head: ClassificationHead | RegressionHead) -> dict[str, Any]:
-    """Config keys for the kind of head and number of classes, the inverse of ``pooled_head``."""
+    """Return the config keys for the kind of head and number of classes, the inverse of ``pooled_head``."""
     if isinstance(head, RegressionHead):
         return {**label_keys(1), "problem_type": "regression"}
     return {**label_keys(head.num_classes or 2), "problem_type": "single_label_classification"}
 
 
 def of_decoder(stem: str, tags: str | None = "score", question_answering: bool = True) -> dict[str, Architecture]:
-    """Architectures of a decoder family for other tasks than language modelling, by name, such as ``stem`` +
+    """Build the architectures of a decoder family for tasks other than language modelling, by name, such as ``stem`` +
     "ForSequenceClassification".
 
     Classification or regression: W x on the last non-padding token, without bias. Token classification and question
@@ -182,7 +182,7 @@ def _last_classes(head: Head) -> dict[str, Any] | None:
 
 
 def tagging(output: str, ignored: Reasons | None = None, body_dropout: str = "hidden_dropout_prob") -> Architecture:
-    """Architecture for token classification: W dropout(x_i) + b. ``output``: published name of the layer;
+    """Build the architecture for token classification: W dropout(x_i) + b. ``output``: published name of the layer;
     ``body_dropout``: config key of the body's dropout.
     """
 
@@ -199,8 +199,8 @@ def _tags(head: Head) -> dict[str, Any] | None:
 
 
 def answering(output: str, ignored: Reasons | None = None) -> Architecture:
-    """Architecture for extractive question answering: start and end logits per position. ``output``: published name of
-    the layer.
+    """Build the architecture for extractive question answering: start and end logits per position. ``output``:
+    published name of the layer.
     """
     return Architecture(
         _answering,
@@ -215,8 +215,8 @@ def _answering(config: Config) -> Head:
 
 
 def span_head(config: Config, **fields: Any) -> Head:
-    """Head for extractive question answering; ``fields``: the head's fields. Raises ``UserError`` if the config has
-    another number of labels than two.
+    """Build the head for extractive question answering; ``fields``: the head's fields. Raises ``UserError`` unless the
+    config has two labels.
     """
     count = label_count(config) if config.says("id2label") or config.says("num_labels") else 2
     if count != 2:
@@ -225,13 +225,13 @@ def span_head(config: Config, **fields: Any) -> Head:
 
 
 def label_count(config: Config) -> int:
-    """Number of classes in a config: from their names, else ``num_labels``, else 2, as in transformers."""
+    """Return the number of classes in a config: from their names, else ``num_labels``, else 2, as in transformers."""
     named = len(config.table("id2label").values)
     return named or config.size("num_labels", 2)
 
 
 def label_keys(count: int) -> dict[str, Any]:
-    """Config keys ``id2label`` and ``label2id`` for ``count`` unnamed classes."""
+    """Return the config keys ``id2label`` and ``label2id`` for ``count`` unnamed classes."""
     names = [f"LABEL_{i}" for i in range(count)]
     return {
         "id2label": {str(i): name for i, name in enumerate(names)},
@@ -240,5 +240,5 @@ def label_keys(count: int) -> dict[str, Any]:
 
 
 def _dropout(config: Config, body: str = "hidden_dropout_prob") -> float:
-    """Dropout rate before a head's last layer; default: that of the body, under the key ``body``."""
+    """Return the dropout rate before a head's last layer; default: that of the body, under the key ``body``."""
     return config.number("classifier_dropout", config.number(body, 0.1))

@@ -15,8 +15,8 @@ from qkv.spec.model import Model
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Spec of Llama: causal layers; ``attention_bias`` and ``mlp_bias`` add biases to all linear maps of attention and
-    feed-forward.
+    """Build the spec of Llama: causal layers; ``attention_bias`` and ``mlp_bias`` add biases to all linear maps of
+    attention and feed-forward.
     """
     attention = gated.attention_of(config, bias=config.flag("attention_bias", False))
     layers = config.layers("num_hidden_layers")
@@ -24,7 +24,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not Llama's. Callers read them back to verify."""
+    """Return config.json keys for ``spec``; None if its structure is not Llama's. Callers read them back to verify."""
     return gated.config_of(
         spec, lambda attention, feed_forward: {"attention_bias": attention.bias, "mlp_bias": feed_forward.bias}
     )

@@ -32,7 +32,9 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Spec of Longformer: as RoBERTa's; layer i has a window of ``attention_window[i]`` / 2 positions to each side."""
+    """Build the spec of Longformer: as RoBERTa's; layer i has a window of ``attention_window[i]`` / 2 positions to each
+    side.
+    """
     config.fixed("attention_mode", "longformer", "the attention mask")
     config.fixed("ignore_attention_mask", False, "masking of padding")
     model = roberta.spec(config, head)
@@ -48,7 +50,9 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _windows(config: Config, layers: int) -> list[int]:
-    """Window to each side in positions, per layer; the config gives one number for all layers, or one per layer."""
+    """Return the window to each side in positions, per layer; the config gives one number for all layers, or one per
+    layer.
+    """
     said = config.values.get("attention_window")
     given = (
         config.items("attention_window")
@@ -68,7 +72,9 @@ def _windows(config: Config, layers: int) -> list[int]:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not Longformer's. Callers read them back to verify."""
+    """Return config.json keys for ``spec``; None if its structure is not Longformer's. Callers read them back to
+    verify.
+    """
     windows, blocks = [], []
     for block in spec.layers:
         local = block.branches[0]

@@ -16,8 +16,8 @@ from qkv.spec.model import Model
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Spec of Mistral: Llama's blocks with a sliding window in every layer; full causal attention if ``sliding_window``
-    is null.
+    """Build the spec of Mistral: Llama's blocks with a sliding window in every layer; full causal attention if
+    ``sliding_window`` is null.
     """
     mask = gated.windowed(config.integer("sliding_window")) if config.has("sliding_window") else Causal()
     attention = gated.attention_of(config, mask=mask)
@@ -25,7 +25,9 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not Mistral's. Callers read them back to verify."""
+    """Return config.json keys for ``spec``; None if its structure is not Mistral's. Callers read them back to
+    verify.
+    """
     return gated.config_of(spec, lambda attention, feed_forward: {"sliding_window": gated.window_of(attention)})
 
 

@@ -40,8 +40,8 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Spec of ModernBERT: D = hidden_size; ``layer_types`` selects blocks with a window of ``local_attention`` // 2
-    positions to each side.
+    """Build the spec of ModernBERT: D = hidden_size; ``layer_types`` selects blocks with a window of
+    ``local_attention`` // 2 positions to each side.
     """
     width, norm = config.size("hidden_size", 768), _norm(config)
     kinds, ropes = _kinds(config), _ropes(config)
@@ -86,7 +86,7 @@ def _norm(config: Config) -> LayerNorm:
 
 
 def _kinds(config: Config) -> list[str]:
-    """Kind of each layer, full attention or sliding window. Default: full in the first and every
+    """Return the kind of each layer, full attention or sliding window. Default: full in the first and every
     ``global_attn_every_n_layers``-th layer after it.
     """
     layers, every, said = (
@@ -107,7 +107,9 @@ def _kinds(config: Config) -> list[str]:
 
 
 def _ropes(config: Config) -> dict[str, Rope]:
-    """RoPE of each kind of layer (full, sliding): from a table per kind, or from keys of the first release."""
+    """Return the RoPE of each kind of layer (full, sliding): from a table per kind, or from keys of the first
+    release.
+    """
     tables, length = config.table("rope_parameters"), config.integer("max_position_embeddings", 8192)
     config.fixed("rope_scaling", None, "the frequencies of both kinds of layers; give rope_parameters")
     older = {FULL: "global_rope_theta", SLIDING: "local_rope_theta"}
@@ -124,7 +126,9 @@ def _ropes(config: Config) -> dict[str, Rope]:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not ModernBERT's. Callers read them back to verify."""
+    """Return config.json keys for ``spec``; None if its structure is not ModernBERT's. Callers read them back to
+    verify.
+    """
     attentions = [block.branches[0] for block in spec.layers if isinstance(block.branches[0], Attention)]
     ropes = _ropes_config(attentions)
     if not attentions or len(attentions) != len(spec.layers) or ropes is None:
@@ -162,7 +166,7 @@ def _kind(attention: Attention) -> str:
 
 
 def _ropes_config(attentions: Sequence[Attention]) -> Mapping[str, Any] | None:
-    """Config table of RoPE for each kind of layer (full, sliding); None if configs cannot express it."""
+    """Return the config table of RoPE for each kind of layer (full, sliding); None if configs cannot express it."""
     ropes = {kind: Rope(base=base) for kind, base in BASES.items()}
     ropes |= {_kind(attention): attention.relative for attention in attentions if isinstance(attention.relative, Rope)}
     found = {}
@@ -176,7 +180,7 @@ def _ropes_config(attentions: Sequence[Attention]) -> Mapping[str, Any] | None:
 
 
 def _hidden(config: Config) -> dict[str, Any]:
-    """Fields of the layer norm(φ(x W_h + b_h)) that every ModernBERT head has before its output layer."""
+    """Return the fields of the layer norm(φ(x W_h + b_h)) that every ModernBERT head has before its output layer."""
     activation = config.word("classifier_activation", "gelu", INWARD)
     return {
         "hidden": config.size("hidden_size", 768),

@@ -39,8 +39,8 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Spec of MPNet: as BERT's, with relative biases and without token types. Only 32 rows of the bias table are ever
-    used.
+    """Build the spec of MPNet: as BERT's, with relative biases and without token types. Only 32 rows of the bias table
+    are ever used.
     """
     config.fixed("relative_attention_num_buckets", 32, "the number of distance buckets")
     found = bert.body(config, head, reserved=RESERVED, types=0)
@@ -53,7 +53,7 @@ def _with(block: Block, distances: T5Buckets) -> Block:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not MPNet's. Callers read them back to verify."""
+    """Return config.json keys for ``spec``; None if its structure is not MPNet's. Callers read them back to verify."""
     match shape_of(spec):
         case (
             Block(branches=(Attention() as attention, FeedForward()), norm=LayerNorm(), order="post"),

@@ -47,7 +47,7 @@ FIXED_IN_ATTENTION = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Spec of MPT: D = d_model, n_layers blocks, n_heads heads, 4 D feed-forward features."""
+    """Build the spec of MPT: D = d_model, n_layers blocks, n_heads heads, 4 D feed-forward features."""
     width, heads = config.size("d_model", 2048), config.size("n_heads", 16)
     for key, only, meaning in FIXED:
         config.fixed(key, only, meaning)
@@ -73,7 +73,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _attention(table: Config, heads: int, head_dim: float) -> Attention:
-    """Attention spec with temperature 1 / (s √Dk) for a ``softmax_scale`` s, rounded to twelve digits so that
+    """Build the attention spec with temperature 1 / (s √Dk) for a ``softmax_scale`` s, rounded to twelve digits so that
     conversion back gives s.
     """
     for key, only, meaning in FIXED_IN_ATTENTION:
@@ -90,7 +90,7 @@ def _attention(table: Config, heads: int, head_dim: float) -> Attention:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not MPT's. Callers read them back to verify."""
+    """Return config.json keys for ``spec``; None if its structure is not MPT's. Callers read them back to verify."""
     match shape_of(spec):
         case Block(
             branches=(Attention(relative=Alibi()) as attention, FeedForward()), norm=LayerNorm() as norm

@@ -36,8 +36,8 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Spec of GPT-NeoX: by default RoPE applies to a quarter of each head; without ``use_parallel_residual`` blocks are
-    sequential pre-norm.
+    """Build the spec of GPT-NeoX: by default RoPE applies to a quarter of each head; without ``use_parallel_residual``
+    blocks are sequential pre-norm.
     """
     norm = LayerNorm(eps=config.number("layer_norm_eps", 1e-5))
     dropout = config.number("hidden_dropout", 0.0)
@@ -66,8 +66,8 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _rope(config: Config) -> Rope:
-    """RoPE of a config: ``rotary_emb_base`` and ``rotary_pct`` are defaults of the RoPE table; keys of other families
-    are refused.
+    """Build the RoPE of a config: ``rotary_emb_base`` and ``rotary_pct`` are defaults for missing keys of the RoPE
+    table; keys of other families are refused.
     """
     base, fraction = config.number("rotary_emb_base", BASE), config.number("rotary_pct", 0.25)
     said = "rope_scaling" if config.table("rope_scaling").values else "rope_parameters"
@@ -80,7 +80,9 @@ def _rope(config: Config) -> Rope:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not GPT-NeoX's. Callers read them back to verify."""
+    """Return config.json keys for ``spec``; None if its structure is not GPT-NeoX's. Callers read them back to
+    verify.
+    """
     match shape_of(spec):
         case Block(
             branches=(Attention(relative=Rope() as rope) as attention, FeedForward() as feed_forward)

@@ -1,7 +1,7 @@
 """PatchTST (Nie et al. 2023): patches of each channel of a window, which is standardised, and blocks with batch norm.
 
-A published model ends its patches at the last step of the window and leaves out the first steps that fill none. Both
-kinds of published positions, learned and sinusoidal, are a table in its files.
+In a published model the last patch ends at the last step of the window; first steps that do not fill a patch are left
+out. Both kinds of published positions, learned and sinusoidal, are stored as a table in the files.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from qkv.spec.signals.series import SeriesPatches
 
 _LAYER, _ATTENTION = "model.encoder.layers.{layer}", "model.encoder.layers.{layer}.self_attn"
 _OVER = {"mean": "mean", None: "flatten"}
-"""Pooling of the head's vectors by its published name."""
+"""Published name of the pooling of the head's vectors -> name in qkv."""
 _NORMALISE = {"std": "window", None: "none"}
-"""Normalisation of a window by its published name."""
+"""Published name of the normalisation of a window -> name in qkv."""
 _NORMS = {"batchnorm": BatchNorm, "layernorm": LayerNorm}
 
 
@@ -39,7 +39,7 @@ def _over_batch(spec: Model) -> bool:
 
 
 def _norm(branch: int, theirs: str) -> tuple[NameRule, ...]:
-    """Table of tensor names of the norm of a branch; ``theirs``: published name."""
+    """Return the table of tensor names of the norm of a branch; ``theirs``: published name."""
     ours, published = f"blocks.{{layer}}.branches.{branch}.norm", f"{_LAYER}.{theirs}"
     inside = f"{published}.batchnorm"
     return (
@@ -63,7 +63,9 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Spec of PatchTST: context_length steps in patches of patch_length, d_model features, ffn_dim hidden features."""
+    """Build the spec of PatchTST: context_length steps in patches of patch_length, d_model features, ffn_dim hidden
+    features.
+    """
     config.fixed("channel_attention", False, "which channels a position sees")
     config.fixed("share_embedding", True, "the map from patches to vectors")
     config.fixed("minimum_scale", 1e-5, "the least variance of a window")
@@ -116,7 +118,7 @@ def _frontend(config: Config) -> SeriesPatches:
 
 
 def _named(config: Config, key: str, default: str, known: dict[Any, str]) -> str:
-    """Value of ``known`` for the text or null under a key. Raises ``UserError`` for another one."""
+    """Return the value in ``known`` for the text or null under a key. Raises ``UserError`` for any other value."""
     found = config.values.get(key, None if key in config.nulls else default)
     config.asked.add(key)
     if not isinstance(found, str | None) or found not in known:
@@ -126,7 +128,9 @@ def _named(config: Config, key: str, default: str, known: dict[Any, str]) -> str
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not PatchTST's. Callers read them back to verify."""
+    """Return config.json keys for ``spec``; None if its structure is not PatchTST's. Callers read them back to
+    verify.
+    """
     match shape_of(spec):
         case (
             Block(
@@ -162,7 +166,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def _forecast(config: Config) -> Head:
-    """Head that joins or averages the vectors of all patches; one number for each future step."""
+    """Build the head that joins or averages the vectors of all patches and predicts one number for each future step."""
     config.fixed("share_projection", True, "the head of each channel")
     _named(config, "loss", "mse", {"mse": "mse"})
     return ForecastHead(

@@ -17,13 +17,13 @@ from qkv.spec.model import Model
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Spec of Qwen 2: Llama's, with biases of q, k and v; the output projection has none."""
+    """Build the spec of Qwen 2: Llama's, with biases of q, k and v, but not of the output projection."""
     attention = gated.attention_of(config, bias=True, output_bias=False)
     return gated.model_of(config, head, [attention.changed(mask=mask) for mask in gated.masks_of(config)])
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not Qwen 2's. Callers read them back to verify."""
+    """Return config.json keys for ``spec``; None if its structure is not Qwen 2's. Callers read them back to verify."""
     found = gated.config_of(spec)
     return None if found is None else {**found, **gated.masks_config(spec)}
 

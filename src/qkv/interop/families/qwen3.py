@@ -16,7 +16,9 @@ from qkv.spec.model import Model
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Spec of Qwen 3: Llama's, with norms of queries and keys, whose epsilon equals that of all other norms."""
+    """Build the spec of Qwen 3: Llama's, with norms of queries and keys, whose epsilon equals that of all other
+    norms.
+    """
     head_dim = config.size("head_dim", 128)
     attention = gated.attention_of(
         config, bias=config.flag("attention_bias", False), head_dim=head_dim, qk_norm=gated.norm_of(config)
@@ -25,7 +27,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not Qwen 3's. Callers read them back to verify."""
+    """Return config.json keys for ``spec``; None if its structure is not Qwen 3's. Callers read them back to verify."""
     found = gated.config_of(spec, lambda attention, feed_forward: {"attention_bias": attention.bias})
     return None if found is None else {**found, **gated.masks_config(spec)}
 

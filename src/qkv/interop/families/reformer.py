@@ -47,8 +47,8 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Spec of the Reformer: one layer per entry of ``attn_layers``. Without ``hash_seed`` the published code draws new
-    LSH rotations in every call; here the seed is 0.
+    """Build the spec of the Reformer: one layer per entry of ``attn_layers``. Without ``hash_seed`` the published code
+    draws new LSH rotations in every call; here the seed is 0.
     """
     dropout, norm = config.number("hidden_dropout_prob", 0.05), LayerNorm(eps=config.number("layer_norm_eps", 1e-12))
     feed_forward = FeedForward(
@@ -93,7 +93,7 @@ def _numbers(config: Config, key: str, default: Sequence[int]) -> tuple[int, ...
 
 
 def _mixers(config: Config) -> list[Branch]:
-    """Attention spec of each layer, local or LSH, from ``attn_layers``."""
+    """Build the attention spec of each layer, local or LSH, from ``attn_layers``."""
     named = config.items("attn_layers") if config.has("attn_layers") else ["local", "lsh"] * 3
     kinds: dict[str, Branch] = {}
     for kind in named:
@@ -154,7 +154,7 @@ _KINDS = {"local": _local, "lsh": _hashed}
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not the Reformer's."""
+    """Return config.json keys for ``spec``; None if its structure is not the Reformer's."""
     match shape_of(spec):
         case Block(
             branches=(Attention() | LSHAttention(), FeedForward() as think), norm=LayerNorm() as norm
@@ -189,7 +189,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def _keys(mixer: Branch, width: int) -> dict[str, Any]:
-    """Config keys of a layer's local or LSH attention; empty for other kinds."""
+    """Return the config keys of a layer's local or LSH attention; empty for other kinds."""
     match mixer:
         case Attention(mask=AllOf(masks=(Causal(), Blocks() as chunks))):
             return {
@@ -216,7 +216,7 @@ def _keys(mixer: Branch, width: int) -> dict[str, Any]:
 
 
 def _head(decodes: bool) -> Architecture:
-    """Architecture with the head logits = x W^T of both residual streams; ``decodes``: required value of
+    """Build an architecture with the head logits = x W^T of both residual streams; ``decodes``: required value of
     ``is_decoder``.
     """
 

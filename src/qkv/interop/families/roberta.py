@@ -28,14 +28,16 @@ MASKED_NAMES = {
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Spec of RoBERTa: as BERT's; rows up to ``pad_token_id`` of the position table are reserved."""
+    """Build the spec of RoBERTa: as BERT's; rows up to ``pad_token_id`` of the position table are reserved."""
     return bert.body(
         config, head, reserved=config.integer("pad_token_id", 1) + 1, types=config.size("type_vocab_size", 2)
     )
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not RoBERTa's. Callers read them back to verify."""
+    """Return config.json keys for ``spec``; None if its structure is not RoBERTa's. Callers read them back to
+    verify.
+    """
     found = bert.config(spec)
     match spec.frontend:
         case Text(positions=Learned(offset=offset)) if found and offset:
@@ -45,8 +47,8 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def architectures(stem: str, prefix: str) -> dict[str, Architecture]:
-    """Published architectures of RoBERTa's structure by name, such as ``stem`` + "ForMaskedLM"; ``prefix``: of the
-    body's tensor names.
+    """Return the published architectures of RoBERTa's structure by name, such as ``stem`` + "ForMaskedLM"; ``prefix``:
+    of the body's tensor names.
     """
     unread = pooler(prefix)
     again = {**unread, "lm_head.decoder.bias": "the same as lm_head.bias"}

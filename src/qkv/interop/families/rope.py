@@ -24,7 +24,7 @@ _REFUSED = {
 
 
 def rope_of(config: Config, fraction: float | None = None) -> Rope:
-    """RoPE spec from a config's RoPE keys. Raises ``UserError`` for an unknown scaling.
+    """Build the RoPE spec from a config's RoPE keys. Raises ``UserError`` for an unknown scaling.
 
     ``fraction``: default fraction of a head that is rotated. None: the family rotates whole heads, and a
     ``partial_rotary_factor`` other than 1 is refused, since libraries interpret it differently.
@@ -92,7 +92,7 @@ SCALINGS: dict[str, Callable[[Config, Config], RopeScaling | None]] = {
 
 
 def rope_config(rope: Rope, partial: bool = False) -> dict[str, Any] | None:
-    """Config keys of a RoPE, in the older form that every version reads; None if configs cannot express it.
+    """Return the config keys of a RoPE, in the older form that every version reads; None if configs cannot express it.
 
     ``partial``: the caller writes the fraction under its family's key. Otherwise a fraction has no key that all
     libraries support.

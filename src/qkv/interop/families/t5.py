@@ -27,8 +27,8 @@ from qkv.spec.parts import NoPositions, RMSNorm, T5Buckets
 
 
 def _stack(ours: str, theirs: str, last: int) -> tuple[NameRule, ...]:
-    """Table of tensor names of the blocks of one stack; ``ours`` and ``theirs``: its prefixes in qkv and in files;
-    ``last``: index of the feed-forward among a block's branches.
+    """Return the table of tensor names of the blocks of one stack; ``ours`` and ``theirs``: its prefixes in qkv and in
+    files; ``last``: index of the feed-forward among a block's branches.
     """
     slot, layer = f"{ours}blocks.{{layer}}.branches.", f"{theirs}.block.{{layer}}.layer."
     attention, feed_forward = f"{layer}0.SelfAttention.", f"{layer}{last}.DenseReluDense."
@@ -69,8 +69,8 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Spec of T5: D = d_model, num_heads heads of d_kv features, d_ff feed-forward features; the decoder may have
-    another number of layers.
+    """Build the spec of T5: D = d_model, num_heads heads of d_kv features, d_ff feed-forward features; the decoder may
+    have another number of layers.
     """
     heads, head_dim, dropout = config.size("num_heads", 8), config.size("d_kv", 64), config.number("dropout_rate", 0.1)
     norm = RMSNorm(eps=config.number("layer_norm_epsilon", 1e-6))
@@ -103,8 +103,8 @@ ENCODERS = (["T5EncoderModel"], ["MT5EncoderModel"])
 
 
 def _feed_forward(config: Config, dropout: float) -> FeedForward | GatedFeedForward:
-    """Feed-forward spec from ``feed_forward_proj``: an activation, optionally with the prefix "gated-"; "gated-gelu"
-    means the tanh approximation.
+    """Build the feed-forward spec from ``feed_forward_proj``: an activation, optionally with the prefix "gated-";
+    "gated-gelu" means the tanh approximation.
     """
     said: str = config.word("feed_forward_proj", "relu")
     name = said.removeprefix("gated-")
@@ -122,7 +122,7 @@ def _feed_forward(config: Config, dropout: float) -> FeedForward | GatedFeedForw
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not T5's. Callers read them back to verify."""
+    """Return config.json keys for ``spec``; None if its structure is not T5's. Callers read them back to verify."""
     encoder = spec.encoder or spec
     match shape_of(encoder):
         case Block(
@@ -155,8 +155,8 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def _scaled(config: Config) -> Head:
-    """Language model head of T5; if tied, vectors are scaled by d_model^-½ unless ``scale_decoder_outputs`` is false,
-    as in later files.
+    """Build the language model head of T5; if it is tied, vectors are scaled by d_model^-½ unless
+    ``scale_decoder_outputs`` is false, as in later files.
 
     Later files mark every head as tied; if the scale is off and the file has weights for the head, it is untied.
     """
@@ -174,7 +174,7 @@ def _scaled_keys(head: Head) -> dict[str, Any] | None:
 
 
 def _plain(config: Config) -> Head:
-    """Language model head of mT5: no scale, tied only if the file has no weights for it."""
+    """Build the language model head of mT5: without scale, tied only if the file has no weights for it."""
     return LanguageModelHead(tied=config.flag("tie_word_embeddings", False) and not config.beside(_HEAD))
 
 

@@ -1,6 +1,6 @@
 """ViT (Dosovitskiy et al. 2021): image patches after a class token, learned positions, pre-norm blocks.
 
-The body is that of DeiT too, and with other names that of DINOv2.
+DeiT has the same body, and DINOv2 has it under other tensor names.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ IGNORED_CONFIG: Reasons = {
 
 
 def names(body: str) -> tuple[NameRule, ...]:
-    """Table of tensor names of ViT's structure; ``body``: prefix of the names in files."""
+    """Return the table of tensor names of ViT's structure; ``body``: prefix of the names in files."""
     layer = "encoder.layer.{layer}"
     rows = (
         *embedded(""),
@@ -44,7 +44,9 @@ def names(body: str) -> tuple[NameRule, ...]:
 
 
 def embedded(body: str) -> tuple[NameRule, ...]:
-    """Table of tensor names of embeddings, attention and final norm; ``body``: prefix of the names in files."""
+    """Return the table of tensor names of embeddings, attention and final norm; ``body``: prefix of the names
+    in files.
+    """
     layer = "encoder.layer.{layer}.attention"
     rows = (
         NameRule("frontend.map.*", "embeddings.patch_embeddings.projection.*"),
@@ -62,24 +64,26 @@ def embedded(body: str) -> tuple[NameRule, ...]:
 
 
 def prefixed(body: str, rows: tuple[NameRule, ...]) -> tuple[NameRule, ...]:
-    """``rows`` with ``body`` before the published names."""
+    """Return ``rows`` with the prefix ``body`` before the published names."""
     return tuple(row.below(body) for row in rows)
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Spec of ViT: D = hidden_size, num_hidden_layers blocks, intermediate_size feed-forward features."""
+    """Build the spec of ViT: D = hidden_size, num_hidden_layers blocks, intermediate_size feed-forward features."""
     return body(config, head, feed_forward(config), frontend(config))
 
 
 def feed_forward(config: Config) -> FeedForward:
-    """Feed-forward branch of a config with the number of its hidden features."""
+    """Build the feed-forward branch of a config."""
     return FeedForward(
         hidden=config.size("intermediate_size", 3072), activation=config.word("hidden_act", "gelu", INWARD)
     )
 
 
 def frontend(config: Config, patch: int = 16, extra_tokens: int = 0) -> Patches:
-    """Front end of a config: square patches after a class token and ``extra_tokens``. ``patch``: default size."""
+    """Build the front end of a config: square patches after a class token and ``extra_tokens``. ``patch``: default
+    size.
+    """
     height, width = sides(config, "image_size", 224)
     size, other = sides(config, "patch_size", patch)
     if size != other:
@@ -99,7 +103,7 @@ def frontend(config: Config, patch: int = 16, extra_tokens: int = 0) -> Patches:
 
 
 def sides(config: Config, key: str, default: int) -> tuple[int, int]:
-    """(height, width) under a key that holds one number for both, or a list of two. Raises ``UserError``."""
+    """Return (height, width) under a key that holds one number for both, or a list of two. Raises ``UserError``."""
     if not isinstance(config.values.get(key), list):
         side = config.size(key, default)
         return side, side
@@ -112,7 +116,7 @@ def sides(config: Config, key: str, default: int) -> tuple[int, int]:
 def body(
     config: Config, head: Head, second: Any, embeds: Patches, residual: Residual | None = None, eps: float = 1e-12
 ) -> Model:
-    """Spec of ViT's structure with that head, second branch and front end. ``eps``: default of the norms'."""
+    """Build the spec of ViT's structure with that head, second branch and front end. ``eps``: default of the norms'."""
     norm = LayerNorm(eps=config.number("layer_norm_eps", eps))
     attention = Attention(
         num_heads=config.size("num_attention_heads", 12),
@@ -135,7 +139,7 @@ def body(
 
 
 def config(spec: Model, extra_tokens: int = 0) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not ViT's with ``extra_tokens`` more learned
+    """Return config.json keys for ``spec``; None if its structure is not ViT's with ``extra_tokens`` more learned
     positions after the class token. Callers read them back to verify.
     """
     block, embeds = shape_of(spec)
@@ -148,7 +152,7 @@ def config(spec: Model, extra_tokens: int = 0) -> dict[str, Any] | None:
 
 
 def keys(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ViT's structure except its feed-forward branch; None for another structure."""
+    """Return config.json keys for ViT's structure except its feed-forward branch; None for another structure."""
     match shape_of(spec):
         case Block(branches=(Attention() as attention, _), norm=LayerNorm() as norm) as block, Patches() as embeds:
             size = trained_size(embeds)
@@ -172,7 +176,9 @@ def keys(spec: Model) -> dict[str, Any] | None:
 
 
 def trained_size(embeds: Patches) -> tuple[int, int] | None:
-    """(height, width) of the images to which the learned positions of a front end belong; None if it has others."""
+    """Return (height, width) of the images that the learned positions of a front end were trained for; None if it has
+    other positions.
+    """
     positions: Positions = embeds.positions
     if isinstance(positions, LearnedGrid) and tuple(positions.shape) != embeds.grid:
         return positions.shape[0] * embeds.patch, positions.shape[1] * embeds.patch
@@ -182,7 +188,7 @@ def trained_size(embeds: Patches) -> tuple[int, int] | None:
 
 
 def classifier(output: str, pooling: Any = "first", ignored: Reasons | None = None) -> Architecture:
-    """Architecture with the head W x + b on the pooled vectors. ``output``: published name of the layer."""
+    """Build an architecture with the head W x + b on the pooled vectors. ``output``: published name of the layer."""
 
     def read(config: Config) -> Head:
         return pooled_head(config, pooling=pooling)
@@ -195,12 +201,14 @@ def classifier(output: str, pooling: Any = "first", ignored: Reasons | None = No
 
 
 def mask(body: str) -> Reasons:
-    """Tensor that is not used: the token of masked patches. ``body``: prefix of the names in files."""
+    """Return the unused tensor, the token of masked patches, with the reason. ``body``: prefix of the names in
+    files.
+    """
     return {f"{body}embeddings.mask_token": "token of masked patches, used in pretraining only"}
 
 
 def unused(body: str) -> Reasons:
-    """Tensors that are not used: pooler, and token of masked patches."""
+    """Return the unused tensors, pooler and token of masked patches, with the reasons."""
     return {**heads.pooler(body), **mask(body)}
 
 

@@ -51,7 +51,9 @@ LENGTH = "context_length"
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Spec of XLNet: D = d_model, n_layer blocks, n_head heads of d_head features, d_inner feed-forward features."""
+    """Build the spec of XLNet: D = d_model, n_layer blocks, n_head heads of d_head features, d_inner feed-forward
+    features.
+    """
     for key, only, meaning in FIXED:
         config.fixed(key, only, meaning)
     width, num_heads, dropout = config.size("d_model", 1024), config.size("n_head", 16), config.number("dropout", 0.1)
@@ -83,7 +85,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not XLNet's. Callers read them back to verify."""
+    """Return config.json keys for ``spec``; None if its structure is not XLNet's. Callers read them back to verify."""
     match shape_of(spec):
         case Block(
             branches=(RelativeAttention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm
@@ -116,7 +118,7 @@ def _words_keys(head: Head) -> dict[str, Any] | None:
 
 
 def _classes(config: Config) -> Head:
-    """Classification head W dropout(φ(W_h x + b_h)) + b, x the vector of one position or the mean."""
+    """Build the classification head W dropout(φ(W_h x + b_h)) + b, x the vector of one position or the mean."""
     config.fixed("summary_use_proj", True, "layers of the head")
     config.fixed("summary_proj_to_labels", False, "the width of a layer of the head")
     none = "summary_activation" in config.nulls

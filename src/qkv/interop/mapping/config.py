@@ -13,8 +13,8 @@ from qkv.spec.model import MOST_LAYERS
 
 
 class Held(NamedTuple):
-    """Contents of the weight files beside a config: number of tensors, total number of elements, names. They bound
-    every size of the model.
+    """Contents of the weight files beside a config: number of tensors, total number of elements, names of tensors. The
+    numbers bound every size of the model.
     """
 
     tensors: int
@@ -37,12 +37,12 @@ class Config:
         self._open = False
 
     def assume(self, defaults: Mapping[str, Any]) -> None:
-        """Set the values of keys that are missing, in the family's published config class; null stays null."""
+        """Set the values of missing keys to the defaults of the family's published config class; null stays null."""
         self.defaults = defaults
 
     def rename(self, synonyms: Mapping[str, str]) -> None:
-        """Read the keys of ``synonyms`` under the names that they stand for, which they override if both are given, as
-        the attribute map of the published config class does.
+        """Rename the keys of ``synonyms`` to their values. If both names are given, the synonym wins, as with the
+        attribute map of the published config class.
         """
         for key in self.values.keys() & synonyms.keys():
             self.values[synonyms[key]] = self.values.pop(key)
@@ -66,17 +66,19 @@ class Config:
         return self.values[key]
 
     def beside(self, name: str) -> bool:
-        """True if the weight files beside the config hold a tensor of that name."""
+        """True if the weight files beside the config hold a tensor with this name."""
         return self.held is not None and name in self.held.names
 
     def size(self, key: str, default: int | None = None) -> int:
-        """Value of the key as a number of features, heads or table rows: at least 1 and at most the number of elements
-        in the weight files.
+        """Return the value of the key as a number of features, heads or table rows: at least 1 and at most the number
+        of elements in the weight files.
         """
         return self._limited(key, default, self.held.numbers if self.held else None, "numbers")
 
     def layers(self, key: str, default: int | None = None) -> int:
-        """Value of the key as a number of layers: at least 1 and at most the number of tensors in the weight files."""
+        """Return the value of the key as a number of layers: at least 1 and at most the number of tensors in the weight
+        files.
+        """
         return self._limited(key, default, self.held.tensors if self.held else None, "tensors")
 
     def _limited(self, key: str, default: int | None, most: int | None, what: str) -> int:
@@ -91,26 +93,26 @@ class Config:
         return found
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """Value of the key as an integer; ``default`` if missing."""
+        """Return the value of the key as an integer; ``default`` if missing."""
         return self._typed(key, default, (int,), "a whole number")
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Value of the key as a float; ``default`` if missing."""
+        """Return the value of the key as a float; ``default`` if missing."""
         return float(self._typed(key, default, (int, float), "a number"))
 
     def optional(self, key: str, default: float | None) -> float | None:
-        """Value of the key as a float, or None if it is null; ``default`` only if it is absent."""
+        """Return the value of the key as a float, or None if it is null; ``default`` only if it is absent."""
         if key in self.nulls or (default is None and not self.has(key)):
             return None
         return self.number(key, default)
 
     def flag(self, key: str, default: bool | None = None) -> bool:
-        """Value of the key as a bool; ``default`` if missing."""
+        """Return the value of the key as a bool; ``default`` if missing."""
         return self._typed(key, default, (bool,), "true or false")
 
     def word(self, key: str, default: str | None = None, allowed: Mapping[str, Any] | None = None) -> Any:
-        """Value of the key as a string; with ``allowed``, the value that this string maps to there. ``default`` is such
-        a string, too.
+        """Return the value of the key as a string; with ``allowed``, the value that this string maps to there.
+        ``default`` is such a string, too.
         """
         found = self._typed(key, default, (str,), "a text")
         if allowed is None:
@@ -122,18 +124,18 @@ class Config:
         return allowed[found]
 
     def items(self, key: str) -> list[Any]:
-        """Value of the key as a list; empty if the key is missing."""
+        """Return the value of the key as a list; empty if the key is missing."""
         return list(self._typed(key, [], (list,), "a list"))
 
     def table(self, key: str) -> Config:
-        """Value of the key as a nested mapping with checked access; empty if the key is missing."""
+        """Return the value of the key as a nested mapping with checked access; empty if the key is missing."""
         if key not in self._tables:
             self._tables[key] = Config(self._typed(key, {}, (dict,), "a mapping"), f"{self.source}: {key}")
         return self._tables[key]
 
     def fixed(self, key: str, only: Any, meaning: str) -> None:
-        """Refuse every value of the key but ``only``, which is also its default. ``meaning``: what the key changes, for
-        the error.
+        """Refuse every value of the key other than ``only``; a missing key is accepted. ``meaning``: what the key
+        changes, for the error.
         """
         if self.has(key) and self._value(key) != only:
             raise UserError(
@@ -142,12 +144,11 @@ class Config:
             )
 
     def leave_unread(self, ignored: Iterable[str] = (), refused: Mapping[str, str] | None = None) -> None:
-        """Accept keys that were not read, as the published library does with keys that its code does not know; see
-        ``unread``.
+        """Accept keys that were not read, as the published library accepts unknown keys; see ``unread``.
 
-        Refused are keys of ``refused``, name -> what the published library changes by it, and misspelt keys: those
-        within two edits of a key that was asked for, is not in ``ignored`` and is missing. If that key is given too,
-        the misspelt one changes nothing, and a warning names it.
+        Keys in ``refused`` (key -> what it changes in the published library) are refused. Misspelt keys are refused,
+        too: they are within two edits of a key that was read, is not in ``ignored`` and is missing. If the correct key
+        is given as well, the misspelt key changes nothing, and a warning names it.
         """
         self._open = True
         for key, changed in (refused or {}).items():
@@ -158,7 +159,7 @@ class Config:
             warnings.warn(f"{self.source}: the key {quoted(key)} is not read; {meant!r} is", stacklevel=2)
 
     def refuse_misspelt(self, ignored: Iterable[str] = ()) -> None:
-        """Raise ``UserError`` for a key that looks like a misspelling of one that the family reads."""
+        """Raise ``UserError`` for a key that looks like a misspelling of a missing key that the family reads."""
         for key, meant in self._misspelt(ignored):
             if meant not in self.values:
                 raise UserError(
@@ -167,7 +168,7 @@ class Config:
                 )
 
     def _misspelt(self, ignored: Iterable[str]) -> Iterator[tuple[str, str]]:
-        """Pairs of a key that no code has read, and a key within two edits of it that the code looked for."""
+        """Yield pairs of a key that no code has read, and a key within two edits of it that the code looked for."""
         read = self.asked - set(ignored)
         for key in sorted(self.values.keys() - self.asked - set(ignored)):
             meant = closest(key, read)
@@ -176,12 +177,12 @@ class Config:
 
     @property
     def unread(self) -> list[str]:
-        """Keys that were not read, with those of nested tables as "table.key"."""
+        """Keys that were not read; keys of nested tables are named "table.key"."""
         inner = [f"{name}.{key}" for name, table in self._tables.items() if table._open for key in table.unread]
         return sorted([*(self.values.keys() - self.asked), *inner])
 
     def finish(self, ignored: Iterable[str]) -> None:
-        """Refuse keys that were neither read nor are listed in ``ignored``: they may change what the model computes."""
+        """Refuse keys that were not read and are not in ``ignored``: they may change what the model computes."""
         unknown = sorted(self.values.keys() - self.asked - set(ignored))
         if unknown:
             known = self.asked | set(ignored)
@@ -210,7 +211,7 @@ class Config:
 
 
 def _nonfinite(value: Any) -> Iterator[int | float]:
-    """Numbers in a JSON tree that are not finite or need more than 64 bits."""
+    """Yield the numbers in a JSON tree that are not finite or need more than 64 bits."""
     if isinstance(value, (dict, list)):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from _nonfinite(inner)

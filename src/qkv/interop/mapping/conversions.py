@@ -16,8 +16,10 @@ from qkv.layers.layout import Layout
 
 
 class Cut(NamedTuple):
-    """Layout of the rows of one of qkv's matrices: number of rows of each part (q, k, v), number of head groups that
-    all parts have, and number of heads of each part.
+    """Layout of the rows of one of qkv's matrices.
+
+    sizes: number of rows of each part (q, k, v). groups: number of head groups, which all parts have. heads: number of
+    heads of each part.
     """
 
     sizes: tuple[int, ...]
@@ -25,13 +27,13 @@ class Cut(NamedTuple):
     heads: tuple[int, ...] = ()
 
     def part(self, index: int) -> Cut:
-        """Layout of a matrix that is one of the parts."""
+        """Return the layout of part ``index`` as a separate matrix."""
         return Cut((self.sizes[index],), self.heads[index], (self.heads[index],))
 
 
 def cut_of(layout: Layout) -> Cut:
-    """Layout of a tensor for conversion: rows and heads of its parts, and the number of head groups that all of its
-    axes with heads have.
+    """Return the row layout of a tensor for conversion: rows and heads of its parts, and the number of head groups,
+    which is the smallest number of heads of its parts.
     """
     return Cut(
         tuple(piece.size for piece in layout.out),
@@ -41,17 +43,17 @@ def cut_of(layout: Layout) -> Cut:
 
 
 class Way:
-    """Base class of conversions between ``count`` tensors of a file and one of qkv's."""
+    """Base class of conversions between ``count`` tensors of a file and one tensor of qkv."""
 
     count: int = 1
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
-        """Convert published tensors to qkv's. ``cut``: layout of qkv's."""
+        """Convert published tensors to qkv's tensor. ``cut``: layout of qkv's tensor."""
         raise NotImplementedError
 
     def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
-        """Convert qkv's tensor to the published ones, as views if possible. On a meta tensor this gives their shapes.
-        ``cut``: layout of qkv's.
+        """Convert qkv's tensor to the published tensors, as views if possible. For a meta tensor the results have the
+        published shapes. ``cut``: layout of qkv's tensor.
         """
         raise NotImplementedError
 
@@ -95,8 +97,8 @@ class Joined(Way):
 
 @dataclass(frozen=True)
 class JoinedParts(Way):
-    """Concatenation by rows of published tensors that are converted each by its own way, such as queries and keys with
-    their rotated features in another order, and values.
+    """Concatenation by rows of published tensors, after a separate conversion of each. Example: queries and keys whose
+    rotated features have another order, and values.
     """
 
     ways: tuple[Way, ...]
@@ -115,8 +117,8 @@ class JoinedParts(Way):
 
 @dataclass(frozen=True)
 class Alternating(Way):
-    """Reordering of a tensor whose rows alternate between the parts: gate and up of each hidden feature as neighbours
-    (gpt-oss).
+    """Reordering of a tensor whose rows alternate between the parts: the gate and up rows of each hidden feature are
+    adjacent (gpt-oss).
     """
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
@@ -128,8 +130,8 @@ class Alternating(Way):
 
 @dataclass(frozen=True)
 class Interleaved(Way):
-    """Reordering of a tensor stored as, for each group of heads, the rows of its queries, its key and its value
-    (GPT-NeoX, BLOOM, Falcon).
+    """Reordering of a tensor that stores, group by group, the rows of the group's queries, key and value (GPT-NeoX,
+    BLOOM, Falcon).
     """
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
@@ -144,8 +146,8 @@ class Interleaved(Way):
 
 @dataclass(frozen=True)
 class RotaryPairs(Way):
-    """Reordering of the rows of each head so that the two features that RoPE turns together, i and i + Dr/2, become
-    neighbours (Llama in GGUF). ``rotated``: number Dr of rotated features of a head, the first ones; None: all.
+    """Reordering of the rows of each head so that the two features of a RoPE pair, i and i + Dr/2, become adjacent
+    (Llama in GGUF). ``rotated``: number Dr of rotated features, which are the first of a head; None: all features.
     """
 
     rotated: int | None = None
@@ -157,7 +159,9 @@ class RotaryPairs(Way):
         return (self._reordered(ours, cut, lambda turned: turned.unflatten(1, (-1, 2))),)
 
     def _reordered(self, rows: Tensor, cut: Cut, cut_head: Callable[[Tensor], Tensor]) -> Tensor:
-        """Rows with the features (H, Dr, …) of each head, which ``cut_head`` cuts into two axes, transposed."""
+        """Reorder the rotated features of each head: ``cut_head`` splits their axis into two axes, which are swapped
+        and merged again.
+        """
         heads = rows.unflatten(0, (cut.groups, -1))
         if self.rotated is None:
             return cut_head(heads).transpose(1, 2).flatten(0, 2)
@@ -167,7 +171,7 @@ class RotaryPairs(Way):
 
 @dataclass(frozen=True)
 class Inverse(Way):
-    """Inverse of the conversion ``way`` of one tensor: what ``way`` does on the way out, this does on the way in."""
+    """Inverse of the conversion ``way`` of one tensor: ``inward`` and ``outward`` are swapped."""
 
     way: Way
 
@@ -191,7 +195,7 @@ class ByHead(Way):
 
 @dataclass(frozen=True)
 class JoinedByHead(Way):
-    """Concatenation by rows of ``count`` tensors stored as (in, H, Dk): XLNet's projections. Every head is a group."""
+    """Concatenation by rows of ``count`` tensors stored as (in, H, Dk): XLNet's projections. Each head is a group."""
 
     count: int = 1
 
@@ -239,8 +243,8 @@ class Broadcast(Way):
 
 @dataclass(frozen=True)
 class WithCount(Way):
-    """A tensor and beside it the number of batches that it is an average of, which torch uses only without a momentum:
-    it is not read, and written as 0.
+    """Running average of a batch norm, and beside it the number of batches that it averages. torch uses that number
+    only without a momentum, so it is not read, and it is written as 0.
     """
 
     count: int = 2
@@ -262,8 +266,8 @@ ROTARY_PAIRS = RotaryPairs()
 
 
 def interleaved_rope(rotated: int | None = None) -> Way:
-    """Way of queries, keys and values that are published as three tensors, in which the two features that RoPE turns
-    together are neighbours (GPT-J, Cohere). ``rotated``: as for ``RotaryPairs``.
+    """Build the conversion of queries, keys and values that are published as three tensors in which the two features of
+    a RoPE pair are adjacent (GPT-J, Cohere). ``rotated``: as for ``RotaryPairs``.
     """
     halves = Inverse(RotaryPairs(rotated))
     return JoinedParts((halves, halves, PLAIN))

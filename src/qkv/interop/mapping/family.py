@@ -1,4 +1,4 @@
-"""Published families: conversion of configs to specs and back, tables of tensor names, form in GGUF files."""
+"""Published families: conversion of configs to specs and back, tables of tensor names, layout in GGUF files."""
 
 from __future__ import annotations
 
@@ -68,35 +68,37 @@ class Family:
     typical: Mapping[str, Any] = field(default_factory=dict)
     """Example config values of published models that differ from the defaults."""
     copies: Callable[[Model], Mapping[str, str]] = field(default=lambda spec: {})
-    """Function from a spec to further names under which the published library expects a shared tensor -> the name under
-    which it is written.
+    """Function from a spec to a mapping: further name under which the published library expects a shared tensor -> name
+    under which the tensor is written anyway.
     """
     synonyms: Mapping[str, str] = field(default_factory=dict)
-    """Further names of keys in the published config class, such as ``hidden_size`` -> the names that ``spec`` reads."""
+    """Synonyms of keys in the published config class, such as ``hidden_size`` -> the names that ``spec`` reads."""
     older: Mapping[str, str] = field(default_factory=dict)
-    """Substrings of tensor names in old files -> the substrings in use now."""
+    """Substrings of tensor names in old files -> their replacements in current names."""
     gguf: GGUFLayout | None = None
-    """Form of the family in GGUF files; None if qkv neither reads nor writes one."""
+    """Layout of the family in GGUF files; None if qkv does not read or write GGUF files of the family."""
     base: str = ""
-    """Name of the family that this one extends, which is tried before it for a model that both can describe."""
+    """Name of the family that this family extends. The base is tried first for a model that both can describe."""
 
     def rows(self, architecture: str) -> tuple[NameRule, ...]:
-        """Table of tensor names of body and head for that architecture."""
+        """Return the table of tensor names of body and head for that architecture."""
         return (*self.names, *self.architectures[architecture].names)
 
     def written(self, architecture: str) -> tuple[NameRule, ...]:
-        """Table of tensor names for writing files of that architecture."""
+        """Return the table of tensor names for writing files of that architecture."""
         rows = self.rows(architecture)
         return without_prefix(self, rows) if self.architectures[architecture].bare else rows
 
     def written_name(self, architecture: str, name: str) -> str:
-        """Published tensor name ``name`` as written in files of that architecture, without the body's prefix if it has
-        no head.
+        """Return the published tensor name ``name`` as files of that architecture write it: without the body's prefix
+        if the architecture has no head.
         """
         return name.removeprefix(self.prefix) if self.architectures[architecture].bare else name
 
     def kept(self, architecture: str) -> Reasons:
-        """Names, as written, of tensors that qkv's model lacks but an export may hold, each with the reason."""
+        """Return the names, as written, of tensors that qkv's model lacks but an export may hold, each with the
+        reason.
+        """
         return {
             self.written_name(architecture, name): reason
             for name, reason in self.architectures[architecture].kept.items()
@@ -116,13 +118,14 @@ def named_as_now(family: Family, stored: Mapping[str, T]) -> dict[str, T]:
 
 
 def without_prefix(family: Family, rows: Iterable[NameRule]) -> tuple[NameRule, ...]:
-    """Table of tensor names with the family's body prefix removed from the published names."""
+    """Remove the family's body prefix from the published names of a table of tensor names."""
     return tuple(row.without(family.prefix) for row in rows)
 
 
 def read_spec(family: Family, architecture: str, config: Config) -> Model:
-    """Model spec from a published config. Keys that the published code does not know are left unread, as there. Raises
-    ``UserError`` for a key that changes what that code computes and that qkv does not support, and for a misspelt one.
+    """Build the model spec of a published config. Keys that the published code does not know are ignored, as that code
+    does. Raises ``UserError`` for an unsupported key that changes what the published code computes, and for a misspelt
+    key.
     """
     config.rename(family.synonyms)
     config.assume(family.defaults)
@@ -130,7 +133,7 @@ def read_spec(family: Family, architecture: str, config: Config) -> Model:
     try:
         spec = family.spec(config, family.architectures[architecture].head(config))
     except (ValidationError, UserError) as error:
-        config.refuse_misspelt(ignored)  # the likely reason, and the clearer sentence
+        config.refuse_misspelt(ignored)  # a misspelt key is the likely cause, and its message is clearer
         if isinstance(error, ValidationError):
             raise SpecError(problems_of(error, Model), config.source) from None
         raise
@@ -139,7 +142,7 @@ def read_spec(family: Family, architecture: str, config: Config) -> Model:
 
 
 def ignored_keys(family: Family, config: Config) -> Iterator[tuple[str, str]]:
-    """(key, reason) for each key of the config that ``read_spec`` ignored."""
+    """Yield (key, reason) for each key of the config that ``read_spec`` ignored."""
     reasons = {**COMMON, **family.ignored_config}
     for key in config.unread:
         yield key, reasons.get(key, f"not known to the published code of {family.name}")

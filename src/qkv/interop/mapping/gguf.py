@@ -1,5 +1,5 @@
-"""Form of a family in GGUF files, read in both directions: keys of the metadata, values that llama.cpp has built in,
-and changes of tensors. Names of tensors are those of the library gguf.
+"""Layout of a family in GGUF files, used for reading and writing: keys of the metadata, values that llama.cpp has built
+in, and conversions of tensors. The library gguf provides the tensor names.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Values = Mapping[str, Any]
 
 
 class MetadataKey(NamedTuple):
-    """Key of the metadata, after the architecture's name, and the key of ``config.json`` with the same value.
+    """Key of the metadata, without the architecture's name, and the key of ``config.json`` with the same value.
 
-    ``needed`` False: a file may lack it; the family's default then holds.
+    ``needed`` False: a file may lack the key, and the family's default is used.
     """
 
     name: str
@@ -29,8 +29,8 @@ class MetadataKey(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Conversion of the published tensors whose names match ``pattern``: ``way.inward`` gives llama.cpp's. ``groups``:
-    config key with the number of heads.
+    """Conversion of the published tensors whose names match ``pattern``: ``way.inward`` converts them to llama.cpp's.
+    ``groups``: config key with the number of heads.
     """
 
     pattern: str
@@ -40,7 +40,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class OneMore(Way):
-    """Addition of 1: llama.cpp multiplies by the weight of a norm, Gemma by 1 + weight."""
+    """Addition of 1 to the weight of a norm: llama.cpp multiplies by the weight, Gemma by 1 + weight."""
 
     def inward(self, theirs: Any, cut: Cut) -> Tensor:
         return theirs[0] + 1.0
@@ -51,35 +51,37 @@ class OneMore(Way):
 
 @dataclass(frozen=True)
 class GGUFLayout:
-    """Form of a published family in GGUF.
+    """Layout of a published family in GGUF.
 
-    ``architecture``: of its language model; ``name``: that of llama.cpp. Of several families with one name in
-    llama.cpp, a file is read as the first.
+    ``architecture``: published architecture of its language model; ``name``: its architecture in llama.cpp. If several
+    families have the same name in llama.cpp, a file is read as the first of them.
     """
 
     architecture: str
     name: str
     keys: tuple[MetadataKey, ...]
     built_in: Mapping[str, Any | Callable[[Values], Any]]
-    """Config values that llama.cpp takes for granted, or functions of the other values that give them."""
+    """Config values that are fixed in llama.cpp, or functions that compute them from the other values."""
     flags: Mapping[str, str] = field(default_factory=dict)
-    """Config keys that are true if the file holds a tensor."""
+    """Config key -> tensor; the key is true if the file holds that tensor."""
     changes: tuple[Change, ...] = ()
     base: str = "rope_theta"
     """Config key of RoPE's base."""
     derived: Mapping[str, Callable[[Values], Any]] = field(default_factory=dict)
-    """Further keys that llama.cpp needs, and functions of the config that give them."""
+    """Further metadata keys that llama.cpp needs -> functions that compute them from the config."""
     turned: str = ""
-    """Config key of the fraction of a head that RoPE turns; "": all of it."""
+    """Config key of the fraction of a head that RoPE rotates; "": RoPE rotates whole heads."""
     factors: bool = False
     """True if llama.cpp reads factors of RoPE's frequencies (Llama 3)."""
     windows: int = 0
-    """Every how many-th layer has full attention if a file does not say; 0: no layer has a sliding window."""
+    """Default period of the layers with full attention among layers with a sliding window, for files that do not store
+    it; 0: no layer has a sliding window.
+    """
     note: str = ""
-    """In what llama.cpp differs from the published model."""
+    """Sentence on a difference between llama.cpp and the published model."""
 
     def changed(self, name: str) -> Change | None:
-        """Conversion of the published tensor ``name``; None if it is stored as it is."""
+        """Return the conversion of the published tensor ``name``; None if it is stored unchanged."""
         return next((change for change in self.changes if re.search(change.pattern, name)), None)
 
 
@@ -102,21 +104,21 @@ HEADS = (
     MetadataKey("attention.key_length", "head_dim", needed=False),
     MetadataKey("attention.value_length", "head_dim", needed=False),
 )
-"""Keys of the width of a head where it is not D / H."""
+"""Keys of the width of a head, for families in which it may differ from D / H."""
 ROTATED = MetadataKey("rope.dimension_count", "head_dim", needed=False)
-"""Key of the number of rotated features of a head, all of them."""
+"""Key of the number of rotated features of a head, for families that rotate whole heads."""
 PAIRS = (
     Change(r"\.q_proj\.", ROTARY_PAIRS, "num_attention_heads"),
     Change(r"\.k_proj\.", ROTARY_PAIRS, "num_key_value_heads"),
 )
-"""Changes of queries and keys whose rotated features are neighbours in llama.cpp."""
+"""Conversions of queries and keys for families in which the features of a RoPE pair are adjacent in llama.cpp."""
 
 
 def width_of_head(values: Values) -> int:
-    """Features of a head in a config without ``head_dim``."""
+    """Return the number of features of a head for a config without ``head_dim``."""
     return values["hidden_size"] // values["num_attention_heads"]
 
 
 def cut_of_change(change: Change, rows: int, values: Values) -> Cut:
-    """Layout of the rows of a changed tensor: three equal parts (q, k, v), and the number of heads."""
+    """Return the row layout of a changed tensor: three equal parts (q, k, v), and the number of heads."""
     return Cut((rows // 3,) * 3, values.get(change.groups) or 1)

@@ -1,4 +1,4 @@
-"""Tables of tensor names that are read in both directions: names in qkv, names in published files, and the conversion
+"""Tables of tensor names, used for loading and saving: names in qkv, names in published files, and the conversion
 between the tensors.
 """
 
@@ -26,10 +26,10 @@ class NameRule(NamedTuple):
     between the tensors.
 
     Patterns have named indices, ``{layer}`` and ``{expert}``, and ``*`` for ``weight`` or ``bias``, the same on both
-    sides; ``theirs`` may use ``{layer-1}``. A name that ends in ``[{expert}]`` is a slice of a published tensor along
-    its first axis, which holds those of all experts. A row applies to every tensor of the model whose name matches
-    ``ours``. ``way``: the conversion, or a function of the spec that gives it. ``where``: predicate of the spec that
-    limits the row, for families that use two names for one tensor. The first row that applies is taken.
+    sides; ``theirs`` may use ``{layer-1}``. A name that ends in ``[{expert}]`` is a slice along the first axis of a
+    published tensor, which holds the tensors of all experts. A row applies to every tensor of the model whose name
+    matches ``ours``. ``way``: the conversion, or a function of the spec that returns it. ``where``: predicate of the
+    spec that limits the row, for families that use two names for one tensor. The first row that applies is used.
     """
 
     ours: str
@@ -43,11 +43,11 @@ class NameRule(NamedTuple):
         return (self.theirs,) if isinstance(self.theirs, str) else self.theirs
 
     def without(self, prefix: str) -> NameRule:
-        """The row with ``prefix`` removed from the published names."""
+        """Return the row with ``prefix`` removed from the published names."""
         return self._replace(theirs=tuple(name.removeprefix(prefix) for name in self.published))
 
     def below(self, prefix: str) -> NameRule:
-        """The row with ``prefix`` before the published names."""
+        """Return the row with ``prefix`` added before the published names."""
         return self._replace(theirs=tuple(prefix + name for name in self.published))
 
 
@@ -82,33 +82,37 @@ def matches(model: nn.Module, rows: Sequence[NameRule]) -> list[Match]:
 
 
 def _with_groups(pattern: str) -> re.Pattern[str]:
-    """Expression that matches the names of ``pattern`` and captures its indices."""
+    """Compile the regular expression that matches the names of ``pattern`` and captures its indices."""
     escaped = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>\\d+)", re.escape(pattern))
     return re.compile(escaped.replace(r"\*", "(?P<leaf>weight|bias)"))
 
 
 def fill_indices(pattern: str, values: Mapping[str, str | int]) -> str:
-    """Name that ``pattern`` stands for, given its indices by name and, as ``leaf``, the value of ``*``."""
+    """Return the name for which ``pattern`` stands, with its indices and, as ``leaf``, the value of ``*`` taken from
+    ``values``.
+    """
     numbered = _INDEX.sub(lambda found: str(int(values[found[1]]) + int(found[2] or 0)), pattern)
     return numbered.replace("*", str(values.get("leaf", "*")))
 
 
 def indices_of(pattern: str) -> set[str]:
-    """Names of the indices of a pattern."""
+    """Return the names of the indices of a pattern."""
     return {found[1] for found in _INDEX.finditer(pattern)}
 
 
 def expression(pattern: str) -> str:
-    """Regular expression of ``pattern``, in which an index is any number and ``*`` any text."""
+    """Return the regular expression of ``pattern``, in which an index is any number and ``*`` any text."""
     return re.sub(r"\\\{\w+(\\[+-]\d+)?\\\}", r"\\d+", re.escape(pattern)).replace(r"\*", ".*")
 
 
 def reason_for(name: str, reasons: Reasons) -> str | None:
-    """Reason why a stored tensor is ignored, or None if no pattern matches."""
+    """Return the reason why a stored tensor is ignored, or None if no pattern matches."""
     return next((reason for pattern, reason in reasons.items() if re.fullmatch(expression(pattern), name)), None)
 
 
 def split_slice(name: str) -> tuple[str, int | None]:
-    """(name of the stored tensor, index of the slice along its first axis that ``name`` is; None for all of it)."""
+    """Split ``name`` into (name of the stored tensor, index of the slice along its first axis; None for the whole
+    tensor).
+    """
     found = _SLICE.fullmatch(name)
     return (found[1], int(found[2])) if found else (name, None)

@@ -1,4 +1,4 @@
-"""Models as functions of tensors alone, with named inputs and outputs, to be traced for an ONNX file."""
+"""Models as functions from tensors to tensors, with named inputs and outputs, which are traced for an ONNX file."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ BATCH, LENGTH, TARGET_LENGTH = "batch", "length", "target_length"
 
 
 class TextPooling(NamedTuple):
-    """Pooling of a text embedding. poolings: names of sentence-transformers, joined. normalise: scale to norm 1."""
+    """Pooling of a text embedding. poolings: names as in sentence-transformers; their results are concatenated.
+    normalise: scale to L2 norm 1.
+    """
 
     poolings: tuple[str, ...]
     normalise: bool
 
 
 class TensorFunction(nn.Module):
-    """Function of tensors that an ONNX file holds. Inputs and axes of unknown size have names.
+    """Function of tensors that is exported to an ONNX file. Inputs and axes of variable size have names.
 
-    axes: input -> axis -> name of its size.   limits: largest value of a size.   output: name of the result.
+    axes: input -> axis -> name of its size.   limits: name of a size -> its maximum.   output: name of the result.
     """
 
     output = "logits"
@@ -39,14 +41,15 @@ class TensorFunction(nn.Module):
         self.axes, self.limits = axes, limits
 
     def sample(self, sizes: dict[str, int], generator: torch.Generator) -> dict[str, Tensor]:
-        """Random inputs of these ``sizes``, in the order of ``axes``; rows after the first are padded on the right."""
+        """Generate random inputs of these ``sizes``, in the order of ``axes``; rows after the first are padded on the
+        right.
+        """
         raise NotImplementedError
 
 
 class TextFunction(TensorFunction):
-    """Outputs for ids (B, N) with ``attention_mask`` (B, N), 1 at tokens and 0 at padding on the right.
-
-    With ``pooled``, embeddings (B, D · poolings) instead of the outputs of the head.
+    """Function from ids (B, N) and ``attention_mask`` (B, N), 1 at tokens and 0 at padding on the right, to the outputs
+    of the head or, with ``pooled``, to embeddings (B, D · poolings).
     """
 
     def __init__(self, model: Transformer, pooled: TextPooling | None):
@@ -74,7 +77,7 @@ class TextFunction(TensorFunction):
 
 
 class PairFunction(TensorFunction):
-    """Logits (B, M, V) of an encoder–decoder for a source (B, N), its mask, and target ids (B, M) read so far."""
+    """Function from a source (B, N), its mask and target ids (B, M) to logits (B, M, V) of an encoder–decoder."""
 
     def __init__(self, model: Transformer):
         places = {0: BATCH, 1: LENGTH}
@@ -99,7 +102,9 @@ class PairFunction(TensorFunction):
 
 
 class ValuesFunction(TensorFunction):
-    """Outputs for the values of a front end that reads a fixed number of them, such as pixels (B, C, H, W)."""
+    """Function from values of a front end with a fixed number of positions, such as pixels (B, C, H, W), to the model's
+    outputs.
+    """
 
     def __init__(self, model: Transformer):
         self.name = "pixel_values" if model.frontend.part.kind == "patches" else "values"
@@ -115,7 +120,9 @@ class ValuesFunction(TensorFunction):
 
 
 class Alone(nn.Module):
-    """One branch of a model, x (B, N, D) -> (B, N, D) for rows of ``lengths`` (B): to find which cannot be traced."""
+    """One branch of a model as a module, x (B, N, D) -> (B, N, D) for rows of ``lengths`` (B). It is traced alone to
+    find the branch that cannot be traced.
+    """
 
     def __init__(self, branch: Branch):
         super().__init__()
@@ -127,7 +134,7 @@ class Alone(nn.Module):
 
 
 def graph_of(model: Transformer, pooled: TextPooling | None = None) -> TensorFunction:
-    """Function to trace for ``model``. Raises ``UserError`` for inputs that are no tensors of one shape."""
+    """Return the function to trace for ``model``. Raises ``UserError`` for inputs that are not tensors of one shape."""
     frontend = model.spec.frontend
     if model.encoder is not None:
         readers = (frontend, model.encoder.frontend.part)
@@ -145,6 +152,8 @@ def graph_of(model: Transformer, pooled: TextPooling | None = None) -> TensorFun
 
 
 def _ragged(rows: int, length: int) -> Tensor:
-    """Mask (rows, length), 1 at tokens: the first row is full, each later one shorter by two, at least one token."""
+    """Return a mask (rows, length), 1 at tokens: the first row is full, each later one shorter by two, at least one
+    token.
+    """
     lengths = torch.tensor([max(1, length - 2 * row) for row in range(rows)])
     return (torch.arange(length) < lengths[:, None]).long()

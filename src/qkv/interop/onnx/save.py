@@ -1,4 +1,4 @@
-"""Export of a model as an ONNX file with symbolic sizes, compared with onnxruntime before it is kept."""
+"""Export of a model as an ONNX file with symbolic sizes, which is compared with the model in onnxruntime."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ from qkv.tokenizers.tokenizer import Tokenizer
 
 FILE, LABELS = "model.onnx", "labels.json"
 TRACED = {BATCH: 3, LENGTH: 7, TARGET_LENGTH: 5}
-"""Sizes at which a model is traced; other ones than 0 and 1, which the tracer takes for constants."""
+"""Sizes at which a model is traced. None is 0 or 1, because the tracer treats these sizes as constants."""
 COMPARED = ({BATCH: 1, LENGTH: 5, TARGET_LENGTH: 2}, {BATCH: 4, LENGTH: 11, TARGET_LENGTH: 6})
-"""Sizes at which the file is compared with the model."""
+"""Sizes at which the outputs of the file are compared with the model's."""
 
 
 def save_onnx(model: Transformer, folder: Path, pooled: TextPooling | None = None) -> str:
     """Write ``model`` to ``model.onnx`` in ``folder`` and compare both; return a sentence on its inputs and outputs.
 
-    Text: ids and mask (B, N) for any B and N; images and the like: values (B, …) for any B. ``pooled``: write
-    embeddings instead of the outputs of the head. Every operation is its reference equation in operators of ONNX.
-    Raises ``UserError`` for a model that cannot be traced for all sizes, or whose file gives other outputs.
+    The inputs of a model of text are ids and mask (B, N) for any B and N, those of other models are values (B, …) for
+    any B. ``pooled``: output embeddings instead of the outputs of the head. Every operation is written as its reference
+    equation in ONNX operators. Raises ``UserError`` for a model that cannot be traced for all sizes, or whose file
+    gives other outputs.
     """
     missing = next((name for name in ("onnx", "onnxscript", "onnxruntime") if not importlib.util.find_spec(name)), None)
     if missing is not None:
@@ -63,7 +64,9 @@ def save_onnx(model: Transformer, folder: Path, pooled: TextPooling | None = Non
 
 
 def pooled_as(settings: EmbeddingSettings) -> TextPooling:
-    """Pooling of a sentence-transformers folder. Raises ``UserError`` if it leaves out the tokens of the prompt."""
+    """Convert the pooling settings of a sentence-transformers folder. Raises ``UserError`` if it leaves out the tokens
+    of the prompt.
+    """
     if not settings.pools_prompt:
         raise UserError("this model pools without the tokens of its prompt, whose number an ONNX file does not know")
     return TextPooling(settings.poolings, settings.normalise)
@@ -77,9 +80,10 @@ def save_beside(
     temperature: float,
     processor: Processor | None,
 ) -> None:
-    """Write what a program needs beside ``model.onnx``: tokenizer, settings of an image processor, names of classes.
+    """Write the files that a program needs beside ``model.onnx``: tokenizer, image processor settings, class names.
 
-    labels.json: names in the order of the logits, and the temperature by which these are divided before a softmax.
+    labels.json holds the class names in the order of the logits, and the temperature by which the logits are divided
+    before a softmax.
     """
     if tokenizer is not None:
         save_tokenizer(folder, tokenizer, spec)
@@ -91,17 +95,17 @@ def save_beside(
 
 
 def _names(graph: TensorFunction) -> list[str]:
-    """Names of the sizes that may be any, in order."""
+    """Return the names of the variable sizes, in order."""
     return list(dict.fromkeys(name for axes in graph.axes.values() for name in axes.values()))
 
 
 def _fitting(graph: TensorFunction, sizes: dict[str, int]) -> dict[str, int]:
-    """``sizes`` within the limits of the graph."""
+    """Reduce ``sizes`` to the limits of the graph."""
     return {name: min(size, graph.limits.get(name, size)) for name, size in sizes.items()}
 
 
 def _traced(graph: TensorFunction, model: Transformer) -> torch.export.ExportedProgram:
-    """Program of ``graph`` with symbols for its sizes. Raises ``UserError``, naming the branch that has none."""
+    """Trace ``graph`` with symbolic sizes. Raises ``UserError``, which names the branch that cannot be traced."""
     sizes = _fitting(graph, TRACED)
     symbols = {name: torch.export.Dim(name, max=graph.limits.get(name)) for name in _names(graph) if sizes[name] > 1}
     axes = tuple(
@@ -130,14 +134,14 @@ def _write(program: torch.export.ExportedProgram, graph: TensorFunction, file: P
 
 
 def _session(file: Path) -> Any:
-    """The file, opened by onnxruntime. Raises ``UserError`` if it has no kernel for one of the operators."""
+    """Open the file with onnxruntime. Raises ``UserError`` if it has no kernel for one of the operators."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     try:
         return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # of a type of its own for each cause, without a common base
+    except Exception as error:  # each cause has its own exception type, without a common base
         raise UserError(f"onnxruntime cannot run the model: {_first_line(error)}") from None
 
 
@@ -146,7 +150,9 @@ def _first_line(error: BaseException) -> str:
 
 
 def _reason(model: Transformer, error: Exception) -> str:
-    """Sentence that names the first branch that cannot be traced by itself, else the tracer's first line."""
+    """Return an error message that names the first branch that cannot be traced by itself, else the tracer's first
+    line.
+    """
     tried = set[BranchSpec]()
     for branch in model.every_branch:
         if branch.spec.reads_memory or branch.spec in tried:
@@ -175,7 +181,9 @@ def _is_traceable(branch: nn.Module, width: int) -> bool:
 
 
 def _difference(graph: TensorFunction, session: Any) -> float:
-    """Largest difference of the file's outputs at other sizes, at unpadded positions, as a share of the largest."""
+    """Return the largest difference of the file's outputs from the model's at the sizes ``COMPARED``, at unpadded
+    positions, relative to the largest output.
+    """
     worst = 0.0
     for seed, sizes in enumerate(COMPARED):
         inputs = graph.sample(_fitting(graph, sizes), torch.Generator().manual_seed(seed + 1))
@@ -196,7 +204,7 @@ def _relative(own: Tensor, answer: np.ndarray, mask: Tensor | None) -> float:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Context manager that silences the notes of the exporter on its own operators."""
+    """Return a context manager that silences the notes of the exporter on its own operators."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch.fx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():

@@ -15,7 +15,7 @@ from qkv.spec.register import implements
 
 
 class AdditiveMemory(NamedTuple):
-    """Memory for additive attention: keys W_k m (B, M, A), vectors m (B, M, Dm), number of unpadded ones (B)."""
+    """Memory for additive attention: keys W_k m (B, M, A), vectors m (B, M, Dm), number of unpadded vectors (B)."""
 
     keys: Tensor
     vectors: Tensor
@@ -31,8 +31,8 @@ class AdditiveAttention(MemoryBranch):
                      └───────────────────────────────────────── Σ_j P_ij m_j (B, N, Dm) ─ output ─ (B, N, D)
 
     Dm is the memory's width, by default D. State (read-only): projected memory, memory, lengths. A row with an empty
-    memory gives b. The paper feeds the sum into the next step of the recurrent cell; here it is added to the residual
-    stream, and the cell is the branch before.
+    memory gives b. The paper feeds the sum into the next step of the recurrent cell. Here the sum is added to the
+    residual stream, and the recurrent cell is the branch before.
     """
 
     def __init__(self, part: spec.AdditiveAttention, width: int, memory_width: int | None = None):
@@ -54,7 +54,7 @@ class AdditiveAttention(MemoryBranch):
         return self.output(weights @ known.vectors), state
 
     def _weights(self, x: Tensor, known: AdditiveMemory) -> Tensor:
-        """Attention weights P (B, N, M) of the positions x (B, N, D) over the memory, in the memory's dtype."""
+        """Compute attention weights P (B, N, M) of positions x (B, N, D) over the memory, in the memory's dtype."""
         p = additive_weights(x, known.keys, self.query.weight, self.score.weight[0], known.lengths)
         return p.to(known.vectors.dtype)
 

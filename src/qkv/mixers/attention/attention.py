@@ -32,9 +32,10 @@ class Shape(nn.Module):
         self.itself, self.attended, self.uniform = (nn.Parameter(torch.ones(num_heads)) for _ in range(3))
 
     def forward(self, out: Tensor, own: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
-        """α own + β out - γ mean, (B, H, N, Dv).
+        """Return α own + β out - γ mean, (B, H, N, Dv); mean: the mean of the visible values.
 
-        out (B, H, N, Dv): attention's output; own (B, G, N, Dv): values of the queries; v (B, G, M, Dv): of all keys.
+        out (B, H, N, Dv): attention's output; own (B, G, N, Dv): values of the queries; v (B, G, M, Dv): values of all
+        keys.
         """
         groups = self.itself.shape[0] // v.shape[1]
         a, b, c = (gain.to(out.dtype)[:, None, None] for gain in (self.itself, self.attended, self.uniform))
@@ -66,13 +67,13 @@ class Attention(KeyValueAttention):
 
     @property
     def reads_pages(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """True under a causal mask, of scores that the kernel of pages knows, in its precision and on its device."""
+        """True under a causal mask if the kernel of pages supports the score terms, the precision and the device."""
         known = isinstance(self.mask, Causal) and self.relative.only_slopes and self.shape is None
         return known and self.part.top_k is None and pages.available(self.like())
 
     @property
     def replayable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """True under a causal mask, which hides the slots after a position, with all scores in use."""
+        """True under a causal mask, which hides the slots after a position, if no score is left out by ``top_k``."""
         return isinstance(self.mask, Causal) and self.relative.replayable and self.part.top_k is None
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
@@ -91,7 +92,7 @@ class Attention(KeyValueAttention):
         return self.output(out.transpose(1, 2).flatten(2)), state
 
     def _in_pages(self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: Paged) -> Tensor:
-        """Output (B, H, N, Dv) with keys and values read where they are stored, after the new ones."""
+        """Store the new keys and values; return the output (B, H, N, Dv), which reads all of them from the pages."""
         arrival = context.arrival
         assert arrival is not None
         table = pages.PageTable(state.room(arrival), state.sizes.positions)

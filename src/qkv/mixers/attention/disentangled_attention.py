@@ -43,7 +43,7 @@ class DistanceVectors(SharedTable):
         self.table, self.norm, self.owner = None, None, (owner,)
 
     def forward(self, context: Context) -> Tensor:
-        """Position vectors P (2 S, D), normalised and with dropout."""
+        """Return position vectors P (2 S, D), normalised and with dropout."""
         held = self.owner[0] if self.owner else self
         assert held.table is not None
         assert held.norm is not None
@@ -107,7 +107,7 @@ class DisentangledAttention(ScoredAttention):
         return q, self.scale * sum(terms[1:], terms[0])
 
     def _index(self, sites: Sites) -> Tensor:
-        """Distance bucket d of each query and key, (B or 1, N, M)."""
+        """Return the distance bucket d of each query and key, (B or 1, N, M)."""
         part, distance = self.part, sites.query[:, :, None] - sites.key[:, None, :]
         bucket = (
             distance
@@ -117,11 +117,11 @@ class DisentangledAttention(ScoredAttention):
         return (bucket + part.span).clamp(0, 2 * part.span - 1)
 
     def _keys(self, vectors: Tensor) -> Tensor:
-        """Position keys P W_a, (2 S, G Dk)."""
+        """Compute position keys P W_a, (2 S, G Dk)."""
         return self.position_key(vectors) if self.position_key is not None else self._part_of_qkv(vectors, 1)
 
     def _queries(self, vectors: Tensor) -> Tensor:
-        """Position queries P W_b, (2 S, H Dk)."""
+        """Compute position queries P W_b, (2 S, H Dk)."""
         return self.position_query(vectors) if self.position_query is not None else self._part_of_qkv(vectors, 0)
 
     def _part_of_qkv(self, vectors: Tensor, number: int) -> Tensor:

@@ -39,12 +39,12 @@ class GatedInput(Declared):
         return {"input": matrix(gate=gate, value=value, key=key), "scale": WHOLE, "offset": WHOLE}
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Gate u (B, N, E), values v (B, N, E) and z (B, N, S)."""
+        """Return gate u (B, N, E), values v (B, N, E) and z (B, N, S)."""
         u, v, z = F.silu(self.input(x)).split(self.sizes, -1)
         return u, v, z
 
     def maps(self, z: Tensor, positions: Tensor) -> list[Tensor]:
-        """Queries and keys (B, N, S) of z (B, N, S) at ``positions`` (B or 1, N)."""
+        """Compute queries and keys (B, N, S) from z (B, N, S) at ``positions`` (B or 1, N)."""
         found = [torch.addcmul(offset, z, scale) for scale, offset in zip(self.scale, self.offset, strict=True)]
         if self.base is None:
             return found

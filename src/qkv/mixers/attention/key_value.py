@@ -27,7 +27,7 @@ class KeyValueBranch(Branch):
     """
 
     def __init__(self, part: BranchSpec, width: int, mask: Mask, kept: tuple[int, int, int]):
-        """Create the branch. kept: stored per position, (number of key/value heads, features per key, per value)."""
+        """Create the branch. kept: sizes per position, (number of key/value heads, features per key, per value)."""
         super().__init__(part, width)
         self.kv_heads, self.head_dim, self.value_dim = kept
         self.mask = build_mask(mask)
@@ -59,9 +59,9 @@ class KeyValueBranch(Branch):
         return seen.keys, seen.values, state, context.once(("slots", id(seen.positions), aligned, full), sites)
 
     def _whole(self, context: Context) -> Sites:
-        """Positions of queries and keys in a call without a state.
+        """Return the positions of queries and keys in a call without a state.
 
-        A causal mask alone hides right padding from real queries.
+        A causal mask alone hides right padding from unpadded queries.
         """
         valid = context.valid
         special = context.segments is not None or context.prefix is not None or context.visible is not None
@@ -107,7 +107,10 @@ class KeyValueAttention(KeyValueBranch):
         }
 
     def mapped(self, x: Tensor) -> Tensor:
-        """Queries, keys and values of all heads side by side, (B, N, (H + G) Dk + G Dv); values can be x itself."""
+        """Return queries, keys and values of all heads side by side, (B, N, (H + G) Dk + G Dv).
+
+        The values are x itself if ``maps_values`` is False.
+        """
         return self.qkv(x) if self.maps_values else torch.cat((self.qkv(x), x), -1)
 
     def projected(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:

@@ -32,8 +32,8 @@ class LatentAttention(KeyValueBranch):
            └─ down ─ c (B, N, R) ┬─ up ─ k (B, H, N, Dk), v (B, H, N, Dv) ────────┤
                    └ rotate ─────┴─ one rotated part for all heads (B, 1, N, Dr) ─┴ attention ─ output
 
-    State: c and the rotated part, R + Dr values per position. For few queries the maps of ``up`` are applied to
-    queries and outputs instead, so that attention is to the state itself with one K/V head:
+    State: c and the rotated part, R + Dr values per position. For few queries, the maps of ``up`` are applied to
+    queries and outputs instead of keys and values. Queries then attend to the state itself, which is one K/V head:
 
         q_h · W_kh c = (W_kh^T q_h) · c        Σ_j p_j W_vh c_j = W_vh Σ_j p_j c_j
     """
@@ -73,9 +73,9 @@ class LatentAttention(KeyValueBranch):
         return self.output(out.transpose(1, 2).flatten(2)), after
 
     def expanded(self, q: Tensor, kept: Tensor, problem: AttentionProblem, context: Context) -> Tensor:
-        """Output (B, H, N, Dv) from keys and values of each head.
+        """Compute the output (B, H, N, Dv) with the keys and values of each head computed from c.
 
-        q (B, H, N, Dk + Dr); kept (B, 1, M, R + Dr): what the state holds.
+        q (B, H, N, Dk + Dr); kept (B, 1, M, R + Dr): c and the rotated part, as the state holds them.
         """
         c, turned = kept[:, 0, :, : self.rank], kept[..., self.rank :]
         k, v = self.up(c).split([self.num_heads * self.key_dim, self.num_heads * self.out_dim], -1)
@@ -87,30 +87,30 @@ class LatentAttention(KeyValueBranch):
         return attention(q, k, wide, problem)[..., : self.out_dim]
 
     def absorbed(self, q: Tensor, kept: Tensor, problem: AttentionProblem, context: Context) -> Tensor:
-        """The same output with the maps of keys and values applied to queries and outputs."""
+        """Compute the same output with the maps of keys and values applied to queries and outputs instead."""
         keys, values = self._maps()
         plain, turned = q.split([self.key_dim, self.rope_dim], -1)
         q = torch.cat((torch.einsum("bhnd,hdr->bhnr", plain, keys), turned), -1)
         observe(self, q, kept, problem, context)
-        # All heads see the same key: their queries are those of one head, and what is stored is its own value.
+        # All heads share one key, so their queries become queries of one head; the stored vector is key and value.
         joined = replace(problem, sites=_of_heads(problem, self.num_heads))
         out = attention(q.flatten(1, 2)[:, None], kept, kept, joined)
         out = out.unflatten(2, (self.num_heads, -1))[:, 0, ..., : self.rank]
         return torch.einsum("bhnr,hdr->bhnd", out, values)
 
     def _maps(self) -> tuple[Tensor, Tensor]:
-        """Maps from c to keys (H, Dk, R) and to values (H, Dv, R)."""
+        """Return the maps from c to keys (H, Dk, R) and to values (H, Dv, R)."""
         keys, values = self.up.weight.split([self.num_heads * self.key_dim, self.num_heads * self.out_dim])
         return keys.unflatten(0, (self.num_heads, -1)), values.unflatten(0, (self.num_heads, -1))
 
     def _absorbing_is_less(self, queries: int, keys: int) -> bool:
-        """True if the absorbed form takes fewer FLOPs for so many queries and keys."""
+        """Return True if the absorbed form takes fewer FLOPs for ``queries`` queries and ``keys`` keys."""
         mapped, own = self.rank * (self.key_dim + self.out_dim), self.rank + self.rope_dim
         wide = max(self.key_dim + self.rope_dim, self.out_dim)
         return queries * mapped + 2 * queries * keys * own < keys * mapped + 2 * queries * keys * wide
 
     def _projected(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """Queries (B, H, N, Dk + Dr), and what is kept of these positions: c and part of the keys, (B, 1, N, R + Dr).
+        """Return queries (B, H, N, Dk + Dr), and what to store: c and the keys' rotated part, (B, 1, N, R + Dr).
 
         The last Dr features of both are rotated.
         """
@@ -131,12 +131,12 @@ class LatentAttention(KeyValueBranch):
 
 
 def _rope(part: spec.LatentAttention, rope_dim: int) -> Rope:
-    """Rotation of ``rope_dim`` features."""
+    """Build the RoPE of ``rope_dim`` features."""
     return Rope(parts.Rope(base=part.base, scaling=part.scaling), part, (rope_dim, rope_dim))  # type: ignore[arg-type]
 
 
 def _of_heads(problem: AttentionProblem, num_heads: int) -> Sites:
-    """Sites of the queries of all heads, one head after the other."""
+    """Return the sites of the queries of all heads, one head after the other."""
     sites = problem.sites
     seen = sites.full or (sites.aligned and sites.query.shape[1] == 1 and problem.mask.sees_all(sites.span()))
     return replace(sites, query=sites.query.repeat(1, num_heads), aligned=False, full=seen)

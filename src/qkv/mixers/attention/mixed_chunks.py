@@ -54,12 +54,12 @@ class MixedChunkAttention(Branch):
         return self.output(u * out), state
 
     def _whole(self, rows: Tensor, real: Tensor | None) -> Tensor:
-        """Outputs of whole rows: maps and values side by side (R, N, 4 S + E), 0 at padding."""
+        """Compute the outputs of whole rows from maps and values side by side, (R, N, 4 S + E), 0 at padding."""
         *maps, v = rows.split((*[self.key_dim] * 4, self.hidden), -1)
         return ops.whole(ops.Maps(*maps), v, self.chunk, self.causal, real)
 
     def _continued(self, z: Tensor, v: Tensor, context: Context, state: State) -> tuple[Tensor, State]:
-        """Outputs and next state of any number of positions, at most a chunk at a time."""
+        """Compute outputs and next state for any number of positions, at most a chunk at a time."""
         outs, arrival = [v[:, :0]], context.arrival
         assert arrival is not None
         came = [after - past for past, after in zip(arrival.past, arrival.after, strict=True)]
@@ -74,14 +74,17 @@ class MixedChunkAttention(Branch):
         return torch.cat(outs, 1), state
 
     def _step(self, z: Tensor, v: Tensor, bounds: list[tuple[int, int]], state: State) -> tuple[Tensor, State]:
-        """Outputs and next state of up to C positions; ``bounds``: positions read by each row before and after."""
+        """Compute outputs and next state for up to C positions.
+
+        ``bounds``: number of positions that each row has read before and after the step.
+        """
         sums, tail = state
         size, count = self.chunk, z.shape[1]
         before, after = torch.tensor(bounds, device=z.device).view(-1, 2).unbind(1)
         steps = torch.arange(count, device=z.device)
         slots, first = (before % size)[:, None] + steps, before // size * size
         new = torch.cat((z, v), -1).masked_fill((steps >= (after - before)[:, None])[..., None], 0).to(tail.dtype)
-        # Slots of the current chunk from the first empty one on are 0, and as many more follow as may be needed.
+        # The empty slots of the current chunk are 0; ``count`` empty slots are appended for the next chunk.
         held = F.pad(tail, (0, 0, 0, count)).scatter(1, slots[..., None].expand_as(new), new)
         old_z, old_v = held.split((self.key_dim, self.hidden), -1)
         there = first[:, None] + torch.arange(size + count, device=z.device)

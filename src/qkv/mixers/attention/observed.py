@@ -13,7 +13,7 @@ from qkv.ops.attention.problem import AttentionProblem
 def observe(branch: Branch, q: Tensor, k: Tensor, problem: AttentionProblem, context: Context) -> None:
     """Pass attention scores and weights (B, H, N, M) to the tap, if it receives them.
 
-    They are computed for it by the reference. q (B, H, N, Dk), k (B, G, M, Dk).
+    The reference implementation computes them. q (B, H, N, Dk), k (B, G, M, Dk).
     """
     if context.tap is not None:
         branch.observed(context, "scores", lambda: reference.scores(q, k, problem))

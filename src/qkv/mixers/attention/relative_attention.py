@@ -38,7 +38,7 @@ class TypeScores(Declared):
         }
 
     def forward(self, q: Tensor, context: Context) -> Tensor:
-        """Scores by token type (B, H, N, N), or (B, H, N, 1) if the input has no types. q (B, H, N, Dk)."""
+        """Return scores by token type (B, H, N, N), or (B, H, N, 1) if the input has no types. q (B, H, N, Dk)."""
         if context.types is not None and context.arrival is not None:
             raise UserError(
                 "relative attention supports token types without a state only; process the whole sequence in one call"
@@ -59,8 +59,9 @@ class RelativeAttention(ScoredAttention):
         softmax(((q_i + u) · k_j + (q_i + v) · W_r r_{i-j} + (q_i + w) · e_s) / (τ √Dk), masked) V
 
     r_d is a sinusoid of D features, sines first; u, v and w (H Dk) are initialised to 0. The last term exists if
-    ``by_type``: s = 0 if i and j have the same type, else 1. Without types it is equal for all keys and has no
-    effect. State: keys and values, as in ``Attention``. Position terms are recomputed; key types are not stored.
+    ``by_type``: s = 0 if i and j have the same type, else 1. If the input has no types, this term is equal for all keys
+    and has no effect. State: keys and values, as in ``Attention``. Position terms are recomputed; key types are not
+    stored.
     """
 
     def __init__(self, part: spec.RelativeAttention, width: int):
@@ -87,9 +88,10 @@ class RelativeAttention(ScoredAttention):
         return q + u, self.scale * added
 
     def _by_distance(self, q: Tensor, r: Tensor, index: Tensor) -> Tensor:
-        """Position scores q_i · W_r r_{i-j}, (B, H, N, M). r (R, D): sinusoids of distances; index: that of each pair.
+        """Compute position scores q_i · W_r r_{i-j}, (B, H, N, M).
 
-        A single query is multiplied by W_r first, which is R times cheaper.
+        r (R, D): sinusoids of distances; index (B or 1, N, M): row of r for each query and key. A single query is
+        multiplied by W_r first, which is R times cheaper.
         """
         if q.shape[2] == 1:
             weight = self.position.weight.unflatten(0, (-1, self.head_dim)).to(q.dtype)
@@ -106,7 +108,7 @@ class RelativeAttention(ScoredAttention):
         return steps, distance.clamp(first, max(first, last)) - first
 
     def _ends(self, sites: Sites, context: Context) -> tuple[int, int]:
-        """Smallest and largest distance i - j of visible keys."""
+        """Return the smallest and largest distance i - j of visible keys."""
         count, ahead = sites.query.shape[1], 0 if self.causal else 1
         if context.arrival is not None or sites.query.is_meta or by_reference() or not count:
             end = count if context.arrival is None else context.arrival.end

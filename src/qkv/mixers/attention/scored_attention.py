@@ -15,7 +15,7 @@ from qkv.spec.branches import MaskedAttention
 
 
 class ScoredAttention(KeyValueAttention):
-    """concat_h(softmax(scale · Q_h K_g^T + S_h, masked) V_g) W_o, with S_h from ``scored``.
+    """Base class of attention concat_h(softmax(scale · Q_h K_g^T + S_h, masked) V_g) W_o, with S_h from ``scored``.
 
         x (B, N, D) ─ qkv ─┬ q (B, H, N, Dk) ─ scored ┐
                            ├ k (B, G, N, Dk) ─────────┤ state: (B, G, slots, Dk | Dv)

@@ -18,10 +18,10 @@ from qkv.spec.register import implements
 
 @implements(spec.Propagation)
 class Propagation(Branch):
-    """Propagation Â^k x W + b, with restarts x_{t+1} = (1 - α) Â x_t + α x_0 and maps of single steps as options
-    (GCN, APPNP, GCNII).
+    """Propagation Â^k x W + b over the edges of a graph (GCN, APPNP, GCNII).
 
-    Without a graph all nodes of a row are neighbours: Â x is the mean of the row.
+    Options: restarts x_{t+1} = (1 - α) Â x_t + α x_0, and a map for each step. Without a graph all nodes of a row are
+    neighbours: Â x is the mean of the row.
     """
 
     causal = False
@@ -43,7 +43,7 @@ class Propagation(Branch):
         return x if self.output is None else self.output(x), state
 
     def _mapped(self, x: Tensor, step: int) -> Tensor:
-        """relu(x ((1 - β) I + β W)) of a step, after dropout in training."""
+        """Apply the map of a step, relu(x ((1 - β) I + β W)), then dropout in training."""
         mapped = torch.lerp(x, self.maps[step](x), self.shares[step]).relu()
         return dropout(mapped, self.part.dropout, self.training)
 
@@ -62,7 +62,7 @@ class Propagation(Branch):
 
 
 def _mean(x: Tensor, context: Context) -> Tensor:
-    """Mean of the unpadded vectors of each row, or of each of its documents, at all of their positions."""
+    """Return the mean of the unpadded vectors of each row, or packed document, at all of its positions."""
     if context.segments is None:
         return pooled(x, context.lengths, "mean")[:, None].expand_as(x)
     apart = documents(context.segments)

@@ -21,8 +21,8 @@ from qkv.spec.register import implements
 class SumAggregation(Branch):
     """W_2 relu(W_1 ((1 + ε) x_i + Σ_{j -> i} x_j) + b_1) + b_2 (GIN, Xu et al. 2019); ε is 0 at first.
 
-    Without a graph all nodes of a row are neighbours: the sum is that of the other nodes. Of sampled edges, each counts
-    as many times as the node has edges for each sampled one.
+    Without a graph all nodes of a row are neighbours: the sum is over all other nodes. If edges are sampled, each
+    sampled edge is weighted by the number of the node's edges per sampled edge.
     """
 
     causal = False
@@ -42,7 +42,7 @@ class SumAggregation(Branch):
         return self.down(dropout(hidden, self.part.dropout, self.training)), state
 
     def _neighbours(self, x: Tensor, context: Context) -> Tensor:
-        """Sum of the vectors of the neighbours of each node, (B, N, D)."""
+        """Sum the vectors of the neighbours of each node: (B, N, D)."""
         if context.graph is None:
             return _total(x, context) - x
         return propagated(x.flatten(0, 1), _weighted(context.graph, x.dtype)).view_as(x)
@@ -52,14 +52,14 @@ class SumAggregation(Branch):
 
 
 def _weighted(graph: Graph, dtype: torch.dtype) -> Weighted:
-    """Edges of the graph with the weight 1, or of a sample their factors."""
+    """Return the edges of the graph with weight 1 or, if they are sampled, with their factors."""
     if graph.sampled is not None:
         return Weighted(graph.edges, graph.sampled.factors)
     return Weighted(graph.edges, torch.ones(graph.edges.shape[1], dtype=dtype, device=graph.edges.device))
 
 
 def _total(x: Tensor, context: Context) -> Tensor:
-    """Sum of the unpadded vectors of each row, or of each of its documents, at all of their positions."""
+    """Return the sum of the unpadded vectors of each row, or packed document, at all of its positions."""
     if context.segments is None:
         return _summed(x, context.lengths)[:, None].expand_as(x)
     apart = documents(context.segments)
@@ -67,6 +67,6 @@ def _total(x: Tensor, context: Context) -> Tensor:
 
 
 def _summed(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """Sum (B, D) of the first ``lengths`` vectors of each row."""
+    """Sum the first ``lengths`` vectors of each row: (B, D)."""
     counts = x.new_full((len(x),), x.shape[1]) if lengths is None else lengths.to(x.dtype)
     return pooled(x, lengths, "mean") * counts[:, None]

@@ -12,12 +12,12 @@ _STEPS = 1e-3, 1e-1
 
 
 def initial_log_rates(num_heads: int) -> Tensor:
-    """Logarithms (H,) of rates λ, uniform between 1 and 16 (Dao & Gu 2024)."""
+    """Return logarithms (H,) of rates λ drawn uniformly between 1 and 16 (Dao & Gu 2024)."""
     return torch.empty(num_heads).uniform_(*_RATES).log()
 
 
 def initial_step_bias(num_heads: int) -> Tensor:
-    """Numbers (H,) whose softplus, the step, lies between 0.001 and 0.1, evenly in its logarithm (Gu & Dao 2023).
+    """Return biases (H,) whose softplus, the step, is log-uniform between 0.001 and 0.1 (Gu & Dao 2023).
 
     A head then forgets over 1 / (λ step) positions, from less than one to a thousand. Without this bias, a step is
     about 0.7 and every head forgets at once.

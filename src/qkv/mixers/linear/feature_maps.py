@@ -20,7 +20,10 @@ class FeatureMap(nn.Module):
     num_features: int
 
     def forward(self, x: Tensor, context: Context, of_queries: bool) -> Tensor:
-        """Features of queries or of keys (B, H, N, Dk). Those of a query may be scaled, since weights are a ratio."""
+        """Return features of queries or of keys (B, H, N, Dk).
+
+        The features of a query may have any scale, because weights are a ratio in which it cancels.
+        """
         raise NotImplementedError
 
 
@@ -40,8 +43,8 @@ class Elu(FeatureMap):
 class Favor(FeatureMap):
     """φ(x) = e^(ω x' - |x'|² / 2) / √M, x' = x / Dk^(1/4) (FAVOR+, Choromanski et al. 2021).
 
-    The directions ω (H, M, Dk) are not learned. With ``redraw``, training draws new ones; their number is a function of
-    the steps taken, which are counted with the weights, so that a resumed run draws the same.
+    The directions ω (H, M, Dk) are not learned. With ``redraw``, training draws new directions. Their seed depends on
+    the number of steps taken, which is saved with the weights, so that a resumed run draws the same directions.
     """
 
     directions: Tensor
@@ -61,12 +64,12 @@ class Favor(FeatureMap):
             self._count(context)
         x = at_least_single(x) * x.shape[-1] ** -0.25
         logits = x @ self.directions.to(x.dtype).mT - x.square().sum(-1, keepdim=True) / 2
-        if of_queries:  # the scale of a query cancels, and exponentials of the largest feature stay near 1
+        if of_queries:  # the scale of a query cancels; the exponential of its largest feature becomes 1
             logits = logits - logits.detach().amax(-1, keepdim=True)
         return logits.exp() * self.num_features**-0.5
 
     def _count(self, context: Context) -> None:
-        """Count a training step, once if activation checkpointing repeats it, and draw directions when they are due."""
+        """Count a training step, only once if activation checkpointing repeats it; draw new directions when due."""
         if ("counted", id(self)) in context.memo:
             return
         context.memo["counted", id(self)] = True
@@ -79,9 +82,9 @@ class Favor(FeatureMap):
 
 
 def directions(part: spec.Favor, num_heads: int, head_dim: int, seed: int) -> Tensor:
-    """Random directions (H, M, Dk): Gaussian vectors, made orthogonal in groups of Dk if ``part.orthogonal``.
+    """Draw random directions (H, M, Dk): Gaussian vectors, orthogonal in groups of Dk if ``part.orthogonal``.
 
-    They are drawn on the CPU, so that they are the same on all devices; without values on the meta device.
+    They are drawn on the CPU, so that they are the same on all devices. On the meta device the result has no values.
     """
     device = torch.get_default_device()
     if device.type == "meta":

@@ -1,4 +1,4 @@
-"""Gated delta rule: a matrix state that is corrected, and forgets."""
+"""Gated delta rule: a matrix state that is corrected towards new values, and decays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qkv.spec.register import implements
 _EPS = 1e-5
 """Epsilon of the norm over a head."""
 _UNIT_EPS = 1e-6
-"""Epsilon of the lengths of queries and keys, as in the published models."""
+"""Epsilon of the L2 normalisation of queries and keys, as in the published models."""
 
 
 @implements(spec.GatedDelta)

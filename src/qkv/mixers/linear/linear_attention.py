@@ -54,7 +54,7 @@ class LinearAttention(Branch):
         return self.output(out.transpose(1, 2).flatten(2)), last
 
     def _heads(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
-        """Features of queries and keys (B, H, N, M), and values (B, H, N, Dv)."""
+        """Return features of queries and keys (B, H, N, M), and values (B, H, N, Dv)."""
         q, k, v = (t.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
         q, k = self.features(q, context, True), self.features(k, context, False)
         return q.to(v.dtype), k.to(v.dtype), v

@@ -75,7 +75,7 @@ class Mamba2(Branch):
         return self.output(out), None if state is None else (tail, last)
 
     def _groups(self, x: Tensor) -> Tensor:
-        """Features (B, N, G · state_size) of the groups, (B, 1, N, state_size) or of each head, (B, H, N, …)."""
+        """Split features (B, N, G · state_size) into (B, 1, N, state_size), or (B, H, N, state_size) if G > 1."""
         part = self.part
         groups = x.unflatten(-1, (part.num_groups, part.state_size)).transpose(1, 2)
         return groups if part.num_groups == 1 else groups.repeat_interleave(part.num_heads // part.num_groups, 1)

@@ -62,7 +62,7 @@ class Retention(Branch):
         return self.output(out * F.silu(self.gate(x))), last
 
     def _log_decay(self, x: Tensor) -> Tensor:
-        """log γ of the heads, (1, H, 1)."""
+        """Return log γ of the heads, (1, H, 1)."""
         heads = torch.arange(self.num_heads, device=x.device, dtype=torch.float64)
         return torch.log1p(-(2.0 ** (-5 - heads)))[None, :, None].to(single_or_wider(x.dtype))
 

@@ -29,11 +29,11 @@ class ShortConvolution(Declared):
         return {"weight": WHOLE}
 
     def init_state(self, batch: int) -> Tensor:
-        """Tail of ``batch`` rows before their first position: zeros."""
+        """Return the state of ``batch`` rows before their first position: zeros."""
         return self.weight.detach().new_zeros(batch, self.kernel_size - 1, len(self.weight))
 
     def forward(self, x: Tensor, context: Context, tail: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return (output, tail after the last unpadded position). ``tail``: of earlier positions, None at the start."""
+        """Return (output, last K - 1 unpadded inputs). ``tail``: the previous call's inputs, None at the start."""
         count, before = x.shape[1], self.kernel_size - 1
         window, tail = extended(self.init_state(len(x)).to(x.dtype) if tail is None else tail, x, context.lengths)
         y = self.bias.expand_as(x)

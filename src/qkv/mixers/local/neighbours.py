@@ -1,5 +1,6 @@
-"""Mixers of neighbouring positions on a grid: the spatial shift, pooling, and MONet's products. Without a grid, the
-neighbours are those in the sequence.
+"""Mixers of neighbouring positions on a grid: the spatial shift, pooling, and MONet's products.
+
+Without a grid, the neighbours are those in the sequence.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from qkv.state.tail import extended
 
 
 def _grid(context: Context, rows: Tensor) -> PositionGrid:
-    """Grid of the positions of ``rows`` (R, M, D): that of the context, or a single axis."""
+    """Return the grid of the positions of ``rows`` (R, M, D): the grid of the context, or a single axis."""
     return PositionGrid((rows.shape[1],)) if context.grid is None else context.grid
 
 
 class Shift(Branch):
     """Base class of branches that shift features between neighbours, to all sides or from the previous position alone.
 
-    State, if causal: the features of the last position that move, (B, 1, Σ ⌈pieces / 2⌉).
+    State, if causal: the features of the last position that are shifted, (B, 1, Σ ⌈pieces / 2⌉).
     """
 
     rewindable = False
 
     def __init__(self, part: spec.SpatialShift | spec.MONet, width: int, pieces: tuple[int, ...]):
-        """Create the branch. pieces: sizes of the pieces of features whose groups are shifted, each by itself."""
+        """Create the branch. pieces: sizes of the pieces of features, each of which is shifted separately in groups."""
         super().__init__(part, width)
         self.causal, self.pieces = part.causal, pieces
         self.moving = [size - size // 2 for size in pieces]
@@ -116,7 +117,7 @@ class Pooling(Branch):
 
 @implements(spec.MONet)
 class MONet(Shift):
-    """Mu-layer of MONet: E(norm(A x) ⊙ norm(B2 B1 x) + D x) (Cheng et al. 2024). Stateless if it is not shifted.
+    """Mu-layer of MONet: E(norm(A x) ⊙ norm(B2 B1 x) + D x) (Cheng et al. 2024). Stateless without the shift.
 
     x (B, N, D) ─ input ─┬ A x (B, N, F) ─ shift ─ norm ──────────┐
                          ├ B1 x (B, N, R) ─ shift ─ B2 ─ norm ─── ⊙ ─ + ─ output ─ (B, N, D)

@@ -20,7 +20,7 @@ from qkv.spec.register import implements
 from qkv.state.store import new_store
 
 _NEAR_ZERO = 1e-3
-"""Initial deviation of a row's sum of gMLP's matrix, so that its gate is near 1."""
+"""Initial standard deviation of the row sums of gMLP's matrix, small so that its gate is near 1."""
 
 
 class PositionMatrices(Branch):
@@ -37,11 +37,11 @@ class PositionMatrices(Branch):
         self.length = part.length
 
     def mixed(self, x: Tensor, real: Tensor | None) -> Tensor:
-        """Mix whole rows x (R, n, E), which are 0 at padding: -> (R, n, E')."""
+        """Mix whole rows x (R, n, E), which are 0 at padding; return (R, n, E')."""
         raise NotImplementedError
 
     def over_rows(self, x: Tensor, context: Context) -> Tensor:
-        """Apply ``mixed`` to each row or packed document. Raises ``UserError`` for one of more than N positions."""
+        """Apply ``mixed`` to each row or packed document. Raises ``UserError`` for more than N positions."""
 
         def mix(rows: Tensor, real: Tensor | None) -> Tensor:
             self.check_length(rows.shape[1])
@@ -50,7 +50,7 @@ class PositionMatrices(Branch):
         return each_row(x, context, mix, self.spec.kind)
 
     def check_length(self, count: int) -> None:
-        """Raise ``UserError`` for a row of ``count`` positions, if these are more than N."""
+        """Raise ``UserError`` if a row of ``count`` positions has more than N."""
         if count > self.length:
             raise UserError(
                 f"{count} positions are more than the {self.length} for which {self.spec.kind!r} has "
@@ -61,24 +61,27 @@ class PositionMatrices(Branch):
 class TriangularMatrices(PositionMatrices):
     """Base class of mixers with a matrix W (N, N) over positions, lower triangular if causal.
 
-    State, if causal: the inputs of W, E features per position, halved into what a store calls keys and values.
+    State, if causal: the inputs of W, E features per position, stored in two halves as keys and values of a KV cache.
     """
 
     def __init__(self, part: spec.TriangularMatrices, width: int, features: int):
-        """Create the branch. features: E of an input of W."""
+        """Create the branch. features: number E of features of an input of W."""
         super().__init__(part, width)
         self.causal = self.rewindable = part.causal
         self.halves = features - features // 2, features // 2
 
     def table(self) -> tuple[Tensor, Tensor | None]:
-        """W (N, N) and the bias of each position (N), or None."""
+        """Return W (N, N) and the bias of each position (N), or None."""
         raise NotImplementedError
 
     def init_state(self, batch: int, capacity: int | None = None) -> State:
         return new_store(batch, 1, self.halves, self.like().detach(), capacity) if self.causal else ()
 
     def along_rows(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
-        """Apply W to x (B, N, E) of whole rows, or of positions that follow others; see ``over_rows`` for errors."""
+        """Apply W to x (B, N, E) of whole rows or, with a state, of positions that follow earlier positions.
+
+        Raises ``UserError`` for more than N positions.
+        """
         if state is None or not self.causal:
             return self.over_rows(x, context), state
         arrival = context.arrival
@@ -103,7 +106,10 @@ class TriangularMatrices(PositionMatrices):
 
 
 def over_positions(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """y_i = Σ_j W_ij x_j + b_i: x (R, n, E), W (m, N), b (m) -> (R, m, E); the first n columns of W are used."""
+    """Compute y_i = Σ_j W_ij x_j + b_i: x (R, n, E), W (m, N), b (m) -> (R, m, E).
+
+    The first n columns of W are used.
+    """
     used = weight if weight.shape[1] == x.shape[1] else weight[:, : x.shape[1]]
     return linear(x.transpose(1, 2), used.to(x.dtype), bias).transpose(1, 2)
 

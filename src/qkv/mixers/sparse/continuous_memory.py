@@ -29,8 +29,8 @@ class ContinuousMemory(KeyValueAttention):
                      │                  └─ q ─ μ, σ² ─┐                       + ─ output ─ (B, N, D)
                      └─ memory ── (B, G, N, Dk + Dv) ─┴ signal ─ E_p[V] ──────┘
 
-    State: keys and values of the window; coefficients of the signal's keys and values (B, G, N_b, Dk + Dv), and as many
-    of the current segment. Independent of the length.
+    State: keys and values of the window; coefficients of the signal's keys and values (B, G, N_b, Dk + Dv);
+    coefficients of the same shape for the current segment. Independent of the length.
     """
 
     def __init__(self, part: spec.ContinuousMemory, width: int):
@@ -74,7 +74,7 @@ class ContinuousMemory(KeyValueAttention):
     def _near(
         self, q: Tensor, k: Tensor, v: Tensor, context: Context, store: State | None
     ) -> tuple[Tensor, State | None]:
-        """Attention to the window (B, H, N, Dv), and the next store of its keys and values."""
+        """Return attention to the window (B, H, N, Dv), and the next store of its keys and values."""
         if self.part.base is not None:
             kind = single_or_wider(q.dtype)
             cos, sin = context.once(("continuous memory", self.part, kind), lambda: self._angles(context, kind))
@@ -92,17 +92,20 @@ class ContinuousMemory(KeyValueAttention):
         return position_ops.rotation(context.positions[:, None], frequencies)
 
     def _fit(self, like: Tensor, context: Context) -> ops.Fit:
-        """Matrices of the regression for ``like``, copied to its device once for all layers with the same settings."""
+        """Return the regression's matrices in dtype and device of ``like``.
+
+        They are copied once for all layers with the same settings.
+        """
         kind = single_or_wider(like.dtype)
         return context.once(("fit", self.part, kind), lambda: self.fit.like(like))
 
     def _read(self, q: Tensor, memory: Tensor, fit: ops.Fit) -> Tensor:
-        """Contexts (B, H, N, Dv) of queries that read the same memory of their row."""
+        """Read one memory per row with the row's queries: contexts (B, H, N, Dv)."""
         density = ops.Density(self.density, self.density_bias)
         return ops.read(q[:, :, None], memory[:, :, None], density, fit, self.scale)[:, :, 0]
 
     def _far(self, rows: Tensor, context: Context) -> Tensor:
-        """Contexts (R, N, H Dv) of whole rows: queries, keys and values of the memory side by side."""
+        """Compute contexts (R, N, H Dv) of whole rows: queries, and the memory's keys and values, side by side."""
         q, pairs = rows.split((self.sizes[0], self.kv_heads * self.kept_dim), -1)
         q, pairs = (
             t.unflatten(-1, (heads, -1)).transpose(1, 2) for t, heads in ((q, self.num_heads), (pairs, self.kv_heads))
@@ -113,7 +116,7 @@ class ContinuousMemory(KeyValueAttention):
     def _continued(
         self, q: Tensor, pairs: Tensor, context: Context, memory: Tensor, sums: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Contexts, next memory and next sums of any number of positions, at most a segment at a time."""
+        """Compute contexts, next memory and next sums for any number of positions, at most a segment at a time."""
         arrival, fit, size = context.arrival, self._fit(pairs, context), self.part.segment
         assert arrival is not None
         came = [after - past for past, after in zip(arrival.past, arrival.after, strict=True)]
@@ -132,10 +135,10 @@ class ContinuousMemory(KeyValueAttention):
     def _step(
         self, q: Tensor, pairs: Tensor, bounds: list[tuple[int, int]], memory: Tensor, sums: Tensor, fit: ops.Fit
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Contexts, next memory and next sums of up to S positions.
+        """Compute contexts, next memory and next sums for up to S positions.
 
-        bounds: positions read by each row before and after. Of a row's positions, the first belong to its current
-        segment and the others, if it is completed, to the one after it.
+        bounds: number of positions that each row has read before and after the step. The first positions of a row
+        belong to its current segment; if they complete it, the others belong to the next segment.
         """
         size = self.part.segment
         before, after = torch.tensor(bounds, device=q.device).view(-1, 2).unbind(1)
@@ -164,7 +167,7 @@ class ContinuousMemory(KeyValueAttention):
 
 
 def _side_by_side(num_heads: int) -> Tensor:
-    """Biases (H, 2) with which head h reads about (h + ½) / H, with a deviation of 1 / 2 H."""
+    """Return biases (H, 2) with which head h reads around time (h + ½) / H, with a deviation of 1 / 2 H."""
     centres = (torch.arange(num_heads) + 0.5) / num_heads
     variance = torch.full((num_heads,), 0.25 / num_heads**2)
     return torch.stack((torch.logit(centres), torch.log(torch.expm1(variance))), -1)

@@ -41,7 +41,7 @@ class GlobalAttention(Branch):
         return self.output(apart.together(found)), state
 
     def _attended(self, qkv: Tensor, lengths: Tensor | None) -> Tensor:
-        """Attention over whole rows, from queries, keys and values (B, N, 3 D) side by side."""
+        """Attend over whole rows, given queries, keys and values (B, N, 3 D) side by side."""
         rows, count, _ = qkv.shape
         if lengths is None:
             lengths = torch.full((rows,), count, device=qkv.device)

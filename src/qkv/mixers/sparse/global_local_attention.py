@@ -79,7 +79,7 @@ class GlobalLocalAttention(Branch):
         )
 
     def _places(self, context: Context) -> Places:
-        """Positions of the call's tokens, with the choice of global ones."""
+        """Return the positions of the call's tokens, with the choice of global positions."""
         positions, valid = context.positions, context.valid
         key = positions if valid is None else positions.masked_fill(~valid, -1)
         sites = Sites(positions, key, context.segments, context.segments, given=context.visible)
@@ -95,7 +95,7 @@ class GlobalLocalAttention(Branch):
         return place(chosen, count, sites, in_place or _consecutive(positions, context.segments))
 
     def _number(self, context: Context) -> Tensor | int | None:
-        """Number of first positions that are global: for all rows, per row (B, 1), or None without prefixes."""
+        """Return the number of first positions that are global: one for all rows, per row (B, 1), or None."""
         if self.part.num_global is not None:
             return self.part.num_global
         return None if context.prefix is None else context.prefix[:, None]
@@ -105,7 +105,7 @@ class GlobalLocalAttention(Branch):
 
 
 def _of_global(places: Places, rows: int) -> Sites:
-    """Positions of the global queries of each row and of all keys."""
+    """Return the positions of the global queries of each row and of all keys."""
     sites, index = places.sites, places.index.expand(rows, -1)
 
     def at(t: Tensor) -> Tensor:
@@ -119,14 +119,14 @@ def _of_global(places: Places, rows: int) -> Sites:
 
 
 def _in_place(positions: Tensor) -> bool:
-    """True if the vector at index i has position i; assumed on the meta device, which has no values."""
+    """Return True if the vector at index i has position i; assumed on the meta device, which has no values."""
     return positions.is_meta or torch.equal(
         positions, torch.arange(positions.shape[1], device=positions.device).expand_as(positions)
     )
 
 
 def _consecutive(positions: Tensor, segments: Tensor | None) -> bool:
-    """True if positions increase by 1 within each document."""
+    """Return True if positions increase by 1 within each document."""
     follows = positions.diff(dim=1) == 1
     if segments is not None:
         follows = follows | (segments.diff(dim=1) != 0)

@@ -28,7 +28,7 @@ class HyperAttention(KeyValueBranch):
         x (B, N, D) ─ qkv ─ q, k, v (B, H, N, Dk) ─ sort, blocks, sample ─ (B, N, H Dk) ─ output ─ (B, N, D)
 
     Rows of up to ``exact_up_to`` positions, and decoding with a state (all keys and values), have exact attention. So
-    decoding equals one call up to this length; beyond, it is what one call estimates.
+    decoding equals a forward pass up to this length; for longer rows, a forward pass estimates what decoding computes.
     """
 
     def __init__(self, part: spec.HyperAttention, width: int):
@@ -65,7 +65,7 @@ class HyperAttention(KeyValueBranch):
         return self.part.dropout if self.training else 0.0
 
     def _rows(self, x: Tensor, real: Tensor | None) -> Tensor:
-        """Attention of whole rows: q, k and v side by side (R, N, 3 H Dk), 0 at padding, -> (R, N, H Dk)."""
+        """Compute attention of whole rows, given q, k and v side by side (R, N, 3 H Dk), 0 at padding: (R, N, H Dk)."""
         part, count, lengths = self.part, x.shape[1], None if real is None else real.sum(-1)
         q, k, v = self._heads(x)
         if count <= part.exact_up_to:
@@ -84,7 +84,10 @@ class HyperAttention(KeyValueBranch):
         return out.index_put((short,), F.pad(exact, (0, 0, 0, count - part.exact_up_to)))
 
     def _chance(self, q: Tensor) -> ops.Chance:
-        """Projections by the seed; keys are drawn by it too, but anew in each call of training."""
+        """Return random projections, drawn by the seed, and random numbers that select keys.
+
+        These numbers are new in each call of training, else they too are drawn by the seed.
+        """
         sizes = self.part.num_heads, self.head_dim, self.part.bits
         found = ops.chance(self.part.seed, sizes, q.shape[2], q)
         return found._replace(draws=torch.rand(q.shape[:3], device=q.device)) if self.training else found
@@ -94,7 +97,7 @@ class HyperAttention(KeyValueBranch):
 
 
 def _sites(q: Tensor, lengths: Tensor | None) -> Sites:
-    """Positions of whole rows (R, H, N, Dk)."""
+    """Return the positions of whole rows (R, H, N, Dk)."""
     steps = torch.arange(q.shape[2], device=q.device)[None]
     if lengths is None:
         return Sites(steps, steps, aligned=True)

@@ -25,9 +25,9 @@ class Linformer(PositionMatrices):
                            ├ k (B, H, N, Dk) ─ E over positions ─ k rows ┤
                            └ v (B, H, N, Dk) ─ F over positions ─ k rows ┴ attention ─ output ─ (B, N, D)
 
-    E and F are stored as (G k, N) for G = H or 1 matrices, F is None if it is E. A row of n positions, padding not
-    counted, is read by their first n columns. Initially N(0, 1 / N), so that a mixture of independent keys has their
-    variance.
+    E and F are stored as (G k, N) with G = H or 1 matrices; F is None if it equals E. A row of n positions, padding not
+    counted, uses their first n columns. They are initialised from N(0, 1 / N), so that a mixture of independent keys
+    has the variance of a key.
     """
 
     def __init__(self, part: spec.Linformer, width: int):
@@ -49,9 +49,9 @@ class Linformer(PositionMatrices):
         return self.output(self.over_rows(self.qkv(x), context)), state
 
     def mixed(self, x: Tensor, real: Tensor | None) -> Tensor:
-        """Attend to the mixtures of whole rows: q, k and v side by side (R, n, 3 H Dk), 0 at padding, -> (R, n, H Dk).
+        """Attend to the mixtures of whole rows, given q, k and v side by side (R, n, 3 H Dk); return (R, n, H Dk).
 
-        Keys and values of 0 add nothing to a mixture, so that padding has no effect.
+        Keys and values are 0 at padding. They add nothing to a mixture, so padding has no effect.
         """
         q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in x.chunk(3, -1))
         k = self._mixtures(self.key_mixtures, k)
@@ -63,7 +63,7 @@ class Linformer(PositionMatrices):
         return out.transpose(1, 2).flatten(2)
 
     def _mixtures(self, weight: Tensor, x: Tensor) -> Tensor:
-        """Σ_j W_tj x_j of each head: weight (G k, N), x (R, H, n, Dk) -> (R, H, k, Dk)."""
+        """Compute Σ_j W_tj x_j for each head: weight (G k, N), x (R, H, n, Dk) -> (R, H, k, Dk)."""
         used = weight[:, : x.shape[2]].to(x.dtype).unflatten(0, (-1, self.part.rank))
         if used.shape[0] == 1:
             return torch.einsum("kn,rhnd->rhkd", used[0], x)

@@ -31,8 +31,8 @@ class LSHAttention(KeyValueBranch):
                      └─ value ────── v (B, H, N, Dk) ───────────────────────────────────┘
 
     Rows longer than ``chunk_length`` are hashed if there is no state. Shorter rows, and decoding with a state (all keys
-    and values), use full attention under the mask. So decoding equals one call up to ``chunk_length`` positions;
-    beyond, it is the limit that hashing approaches with more rounds.
+    and values), use full attention under the mask. So decoding equals a forward pass up to ``chunk_length`` positions;
+    for longer rows, it is the limit that hashing approaches with more rounds.
     """
 
     def __init__(self, part: spec.LSHAttention, width: int):
@@ -87,6 +87,9 @@ def _of_documents(row: ops.RowPositions, found: Documents) -> ops.RowPositions:
 
 
 def _itself(sites: Sites, q: Tensor) -> Tensor:
-    """Score term (B or 1, 1, N, M), very negative at the query's own key, so that it is used only without others."""
+    """Return a score term (B or 1, 1, N, M) that is very negative at the query's own key.
+
+    So a query attends to its own key only if it sees no other.
+    """
     same = sites.query[:, None, :, None] == sites.key[:, None, None, :]
     return torch.zeros(same.shape, dtype=q.dtype, device=q.device).masked_fill(same, ops.SELF)

@@ -21,7 +21,7 @@ from qkv.spec.mixers import retrieval_attention as spec
 from qkv.spec.register import implements
 
 SEARCHED = 4096
-"""Number of keys from which a memory is searched by faiss, if the spec asks for it; fewer are compared at once."""
+"""Minimum number of keys for a search by faiss, if the spec selects it; fewer keys are all compared."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RetrievalAttention(KeyValueAttention):
         x (B, N, D) ─ qkv ─ q, k, v ─┬─ the last W keys ───────────── local ─┐
                                      └─ the k best of all older keys ── far ─┴─ gate ─ output ─ (B, N, D)
 
-    State: all keys and values. In decoding, a large memory is searched by faiss if the spec asks for it.
+    State: all keys and values. In decoding, faiss searches a large memory if the spec selects it.
     """
 
     def __init__(self, part: spec.RetrievalAttention, width: int):
@@ -76,7 +76,7 @@ class RetrievalAttention(KeyValueAttention):
         return self.output(out.transpose(1, 2).flatten(2)), state
 
     def _searched(self, context: Context) -> list[int] | None:
-        """Number of first keys of each row that faiss searches: those older than the window of every query.
+        """Return the number of first keys of each row that faiss searches: keys older than the window of every query.
 
         None if all keys are compared.
         """
@@ -86,7 +86,10 @@ class RetrievalAttention(KeyValueAttention):
         return counts if counts and max(counts) >= SEARCHED else None
 
     def _found(self, q: Tensor, k: Tensor, v: Tensor, far: AttentionProblem, counts: list[int]) -> Tensor:
-        """Attention to retrieved keys: the best of the first ``counts`` by faiss, and those after them compared."""
+        """Attend to the retrieved keys: the best of the first ``counts`` keys, found by faiss, and of all later keys.
+
+        The later keys are all compared.
+        """
         heads, most = q.shape[1], far.top_k or 1
         try:
             places = largest_products(q, k, counts, most)

@@ -19,7 +19,7 @@ BLOCK = 1 << 22
 
 
 def scores(q: Tensor, keys: Tensor, v: Tensor, block: int = BLOCK) -> Tensor:
-    """Additive attention scores S (B, N, M) of projected q = W_q x (B, N, A) and keys = W_k m (B, M, A); v (A).
+    """Compute additive attention scores S (B, N, M) of projected q = W_q x (B, N, A) and keys = W_k m (B, M, A); v (A).
 
     ``block``: maximum number of elements B·n·M·A computed at once, for n queries (n at least 1).
     """

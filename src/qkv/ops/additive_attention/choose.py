@@ -1,4 +1,4 @@
-"""Additive attention in two steps, so that the projected memory is computed once per decoded sequence."""
+"""Additive attention in two steps, so that the memory is projected only once per decoded sequence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qkv.ops.choices import Choice, choose
 from qkv.ops.counting import Unseen, declares
 from qkv.ops.linear.choose import linear
 
-# Above this many tanh values they are recomputed in the backward pass, which then takes about 10 % longer.
+# Number of tanh values above which the backward pass recomputes them, and takes about 10 % longer.
 _LARGEST = 1 << 26
 
 
@@ -25,7 +25,7 @@ def _declared(q: Tensor, keys: Tensor, *others: Tensor) -> Unseen:
 
 @declares(_declared)
 def additive_scores(q: Tensor, keys: Tensor, w_q: Tensor, v: Tensor) -> Tensor:
-    """S_ij = v · tanh(W_q q_i + keys_j).
+    """Compute the scores S_ij = v · tanh(W_q q_i + keys_j).
 
     q (B, N, Dq), keys (B, M, A) of ``additive_keys``, w_q (A, Dq), v (A) -> (B, N, M).
     """
@@ -43,7 +43,7 @@ def additive_scores(q: Tensor, keys: Tensor, w_q: Tensor, v: Tensor) -> Tensor:
 
 
 def additive_weights(q: Tensor, keys: Tensor, w_q: Tensor, v: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """Attention weights (B, N, M): softmax over the first ``lengths`` (B) keys; 0 for an empty memory.
+    """Compute attention weights (B, N, M): softmax over the first ``lengths`` (B) keys; 0 for an empty memory.
 
     See ``additive_scores``.
     """

@@ -1,11 +1,11 @@
-"""Causal attention of the latest positions of a row to all of it, without a mask.
+"""Causal attention of a chunk of new positions to all earlier positions and to itself, without a mask tensor.
 
-The N queries see all P keys before the first of them, and their own N keys under the plain causal mask: two passes of
-torch's fused kernel. With its log-sum-exps L_p and L_o of the scores of a query,
+The N queries attend to the P past keys without a mask, and to their own N keys with the causal mask, in two calls of
+torch's fused kernel. The kernel returns outputs O_p and O_o, and log-sum-exps L_p and L_o of each query's scores:
 
     O = w O_p + (1 - w) O_o        w = e^L_p / (e^L_p + e^L_o) = σ(L_p - L_o)
 
-A mask of N (P + N) booleans, which the kernel converts to numbers, is neither built nor read.
+This avoids a mask of N (P + N) booleans, which the kernel would convert to floating point.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from qkv.ops.attention import fused_onednn
 from qkv.ops.attention.problem import AttentionProblem
 
 FEWEST = 64
-"""Queries below which the second pass costs more than a mask."""
+"""Smallest number of queries for which two passes take less time than one pass with a mask."""
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
-    """Attention output O (B, H, N, Dv) of the last N of M > N positions, causal, with Dk = Dv; see ``reference``.
+    """Compute causal attention O (B, H, N, Dv) of the last N of M > N positions, for Dk = Dv; see ``reference``.
 
     Without gradients. Not for ALiBi, a soft cap, dropout, or an added bias.
     """

@@ -1,7 +1,7 @@
-"""Window attention: for each block of queries, the fused kernel on its band of keys and the sinks.
+"""Window attention by blocks of queries: the fused kernel on each block's band of visible keys and the sinks.
 
 Cost and memory are linear in N: for a window of W and query blocks of C, N / C products of C × (C + W + sinks).
-The fused kernel has no soft cap; scores with one use plain products.
+The fused kernel has no soft cap; with a soft cap, ``products`` is used instead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BLOCK = 256
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, block: int = BLOCK) -> Tensor:
-    """Attention output O (B, H, N, Dv) for aligned sites; shapes as in ``reference``. ``block``: queries at once."""
+    """Compute attention O (B, H, N, Dv) for aligned sites; shapes as in ``reference``. ``block``: queries per call."""
     of_band = sdpa.attention if problem.softcap is None else products.attention
     found = bands(problem.mask, q.shape[2], k.shape[2], block)
     each = [keys for band in found for keys in band]
@@ -43,9 +43,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, block:
 
 
 def at_once(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, block: int = BLOCK) -> Tensor:
-    """Same as ``attention`` in one call of the kernel: all blocks are rows of a batch, their bands padded to the
-    longest. For accelerators, where a call costs more than its products; each key is copied once for each block that
-    sees it. Not for added scores or visible keys that are given for each pair.
+    """Compute ``attention`` in one kernel call: blocks become batch rows, and bands are padded to the longest band.
+
+    For accelerators, where the overhead of a call exceeds the time of its products. Each key is copied for each block
+    that sees it. Not for ``problem.added`` or ``Sites.given``, which have an entry per (query, key) pair.
     """
     batch, num_queries = q.shape[0], q.shape[2]
     count = -(-num_queries // block)
@@ -66,7 +67,7 @@ def at_once(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, block: i
 
 
 def _rows_of_bands(q: Tensor, num_keys: int, problem: AttentionProblem, block: int) -> tuple[Tensor, SharedSites]:
-    """(columns of keys of all bands, one after the other; sites whose rows are the blocks of each row)."""
+    """Return (key indices of all bands, concatenated; sites with one batch row for each block of each row)."""
     batch, num_queries, sites, device = q.shape[0], q.shape[2], problem.sites, q.device
     found = bands(problem.mask, num_queries, num_keys, block)
     parts = range(max(1, *map(len, found)))
@@ -88,14 +89,14 @@ def _rows_of_bands(q: Tensor, num_keys: int, problem: AttentionProblem, block: i
 
 
 def _columns(parts: list[slice], device: torch.device) -> Tensor:
-    """Columns of one slice of keys for each block, (blocks, longest), filled with -1."""
+    """Return the key indices of one slice per block, (blocks, longest slice), padded with -1."""
     first, stop = (torch.tensor([getattr(part, end) for part in parts], device=device) for end in ("start", "stop"))
     columns = first[:, None] + torch.arange(max(part.stop - part.start for part in parts), device=device)
     return columns.where(columns < stop[:, None], -1)
 
 
 def bands(mask: Mask, num_queries: int, num_keys: int, block: int = BLOCK) -> list[list[slice]]:
-    """Slices of keys, in ascending order, that each block of queries may see, for aligned sites.
+    """Return for each block of queries the slices of keys that it may see, in ascending order, for aligned sites.
 
     The result is cached by mask and sizes: a search over 16,384 positions takes 3 ms.
     """
@@ -119,14 +120,14 @@ def _side_by_side(parts: Iterable[Tensor]) -> Tensor:
 
 
 def _beside(parts: list[AttentionProblem]) -> AttentionProblem:
-    """Merge attention problems with the same queries to one whose keys are those of all, side by side."""
+    """Merge attention problems with the same queries into one problem with their keys concatenated."""
     first = parts[0]
     added = None if first.added is None else torch.cat([part.added for part in parts if part.added is not None], 3)
     return replace(first, sites=replace(first.sites, key=torch.cat([part.sites.key for part in parts], 1)), added=added)
 
 
 def _joined(parts: list[slice]) -> list[slice]:
-    """Merge slices that are adjacent, in ascending order."""
+    """Merge adjacent slices; ``parts`` are in ascending order."""
     joined: list[slice] = []
     for part in parts:
         if joined and joined[-1].stop == part.start:

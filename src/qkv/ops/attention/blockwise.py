@@ -4,13 +4,13 @@ For each query, over key blocks b with scores s_b:
 
     m' = max(m, max s_b)     l' = l e^(m - m') + Σ e^(s_b - m')     a' = a e^(m - m') + e^(s_b - m') V_b     O = a / l
 
-The running maximum m keeps the sums finite. Memory is linear in N: the backward pass recomputes each block's
-weights from q, k and the stored log-sum-exp L = m + ln l:
+The running maximum m keeps the sums finite. Memory is linear in N: the backward pass recomputes each block's weights
+from q, k and the stored log-sum-exp L = m + ln l:
 
     P = e^(S - L)    dV = P^T dO    dP = dO V^T    dS = P (dP - Σ dO O)    dQ = scale dS K    dK = scale dS^T Q
 
-Blocks that the mask hides entirely are skipped, so that window attention costs O(N · window). With bf16 or fp16 inputs,
-sums over blocks are accumulated in fp32.
+Blocks that the mask hides entirely are skipped, so that window attention costs O(N · window). Sums over blocks are
+accumulated in fp32 for bf16 and fp16 inputs.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ BLOCK = 256
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, block: int = BLOCK) -> Tensor:
-    """Attention output O (B, H, N, Dv); see ``reference`` for the shapes.
+    """Compute attention O (B, H, N, Dv); see ``reference`` for the shapes.
 
-    Not for dropout, a soft cap or a gradient of ``problem.added``. ``block``: queries and keys at once.
+    Not for dropout, a soft cap or a gradient of ``problem.added``. ``block``: number of queries and of keys per block.
     """
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
@@ -44,7 +44,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, block:
 def blocks(
     problem: AttentionProblem, num_queries: int, num_keys: int, block: int
 ) -> Iterator[tuple[slice, slice, bool]]:
-    """Yield (queries, keys, whole) for each block with a visible pair; whole: True if every query sees every key."""
+    """Yield (queries, keys, whole) for each block that may have a visible pair; whole: all its pairs are visible."""
     offset = num_keys - num_queries
     for first in range(0, num_queries, block):
         queries = slice(first, min(first + block, num_queries))
@@ -55,10 +55,10 @@ def blocks(
 
 
 def _seen(problem: AttentionProblem, rows: tuple[int, int], num_keys: int, block: int) -> Iterator[slice]:
-    """Blocks of keys, in ascending order, that a query from ``rows`` may see.
+    """Yield the blocks of keys, in ascending order, that a query at positions ``rows`` (first, last) may see.
 
-    Halves of the row of keys are looked at, halves of those that may be seen, and so on, so that of a window only a few
-    blocks are looked at, whatever the length.
+    The range of keys is bisected, and hidden halves are skipped, so that for a window only a few blocks are tested, at
+    any length.
     """
     waiting = [(0, -(-num_keys // block))]
     while waiting:
@@ -76,7 +76,7 @@ def _seen(problem: AttentionProblem, rows: tuple[int, int], num_keys: int, block
 
 
 def _scores(q: Tensor, k: Tensor, problem: AttentionProblem, where: tuple[slice, slice, bool]) -> Tensor:
-    """Scores of one block, hidden keys at -inf; (B, H, queries, keys), fp32 or wider."""
+    """Compute the scores (B, H, queries, keys) of one block in fp32 or wider, with hidden keys at -inf."""
     queries, keys, all_visible = where
     s = (problem.scale * q[:, :, queries] @ k[:, :, keys].transpose(-1, -2)).to(single_or_wider(q.dtype))
     part = problem.part(queries, keys)
@@ -98,7 +98,7 @@ class _Blockwise(torch.autograd.Function):
                 queries, keys, _ = where
                 s = _scores(q, k, problem, where)
                 m = torch.maximum(largest[:, :, queries], s.amax(-1))
-                base = m.masked_fill(m == -torch.inf, 0.0)  # no visible key so far: e^(-inf - 0) = 0 instead of NaN
+                base = m.masked_fill(m == -torch.inf, 0.0)  # no visible key so far: e^(-inf - 0) = 0, not NaN
                 p = (s - base[..., None]).exp()
                 kept = (largest[:, :, queries] - base).exp()
                 total[:, :, queries] = total[:, :, queries] * kept + p.sum(-1)

@@ -1,6 +1,6 @@
 """Attention implementations as custom operators for torch.compile: causal or full self-attention.
 
-The compiler cannot trace the switch to oneDNN or the loop over blocks, and the graph would break at each layer. A
+The compiler cannot trace the switch to oneDNN or the loop over blocks, which would break the graph at each layer. A
 custom operator is one opaque node of the graph.
 """
 
@@ -20,7 +20,7 @@ TWINS = ("tiled", "sdpa, oneDNN")
 
 
 def attention(twin: str, q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
-    """Attention output O (B, H, N, Dv) by the implementation ``twin`` of ``TWINS``; shapes as in ``reference``."""
+    """Compute attention O (B, H, N, Dv) by the implementation ``twin`` of ``TWINS``; shapes as in ``reference``."""
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))
@@ -37,7 +37,7 @@ def _bands(q: Tensor, causal: bool) -> list[tiled.Band]:
 
 @torch.library.custom_op("qkv::attention", mutates_args=())
 def _forward(q: Tensor, k: Tensor, v: Tensor, twin: str, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """Return (O, log-sum-exp of each query's scores); the second is empty if the backward pass does not need it."""
+    """Return (O, log-sum-exp of each query's scores); the log-sum-exp is empty for "tiled", which does not need it."""
     if twin == "tiled":
         out = tiled.forward(q, k, v, _bands(q, causal), scale)
         return out, q.new_empty(0, dtype=torch.float32)

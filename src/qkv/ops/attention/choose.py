@@ -1,4 +1,4 @@
-"""Selection of the attention implementation: by shapes and mask, else by one timing per case on this machine."""
+"""Selection of the attention implementation: by shapes and mask, or by one timing per case on this machine."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ TWINS: dict[str, Callable[[Tensor, Tensor, Tensor, AttentionProblem], Tensor]] =
     "top k": top_k.attention,
     "after a past": after_past.attention,
 }
-# Largest dense mask that is built, in booleans.
+# Number of booleans of the largest dense mask that is built.
 _LARGEST_MASK = 1 << 24
 # Below this many multiplications no implementation is selected by timing.
 _SMALLEST = 1 << 16
 _LONGEST_TIMED = 1024
 _PAST = 256
-"""Earlier positions in the sample of a few queries after a past."""
-# Above this many scores of all rows and heads, storing them is not worth the memory.
+"""Minimum number of past positions in the timing sample of attention after a past."""
+# Largest number of scores of all rows and heads for which storing them is worth the memory.
 _MOST_SCORES = 1 << 25
 
 
 @declares(scores)
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
-    """Attention output O (B, H, N, Dv) by the selected implementation; see ``reference`` for shapes and equation."""
+    """Compute attention O (B, H, N, Dv) by the selected implementation; see ``reference`` for shapes and equation."""
     if by_reference():
         return reference.attention(q, k, v, problem)
     if problem.sink is not None:
@@ -70,7 +70,7 @@ def _selected(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Ten
 
 
 def choice(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Choice:
-    """Implementation selected for these shapes and this mask, with the reason; may time the candidates."""
+    """Select the implementation for these shapes and this mask, with the reason; may time the candidates."""
     num_queries, num_keys = q.shape[2], k.shape[2]
     if problem.values is not None:
         return _fixed(
@@ -127,7 +127,7 @@ def _soft_capped(problem: AttentionProblem, num_queries: int) -> Choice:
 
 
 def _plain(q: Tensor, v: Tensor, problem: AttentionProblem) -> Choice:
-    """Choice for plain self-attention: by timing, where more than one implementation applies and the time matters."""
+    """Choose for plain self-attention: by timing, if several implementations apply and the problem is large enough."""
     if (
         q.device.type != "cpu"
         or problem.dropout
@@ -156,7 +156,7 @@ def _is_plain(problem: AttentionProblem, num_queries: int, num_keys: int) -> boo
 
 
 def _follows_a_past(q: Tensor, v: Tensor, problem: AttentionProblem) -> bool:
-    """True for causal attention of a chunk of a row after its first one, as in reading a long prompt."""
+    """Return whether this is causal attention of a later chunk of a row, as in reading a long prompt in chunks."""
     plain = problem.slopes is None and problem.added is None and not problem.dropout
     return (
         (plain and q.shape[3] == v.shape[3] and problem.sites.aligned and sdpa.is_causal_here(problem))
@@ -168,7 +168,7 @@ def _follows_a_past(q: Tensor, v: Tensor, problem: AttentionProblem) -> bool:
 
 
 def _past(q: Tensor, v: Tensor) -> Choice:
-    """Faster implementation for queries after a past, at their number rounded up to a power of two; timed once."""
+    """Choose for a chunk of queries after a past; timed once per number of queries, rounded up to a power of two."""
     name, plain = "causal, after a past", "after a past" if q.shape[2] >= after_past.FEWEST else "sdpa"
     if not native.suits(q, v):
         return _fixed(name, plain, "two passes without a mask: earlier keys, and own ones")
@@ -190,9 +190,9 @@ def _past(q: Tensor, v: Tensor) -> Choice:
 
 
 def _timed(dtype: torch.dtype, length: int, training: bool, by_kernel: bool) -> Choice:
-    """Fastest plain attention at ``length`` rounded up to a power of two, at most 1,024; timed once.
+    """Choose for plain attention; timed once per ``length``, rounded up to a power of two, at most 1,024.
 
-    by_kernel: the native kernel can compute it.
+    by_kernel: True if the native kernel is a candidate.
     """
     case, size = _case(dtype, length, training, by_kernel)
     return chosen("attention", case) or choose(
@@ -201,7 +201,7 @@ def _timed(dtype: torch.dtype, length: int, training: bool, by_kernel: bool) -> 
 
 
 def _case(dtype: torch.dtype, length: int, training: bool, by_kernel: bool) -> tuple[str, int]:
-    """(name of the timed case, number of positions timed) for ``length`` positions."""
+    """Return (name of the timed case, number of positions to time) for ``length`` positions."""
     size = min(1 << (length - 1).bit_length(), _LONGEST_TIMED)
     more = "+" if size == _LONGEST_TIMED else ""
     return (
@@ -212,7 +212,7 @@ def _case(dtype: torch.dtype, length: int, training: bool, by_kernel: bool) -> t
 
 
 def _timed_irregular(dtype: torch.dtype, length: int, training: bool) -> Choice:
-    """Faster of the two implementations for arbitrary masks, at ``length`` rounded up to a power of two; timed once."""
+    """Choose "sdpa" or "products" for arbitrary masks; timed once per ``length``, rounded up to a power of two."""
     size = min(1 << (length - 1).bit_length(), _LONGEST_TIMED)
     precision = str(dtype).removeprefix("torch.")
     case = f"any mask, {'training' if training else 'inference'}, {precision}, {size} positions"
@@ -237,7 +237,7 @@ def _measured(case: str, dtype: torch.dtype, size: int, training: bool, by_kerne
     names = ["sdpa", "tiled", *["native"] * by_kernel]
     if dtype == torch.float32 and onednn.available():
         names.append("sdpa, oneDNN")
-    # About equally many multiplications at each size, so that timings are short.
+    # Fewer heads at longer lengths, so that timings stay short.
     heads = max(16, 8192 // size)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (

@@ -1,6 +1,6 @@
 """Torch's fused CPU attention kernel with its fp32 matrix products computed by oneDNN, forward and backward.
 
-Faster for long sequences only; for short ones the call overhead exceeds the gain.
+Faster for long sequences only; for short sequences the call overhead exceeds the gain.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qkv.ops.onednn import allowed
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
-    """Attention output O (B, H, N, Dv) for causal or full self-attention with Dk = Dv; shapes as in ``reference``.
+    """Compute causal or full self-attention O (B, H, N, Dv) for Dk = Dv; shapes as in ``reference``.
 
     Not for ALiBi, a soft cap, dropout, or empty input.
     """
@@ -34,7 +34,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tupl
 
 
 def backward(grad: Tensor, saved: tuple[Tensor, ...], causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients (dQ, dK, dV). ``saved``: q, k, v and both results of ``forward``."""
+    """Compute the gradients (dQ, dK, dV). ``saved``: q, k, v and both results of ``forward``."""
     with allowed():
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, *saved, 0.0, causal, scale=scale

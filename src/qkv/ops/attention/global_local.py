@@ -1,4 +1,4 @@
-"""Symmetric window attention with global keys (Longformer), by blocks of queries with their band and the global keys.
+"""Symmetric window attention with global keys (Longformer): blocks of queries attend to a band and the global keys.
 
     O_i = Σ_{j ∈ S_i} softmax_j(scale · q_i · k_j) v_j        S_i = {j : |p_i - p_j| ≤ window} ∪ {j : j is global}
 
@@ -23,11 +23,11 @@ from qkv.ops.slices import slices
 
 @dataclass(frozen=True)
 class Places:
-    """Positions of N tokens, and the choice of global ones among them.
+    """Positions of N tokens, and the selection of global tokens among them.
 
-    sites: positions of queries and keys; a key at -1 is padding.   chosen (B or 1, N): True for global tokens. index
-    (B or 1, g): indices of global tokens; rows with fewer than g are filled up with other tokens. consecutive: True
-    if positions increase by 1 within each document, so that a window is a band.
+    sites: positions of queries and keys; a key at -1 is padding.   chosen (B or 1, N): True for global tokens. index (B
+    or 1, g): indices of global tokens; rows with fewer than g global tokens are filled up with other tokens.
+    consecutive: True if positions increase by 1 within each document, so that the keys of a window are contiguous.
     """
 
     sites: Sites
@@ -36,7 +36,7 @@ class Places:
     consecutive: bool
 
     def picked(self) -> Tensor:
-        """Mask (B or 1, g): True where ``index`` is a global token, False where it fills up a row."""
+        """Return a mask (B or 1, g): True where ``index`` is a global token, False where it fills up a row."""
         return self.chosen.gather(1, self.index)
 
 
@@ -58,13 +58,13 @@ def taken(x: Tensor, index: Tensor) -> Tensor:
 
 
 def place(chosen: Tensor, count: int, sites: Sites, consecutive: bool) -> Places:
-    """Build ``Places`` of the tokens ``chosen`` (B or 1, N) as global. ``count``: largest number per row, g."""
+    """Build ``Places`` with the global tokens ``chosen`` (B or 1, N). ``count``: their largest number per row, g."""
     index = chosen.long().argsort(dim=1, descending=True, stable=True)[:, :count]
     return Places(sites, chosen, index, consecutive)
 
 
 def _scores(q: Tensor, k: Tensor, v: Tensor, places: Places, window: int, *others: object) -> Unseen:
-    """Pairs of the bands that are neither in a window nor global are hidden."""
+    """Declare the FLOPs of computed pairs that are neither in a window nor global as hidden."""
     rows, count, chosen = q.shape[:2].numel(), q.shape[2], places.index.shape[1]
     pair = 2 * rows * (q.shape[3] + v.shape[3])
     near = [min(count, i + window + 1) - max(0, i - window) for i in range(count)]
@@ -76,12 +76,12 @@ def _scores(q: Tensor, k: Tensor, v: Tensor, places: Places, window: int, *other
 def windowed(
     q: Tensor, k: Tensor, v: Tensor, places: Places, window: int, block: int, given: tuple[float, float]
 ) -> Tensor:
-    """Attention output O (B, H, N, Dv) for tokens within ``window`` positions and global ones.
+    """Compute attention O (B, H, N, Dv) to keys within ``window`` positions and to global keys.
 
-    ``block``: number of queries at once; given: (scale of the scores, dropout probability).
+    ``block``: number of queries per block; given: (scale of the scores, dropout probability).
     """
     count = q.shape[2]
-    # Without consecutive positions any key may be in the window.
+    # If positions are not consecutive, any key may be in the window.
     reach, block = (window, block) if places.consecutive else (count, max(count, 1))
     far_keys, far_values = taken(k, places.index), taken(v, places.index)
     blocks = [slice(first, min(first + block, count)) for first in range(0, count, block)]
@@ -99,14 +99,14 @@ def windowed(
 
 
 def _near(places: Places, queries: slice, keys: slice, window: int) -> Tensor:
-    """Mask (B or 1, queries, keys): True for keys within ``window`` of the query that are not global."""
+    """Build a mask (B or 1, queries, keys): True for keys within ``window`` of the query that are not global."""
     part = places.sites.part(queries, keys)
     near = (part.query[:, :, None] - part.key[:, None, :]).abs() <= window
     return _seen(part) & near & ~places.chosen[:, None, keys]
 
 
 def _global(places: Places, queries: slice) -> Tensor:
-    """Mask (B or 1, queries, g): True for global keys that the query sees."""
+    """Build a mask (B or 1, queries, g): True for global keys that the query sees."""
     sites, index = places.sites, places.index
     rows = max(
         t.shape[0]
@@ -121,7 +121,7 @@ def _global(places: Places, queries: slice) -> Tensor:
 
 
 def _seen(sites: Sites) -> Tensor:
-    """Mask (B or 1, N, M): True for unpadded keys of the query's document that the caller's own mask allows."""
+    """Build a mask (B or 1, N, M): True for unpadded keys of the query's document that ``sites.given`` allows."""
     seen = (sites.key >= 0)[:, None, :].expand(-1, sites.query.shape[1], -1)
     if sites.query_segment is not None and sites.key_segment is not None:
         seen = seen & (sites.query_segment[:, :, None] == sites.key_segment[:, None, :])

@@ -1,11 +1,11 @@
-"""Top-k scores of a query, with ties broken by the position of the key.
+"""Selection of the top-k scores of each query, with ties broken by the position of the key.
 
     S = {s_j : s_j > t + ε} ∪ the first of {s_j : |s_j - t| <= ε} by position, k in all
 
 t: k-th largest score; ε: rounding tolerance.
 
-A sort breaks ties by memory order, and equal products differ by rounding that depends on the rest of the batch. Without
-this rule, splitting a sequence would change which keys are selected.
+A sort breaks ties by memory order, and rounding makes equal products differ, depending on the rest of the batch.
+Without this rule, splitting a sequence would change which keys are selected.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 EQUAL = {torch.float64: 1e-12, torch.float32: 2e-6}
-"""Relative tolerance below which scores count as equal; other dtypes use eps / 2."""
+"""Relative tolerance within which scores count as equal, by dtype; other dtypes use eps / 2."""
 
 
 @torch.no_grad()
 def largest(scores: Tensor, k: int, positions: Tensor) -> Tensor:
-    """Indices of the k largest scores of each query, (B, H, N, k).
+    """Return the indices of the k largest scores of each query, (B, H, N, k).
 
     scores (B, H, N, M), hidden keys at -inf; positions (B or 1, M) of the keys. A query with fewer than k visible keys
     gets indices of hidden keys for the rest.
@@ -32,10 +32,10 @@ def largest(scores: Tensor, k: int, positions: Tensor) -> Tensor:
     # Queries with fewer than k visible keys have no ties to break.
     tied = (following >= least - slack) & least.isfinite()
     places, at = places[..., :k], positions[:, None, None].expand_as(scores)
-    if scores.is_meta:  # without values: as if there were no ties
+    if scores.is_meta:  # a meta tensor has no values: assume no ties
         return places
     decoding = scores.shape[2] == 1 and scores.device.type != "cpu"
-    if torch.compiler.is_compiling() or decoding:  # no branch on data can be traced, or should wait for the device
+    if torch.compiler.is_compiling() or decoding:  # branches on data cannot be traced, and wait for the device
         return torch.where(tied[..., None], _by_position(scores, at, least, slack, k), places)
     if bool(tied.any()):
         places = places.masked_scatter(
@@ -45,7 +45,7 @@ def largest(scores: Tensor, k: int, positions: Tensor) -> Tensor:
 
 
 def _by_position(scores: Tensor, positions: Tensor, least: Tensor, slack: Tensor, k: int) -> Tensor:
-    """Indices (…, k) of the largest scores in rows with ties at the k-th, which are broken by position.
+    """Return the indices (…, k) of the k largest scores in rows with ties at the k-th score, broken by position.
 
     least: k-th largest score; slack: rounding tolerance, both (…). Scores >= least - slack are candidates.
     """

@@ -14,12 +14,12 @@ from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.native import library, loading
 
 _STEP = 16
-"""Number of which both widths are multiples, so that rows are whole vectors on every processor."""
+"""Both head widths must be multiples of this number, so that rows are whole vectors on every processor."""
 _TYPES = (torch.float32, torch.bfloat16)
 
 
 def suits(q: Tensor, v: Tensor) -> bool:
-    """True if the kernel can compute the outputs of these queries and values here."""
+    """Return whether the kernel can compute attention for these queries and values on this machine, in this context."""
     return (
         not torch.compiler.is_compiling()
         and library.readable(q)
@@ -33,7 +33,7 @@ def suits(q: Tensor, v: Tensor) -> bool:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
-    """Attention output O (B, H, N, Dv) for causal or full attention of N queries, the last of M positions.
+    """Compute causal or full attention O (B, H, N, Dv) of N queries, the last N of M positions.
 
     Not for a bias, a soft cap or dropout. bf16 is computed in fp32. Shapes as in ``reference``.
     """
@@ -57,13 +57,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Ten
 
 
 def _rows(t: Tensor) -> Tensor:
-    """``t`` with features side by side."""
+    """Return ``t`` with contiguous features (last stride 1)."""
     return t if t.stride(3) == 1 else t.contiguous()
 
 
 @cache
 def _loaded() -> Any:
-    """Library with its function, or the reason, as text, for which it does not run here."""
+    """Load the native library; return its functions, or the reason as text if it cannot run here."""
     pointer, number, count = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
     types = [*[pointer] * 5, *[number] * 7, ctypes.c_float, count, count]
     return loading.load("sequence.cpp", {"qkv_attention": types})

@@ -14,13 +14,13 @@ from qkv.ops.dropout import dropout
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
-    """Attention output O (B, H, N, Dv) for any ``problem``; see ``reference`` for the shapes."""
+    """Compute attention O (B, H, N, Dv) for any ``problem``; see ``reference`` for the shapes."""
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))
     visible = problem.sites.visible(problem.mask, q.shape[1])
     bias = problem.bias()
-    # A row of -inf only would give NaN, in the gradient too.
+    # A row with only -inf would give NaN, in the gradient too.
     blind = ~visible.any(-1, keepdim=True)
     visible = visible | blind
     hidden = torch.zeros((), dtype=q.dtype, device=q.device) if bias is None else bias.to(q.dtype)

@@ -4,13 +4,13 @@
 
 ``softcap`` c: scaled products s become c · tanh(s / c) (Gemma 2, 2024). ``top_k``: all but the k largest scores of a
 query are set to -inf, ties broken by position (Gupta et al. 2021). ``values``: relative position vectors are added to
-the values, O_i = Σ_j P_ij (v_j + r_ij) (Shaw et al. 2018). ``sink``: the softmax runs over one more score, a logit per
-head, whose weight is then dropped (gpt-oss, 2025).
+the values, O_i = Σ_j P_ij (v_j + r_ij) (Shaw et al. 2018). ``sink``: the softmax includes one more score, a logit per
+head, whose weight is then discarded (gpt-oss, 2025).
 
     q (B, H, N, Dk)   k (B, G, M, Dk)   v (B, G, M, Dv)   P (B, H, N, M)   O (B, H, N, Dv)
 
 G divides H: head h uses K/V head h // (H / G) (grouped-query attention, Ainslie et al. 2023). N and M may differ, and
-so may Dk and Dv. A query without visible keys gives 0.
+so may Dk and Dv. The output of a query without visible keys is 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from qkv.ops.attention.problem import AttentionProblem
 
 
 def scores(q: Tensor, k: Tensor, problem: AttentionProblem) -> Tensor:
-    """Scores (B, H, N, M) before the softmax, -inf where a key is hidden or not among the largest."""
+    """Compute the scores (B, H, N, M) before the softmax, -inf where a key is hidden or not among the top k."""
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     found = problem.capped(problem.scale * q @ k.transpose(-1, -2))
     bias = problem.bias()
@@ -41,18 +41,18 @@ def scores(q: Tensor, k: Tensor, problem: AttentionProblem) -> Tensor:
 
 
 def weights(q: Tensor, k: Tensor, problem: AttentionProblem) -> Tensor:
-    """Attention weights P (B, H, N, M), before dropout."""
+    """Compute attention weights P (B, H, N, M), before dropout."""
     if problem.sink is not None:
         found = scores(q, k, problem)
         sink = problem.sink.to(found.dtype)[None, :, None, None].expand(*found.shape[:3], 1)
         return torch.cat((found, sink), -1).softmax(-1)[..., :-1].to(q.dtype)
-    # A row of -inf only would give NaN; replaced before the softmax, so that its gradient is 0 too.
+    # A row with only -inf would give NaN. It is replaced before the softmax, so that its gradient is 0 too.
     blind = ~problem.sites.visible(problem.mask, q.shape[1]).any(-1, keepdim=True)
     return scores(q, k, problem).masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0).to(q.dtype)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
-    """Attention output O (B, H, N, Dv) for any ``problem``; see the module's docstring for the shapes."""
+    """Compute attention O (B, H, N, Dv) for any ``problem``; see the module's docstring for the shapes."""
     p = F.dropout(weights(q, k, problem), problem.dropout)
     out = p @ v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
     if problem.values is None:

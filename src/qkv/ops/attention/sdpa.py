@@ -11,7 +11,7 @@ from qkv.ops.masks import AllOf, Causal
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
-    """Attention output O (B, H, N, Dv) for problems without a soft cap; see ``reference`` for the shapes."""
+    """Compute attention O (B, H, N, Dv) for problems without a soft cap; see ``reference`` for the shapes."""
     sites, grouped = problem.sites, q.shape[1] != k.shape[1]
     options = {"scale": problem.scale, "dropout_p": problem.dropout, "enable_gqa": grouped}
     if problem.slopes is None and problem.added is None:
@@ -27,8 +27,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Ten
 
 
 def _visible(problem: AttentionProblem, num_heads: int) -> tuple[Tensor, Tensor | None]:
-    """(visible keys (B or 1, H or 1, N, M), all for a query that sees none; mask of such queries, None if known that
-    there are none).
+    """Return (mask of visible keys (B or 1, H or 1, N, M), mask of queries without visible keys).
+
+    For such queries all keys are marked visible. The second mask is None for aligned sites, which have no such queries.
     """
     visible = problem.sites.visible(problem.mask, num_heads)
     if problem.sites.aligned:
@@ -38,7 +39,7 @@ def _visible(problem: AttentionProblem, num_heads: int) -> tuple[Tensor, Tensor 
 
 
 def is_causal_here(problem: AttentionProblem) -> bool:
-    """True if the mask equals the causal mask at the length of ``problem.sites``."""
+    """Return whether the mask equals the causal mask for the positions of ``problem.sites``."""
     mask, span = problem.mask, problem.sites.span()
     if isinstance(mask, AllOf):
         return any(isinstance(m, Causal) for m in mask.masks) and all(

@@ -1,10 +1,10 @@
-"""Attention with a learned sink: a logit per head that takes weight and has no value (gpt-oss, 2025).
+"""Attention with a learned sink: a logit per head in the softmax, without a value (gpt-oss, 2025).
 
     P_ij = e^(s_ij) / (e^sink + Σ_j e^(s_ij))        O = P V
 
-That is attention to one more key, whose score is ``sink`` and whose value is 0. Queries get one more feature,
-sink / scale, which is 1 in the new key and 0 in all others, so that every implementation computes it. The new key is at
-position 0, visible to all queries, and all other positions are one later.
+This equals attention to an additional key with score ``sink`` and value 0. Queries get an additional feature, sink /
+scale; this feature is 1 in the new key and 0 in all other keys. So any attention implementation can compute it. The new
+key is at position 0, visible to all queries, and all other positions are shifted by one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, AttentionProblem], Tensor]
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, attend: Attend) -> Tensor:
-    """Attention output O (B, H, N, Dv) with ``problem.sink`` by ``attend``, which has none; see ``reference``.
+    """Compute attention O (B, H, N, Dv) with ``problem.sink`` by ``attend``, which has no sink; see ``reference``.
 
     Not for ``top_k`` or a soft cap, which would apply to the sink.
     """
@@ -38,7 +38,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, attend
     v_ = F.pad(v, (0, 0, 1, 0))
     if not plain:
         return attend(q, k, v_, longer)
-    # A query for the new key too, and equally wide values: the fast paths are made for as many queries as keys.
+    # Add a query for the new key, and pad values to the key width: fast paths need equal numbers of queries and keys.
     wide = F.pad(v_, (0, q.shape[-1] - v.shape[-1])) if v.shape[-1] < q.shape[-1] else v_
     sites = replace(longer.sites, query=longer.sites.key)
     out = attend(F.pad(q, (0, 0, 1, 0)), k, wide, replace(longer, sites=sites))
@@ -46,7 +46,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, attend
 
 
 def _one_query(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
-    """Output for one query per row, without a copy of the keys: K/V heads are read once for their group of queries."""
+    """Compute the output of one query per row without copying keys: each K/V head is read once for its query group."""
     assert problem.sink is not None
     heads, groups = q.shape[1], k.shape[1]
     grouped = q.unflatten(1, (groups, heads // groups)).squeeze(3)
@@ -61,7 +61,7 @@ def _one_query(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Te
 
 
 def _is_plain(q: Tensor, k: Tensor, problem: AttentionProblem) -> bool:
-    """True for causal or full self-attention without bias or cached keys."""
+    """Return whether this is causal or full self-attention without bias, relative values or cached keys."""
     sites, biased = problem.sites, problem.slopes is not None or problem.added is not None or problem.values is not None
     if biased or not sites.aligned or q.shape[2] != k.shape[2]:
         return False
@@ -69,7 +69,7 @@ def _is_plain(q: Tensor, k: Tensor, problem: AttentionProblem) -> bool:
 
 
 def _longer(q: Tensor, k: Tensor, problem: AttentionProblem) -> tuple[Tensor, Tensor, AttentionProblem]:
-    """Return (queries with the sink as a feature, keys with one before all others, the problem of these)."""
+    """Return (queries with the sink feature, keys with the sink key prepended, the problem for these)."""
     assert problem.sink is not None
     feature = (problem.sink / problem.scale).to(q.dtype)[None, :, None, None].expand(*q.shape[:3], 1)
     keys = torch.cat((torch.zeros_like(k[:, :, :1]), k), 2)
@@ -92,7 +92,7 @@ def _longer(q: Tensor, k: Tensor, problem: AttentionProblem) -> tuple[Tensor, Te
 
 
 def _later(sites: Sites) -> Sites:
-    """Sites with a key at position 0 before all others, which are one position later; empty slots stay so."""
+    """Prepend a key at position 0, and shift all other positions by one; empty slots (-1) remain empty."""
     key = F.pad(torch.where(sites.key >= 0, sites.key + 1, -1), (1, 0))
     given = None if sites.given is None else F.pad(sites.given, (1, 0), value=True)
     if sites.query_segment is not None and sites.key_segment is not None:  # the sink is in every document
@@ -102,7 +102,7 @@ def _later(sites: Sites) -> Sites:
 
 
 def _seen_by_all(problem: AttentionProblem) -> Mask:
-    """Mask of the later positions under which the key at 0 is visible; simple ones remain what they are."""
+    """Return the mask for shifted positions, with key 0 visible to all; full and causal masks stay as they are."""
     aligned, sites = problem.sites.aligned, problem.sites
     if aligned and problem.mask.sees_all(sites.span()):
         return Full()
@@ -113,7 +113,7 @@ def _seen_by_all(problem: AttentionProblem) -> Mask:
 
 @dataclass(frozen=True)
 class WithSink(Mask):
-    """Mask ``mask`` of keys one position earlier, and a key at position 0 that is visible to all."""
+    """Mask ``mask`` shifted by one position, with a key at position 0 that all queries see."""
 
     mask: Mask
 
@@ -129,5 +129,5 @@ class WithSink(Mask):
 
 
 def _earlier(span: Span) -> Span:
-    """Span one position earlier, without the key at 0."""
+    """Shift a span back by one position, without the key at 0."""
     return Span(span.first_query - 1, span.last_query - 1, max(span.first_key - 1, 0), span.last_key - 1)

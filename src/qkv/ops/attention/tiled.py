@@ -1,4 +1,4 @@
-"""Attention by blocks of queries, each with its range of visible keys, as batched matrix products.
+"""Attention by blocks of queries as batched matrix products, each block with its range of visible keys.
 
 For a block of queries c and its keys:
 
@@ -27,10 +27,10 @@ from qkv.ops.onednn import allowed, available
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, block: int | None = None) -> Tensor:
-    """Attention output O (B, H, N, Dv); see ``reference`` for the shapes. ``block``: number of queries at once.
+    """Compute attention O (B, H, N, Dv); see ``reference`` for the shapes. ``block``: number of queries per block.
 
-    Not for ALiBi, a soft cap or dropout. Requires aligned sites and a mask that is equal for all rows and heads and
-    shows each query at least one key.
+    Not for ALiBi, a soft cap or dropout. Requires aligned sites, and a mask that is equal for all rows and heads and
+    lets each query see at least one key.
     """
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
@@ -39,7 +39,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, block:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a (rows, n, m) @ b (rows, m, l); in fp32 by oneDNN if it computes exactly in fp32."""
+    """Multiply a (rows, n, m) @ b (rows, m, l); in fp32 on the CPU by oneDNN, if that is exact in fp32."""
     if a.dtype == torch.float32 and a.device.type == "cpu" and not a.is_meta and available():
         with allowed():
             return torch.bmm(a, b)
@@ -47,7 +47,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 
 class Band:
-    """Block of queries, its range of visible keys, and the tiles of that range that need a mask."""
+    """Block of queries with its range of visible keys, and the tiles of this range that need a mask."""
 
     def __init__(self, queries: slice, tiles: list[tuple[slice, bool]], problem: AttentionProblem):
         self.queries = queries
@@ -62,7 +62,7 @@ class Band:
                 self.masked.append((slice(start - self.keys.start, keys.stop - self.keys.start), hidden))
 
     def weights(self, q: Tensor, k: Tensor) -> Tensor:
-        """Attention weights P (B·H, queries, keys) of this block; q is already multiplied by the scale."""
+        """Compute attention weights P (B·H, queries, keys) of this block; q is already multiplied by the scale."""
         scores = _product(q[:, self.queries], k[:, self.keys].transpose(1, 2))
         for tile, hidden in self.masked:
             scores[:, :, tile].masked_fill_(hidden, -torch.inf)
@@ -80,7 +80,7 @@ def bands(problem: AttentionProblem, num_queries: int, num_keys: int, block: int
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, parts: list[Band], scale: float) -> Tensor:
-    """Attention output O (B, H, N, Dv) over ``parts``. K/V heads must equal query heads."""
+    """Compute attention O (B, H, N, Dv) over ``parts``. Requires as many K/V heads as query heads."""
     out = q.new_zeros(q.shape[0] * q.shape[1], q.shape[2], v.shape[-1])
     with torch.autocast(q.device.type, enabled=False):
         q_, k_, v_ = _joined(q * scale), _joined(k), _joined(v)
@@ -92,7 +92,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, parts: list[Band], scale: float) ->
 def backward(
     grad: Tensor, inputs: tuple[Tensor, Tensor, Tensor], parts: list[Band], scale: float
 ) -> tuple[Tensor, ...]:
-    """Gradients (dQ, dK, dV) from ``grad`` of O and ``inputs`` (q, k, v)."""
+    """Compute the gradients (dQ, dK, dV) from ``grad`` of O and ``inputs`` (q, k, v)."""
     with torch.autocast(grad.device.type, enabled=False):
         q, k, v = _joined(inputs[0] * scale), _joined(inputs[1]), _joined(inputs[2])
         grad = _joined(grad)

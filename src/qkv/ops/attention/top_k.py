@@ -1,7 +1,7 @@
 """Top-k attention (Gupta et al. 2021), computed by blocks of queries.
 
-    S = scale · Q K^T + bias, hidden keys at -inf     t = the k largest of a row
-    P = softmax(t) at their places, 0 elsewhere       O = P V
+    S = scale · Q K^T + bias, hidden keys at -inf     t = the k largest scores of a query
+    P = softmax(t) at their keys, 0 elsewhere         O = P V
 
 Ties are broken by position, see ``largest``. The softmax and its gradient run over k scores; only the selected keys get
 gradients. Without gradients, peak memory is one block of scores.
@@ -21,9 +21,9 @@ BLOCK = 1 << 22
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, block: int = BLOCK) -> Tensor:
-    """Attention output O (B, H, N, Dv) with ``problem.top_k`` keys per query; see ``reference`` for the shapes.
+    """Compute attention O (B, H, N, Dv) with ``problem.top_k`` keys per query; see ``reference`` for the shapes.
 
-    Not for ``problem.values``. ``block``: number of queries at once.
+    Not for ``problem.values``. ``block``: approximate number of scores per block of queries.
     """
     rows = max(1, block // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
     parts = [slice(first, min(first + rows, q.shape[2])) for first in range(0, q.shape[2], rows)]
@@ -46,7 +46,7 @@ def _block(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Grouped product of a (B, H, N, I) and b (B, G, I, J): (B, H, N, J), one product per group."""
+    """Multiply a (B, H, N, I) by b (B, G, I, J) with one product per group of heads -> (B, H, N, J)."""
     heads, groups = a.shape[1], b.shape[1]
     joined = a.unflatten(1, (groups, heads // groups)).flatten(2, 3) @ b
     return joined.unflatten(2, (heads // groups, a.shape[2])).flatten(1, 2)

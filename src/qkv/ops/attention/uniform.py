@@ -17,9 +17,9 @@ from qkv.ops.choices import by_reference
 
 
 def uniform(v: Tensor, problem: AttentionProblem) -> Tensor:
-    """Mean O of the visible values, linear in the length for a causal mask; ``problem``: mask and sites alone matter.
+    """Compute the mean O of the visible values, in linear time for a causal mask.
 
-    The mask must be the same for all heads.
+    Of ``problem``, only mask and sites are read. The mask must be the same for all heads.
     """
     sites = problem.sites
     if not by_reference() and sites.aligned and sites.query.shape[1] == v.shape[2] and is_causal_here(problem):
@@ -29,6 +29,6 @@ def uniform(v: Tensor, problem: AttentionProblem) -> Tensor:
 
 
 def by_mask(v: Tensor, problem: AttentionProblem) -> Tensor:
-    """The same for any mask, as a product with a matrix (N, M)."""
+    """Compute ``uniform`` for any mask, as a product with a matrix (N, M)."""
     visible = problem.sites.visible(problem.mask, 1).to(v.dtype)
     return visible @ v / visible.sum(-1, keepdim=True).clamp(min=1)

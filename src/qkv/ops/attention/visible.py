@@ -1,4 +1,4 @@
-"""Number of visible (query, key) pairs of a mask, counted from its predicate without building the whole matrix."""
+"""Count of the visible (query, key) pairs of a mask, from its predicate, without building the whole matrix."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from qkv.ops.masks import Mask, Sites, Span
 
 _BLOCK = 256
 _MOST = 1 << 22
-"""Above this many pairs, visible pairs are estimated from evenly spaced queries."""
+"""Number of pairs above which the visible pairs are estimated from evenly spaced queries."""
 
 
 @lru_cache(maxsize=256)
 def visible_pairs(mask: Mask, num_queries: int, num_keys: int) -> int:
-    """Visible pairs of the last ``num_queries`` of ``num_keys`` positions; a prefix of unknown length is half a row."""
+    """Count visible pairs of the last ``num_queries`` of ``num_keys`` positions; an unknown prefix is half a row."""
     offset = num_keys - num_queries
     if mask.sees_all(Span(offset, num_keys - 1, 0, num_keys - 1)):
         return num_queries * num_keys
@@ -46,7 +46,7 @@ def _seen(mask: Mask, queries: Tensor, keys: slice, length: int) -> int:
 
 
 def scores(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Unseen:
-    """Unseen of one call of attention; shapes as in ``reference``. Unaligned sites are counted as if aligned."""
+    """Declare ``Unseen`` of an attention call; shapes as in ``reference``. Unaligned sites count as aligned."""
     rows, num_queries, num_keys = q.shape[:2].numel(), q.shape[2], k.shape[2]
     pair, every = 2 * rows * (q.shape[3] + v.shape[3]), num_queries * num_keys
     mask, full = problem.mask, problem.sites.full

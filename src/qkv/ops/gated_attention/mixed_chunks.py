@@ -37,7 +37,10 @@ def _scores(maps: Maps, v: Tensor, chunk: int, causal: bool, real: object = None
 
 @declares(_scores)
 def whole(maps: Maps, v: Tensor, chunk: int, causal: bool, real: Tensor | None = None) -> Tensor:
-    """Outputs (B, N, E) of whole rows. real (B, N): False at padding, where keys and values are 0; None: no padding."""
+    """Compute o (B, N, E) of whole rows.
+
+    real (B, N): False at padding, where keys and values are 0; None: no padding.
+    """
     count = v.shape[1]
     if count == 0:
         return v
@@ -62,11 +65,11 @@ def whole(maps: Maps, v: Tensor, chunk: int, causal: bool, real: Tensor | None =
 
 
 def step(maps: Maps, keys: Maps, v: Tensor, sums: Tensor, slots: Tensor, first: Tensor, chunk: int) -> Tensor:
-    """Outputs (B, N, E) of N <= C positions that follow others, each row beginning anywhere in a chunk.
+    """Compute o (B, N, E) of N <= C new positions, which start anywhere in a chunk, from cached keys and values.
 
-    maps: of the new positions.   keys (B, M, S), v (B, M, E): of the slots of a row's current chunk and the one after
-    it, 0 in empty ones.   sums (B, S, E): Σ_j k'_j^T v_j of the chunks before.   slots (B, N): slot of each new
-    position. first (B): number of positions before the current chunk.
+    maps: queries and keys of the new positions. keys (B, M, S), v (B, M, E): of the slots of a row's current chunk and
+    the next chunk; 0 in empty slots. sums (B, S, E): Σ_j k'_j^T v_j of all earlier chunks. slots (B, N): slot of each
+    new position. first (B): number of positions before the current chunk.
     """
     scale, here = maps.query.shape[2] ** -0.5, torch.arange(v.shape[1], device=v.device)
     turn = (slots // chunk)[..., None]

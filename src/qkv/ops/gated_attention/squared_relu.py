@@ -1,4 +1,4 @@
-"""Attention with squared ReLU in the place of the softmax (GAU, Hua et al. 2022).
+"""Attention with squared ReLU in place of the softmax (GAU, Hua et al. 2022).
 
     o_i = 1/n_i Σ_j relu(s q_i · k_j)² v_j        j visible to i, n_i: their number
 
@@ -15,13 +15,13 @@ from qkv.ops.counting import declares
 
 
 def squared_relu(x: Tensor) -> Tensor:
-    """relu(x)²."""
+    """Compute relu(x)²."""
     return x.relu().square()
 
 
 @declares(scores)
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
-    """Output o for the mask, positions and scale of ``problem``; a query that sees no key gives 0."""
+    """Compute o for the mask, positions and scale of ``problem``; the output of a query that sees no key is 0."""
     visible = problem.sites.visible(problem.mask, q.shape[1])
     weights = squared_relu((q * problem.scale) @ k.mT).masked_fill(~visible, 0.0)
     return (weights @ v) / visible.sum(-1, keepdim=True).clamp(min=1)

@@ -1,7 +1,7 @@
-"""Linear layer and activation, φ(x W^T + b): two operations, or oneDNN's fused one.
+"""Linear layer and activation, φ(x W^T + b), as two operations or as oneDNN's fused operation.
 
-A product of a feed-forward layer has four times as many outputs as inputs. Apart, the activation reads and writes all
-of them again; oneDNN applies it to a part of the outputs while that is in the cache.
+A feed-forward layer often has four times as many outputs as inputs. A separate activation reads and writes all outputs
+again; oneDNN applies it to each part of the outputs while this part is in the cache.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from qkv.ops.linear.choose import SAMPLES, SMALLEST, kind_of, linear
 _OP = "linear and activation"
 _KINDS = ("many rows", "many rows, large")
 _FUSED = {"gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "silu": ("swish", "")}
-"""oneDNN's name and variant of the activations that it knows. Its ReLU is 0 where the product is not a number."""
+"""oneDNN's name and variant of each supported activation. Its ReLU is left out, since it maps NaN to 0."""
 
 
 def activated(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
-    """φ(x W^T + b) by the fastest implementation. x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
+    """Compute φ(x W^T + b) by the fastest implementation. x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
     if (
         activation.name in _FUSED
         and weight.numel() >= SMALLEST
@@ -39,12 +39,12 @@ def activated(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activa
 
 
 def apart(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
-    """φ(x W^T + b), one operation after the other."""
+    """Compute φ(x W^T + b) as two operations."""
     return activation(linear(x, weight, bias))
 
 
 def fused(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
-    """φ(x W^T + b) by oneDNN's fused operator, without gradients."""
+    """Compute φ(x W^T + b) by oneDNN's fused operator, without gradients."""
     return operator.forward(x, weight, bias, *_FUSED[activation.name])
 
 
@@ -52,7 +52,7 @@ TWINS = {"apart": apart, "oneDNN operator": fused}
 
 
 def choice(activation: Activation, kind: str) -> Choice:
-    """Implementation for inference with products of a kind, "many rows" or "many rows, large"; timed once."""
+    """Choose the implementation for inference for a ``kind``, "many rows" or "many rows, large"; timed once."""
     case = f"{activation.name}, {kind}"
 
     def decide() -> Choice:
@@ -61,7 +61,7 @@ def choice(activation: Activation, kind: str) -> Choice:
         rows, inner, outer = SAMPLES[kind]
         x, weight = torch.linspace(-4, 4, rows)[:, None].expand(-1, inner).contiguous(), torch.eye(outer, inner)
         with torch.no_grad():
-            apart(x, weight, None, activation)  # makes the choices inside
+            apart(x, weight, None, activation)  # makes the choices for its two operations
 
         def run(twin: Callable[..., Tensor]) -> Callable[[], object]:
             def timed() -> Tensor:

@@ -21,19 +21,19 @@ TWINS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
     "split": split.linear,
     "native": native.linear,
 }
-# Below this a product lasts microseconds, and what is saved inside it goes to the call.
+# Number of weights below which a product takes microseconds, and call overhead outweighs a faster kernel.
 SMALLEST = 1 << 14
 _SMALLEST_ROW = 1 << 18
-# In training, oneDNN's three products are called from Python, torch's from C++: below the first size this costs more
-# than they save, and below the second it counts.
+# In training, oneDNN's three products are called from Python, torch's from C++. Below the first size this overhead
+# exceeds the gain, and below the second it is not negligible, so that small products are a case of their own.
 _SMALLEST_TRAINED = 1 << 15
 _SMALL = 1 << 17
 _FEW_ROWS = 64
 _LARGE = 1 << 28
-"""Multiplications from which many rows are timed at their own size: blocks of a product that fits no cache differ."""
+"""Number of multiplications from which many rows are a separate case, since products that fit no cache differ."""
 _ON_COLD_ROWS = 8
-"""Rows up to which reading the weights from memory takes longest."""
-# Rows, inner and outer width that stand for each case.
+"""Number of rows up to which reading the weights from memory takes most of the time."""
+# (rows, inner width, outer width) of the sample that is timed for each case.
 SAMPLES = {
     "training": (512, 256, 768),
     "training, small": (512, 128, 512),
@@ -42,17 +42,17 @@ SAMPLES = {
     "many rows": (512, 256, 768),
     "many rows, large": (1024, 768, 3072),
 }
-# Training is timed on this many maps in a row, to ``outer`` and back to ``inner`` by turns: as in a model, weights and
-# activations have left the caches when the backward pass needs them.
+# Training is timed on this many linear layers in sequence, alternately to ``outer`` and back to ``inner``: as in a
+# model, weights and activations are no longer in the caches when the backward pass needs them.
 _CHAINS = {"training": 4, "training, small": 6}
 _IN_OUT = ", weights stored (in, out)"
-# Decoding reads every weight of the model once a step, so up to eight rows are timed on more weights than caches hold.
+# Decoding reads every weight once per step, so up to eight rows are timed with more weights than fit the caches.
 _COLD = 12 << 20
 _ONE, _ON_COLD = "one row", "up to 8 rows"
 
 
 def linear(x: Tensor, weight: Tensor | PackedMatrix, bias: Tensor | None = None) -> Tensor:
-    """y = x W^T + b by the fastest implementation. x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
+    """Compute y = x W^T + b by the fastest implementation. x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
     if isinstance(weight, PackedMatrix):
         return quantized.linear(x, weight, bias)
     size, trained = weight.numel(), torch.is_grad_enabled() or torch.compiler.is_compiling()
@@ -78,7 +78,7 @@ def linear(x: Tensor, weight: Tensor | PackedMatrix, bias: Tensor | None = None)
 
 
 def kind_of(rows: int, size: int) -> str:
-    """Kind of a product of several ``rows`` with a weight of ``size`` numbers, without gradients."""
+    """Return the timing case of a product of several ``rows`` with a weight of ``size`` numbers, without gradients."""
     if rows <= _ON_COLD_ROWS:
         return "up to 8 rows"
     if rows <= _FEW_ROWS:
@@ -87,11 +87,10 @@ def kind_of(rows: int, size: int) -> str:
 
 
 def choice(kind: str, transposed: bool = False) -> Choice:
-    """Implementation for matrix products of a kind: "training", "training, small", "up to 8 rows", "few rows",
-    "many rows" or "many rows, large".
+    """Choose the implementation for matrix products of a ``kind``, a key of ``SAMPLES``; timed once.
 
-    The first two are timed forward and backward, the others forward only. transposed: the weights are stored (I, O),
-    as views of a mapped file can be.
+    The training kinds are timed forward and backward, the other kinds forward only. transposed: the weights are stored
+    as (I, O), as in views of a memory-mapped file.
     """
     case = kind + _IN_OUT if transposed else kind
 
@@ -132,15 +131,17 @@ def row_choice(inner: int, outer: int, transposed: bool = False) -> Choice:
 
 
 def _ones(outer: int, inner: int, transposed: bool) -> Tensor:
-    """Weight (outer, inner) of equal numbers that maps ones to ones, so that repeated products stay finite."""
+    """Create a constant weight (outer, inner) that maps ones to ones, so that repeated products stay finite."""
     shape = (inner, outer) if transposed else (outer, inner)
     weight = torch.full(shape, 1 / inner)
     return weight.t() if transposed else weight
 
 
 def _known(kind: str) -> list[str]:
-    """Names of the implementations that a stored choice may have. Those of torch are not tried here: that needs
-    products, and the caller may be counting costs without values.
+    """Return the names of implementations that a cached choice may name.
+
+    Whether torch's own implementations, oneDNN included, run here is not tested: that needs products, and the caller
+    may be counting costs on meta tensors.
     """
     return [name for name in TWINS if name != "native" or (kind not in _CHAINS and native.available())]
 
@@ -167,7 +168,7 @@ def _decided(case: str, runs: dict[str, Callable[[], object]], what: str) -> Cho
 def _each(
     twin: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor, weights: list[Tensor]
 ) -> Callable[[], object]:
-    """Return the function to time: it maps x by each of ``weights`` with ``twin``."""
+    """Return a function to time, which multiplies x by each of ``weights`` with ``twin``."""
 
     def run() -> None:
         with torch.no_grad():
@@ -180,7 +181,7 @@ def _each(
 def _chain(
     twin: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor, weights: list[Tensor]
 ) -> Callable[[], object]:
-    """Return the function to time: maps x by all ``weights`` in succession with ``twin``, and computes gradients."""
+    """Return a function to time, which applies ``weights`` to x in sequence with ``twin``, and computes gradients."""
     x, weights = x.detach().requires_grad_(), [weight.detach().requires_grad_() for weight in weights]
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Derivatives of a linear layer for libraries that compute products but no derivatives.
+"""Derivatives of a linear layer, for implementations that compute matrix products without derivatives.
 
 y = x W^T + b:
 
@@ -20,8 +20,10 @@ Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 def derivatives(
     ctx: Any, grad: Tensor, by_weight: Product, product: Product
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of x, weight and bias; None for those not needed. ``by_weight`` and ``product``: functions that compute
-    the matrix products dx = g W and dW = g^T x. ctx: of a forward pass after ``save``.
+    """Compute the gradients of x, weight and bias; None for gradients that are not needed.
+
+    ``by_weight``, ``product``: functions for the matrix products dx = g W and dW = g^T x. ctx: context of a forward
+    pass, with x and weight saved.
     """
     x, weight = ctx.saved_tensors
     grad = grad.reshape(-1, weight.shape[0])
@@ -32,12 +34,12 @@ def derivatives(
 
 
 def save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
-    """Keep what ``derivatives`` reads."""
+    """Save x and weight for ``derivatives``."""
     ctx.save_for_backward(*inputs[:2])
 
 
 def differentiable(forward: Forward, by_weight: Product, product: Product) -> Forward:
-    """Make ``forward`` differentiable, see ``derivatives``."""
+    """Return a differentiable version of ``forward``; see ``derivatives``."""
 
     class Products(torch.autograd.Function):
         @staticmethod

@@ -15,12 +15,12 @@ from qkv.ops.linear.choose import linear
 
 
 def weights(q: Tensor, keys: Tensor, activation: Callable[[Tensor], Tensor] | None) -> Tensor:
-    """Weights p (…, H, S) of the slots: ``activation`` of the scores, or None for a softmax."""
+    """Compute the weights p (…, H, S) of the slots. ``activation``: applied to the scores; None for a softmax."""
     scores = linear(q, keys[0]) if keys.shape[0] == 1 else (q.flatten(0, -3).transpose(0, 1) @ keys.mT).transpose(0, 1)
     scores = scores.reshape(*q.shape[:-1], keys.shape[1])
     return (scores * q.shape[-1] ** -0.5).softmax(-1) if activation is None else activation(scores)
 
 
 def memory(q: Tensor, keys: Tensor, values: Tensor, activation: Callable[[Tensor], Tensor] | None) -> Tensor:
-    """Output y (…, D), the weighted sum of the slots' values. ``activation``: see ``weights``."""
+    """Compute the output y (…, D), the weighted sum of the slots' values. ``activation``: see ``weights``."""
     return linear(weights(q, keys, activation).flatten(-2), values)

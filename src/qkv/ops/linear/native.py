@@ -1,4 +1,4 @@
-"""Linear layer by the native kernel: forward only, fp32 on CPU, from weights in rows."""
+"""Linear layer by the native kernel: forward only, fp32 on CPU, weights stored row by row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qkv.ops.native.library import available as available
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """y = x W^T + b without gradients: x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
+    """Compute y = x W^T + b without gradients: x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
     if not library.readable(x):
         return reference.linear(x, weight, bias)
     return library.product(x, weight, bias)

@@ -3,8 +3,8 @@
     y = x W^T + b        dx = g W      dW = g^T x      db = Σ g
 
 Each of the three products is one call; transposes are passed as views, which oneDNN supports. y and dx are products
-with the weights, which the fused operator computes with the least work around them; it would copy a transposed g for
-dW.
+with the weights, for which the fused operator has the least overhead. It is not used for dW, since it would copy the
+transposed g.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _by_weight(a: Tensor, weight: Tensor) -> Tensor:
-    """Product a W. A function of its own, because the operator has no derivative, which second derivatives need."""
+    """Compute a W; for second derivatives by a differentiable product, else by ``_forward``, which has none."""
     return _product(a, weight) if torch.is_grad_enabled() else _forward(a, weight.t(), None)
 
 
@@ -44,8 +44,8 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
         return a @ b
 
 
-# The compiler cannot see the permission given inside; under names of their own the products are boxes that it leaves
-# closed. Used only while compiling, since a name costs microseconds a call.
+# The compiler cannot trace the context manager ``allowed``. As custom operators, the products are opaque to it. These
+# are used only while compiling, since a custom operator adds microseconds per call.
 _boxed_forward = torch.library.custom_op("qkv::onednn_linear", _permitted, mutates_args=())
 _boxed_product = torch.library.custom_op("qkv::onednn_product", _product, mutates_args=())
 
@@ -69,7 +69,7 @@ _differentiable = differentiable(_forward, _by_weight, _product)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """y = x W^T + b with gradients: x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
+    """Compute y = x W^T + b with gradients: x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
     if torch.compiler.is_compiling():
         return _boxed_forward(x, weight, bias)
     return _differentiable(x, weight, bias)

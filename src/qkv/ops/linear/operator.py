@@ -1,8 +1,8 @@
 """Linear layer by oneDNN's fused operator: fp32 on CPU.
 
-For one row it reaches memory bandwidth, unlike torch's matrix–vector product. It needs no permission to round, unlike
-oneDNN in torch's own products (``qkv.ops.onednn``): it computes in full fp32 also on processors whose matrix units
-(AMX) would round to bf16. ``available`` verifies this.
+For one row it reaches memory bandwidth, unlike torch's matrix–vector product. Unlike oneDNN in torch's own products
+(``qkv.ops.onednn``), it does not need torch's reduced-precision setting. So it computes in full fp32 also on processors
+with bf16 matrix units (AMX). ``available`` verifies this.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ def _exact() -> bool:
 def forward(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none", variant: str = ""
 ) -> Tensor:
-    """y = φ(x W^T + b) without gradients: x (…, I), weight (O, I), bias (O) or None -> (…, O).
+    """Compute y = φ(x W^T + b) without gradients: x (…, I), weight (O, I), bias (O) or None -> (…, O).
 
-    activation, variant: oneDNN's names of φ, by default the identity.
+    activation, variant: oneDNN's names for φ; default: identity.
     """
     if bias is not None:
-        bias = bias.contiguous()  # the operator does not look at its stride
+        bias = bias.contiguous()  # the operator ignores its stride
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], variant)
 
 
 def _by_weight(a: Tensor, weight: Tensor) -> Tensor:
-    """Product a W; by torch where second derivatives need one of the product."""
+    """Compute a W, by torch if gradients are enabled (second derivatives), else by the operator."""
     return a @ weight if torch.is_grad_enabled() else forward(a, weight.t())
 
 
@@ -52,7 +52,7 @@ _differentiable = differentiable(forward, _by_weight, torch.matmul)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """y = x W^T + b with gradients: x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
+    """Compute y = x W^T + b with gradients: x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
     if torch.compiler.is_compiling():
-        return F.linear(x, weight, bias)  # the compiler takes the operator itself where it is faster
+        return F.linear(x, weight, bias)  # the compiler selects the operator itself if it is faster
     return _differentiable(x, weight, bias)

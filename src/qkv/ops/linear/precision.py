@@ -1,4 +1,4 @@
-"""Precision of matrix products if bf16 is allowed: bf16 if it is faster on this device, else fp32.
+"""Choice of the precision of matrix products where bf16 is allowed: bf16 if it is faster on this device, else fp32.
 
 A processor without bf16 instructions emulates them, at up to a hundred times the time of fp32 and with the same
 rounding.
@@ -15,7 +15,7 @@ from qkv.ops.choices import NOISE, Choice, choose, told
 from qkv.ops.linear.choose import linear
 from qkv.system.optional import turned_off
 
-# (rows, inner, outer). The first takes milliseconds even if bf16 is emulated, and rules it out in that case.
+# (rows, inner, outer). The first sample takes only milliseconds even if bf16 is emulated, and rules bf16 out then.
 _TINY = (32, 256, 256)
 _SAMPLES = {"cpu": (512, 256, 768)}
 _ACCELERATOR = (4096, 1024, 4096)
@@ -23,17 +23,17 @@ _CLEAR = 3.0
 
 
 def autocast(asked: str, device: torch.device) -> torch.autocast:
-    """Autocast context with matrix products in the precision ``runs_in(asked, device)``; weights stay in fp32."""
+    """Return an autocast context for matrix products in the precision ``runs_in(asked, device)``; weights stay fp32."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=runs_in(asked, device) == "bf16")
 
 
 def runs_in(asked: str, device: torch.device) -> str:
-    """Precision of matrix products on ``device``, "bf16" or "fp32". ``asked``: lowest one that the user allows."""
+    """Return the precision of matrix products, "bf16" or "fp32". ``asked``: lowest precision that the user allows."""
     return choice(device).twin if asked == "bf16" else "fp32"
 
 
 def choice(device: torch.device) -> Choice:
-    """Faster precision of matrix products on ``device`` where bf16 is allowed; timed once."""
+    """Choose the faster precision of matrix products on ``device`` if bf16 is allowed; timed once."""
     name = device.type if device.type == "cpu" else torch.get_device_module(device).get_device_name(device)
     case, setting = f"bf16 allowed, {name}", turned_off("bf16")
     if setting:

@@ -10,5 +10,5 @@ from torch.nn import functional as F
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """y = x W^T + b by ``torch.nn.functional.linear``, for any dtype, device and autocast."""
+    """Compute y = x W^T + b by ``torch.nn.functional.linear``, for any dtype, device and autocast setting."""
     return F.linear(x, weight, bias)

@@ -2,7 +2,7 @@
 
     y_t = W_t x + b_t for the t-th of T equal parts of W's rows
 
-Torch runs a single matrix–vector product on one thread. As a batch of T products, one per thread, it reaches memory
+Torch runs a single matrix–vector product on one thread. A batch of T products, one per thread, reaches memory
 bandwidth.
 """
 
@@ -14,15 +14,15 @@ from torch.nn import functional as F
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """y = x W^T + b of one row, without gradients: x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
+    """Compute y = x W^T + b of one row, without gradients: x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
     parts = torch.get_num_threads()
     outputs, inner = weight.shape
     rest = outputs % parts
-    if rest:  # an odd vocabulary: the last rows by themselves
+    if rest:  # O is not a multiple of T: the last rows are multiplied separately
         whole = outputs - rest
         first = linear(x, weight[:whole], None if bias is None else bias[:whole])
         return torch.cat((first, F.linear(x, weight[whole:], None if bias is None else bias[whole:])), -1)
-    # Written as a transpose: with a last stride of 1 in place of the row's length torch takes a path six times slower.
+    # As a transpose, the last stride is the row's length; with a last stride of 1 torch's path is six times slower.
     column = x.reshape(1, inner).t().expand(parts, inner, 1)
     slabs = weight.view(parts, outputs // parts, inner)
     if bias is None:

@@ -19,9 +19,11 @@ def linear_attention(
     segments: Tensor | None = None,
     chunk: int = 64,
 ) -> tuple[Tensor, State | None]:
-    """Return (O (B, H, N, Dv), state after the last position, None without one); see ``reference`` for the shapes.
+    """Return (O (B, H, N, Dv), state after the last position); see ``reference`` for the shapes.
 
-    A matrix state without decay, whose values have a feature that is 1: its sum is that of the weights.
+    Computed as ``decayed`` without decay, with an additional value feature of 1, whose weighted sum is the normaliser.
+    Without ``state``, the returned state is None.
+
     segments (B, N): document numbers; the state is reset at each document.   chunk: positions per chunk.
     """
     sums = None if state is None else torch.cat((state[0], state[1][..., None]), -1)

@@ -1,4 +1,4 @@
-"""Linear attention of every position to all positions of its row."""
+"""Bidirectional linear attention: every position attends to all positions of its row."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ def _stored(q: Tensor, k: Tensor, v: Tensor) -> Unseen:
 
 @declares(_stored)
 def full(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """o_i = φ(q_i) Σ_j φ(k_j)^T v_j / (φ(q_i) · Σ_j φ(k_j)), q and k after φ.
+    """Compute o_i = φ(q_i) Σ_j φ(k_j)^T v_j / (φ(q_i) · Σ_j φ(k_j)).
 
-    q (B, H, N, Dk), k (B, H, M, Dk), v (B, H, M, Dv) -> (B, H, N, Dv). Keys of 0, as at padding, count nothing.
+    ``q``: φ(q) (B, H, N, Dk), ``k``: φ(k) (B, H, M, Dk), v (B, H, M, Dv) -> (B, H, N, Dv). Keys must be 0 at padding,
+    where they have no effect.
     """
     return mean(q @ (k.mT @ v), (q * k.sum(2, keepdim=True)).sum(-1))

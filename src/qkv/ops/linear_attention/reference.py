@@ -17,15 +17,16 @@ State = tuple[Tensor, Tensor]
 
 
 def feature(x: Tensor) -> Tensor:
-    """φ(x) = elu(x) + 1 > 0: e^x below 0, x + 1 above."""
-    # The sum elu(x) + 1 would cancel below 0 and be exactly 0 from -17 on; weights are ratios of these.
+    """Compute φ(x) = elu(x) + 1 > 0: e^x below 0, x + 1 above."""
+    # The sum elu(x) + 1 would lose precision below 0 and be exactly 0 below -17; weights are ratios of φ.
     return x.clamp(max=0).exp() + F.relu(x)
 
 
 def mean(above: Tensor, below: Tensor) -> Tensor:
-    """Divide the weighted sum ``above`` (…, Dv) by the sum of the weights ``below`` (…); undivided if that is nearly 0.
+    """Divide the weighted sum ``above`` (…, Dv) by the sum of the weights ``below`` (…), unless that is nearly 0.
 
-    There ``above`` is nearly 0 too, and 1 / below and its square, a factor of the gradients, would overflow.
+    If ``below`` is nearly 0, so is ``above``, which is then returned undivided: 1 / below and its square, a factor of
+    the gradients, would overflow.
     """
     exact = torch.finfo(below.dtype)
     return above / below.where(below > exact.tiny / exact.eps, 1.0)[..., None]

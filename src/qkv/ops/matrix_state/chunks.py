@@ -1,4 +1,4 @@
-"""Sequences in chunks: decays within a chunk, from its entry and to its end, for states that decay and are reset."""
+"""Sequences in chunks, and products of decays within chunks, for recurrent states with decay and document resets."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from qkv.ops.documents import starts_of
 class Decays(NamedTuple):
     """Products of decays between positions of a chunk; 0 across documents. C positions per chunk, n chunks.
 
-    within (B, H, n, C, C): from position j to position i >= j, else 0.   into (B, H, n, C): from the chunk's entry.
-    out (B, H, n, C): to the chunk's end.   through (B, H, n): from entry to end.   H is 1 where all heads are equal.
+    within (B, H, n, C, C): from position j to position i >= j, else 0.   into (B, H, n, C): from the chunk's start to a
+    position.   out (B, H, n, C): from a position to the chunk's end.   through (B, H, n): from start to end. H is 1 if
+    all heads are equal.
     """
 
     within: Tensor
@@ -27,7 +28,7 @@ class Decays(NamedTuple):
 
 
 def cut(x: Tensor, chunk: int) -> Tensor:
-    """Cut positions into chunks: (B, H, N, …) -> (B, H, n, C, …), n = ⌈N / C⌉, zeros after the last position."""
+    """Split positions into chunks: (B, H, N, …) -> (B, H, n, C, …), n = ⌈N / C⌉, padded with zeros."""
     missing = -x.shape[2] % chunk
     if missing:
         x = F.pad(x, (0, 0) * (x.dim() - 3) + (0, missing))
@@ -35,10 +36,11 @@ def cut(x: Tensor, chunk: int) -> Tensor:
 
 
 def decays(log_decay: Tensor | None, segments: Tensor | None, like: Tensor, chunk: int) -> Decays:
-    """Decays of positions in chunks.
+    """Compute the products of decays in chunks.
 
     log_decay (B or 1, H, N): log of the factor by which a position multiplies the state, at most 0; None: no decay.
-    segments (B, N): document numbers; the state before the first position belongs to its document.   like (B, H, N, …).
+    segments (B, N): document numbers; the state before the first position belongs to its document.   like (B, H, N, …):
+    tensor with the length, dtype and device of the result.
     """
     count = like.shape[2]
     if log_decay is None:
@@ -61,9 +63,9 @@ def decays(log_decay: Tensor | None, segments: Tensor | None, like: Tensor, chun
 
 
 def unseen_scores(q: Tensor, v: Tensor, pair: int, chunk: int) -> Unseen:
-    """Declaration of scores (B, H, n, C, C) in chunks; ``pair``: FLOPs of a pair of positions in all rows and heads.
+    """Declare costs of scores (B, H, n, C, C) in chunks. ``pair``: FLOPs of a pair of positions in all rows and heads.
 
-    Pairs with j > i or with padding are computed and hidden; a matrix of all scores is never computed.
+    Pairs with j > i or with padding are computed but hidden; the whole matrix of scores is never computed.
     """
     rows, count = v.shape[:2].numel(), v.shape[2]
     size = max(1, min(chunk, count))

@@ -1,9 +1,9 @@
-"""State that decays and takes up outer products, by chunks: time and memory linear in the length.
+"""Matrix state with decay and outer-product updates, by chunks: time and memory linear in the length.
 
     S_i = a_i S_{i-1} + k_i^T v_i,  o_i = q_i S_i
 
-Within a chunk o = ((q k^T) ⊙ L) v with L_ij = Π_{j<m<=i} a_m, for all chunks at once. Only the states at the chunks'
-entries follow each other (Sun et al. 2023, RetNet; Dao & Gu 2024, state-space duality).
+Within a chunk o = ((q k^T) ⊙ L) v with L_ij = Π_{j<m<=i} a_m, for all chunks at once. Only the states at the starts of
+chunks are computed sequentially (Sun et al. 2023, RetNet; Dao & Gu 2024, state-space duality).
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def decayed(
 ) -> tuple[Tensor, Tensor | None]:
     """Return (o (B, H, N, Dv), state after the last unpadded position); see ``reference`` for the shapes.
 
-    state: of earlier positions; None: there are none, and the last state is not computed. q and k may have one head for
-    all heads of v.   valid (B, N): True at unpadded positions.   segments (B, N): document numbers; the state is reset
-    at each document.   chunk: positions per chunk.
+    state: state after earlier positions; None: there are none, and the last state is not computed. q and k may have one
+    head for all heads of v.   valid (B, N): True at unpadded positions.   segments (B, N): document numbers; the state
+    is reset at each document.   chunk: positions per chunk.
     """
     count = v.shape[2]
     if count == 0:
@@ -59,7 +59,7 @@ def decayed(
     inside = ((q @ k.mT) * found.within) @ v
     starts, ends = q * found.into[..., None], (k * found.out[..., None]).mT
     outs, kept, chunks = [], state, inside.shape[2]
-    # Unbound, since a slice's gradient is as large as the whole.
+    # Unbind instead of slicing, since the gradient of each slice is as large as the whole tensor.
     each = zip(inside.unbind(2), starts.unbind(2), ends.unbind(2), v.unbind(2), found.through.unbind(2), strict=True)
     for number, (own, start, end, value, through) in enumerate(each, 1):
         outs.append(own if kept is None else own + start @ kept)

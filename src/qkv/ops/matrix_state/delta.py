@@ -1,10 +1,10 @@
-"""State that is corrected by the delta rule, by chunks: time and memory linear in the length.
+"""Matrix state updated by the delta rule, by chunks: time and memory linear in the length.
 
     S_i = a_i S_{i-1} + b_i k_i^T (v_i - k_i a_i S_{i-1}),  o_i = q_i S_i
 
 Within a chunk the corrections u_i = b_i (v_i - k_i a_i S_{i-1}) solve one triangular system,
-(1 + tril(b k k^T ⊙ L, -1)) u = b (v - (k ⊙ into) S_entry), and S_i sums k_j^T u_j as if the values were u (Yang et al.
-2024, DeltaNet; Yang et al. 2025, Gated DeltaNet).
+(1 + tril(b k k^T ⊙ L, -1)) u = b (v - (k ⊙ into) S_entry), and S_i sums k_j^T u_j, with u in place of the values (Yang
+et al. 2024, DeltaNet; Yang et al. 2025, Gated DeltaNet).
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def delta(
 ) -> tuple[Tensor, Tensor | None]:
     """Return (o (B, H, N, Dv), state after the last unpadded position); see ``reference`` for the shapes.
 
-    state: of earlier positions; None: there are none, and the last state is not computed.   valid (B, N): True at
-    unpadded positions.   segments (B, N): document numbers; the state is reset at each document.   chunk: positions per
-    chunk.
+    state: state after earlier positions; None: there are none, and the last state is not computed.   valid (B, N): True
+    at unpadded positions.   segments (B, N): document numbers; the state is reset at each document.   chunk: positions
+    per chunk.
     """
     count = v.shape[2]
     if count == 0:
@@ -66,7 +66,7 @@ def delta(
     values, read = solved.split((v.shape[-1], solved.shape[-1] - v.shape[-1]), -1)
     within, starts, ends = (q @ k.mT) * found.within, q * found.into[..., None], (k * found.out[..., None]).mT
     outs, kept, chunks = [], state, system.shape[2]
-    # Unbound, since a slice's gradient is as large as the whole.
+    # Unbind instead of slicing, since the gradient of each slice is as large as the whole tensor.
     each = zip(*(t.unbind(2) for t in (values, read, within, starts, ends, found.through)), strict=True)
     for number, (own, seen, scores, start, end, through) in enumerate(each, 1):
         corrected = own if kept is None else own - seen @ kept
@@ -79,6 +79,6 @@ def delta(
 
 
 def _solved(system: Tensor, wanted: Tensor) -> Tensor:
-    """Solution u of (1 + system) u = wanted, ``system`` strictly lower triangular."""
+    """Solve (1 + system) u = wanted for u; ``system`` is strictly lower triangular."""
     system, right = at_least_single(system), at_least_single(wanted)
     return torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True).to(wanted.dtype)

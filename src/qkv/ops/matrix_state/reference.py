@@ -1,4 +1,4 @@
-"""Reference implementations of states that are matrices, one position after the other; the fast twins must equal them.
+"""Reference implementations of matrix-valued recurrent states, position by position; faster ones must agree with them.
 
 decayed:   S_i = a_i S_{i-1} + k_i^T v_i                             o_i = q_i S_i
 delta:     S_i = a_i S_{i-1} + b_i k_i^T (v_i - k_i a_i S_{i-1})     o_i = q_i S_i
@@ -25,7 +25,7 @@ def decayed(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Te
 def delta(
     q: Tensor, k: Tensor, v: Tensor, strength: Tensor, log_decay: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return (o (B, H, N, Dv), the last S): the value that S holds for k_i moves towards v_i by the part b_i."""
+    """Return (o (B, H, N, Dv), the last S). Each step moves S's value for key k_i towards v_i by the fraction b_i."""
     outs = []
     for i in range(q.shape[2]):
         kept = state if log_decay is None else log_decay[:, :, i, None, None].exp() * state

@@ -1,4 +1,4 @@
-// Attention of a few queries to the keys and values of one row where these are stored: one after the other, or in pages.
+// Attention of a few queries to the keys and values of one row, read in place from a contiguous or a paged KV cache.
 
 #pragma once
 
@@ -7,17 +7,17 @@
 
 #include "vectors.h"
 
-// A score is scale · q k^T, then cap · tanh(score / cap), then minus slope · (i - j). ``sink``: logit that takes weight
-// and has no value. Both have a number for each head of queries.
+// A score is scale · q k^T, then cap · tanh(score / cap), then minus slope · (i - j). ``sink``: logit that takes part
+// in the softmax but has no value. Slopes and sinks have one number per query head.
 struct Scoring {
     long key_width, value_width;
     float scale, cap;  // cap 0: none
     const float *slopes, *sink;  // null: none
 };
 
-// Keys and values of some heads of one row: position p is the (p mod size)-th of page p / size, in which keys begin at
-// ``keys_at`` and values at ``values_at``. Without pages both begin at pointers. The next heads are ``to_key`` and
-// ``to_value`` numbers further.
+// Keys and values of some heads of one row. In pages, position p is the (p mod size)-th of page p / size, whose keys
+// start at offset ``keys_at`` and values at ``values_at``. Without pages, they start at ``keys`` and ``values``.
+// Strides from one head to the next are ``to_key`` and ``to_value`` numbers.
 struct Held {
     float *keys, *values;
     float *const *pages;  // null: none
@@ -29,18 +29,17 @@ struct Held {
     float *value(long position, long width) const {
         return (pages ? pages[position / size] + values_at + position % size * width : values + position * width);
     }
-    // Number of positions from ``position`` on that lie one after the other, ``most`` at most.
+    // Number of positions from ``position`` on that are contiguous in memory, at most ``most``.
     long run(long position, long most) const {
         return pages ? std::min(most, size - position % size) : most;
     }
 };
 
-// Queries of one row: (heads, count), each ``key_width`` numbers, one after the other. ``share`` heads of queries read
-// the same head of keys.
+// Queries of one row, contiguous: (heads, count, key_width). ``share`` query heads read the same key head.
 struct Queries {
     const float *q;
     long heads, share, count, first_head;
-    long past, after;  // query n sees the positions up to past + n, of which there are ``after``
+    long past, after;  // query n sees the positions up to past + n; there are ``after`` positions in all
     float *out;        // output of query n of head h at h · of_head + n · of_query
     long of_head, of_query;
 
@@ -50,9 +49,9 @@ struct Queries {
     float *to(long i) const { return out + i / count * of_head + i % count * of_query; }
 };
 
-constexpr long RUN = 64;  // positions that all queries read before the next ones, so that they stay in the cache
+constexpr long RUN = 64;  // positions that all queries read before the next positions, so that they stay in the cache
 
-// f(first position, number of positions) for all positions that the queries see.
+// Call f(first position, number of positions) for contiguous runs of all positions that the queries see.
 template <class F> static INLINE void runs_of(const Held &held, const Queries &queries, F f) {
     const long end = queries.seen(queries.count - 1);
     for (long begin = 0; begin < end;) {
@@ -62,7 +61,7 @@ template <class F> static INLINE void runs_of(const Held &held, const Queries &q
     }
 }
 
-// Scores become weights that add up to 1, but for that of the sink. Returns the factor that remains to be applied.
+// Replace scores by unnormalised softmax weights. Returns the factor that normalises them, together with the sink.
 static INLINE float weigh(const Scoring &how, float *scores, long count, long position, long head) {
     if (how.cap != 0)
         for (long j = 0; j < count; j++) scores[j] = how.cap * std::tanh(scores[j] / how.cap);
@@ -76,7 +75,7 @@ static INLINE float weigh(const Scoring &how, float *scores, long count, long po
     return 1.0f / (total(sum) + (how.sink ? exponential(Floats{} + (how.sink[head] - most))[0] : 0.0f));
 }
 
-// to += weights · values of ``count`` positions; ``width`` features.
+// to += Σ weights · values over ``count`` positions of ``width`` features.
 static INLINE void add_values(const float *weights, const float *values, long count, long width, float *to) {
     constexpr long TOGETHER = 4 * LANES;  // features whose sums are in registers
     for (long begin = 0; begin < width; begin += TOGETHER) {
@@ -92,11 +91,11 @@ static INLINE void add_values(const float *weights, const float *values, long co
     }
 }
 
-// softmax(scores) V of all queries. scores: room that grows as needed.
+// Compute softmax(scores) V for all queries. scores: scratch buffer, resized as needed.
 static void attend(const Scoring &how, const Held &held, const Queries &queries, std::vector<float> &scores) {
     const long longest = queries.seen(queries.count - 1), number = queries.total();
     if ((long)scores.size() < number * longest) scores.resize(number * longest);
-    // Page by page and not head by head: a page is read from its beginning to its end.
+    // Page by page and not head by head, so that a page is read from its start to its end.
     runs_of(held, queries, [&](long begin, long count) {
         const float *const keys = held.key(begin, how.key_width);
         for (long i = 0; i < number; i++) {

@@ -14,36 +14,36 @@ from qkv.ops.native import loading
 from qkv.system.optional import turned_off
 
 BLOCK = 32
-"""Neighbouring numbers of x that share a scale; quantised rows are stored in blocks of as many weights."""
+"""Number of consecutive elements of x that share a scale; also the number of weights per block of a quantised row."""
 TILE = 16
-"""Rows of quantised weights that are stored side by side."""
+"""Number of rows of quantised weights that are stored interleaved, as a tile."""
 _SOURCE = "native.cpp"
 _SMALL = 1 << 16
-"""Bytes of weights below which one thread is faster than waking the others."""
+"""Number of bytes of weights below which one thread is faster than several."""
 
 
 def available() -> bool:
-    """True if the kernel runs here; builds it if it is not in the cache folder."""
+    """Return whether the library runs on this machine; build it if it is not in the cache folder."""
     return not isinstance(_loaded(), str)
 
 
 def described() -> str:
-    """Description for ``qkv info``: the library's path and instructions, or the reason for which there is none."""
+    """Describe the library for ``qkv info``: its path and instruction set, or the reason why it is unavailable."""
     return loading.described(_SOURCE)
 
 
 def rounds_to_bf16() -> bool:
-    """True if products with weights in bf16 round x to bf16, as this processor has instructions for such products."""
+    """Return whether products with bf16 weights round x to bf16, since the processor has bf16 product instructions."""
     return available() and bool(ctypes.c_int.in_dll(functions(), "qkv_rounds_to_bf16").value)
 
 
 def readable(t: Tensor) -> bool:
-    """True if native code can read ``t``: it has values, and no mode counts or records the operations."""
+    """Return whether native code can read ``t``: a plain tensor, and no dispatch mode counts or records operators."""
     return type(t) is Tensor and _python_dispatch._get_current_dispatch_mode() is None
 
 
 def has_tiles() -> bool:
-    """True if products can be computed in tiles here: the processor has AMX, and the system permits its use."""
+    """Return whether products can use tiles: the processor has AMX, and the operating system permits its use."""
     return not turned_off("tiles") and available() and _permits_tiles()
 
 
@@ -55,10 +55,11 @@ def _permits_tiles() -> bool:
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, tiled_from: int = 0) -> Tensor:
-    """y = x W^T + b without gradients: x (…, I) in fp32, weight (O, I) in fp32 or bf16, b (O) in fp32 -> (…, O).
+    """Compute y = x W^T + b: x (…, I) in fp32, weight (O, I) in fp32 or bf16, b (O) in fp32 -> (…, O); no gradients.
 
-    Sums are in fp32. With a weight in bf16 and ``rounds_to_bf16`` or tiles, x is rounded to bf16. A row's result does
-    not depend on the number of rows. tiled_from: rows from which a product with a weight in bf16 uses tiles; 0: never.
+    Sums are in fp32. With a bf16 weight, x is rounded to bf16 if ``rounds_to_bf16`` or if tiles are used. A row's
+    result does not depend on the number of rows. tiled_from: number of rows from which a product with a bf16 weight
+    uses tiles; 0: never.
     """
     weight = weight if weight.stride(1) == 1 else weight.contiguous()
     size = weight.element_size()
@@ -76,20 +77,21 @@ def quantized_product(
     bias: Tensor | None = None,
     tiled_from: int = 0,
 ) -> Tensor:
-    """y = x W^T + b without gradients: x (…, I) in fp32, b (O) in fp32 -> (…, O).
+    """Compute y = x W^T + b without gradients: x (…, I) in fp32, b (O) in fp32 -> (…, O).
 
-    stored, scale, bits 8 or 4, outer, group: of W, as in ``qkv.ops.quantized.packed``.
+    stored, scale, bits (8 or 4), outer, group: fields of W's ``qkv.ops.quantized.packed.PackedMatrix``. tiled_from:
+    number of rows from which tiles are used; 0: never.
 
     Each block of 32 numbers of x is rounded to multiples of its largest absolute value / 127. The sum of a block's
-    products is exact, and sums of blocks are in fp32. A row's result does not depend on the number of rows, nor on
-    ``tiled_from``, the rows from which tiles are used; 0: never.
+    products is exact, and blocks are summed in fp32. A row's result depends neither on the number of rows nor on
+    ``tiled_from``.
     """
     matrix = (bits, stored.data_ptr(), 0, scale.data_ptr(), scale.shape[1], group, tiled_from)
     return _multiplied(x, outer, bias, stored.nbytes, matrix)
 
 
 def _multiplied(x: Tensor, outer: int, bias: Tensor | None, nbytes: int, matrix: tuple[Any, ...]) -> Tensor:
-    """x W^T + b. nbytes: size of W; matrix: the arguments that describe it."""
+    """Compute x W^T + b. nbytes: size of W; matrix: arguments that describe W for the library."""
     y, x = x.new_empty(*x.shape[:-1], outer), x.contiguous()
     bias = None if bias is None else bias.contiguous()
     threads = 1 if nbytes < _SMALL else torch.get_num_threads()
@@ -99,14 +101,14 @@ def _multiplied(x: Tensor, outer: int, bias: Tensor | None, nbytes: int, matrix:
 
 
 def activation(x: Tensor, kind: int) -> Tensor:
-    """φ(x) of numbers in fp32 that lie side by side. kind: index of φ in ``qkv.ops.native.step.INPUTS``."""
+    """Compute φ(x) for a contiguous fp32 tensor. kind: index of φ in ``qkv.ops.native.step.INPUTS``."""
     y = torch.empty_like(x)
     functions().qkv_activation(kind, x.data_ptr(), y.data_ptr(), x.numel(), torch.get_num_threads())
     return y
 
 
 def functions() -> Any:
-    """Library with its functions; ``available`` must be true."""
+    """Return the library with its functions; ``available`` must be true."""
     found = _loaded()
     assert not isinstance(found, str), found
     return found
@@ -114,12 +116,12 @@ def functions() -> Any:
 
 @cache
 def _loaded() -> Any:
-    """Library with its functions, or the reason, as text, for which it does not run here."""
+    """Load the library; return its functions, or the reason as text if it cannot run here."""
     return loading.load(_SOURCE, signatures())
 
 
 def signatures() -> dict[str, list[Any]]:
-    """Types of the arguments of the library's functions."""
+    """Return the argument types of the library's functions."""
     pointer, number, count = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
     matrix, outside = (count, pointer, number, pointer, number, number, number), (pointer, pointer, pointer)
     return {

@@ -1,7 +1,7 @@
-"""Libraries of the package's C++ files, built on first use where there is a C++ compiler, and called through ctypes.
+"""Libraries of the package's C++ files, built on first use if there is a C++ compiler, and called through ctypes.
 
-A call takes 3 µs, a sixth of an operator's of oneDNN, and no headers of torch or Python are needed for a build. Threads
-are those of the OpenMP library that torch has loaded. ``QKV_WITHOUT=native`` turns all libraries off.
+A call takes 3 µs, a sixth of a call of a oneDNN operator, and a build needs no headers of torch or Python. The
+libraries use the threads of the OpenMP library that torch has loaded. ``QKV_WITHOUT=native`` turns all libraries off.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from qkv.system.optional import turned_off
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
 _MARCH = {"AVX512": "-march=native", "AVX2": "-march=x86-64-v3"}
-"""Compiler flag by the instructions that torch uses, which ``ATEN_CPU_CAPABILITY`` limits."""
+"""Compiler flag by torch's CPU capability, which ``ATEN_CPU_CAPABILITY`` can limit."""
 
 
 def flags() -> list[str]:
-    """Flags of the compiler for this processor and the instructions that torch uses on it."""
+    """Return the compiler flags for this processor and the instruction set that torch uses on it."""
     if platform.machine() in ("x86_64", "AMD64"):
         machine = _MARCH.get(torch.backends.cpu.get_cpu_capability(), "-march=x86-64")
         without = ["-mno-avx512bf16"] if machine == "-march=native" and turned_off("bf16") else []
@@ -34,8 +34,9 @@ def flags() -> list[str]:
 
 
 def names() -> list[str] | None:
-    """Names of the libraries' files, built or not, which identify their code; None if they are turned off or there is
-    no compiler.
+    """Return the file names of the libraries, which identify their code; None if turned off or without a compiler.
+
+    The libraries need not have been built.
     """
     paths = [] if turned_off("native") else [library_path(source, flags()) for source in SOURCES]
     found = [path.name for path in paths if path is not None]
@@ -43,9 +44,9 @@ def names() -> list[str] | None:
 
 
 def load(name: str, signatures: Mapping[str, Sequence[Any]]) -> Any:
-    """Library of the source ``name``, or as text the reason for which it does not run here.
+    """Load the library of the source ``name``; return it, or the reason as text if it cannot run here.
 
-    signatures: types of the arguments of its functions, which return nothing.
+    signatures: argument types of its functions, which return nothing.
     """
     found = _opened(name)
     if isinstance(found, str):
@@ -60,7 +61,7 @@ def load(name: str, signatures: Mapping[str, Sequence[Any]]) -> Any:
 
 
 def described(name: str) -> str:
-    """Path and instructions of a library, or the reason for which there is none."""
+    """Describe a library: its path and instruction set, or the reason why it is unavailable."""
     found = _opened(name)
     if isinstance(found, str):
         return f"none: {found}"

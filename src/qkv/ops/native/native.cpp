@@ -1,7 +1,7 @@
-// The functions that Python calls.
+// Entry points that Python calls.
 //
-// OpenMP's symbols are left open and resolved to the library that torch has loaded: two of them in one process compete
-// for the cores.
+// OpenMP is not linked: its symbols resolve to the OpenMP library that torch has loaded, since two OpenMP libraries in
+// one process compete for the cores.
 
 #include "step.h"
 #include "tiles.h"
@@ -20,8 +20,8 @@ template <class W> static void multiply_all(Product job, int threads) {
     std::free(job.prepared);
 }
 
-// bits: 32 or 16, rows of W; 8 or 4: tiles, with scales for ``size`` weights of a row, a multiple of BLOCK; 0: a row.
-// tiled_from: rows of x from which the processor's tiles are used; 0: never.
+// y = x W^T + b. bits: 32 or 16: W is stored in rows; 8 or 4: W is stored in tiles, with a scale per ``size`` weights
+// of a row, a multiple of BLOCK; size 0: one scale per row. tiled_from: rows of x from which AMX tiles are used, or 0.
 PUBLIC void qkv_product(int bits, const void *weights, long stride, const uint16_t *scales, long groups, long size,
                         long tiled_from, const float *bias, const float *x, float *y, long rows, long inner, long outer,
                         int threads) {
@@ -33,10 +33,10 @@ PUBLIC void qkv_product(int bits, const void *weights, long stride, const uint16
 // 1 if x is rounded to bf16 for weights in bf16, else 0.
 PUBLIC const int qkv_rounds_to_bf16 = Bf16::ROUNDS;
 
-// To *found: 1 if products can be computed in tiles here, else 0.
+// Set *found to 1 if products can use AMX tiles here, else to 0.
 PUBLIC void qkv_tiles(int *found) { *found = tiles_permitted(); }
 
-// y = φ(x) for ``count`` numbers; activation: one of ``Input``.
+// y = φ(x) for ``count`` numbers; activation: a value of the enum ``Input``.
 PUBLIC void qkv_activation(long activation, const float *x, float *y, long count, int threads) {
     constexpr long PART = 1 << 12;
 #pragma omp parallel for schedule(static) num_threads(threads)
@@ -45,8 +45,8 @@ PUBLIC void qkv_activation(long activation, const float *x, float *y, long count
                [&](long, Floats v) __attribute__((always_inline)) { return activated(v, activation); });
 }
 
-// New positions of ``rows`` rows, one span each, through ``count`` steps. buffers: of (vectors, width) numbers each; the
-// first is the residual stream x, before and after, or, with an embedding, only after.
+// Run ``count`` steps for the new positions of ``rows`` rows, given by one span per row. buffers: (vectors, width)
+// numbers each; the first is the residual stream x, as output, and without an embedding also as input.
 PUBLIC void qkv_step(const Step *steps, long count, float *const *buffers, const Span *spans, long rows,
                      const Store *stores, const Rotation *rotations, const Embedding *embedding, const long *tokens,
                      int threads) {

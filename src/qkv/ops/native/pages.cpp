@@ -1,10 +1,10 @@
-// Attention of a few new positions of each row to keys and values in pages, which take the new ones first.
+// Attention of a few new positions of each row to a paged KV cache; new keys and values are first stored in the pages.
 //
-// OpenMP's symbols are left open and resolved to the library that torch has loaded.
+// OpenMP is not linked: its symbols resolve to the OpenMP library that torch has loaded.
 
 #include "attend.h"
 
-// Numbers of rows, heads and positions, whose features lie side by side.
+// Tensor (rows, heads, positions, features) with contiguous features.
 struct Rows {
     const float *data;
     long row, head, position;  // strides
@@ -21,7 +21,7 @@ struct Job {
     long heads, kv_heads, count;
 };
 
-// One row and ``groups`` heads of keys.
+// Store and attend for one row and ``groups`` key heads, from ``group`` on.
 static void attend_groups(const Job &job, long row, long group, long groups, std::vector<float> &q,
                           std::vector<float> &scores) {
     const long width = job.how.key_width, value_width = job.how.value_width, past = job.past[row], after = job.after[row];
@@ -44,7 +44,8 @@ static void attend_groups(const Job &job, long row, long group, long groups, std
            {q.data(), heads, share, job.count, first, past, after, out, value_width, job.heads * value_width}, scores);
 }
 
-// strides: of row, head and position of q, k and v. y is zeros; outputs of positions that a row lacks mean nothing.
+// strides: of row, head and position of q, k and v. y is initialised to 0; outputs after a row's last
+// new position are undefined.
 extern "C" __attribute__((visibility("default"))) void
 qkv_pages(const float *q, const float *k, const float *v, float *y, const long *strides, float *const *pages,
           long row_pages, long size, const long *past, const long *after, long rows, long heads, long kv_heads,

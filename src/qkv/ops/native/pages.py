@@ -1,4 +1,4 @@
-"""Causal attention of a few new positions of each row to keys and values in pages, which are read where they are."""
+"""Causal attention of a few new positions of each row to a paged KV cache, whose pages are read without a copy."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor
 from qkv.ops.native import library, loading
 
 MOST = 16
-"""Positions of a row up to which reading pages takes less time than a copy of them and a kernel of many queries."""
+"""Number of new positions per row up to which reading pages is faster than a copy and a many-query kernel."""
 _SMALL = 1 << 15
-"""Numbers read below which one thread is faster than waking the others."""
+"""Number of elements read below which one thread is faster than several."""
 
 
 class PageTable(NamedTuple):
-    """Pages of B rows, which hold ``size`` positions each.
+    """Page table of B rows; each page holds ``size`` positions.
 
-    addresses (B, W), int64: of a page's keys (G, size, Dk), which its values (G, size, Dv) follow, in fp32; 0 where a
-    row has no further page.
+    addresses (B, W), int64: memory address of each page, which holds keys (G, size, Dk) followed by values (G, size,
+    Dv), in fp32; 0 if a row has no further page.
     """
 
     addresses: Tensor
@@ -30,9 +30,9 @@ class PageTable(NamedTuple):
 
 
 class ScoreTerms(NamedTuple):
-    """Scores of queries and keys: scale · q k^T, c · tanh(s / c) with a soft cap c, minus slope (H) · (i - j).
+    """Terms of the scores: s = scale · q k^T, then c · tanh(s / c) with a soft cap c, then minus slope (H) · (i - j).
 
-    sink (H): logit per head that takes weight and has no value.
+    sink (H): logit per head that takes part in the softmax but has no value.
     """
 
     scale: float
@@ -42,12 +42,12 @@ class ScoreTerms(NamedTuple):
 
 
 def available(like: Tensor) -> bool:
-    """True if the kernel reads pages of the dtype and device of ``like``."""
+    """Return whether the kernel supports pages of the dtype and device of ``like``."""
     return like.dtype == torch.float32 and like.device.type == "cpu" and not isinstance(_loaded(), str)
 
 
 def suits(q: Tensor) -> bool:
-    """True if the kernel can compute the outputs of the queries q (B, H, N, D) in this call."""
+    """Return whether the kernel can compute the outputs of the queries q (B, H, N, D) in this call."""
     return (
         0 < q.shape[2] <= MOST
         and not torch.compiler.is_compiling()
@@ -60,10 +60,10 @@ def suits(q: Tensor) -> bool:
 def attention(
     q: Tensor, k: Tensor, v: Tensor, table: PageTable, past: Sequence[int], after: Sequence[int], how: ScoreTerms
 ) -> Tensor:
-    """Outputs O (B, H, N, Dv) of queries q (B, H, N, Dk), after k (B, G, N, Dk) and v (B, G, N, Dv) were stored.
+    """Store k (B, G, N, Dk) and v (B, G, N, Dv) in the pages, then compute O (B, H, N, Dv) of queries q (B, H, N, Dk).
 
-    past, after: positions of each row before and after the call; query n sees those up to past + n. Outputs of
-    positions that a row lacks mean nothing.
+    past, after: number of positions of each row before and after the call; query n sees positions up to past + n.
+    Outputs after a row's last new position are undefined.
     """
     q, k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v))
     batch, heads, count, width = q.shape
@@ -90,7 +90,7 @@ def attention(
 
 @cache
 def _loaded() -> Any:
-    """Library with its function, or the reason, as text, for which it does not run here."""
+    """Load the library; return its functions, or the reason as text if it cannot run here."""
     pointer, number, count = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
     sizes, factors = (pointer, *[number] * 2, pointer, pointer, *[number] * 6), (*[ctypes.c_float] * 2, *[pointer] * 2)
     return loading.load("pages.cpp", {"qkv_pages": [*[pointer] * 5, *sizes, *factors, count]})

@@ -1,9 +1,9 @@
-// y = x W^T + b for rows x in fp32, with weights in fp32, bf16, int8 or int4. The weights are read once, in the order of
-// their addresses, so that a product of a few rows takes the time of reading them.
+// y = x W^T + b for rows x in fp32, with weights in fp32, bf16, int8 or int4. The weights are read once, in the order
+// of their addresses, so that a product of a few rows takes only the time of reading them.
 //
-// Weights in fp32 are multiplied in fp32, and weights in bf16 in fp32 or, where the processor has products of bf16, with
-// x rounded to bf16; sums are in fp32. For weights in int8 and int4, x is rounded to int8 with a scale per
-// block of 32, and the products of a block are added as integers, which is exact.
+// Weights in fp32 are multiplied in fp32. Weights in bf16 are multiplied in fp32, or with x rounded to bf16 if the
+// processor has bf16 product instructions; sums are in fp32. For weights in int8 and int4, x is rounded to int8 with a
+// scale per block of 32, and the products of a block are added as integers, which is exact.
 
 #pragma once
 
@@ -19,20 +19,21 @@ struct Product {
     const float *x;          // (rows, inner)
     float *y;                // (rows, outer)
     long rows, inner, outer;
-    long stride;             // of plain weights: bytes from a row of W to the next
-    long groups, size;       // of quantised weights: number of groups of a row, blocks of a group
-    bool adds;               // to y, instead of replacing it
+    long stride;             // of plain weights: bytes from one row of W to the next
+    long groups, size;       // of quantised weights: groups per row, blocks per group
+    bool adds;               // true: add the product to y; false: overwrite y
     long tiled_from;         // rows of x from which tiles are used; 0: never
-    char *prepared;          // rows of x as the format reads them
+    char *prepared;          // rows of x in the layout that the weight format reads
 };
 
-// Plain formats: rows of weights, one after the other. A step is what is read at once, COUNT weights in BYTES.
-// ``prepare`` writes the row r of x in the order in which steps read it, STEP bytes each, with zeros up to a whole step.
-// ``bytes``: of all prepared rows, each ``width``.
-// ``add`` adds the products of a step of K rows of W, ``stride`` bytes apart, and of R rows of x, ``width`` apart.
+// Plain formats: W is stored row by row. A step processes COUNT weights of a row, BYTES bytes, at once.
+// ``prepare`` writes row r of x in the order in which steps read it, STEP bytes per step, padded with zeros.
+// ``bytes``: size of all prepared rows; ``width``: size of one prepared row.
+// ``add`` adds the products of one step of K rows of W, ``stride`` bytes apart, and R rows of x, ``width`` bytes apart.
 
-// sum[k][r] += w · x, in fp32, where W::read gives the vector v of a step's weights. MANY: x has many rows, so that the
-// loads of vectors bound the time and each is loaded once; else the memory does, and loading them again takes less time.
+// sum[k][r] += w · x, in fp32; W::read<v> loads vector v of a step's weights. MANY: x has many rows, so that vector
+// loads limit the speed, and each vector is loaded once and held in a register. Else memory limits it, and repeated
+// loads are faster.
 template <class W, bool MANY, int K, int R>
 static INLINE void add_floats(const char *from, long stride, const char *x, long width, Floats (&sum)[K][R]) {
     times<2>(OF(v) {
@@ -65,7 +66,7 @@ struct Single {
 };
 
 #if WIDE && defined(__AVX512BF16__)
-// x is rounded to bf16, and pairs of products are added by one instruction, twice as many as in fp32.
+// x is rounded to bf16. One instruction adds pairs of products, twice as many products as in fp32.
 struct Bf16 {
     static constexpr bool ROUNDS = true;
     static constexpr long COUNT = 2 * LANES, BYTES = 2 * COUNT, STEP = 2 * COUNT;
@@ -94,7 +95,7 @@ struct Bf16 {
     }
 };
 #else
-// A vector holds pairs of weights, of which the upper halves are those of odd places: x has its even places first.
+// A 32-bit lane holds two weights, the odd-indexed weight in its upper half. So x is stored with even indices first.
 struct Bf16 {
     static constexpr bool ROUNDS = false;
     static constexpr long COUNT = 2 * LANES, BYTES = 2 * COUNT, STEP = 4 * COUNT;
@@ -124,8 +125,9 @@ struct Bf16 {
 };
 #endif
 
-// R rows of x, from the row ``first``, times K rows of W, from the row ``row`` and ``apart`` rows from each other. A number
-// of y has the same value for all K and R. ``next`` is fetched meanwhile, ``share`` bytes for each step.
+// Multiply R rows of x, from row ``first``, by K rows of W, from row ``row``, ``apart`` rows from each other. Each
+// element of y has the same bits for all K and R. Meanwhile memory from ``next`` on is prefetched, ``share`` bytes per
+// step.
 template <class W, bool MANY, int K, int R>
 static INLINE void multiply_rows(const Product &job, long row, long first, const char *next, long share, long apart = 1) {
     const long whole = job.inner / W::COUNT, rest = job.inner % W::COUNT, width = W::width(job.inner);
@@ -157,23 +159,23 @@ static INLINE void multiply_rows(const Product &job, long row, long first, const
     });
 }
 
-constexpr int ROWS = LANES / 4;  // of x, whose sums with four rows of W fit the registers
-constexpr int MOST_FEW = 12;         // rows of x up to which reading W takes longest
+constexpr int ROWS = LANES / 4;  // rows of x whose sums with four rows of W fit the registers
+constexpr int MOST_FEW = 12;         // rows of x up to which reading W takes most of the time
 
-// Rows of W from ``row`` to ``end``, four at a time, times R rows of x. ``next``: what is fetched meanwhile.
+// Multiply rows of W from ``row`` to ``end``, four at a time, by R rows of x. ``next``: address to prefetch from.
 template <class W, bool MANY, int R>
 static INLINE void multiply_fours(const Product &job, long row, long end, long first, const char *&next, long share) {
     for (; row < end; row += 4, next += share * (job.inner / W::COUNT))
         multiply_rows<W, MANY, 4, R>(job, row, first, next, share);
 }
 
-// All rows of x times the rows of W from ``row`` to ``end``, of which the next ones are fetched meanwhile, in the order of
-// their addresses: processors read one stream of addresses faster than four at once.
+// Multiply all rows of x by the rows of W from ``row`` to ``end``. Meanwhile the next rows of W are prefetched in the
+// order of their addresses: processors read one stream of addresses faster than four at once.
 template <class W, bool MANY> static void multiply_block(const Product &job, long row, long end) {
     const long height = end - row, steps = std::max(1L, job.inner / W::COUNT) * (height / 4) * ((job.rows + ROWS - 1) / ROWS);
     const long share = end + height <= job.outer ? height * job.stride / steps + 1 : 0;
     const char *next = job.weights + end * job.stride;
-    // One row of x takes nearly the time of three, whose sums fit the registers where these are wide.
+    // One row of x takes nearly as long as three, whose sums fit the registers if vectors are wide.
     constexpr bool THREES = LANES == 16;
     long first = THREES && job.rows % ROWS == 1 ? 3 : 0;
     if (first) multiply_fours<W, MANY, 3>(job, row, end, 0, next, share);
@@ -186,7 +188,7 @@ template <class W, bool MANY> static void multiply_block(const Product &job, lon
     for (; first < job.rows; first++) multiply_fours<W, MANY, 1>(job, row, end, first, next, share);
 }
 
-// Tiles of W from ``begin`` to ``end``, times all rows of x.
+// Multiply tiles of W from ``begin`` to ``end`` by all rows of x.
 template <class W, long = W::COUNT> static void multiply_tiles(const Product &job, long begin, long end) {
     constexpr long HEIGHT = TILE / 2;
     long row = begin * TILE;
@@ -195,29 +197,29 @@ template <class W, long = W::COUNT> static void multiply_tiles(const Product &jo
         for (; row + HEIGHT <= end; row += HEIGHT) multiply_block<W, true>(job, row, row + HEIGHT);
     else if (job.rows > 1)
         for (; row + HEIGHT <= end; row += HEIGHT) multiply_block<W, false>(job, row, row + HEIGHT);
-    // One row of x: two streams, far from each other, so that a sum waits less for itself.
+    // One row of x: two streams, far apart in W, so that additions wait less for the previous sum.
     const long half = job.rows == 1 ? (end - row) / 2 : 0;
     for (long i = 0; i < half; i++) multiply_rows<W, false, 2, 1>(job, row + i, 0, nullptr, 0, half);
     for (row += 2 * half; row < end; row++)
         for (long first = 0; first < job.rows; first++) multiply_rows<W, false, 1, 1>(job, row, first, nullptr, 0);
 }
 
-// Quantised formats: tiles of rows. The bytes of a block of a tile are (BYTES / 64, 16 rows, 4), so that a lane belongs
-// to a row of W. The instructions multiply unsigned bytes by signed ones: weights become unsigned by an OFFSET, which
-// the start of a block's sum takes back. GROUPED: a row has several scales.
+// Quantised formats: tiles of rows. The bytes of a block of a tile are (BYTES / 64, 16 rows, 4), so that each lane
+// belongs to one row of W. The instructions multiply unsigned by signed bytes: an OFFSET makes weights unsigned, and
+// the initial value of a block's sum compensates it. GROUPED: a row has several scales.
 
 struct Rounded {
     int8_t x[BLOCK];
     float scale;
-    int32_t start;  // of a sum of products with weights that have an offset
+    int32_t start;  // initial value of a block's sum, which compensates the offset of the weights
 };
 
-// A block of x in int8, to multiples of its largest absolute value / 127. Numbers that are not finite make the scale so,
-// and with it all products of the row.
+// Round a block of x to int8, to multiples of its largest absolute value / 127. If a number is not finite, neither is
+// the scale, nor are the products of the row.
 static void round_block(const float *x, long count, int offset, Rounded &to) {
     float block[BLOCK] = {};
     std::memcpy(block, x, count * sizeof *x);
-    int32_t largest = 0;  // as bits, among which NaN is larger than any number
+    int32_t largest = 0;  // bits of the largest absolute value; the bits of NaN are larger than those of any number
     for (int i = 0; i < BLOCK; i++) largest = std::max(largest, load<int32_t>(block + i) & 0x7fffffff);
     const float most = load<float>(&largest), inverse = most > 1e-35f ? 127.0f / most : 0.0f;
     to.scale = most / 127.0f;
@@ -273,7 +275,7 @@ template <bool SEVERAL> struct Int8 {
                 times<R>(OF(r) {
                     const Bytes its = repeated(x[r * width].x + 4 * four);
 #if MIDDLE
-                    // Sums of two products with an offset of 128 do not fit 16 bits: x takes the sign instead.
+                    // Sums of two products with an offset of 128 do not fit 16 bits: move the weight's sign to x.
                     const Bytes size = (Bytes)_mm256_abs_epi8((__m256i)w);
                     const Bytes with_sign = (Bytes)_mm256_sign_epi8((__m256i)its, (__m256i)w);
                     sum[r][part] = add_products(sum[r][part], size, with_sign);
@@ -285,7 +287,7 @@ template <bool SEVERAL> struct Int8 {
     }
 };
 
-// A byte of weight i of a block, i below 16, has weight i + 16 in its upper half; each is stored with the offset.
+// Byte i < 16 of a block has weight i in its lower half and weight i + 16 in its upper half, each plus the offset.
 template <bool SEVERAL> struct Int4 {
     static constexpr bool GROUPED = SEVERAL;
     static constexpr long BYTES = BLOCK * TILE / 2;
@@ -329,7 +331,7 @@ template <bool SEVERAL> struct Int4 {
     }
 };
 
-// y of a row of x and a tile of W from the sums of its blocks; scales: of the tile.
+// Write y for a row of x and a tile of W from the total of the blocks; scales: scales of the tile.
 template <class W>
 static INLINE void write_row(const Product &job, const Floats (&total)[PARTS], const uint16_t *scales, long tile, long r) {
     const long row = tile * TILE, count = std::min((long)TILE, job.outer - row);
@@ -342,7 +344,7 @@ static INLINE void write_row(const Product &job, const Floats (&total)[PARTS], c
     for (long i = 0; i < count; i++) to[i] = y[i] + (job.bias ? job.bias[row + i] : 0.0f) + (job.adds ? to[i] : 0.0f);
 }
 
-// R rows of x, from the row ``first``, times the tile of W.
+// Multiply R rows of x, from row ``first``, by a tile of W.
 template <class W, int R, bool GROUPED = W::GROUPED>
 static void multiply(const Product &job, long tile, long first) {
     const long blocks = (job.inner + BLOCK - 1) / BLOCK;
@@ -369,7 +371,7 @@ static void multiply(const Product &job, long tile, long first) {
     times<R>(OF(r) { write_row<W>(job, total[r], scales, tile, first + r); });
 }
 
-// Tiles of W from ``begin`` to ``end``, each times all rows of x while it is in the cache.
+// Multiply tiles of W from ``begin`` to ``end``, each by all rows of x while the tile is in the cache.
 template <class W, bool = W::GROUPED> static void multiply_tiles(const Product &job, long begin, long end) {
     for (long tile = begin; tile < end; tile++) {
         long first = 0;
@@ -379,7 +381,7 @@ template <class W, bool = W::GROUPED> static void multiply_tiles(const Product &
     }
 }
 
-// Row ``row`` of a table in 32, 16 or 8 bits, in fp32.
+// Read row ``row`` of a table in 32, 16 or 8 bits as fp32.
 static void read_row(const Product &table, long row, float *to) {
     const char *const from = table.weights + row * table.stride;
     if (table.bits == 32) {
@@ -400,7 +402,7 @@ static void read_row(const Product &table, long row, float *to) {
     }
 }
 
-// f(W{}) with the format W of the weights.
+// Call f(W{}) with the format W of the weights.
 template <class F> static void with_format(const Product &job, F f) {
     if (job.bits == 32) f(Single{});
     else if (job.bits == 16) f(Bf16{});

@@ -2,24 +2,24 @@
 // maximum and sum per query (Milakov & Gimelshein 2018) over blocks of keys, in tiles that stay in registers (Dao et
 // al. 2022).
 //
-// OpenMP's symbols are left open and resolved to the library that torch has loaded.
+// OpenMP is not linked: its symbols resolve to the OpenMP library that torch has loaded.
 
 #include "vectors.h"
 
 #include <cmath>
 #include <vector>
 
-constexpr int COLUMNS = LANES == 16 ? 4 : 2;  // vectors of keys or features of a tile
-constexpr int TALL = 6;  // queries of a tile, whose sums fill the registers
-constexpr int KEYS = 64;  // keys of a block
+constexpr int COLUMNS = LANES == 16 ? 4 : 2;  // vectors of keys or features per tile
+constexpr int TALL = 6;  // queries per tile, whose sums fill the registers
+constexpr int KEYS = 64;  // keys per block
 constexpr int VECTORS = KEYS / LANES;
-constexpr int QUERIES = 8 * TALL;  // queries of a task, which share a block of keys in the cache
+constexpr int QUERIES = 8 * TALL;  // queries per task, which share a block of keys in the cache
 
 static INLINE Floats larger(Floats a, Floats b) { return either(a > b, a, b); }
-// exp(x) for x <= 0, 0 below -87.
+// exp(x) for x <= 0; 0 for x < -87.
 static INLINE Floats weight_of(Floats x) { return either(x < all(-87.0f), Floats{}, exponential(x)); }
 
-// Lanes exchanged with those STEP away.
+// Swap each lane i with lane i ^ STEP.
 template <int STEP> static INLINE Floats turned(Floats x) {
     Ints from;
     for (int i = 0; i < LANES; i++) from[i] = i ^ STEP;
@@ -34,7 +34,7 @@ static INLINE float largest_of(Floats x) {
 
 struct Matrix {
     const float *data;
-    long batch, head, row;  // strides; features lie side by side
+    long batch, head, row;  // strides; features are contiguous
     const float *at(long b, long h) const { return data + b * batch + h * head; }
 };
 
@@ -59,7 +59,7 @@ struct Running {
     Floats sum[QUERIES];
 };
 
-// Stores a block of keys as columns, with zeros after the last key. packed (blocks, width, KEYS): of the head.
+// Transpose a block of keys, with zeros after the last key. packed (blocks, width, KEYS): packed keys of the head.
 static void pack(const Job &job, long head, long block, float *packed) {
     const float *from = job.k.at(head / job.key_heads(), head % job.key_heads()) + block * KEYS * job.k.row;
     float *to = packed + block * KEYS * job.width;
@@ -74,7 +74,7 @@ static void pack(const Job &job, long head, long block, float *packed) {
         }
 }
 
-// scores (R, W vectors) = scale q k^T of R queries and W vectors of a packed block's keys, from the key ``first``.
+// scores (R, W vectors) = scale q k^T for R queries and W vectors of a packed block's keys, from key ``first`` on.
 template <int R, int W>
 static INLINE void multiply(const Job &job, const float *q, const float *k, long first, float (&scores)[TALL][KEYS]) {
     Floats sum[R][W] = {};
@@ -91,8 +91,8 @@ static INLINE void multiply(const Job &job, const float *q, const float *k, long
     });
 }
 
-// Scores of a query become weights exp(score - maximum), 0 from ``seen`` on; returns the factor of what was summed
-// before.
+// Replace a query's scores by weights exp(score - maximum), 0 from key ``seen`` on. Returns the factor by which
+// previous sums must be multiplied, as the running maximum changes.
 static INLINE float weigh(float (&scores)[KEYS], long seen, long count, float &top, Floats &sum) {
     Floats s[VECTORS], most = all(-INFINITY);
     const Ints lanes = [] {
@@ -123,7 +123,7 @@ static INLINE float weigh(float (&scores)[KEYS], long seen, long count, float &t
     return factor;
 }
 
-// out (R, VW vectors) = factor out + weights v of ``count`` keys; ``fresh``: out holds nothing yet.
+// out (R, VW vectors) = factor out + weights v over ``count`` keys; ``fresh``: out is uninitialised and taken as 0.
 template <int R, int VW>
 static INLINE void add(const Job &job, const float (&weights)[TALL][KEYS], const float *v, long count,
                        const float (&factor)[TALL], bool fresh, float *out) {
@@ -145,7 +145,7 @@ static INLINE void add(const Job &job, const float (&weights)[TALL][KEYS], const
     });
 }
 
-// R queries from the query ``first`` of the sequence, the ``place``-th of their task, and the keys from ``begin``.
+// Process R queries, from query ``first`` of the sequence, number ``place`` of its task, and the keys from ``begin``.
 template <int R>
 static void tile(const Job &job, const float *q, const float *k, const float *v, long first, long begin, float *out,
                  Running &running, long place) {
@@ -165,7 +165,7 @@ static void tile(const Job &job, const float *q, const float *k, const float *v,
     for (; x < job.value_width; x += LANES) add<R, 1>(job, scores, v + x, count, factor, begin == 0, out + x);
 }
 
-// A part of the queries of one head. packed: its keys.
+// Attend from part ``part`` of the queries of one head. packed: packed keys of the head.
 static void attend(const Job &job, long b, long h, long part, const float *packed) {
     const long first = part * QUERIES, rows = std::min<long>(QUERIES, job.queries - first);
     const float *q = job.q.at(b, h) + first * job.q.row, *v = job.v.at(b, h / job.group);
@@ -190,7 +190,7 @@ static void attend(const Job &job, long b, long h, long part, const float *packe
     }
 }
 
-// A thread computes whole heads, whose keys and values stay in its cache.
+// Distribute whole key heads over threads, so that their keys and values stay in a thread's cache.
 static void attend_heads(const Job &job, long batch, int threads) {
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
@@ -205,7 +205,7 @@ static void attend_heads(const Job &job, long batch, int threads) {
     }
 }
 
-// Threads share the queries of a head.
+// Distribute parts of the queries of each head over threads.
 static void attend_parts(const Job &job, long batch, int threads) {
     const long packs = batch * job.key_heads() * job.blocks();
     std::vector<float> packed(batch * job.key_heads() * job.packed());
@@ -214,7 +214,7 @@ static void attend_parts(const Job &job, long batch, int threads) {
 #pragma omp for schedule(static)
         for (long i = 0; i < packs; i++)
             pack(job, i / job.blocks(), i % job.blocks(), packed.data() + i / job.blocks() * job.packed());
-        // The last parts first, which see the most keys.
+        // The last parts first, since they see the most keys.
 #pragma omp for schedule(dynamic, 1)
         for (long i = 0; i < batch * job.heads * job.parts(); i++) {
             const long b = i % (batch * job.heads) / job.heads, h = i % job.heads;
@@ -224,7 +224,7 @@ static void attend_parts(const Job &job, long batch, int threads) {
     }
 }
 
-constexpr long MANY_HEADS = 4;  // for each thread, so that they end at the same time
+constexpr long MANY_HEADS = 4;  // key heads per thread from which whole heads balance the load well
 
 // strides: of batch, head and row of q, k and v. Widths are multiples of 16.
 extern "C" __attribute__((visibility("default"))) void

@@ -1,9 +1,10 @@
-// A decoding step: a few new positions of some rows through all blocks of a model, as a list of products, norms and
-// attentions, by one team of threads; from vectors or from tokens, to vectors or to logits. Buffers have a vector for
-// each new position, those of a row one after the other.
+// A decoding step: a few new positions of some rows pass through all blocks of a model, as a list of products, norms
+// and attentions, run by one team of threads. Inputs are vectors or tokens, outputs are vectors or logits. Buffers have
+// one vector per new position, row by row.
 //
-// Each thread computes a part of the outputs of a product, or the attention of some heads, and prepares the whole input
-// of a product itself: norms and activations of a few thousand numbers take less time than waiting for other threads.
+// Each thread computes a part of the outputs of a product, or the attention of some heads. Each thread prepares the
+// whole input of a product itself: norms and activations of a few thousand numbers take less time than waiting for
+// other threads.
 
 #pragma once
 
@@ -15,44 +16,44 @@
 #include "attend.h"
 #include "tiles.h"
 
-// The order is that of ``INPUTS`` in step.py.
+// In the order of ``INPUTS`` in step.py.
 enum Input { AS_IT_IS, LAYER_NORM, RMS_NORM, RELU, RELU2, GELU, GELU_TANH, SILU, QUICK_GELU };
 
-// A product; attention if ``heads`` is not 0; only what becomes of the input if the product has no weights. ``from`` and
-// ``to`` number the buffers, of which 0 is the residual stream x. Attention reads queries, keys and values side by side.
+// A product; attention if ``heads`` is not 0; only the input function if the product has no weights. ``from`` and
+// ``to`` are buffer indices; buffer 0 is the residual stream x. Attention reads concatenated queries, keys and values.
 struct Step {
     Product product;  // without x, y, rows
-    long input;       // what becomes of its input first
-    long gated;       // the input is (a, b), and becomes input(a) ⊙ b
+    long input;       // function applied to its input, an ``Input``
+    long gated;       // true: the input is (a, b), and input(a) ⊙ b is multiplied
     const float *norm_weight, *norm_bias;  // null: none
     double eps;
     long from, to;
     long heads, kv_heads, key_width, value_width;
     double scale;
-    long rotation;  // of queries and keys: its number, or -1
+    long rotation;  // index of the rotation of queries and keys, or -1
 };
 
-// Rotation of queries and keys, cosines and sines (number, rotated), of which vector v has those at v mod ``number``.
+// Rotation (RoPE) of queries and keys: cosines and sines (number, rotated). Vector v uses row v mod ``number``.
 struct Rotation {
     const float *cosines, *sines;
     long rotated, number;
 };
 
-// New positions of a row of a store: ``count`` vectors from the ``first`` on, after ``past`` positions.
+// New positions of a row: ``count`` vectors from vector ``first`` on, which follow ``past`` cached positions.
 struct Span {
     long first, count, past;
 };
 
-// Input of the blocks: E[token] of a table in 32, 16 or 8 bits, plus the vector of the position, if ``positions`` is not
-// null: (rows, width), from the row ``offset`` on.
+// Input of the blocks: E[token] from a table in 32, 16 or 8 bits, plus a position vector if ``positions`` is not null.
+// positions: (rows, width); position p reads row ``offset`` + p.
 struct Embedding {
     Product table;
     const float *positions;
     long offset;
 };
 
-// Of one attention: its store (rows, heads, capacity, width), or the pages of each row (rows, row_pages), which hold
-// ``capacity`` positions: keys (heads, capacity, width), then values.
+// KV cache of one attention: contiguous (rows, heads, capacity, width), or page addresses (rows, row_pages). A page
+// holds ``capacity`` positions: keys (heads, capacity, width), then values.
 struct Store {
     float *keys, *values;
     float *const *pages;  // null: none
@@ -96,7 +97,7 @@ static INLINE Floats activated(Floats x, long input) {
     }
 }
 
-// The input of a product: one row of the buffer, normalised or activated.
+// Compute the input of a product from one row of the buffer, with norm or activation.
 static void read_input(const Step &step, const float *x, float *to) {
     const long count = step.product.inner;
     if (step.input == LAYER_NORM || step.input == RMS_NORM) {
@@ -122,7 +123,7 @@ static void read_input(const Step &step, const float *x, float *to) {
     }
 }
 
-// RoPE of the vector ``number``: pairs (i, i + rotated / 2) of the first features. by: null: none.
+// Apply RoPE to vector ``number``: rotate pairs (i, i + rotated / 2) of the first features. by: null for a plain copy.
 static void rotate(const float *x, long width, const Rotation *by, long number, float *to) {
     const long rotated = by ? by->rotated : 0, half = rotated / 2, from = by ? number % by->number * rotated : 0;
     for (long i = 0; i < half; i++) {
@@ -132,8 +133,8 @@ static void rotate(const float *x, long width, const Rotation *by, long number, 
     std::memcpy(to + rotated, x + rotated, (width - rotated) * sizeof *x);
 }
 
-// One row and ``groups`` heads of keys: stores the new keys and values, and attends from the heads of queries that read
-// them.
+// For one row and ``groups`` key heads: store the new keys and values, and attend from the query heads that read these
+// key heads.
 static void attend_groups(const Step &step, const Store &store, const Rotation *by, const float *from, float *to, long row,
                           const Span &span, long group, long groups, Scratch &scratch) {
     const long width = step.key_width, value_width = step.value_width, share = step.heads / step.kv_heads;
@@ -169,22 +170,22 @@ struct Team {
     const Store *stores;  // one for each attention, in order
     const Rotation *rotations;
     const Embedding *embedding;  // null: the stream holds the input of the blocks
-    const long *tokens;          // (vectors), of the embedding
-    std::atomic<long> *taken;    // of each step: tiles that the threads have taken by turns
+    const long *tokens;          // (vectors): token ids for the embedding
+    std::atomic<long> *taken;    // per step: number of dynamically scheduled tiles that threads have taken
 };
 
-// The part of an attention that a thread computes: heads of keys of some rows, of about as many scores as the others.
+// Compute one thread's part of an attention: key heads of some rows, with about the same number of scores per thread.
 static void attend_part(const Team &team, const Step &step, const Store &store, Scratch &scratch, long id, long threads) {
     const auto scores = [&](long row) {
         const Span &span = team.spans[row];
         return span.count * (span.past + span.count);
     };
-    long whole = 0, at = 0;  // scores of all heads of keys, of those of the rows before
+    long whole = 0, at = 0;  // scores of all key heads: of all rows, of the rows before ``row``
     for (long row = 0; row < team.rows; row++) whole += scores(row) * step.kv_heads;
     for (long row = 0; row < team.rows; row++) {
         const long each = scores(row);
         if (!each) continue;
-        // The first head whose middle lies after the scores of the threads before ``thread``.
+        // Index of the first head whose middle lies after the scores of all threads before ``thread``.
         const auto first = [&](long thread) {
             const long half = (2 * (whole * thread / threads - at) + each - 1) / (2 * each);
             return std::min(std::max(half, 0L), step.kv_heads);
@@ -200,7 +201,7 @@ static void attend_part(const Team &team, const Step &step, const Store &store, 
     }
 }
 
-// Vectors of the input that one thread prepares for a product.
+// Buffers in which one thread prepares the input vectors of a product.
 struct Prepared {
     std::vector<float> row;
     char *rows;
@@ -220,10 +221,10 @@ struct Prepared {
     ~Prepared() { std::free(rows); }
 };
 
-// The part of a product that a thread computes: an equal share of most tiles, and of the last ones as many as it gets to
-// while others are still at theirs, as no two processors read memory equally fast.
+// Compute one thread's part of a product: an equal share of most tiles, scheduled statically. The last tiles are
+// scheduled dynamically, since cores do not read memory equally fast.
 static void multiply_part(const Team &team, const Step &step, Prepared &prepared, long id, long threads) {
-    constexpr long SHARED = 16, TURNS = 2;  // one tile of sixteen is shared, in two turns for each thread
+    constexpr long SHARED = 16, TURNS = 2;  // one tile of sixteen is scheduled dynamically, in two turns per thread
     with_tiles(step.product, team.vectors, [&](auto format) {
         using W = decltype(format);
         Product job = step.product;
@@ -248,7 +249,7 @@ static void multiply_part(const Team &team, const Step &step, Prepared &prepared
     });
 }
 
-// The vectors of the stream that a thread embeds.
+// Embed one thread's share of the vectors of the residual stream.
 static void embed_part(const Team &team, long id, long threads) {
     const Embedding &its = *team.embedding;
     const long width = its.table.inner;
@@ -266,7 +267,7 @@ static void embed_part(const Team &team, long id, long threads) {
     }
 }
 
-// The vectors that a thread normalises or activates, without a product.
+// Normalise or activate one thread's share of the vectors, without a product.
 static void read_part(const Team &team, const Step &step, long id, long threads) {
     const long width = step.product.inner;
     for (long r = id; r < team.vectors; r += threads)

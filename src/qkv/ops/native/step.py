@@ -1,9 +1,9 @@
-"""A decoding step of a whole stack in one call: its products and attentions as a list that the native library follows.
+"""Decoding step of a whole stack in one native call, which runs a list of matrix products and attentions.
 
     embedding ─ x ─ product(norm x) ─ attention ─ + product ─ product(norm x) ─ + product(φ) ─ … ─ norm x ─ product
 
-The embedding, and what follows the blocks, may be left out. Called part by part, a step of GPT-2 124M spends 3.3 ms
-outside of its products, as long as reading its weights in int4.
+The embedding, and the norm and product after the blocks, are optional. With separate calls, a step of GPT-2 124M spends
+3.3 ms outside of its products, which is as long as reading its weights in int4.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from qkv.ops.native import library
 from qkv.ops.native.pages import PageTable
 
 INPUTS = ("as it is", "layer norm", "rms norm", "relu", "relu2", "gelu", "gelu_tanh", "silu", "quick_gelu")
-"""Functions of the input of a product, by index; activations are named as in ``qkv.layers.activations``."""
+"""Functions applied to the input of a product, by index; activation names as in ``qkv.layers.activations``."""
 MOST_VECTORS = 32
-"""New positions of all rows together up to which a step takes less time than its parts."""
+"""Number of new positions of all rows up to which a native step is faster than separate calls."""
 _SMALL = 1 << 19
-"""Bytes per step, of weights times vectors and of keys and values, below which one thread is faster than several that
-wait for each other at each step; beside other processes, waiting takes a hundred times as long.
+"""Work per step of the list below which one thread is faster than several.
+
+The work is bytes of weights times vectors, plus bytes of keys and values. Threads wait for each other at each step; if
+other processes run, waiting takes a hundred times as long.
 """
 STREAM, WIDE, MIXED, NORMED, LOGITS = range(5)
-"""Buffers: the residual stream x, two for what lies between products, and what follows the blocks."""
+"""Indices of buffers: the residual stream x, two for intermediate results, the output of the final norm, and logits."""
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_long
 
 
@@ -82,8 +84,8 @@ class _Store(ctypes.Structure):
 class Matrix:
     """Weights of a product, W (O, I) and b (O) or None.
 
-    stored: in 32 ``bits`` rows in fp32 one after the other; else with scale and group as in
-    ``qkv.ops.quantized.packed``. tiled_from: number of vectors from which its products use tiles; 0: never.
+    stored: for 32 ``bits``, W in fp32 row by row; else ``stored``, ``scale`` and ``group`` as in
+    ``qkv.ops.quantized.packed``. tiled_from: number of vectors from which products use tiles; 0: never.
     """
 
     stored: Tensor
@@ -96,7 +98,7 @@ class Matrix:
     tiled_from: int = 0
 
     def described(self) -> _Product:
-        """The weights as the library takes them."""
+        """Return the weights as a struct for the library."""
         found = _Product(bits=self.bits, inner=self.inner, outer=self.outer, groups=1, bias=_address(self.bias))
         found.weights, found.scales = self.stored.data_ptr(), _address(self.scale)
         found.tiled_from = self.tiled_from
@@ -109,7 +111,10 @@ class Matrix:
 
 @dataclass(frozen=True)
 class InputNorm:
-    """Normalisation of a product's input: "layer norm" or "rms norm", with weight and bias or None, and epsilon."""
+    """Normalisation of a product's input.
+
+    kind: "layer norm" or "rms norm".   weight, bias: None if there are none.
+    """
 
     kind: str
     weight: Tensor | None
@@ -119,8 +124,10 @@ class InputNorm:
 
 @dataclass(frozen=True)
 class Attending:
-    """Sizes of an attention: heads of queries and of keys, features of a key and of a value, factor of the scores, and
-    the number of the rotation of queries and keys, or -1.
+    """Sizes of an attention.
+
+    heads, kv_heads: number of query heads and of key heads. key_width, value_width: features per head. scale: factor of
+    the scores. rotation: index of its rotation (RoPE) in the ``rotations`` of ``Steps.run``, or -1 for none.
     """
 
     heads: int
@@ -132,28 +139,32 @@ class Attending:
 
 
 Held = tuple[Tensor, Tensor] | PageTable
-"""Store of an attention in a step: (keys (B, G, C, Dk), values (B, G, C, Dv)) in fp32, or pages, with room for the new
-positions.
+"""KV cache of an attention: (keys (B, G, C, Dk), values (B, G, C, Dv)) in fp32, or pages.
+
+It must have capacity for the new positions.
 """
 Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines (…, Dr) of the rotation of queries and keys: one for all new positions, one for each of a row, the
-same in all rows, or one for each of all rows.
+"""Cosines and sines (…, Dr) of the rotation (RoPE) of queries and keys.
+
+There is one vector for all new positions, or one per new position of a row, equal for all rows, or one per new position
+of all rows.
 """
 
 
 class Steps:
-    """List of products and attentions of one decoding step, and its run."""
+    """List of the products and attentions of one decoding step, which ``run`` executes."""
 
     def __init__(self) -> None:
         self._steps: list[_Step] = []
         self._array: ctypes.Array[_Step] | None = None
         self._embedding: _Embedding | None = None
         self._widths, self._weights, self._position = [0] * 5, 0, 0
-        # Weak, as requests come and go and the steps stay. Replaced as a whole: several threads may run the steps.
+        # Weak references, since KV caches of requests are freed while the steps remain in use. The tuple is replaced as
+        # a whole, since several threads may run the steps.
         self._held: tuple[list[ref[Tensor]], ctypes.Array[_Store]] = [], (_Store * 0)()
 
     def embed(self, table: Matrix, positions: Tensor | None = None, offset: int = 0) -> None:
-        """Begin with x = E[token] + P[position + ``offset``]. table: E (V, D); positions: P (L, D) in fp32, or None."""
+        """Start with x = E[token] + P[position + ``offset``]. table: E (V, D); positions: P (L, D) in fp32, or None."""
         self._embedding = _Embedding(table=table.described(), positions=_address(positions), offset=offset)
 
     def multiply(
@@ -166,9 +177,10 @@ class Steps:
         gated: bool = False,
         adds: bool = False,
     ) -> None:
-        """Add ``to`` = W f(``origin``) + b; with ``adds``, and for the residual stream, ``to`` += W f(``origin``) + b.
+        """Append the product ``to`` = W f(``origin``) + b, or ``to`` += W f(``origin``) + b.
 
-        f: ``norm``, or ``activation``, or with ``gated`` activation(a) ⊙ b of an input (a, b), or nothing.
+        It is added with ``adds`` and if ``to`` is the residual stream. f: ``norm``, ``activation`` or the identity;
+        with ``gated``, the input is (a, b) and f is activation(a) ⊙ b.
         """
         step = self._reading(origin, to, norm, activation)
         step.product, step.gated = matrix.described(), gated
@@ -179,14 +191,14 @@ class Steps:
         self._widths[to] = max(self._widths[to], matrix.outer)
 
     def normalise(self, norm: InputNorm | None, width: int, origin: int, to: int) -> None:
-        """Add ``to`` = ``norm``(``origin``), or a copy without a norm, of ``width`` numbers a row."""
+        """Append ``to`` = ``norm``(``origin``), or a copy if ``norm`` is None, for vectors of ``width`` numbers."""
         step = self._reading(origin, to, norm, None)
         step.product.inner = width
         self._steps.append(step)
         self._widths[to] = max(self._widths[to], width)
 
     def attend(self, sizes: Attending, origin: int, to: int) -> None:
-        """Add the attention of the queries in ``origin``, beside which are keys and values, to the stored positions."""
+        """Append attention over the KV cache; ``origin`` holds concatenated queries, keys and values."""
         step = _Step(origin=origin, to=to, heads=sizes.heads, kv_heads=sizes.kv_heads, scale=sizes.scale)
         step.key_width, step.value_width, step.rotation = sizes.key_width, sizes.value_width, sizes.rotation
         self._position += 4 * sizes.kv_heads * (sizes.key_width + sizes.value_width)
@@ -202,7 +214,7 @@ class Steps:
         return step
 
     def _described(self, stores: Sequence[Held]) -> ctypes.Array[_Store]:
-        """Stores as the library takes them; those of the last run, if they are the same."""
+        """Return the KV caches as structs for the library; reuse those of the last run if the caches are the same."""
         tensors = [t for held in stores for t in (held[:1] if isinstance(held, PageTable) else held)]
         known, described = self._held
         if len(known) != len(tensors) or not all(old() is new for old, new in zip(known, tensors, strict=True)):
@@ -222,15 +234,15 @@ class Steps:
     ) -> Tensor:
         """Run all steps for the M new positions of all rows, row by row; return buffer ``wanted``, (M, width), in fp32.
 
-        past (B): number of positions in the stores, one for each attention in order. counts (B): number of new ones,
-        which are written to the stores. x (M, D): residual stream before; None with an embedding, which reads
-        ``tokens`` (M), ids in its table.
+        stores: one KV cache per attention, in order. past (B): number of positions already in the caches. counts (B):
+        number of new positions, whose keys and values are written to the caches. x (M, D): initial residual stream;
+        None with an embedding, which reads the token ids ``tokens`` (M).
         """
         if self._array is None or len(self._array) < len(self._steps):
             self._array = (_Step * len(self._steps))(*self._steps)
         ends = list(accumulate(counts))
         number, firsts = ends[-1], (end - count for end, count in zip(ends, counts, strict=True))
-        # Few and large pieces of memory: between two steps, torch's operators take ten times as long as in a loop.
+        # Few, large allocations: between two steps, a torch operator takes ten times as long as in a loop.
         found = torch.empty(number, self._widths[wanted], dtype=torch.float32)
         rest = torch.empty(number * (sum(self._widths) - self._widths[wanted]), dtype=torch.float32)
         places, free = list[int](), rest.data_ptr()

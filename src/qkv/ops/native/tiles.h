@@ -1,10 +1,10 @@
-// Products in tiles, registers of 16 rows of 64 bytes, two of which processors with AMX multiply by one instruction. The
-// system gives a process the memory of such registers on request.
+// Products by AMX tiles: registers of 16 rows of 64 bytes, two of which one instruction multiplies. The operating
+// system gives a process the memory for these registers on request.
 //
-// Weights are read as they are stored for other products. In bf16, 16 rows of W are the first factor, and the rows of x,
-// in pairs of numbers, the second; sums are those of W x^T, in fp32, over all of a row. In int8 and int4 a block of a
-// tile of W is the second factor as it lies: the sums of a block are exact, and are scaled and added as they are
-// elsewhere, so that the results have the same bits.
+// Weights are read in the same storage format as in other products. In bf16, 16 rows of W are the first factor, and the
+// rows of x, in pairs of numbers, are the second factor; the sums are W x^T, in fp32, over whole rows. In int8 and int4
+// a block of a tile of W is the second factor as stored: the sums of a block are exact, and are scaled and added in the
+// same way as in product.h, so that the results have the same bits.
 
 #pragma once
 
@@ -13,7 +13,7 @@
 #include "product.h"
 
 #if defined(QKV_TILES_HEADER)
-#include QKV_TILES_HEADER  // of tests: the same instructions, computed one by one
+#include QKV_TILES_HEADER  // for tests: an emulation of the same instructions
 #define TILES 1
 #elif defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__linux__)
 #include <sys/syscall.h>
@@ -50,10 +50,10 @@ struct alignas(64) TileSizes {
     void set(int tile, int high, int broad) { rows[tile] = high, bytes[tile] = broad; }
 };
 
-// What was written there is in memory: tiles are loaded by instructions whose sources compilers do not know.
+// Compiler barrier: data written at ``there`` is in memory, since the compiler does not see what tile loads read.
 static INLINE void written(const void *there) { asm volatile("" ::"r"(there) : "memory"); }
 
-// Tiles of these sizes for the time of a product.
+// Configure tiles of these sizes, and release them at the end of the scope.
 struct WithTiles {
     explicit WithTiles(const TileSizes &sizes) {
         written(&sizes);
@@ -66,11 +66,11 @@ static INLINE long whole_tiles(long rows) { return (rows + HIGH - 1) / HIGH; }
 
 static INLINE uint16_t to_bf16(float x) {
     const uint32_t bits = load<uint32_t>(&x);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40);  // stays not a number
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40);  // NaN remains NaN
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// x in tiles of 16 rows and 32 numbers, each (16 pairs of numbers, 16 rows of x, 2).
+// x in bf16, in tiles of 16 rows and 32 numbers, each stored as (16 pairs, 16 rows of x, 2).
 struct Bf16Tiles {
     static constexpr int IN_TILES = 1;
     static constexpr long WIDTH = 32;  // weights of a row in a tile
@@ -88,18 +88,18 @@ struct Bf16Tiles {
     }
 };
 
-// Sums of two tiles of rows of W, times one or two of rows of x: (of x, of W).
+// Sums of one or two tiles of rows of x and two tiles of rows of W: of[tile of x][tile of W].
 struct Sums {
     alignas(64) float of[2][2][HIGH][HIGH];
 };
 
-// Rows of W that are read at once: two tiles of them, ``stride`` bytes from row to row.
+// Two tiles of rows of W that are read at once; ``stride``: bytes from row to row.
 struct Pair {
     const char *first, *second;
     long stride;
 };
 
-// Loads the step ``s`` of both tiles of W. rest: weights of the last step, if it is not whole.
+// Load step ``s`` of both tiles of W. rest: number of weights in an incomplete last step, else 0.
 static INLINE void load_weights(const Pair &w, long s, long rest, char *padded) {
     const char *first = w.first + s * BROAD, *second = w.second + s * BROAD;
     long stride = w.stride;
@@ -116,7 +116,7 @@ static INLINE void load_weights(const Pair &w, long s, long rest, char *padded) 
     TILE_LOAD(5, second, stride);
 }
 
-// TWO: two tiles of rows of x, from ``x`` on, else one. ``next`` is fetched meanwhile, ``share`` bytes for each step.
+// Sum over whole rows. TWO: two tiles of rows of x, else one. Prefetches from ``next`` on, ``share`` bytes per step.
 template <bool TWO>
 static void add_tiles(const Pair &w, const char *x, long inner, const char *next, long share, Sums &sums) {
     const long steps = Bf16Tiles::steps(inner), size = steps * HIGH * BROAD;
@@ -148,7 +148,7 @@ static void add_tiles(const Pair &w, const char *x, long inner, const char *next
     written(&sums);
 }
 
-// y of a tile of sums (of W, of x): ``count`` rows of W from ``row`` on, and ``rows`` rows of x from ``first`` on.
+// Write y from sums (rows of W, rows of x), for ``count`` rows of W from ``row`` and ``rows`` rows of x from ``first``.
 static void write_sums(const Product &job, float (&sums)[HIGH][HIGH], long row, long count, long first, long rows) {
     float turned[HIGH][HIGH];
     for (long a = 0; a < HIGH; a += LANES)
@@ -165,7 +165,7 @@ static void write_sums(const Product &job, float (&sums)[HIGH][HIGH], long row, 
     }
 }
 
-// All rows of x times ``count`` rows of W, at most 32, which are at ``w``.
+// Multiply all rows of x by ``count`` rows of W, at most 32, stored at ``w``.
 static void multiply_pair(const Product &job, const Pair &w, long row, long count, const char *next, long share) {
     const long size = Bf16Tiles::steps(job.inner) * HIGH * BROAD;
     Sums sums;
@@ -181,7 +181,7 @@ static void multiply_pair(const Product &job, const Pair &w, long row, long coun
     }
 }
 
-// Tiles of W from ``begin`` to ``end``, two at a time, times all rows of x.
+// Multiply tiles of W from ``begin`` to ``end``, two at a time, by all rows of x.
 template <class W, int = W::IN_TILES> static void multiply_tiles(const Product &job, long begin, long end) {
     static_assert(HIGH == TILE, "tiles of W are those that threads share");
     const WithTiles tiles{TileSizes()};
@@ -201,7 +201,7 @@ template <class W, int = W::IN_TILES> static void multiply_tiles(const Product &
     multiply_pair(job, {padded.data(), padded.data(), job.stride}, row, last - row, nullptr, 0);
 }
 
-// Formats of integers, whose rows of x are prepared as for other products.
+// Integer formats, for which rows of x are prepared in the same way as for products without tiles.
 template <class FORMAT> struct IntTiles {
     using Format = FORMAT;
     static constexpr bool BY_BLOCKS = true;
@@ -212,7 +212,7 @@ template <class FORMAT> struct IntTiles {
 
 template <class F> static constexpr bool HALVES = F::BYTES < BLOCK * TILE;
 
-// The blocks of a tile of W in int8: as they lie, or from int4, each half of whose bytes is a weight + 8.
+// Return the blocks of a tile of W in int8: as stored, or unpacked from int4, whose half bytes are weight + 8.
 template <class F> static const char *signed_blocks(const char *from, long blocks, std::vector<char> &unpacked) {
     if (!HALVES<F>) return from;
     constexpr long HALF = BLOCK * TILE / 2;
@@ -227,10 +227,10 @@ template <class F> static const char *signed_blocks(const char *from, long block
     return unpacked.data();
 }
 
-constexpr int AT_ONCE = 2;  // blocks
+constexpr int AT_ONCE = 2;  // blocks per call of add_blocks
 typedef int32_t BlockSums[AT_ONCE][HIGH][HIGH];  // (rows of x, rows of W)
 
-// Sums of ``count`` blocks, one or two, of a tile of W, and of the 16 rows of x at ``x``, ``width`` bytes apart.
+// Compute sums of ``count`` blocks, one or two, of a tile of W and 16 rows of x, which are ``width`` bytes apart.
 static INLINE void add_blocks(const char *w, const Rounded *x, long width, long count, BlockSums &sums) {
     TILE_ZERO(0);
     TILE_LOAD(4, x->x, width);
@@ -247,7 +247,7 @@ static INLINE void add_blocks(const char *w, const Rounded *x, long width, long 
     written(sums);
 }
 
-// R rows of x from ``first`` on, of which ``rows`` are there, times the tile of W with its blocks at ``w``.
+// Multiply R rows of x from ``first`` on, of which ``rows`` exist, by the tile of W with its blocks at ``w``.
 template <class F, int R>
 static void multiply_blocks(const Product &job, const char *w, long tile, long first, long rows) {
     const long blocks = (job.inner + BLOCK - 1) / BLOCK;
@@ -272,7 +272,7 @@ static void multiply_blocks(const Product &job, const char *w, long tile, long f
     for (long r = 0; r < rows; r++) write_row<F>(job, total[r], scales, tile, first + r);
 }
 
-// Tiles of W from ``begin`` to ``end``, each times all rows of x while it is in the cache.
+// Multiply tiles of W from ``begin`` to ``end``, each by all rows of x while the tile is in the cache.
 template <class W, bool = W::BY_BLOCKS, class F = typename W::Format>
 static void multiply_tiles(const Product &job, long begin, long end) {
     TileSizes sizes;
@@ -293,7 +293,7 @@ static void multiply_tiles(const Product &job, long begin, long end) {
 }
 #endif
 
-// f(W{}) with the format W of a product of ``rows`` rows of x: in tiles where these are used.
+// Call f(W{}) with the format W of a product of ``rows`` rows of x, which is a tile format if tiles are used.
 template <class F> static void with_tiles(const Product &job, long rows, F f) {
 #if TILES
     if (job.tiled_from && rows >= job.tiled_from && job.bits < 32 && tiles_permitted()) {

@@ -20,13 +20,13 @@ constexpr int LANES = 16;
 constexpr int UNROLLED = 8;
 constexpr int LANES = 8;
 #else
-constexpr int UNROLLED = 1;  // code of a size that compiles fast
+constexpr int UNROLLED = 1;  // small code, which compiles fast
 constexpr int LANES = 4;
 #endif
 constexpr int VECTOR = 4 * LANES;     // bytes
-constexpr int BLOCK = 32;             // numbers of x with a scale of their own; also the smallest group of weights
-constexpr int TILE = 16;              // rows of W that are stored side by side
-constexpr int PARTS = TILE / LANES;   // vectors with a lane for each row of a tile
+constexpr int BLOCK = 32;             // numbers of x per scale; also the smallest group of weights
+constexpr int TILE = 16;              // rows of W that are stored interleaved
+constexpr int PARTS = TILE / LANES;   // vectors that have one lane per row of a tile
 
 typedef float Floats __attribute__((vector_size(VECTOR)));
 typedef int32_t Ints __attribute__((vector_size(VECTOR)));
@@ -36,7 +36,7 @@ typedef uint16_t Shorts __attribute__((vector_size(VECTOR / 2)));
 
 #define INLINE inline __attribute__((always_inline))
 
-// f(0), f(1), … f(N - 1) with constant arguments, so that arrays of vectors become registers.
+// Call f(0), f(1), … f(N - 1) with compile-time constants, so that arrays of vectors become registers.
 template <class F, int... I> static INLINE void each(std::integer_sequence<int, I...>, F f) {
     (f(std::integral_constant<int, I>{}), ...);
 }
@@ -50,8 +50,8 @@ template <class T> static INLINE T load(const void *from) {
 }
 static INLINE void store(float *to, Floats x) { std::memcpy(to, &x, sizeof x); }
 
-// a b + sum, rounded once. Compilers may split a product and a sum into two instructions in one loop and not in another,
-// as GCC 13 does for Sapphire Rapids, and a row would have other bits alone than among others.
+// a b + sum, rounded once. Compilers may split a product and a sum into two instructions in one loop and not in
+// another, as GCC 13 does for Sapphire Rapids. Then a row's result would have different bits alone and in a batch.
 static INLINE Floats fused(Floats a, Floats b, Floats sum) {
 #if WIDE
     return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
@@ -62,7 +62,7 @@ static INLINE Floats fused(Floats a, Floats b, Floats sum) {
 #endif
 }
 
-// x in all lanes. Compilers read it once from memory; 0 + x would be an addition, as it is not x for -0.
+// x in all lanes: x - 0 compiles to a broadcast from memory; 0 + x would remain an addition, as it differs for x = -0.
 static INLINE Floats all(float x) { return x - Floats{}; }
 
 #if WIDE || MIDDLE
@@ -84,7 +84,7 @@ static INLINE float total(Floats numbers) {
 #endif
 }
 
-// The same vector, and if YES in a register: compilers would load it again at each use.
+// Return the same vector; if YES, force it into a register, since compilers would load it again at each use.
 template <bool YES> static INLINE Floats held(Floats numbers) {
 #if WIDE || MIDDLE
     if constexpr (YES) asm("" : "+v"(numbers));
@@ -92,10 +92,10 @@ template <bool YES> static INLINE Floats held(Floats numbers) {
     return numbers;
 }
 
-// found[r][k] = total(sums[k][r]), with a fraction of the instructions.
+// found[r][k] = total(sums[k][r]), with far fewer instructions.
 static INLINE void totals(const Floats (&sums)[4][LANES / 4], float (&found)[LANES / 4][4]) {
 #if WIDE
-    __m512 pairs[4];  // of k, with a quarter for each r
+    __m512 pairs[4];  // one vector per k, with a quarter per r
     times<4>(OF(k) {
         const __m512 a = (__m512)sums[k][0], b = (__m512)sums[k][1], c = (__m512)sums[k][2], d = (__m512)sums[k][3];
         const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
@@ -110,7 +110,7 @@ static INLINE void totals(const Floats (&sums)[4][LANES / 4], float (&found)[LAN
     const __m512 all = _mm512_add_ps(_mm512_shuffle_ps(first, last, 0x88), _mm512_shuffle_ps(first, last, 0xdd));
     std::memcpy(found, &all, sizeof all);
 #elif MIDDLE
-    __m256 pairs[4];  // of k, with a half for each r
+    __m256 pairs[4];  // one vector per k, with a half per r
     times<4>(OF(k) {
         const __m256 a = (__m256)sums[k][0], b = (__m256)sums[k][1];
         pairs[k] = _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
@@ -129,7 +129,7 @@ static INLINE void totals(const Floats (&sums)[4][LANES / 4], float (&found)[LAN
 
 static INLINE Floats floats(Ints numbers) { return __builtin_convertvector(numbers, Floats); }
 
-// A number in bf16 for each lane.
+// Load one bf16 number per lane.
 static INLINE Floats lanes_of(const uint16_t *numbers) {
 #if WIDE
     return (Floats)((Words)_mm512_cvtepu16_epi32(load<__m256i>(numbers)) << 16);
@@ -147,7 +147,7 @@ static INLINE Floats either(Ints chosen, Floats yes, Floats no) {
     return chosen ? yes : no;
 }
 
-// e^x with a relative error below 3e-7; x is limited to where that is a normal number. (Cephes' polynomial.)
+// e^x with a relative error below 3e-7 (Cephes' polynomial); x is clamped so that the result is a normal number.
 static INLINE Floats exponential(Floats x) {
     const Floats least = Floats{} - 87.0f, most = Floats{} + 88.0f;
     x = either(x < least, least, x);
@@ -164,7 +164,7 @@ static INLINE Floats exponential(Floats x) {
     return (Floats)((Ints)p + (((Ints)shifted - 0x4b400000) << 23));
 }
 
-// f(i, vector of x from i) for all of x, whose last vector may reach beyond ``count`` and is filled with zeros.
+// Call f(i, vector of x from index i) for all of x; the last vector is padded with zeros beyond ``count``.
 template <class F> static INLINE void vectors_of(const float *x, long count, F f) {
     long i = 0;
     for (; i + LANES <= count; i += LANES) f(i, load<Floats>(x + i));
@@ -175,7 +175,7 @@ template <class F> static INLINE void vectors_of(const float *x, long count, F f
     }
 }
 
-// to[i] = f(i, vector of x from i) for all of x; the last vector may reach beyond ``count``.
+// to[i] = f(i, vector of x from index i) for all of x; in the last vector, only ``count`` numbers are written.
 template <class F> static INLINE void mapped(const float *x, long count, float *to, F f) {
     vectors_of(x, count, [&](long i, Floats v) __attribute__((always_inline)) {
         const Floats found = f(i, v);
@@ -184,7 +184,7 @@ template <class F> static INLINE void mapped(const float *x, long count, float *
     });
 }
 
-// The vector of ``x`` from ``i``, as ``vectors_of`` reads it.
+// Load the vector of ``x`` from index ``i``, padded as in ``vectors_of``.
 static INLINE Floats vector_at(const float *x, long i, long count) {
     if (i + LANES <= count) return load<Floats>(x + i);
     float rest[LANES] = {};
@@ -198,7 +198,7 @@ static INLINE float dot(const float *a, const float *b, long count) {
     return total(sum);
 }
 
-// Transposes a square of LANES vectors: exchanges halves, then quarters, and so on.
+// Transpose a square of LANES vectors by exchanging halves, then quarters, and so on.
 template <int STEP> static INLINE void exchange(Floats (&a)[LANES]) {
     if constexpr (STEP > 0) {
         Ints low, high;

@@ -1,7 +1,7 @@
 """Selection of the precision of orthogonalisation by one timing per shape on this machine.
 
-Jordan et al. use bf16, which is fastest on their processor and accurate enough for these iterations. A processor
-without bf16 instructions takes a hundred times as long for bf16 as for fp32.
+Jordan et al. use bf16, which is fastest on their device and accurate enough for these iterations. A processor without
+bf16 instructions takes a hundred times as long for bf16 as for fp32.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def orthogonal(g: Tensor) -> Tensor:
 
 
 def choice(rows: int, columns: int, device: torch.device) -> Choice:
-    """Choice of precision for matrices of this shape, ``rows`` ≤ ``columns``; timed once."""
+    """Choose the precision for matrices of this shape, ``rows`` ≤ ``columns``; timed once."""
     m, n = min(rows, _ROWS), min(columns, _COLUMNS)
     case = f"{m} × {n}{' and larger' if m * n == _ROWS * _COLUMNS else ''}"
 

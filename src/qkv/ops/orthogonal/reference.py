@@ -3,7 +3,8 @@
     X = G / ‖G‖        five times:   A = X Xᵀ,   X ← a X + (b A + c A²) X        a, b, c = 3.4445, −4.7750, 2.0315
 
 G = U S Vᵀ (…, M, N), M ≤ N  ->  U S' Vᵀ with S' between about 0.7 and 1.2: the coefficients maximise the growth of
-small singular values and do not converge to 1. For M > N the matrix is transposed before and after, for a smaller A.
+small singular values and do not converge to 1. For M > N the matrix is transposed before and after, so that A is
+smaller.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 A, B, C = 3.4445, -4.7750, 2.0315
 STEPS = 5
 SMALLEST = 1e-7
-"""Lower bound of the norm used as divisor; a zero matrix stays 0."""
+"""Lower bound of the norm by which a matrix is divided; a zero matrix stays 0."""
 
 
 def orthogonal(g: Tensor) -> Tensor:
@@ -28,5 +29,5 @@ def orthogonal(g: Tensor) -> Tensor:
 
 
 def norms(g: Tensor) -> Tensor:
-    """Frobenius norm of each matrix of g (…, M, N), as (…, 1, 1)."""
+    """Compute the Frobenius norm of each matrix of g (…, M, N), at least ``SMALLEST``, as (…, 1, 1)."""
     return g.norm(dim=(-2, -1), keepdim=True).clamp(min=SMALLEST)

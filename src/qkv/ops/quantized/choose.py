@@ -1,9 +1,9 @@
 """Selection of the product with quantised weights: the native kernel or the reference.
 
-Where the native kernel runs, it computes all products with weights in 8 and 4 bits, and rounds x to int8. With weights
-in 16 bits it rounds x to bf16 where the processor multiplies such numbers. As this alters the numbers, it is a rule and
-not a timed choice: a text has the same figures whether it is read at once or token by token. On other processors both
-compute products with weights in 16 bits alike within rounding, and the faster one is taken.
+The native kernel rounds x to int8 for weights in 8 and 4 bits. For weights in 16 bits it rounds x to bf16, if the
+processor has bf16 products. Since rounding changes results, the native kernel is then used by rule and not by timing,
+wherever it runs: a text gives the same results whether it is read at once or token by token. On other processors both
+implementations of 16-bit products agree within rounding, and the faster one is used.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from qkv.ops.quantized import reference, tiles
 from qkv.ops.quantized.packed import PackedMatrix
 
 _MOST_ROWS = 64
-"""Rows up to which the native kernel is timed with weights in 16 bits if it does not round x; of more, widening the
-weights takes less time than their products.
+"""Rows up to which the native kernel is timed for weights in 16 bits, if it does not round x.
+
+For more rows, widening the weights to fp32 takes less time than the products.
 """
 _INNER, _OUTER, _WEIGHTS = 768, 3072, 4
 _OP = "quantised linear"
 
 
 def native(x: Tensor, weight: PackedMatrix, bias: Tensor | None = None) -> Tensor:
-    """y = x W^T + b without gradients, fp32 on CPU: x (…, I), b (O) or None -> (…, O)."""
+    """Compute y = x W^T + b without gradients, fp32 on CPU: x (…, I), b (O) or None -> (…, O)."""
     return tiles.product(x, weight, tiles.tiled_from(weight.bits), bias)
 
 
@@ -33,7 +34,7 @@ TWINS = {"torch": reference.linear, "native": native}
 
 
 def linear(x: Tensor, weight: PackedMatrix, bias: Tensor | None = None) -> Tensor:
-    """y = x W^T + b by the implementation chosen. x (…, I), b (O) or None -> (…, O)."""
+    """Compute y = x W^T + b by the chosen implementation. x (…, I), b (O) or None -> (…, O)."""
     rows = x.numel() // max(1, x.shape[-1])
     if (
         not rows
@@ -49,8 +50,9 @@ def linear(x: Tensor, weight: PackedMatrix, bias: Tensor | None = None) -> Tenso
 
 
 def choice(bits: int, rows: int) -> Choice:
-    """Implementation for weights in ``bits`` and ``rows`` of x, by rule where the native kernel rounds x; else timed
-    once for one row, up to 8 and up to 64.
+    """Choose the implementation for weights in ``bits`` and ``rows`` of x.
+
+    By rule if the native kernel rounds x; else timed once each for one row, up to 8 rows and up to 64 rows.
     """
     if bits == 16 and not library.rounds_to_bf16():
         return _timed(rows)

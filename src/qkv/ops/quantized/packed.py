@@ -1,4 +1,4 @@
-"""Quantised matrix in the form in which it is stored and read."""
+"""Storage format of quantised matrices."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from torch import Tensor
 class PackedMatrix(NamedTuple):
     """Matrix W (O, I) in ``bits`` 16, 8 or 4.
 
-    stored, 16 bits: (O, I) in bf16. 8 bits: (T, B, 8, 16, 4) in int8, for T tiles of 16 rows, B blocks of 32 weights,
-    8 fours of a block, 16 rows, 4 weights. 4 bits: (T, B, 4, 16, 4) in uint8, where the byte of weight i of a block, i
-    below 16, holds it in its lower half and weight i + 16 in its upper half, each as 8 + a number from -8 to 7. So one
-    vector of a processor holds four weights of each row of a tile, and a matrix is read in the order of its addresses.
-
-    scale: (T, G, 16) in bf16, one per row and ``group`` weights, or 0: per row; None in bf16. Rows and weights beyond
-    O and I are zeros.
+    stored, 16 bits: (O, I) in bf16. 8 bits: (T, B, 8, 16, 4) in int8: T tiles of 16 rows, B blocks of 32 weights, 8
+    groups of 4 weights in a block, 16 rows, 4 weights. 4 bits: (T, B, 4, 16, 4) in uint8. Byte i < 16 of a block and
+    row holds weight i in its lower half and weight i + 16 in its upper half, each as 8 + a number from -8 to 7. So one
+    processor vector holds four weights of each row of a tile, and a matrix is read in the order of its addresses.
+    scale: (T, G, 16) in bf16, one per row and ``group`` weights; ``group`` 0: one per row; None for 16 bits. Rows
+    beyond O and weights beyond I are zeros.
     """
 
     stored: Tensor

@@ -2,8 +2,8 @@
 
     8 bits: s = max |w| / 127, -127 ≤ q ≤ 127       4 bits: s = f m / -8, -8 ≤ q ≤ 7, m the weight with the largest |w|
 
-For 4 bits, f of a few factors minimises Σ (w - s q)² of the group. Scales are rounded to bf16 before q is computed, so
-that their rounding costs nothing.
+For 4 bits, f is the one of 16 factors that minimises Σ (w - s q)² of the group. Scales are rounded to bf16 before q is
+computed, so that q compensates their rounding.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from qkv.ops.quantized.packed import PackedMatrix
 
 _FACTORS = tuple(0.7 + 0.03 * i for i in range(16))
 _BLOCK_NUMBERS = 1 << 20
-"""Weights that a product dequantises at once."""
+"""Approximate number of weights that a product dequantises at once."""
 
 
 def pack(weight: Tensor, bits: int, group: int = 0) -> PackedMatrix:
@@ -34,7 +34,7 @@ def pack(weight: Tensor, bits: int, group: int = 0) -> PackedMatrix:
 
 
 def unpack(packed: PackedMatrix, rows: Tensor | None = None) -> Tensor:
-    """W (O, I) in fp32, or only its ``rows``, in their order."""
+    """Dequantise W (O, I) to fp32, or only its ``rows``, in the order given."""
     stored, scale, outer = packed.stored, packed.scale, packed.outer
     if scale is None:
         return (stored if rows is None else stored[rows]).to(torch.float32)
@@ -43,21 +43,21 @@ def unpack(packed: PackedMatrix, rows: Tensor | None = None) -> Tensor:
     else:
         tile, row = rows // TILE, rows % TILE
         stored, scale = stored[tile, :, :, row], scale[tile, :, row]
-    numbers = (stored if packed.bits == 8 else _halves(stored)).flatten(-3)  # from blocks, fours, weights
+    numbers = (stored if packed.bits == 8 else _halves(stored)).flatten(-3)  # merge blocks, groups of 4, weights
     size = packed.group or numbers.shape[-1]
     whole = F.pad(numbers, (0, size * scale.shape[-1] - numbers.shape[-1])).unflatten(-1, (-1, size))
     return (whole * scale.to(torch.float32)[..., None]).flatten(-2)[..., : packed.inner]
 
 
 def linear(x: Tensor, weight: PackedMatrix, bias: Tensor | None = None) -> Tensor:
-    """y = x W^T + b, with a gradient of x, in parts of W's rows. x (…, I), b (O) or None -> (…, O)."""
+    """Compute y = x W^T + b by parts of W's rows, with a gradient for x. x (…, I), b (O) or None -> (…, O)."""
     parts = [F.linear(x, unpack(part).to(x.dtype)) for part in _parts(weight)]
     y = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
     return y if bias is None else y + bias.to(y.dtype)
 
 
 def _parts(weight: PackedMatrix) -> Iterator[PackedMatrix]:
-    """Parts of W of at most about a million weights, in whole tiles of rows."""
+    """Yield parts of W of whole tiles of rows, of about a million weights at most."""
     outer, inner = weight.shape
     step = max(TILE, _BLOCK_NUMBERS // inner // TILE * TILE)
     each = step if weight.scale is None else step // TILE
@@ -68,12 +68,12 @@ def _parts(weight: PackedMatrix) -> Iterator[PackedMatrix]:
 
 
 def lookup(ids: Tensor, table: Tensor | PackedMatrix) -> Tensor:
-    """Rows of a table (V, D): ids (…) -> (…, D)."""
+    """Look up rows of a table (V, D): ids (…) -> (…, D)."""
     return unpack(table, ids) if isinstance(table, PackedMatrix) else F.embedding(ids, table)
 
 
 def _grouped(weight: Tensor, group: int) -> Tensor:
-    """W with zeros up to whole groups, as (O, G, group)."""
+    """Pad W with zeros to whole groups and split it -> (O, G, group)."""
     size = group or -(-weight.shape[1] // BLOCK) * BLOCK
     return F.pad(weight, (0, -weight.shape[1] % size)).unflatten(1, (-1, size))
 
@@ -101,13 +101,13 @@ def _rounded(groups: Tensor, scale: Tensor, least: int, most: int) -> Tensor:
 
 
 def _whole_tiles(rows: Tensor) -> Tensor:
-    """Rows (O, …) with zeros up to whole tiles, as (T, 16, …)."""
+    """Pad rows (O, …) with zeros to whole tiles and split them -> (T, 16, …)."""
     missing = -rows.shape[0] % TILE
     return torch.cat((rows, rows.new_zeros(missing, *rows.shape[1:]))).unflatten(0, (-1, TILE))
 
 
 def _tiled(numbers: Tensor, bits: int) -> Tensor:
-    """Numbers (O, J) as they are stored, see ``PackedMatrix``."""
+    """Convert numbers (O, J) to the storage format of ``PackedMatrix``."""
     blocks = _whole_tiles(numbers).unflatten(-1, (-1, BLOCK))
     if bits == 4:
         low, high = (blocks + 8).unflatten(-1, (2, -1)).unbind(-2)
@@ -116,5 +116,5 @@ def _tiled(numbers: Tensor, bits: int) -> Tensor:
 
 
 def _halves(stored: Tensor) -> Tensor:
-    """Numbers (…, B, 8, 4) of four bits from their bytes (…, B, 4, 4)."""
+    """Unpack bytes (…, B, 4, 4) into four-bit numbers (…, B, 8, 4)."""
     return torch.cat((stored & 15, stored >> 4), -2).to(torch.int8) - 8

@@ -1,8 +1,8 @@
-"""Choice of the processor's tiles (AMX) for native products with narrow weights, by timing, once per machine.
+"""Choice between vector instructions and AMX tiles for native products with quantised weights; timed once per machine.
 
-Weights in 8 and 4 bits: both ways add the same integers, so that the results have the same bits, and the choice may
-depend on the number of rows. Weights in 16 bits: the sums are in another order. One way then computes products of any
-number of rows, so that a row's result does not depend on the others.
+Weights in 8 and 4 bits: both add the same integers, so that results are bitwise equal, and the choice may depend on the
+number of rows. Weights in 16 bits: the order of the sums differs. The same choice then applies to any number of rows,
+so that a row's result does not depend on other rows.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from qkv.ops.quantized.packed import PackedMatrix
 
 _OP = "native product"
 _ROWS = {16: {1: (1, 8, 32)}, 8: {2: (4,), 8: (16,)}, 4: {2: (4,), 8: (16,)}}
-"""By bits of the weights: numbers of rows from which tiles may be used, and those that are timed for it."""
+"""By bits of the weights: {least number of rows to which a choice applies: numbers of rows that are timed for it}."""
 _INNER, _OUTER, _WEIGHTS = 768, 3072, 4
 
 
 def tiled_from(bits: int) -> int:
-    """Rows of x from which products with weights in ``bits`` use tiles; 0: never."""
+    """Return the number of rows of x from which products with weights in ``bits`` use tiles; 0: never."""
     if bits not in _ROWS or not library.has_tiles() or (bits == 16 and not library.rounds_to_bf16()):
         return 0
     return next((least for least in _ROWS[bits] if choice(bits, least).twin == "tiles"), 0)
 
 
 def choice(bits: int, least: int) -> Choice:
-    """Faster of "vectors" and "tiles" for products of at least so many rows, where the processor has both."""
+    """Choose "vectors" or "tiles" for products of at least ``least`` rows, on a processor with both; timed once."""
     case = f"weights in {bits} bits, {least} rows and more"
     return chosen(_OP, case) or choose(
         _OP, case, lambda: _measured(case, bits, _ROWS[bits][least]), ("vectors", "tiles")
@@ -49,7 +49,10 @@ def _measured(case: str, bits: int, rows: tuple[int, ...]) -> Choice:
 
 
 def product(x: torch.Tensor, weight: PackedMatrix, least: int, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """y = x W^T + b by the native library: x (…, I), b (O) or None -> (…, O). least: rows from which it uses tiles."""
+    """Compute y = x W^T + b by the native library: x (…, I), b (O) or None -> (…, O).
+
+    least: number of rows from which tiles are used; 0: never.
+    """
     if weight.scale is None:
         return library.product(x, weight.stored, bias, least)
     form = weight.bits, weight.outer, weight.group

@@ -1,4 +1,4 @@
-"""Implementation of recurrent cells: torch's kernels in the faster precision; the reference for packed documents."""
+"""Selection of the implementation of recurrent cells: torch's kernels in the faster precision, or the reference."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _ROWS, _POSITIONS, _WIDTH = 8, 16, 128
 _GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 
 
-# Operators of a position, as a share of calls from Python: torch's loop calls them from C++, and the LSTM of the CPU
-# is one operator.
+# Operators per position, in calls from Python that take as long: torch's loop calls them from C++, and the LSTM on the
+# CPU is one operator.
 _CALLS = {"rnn": 3, "gru": 8, "lstm": 1}
 
 
@@ -32,7 +32,7 @@ def recur(
     """
     if x.shape[1] == 0 or x.shape[0] == 0:
         return reference.recur(cell, x, state, weights)
-    if x.is_meta and x.device.type == "cpu":  # without values; a loop over positions would take long
+    if x.is_meta and x.device.type == "cpu":  # a meta tensor has no values; a loop over positions would take long
         return sizes.recur(cell, x, state, weights)
     if starts is not None:
         reason = "the hidden state is reset at each document"
@@ -47,7 +47,7 @@ def recur(
 
 
 def _lowered(cell: str, dtype: torch.dtype, autocast: bool) -> Choice:
-    """Choice of the implementation for inputs of ``dtype`` below fp32, timed once.
+    """Choose the implementation for inputs of ``dtype`` below fp32; timed once.
 
     Torch's kernels support these precisions on some processors only, and are not always faster.
     """

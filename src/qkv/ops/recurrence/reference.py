@@ -23,12 +23,15 @@ Memory = tuple[Tensor, ...]
 
 
 def rnn(given: Tensor, held: Tensor, state: Memory) -> Memory:
-    """One step of an Elman cell: the new state (h,). ``given``: W x + b; ``held``: U h + c; each (B, K E)."""
+    """Compute one step of an Elman cell; return the new state (h,).
+
+    ``given``: W x + b; ``held``: U h + c; each (B, K E).
+    """
     return ((given + held).tanh(),)
 
 
 def gru(given: Tensor, held: Tensor, state: Memory) -> Memory:
-    """GRU, one step: new state (h,); see ``rnn`` for the arguments."""
+    """Compute one step of a GRU; return the new state (h,). See ``rnn`` for the arguments."""
     (h,) = state
     (xr, xz, xn), (hr, hz, hn) = given.chunk(3, -1), held.chunk(3, -1)
     r, z = (xr + hr).sigmoid(), (xz + hz).sigmoid()
@@ -37,7 +40,7 @@ def gru(given: Tensor, held: Tensor, state: Memory) -> Memory:
 
 
 def lstm(given: Tensor, held: Tensor, state: Memory) -> Memory:
-    """LSTM, one step: new state (h, m); see ``rnn`` for the arguments."""
+    """Compute one step of an LSTM; return the new state (h, m). See ``rnn`` for the arguments."""
     i, f, g, o = (given + held).chunk(4, -1)
     m = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
     return o.sigmoid() * m.tanh(), m
@@ -49,10 +52,10 @@ STEPS: dict[str, Callable[[Tensor, Tensor, Memory], Memory]] = {"rnn": rnn, "gru
 def recur(
     cell: str, x: Tensor, state: Memory, weights: Weights, starts: Tensor | None = None, lengths: Tensor | None = None
 ) -> tuple[Tensor, Memory]:
-    """Run "rnn", "gru" or "lstm" over x: (all h (B, N, E), state after each row's last unpadded position).
+    """Run "rnn", "gru" or "lstm" over x; return (all h (B, N, E), state after each row's last unpadded position).
 
-    starts (B, N): True where a new document begins and the state is reset to 0.   lengths (B): unpadded positions;
-    None for all.
+    starts (B, N): True where a new document begins and the state is reset to 0.   lengths (B): unpadded positions; None
+    for all.
     """
     w, u, b, c = weights
     given, hs, step = x @ w.t() + b, [], STEPS[cell]

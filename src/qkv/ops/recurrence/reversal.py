@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def reversal(length: int, lengths: Tensor | None, device: torch.device) -> Tensor:
-    """Index (B or 1, N) that reverses the first lengths[b] positions of each row; it is its own inverse."""
+    """Return the index (B or 1, N) that reverses the first lengths[b] positions of each row; it is its own inverse."""
     steps = torch.arange(length, device=device)[None]
     if lengths is None:
         return steps.flip(1)

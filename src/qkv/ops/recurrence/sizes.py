@@ -1,7 +1,7 @@
-"""Recurrent cells on tensors without values: all positions at once, with FLOPs and kept memory of torch's kernels.
+"""Recurrent cells on meta tensors: all positions at once, with the FLOPs and saved memory of torch's kernels.
 
-Operators and their order are those of torch's loops over positions, so that autograd saves as much. The LSTM of the CPU
-is one operator of oneDNN, which keeps a workspace.
+Operators and their order are the same as in torch's loops over positions, so that autograd saves as much. The LSTM on
+the CPU is one oneDNN operator, which saves a workspace for the backward pass.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from qkv.ops.recurrence.reference import Memory, Weights
 
 WORKSPACE = 20
-"""Numbers per feature that oneDNN's LSTM keeps for the backward pass.
+"""Numbers per feature that oneDNN's LSTM saves for the backward pass.
 
 Fitted to measured peaks, between fp32 (fewer) and bf16 (more).
 """
@@ -27,7 +27,7 @@ def recur(cell: str, x: Tensor, state: Memory, weights: Weights) -> tuple[Tensor
     given = F.linear(x.transpose(0, 1), w, b).flatten(0, 1)
     before = given.sum().expand(
         len(given), u.shape[1]
-    )  # the states before each position: a gradient reaches them, and nothing is stored
+    )  # the states before each position: with a gradient, and without memory
     h = _CELLS[cell](given, torch.addmm(c, before.to(u.dtype), u.t()), before)
     hs = h.view(x.shape[1], x.shape[0], -1)
     return hs.transpose(0, 1), tuple(hs[-1] for _ in state)

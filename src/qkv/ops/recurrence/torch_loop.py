@@ -16,13 +16,13 @@ KERNELS = {"rnn": torch.rnn_tanh, "gru": torch.gru, "lstm": torch.lstm}
 
 
 def _options() -> tuple[bool, int, float, bool, bool]:
-    """has_biases, num_layers, dropout, train, bidirectional; cuDNN has a backward pass only if ``train`` is set."""
+    """Return (has_biases, num_layers, dropout, train, bidirectional); cuDNN's backward pass needs ``train``."""
     return True, 1, 0.0, torch.is_grad_enabled(), False
 
 
 @contextmanager
 def _copied_weights(x: Tensor) -> Iterator[None]:
-    """Ignore cuDNN's warning that each call copies the weights into one buffer; the copy is short beside the loop."""
+    """Context manager: ignore cuDNN's warning that each call copies the weights; the copy is short beside the loop."""
     if not x.is_cuda:
         yield
         return
@@ -47,7 +47,7 @@ def recur(
 
 
 def _ragged(x: Tensor, state: Memory, weights: Weights, lengths: Tensor) -> tuple[Tensor, Memory]:
-    """LSTM over packed rows: returns the state after each row's last position; empty rows keep their state."""
+    """Run an LSTM over rows of different lengths; the state is from each row's last position, or unchanged if none."""
     packed = pack_padded_sequence(x, lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
     order, back = packed.sorted_indices, packed.unsorted_indices
     assert order is not None

@@ -26,9 +26,11 @@ _PEER_PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """Settings of a measurement. batches: numbers of rows; prompts: their lengths; precisions: of ``sides.BITS``.
+    """Settings of a measurement. batches: numbers of rows per batch; prompts: lengths of prompts; precisions: keys of
+    ``sides.BITS``.
 
-    new: tokens to generate.   repeats: of each timing, the best counts.   peers: measure transformers too.
+    new: tokens to generate.   repeats: number of times that each timing is repeated, of which the fastest counts.
+    peers: measure transformers too.
     """
 
     batches: tuple[int, ...] = (1, 8, 32)
@@ -57,15 +59,15 @@ class Figure:
 
     @property
     def reached(self) -> float | None:
-        """Share of the limit that is reached."""
+        """Share of the memory limit that the measured speed reaches; None without a limit."""
         return None if self.limit is None else self.value / self.limit
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Figures of one model with what they depend on: parameters, bytes of weights by precision, machine, versions.
+    """Measured figures of one model, with its parameters, bytes of weights by precision, machine and versions.
 
-    paths: how a text is decoded, by precision, see ``Transformer.decoding_path``.
+    paths: decoding path by precision, see ``Transformer.decoding_path``.
     """
 
     name: str
@@ -76,7 +78,7 @@ class Bench:
     paths: dict[str, str] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
-        """The figures as plain data."""
+        """Return the figures as plain data."""
         return {
             **asdict(self),
             "figures": [{**asdict(each), "reached": each.reached} for each in self.figures],
@@ -90,12 +92,13 @@ def bench(
     tell: Callable[[Figure], None] = lambda figure: None,
     opener: Opener | None = None,
 ) -> Bench:
-    """Measure ``model``; ``tell`` receives each figure. ``name``: of the model, for the tables. ``opener``: gives the
-    model in a precision; default: copies of ``model``.
+    """Measure ``model``; ``tell`` receives each figure. ``name``: name of the model, for the tables. ``opener``:
+    returns the model in a precision; default: copies of ``model``.
 
-    A model that decodes: greedy generation of ``plan.new`` tokens after the first of ``plan.prompts``, for each number
-    of rows, and the time to the first token of one row after each prompt. Others: forward passes over rows of these
-    lengths. Longer rows than the model reads are left out. Raises ``UserError`` for an encoder–decoder.
+    For a model that decodes: greedy generation of ``plan.new`` tokens after the first of ``plan.prompts``, for each
+    number of rows, and the time to the first token of one row after each prompt. For other models: forward passes over
+    rows of these lengths. Rows longer than the model can read are left out. Raises ``UserError`` for an
+    encoder–decoder.
     """
     if model.encoder is not None:
         raise UserError(
@@ -151,7 +154,7 @@ def _reading(own: Transformer, other: Any, precision: str, plan: BenchPlan) -> I
 
 
 def _fitting(lengths: Sequence[int], most: int) -> list[int]:
-    """The ``lengths`` up to ``most``; ``most`` alone if all are longer."""
+    """Return the ``lengths`` up to ``most``, or ``most`` alone if all are longer."""
     return [length for length in lengths if length <= most] or [most]
 
 
@@ -160,7 +163,9 @@ def _ids(model: Transformer, rows: int, length: int) -> list[list[int]]:
 
 
 def _bytes_of(model: Transformer, decoding: bool = False) -> int:
-    """Bytes of the weights, each counted once; ``decoding``: without a table of which a step reads only some rows."""
+    """Count the bytes of the weights, each tensor once; ``decoding``: without an embedding table of which a step reads
+    only some rows.
+    """
     tied = getattr(model.head, "tied", False)
     left_out = set[int]() if tied or not decoding else {id(tensor) for tensor in _table_of(model)}
     found = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
@@ -168,7 +173,9 @@ def _bytes_of(model: Transformer, decoding: bool = False) -> int:
 
 
 def _table_of(model: Transformer) -> list[torch.Tensor]:
-    """Tensors that hold the token embeddings, one if they are not quantised; empty without tokens."""
+    """Return the tensors that hold the token embeddings: one tensor if they are not quantised, none for a model without
+    tokens.
+    """
     table: Any = model.frontend.table
     if table is None or isinstance(table, torch.Tensor):
         return [] if table is None else [table]
@@ -176,7 +183,7 @@ def _table_of(model: Transformer) -> list[torch.Tensor]:
 
 
 def _about() -> dict[str, str]:
-    """Machine, versions and date."""
+    """Return machine, versions and date."""
     system = f"{platform.system()} {platform.release()}"
     return {
         "machine": f"{processor_name()}, {torch.get_num_threads()} threads used, {system}",

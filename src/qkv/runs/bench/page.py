@@ -12,7 +12,7 @@ _WHAT = {DECODE: "greedy decoding", FIRST: "time to the first token of one row"}
 
 
 def tables(found: Bench) -> list[TableOf]:
-    """A table of each measured quantity, with a row for each figure, as text."""
+    """Build a table of each measured quantity, with a row for each figure, as text."""
     made = []
     for quantity, unit in UNITS.items():
         rows = [_row(each) for each in found.figures if each.quantity == quantity]
@@ -30,7 +30,7 @@ def _row(figure: Figure) -> list[str]:
 
 
 def page(found: Bench) -> str:
-    """Self-contained HTML page: bars of qkv's rates and of the peer's, the tables, and what they depend on."""
+    """Build a self-contained HTML page: bars of the rates of qkv and of transformers, tables, machine and versions."""
     made = Page(f"Speed of {found.name}")
     made.data["bench"] = found.plain()
     made.header(f"{found.parameters:,} parameters · {found.about['machine']} · {found.about['date']}")

@@ -31,7 +31,7 @@ from qkv.spec.quantization import Quantization
 BITS = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}
 """Bits of a weight by precision, as in ``qkv quantize``."""
 Opener = Callable[[str], Transformer]
-"""Precision, of ``BITS`` -> the model that is measured."""
+"""Function that returns the measured model in a precision, a key of ``BITS``."""
 Writer = Callable[[list[list[int]], int], object]
 """(prompts of equal length, number of new tokens) -> generated tokens."""
 Reader = Callable[[Tensor], object]
@@ -39,7 +39,7 @@ Reader = Callable[[Tensor], object]
 
 
 def lowered(model: Transformer, precision: str) -> Transformer:
-    """Copy of ``model`` with weights in ``precision``, of ``BITS``."""
+    """Return a copy of ``model`` with weights in ``precision``, a key of ``BITS``."""
     found = copy.deepcopy(model).to(torch.float32).eval()
     if BITS[precision] < 32:
         quantize(found, Quantization.parse({"bits": BITS[precision]}))
@@ -47,13 +47,14 @@ def lowered(model: Transformer, precision: str) -> Transformer:
 
 
 def in_memory(model: Transformer) -> Opener:
-    """Opener of copies of ``model``."""
+    """Return an opener that copies ``model``."""
     return lambda precision: lowered(model, precision)
 
 
 def through_folders(place: Path, folder: Path) -> Opener:
-    """Opener of the run or published checkpoint ``place`` as users load it: the weights are mapped from its files. In
-    fewer than 32 bits it is a run that ``qkv quantize`` would write, in a new folder within ``folder``.
+    """Return an opener that loads the run or published checkpoint ``place`` as users do: the weights are mapped from
+    its files. For fewer than 32 bits, it loads a run as ``qkv quantize`` would write it, in a new folder within
+    ``folder``.
     """
 
     def opened(precision: str) -> Transformer:
@@ -68,7 +69,7 @@ def through_folders(place: Path, folder: Path) -> Opener:
 
 
 def writer(model: Transformer) -> Writer:
-    """qkv's own ``generate``, greedy, as ``qkv.generate`` calls it."""
+    """Return qkv's own ``generate`` with greedy decoding, as ``qkv.generate`` calls it."""
 
     def run(prompts: list[list[int]], new: int) -> object:
         return generate(model, prompts, Generation(max_new_tokens=new, temperature=0.0))
@@ -77,7 +78,7 @@ def writer(model: Transformer) -> Writer:
 
 
 def reader(model: Transformer) -> Reader:
-    """qkv's forward pass of whole rows."""
+    """Return qkv's forward pass of whole rows."""
 
     def run(values: Tensor) -> object:
         with torch.inference_mode():
@@ -87,9 +88,10 @@ def reader(model: Transformer) -> Reader:
 
 
 def other_writer(model: Any, **settings: Any) -> Writer:
-    """``generate`` of a model of the transformers library: greedy, eager, with its key/value cache, no end token.
+    """Return ``generate`` of a model of the transformers library: greedy, eager, with its KV cache, without an end
+    token.
 
-    ``settings``: further arguments of it.
+    ``settings``: further arguments of that ``generate``.
     """
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
@@ -106,7 +108,7 @@ def other_writer(model: Any, **settings: Any) -> Writer:
 
 
 def other_reader(model: Any) -> Reader:
-    """Forward pass of a model of the transformers library."""
+    """Return the forward pass of a model of the transformers library."""
     kind = next(model.parameters()).dtype
 
     def run(values: Tensor) -> object:
@@ -117,7 +119,7 @@ def other_reader(model: Any) -> Reader:
 
 
 def other_model(model: Transformer) -> Any:
-    """``model`` in the transformers library, in fp32, by way of a checkpoint of its published family.
+    """Convert ``model`` to the transformers library, in fp32, by way of a checkpoint of its published family.
 
     Raises ``UserError`` if the library is not installed, or no family covers the model.
     """

@@ -21,9 +21,10 @@ class ContinuousMemory(DotProduct, kind="continuous_memory"):
         O_i = softmax attention to the last W positions + E_p[ψ]ᵀ V
 
     B is fitted to samples by ridge regression: (F Fᵀ + λ I)⁻¹ F X, F = [ψ(t_1), ψ(t_2), …]. The first segment of S
-    positions lies on all of [0, 1]. When another is complete, the signal so far is contracted to [0, τ], read at M
-    times, and fitted again together with the new segment on (τ, 1]. A query reads the segments that are complete before
-    its own. Causal; the state has a fixed size. Queries and keys of the window are rotated as in RoPE.
+    positions covers [0, 1]. When another segment is complete, the signal so far is contracted to [0, τ] and sampled at
+    M times; B is then fitted again to these samples and the new segment on (τ, 1]. A query reads the memory of the
+    segments completed before its segment. Causal; the state has a fixed size. Queries and keys of the window are
+    rotated as in RoPE.
     """
 
     segment: int = Field(default=128, gt=0, description="positions that the memory takes in at once, S")
@@ -50,7 +51,7 @@ class ContinuousMemory(DotProduct, kind="continuous_memory"):
 
     @property
     def samples(self) -> int:
-        """Number of times at which the older signal is read, M."""
+        """Number of times at which the older signal is sampled, M."""
         return self.num_samples or 2 * self.num_basis
 
     @property

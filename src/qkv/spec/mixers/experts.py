@@ -41,9 +41,9 @@ class NoBalance(Balance, kind="none"):
 class MixtureOfExperts(Branch, kind="mixture_of_experts"):
     """Mixture of experts Σ_{e chosen} w_e f_e(x) + f_shared(x): ``top_k`` feed-forward networks f_e per position.
 
-    Scores s = softmax(x W_r), or the logistic function of each; the k experts with the largest are chosen, and w_e =
-    scale · s_e, divided by their sum if ``normalised``. No position is dropped (Shazeer et al. 2017, Fedus et al.
-    2021; sigmoid and shared experts: DeepSeek-V3, 2024).
+    Scores s = softmax(x W_r), or the logistic function of each element. The k experts with the largest scores are
+    chosen. Weights w_e = scale · s_e, with s_e divided by the sum of the chosen scores if ``normalised``. No position
+    is dropped (Shazeer et al. 2017, Fedus et al. 2021; sigmoid and shared experts: DeepSeek-V3, 2024).
     """
 
     num_experts: int = Field(default=8, gt=0, le=4096, description="number of experts to choose from, E")
@@ -80,7 +80,7 @@ class MixtureOfExperts(Branch, kind="mixture_of_experts"):
         return [Problem(("top_k",), sentence)]
 
     def expert(self, width: int, count: int = 1) -> FeedForward | GatedFeedForward:
-        """Spec of an expert in a model of ``width`` features; of ``count`` experts, whose outputs are added."""
+        """Return the spec of an expert at model width ``width``, or of a network that sums ``count`` experts."""
         made = GatedFeedForward if self.gated else FeedForward
         part = made(hidden=self.hidden, activation=self.activation, bias=self.bias, dropout=self.dropout)
         return part.changed(hidden=count * part.hidden_at(width))

@@ -22,7 +22,7 @@ class GraphAttention(DotProduct, kind="graph_attention"):
 
     @property
     def mask(self) -> Mask:
-        """Mask of a call without a graph: all nodes are neighbours."""
+        """Mask used without a graph: all nodes are neighbours."""
         return Full()
 
     @property
@@ -49,10 +49,10 @@ class Neighbourhood(Branch):
 class Propagation(Neighbourhood, kind="propagation"):
     """Propagation over the edges of a graph: Â^k x W + b, Â = D^-½ (A + I) D^-½ (GCN, Kipf & Welling 2017).
 
-    A_ij = 1 for an edge j -> i; D: row sums of A + I, for directed edges its column sums on the right. Not causal.
-    ``restart`` α: x_{t+1} = (1 - α) Â x_t + α x_0 (APPNP, Gasteiger et al. 2019).
-    ``identity`` λ: each step has a map of its own, x_{t+1} = relu(h ((1 - β) I + β W_t)) with h the step without it
-    and β = ln(λ / t + 1), t = 1 … k (GCNII, Chen et al. 2020).
+    A_ij = 1 for an edge j -> i. D: row sums of A + I; for directed edges, the right factor D^-½ has its column sums.
+    Not causal. ``restart`` α: x_{t+1} = (1 - α) Â x_t + α x_0 (APPNP, Gasteiger et al. 2019). ``identity`` λ: each step
+    has a separate map, x_{t+1} = relu(h ((1 - β) I + β W_t)), where h is the result of the step without the map and β =
+    ln(λ / t + 1), t = 1 … k (GCNII, Chen et al. 2020).
     """
 
     steps: int = Field(default=1, gt=0, le=1000, description="number of propagation steps, k")
@@ -68,7 +68,7 @@ class Propagation(Neighbourhood, kind="propagation"):
     bias: bool = True
 
     def shares(self) -> list[float]:
-        """Weight β of the learned map in each step; empty if the steps have no map."""
+        """Return the weight β of the learned map in each step; empty if the steps have no map."""
         return [] if self.identity is None else [math.log(self.identity / t + 1) for t in range(1, self.steps + 1)]
 
     def canonical(self, width: int) -> Self:
@@ -78,8 +78,8 @@ class Propagation(Neighbourhood, kind="propagation"):
 class SumAggregation(Neighbourhood, kind="gin"):
     """Sum over the neighbours and an MLP: W_2 relu(W_1 ((1 + ε) x_i + Σ_{j -> i} x_j) + b_1) + b_2, ε is learned.
 
-    Graph Isomorphism Network (GIN, Xu et al. 2019): sums tell multisets of neighbours apart that means do not, so that
-    it distinguishes as many graphs as the test of Weisfeiler & Leman (1968). Not causal.
+    Graph Isomorphism Network (GIN, Xu et al. 2019): sums distinguish multisets of neighbours that means do not, so that
+    the network distinguishes as many graphs as the test of Weisfeiler & Leman (1968). Not causal.
     """
 
     hidden: int | None = Field(default=None, gt=0, description="features of W_1; default: the width")
@@ -87,7 +87,7 @@ class SumAggregation(Neighbourhood, kind="gin"):
     bias: bool = True
 
     def hidden_at(self, width: int) -> int:
-        """Features between W_1 and W_2 in a model of ``width`` features."""
+        """Return the features between W_1 and W_2 in a model of ``width`` features."""
         return self.hidden or width
 
     def canonical(self, width: int) -> Self:
@@ -97,8 +97,8 @@ class SumAggregation(Neighbourhood, kind="gin"):
 class GlobalAttention(Branch, kind="global_attention"):
     """Global attention of linear cost without softmax (SGFormer, Wu et al. 2023). Not causal.
 
-    y = (V + Q̃ (K̃^T V) / n) / (1 + Q̃ (K̃^T 1) / n) W_o, with Q̃ and K̃ the queries and keys of a head over their
-    Frobenius norm in the row, times √n, so that weights do not vanish with the number n of nodes.
+    y = (V + Q̃ (K̃^T V) / n) / (1 + Q̃ (K̃^T 1) / n) W_o. Q̃ and K̃ are the queries and keys of a head, divided by
+    their Frobenius norm over the row and multiplied by √n, so that weights do not vanish with the number n of nodes.
     """
 
     num_heads: int = Field(default=1, gt=0)

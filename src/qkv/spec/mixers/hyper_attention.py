@@ -14,14 +14,15 @@ from qkv.spec.growth import LINEAR, Growth
 class HyperAttention(HeadedAttention, kind="hyper_attention"):
     """HyperAttention: large scores by sorted hashing, all others estimated from sampled keys (Han et al. 2023).
 
-    Queries and keys are each sorted by the signs of ``bits`` random projections, neighbours differing in one sign, and
-    cut into blocks; a query reads the keys of its block exactly. ``samples`` keys of the row, without those of its
-    block, stand for all others with a weight that makes numerator and normaliser unbiased. If causal, a row is halved
-    again and again: the second half reads the first in this way, and parts of up to ``exact_up_to`` positions are
-    exact. Time grows with N, if causal with N log N.
+    Queries and keys are each sorted by a hash, the signs of ``bits`` random projections, in an order in which
+    neighbouring hashes differ in one sign. They are cut into blocks, and a query reads the keys of its block exactly.
+    ``samples`` keys of the row, except those in the query's block, stand for all other keys, with a weight that makes
+    the numerator and the denominator of the softmax unbiased. If causal, a row is halved recursively: the second half
+    reads the first half in this way, and parts of up to ``exact_up_to`` positions are exact. Time grows with N, or with
+    N log N if causal.
 
-    Keys are drawn anew in each call of training, and by ``seed`` otherwise. Decoding with a state reads all keys, so
-    for rows longer than ``exact_up_to`` it differs from one forward pass; a task that decodes such rows is refused
+    Keys are sampled anew in each call of training, and with ``seed`` otherwise. Decoding with a state reads all keys,
+    so for rows longer than ``exact_up_to`` it differs from one forward pass. A task that decodes such rows is refused
     unless ``inexact_decoding`` is true.
     """
 

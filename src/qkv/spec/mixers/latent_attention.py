@@ -14,8 +14,9 @@ from qkv.spec.parts import RMSNorm, RopeScaling, SwitchedNorm
 class LatentAttention(Masked, Headed, kind="latent_attention"):
     """Multi-head latent attention: keys and values of all heads from one vector c = norm(x W_c) (DeepSeek-V2, 2024).
 
-    k_h = (c W_kh, RoPE(x W_r)), v_h = c W_vh, with one rotated part for all heads. Decoding stores c and the rotated
-    part only, ``kv_rank`` + ``rope_dim`` values per position. ``query_rank``: queries from a vector of that size, too.
+    k_h = (c W_kh, RoPE(x W_r)), v_h = c W_vh; the rotated part is shared by all heads. Decoding stores only c and the
+    rotated part, ``kv_rank`` + ``rope_dim`` values per position. With ``query_rank``, queries too are computed from a
+    vector of that size.
     """
 
     kv_rank: int | None = Field(default=None, gt=0, description="features of c; default: 4 head_dim")
@@ -36,13 +37,13 @@ class LatentAttention(Masked, Headed, kind="latent_attention"):
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
     def dims(self, width: int) -> tuple[int, int, int]:
-        """Features per head of a key without those rotated, rotated, and of a value, in a model of ``width``."""
+        """Return the features per head of a key's unrotated part, its rotated part, and a value."""
         head_dim = self.head_dim or width // self.num_heads
         half = 2 * -(-head_dim // 4)  # even, as RoPE rotates pairs
         return head_dim, half if self.rope_dim is None else self.rope_dim, self.value_dim or head_dim
 
     def rank(self, width: int) -> int:
-        """Features of the vector from which keys and values are computed."""
+        """Return the features of c, from which keys and values are computed, in a model of ``width`` features."""
         return self.kv_rank or 4 * self.dims(width)[0]
 
     def extrapolates(self, length: int) -> bool:

@@ -13,7 +13,7 @@ from qkv.spec.growth import CHUNKED, LINEAR, Growth
 
 
 class FeatureMap(Part, slot=True):
-    """Base class of feature maps φ of linear attention, so that φ(q) · φ(k) > 0 is the weight of a key."""
+    """Base class of feature maps φ of linear attention; the unnormalised weight of a key is φ(q) · φ(k) > 0."""
 
 
 class Elu(FeatureMap, kind="elu"):
@@ -23,8 +23,8 @@ class Elu(FeatureMap, kind="elu"):
 class Favor(FeatureMap, kind="favor"):
     """φ(x) = e^(ω x' - |x'|² / 2) / √M, x' = x / Dk^(1/4), random directions ω (FAVOR+, Choromanski et al. 2021).
 
-    φ(q) · φ(k) has the mean e^(q · k / √Dk), so that attention with softmax is approximated; the error falls as 1 / √M.
-    Directions are orthogonal to each other in groups of Dk, with the lengths of Gaussian vectors.
+    φ(q) · φ(k) has the expectation e^(q · k / √Dk), so that it approximates softmax attention; the error falls as 1 /
+    √M. Directions are orthogonal to each other in groups of Dk, and have the lengths of Gaussian vectors.
     """
 
     num_features: int = Field(default=64, gt=0, description="number of features, M")

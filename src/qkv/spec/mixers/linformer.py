@@ -14,9 +14,9 @@ from qkv.spec.mixers.position_matrices import PositionMatrices
 class Linformer(PositionMatrices, HeadedAttention, kind="linformer"):
     """Linformer: concat_h(softmax(Q_h (E_h K_h)^T / √Dk) F_h V_h) W_o, E and F (k, N) learned (Wang et al. 2020).
 
-    k = ``rank`` mixtures of all positions take the place of the keys, so that time and memory grow with N k. E and F
-    are of each head, of all heads, or one matrix of all heads for keys and values alike. Each mixture depends on the
-    whole row, so it is not causal.
+    k = ``rank`` mixtures of all positions replace the keys, so that time and memory grow with N k. By ``share``, each
+    head has its own E and F, all heads share E and F, or all heads share one matrix for keys and values. Each mixture
+    depends on the whole row, so the branch is not causal.
     """
 
     rank: int = Field(default=128, gt=0, description="number of projected keys that each query reads, k")

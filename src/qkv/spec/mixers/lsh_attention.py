@@ -26,16 +26,18 @@ Factors = Annotated[tuple[int, ...], BeforeValidator(_as_factors, json_schema_in
 class LSHAttention(Masked, HeadedAttention, kind="lsh_attention"):
     """LSH attention (Reformer): softmax(q_i · k_j, j in a chunk near i's) V, k_j = q_j / |q_j| (Kitaev et al. 2020).
 
-    Queries and keys have one projection. In each of ``num_hashes`` rounds a random rotation R per head assigns a
-    vector to the bucket argmax(qR ; -qR). Positions are sorted by bucket and cut into chunks. A position attends to
-    its own chunk, the ``chunks_before`` and the ``chunks_after`` it. Rounds are combined by their log-sum-exp. A
-    position attends to itself only if it sees no other key.
+    Queries and keys share one projection. In each of ``num_hashes`` rounds a random rotation R per head assigns a
+    vector to the bucket argmax(qR ; -qR). Positions are sorted by bucket and cut into chunks. A position attends to its
+    chunk, the ``chunks_before`` chunks before it and the ``chunks_after`` chunks after it. Rounds are combined by their
+    log-sum-exp. A position attends to itself only if it sees no other key.
 
     Rows of up to one chunk, and decoding with a state, use full attention, which hashing approximates. So for longer
-    rows decoding and a single forward pass differ. The keys selected depend on the whole row, which is sorted as a
-    whole, but under a causal mask no later key or value is read. A task that decodes rows longer than a chunk is
-    therefore refused unless ``inexact_decoding`` is true. The paper divides keys found in several rounds by their
-    count; here, as in the published models, each counts every time.
+    rows, decoding and a single forward pass differ, and a task that decodes them is refused unless ``inexact_decoding``
+    is true. The selection of keys depends on the whole row, because the row is sorted as a whole; but under a causal
+    mask no later key or value is read.
+
+    The paper divides the weight of a key found in several rounds by the number of these rounds. Here, as in the
+    published models, the key counts once in each round.
     """
 
     num_hashes: int = Field(default=2, gt=0, description="hash rounds; more approximate full attention better")
@@ -66,7 +68,7 @@ class LSHAttention(Masked, HeadedAttention, kind="lsh_attention"):
 
     @property
     def met(self) -> int:
-        """Chunks that a position attends to per round, its own included."""
+        """Number of chunks that a position attends to per round, its own included."""
         return self.chunks_before + 1 + self.chunks_after
 
     @property

@@ -34,7 +34,7 @@ class Retention(Branch, kind="retention"):
         return CHUNKED
 
     def dims(self, width: int) -> tuple[int, int]:
-        """Features of a key and of a value per head, (Dk, Dv), in a model of ``width`` features."""
+        """Return (Dk, Dv), the features per head of a key and of a value, in a model of ``width`` features."""
         head_dim = self.head_dim or width // self.num_heads
         return head_dim, self.value_dim or 2 * head_dim
 
@@ -54,9 +54,9 @@ class Retention(Branch, kind="retention"):
 class Mamba2(Branch, kind="mamba2"):
     """Mamba-2: S_i = a_i S_{i-1} + δ_i b_i^T x_i, o_i = c_i S_i + d x_i (state-space duality, Dao & Gu 2024).
 
-    δ_i = softplus(u W_δ + β) per head, a_i = e^(-δ_i λ), λ > 0 learned per head. x (E features), b and c
-    (``state_size`` features, of ``num_groups`` for all heads) are linear in the input u, then pass a causal convolution
-    of each feature and silu. y = RMSNorm(o ⊙ silu(u W_z)) W_o. Causal; the state has a fixed size.
+    δ_i = softplus(u W_δ + β) per head, a_i = e^(-δ_i λ), λ > 0 learned per head. x (E features) and b and c
+    (``state_size`` features, ``num_groups`` different b and c for all heads) are linear in the input u, then pass a
+    depthwise causal convolution and silu. y = RMSNorm(o ⊙ silu(u W_z)) W_o. Causal; the state has a fixed size.
     """
 
     num_heads: int = Field(default=4, gt=0)
@@ -71,7 +71,7 @@ class Mamba2(Branch, kind="mamba2"):
         return CHUNKED
 
     def inner(self, width: int) -> int:
-        """Number of features E of all heads in a model of ``width`` features."""
+        """Return the number of features E of all heads in a model of ``width`` features."""
         return round(self.expansion * width)
 
     def problems(self) -> list[Problem]:
@@ -93,10 +93,10 @@ class Mamba2(Branch, kind="mamba2"):
 class GatedDelta(Branch, kind="gated_delta"):
     """Gated delta rule: S_i = a_i S_{i-1} + b_i k_i^T (v_i - k_i a_i S_{i-1}), o_i = q_i S_i (Yang et al. 2025).
 
-    The value that S holds for k_i moves towards v_i by the part b_i = σ(x w_b), per head; a_i = e^(-λ softplus(x w_a +
-    β)) forgets; without ``decay`` a = 1 (DeltaNet, Yang et al. 2024). q, k, v pass a causal convolution of each feature
-    and silu; q and k have length 1, q is scaled by 1 / √Dk. y = (RMSNorm(o) ⊙ silu(x W_g)) W_o. Causal; the state has a
-    fixed size.
+    The value that S holds for k_i moves towards v_i by the fraction b_i = σ(x w_b), per head. a_i = e^(-λ softplus(x
+    w_a + β)) is the decay; without ``decay``, a = 1 (DeltaNet, Yang et al. 2024). q, k, v pass a depthwise causal
+    convolution and silu; q and k are normalised to length 1, and q is scaled by 1 / √Dk. y = (RMSNorm(o) ⊙ silu(x W_g))
+    W_o. Causal; the state has a fixed size.
     """
 
     num_heads: int = Field(default=4, gt=0)
@@ -111,7 +111,7 @@ class GatedDelta(Branch, kind="gated_delta"):
         return RECURRENT
 
     def dims(self, width: int) -> tuple[int, int]:
-        """Features of a key and of a value per head, (Dk, Dv), in a model of ``width`` features."""
+        """Return (Dk, Dv), the features per head of a key and of a value, in a model of ``width`` features."""
         head_dim = self.head_dim or width // self.num_heads
         return head_dim, self.value_dim or head_dim
 

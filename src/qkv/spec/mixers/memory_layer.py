@@ -28,7 +28,7 @@ class MemoryLayer(Branch, kind="memory_layer"):
         return False
 
     def sizes(self, width: int) -> tuple[int, int]:
-        """(slots per head, features per key) in a model of ``width`` features."""
+        """Return (slots per head, features per key) in a model of ``width`` features."""
         return self.num_slots or 4 * width, self.key_dim or width // self.num_heads
 
     def width_problems(self, width: int) -> list[Problem]:

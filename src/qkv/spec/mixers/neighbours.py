@@ -16,11 +16,11 @@ _MASK = "causal: half of the features from the previous position, 0 at the first
 class SpatialShift(Branch, kind="spatial_shift"):
     """Spatial-shift branch of S²-MLP: W2 shift(φ(W1 x + b1)) + b2 (Yu et al. 2021).
 
-    Four groups of the F features, each shifted by one position along the rows or the columns of a grid; two groups in
-    a sequence, from the previous and from the next position. At a border a position keeps its own features, and so do
-    positions that are not on the grid, such as a class token. Causal: the first half is that of the previous position
-    in the sequence, 0 at its start, and the others stay. A layer of S²-MLP is this branch and ``feed_forward``;
-    ``token_shift`` is the shift without the first map.
+    On a grid, the F features form four groups, each shifted by one position along the rows or the columns. In a
+    sequence they form two groups, shifted from the previous and from the next position. At a border a position keeps
+    its own features, as do positions that are not on the grid, such as a class token. If causal, the first half of the
+    features comes from the previous position in the sequence, 0 at its start, and the second half is not shifted. A
+    layer of S²-MLP is this branch and ``feed_forward``; ``token_shift`` is the shift without the first map.
     """
 
     hidden: int | None = Field(default=None, gt=0, description="features that are shifted, F; default: width")
@@ -36,7 +36,7 @@ class SpatialShift(Branch, kind="spatial_shift"):
         return self.mask == "causal"
 
     def hidden_at(self, width: int) -> int:
-        """Number of shifted features in a model of ``width`` features."""
+        """Return the number of shifted features in a model of ``width`` features."""
         return self.hidden or width
 
     def canonical(self, width: int) -> Self:
@@ -47,8 +47,8 @@ class Pooling(Branch, kind="pooling"):
     """Pooling: mean of the neighbours minus x, without weights (PoolFormer, Yu et al. 2022). Not causal.
 
     Neighbours are the ``size`` × ``size`` positions around a position on a grid, or ``size`` positions of a sequence,
-    itself included; those outside of the grid do not count. Positions that are not on the grid, such as a class token,
-    get 0.
+    the position itself included; positions outside of the grid do not count. Positions that are not on the grid, such
+    as a class token, get 0.
     """
 
     size: int = Field(default=3, gt=0, le=10_000, description="positions of a window along each axis")
@@ -65,9 +65,9 @@ class Pooling(Branch, kind="pooling"):
 class MONet(Branch, kind="monet"):
     """Mu-layer of MONet: E(norm(A x) ⊙ norm(B2 B1 x) + D x), without activation (Cheng et al. 2024).
 
-    With ``shift``, the features of A x, B1 x and D x are shifted as in ``spatial_shift``: the only mixing of positions.
-    A block of MONet is one branch with a shift and one without, so that every other branch mixes. D = A in the
-    published models; ``norm: none`` for the plain products.
+    With ``shift``, the features of A x, B1 x and D x are shifted as in ``spatial_shift``; nothing else mixes positions.
+    A block of MONet is one branch with a shift and one without, so that every other branch mixes positions. D = A in
+    the published models. ``norm: none`` gives the plain products.
     """
 
     hidden: int | None = Field(default=None, gt=0, description="features of the product, F; default: 3 width")
@@ -89,7 +89,7 @@ class MONet(Branch, kind="monet"):
         return not self.shift or self.mask == "causal"
 
     def sizes(self, width: int) -> tuple[int, int]:
-        """(features of the product, rank) in a model of ``width`` features."""
+        """Return (features of the product, rank) in a model of ``width`` features."""
         hidden = self.hidden or 3 * width
         return hidden, self.rank or max(1, hidden // 8)
 

@@ -15,7 +15,7 @@ from qkv.spec.parts import Activation, LayerNorm, Norm
 class PositionMatrices(Branch):
     """Base class of mixers with matrices W over positions, which read rows of up to ``length`` positions. Not causal.
 
-    A row of n positions, padding not counted, is read by the first n columns and rows: y_i = Σ_{j<n} W_ij x_j.
+    A row of n positions, padding not counted, uses the first n rows and columns of W: y_i = Σ_{j<n} W_ij x_j.
     """
 
     length: int | None = Field(
@@ -54,7 +54,7 @@ class TriangularMatrices(PositionMatrices):
 
 
 class TokenMLP(PositionMatrices, kind="token_mlp"):
-    """Token-mixing MLP of MLP-Mixer: W2 φ(W1 x + b1) + b2 over positions, equal for all features.
+    """Token-mixing MLP of MLP-Mixer: W2 φ(W1 x + b1) + b2 over positions, with the same weights for all features.
 
     Tolstikhin et al. 2021. A Mixer layer is this branch followed by ``feed_forward``, both pre-norm.
     """
@@ -71,7 +71,7 @@ class TokenMLP(PositionMatrices, kind="token_mlp"):
         return "its hidden units read the whole row; use attention, or gmlp with mask=causal"
 
     def hidden_at(self, width: int) -> int:
-        """Number of hidden units in a model of ``width`` features."""
+        """Return the number of hidden units in a model of ``width`` features."""
         return self.hidden or max(1, width // 2)
 
     def canonical(self, width: int) -> Self:
@@ -92,7 +92,7 @@ class GMLP(TriangularMatrices, kind="gmlp"):
     norm: Norm = LayerNorm()
 
     def hidden_at(self, width: int) -> int:
-        """Number of hidden features, u and v together, in a model of ``width`` features."""
+        """Return the number of hidden features, u and v together, in a model of ``width`` features."""
         return self.hidden or 6 * width
 
     def problems(self) -> list[Problem]:
@@ -107,6 +107,6 @@ class GMLP(TriangularMatrices, kind="gmlp"):
 class RandomMixing(TriangularMatrices, kind="random_mixing"):
     """Random mixing: y_i = Σ_j R_ij x_j with a random matrix R that is not trained (MetaFormer, Yu et al. 2022).
 
-    Each row of R is a softmax of numbers drawn uniformly from [0, 1); if causal, of those with j <= i. R is drawn with
-    the initial weights and saved with them.
+    Each row of R is a softmax of numbers drawn uniformly from [0, 1), if causal of those at j <= i only. R is drawn
+    with the initial weights and saved with them.
     """

@@ -14,9 +14,9 @@ from qkv.spec.parts import NoNorm, Norm
 class ProductKeyMemory(Branch, kind="product_key_memory"):
     """Memory of n² learned values, of which each head reads the k with the largest scores (Lample et al. 2019).
 
-    Key (i, j) is the i-th of n sub-keys beside the j-th of n others, so that q · (c_i, c'_j) = q₁ · c_i + q₂ · c'_j.
-    The k largest of n² sums are found among k², those of the k largest terms of each half. Output: Σ_h Σ_ij
-    softmax(scores) V_ij with values shared by all heads.
+    Key (i, j) is the concatenation of sub-key c_i, one of n, and sub-key c'_j, one of n others. With the halves q₁ and
+    q₂ of a query, q · (c_i, c'_j) = q₁ · c_i + q₂ · c'_j, so that the k largest of the n² sums are among the k² sums of
+    the k largest terms of each half. Output: Σ_h Σ_ij softmax(scores) V_ij with values shared by all heads.
     """
 
     num_keys: int = Field(default=32, gt=0, le=1 << 14, description="sub-keys of each half, n; there are n² values")
@@ -30,7 +30,7 @@ class ProductKeyMemory(Branch, kind="product_key_memory"):
         return False
 
     def size(self, width: int) -> int:
-        """Features of a key in a model of ``width`` features: even, as keys have two halves."""
+        """Return the features of a key in a model of ``width`` features: even, as keys have two halves."""
         return self.key_dim or max(2, width // 2 * 2)
 
     def problems(self) -> list[Problem]:

@@ -18,9 +18,9 @@ class RetrievalAttention(DotProduct, kind="retrieval_attention"):
         far_i   = the same over the k keys j <= i - W with the largest q_i · k_j
         O_i = g far_i + (1 - g) local_i,  g = σ(b) for each head;  O_i = local_i where nothing is older
 
-    Two differences from the paper: the memory is that of the row, and gradients pass to retrieved keys and values that
-    the same call has computed; a decoding state has none. ``qk_norm`` is recommended there, so that the inner products
-    of old and new keys are comparable.
+    Two differences from the paper: the memory holds only keys and values of the same row, and gradients pass to
+    retrieved keys and values that the same call has computed; those in a decoding state have no gradient. ``qk_norm``
+    is recommended, so that the inner products of old and new keys are comparable.
     """
 
     window: int = Field(default=512, gt=0, description="positions that are attended to locally, W")
@@ -35,5 +35,5 @@ class RetrievalAttention(DotProduct, kind="retrieval_attention"):
 
     @property
     def mask(self) -> Mask:
-        """Mask of what is attended to or retrieved."""
+        """Mask of the keys that a query attends to or retrieves."""
         return Causal()

@@ -11,10 +11,10 @@ from qkv.spec.growth import LINEAR, Growth
 class GlobalLocalAttention(HeadedAttention, kind="global_local_attention"):
     """Symmetric window attention with global positions (Longformer, Beltagy et al. 2020). Not causal.
 
-    Local queries attend to keys up to ``window`` away and to global keys; global queries, with separate projections,
-    attend to all keys. Global are the first ``num_global`` positions of a row or document, such as a classification
-    token; with null each row's prefix, such as a question before its text. For a causal mask use ``attention`` with
-    ``causal & window(n, sinks=k)``.
+    Local queries attend to keys up to ``window`` away and to global keys. Global queries, with separate projections,
+    attend to all keys. The first ``num_global`` positions of a row or document are global, such as a classification
+    token; with null, each row's prefix is global, such as a question before its text. For a causal mask use
+    ``attention`` with ``causal & window(n, sinks=k)``.
     """
 
     window: int = Field(

@@ -20,11 +20,12 @@ MOST_POINTS = 4096
 class Contours(Processor, kind="contours"):
     """Contours of the shape in a picture, as a sequence of ``points`` points (x, y) (VistaLLM, Pramanick et al. 2024).
 
-    The shape is what is not transparent; in a picture without transparent pixels, what differs from its border by more
-    than half of the largest difference. Points are spread over all contours, holes included: dense where these are
-    curved (``curvature``: the point with the least triangle between its neighbours is removed again and again,
-    Visvalingam & Whyatt 1993), or at equal distances (``uniform``). Coordinates are relative to the centre of the
-    shape's box, in halves of its longer side.
+    The shape consists of the pixels that are not transparent. In a picture without transparent pixels, it consists of
+    the pixels that differ from the picture's border by more than half of the largest difference. Points are spread over
+    all contours, holes included, in one of two ways. ``curvature``: dense where contours are curved, by removing
+    repeatedly the point whose triangle with its two neighbours is smallest (Visvalingam & Whyatt 1993). ``uniform``: at
+    equal distances. Coordinates are relative to the centre of the shape's bounding box, in units of half its longer
+    side.
     """
 
     points: int = Field(default=64, ge=3, le=MOST_POINTS)
@@ -37,7 +38,10 @@ class Contours(Processor, kind="contours"):
 
 
 class ContourPoints(Placed, kind="contour_points"):
-    """Points of contours: one position per point, x = W (x, y, first) + b; first is 1 where one begins, else 0."""
+    """Points of contours: one position per point, x = W (x, y, first) + b.
+
+    ``first`` is 1 where a contour begins, else 0.
+    """
 
     processor: ClassVar[type[Processor] | None] = Contours
     points: int | None = Field(default=None, gt=0, le=MOST_POINTS, description="default: the processor's")

@@ -14,16 +14,16 @@ from qkv.spec.processors import Processor
 
 _MOST = 1024
 DEGREES = 8
-"""Largest degree that the simple features of a graph tell apart."""
+"""Largest node degree that the simple features of a graph distinguish."""
 NEIGHBOURHOODS = 32
-"""Number of hashes of neighbourhoods that they count."""
+"""Number of hashes of neighbourhoods that the simple features of a graph count."""
 
 
 class Graphs(Processor, kind="graphs"):
     """Graphs of nodes with features or tags, and encodings of their structure, computed once per graph.
 
-    Columns of a node: features, one per tag, then the encodings. A self-loop or repeated edge is dropped; mixers add
-    self-loops where they need them. Directed graphs have two sets of each encoding, or complex ones.
+    Columns of a node: its features, one column per tag, then the encodings. A self-loop or repeated edge is dropped;
+    mixers add self-loops where they need them. Directed graphs have two sets of each encoding, or complex encodings.
     """
 
     of_graphs = True
@@ -63,7 +63,7 @@ class Graphs(Processor, kind="graphs"):
     deviation: Seq[float] = ()
 
     def following(self, start: Processor) -> Self:
-        """Copy in which settings left at their defaults are those of ``start``, with its tags and scaling."""
+        """Return a copy that takes settings left at their defaults from ``start``, with its tags and scaling."""
         fields = type(self).model_fields
         return self.changed(
             **{name: getattr(start, name) for name in fields if getattr(self, name) == fields[name].default}
@@ -86,12 +86,16 @@ class Graphs(Processor, kind="graphs"):
 
     @property
     def num_columns(self) -> int | None:
-        """Number of columns of a node, a constant one if it has nothing else; None until the data is known."""
+        """Number of columns of a node: 1, a constant, if it has no other; None until the data is known."""
         return None if self.given_columns is None else self.given_columns + self.encoding_columns or 1
 
     @property
     def num_simple(self) -> int | None:
-        """Numbers of nodes and edges, and sum and mean of each feature, tag, degree, neighbourhood and walk."""
+        """Number of simple features of a graph; None until the data is known.
+
+        Features: the numbers of nodes and edges, and the sum and mean of each feature, tag, degree, neighbourhood and
+        walk.
+        """
         if self.given_columns is None:
             return None
         return 2 + 2 * (self.given_columns + DEGREES + 1 + NEIGHBOURHOODS + self.sides * self.walk)
@@ -106,7 +110,7 @@ class Graphs(Processor, kind="graphs"):
 class Nodes(Frontend, kind="nodes"):
     """Linear map of the columns of a node: features, tags and encodings are each projected, and added.
 
-    In training the sign of each Laplacian eigenvector is random in every graph, or its phase where it is complex.
+    In training, the sign of each Laplacian eigenvector is random in every graph; for complex eigenvectors, the phase.
     """
 
     processor = Graphs

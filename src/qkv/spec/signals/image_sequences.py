@@ -15,9 +15,9 @@ from qkv.spec.signals.images import Images
 
 
 class ImageSequence(Processor):
-    """Base class of processors that make a sequence of an image, in a fixed order of the places on a grid.
+    """Base class of processors that turn an image into a sequence, in a fixed order of the cells of a grid.
 
-    The first value is a start: the label of the image, or the same for all images.
+    The first value is a start value: the label of the image, or the same value for all images.
     """
 
     order: Literal["rows", "columns"] = Field(
@@ -39,7 +39,7 @@ class ImageSequence(Processor):
 
     @property
     def places(self) -> int | None:
-        """Number of values of an image without the start; None until fitted."""
+        """Number of values of an image without the start value; None until fitted."""
         return None if self.grid is None else prod(self.grid)
 
 
@@ -54,7 +54,7 @@ class ImageCodes(ImageSequence, kind="image_codes"):
 
 
 class CodeTokens(Text, kind="image_codes"):
-    """Embeddings of image codes and of starts with positions; the settings of ``text``."""
+    """Embeddings of image codes and start values, with position embeddings; the settings are those of ``text``."""
 
     processor: ClassVar[type[Processor] | None] = ImageCodes
 
@@ -75,7 +75,7 @@ class ImagePatches(ImageSequence, kind="image_patches"):
 
     @property
     def features(self) -> int | None:
-        """Numbers in a patch; None until fitted."""
+        """Number of values in a patch; None until fitted."""
         return None if self.images.channels is None else self.patch**2 * self.images.channels
 
     def problems(self) -> list[Problem]:
@@ -92,7 +92,10 @@ class ImagePatches(ImageSequence, kind="image_patches"):
 
 
 class PatchVectors(Placed, kind="image_patches"):
-    """Patches and starts, x = W (patch, start) + b with positions; a start is one-hot, beside a patch of zeros."""
+    """Patches and start values, x = W (patch, start) + b, with position embeddings.
+
+    A start value is one-hot, beside a patch of zeros.
+    """
 
     processor: ClassVar[type[Processor] | None] = ImagePatches
     features: int | None = Field(default=None, gt=0, description="numbers in a patch; default: by the data")

@@ -17,7 +17,7 @@ LARGEST = 4096
 SIMPLE = 16
 """Largest height and width of the averaged pixels that a linear model reads."""
 CELLS, ORIENTATIONS = 7, 9
-"""Largest number of rows and of columns of cells of histograms of oriented gradients, and of ranges of angles."""
+"""Maximum rows and columns of cells, and number of ranges of angles, of histograms of oriented gradients (HOG)."""
 Side = Annotated[int, Field(gt=0, le=LARGEST)]
 
 
@@ -25,7 +25,7 @@ Channels = Annotated[int, Field(ge=1, le=3)]
 
 
 def hog_cells(side: int) -> int:
-    """Number of cells along a side of so many pixels: two pixels or more each."""
+    """Return the number of HOG cells along a side of ``side`` pixels, each of two pixels or more."""
     return max(1, min(CELLS, side // 2))
 
 
@@ -43,7 +43,7 @@ class Augmentation(Part, slot=True):
 
 
 class Crop(Augmentation, kind="crop"):
-    """Random crop: shift by up to ``padding`` pixels along each axis; the image is continued by reflection."""
+    """Random crop: shift by up to ``padding`` pixels along each axis, with reflection padding."""
 
     padding: int = Field(default=4, gt=0, le=LARGEST)
 
@@ -78,7 +78,10 @@ class Mixup(Mixing, kind="mixup"):
 
 
 class CutMix(Mixing, kind="cutmix"):
-    """CutMix (Yun et al. 2019): a rectangle of another image, and the loss by area; λ from Beta(alpha, alpha)."""
+    """CutMix (Yun et al. 2019): a rectangle is taken from another image, and losses are weighted by area.
+
+    λ is drawn from Beta(alpha, alpha).
+    """
 
     alpha: float = Field(default=1.0, gt=0)
 
@@ -113,14 +116,15 @@ class Pixels(Processor):
 
     @property
     def num_pixels(self) -> int | None:
-        """Numbers of an encoded value; None until fitted."""
+        """Number of values of an encoded input; None until fitted."""
         if self.height is None or self.width is None or self.channels is None:
             return None
         return self.height * self.width * self.channels
 
     def following(self, start: Processor) -> Self:
-        """Copy in which settings left at their defaults are those of ``start``; for images of another size, the size
-        before a centre crop in proportion to it.
+        """Return a copy that takes settings left at their defaults from ``start``.
+
+        For images of another size, the size before a centre crop changes in proportion.
         """
         assert isinstance(start, Pixels)
         own, fields = self, type(self).model_fields
@@ -140,7 +144,7 @@ class Pixels(Processor):
 
     @property
     def num_gradients(self) -> int | None:
-        """Numbers of the histograms of oriented gradients of an image; None until fitted."""
+        """Number of values of an image's histograms of oriented gradients; None until fitted."""
         if self.height is None or self.width is None:
             return None
         count = ORIENTATIONS
@@ -174,7 +178,7 @@ class Images(Pixels, kind="images"):
 
 
 def sized_by(frontend: F, processor: Processor, *names: str) -> F:
-    """Copy of a front end with the sizes ``names`` of a processor. Raises ``SpecError`` if given ones differ."""
+    """Return a copy of a front end with a processor's sizes ``names``. Raises ``SpecError`` if its sizes differ."""
     sizes = {name: getattr(processor, name) for name in names}
     wrong = [name for name, size in sizes.items() if getattr(frontend, name) not in (None, size)]
     if wrong:
@@ -187,9 +191,9 @@ def sized_by(frontend: F, processor: Processor, *names: str) -> F:
 class Patches(Placed, kind="patches"):
     """Image patches: one position per patch, x = W patch + b (ViT, Dosovitskiy et al. 2021).
 
-    A patch size of 1 makes each pixel a position. With ``stem``, convolutions (3 × 3, batch norm, ReLU, max pooling by
-    2) of so many channels precede the patches (Compact Transformers, Hassani et al. 2021). Positions are in row-major
-    order, after the class token and other learned positions if there are any.
+    A patch size of 1 makes each pixel a position. ``stem``: channels of convolutions (3 × 3, batch norm, ReLU, max
+    pooling by 2) before the patches (Compact Transformers, Hassani et al. 2021). Positions are in row-major order,
+    after the class token and other learned positions if there are any.
     """
 
     processor: ClassVar[type[Processor] | None] = Images
@@ -232,7 +236,7 @@ class Patches(Placed, kind="patches"):
 
     @property
     def leading(self) -> int:
-        """Number of positions before those of the patches."""
+        """Number of positions before the patches, such as a class token."""
         return self.class_token + self.extra_tokens
 
     @property
@@ -240,7 +244,7 @@ class Patches(Placed, kind="patches"):
         return None if self.grid is None else prod(self.grid) + self.leading
 
     def resized(self, height: int, width: int) -> Self:
-        """Copy for images of another size, with learned positions resampled from the present grid."""
+        """Return a copy for images of another size, with learned positions resampled from the present grid."""
         positions = self.positions
         if self.grid is not None and (height, width) != (self.height, self.width):
             positions = positions.resampled_from(self.grid, self.leading)

@@ -16,9 +16,9 @@ from qkv.spec.processors import Processor
 class Joined(Text, kind="joined"):
     """Several named inputs in one row: tokens, and values of other inputs such as pictures, in the order of the data.
 
-    A value takes the positions that its own front end makes of it, whose vectors stand where tokens have their
-    embeddings (as in LLaVA, Liu et al. 2023). ``positions`` are those of the row. Without a text, the table of tokens
-    has one row, for padding.
+    The front end of an input maps a value to vectors at one or more positions, which stand where tokens have their
+    embeddings (as in LLaVA, Liu et al. 2023). ``positions`` are the positions in the row. Without a text, the table of
+    tokens has one row, for padding.
     """
 
     inputs: ByName[Frontend] = Field(default={}, description="front end of each input but the text, by its name")

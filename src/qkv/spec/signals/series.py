@@ -19,9 +19,9 @@ Unit = Literal["rows", "number", "seconds", "months", "weekdays"]
 class Series(Processor, kind="series"):
     """Standardisation (x - mean) / deviation of the channels of a time series, and features of its time stamps.
 
-    Mean and deviation are those of the training part. Of a task that forecasts, the columns of a table are the channels
-    (named in ``data.columns`` or guessed); of others, each row has a series of its own, of any length, and ``rows`` is
-    set.
+    Mean and deviation are those of the training part. If the task forecasts, the columns of a table are the channels
+    (named in ``data.columns`` or guessed). For other tasks, each row of the table has its own series, of any length,
+    and ``rows`` is set.
     """
 
     calendar: bool = Field(
@@ -50,7 +50,7 @@ class Series(Processor, kind="series"):
 
     @property
     def covariates(self) -> int:
-        """Number of features that are known in advance: columns named so, and those of the calendar."""
+        """Number of features known in advance: columns named in ``known``, and calendar features."""
         return len(self.known) + (CALENDAR if self.calendar else 0)
 
     @property
@@ -66,7 +66,7 @@ class Series(Processor, kind="series"):
 
 
 SIMPLE = 45
-"""Number of simple features of each channel of a row: ``qkv.data.series.statistics``."""
+"""Number of simple features of each channel of a row, see ``qkv.data.series.statistics``."""
 CALENDAR = 8
 """Number of calendar features: sine and cosine of the hour, the day of the week, of the month and of the year."""
 
@@ -92,11 +92,11 @@ class OfSeries(Placed):
         return self._filled(features=len(processor.channels), covariates=processor.covariates)
 
     def splits_rows(self, channels: int) -> bool:
-        """True if a row of so many channels is not read whole, or must have a fixed length."""
+        """Return True if a row of ``channels`` channels is not read whole, or must have a fixed length."""
         return False
 
     def of_steps(self, steps: int) -> Self:
-        """Copy for windows of ``steps`` steps. Raises ``SpecError`` if another number is given."""
+        """Return a copy for windows of ``steps`` steps. Raises ``SpecError`` if the spec has another number."""
         return self._filled(steps=steps)
 
     def _filled(self, **sizes: int) -> Self:
@@ -130,7 +130,7 @@ class SeriesPatches(OfSeries, kind="series_patches"):
     (Time2Vec, Kazemi et al. 2019) and the products x · sin(ω_k t + φ_k), so that values may be unevenly spaced; steps
     without a value are then left out. Without the products, a linear map of a patch cannot weight a value by its time.
 
-    ``steps`` None: rows of any length; those shorter than a patch are prolonged by their last value.
+    ``steps`` None: rows of any length; a row shorter than a patch is padded with its last value.
     """
 
     patch: int = Field(default=16, gt=0, le=LONGEST, description="steps of a patch")
@@ -158,7 +158,7 @@ class SeriesPatches(OfSeries, kind="series_patches"):
 
     @property
     def row_features(self) -> int | None:
-        """Channels of a row."""
+        """Number of channels of a row."""
         return 1 if self.rows_per_channel else self.features
 
     @property
@@ -168,7 +168,7 @@ class SeriesPatches(OfSeries, kind="series_patches"):
         return None if self.steps is None else self.patches(self.steps)
 
     def patches(self, steps: int) -> int:
-        """Number of patches of a window of ``steps`` steps."""
+        """Return the number of patches of a window of ``steps`` steps."""
         return max(0, steps - self.patch) // self.stride + 1 + self.pad_end
 
     def of_steps(self, steps: int) -> Self:
@@ -194,7 +194,7 @@ class SeriesPatches(OfSeries, kind="series_patches"):
 class SeriesSteps(OfSeries, kind="series_steps"):
     """Future steps of a time series: known covariates (B, H, K) -> one vector per step, for a decoder.
 
-    Linear map of the covariates, or without any a learned vector, with position vectors.
+    Linear map of the covariates, or one learned vector if there are none, combined with position vectors.
     """
 
     @property
@@ -203,5 +203,5 @@ class SeriesSteps(OfSeries, kind="series_steps"):
 
 
 def of_series(frontend: Frontend) -> bool:
-    """True for front ends of time series."""
+    """Return True if ``frontend`` reads time series."""
     return frontend.processor is Series

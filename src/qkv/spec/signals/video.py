@@ -34,10 +34,10 @@ class Video(Pixels, kind="video"):
 
 
 class Tubelets(Placed, kind="tubelets"):
-    """Tubelets of a clip: one position per block of ``depth`` frames × ``patch`` × ``patch`` pixels, x = W block + b
-    (ViViT, Arnab et al. 2021).
+    """Tubelets of a clip: one position per block of the clip, x = W block + b (ViViT, Arnab et al. 2021).
 
-    Positions are in the order of frames, rows and columns. What does not fill a block is cut off.
+    A block has ``depth`` frames × ``patch`` × ``patch`` pixels. Positions are in the order of frames, rows and columns.
+    Frames and pixels that do not fill a block are cut off.
     """
 
     processor: ClassVar[type[Processor] | None] = Video

@@ -1,4 +1,4 @@
-"""Baselines: linear models over TF-IDF of n-grams, fitted to the same data, which a model should exceed."""
+"""Baselines that a model should exceed: linear models over TF-IDF of n-grams, fitted to the same data."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from qkv.tasks.metrics.text_metrics import metric_library
 MOST_CHARACTERS = 50_000_000
 """Maximum number of characters of the training texts of a linear model."""
 MOST_WEIGHTS = 10_000_000
-"""Maximum of classes times features: the solver keeps twenty vectors of that size."""
+"""Maximum product of classes and features: the solver keeps twenty vectors of that size."""
 NGRAMS_PER_WORD = 10
-"""Distinct n-grams per distinct word, about; measured on film reviews."""
+"""Approximate number of distinct n-grams per distinct word, measured on film reviews."""
 
 
 def predicted_labels(texts: Sequence[str], labels: Sequence[str], unseen: Sequence[str]) -> list[str]:
-    """Labels of ``unseen`` by logistic regression with an L2 penalty of 1 over ``ngrams``, trained on ``texts``.
+    """Predict the labels of ``unseen`` by logistic regression (L2 penalty 1) over ``ngrams``, fitted to ``texts``.
 
     Raises ``UserError`` if scikit-learn is not installed.
     """
@@ -30,7 +30,7 @@ def predicted_labels(texts: Sequence[str], labels: Sequence[str], unseen: Sequen
 
 
 def predicted_values(texts: Sequence[str], values: Sequence[float], unseen: Sequence[str]) -> np.ndarray:
-    """Values of ``unseen`` by ridge regression with a penalty of 1 over ``ngrams``, trained on ``texts``.
+    """Predict the values of ``unseen`` by ridge regression (penalty 1) over ``ngrams``, fitted to ``texts``.
 
     Raises ``UserError`` if scikit-learn is not installed.
     """
@@ -38,9 +38,9 @@ def predicted_values(texts: Sequence[str], values: Sequence[float], unseen: Sequ
     return fitted(features.transform(unseen))[:, 0]
 
 
-@lru_cache(maxsize=1)  # all splits are predicted by one fit
+@lru_cache(maxsize=1)  # one fit predicts all splits
 def _labels(texts: tuple[str, ...], labels: tuple[str, ...]) -> tuple[Any, list[str], Fitted]:
-    """(``ngrams``, names of the classes, logistic regression)."""
+    """Fit logistic regression: return (fitted ``ngrams``, class names, linear model)."""
     features, names = ngrams(), sorted(set(labels))
     ids = np.array([names.index(label) for label in labels])
     return features, names, plain_labels(features.fit_transform(texts), ids, len(names))
@@ -48,13 +48,13 @@ def _labels(texts: tuple[str, ...], labels: tuple[str, ...]) -> tuple[Any, list[
 
 @lru_cache(maxsize=1)
 def _values(texts: tuple[str, ...], values: tuple[float, ...]) -> tuple[Any, Fitted]:
-    """(``ngrams``, ridge regression)."""
+    """Fit ridge regression: return (fitted ``ngrams``, linear model)."""
     features = ngrams()
     return features, plain_values(features.fit_transform(texts), np.array(values))
 
 
 def ngrams() -> Any:
-    """TF-IDF of 1- and 2-grams of words, and of 3- to 5-grams of characters within words, by scikit-learn."""
+    """Build a scikit-learn vectoriser: TF-IDF of word 1- and 2-grams, and of character 3- to 5-grams within words."""
     vectorizer = metric_library("sklearn.feature_extraction.text").TfidfVectorizer
     words = vectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\S+")
     characters = vectorizer(analyzer="char_wb", ngram_range=(3, 5), sublinear_tf=True)
@@ -62,7 +62,7 @@ def ngrams() -> Any:
 
 
 def too_large(texts: Sequence[str], classes: int = 1) -> str:
-    """Note for the user that the data is too large for a linear model over n-grams; "" if it is not."""
+    """Return a note for the user if the data is too large for a linear model over n-grams, else ""."""
     size = sum(map(len, texts))
     if size > MOST_CHARACTERS:
         return (
@@ -80,9 +80,9 @@ def too_large(texts: Sequence[str], classes: int = 1) -> str:
 def ngram_accuracy(
     texts: Sequence[str], labels: Sequence[str], unseen: Sequence[str], truth: Sequence[str]
 ) -> float | None:
-    """Accuracy of ``predicted_labels`` on ``unseen`` texts with labels ``truth``, in per cent.
+    """Compute the accuracy of ``predicted_labels`` on ``unseen`` texts with labels ``truth``, in per cent.
 
-    None without scikit-learn, for fewer than two labels, or if ``too_large``.
+    Return None without scikit-learn, for fewer than two labels, or if the data is ``too_large``.
     """
     if too_large(texts, len(set(labels))) or len(set(labels)) < 2:
         return None
@@ -96,9 +96,9 @@ def ngram_accuracy(
 def ngram_rmse(
     texts: Sequence[str], values: Sequence[float], unseen: Sequence[str], truth: Sequence[float]
 ) -> float | None:
-    """Root-mean-square error of ``predicted_values`` on ``unseen`` texts with values ``truth``.
+    """Compute the root-mean-square error of ``predicted_values`` on ``unseen`` texts with values ``truth``.
 
-    None without scikit-learn, or if ``too_large``.
+    Return None without scikit-learn, or if the data is ``too_large``.
     """
     if too_large(texts) or not texts:
         return None

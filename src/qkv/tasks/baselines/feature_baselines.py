@@ -26,19 +26,22 @@ from qkv.tasks.baselines.linear import (
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset
 
 _MOST_ROWS, _FEWEST_ROWS = 10_000, 1000
-"""Maximum number of rows that a model is fitted to, evenly spaced over the training split; fewer of many features."""
+"""Bounds of the maximum number of rows that a model is fitted to: the more features, the fewer rows, see ``_NUMBERS``.
+The rows are evenly spaced over the training split.
+"""
 _NUMBERS = 8_000_000
-"""Maximum number of dense features of all rows."""
+"""Maximum number of dense feature values, rows times features."""
 
 
 class FeatureTable(NamedTuple):
-    """Features of training rows and of another split, as a linear model reads them: (features - mean) / deviation, or
-    those of a bag, see ``_of_bags``.
+    """Features of training rows and of another split, as a linear model reads them.
+
+    They are (features - mean) / deviation, or the features of bags, see ``_Features.of_bags``.
 
     name: noun such as "pixels".   kept: indices of the training rows in x.   select: how penalties are selected.
-    x (kept rows, F), unseen (rows, F).   mean, deviation: of the features that are standardised.
-    used (F): indices of the columns of x in the table of a wide path; None: all in order.   factors (F): of the weights
-    of x in that table; None: 1.
+    x (kept rows, F): training features.   unseen (rows, F): features of the other split.   mean, deviation: statistics
+    of the standardised features.   used (F): row in the weight table of the wide path for each column of x; None: the
+    same order.   factors (F): scale from a weight of x to the weight in that table; None: 1.
     """
 
     name: str
@@ -52,7 +55,7 @@ class FeatureTable(NamedTuple):
     factors: np.ndarray | None = None
 
     def placed(self, fitted: Fitted, features: int) -> np.ndarray:
-        """Weights (features, C) of all columns of a wide path, of a fit to x."""
+        """Return the weight table (features, C) of a wide path from a fit to x; features that x leaves out get 0."""
         factors = np.ones(len(fitted.weights)) if self.factors is None else self.factors
         found = np.zeros((features, fitted.weights.shape[1]))
         found[slice(None) if self.used is None else self.used] = fitted.weights * factors[:, None]
@@ -61,11 +64,14 @@ class FeatureTable(NamedTuple):
 
 _T = TypeVar("_T")
 _MADE: WeakKeyDictionary[Dataset, dict[Hashable, Any]] = WeakKeyDictionary()
-"""Results computed from each data set that is still in use, by key."""
+"""Cache of results per data set, by key; an entry lives as long as its data set."""
 
 
 def once(dataset: Dataset, key: Hashable, make: Callable[[], _T]) -> _T:
-    """Value that ``make`` returned in the first call for this data set and key; freed together with the data set."""
+    """Return the cached result of ``make`` for this data set and key; the first call computes it.
+
+    The result is freed together with the data set.
+    """
     found = _MADE.setdefault(dataset, {})
     if key not in found:
         found[key] = make()
@@ -73,8 +79,10 @@ def once(dataset: Dataset, key: Hashable, make: Callable[[], _T]) -> _T:
 
 
 def features_of(dataset: ExampleDataset, split: str, also: str | None = None) -> FeatureTable | None:
-    """Simple features of the run's training rows and of ``split``, standardised over the former; None if its processor
-    has none. ``also``: name of a split whose rows are added to the training rows.
+    """Compute simple features of the run's training rows and of ``split``, standardised over the training rows.
+
+    Return None if the run's processor has no simple features. ``also``: name of a split whose rows are added to the
+    training rows.
     """
     known = once(dataset, ("features", also), lambda: _known(dataset, also))  # the same rows for all splits
     if known is None:
@@ -87,8 +95,9 @@ _Transform = Callable[[Sequence[Example]], Any]
 
 
 def _known(dataset: ExampleDataset, also: str | None) -> tuple[FeatureTable, _Transform] | None:
-    """(simple features of the run's training rows, function that makes those of others); None without such rows or
-    features.
+    """Return (simple features of the run's training rows, function that computes the features of other rows).
+
+    None if there are no training rows or no simple features.
     """
     reader = _Features(dataset)
     rows = [*(dataset.fitted_examples or ()), *(dataset.examples[also] if also else ())]
@@ -101,8 +110,10 @@ def _known(dataset: ExampleDataset, also: str | None) -> tuple[FeatureTable, _Tr
 
 
 class _Features:
-    """Features of the examples of a data set: those computed with an example if the run has a wide path, else those of
-    the strongest one of its processor.
+    """Simple features of the examples of a data set.
+
+    If the run has a wide path, its features are stored in the encoded examples. Otherwise they are computed for the
+    strongest kind of wide path of the run's processor.
     """
 
     def __init__(self, dataset: ExampleDataset):
@@ -123,17 +134,17 @@ class _Features:
         return min(_MOST_ROWS, max(_FEWEST_ROWS, _NUMBERS // dense))
 
     def simple(self, example: Example) -> np.ndarray | None:
-        """Dense features of an example."""
+        """Return the dense features of an example."""
         if self.part.counts:
             return self.bag(example).counts[: self.first]
         return example.fields.features if self.known else self.processor.read_by(example.fields.value, self.part)
 
     def bag(self, example: Example) -> Bag:
-        """Bag of an example: dense features first."""
+        """Return the bag of an example: dense features first, then counted features."""
         return example.fields.bag if self.known else self.processor.bag(example.fields.value, self.part)
 
     def standardised(self, kept: np.ndarray, some: Sequence[Example]) -> tuple[FeatureTable, _Transform]:
-        """Dense features as (features - mean) / deviation."""
+        """Standardise dense features to (features - mean) / deviation; return (table, function for other rows)."""
         x = np.array([self.simple(example) for example in some], np.float64)
         mean, deviation = _moments(x)
 
@@ -144,8 +155,11 @@ class _Features:
         return FeatureTable(self.name, kept, (x - mean) / deviation, x[:0], mean, deviation), transform
 
     def of_bags(self, kept: np.ndarray, some: Sequence[Example]) -> tuple[FeatureTable, _Transform]:
-        """Bags: dense features, standardised, over √D, and ln(1 + count) of the others, over one scale; rows of both
-        have a mean square of 1. Features of a single row are left out.
+        """Scale bags; return (table, function for other rows).
+
+        The D dense features are standardised and divided by √D. Counted features become ln(1 + count), divided by one
+        common scale. Both blocks have rows with a mean squared norm of 1. Counted features that occur in a single row
+        are left out.
         """
         from scipy.sparse import csr_matrix, hstack
 
@@ -171,7 +185,7 @@ class _Features:
 
 
 def counted(bags: Sequence[Bag], ids: np.ndarray) -> Any:
-    """Counts of the features ``ids`` (sorted) in bags, a sparse matrix (bags, ids)."""
+    """Return the counts of the features ``ids`` (sorted) in bags, as a sparse matrix (bags, ids)."""
     from scipy.sparse import csr_matrix
 
     columns = [np.searchsorted(ids, bag.ids) for bag in bags]
@@ -186,7 +200,7 @@ def counted(bags: Sequence[Bag], ids: np.ndarray) -> Any:
 
 
 def _moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(mean, deviation) of each column; of a constant one the deviation is 1."""
+    """Compute (mean, standard deviation) of each column; the deviation of a constant column is set to 1."""
     mean, deviation = x.mean(0), x.std(0)
     deviation[deviation == 0] = 1
     return mean, deviation
@@ -195,9 +209,10 @@ def _moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def feature_accuracy(
     dataset: ExampleDataset, split: str, labels: Sequence[str], truth: Sequence[str]
 ) -> dict[str, float]:
-    """Accuracy of logistic regression on simple features, in per cent; empty without features or scikit-learn.
+    """Compute the accuracy of logistic regression on simple features, in per cent.
 
-    labels: those of the training rows; truth: those of ``split``.
+    Return an empty dict without features or scikit-learn. labels: labels of the training rows; truth: labels of
+    ``split``.
     """
     found, names = features_of(dataset, split), sorted(set(labels))
     if found is None or len(names) < 2:
@@ -214,7 +229,7 @@ def feature_accuracy(
 def feature_rmse(
     dataset: ExampleDataset, split: str, values: Sequence[float], truth: Sequence[float]
 ) -> dict[str, float]:
-    """Root-mean-square error of ridge regression on simple features; empty without features or scikit-learn."""
+    """Compute the RMSE of ridge regression on simple features; empty without features or scikit-learn."""
     found = features_of(dataset, split)
     if found is None:
         return {}
@@ -226,7 +241,7 @@ def feature_rmse(
 
 
 def _of_labels(found: FeatureTable, labels: Sequence[str]) -> Fitted:
-    """Logistic regression of the labels of the training rows, as indices of the sorted labels."""
+    """Fit logistic regression to the training rows; class i is the i-th of the sorted labels."""
     place = {name: i for i, name in enumerate(sorted(set(labels)))}
     ids = np.array([place[labels[int(i)]] for i in found.kept])
     if isinstance(found.select, Crossed):
@@ -235,7 +250,7 @@ def _of_labels(found: FeatureTable, labels: Sequence[str]) -> Fitted:
 
 
 def _of_values(found: FeatureTable, values: Sequence[float]) -> Fitted:
-    """Ridge regression of the standardised values of the training rows, in their own units."""
+    """Fit ridge regression to the values of the training rows; its outputs have the units of the values."""
     own = np.array([values[i] for i in found.kept], np.float64)
     if not isinstance(found.select, Crossed):
         return plain_values(found.x, own)

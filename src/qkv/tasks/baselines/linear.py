@@ -16,30 +16,30 @@ PENALTIES = (0.06, 0.25, 1.0)
 POWERS = (0.0, 0.5, 1.0)
 """Powers of the features' scales that are tried; 0: no scale."""
 PLAIN = 1.0
-"""L2 penalty of the plain fit, which a selected one must equal in accuracy."""
+"""L2 penalty of the plain fit; ``by_scales`` and ``by_penalty`` select no fit with more errors on the unseen rows."""
 STANDARDISED = (0.25, PLAIN, 10.0, 100.0, 1000.0)
 """L2 penalties that are tried with standardised dense features."""
 NORMALISED = (1.0, 0.1, 0.03, 0.01)
-"""L2 penalties that are tried with rows of mean square 1."""
+"""L2 penalties that are tried with rows whose mean squared norm is 1."""
 FOLDS = 4
-"""Parts of the training rows by which a penalty is selected by cross-validation."""
+"""Number of folds of the training rows for selecting a penalty by cross-validation."""
 _CROSSED = 3000
-"""Most training rows by which it is."""
+"""Maximum number of training rows for cross-validation."""
 _DENSE = 2_000_000
-"""Most numbers of dense features with which a penalty is selected."""
+"""Maximum number of dense feature values, rows times features, with which ``by_penalty`` selects a penalty."""
 _ITERATIONS = 100
 _SUBSAMPLE = 20_000
-"""Most training rows with which penalty and power are selected, if the weights are fewer than ``_LARGE``."""
+"""Maximum number of rows for selecting penalty and power, with fewer than ``_LARGE`` weights; else ``_ROWS``."""
 _LARGE = 1_000_000
 _ROWS = 4096
-"""Most rows of a problem that is solved in the space of the rows, if it has ``_WIDE`` times as many features."""
+"""Maximum number of rows of a problem solved in the space of the rows, given ``_WIDE`` times as many features."""
 _WIDE = 4
 
 
 class Fitted(NamedTuple):
     """Linear model: outputs = x W + c. weights (F, C), intercept (C).
 
-    again: fits features and targets of other rows with the penalty and scales that were selected for this one.
+    again: function that refits with the same penalty and scales to the features and targets of other rows.
     """
 
     weights: np.ndarray
@@ -47,7 +47,7 @@ class Fitted(NamedTuple):
     again: Callable[[Any, np.ndarray], Fitted] | None = None
 
     def __call__(self, x: Any) -> np.ndarray:
-        """Outputs (rows, C) of sparse features x (rows, F)."""
+        """Compute the outputs (rows, C) of features x (rows, F), dense or sparse."""
         return np.asarray(x @ self.weights) + self.intercept
 
 
@@ -56,8 +56,11 @@ Fit = Callable[[Any, np.ndarray, float, int], Fitted]
 
 
 class Solver(NamedTuple):
-    """Kind of linear model. judged: (loss, error) of outputs and their targets; groups: groups (rows, G) of booleans
-    that the targets make, for ``scales``.
+    """Kind of linear model.
+
+    fit: function that fits it.   judged: function of (outputs, targets) that returns (loss, error rate); the error rate
+    is 0 where the loss alone decides.   groups: function from targets to membership in G groups, booleans (rows, G),
+    for ``scales``.
     """
 
     fit: Fit
@@ -70,10 +73,11 @@ Selection = Callable[[Solver, Any, np.ndarray, Any, np.ndarray], Fitted]
 
 
 def by_scales(solver: Solver, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray) -> Fitted:
-    """Fit to sparse features with the penalty and the power of the scales of least loss on the unseen rows.
+    """Fit to sparse features with the penalty and the power of the scales that have the least loss on the unseen rows.
 
-    The penalty is selected at the middle power, then a larger power is tried. A fit of more errors than that with
-    penalty 1 and power 0 is not taken. Both are selected on evenly spaced rows if there are many.
+    First the penalty is selected at the middle power, then the largest power is tried with that penalty. A fit that
+    makes more errors than the fit with penalty 1 and power 0 is rejected. If there are many rows, the selection uses
+    evenly spaced rows.
     """
     groups = solver.groups(targets)
     most = _SUBSAMPLE if x.shape[1] * groups.shape[1] < _LARGE else _ROWS
@@ -101,8 +105,10 @@ def by_scales(solver: Solver, x: Any, targets: np.ndarray, unseen: Any, truth: n
 
 
 def by_penalty(solver: Solver, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray) -> Fitted:
-    """Fit to standardised features with the penalty of least loss on the unseen rows; one of more errors than the plain
-    fit is not taken. The penalty is selected on evenly spaced rows if there are many features and rows.
+    """Fit to standardised features with the penalty that has the least loss on the unseen rows.
+
+    A fit that makes more errors than the plain fit is rejected. If there are many features and rows, the selection
+    uses evenly spaced rows.
     """
     rows = np.linspace(0, len(x) - 1, min(len(x), max(1, _DENSE // x.shape[1]))).astype(np.int64)
     design = _Design(x[rows], targets[rows, None], 0.0)
@@ -118,9 +124,10 @@ def by_penalty(solver: Solver, x: Any, targets: np.ndarray, unseen: Any, truth: 
 
 
 class Crossed:
-    """Selection by cross-validation: the penalty, and which of two blocks of features is used, the ``first`` columns,
-    the others or both, are those of least loss over the folds of the training rows. It is made once: later fits take
-    the same. The unseen rows decide nothing.
+    """Selection by cross-validation of the penalty and of the block of features.
+
+    The block is the ``first`` columns, the other columns, or all columns. The pair with the least loss over the folds
+    of the training rows is selected in the first call; later calls reuse it. The unseen rows have no influence.
     """
 
     def __init__(self, first: int):
@@ -141,7 +148,7 @@ class Crossed:
         return again(x, targets)._replace(again=again)
 
     def _choice(self, solver: Solver, x: Any, targets: np.ndarray) -> tuple[float, slice]:
-        """(penalty, block) of least loss. Rows are evenly spaced ones if there are many."""
+        """Return the (penalty, block) of least cross-validation loss, on evenly spaced rows if there are many."""
         rows = np.linspace(0, x.shape[0] - 1, min(x.shape[0], _CROSSED)).astype(np.int64)
         x, targets = x[rows], targets[rows]
         fold = _folds(targets)
@@ -160,7 +167,7 @@ class Crossed:
 
 
 def _folds(targets: np.ndarray) -> np.ndarray:
-    """Fold of each row, stratified by target: every fold has nearly the same distribution of targets."""
+    """Assign a fold to each row, stratified by target: every fold has nearly the same distribution of targets."""
     order = np.random.default_rng(0).permutation(len(targets))
     size = targets if targets.ndim == 1 else targets @ np.arange(1, targets.shape[1] + 1)
     fold = np.empty(len(targets), np.int64)
@@ -169,7 +176,7 @@ def _folds(targets: np.ndarray) -> np.ndarray:
 
 
 def label_solver(classes: int, weights: Tensor | None = None) -> Solver:
-    """Multinomial logistic regression: logits of ``classes`` classes, for labels in 0 … classes - 1.
+    """Return the solver of multinomial logistic regression: logits of ``classes`` classes, labels in 0 … classes - 1.
 
     Minimises Σ -w_label log softmax(x W + c)[label] + penalty / 2 · Σ_f |W_f|² / s_f², with the ``scales`` s of the
     features. weights (classes): w; None: 1.
@@ -185,7 +192,7 @@ def label_solver(classes: int, weights: Tensor | None = None) -> Solver:
 
 
 def label_set_solver() -> Solver:
-    """Logistic regressions, one per label, for targets (rows, C) of 0 and 1; judged by loss alone."""
+    """Return the solver of one logistic regression per label; targets (rows, C) of 0 and 1; judged by loss alone."""
 
     def fit(x: Any, present: np.ndarray, penalty: float, iterations: int) -> Fitted:
         weights, intercept = np.zeros((x.shape[1], present.shape[1])), np.zeros(present.shape[1])
@@ -204,9 +211,10 @@ def label_set_solver() -> Solver:
 
 
 def value_solver() -> Solver:
-    """Ridge regression: one output. Minimises Σ (x w + c - y)² + 4 penalty · Σ_f w_f² / s_f².
+    """Return the solver of ridge regression with one output.
 
-    The ``scales`` s are those of two classes: values above and below the median.
+    Minimises Σ (x w + c - y)² + 4 penalty · Σ_f w_f² / s_f². The ``scales`` s compare two groups of rows: those with
+    values above the median and the others.
     """
 
     def judged(outputs: np.ndarray, truth: np.ndarray) -> tuple[float, float]:
@@ -219,23 +227,23 @@ def value_solver() -> Solver:
 
 
 def plain_labels(x: Any, labels: np.ndarray, classes: int) -> Fitted:
-    """Multinomial logistic regression with penalty 1 and no scales, see ``label_solver``."""
+    """Fit multinomial logistic regression with penalty 1 and no scales, see ``label_solver``."""
     fit = _of_labels(classes, np.ones(classes))
     return _Design(x, labels[:, None], 0.0).fit(fit, labels, PLAIN, 10 * _ITERATIONS)
 
 
 def plain_values(x: Any, values: np.ndarray) -> Fitted:
-    """Ridge regression with a weight of 1 of the squares, without scales, see ``value_solver``."""
+    """Fit ridge regression with a coefficient of 1 on the squared weights and no scales, see ``value_solver``."""
     return _Design(x, values[:, None], 0.0).fit(_ridge, values, 0.25, _ITERATIONS)
 
 
 def _of_labels(classes: int, of_labels: np.ndarray) -> Fit:
-    """Function that fits a logistic regression; ``of_labels`` (classes): their weights."""
+    """Return the function that fits logistic regression; ``of_labels`` (classes): weight of each class in the loss."""
 
     def fit(x: Any, labels: np.ndarray, penalty: float, iterations: int) -> Fitted:
         solver = _logistic(x, labels, penalty, iterations, of_labels[labels])
         found, intercept = solver.coef_.T, solver.intercept_
-        if len(solver.classes_) == 2:  # one logit, of the second class
+        if len(solver.classes_) == 2:  # scikit-learn fits one logit, for the second class
             found, intercept = np.concatenate((-found, found), 1) / 2, np.append(-intercept, intercept) / 2
         whole = np.zeros((x.shape[1], classes)), np.full(classes, intercept.min() - 5.0)
         whole[0][:, solver.classes_], whole[1][solver.classes_] = found, intercept
@@ -245,7 +253,7 @@ def _of_labels(classes: int, of_labels: np.ndarray) -> Fit:
 
 
 def _logistic(x: Any, labels: np.ndarray, penalty: float, iterations: int, weights: np.ndarray | None = None) -> Any:
-    """Logistic regression by scikit-learn; one that ``iterations`` do not bring to its optimum is taken as it is."""
+    """Fit logistic regression by scikit-learn; a fit that has not converged after ``iterations`` is used as it is."""
     solver = metric_library("sklearn.linear_model").LogisticRegression(C=1 / penalty, max_iter=iterations)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", metric_library("sklearn.exceptions").ConvergenceWarning)
@@ -259,13 +267,14 @@ def _ridge(x: Any, values: np.ndarray, penalty: float, iterations: int) -> Fitte
 
 
 def scales(x: Any, groups: np.ndarray, power: float) -> np.ndarray:
-    """Scales (F) of the features, as in naive Bayes: large if a feature's frequency differs between groups of rows.
+    """Compute feature scales (F), as in naive Bayes: large if a feature's frequency differs between groups of rows.
 
-    s_f = r_f^power, divided by the root of its mean square over f. r_f² = Σ over groups g of ln²(p_fg / p_f¬g). p_fg:
-    share of feature f among all features of the rows of group g, counted once per row, plus one (Wang & Manning 2012,
-    who scale by the logarithm of two classes itself; a linear model with an L2 penalty does not depend on its sign).
+    s_f = r_f^power, divided by its root mean square over f. r_f² = Σ over groups g of ln²(p_fg / p_f¬g). p_fg: share of
+    feature f in the counts of all features over the rows of group g; ¬g: over the other rows. The count of a feature is
+    one plus the number of rows in which it occurs. Wang & Manning (2012) scale by the logarithm for two classes itself;
+    its sign makes no difference to a linear model with an L2 penalty.
 
-    x (rows, F) an array or a sparse matrix, groups (rows, G) of booleans.
+    x: array or sparse matrix (rows, F). groups: booleans (rows, G).
     """
     occurs, squares = (x != 0).astype(np.float64), np.zeros(x.shape[1])
     of_all = np.asarray(occurs.sum(0)).ravel()
@@ -280,8 +289,8 @@ def scales(x: Any, groups: np.ndarray, power: float) -> np.ndarray:
 class _Design:
     """Features times their scales. With few rows and many features, the problem is solved in the space of the rows.
 
-    The weights of least loss and penalty are W = X^T A. With X X^T = L L^T, the loss of X W is that of L U, and the
-    penalty |W|² is |U|², where U = L^T A (representer theorem): a problem of as many features as rows.
+    The weights that minimise loss plus penalty have the form W = X^T A (representer theorem). With X X^T = L L^T and
+    U = L^T A, the outputs X W are L U and the penalty |W|² is |U|²: a problem of as many features as rows.
     """
 
     def __init__(self, x: Any, groups: np.ndarray, power: float):
@@ -294,7 +303,7 @@ class _Design:
         self.root = _root(self.x) if rows <= _ROWS and features >= _WIDE * rows else None
 
     def fit(self, fit: Fit, targets: np.ndarray, penalty: float, iterations: int) -> Fitted:
-        """Fit; the weights are those of the features without scales."""
+        """Fit a linear model; the returned weights apply to the unscaled features."""
         if self.root is None:
             found = fit(self.x, targets, penalty, iterations)
             weights = found.weights
@@ -307,7 +316,7 @@ class _Design:
 
 
 def _root(x: Any) -> np.ndarray:
-    """Lower triangular L (rows, rows) with L L^T = X X^T + ε I. Frequent features are multiplied as a dense matrix."""
+    """Compute lower triangular L (rows, rows) with L L^T = X X^T + ε I; frequent features are multiplied densely."""
     if isinstance(x, np.ndarray):
         gram = x @ x.T
     else:

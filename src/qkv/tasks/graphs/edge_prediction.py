@@ -41,17 +41,19 @@ from qkv.tasks.task import Evaluation, Observed, Scale, Totals
 
 _SHOWN = 8
 _SINGLE = (0, 1)
-"""Columns of the pair features that are predictors by themselves."""
+"""Columns of the pair features that also serve as predictors on their own."""
 
 
 class EdgeDataset(Dataset):
-    """Edges of one graph as batches: pairs of nodes, half of them with an edge, and the graph without these edges.
+    """Edges of one graph as batches: pairs of nodes with and without an edge, and the graph without these edges.
 
-    Edges of the held-out parts are in no graph that the model reads. A training step hides ``task.hidden`` of the
-    training edges, and predicts them and as many pairs times ``task.negatives`` without a training edge; both are
-    functions of (seed, step). Encodings of structure are those of the edges that are left, so that they do not tell the
-    hidden ones. Pairs of a held-out part without an edge have none in the whole graph. ``other``: True if the graph is
-    not that of the run; its held-out edges are then one part, ``OTHER``.
+    The model never reads a graph that contains edges of the held-out splits. A training step hides the fraction
+    ``task.hidden`` of the training edges. The model predicts them, together with ``task.negatives`` times as many pairs
+    without a training edge. Both depend on (seed, step) only. Structural encodings are computed from the remaining
+    edges, so that they do not reveal the hidden edges. Pairs without an edge in a held-out split have no edge in the
+    whole graph.
+
+    ``other``: True if the graph is not the run's graph; its held-out edges then form the single split ``OTHER``.
     """
 
     def __init__(
@@ -99,17 +101,17 @@ class EdgeDataset(Dataset):
         yield self._batch(self.without(found) if split == TRAIN else self._whole, found, others)
 
     def asked(self, split: str) -> tuple[np.ndarray, np.ndarray]:
-        """Pairs of a split with an edge, and as many without, the same in every run."""
+        """Return (pairs of a split with an edge, at most as many pairs without an edge), the same in every run."""
         found = self.pairs[split]
         known, draw = self._known[TRAIN] if split == TRAIN else self._every, random(0, HELD_OUT + len(found))
         return found, without_edge(known, self.nodes, len(found), draw)
 
     def features(self, pairs: np.ndarray) -> np.ndarray:
-        """Features (P, F) of pairs of nodes, computed from the training edges."""
+        """Compute the features (P, F) of pairs of nodes from the training edges."""
         return pair_features(self._adjacency, self.graph.features, pairs)
 
     def without(self, pairs: np.ndarray) -> Signal:
-        """Signal of the graph of the training edges without those of ``pairs``."""
+        """Return the signal of the graph with all training edges except those of ``pairs``."""
         hidden, spec = codes(pairs, self.nodes), self.processor.spec
         if spec.neighbours or spec.encoding_columns:
             left = self._edges[~np.isin(_codes(self._edges, self.nodes), hidden)]
@@ -120,7 +122,7 @@ class EdgeDataset(Dataset):
         return replace(self._whole, graph=kept)
 
     def signal_of(self, signal: Signal, pairs: np.ndarray) -> Signal:
-        """Copy of a signal of the graph that asks for ``pairs``."""
+        """Return a copy of a signal of the graph with ``pairs`` as the pairs to predict."""
         assert signal.graph is not None
         counts = torch.from_numpy(self.features(pairs).astype(np.float32)) if self.wide else None
         return replace(signal, counts=counts, graph=replace(signal.graph, pairs=torch.from_numpy(pairs.T.copy())))
@@ -139,7 +141,7 @@ class EdgeDataset(Dataset):
 
 
 def _codes(edges: np.ndarray, nodes: int) -> np.ndarray:
-    """Codes (E) of the pairs of edges (E, 2) in any direction."""
+    """Return the pair codes (E) of edges (E, 2), the same for both directions."""
     return codes(np.sort(edges, 1), nodes)
 
 
@@ -179,7 +181,7 @@ class EdgePredictionTask(JoinedTask):
         return EdgeDataset(recipe, table, vocabulary, _processor(vocabulary))
 
     def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, own: Dataset | None) -> Dataset:
-        """Another graph: the edges that a run on it would hold out are hidden, and predicted."""
+        """Open another graph; the edges that a run on it would hold out are hidden and predicted."""
         table = open_graph(recipe.data.changed(source=source))
         return EdgeDataset(recipe, table, vocabulary, _processor(vocabulary), other=True)
 
@@ -190,7 +192,7 @@ class EdgePredictionTask(JoinedTask):
         return model.head.loss(*self.asked(model, batch, tap))
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
-        """Loss of a batch; outcomes: (target, logit) of its pairs."""
+        """Return the loss of a batch; outcomes: (target, logit) of its pairs."""
         return self.observed(model, self.asked(model, batch)[0], batch)
 
     def observed(self, model: Transformer, found: Tensor, batch: Batch) -> Observed:
@@ -226,7 +228,7 @@ class EdgePredictionTask(JoinedTask):
     def predict(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]]:
-        """Probability of an edge between the nodes ``source`` and ``target`` of each row, by the training edges."""
+        """Predict from the training edges the probability of an edge between ``source`` and ``target`` of each row."""
         dataset = self.open(recipe, vocabulary)
         assert isinstance(dataset, EdgeDataset)
         place = {name: i for i, name in enumerate(dataset.table.names)}
@@ -255,7 +257,7 @@ class EdgePredictionTask(JoinedTask):
         return label_set_solver()
 
     def baselines(self, dataset: EdgeDataset, split: str) -> dict[str, float]:
-        """Metrics of the number of common neighbours and of the index of Adamic and Adar."""
+        """Compute the metrics of two single predictors: the number of common neighbours and the Adamic–Adar index."""
         features, truth = dataset.features(np.concatenate(dataset.asked(split))), self.targets(dataset, split)[:, 0]
         return {
             f"{metric}_of_{name.replace(' ', '_').replace('-', '_').lower()}": value
@@ -279,7 +281,7 @@ def _chance(logit: float) -> float:
 
 
 def _chances(model: Any, dataset: EdgeDataset, pairs: np.ndarray) -> list[float]:
-    """Probabilities of edges between pairs of nodes, by the training edges without those of the pairs themselves."""
+    """Predict the probabilities of edges between pairs of nodes from the training edges except those of the pairs."""
     signal = dataset.signal_of(dataset.without(pairs), pairs).to(model.device)
     with torch.inference_mode(), evaluating(model):
         return model(signal)[0][:, 0].double().sigmoid().tolist()

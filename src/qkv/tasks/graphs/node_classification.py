@@ -43,18 +43,18 @@ from qkv.tasks.task import Evaluation, Observed, Scale, Totals
 
 _SHOWN = 8
 _CHUNK, _MOST_NODES = 1024, 100_000
-"""Nodes that are predicted at once, and nodes around them, at most, with ``task.fanouts``."""
+"""With ``task.fanouts``: maximum number of nodes predicted at once, and of nodes in their neighbourhood."""
 _NORM = 10
-"""Mean norm of the columns of a node that a linear model reads."""
+"""Root-mean-square norm of the columns of a training node, as a linear model reads them."""
 
 
 class NodeDataset(Dataset):
     """Nodes of one graph as batches: the whole graph, or random parts of its nodes with the edges between them.
 
-    An epoch has ``task.parts`` batches. Training and other nodes are spread evenly over them (Cluster-GCN, Chiang et
-    al. 2019, with random clusters). With ``task.fanouts``, a batch has ``training.batch_size`` random nodes of the
-    training part and samples of their neighbours; held-out nodes are read in chunks, with all neighbours of as many
-    hops.
+    An epoch has ``task.parts`` batches. Training nodes and other nodes are each spread evenly over the batches
+    (Cluster-GCN, Chiang et al. 2019, with random clusters). With ``task.fanouts``, a batch has ``training.batch_size``
+    random training nodes and samples of their neighbours. Held-out nodes are then read in chunks with all their
+    neighbours within as many hops as there are fanouts.
     """
 
     def __init__(self, recipe: Recipe, table: NodeTable, vocabulary: Vocabulary, processor: GraphsProcessor):
@@ -91,8 +91,11 @@ class NodeDataset(Dataset):
         return self._batch(TRAIN, self._nodes(TRAIN, epoch)[part])
 
     def around(self, asked: np.ndarray) -> Iterator[tuple[Signal, np.ndarray, np.ndarray]]:
-        """Signals that are read to predict the nodes ``asked``, each with the places of some of them in it and in
-        ``asked``: the whole graph, or chunks with all neighbours, of bounded size unless one node has more.
+        """Yield the signals from which the model predicts the nodes ``asked``.
+
+        Yields (signal, positions of predicted nodes in the signal, their positions in ``asked``). The signal is the
+        whole graph or, with ``task.fanouts``, a chunk of nodes with all their neighbours. Chunks have a bounded size,
+        unless the neighbourhood of a single node exceeds it.
         """
         if not self.fanouts:
             yield self._whole or self.processor.signal([self.graph]), asked, np.arange(len(asked))
@@ -132,7 +135,7 @@ class NodeDataset(Dataset):
                 yield batch
 
     def _nodes(self, split: str, key: int) -> list[np.ndarray]:
-        """Nodes of each part, sorted; those with a target are spread evenly over the parts."""
+        """Return the nodes of each part, sorted; nodes with a target are spread evenly over the parts."""
         if self.parts == 1:
             return [np.arange(len(self.graph))]
         generator, asked = random(self._seed, key), self.table.splits[split]
@@ -185,14 +188,14 @@ class NodeClassificationTask(JoinedTask):
         return model.head.loss(logits[None], targets[None], self.spec.label_smoothing)
 
     def _consistent(self, consistency: Consistency, model: Transformer, batch: Batch) -> Tensor:
-        """Loss of several passes with different dropout, and of the differences of their answers; see the spec."""
+        """Return the mean loss of several passes with different dropout plus a consistency loss; see the spec."""
         asked = batch.targets != IGNORED
         passes = [model(batch.input)[0] for _ in range(consistency.samples)]
         targets, smoothing = batch.targets[asked][None], self.spec.label_smoothing
         losses = [model.head.loss(logits[asked][None], targets, smoothing) for logits in passes]
         chances = torch.stack([logits.softmax(-1) for logits in passes])
         with torch.no_grad():
-            # By logarithms, as powers of a low temperature would all be 0.
+            # In log space: with a low temperature, powers of the probabilities would all underflow to 0.
             sharp = (chances.mean(0).log() / consistency.temperature).softmax(-1)
         apart = (chances - sharp).square().sum(-1).mean()
         return torch.stack(losses).mean() + consistency.weight * batch.num_targets * apart
@@ -202,7 +205,7 @@ class NodeClassificationTask(JoinedTask):
         return logits[asked], batch.targets[asked]
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
-        """Loss of a batch; outcomes: (true, predicted) classes of its nodes."""
+        """Return the loss of a batch; outcomes: (true, predicted) classes of its nodes."""
         return self.observed(model, self.asked(model, batch)[0], batch)
 
     def observed(self, model: Transformer, found: Tensor, batch: Batch) -> Observed:
@@ -217,8 +220,9 @@ class NodeClassificationTask(JoinedTask):
         return "features_alone"
 
     def simple_features(self, dataset: NodeDataset, split: str, also: str | None = None) -> FeatureTable:
-        """Columns of the training nodes and of those of ``split``, divided by one scale, so that most rows have a norm
-        of about 10.
+        """Return the columns of the training nodes and of the nodes of ``split``, divided by one common scale.
+
+        With this scale, the root-mean-square norm of the rows of training nodes is 10.
         """
         train, nodes = dataset.table.splits[TRAIN], dataset.table.splits[split]
         columns = dataset.processor.columns(dataset.graph)
@@ -232,7 +236,7 @@ class NodeClassificationTask(JoinedTask):
         return label_solver(num_outputs)
 
     def baselines(self, dataset: NodeDataset, split: str) -> dict[str, float]:
-        """Accuracies in %: of the most frequent training label, and of logistic regression on the columns of a node."""
+        """Compute the accuracies, in %, of the most frequent training label and of logistic regression on columns."""
         if TRAIN not in dataset.table.splits:
             return {}
         truth, known = self.targets(dataset, split), self.targets(dataset, TRAIN)
@@ -269,7 +273,7 @@ class NodeClassificationTask(JoinedTask):
     def predict(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]]:
-        """Labels of nodes of the run's graph, each row names its ``node``."""
+        """Predict the labels of nodes of the run's graph; each row names its ``node``."""
         dataset = self.open(recipe, vocabulary)
         assert isinstance(dataset, NodeDataset)
         place = {name: i for i, name in enumerate(dataset.table.names)}
@@ -285,7 +289,7 @@ class NodeClassificationTask(JoinedTask):
 
 
 def _vocabulary(recipe: Recipe, table: NodeTable) -> Vocabulary:
-    """Labels of all splits, and the processor fitted to the graph. Raises ``UserError``."""
+    """Build the vocabulary: labels of all splits, and the processor fitted to the graph. Raises ``UserError``."""
     labels = tuple(sorted({label for label in table.labels if label is not None}))
     if len(labels) < 2:
         raise UserError(f"data.source: the nodes of {table.name!r} have {len(labels)} label; give at least two")
@@ -303,7 +307,7 @@ def _processor(vocabulary: Vocabulary) -> GraphsProcessor:
 
 
 def _of_nodes(model: Any, dataset: NodeDataset, nodes: np.ndarray, call: Callable[[Signal], Tensor]) -> Tensor:
-    """Values (nodes, …) of ``nodes``, by a call of the model that gives the values (N, …) of the nodes of a signal."""
+    """Compute values (nodes, …) of ``nodes``; ``call`` runs the model: values (N, …) of the N nodes of a signal."""
     found: list[tuple[np.ndarray, Tensor]] = []
     with torch.inference_mode(), evaluating(model):
         for signal, inside, places in dataset.around(nodes):
@@ -313,5 +317,5 @@ def _of_nodes(model: Any, dataset: NodeDataset, nodes: np.ndarray, call: Callabl
 
 
 def _chances(model: Any, dataset: NodeDataset, nodes: np.ndarray) -> Tensor:
-    """Probabilities (nodes, C) of the classes of ``nodes``."""
+    """Compute the class probabilities (nodes, C) of ``nodes``."""
     return _of_nodes(model, dataset, nodes, lambda signal: model(signal)[0][0].double().softmax(-1))

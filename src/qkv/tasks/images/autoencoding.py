@@ -31,11 +31,15 @@ _SHOWN = 16
 """Number of images in the report, each above its reconstruction."""
 _AT_ONCE = 256
 DEVIATION = "deviation"
-"""Name of the extra of a batch that holds the deviation of the pixels of each channel, from 0 to 1."""
+"""Name of the extra of a batch with the standard deviation of each channel, for pixels from 0 to 1."""
 
 
 class Reconstructed(NamedTuple):
-    """Results of a batch: sum of the squared errors of pixels from 0 to 1, their number, uses of each code (K)."""
+    """Results of a batch.
+
+    squared: sum of the squared errors, for pixels from 0 to 1.   count: number of pixel values.   uses (K): number of
+    uses of each code.
+    """
 
     squared: float
     count: int
@@ -44,13 +48,13 @@ class Reconstructed(NamedTuple):
 
 @implements(Autoencoding)
 class AutoencodingTask(ImageTask):
-    """Autoencoding of images: (pixel - reconstruction)² + β (z - code)², means over the values of an image."""
+    """Autoencoding of images: loss (pixel - reconstruction)² + β (z - code)², both as means over their values."""
 
     loss_unit = "a pixel"
     metric = "mse"
 
     def reconstructed(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Reconstruction:
-        """Reconstructions of the images of a batch."""
+        """Reconstruct the images of a batch."""
         head = model.head
         assert isinstance(head, CodebookDecoder)
         return head.reconstructed(model.features(batch.input, tap=tap)[0])
@@ -124,19 +128,19 @@ class AutoencodingTask(ImageTask):
 
 
 def usage(uses: np.ndarray) -> dict[str, float]:
-    """Metrics of the numbers of uses of the codes (K): share of used ones in per cent, and perplexity exp(H)."""
+    """Compute metrics of the uses of each code (K): share of the codes in use, in per cent, and perplexity exp(H)."""
     shares = uses[uses > 0] / max(1, uses.sum())
     entropy = float(-(shares * np.log(shares)).sum())
     return {"codes_used": 100 * len(shares) / len(uses), "code_perplexity": math.exp(entropy)}
 
 
 def decibels(mse: float) -> float:
-    """Peak signal-to-noise ratio -10 log10(MSE) of pixels from 0 to 1; infinity without an error."""
+    """Compute the peak signal-to-noise ratio -10 log10(MSE) of pixels from 0 to 1; infinity for an MSE of 0."""
     return -10 * math.log10(mse) if mse > 0 else math.inf
 
 
 def mean_image_error(dataset: ExampleDataset, split: str) -> dict[str, float]:
-    """MSE, of pixels from 0 to 1, of always answering with the mean of the training images; empty without these."""
+    """Compute the MSE of predicting the mean training image, for pixels from 0 to 1; empty without training images."""
     known = dataset.fitted_examples
     if not known:
         return {}

@@ -36,7 +36,7 @@ from qkv.tasks.text.next_token import exponential
 class ImageTokensTask(GeneratedImagesTask):
     """Causal modelling of the codes of images: -Σ log p(c_i | start, c_<i), in the order of the processor.
 
-    The ids of the codes are followed by those of the starts: one for each label, or one for all images.
+    The vocabulary is the ids of the codes, then the ids of the start tokens: one per label, or one for all images.
     """
 
     loss_unit = "nats a code"
@@ -51,7 +51,7 @@ class ImageTokensTask(GeneratedImagesTask):
         return Batch.of(torch.cat((first[:, None], signal.values[:, :-1]), 1), signal.values)
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        """-Σ log p(next code) over the batch, in nats."""
+        """Compute -Σ log p(next code) over the batch, in nats."""
         return language_loss(model, batch.input, batch.targets, tap=tap)
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
@@ -78,14 +78,17 @@ class ImageTokensTask(GeneratedImagesTask):
 
 
 def codes_of(vocabulary: Vocabulary) -> ImageCodesProcessor:
-    """Processor of a run on codes of images. Raises ``UserError`` if the run has none."""
+    """Return the processor of a run on codes of images. Raises ``UserError`` if the run has none."""
     found = processor_of(vocabulary)
     assert isinstance(found, ImageCodesProcessor)
     return found
 
 
 def place_frequencies(dataset: ExampleDataset, split: str) -> dict[str, float]:
-    """Nats a code under the frequencies of codes at each place in the training part, each code counted once more."""
+    """Compute the loss of a baseline, in nats per code: code frequencies at each position, with add-one smoothing.
+
+    The frequencies are counted over the training split.
+    """
     known = dataset.fitted_examples
     if not known:
         return {}

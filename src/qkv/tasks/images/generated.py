@@ -20,12 +20,15 @@ from qkv.tasks.images.task import ImageTask, picture_section
 from qkv.tasks.labels.classification import LABEL
 
 SAMPLES = 64
-"""Least number of generated images in the report."""
+"""Minimum number of generated images in the report."""
 _COLUMNS, _MOST_COLUMNS = 8, 16
 
 
 class GeneratedImagesTask(ImageTask):
-    """Base class of tasks that generate an image value by value after a start: its label, or the same for all."""
+    """Base class of tasks that generate an image value by value after a start token.
+
+    The start token is the label of the image, or the same token for all images.
+    """
 
     label: ClassVar[Role | None] = LABEL
     generates_images: ClassVar[bool] = True
@@ -45,7 +48,7 @@ class GeneratedImagesTask(ImageTask):
         return label if vocabulary.labels and label not in vocabulary.classes else None
 
     def starts(self, vocabulary: Vocabulary, count: int, label: str | None) -> list[int]:
-        """Numbers of the starts of ``count`` images of ``label``; None: all labels in turn. Raises ``UserError``."""
+        """Return the start indices of ``count`` images of ``label``; None: all labels in turn. Raises ``UserError``."""
         if label is None:
             return [i % max(1, len(vocabulary.labels)) for i in range(count)]
         if not vocabulary.labels:
@@ -63,7 +66,7 @@ class GeneratedImagesTask(ImageTask):
         )
 
     def samples(self, model: Any, vocabulary: Vocabulary, generation: Generation) -> dict[str, Any]:
-        """Section of the report with generated images, with a column for each label if there are not too many."""
+        """Build the report section of generated images, with one column per label if there are at most 16 labels."""
         labels = len(vocabulary.labels)
         columns = labels if 1 < labels <= _MOST_COLUMNS else _COLUMNS
         count = -(-SAMPLES // columns) * columns
@@ -74,7 +77,7 @@ class GeneratedImagesTask(ImageTask):
 
 
 def places_of(spec: ImageSequence, context_length: int) -> int:
-    """Number of values of an image. Raises ``UserError`` if a model of ``context_length`` cannot read them."""
+    """Return the number of values of an image. Raises ``UserError`` if it exceeds ``context_length``."""
     assert spec.places is not None
     if spec.places > context_length:
         raise UserError(

@@ -32,14 +32,19 @@ from qkv.tasks.inputs import EncodedRow, SignalReader
 from qkv.tasks.task import Evaluation, Scale, Totals
 
 PIXELS, STARTS, UNIT = "pixels", "starts", "unit"
-"""Names of the extras of a batch: levels (B, N, F) without noise, starts (B), and nats from units to levels."""
+"""Names of the extras of a batch.
+
+They hold the pixel levels (B, N, F) without noise, the start indices (B), and the constant that converts nats per
+standardised value to nats per level.
+"""
 
 
 @implements(NextPatch)
 class NextPatchTask(GeneratedImagesTask):
-    """Generation of images from patches: -Σ log p(patch_i | start, patch_<i), in nats per level of a pixel.
+    """Generation of images from patches: -Σ log p(patch_i | start, patch_<i), in nats, as densities over pixel levels.
 
-    Uniform noise is added to the levels: in training new one in each step, in evaluation the same for equal images.
+    Uniform noise is added to the levels. In training, each step samples new noise; in evaluation, the noise depends on
+    the image only.
     """
 
     loss_unit = "nats a value"
@@ -101,7 +106,7 @@ class NextPatchTask(GeneratedImagesTask):
 
 
 def noisy(processor: ImagePatchesProcessor, levels: Tensor, noise: Tensor, starts: Tensor) -> Batch:
-    """Batch of patches with ``levels`` (B, N, F) and noise from 0 to 1, behind their ``starts`` (B)."""
+    """Build a batch of patches ``levels`` + ``noise``, (B, N, F), noise from 0 to 1, after their ``starts`` (B)."""
     patches = processor.standardised(levels + noise)
     count = processor.spec.starts or 1
     first = read_next(torch.zeros_like(patches[:, 0]), starts, count)
@@ -111,7 +116,7 @@ def noisy(processor: ImagePatchesProcessor, levels: Tensor, noise: Tensor, start
 
 
 def read_next(patches: Tensor, starts: Tensor | None, count: int) -> Tensor:
-    """Values that the front end reads: patches (…, F) with a one-hot start of ``count``, zeros for none."""
+    """Append a one-hot start index (``count`` values; zeros for None) to patches (…, F): the front end's input."""
     marks = patches.new_zeros(*patches.shape[:-1], count)
     if starts is not None:
         marks[torch.arange(len(starts)), starts] = 1
@@ -119,7 +124,7 @@ def read_next(patches: Tensor, starts: Tensor | None, count: int) -> Tensor:
 
 
 def patches_of(vocabulary: Vocabulary) -> ImagePatchesProcessor:
-    """Processor of a run on patches. Raises ``UserError`` if the run has none."""
+    """Return the processor of a run on patches. Raises ``UserError`` if the run has none."""
     found = processor_of(vocabulary)
     assert isinstance(found, ImagePatchesProcessor)
     return found
@@ -131,7 +136,7 @@ def _patches(reader: SignalReader) -> ImagePatchesProcessor:
 
 
 def pixel_gaussians(dataset: ExampleDataset, split: str) -> dict[str, float]:
-    """Nats a value of independent Gaussians, one for each pixel, with mean and variance of the training images."""
+    """Compute the loss, in nats per value, of a baseline: one Gaussian per value, fitted to the training images."""
     known = dataset.fitted_examples
     if not known:
         return {}
@@ -141,7 +146,7 @@ def pixel_gaussians(dataset: ExampleDataset, split: str) -> dict[str, float]:
         total += levels
         squares += levels**2
     mean = total / len(known)
-    variance = squares / len(known) - mean**2 + 1 / 12  # of the noise
+    variance = squares / len(known) - mean**2 + 1 / 12  # variance of the uniform noise
     nats = 0.0
     for example in dataset.examples[split]:
         errors = (example.fields.value - mean) ** 2 + 1 / 12

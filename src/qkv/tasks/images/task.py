@@ -1,4 +1,4 @@
-"""Base class for tasks on images without an answer: an example is an image, with its label if the model reads it."""
+"""Base class for tasks whose examples are images without a target column; the model may read a label as input."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ImageTask(ExampleTask):
 
     evaluates = True
     label: ClassVar[Role | None] = None
-    """Column of the label, for models that read it; None for tasks without one."""
+    """Column of the label that the model may read; None for tasks without labels."""
 
     def __init__(self, spec: Any):
         super().__init__(spec)
@@ -43,7 +43,7 @@ class ImageTask(ExampleTask):
         return self
 
     def labelled(self, processor: ProcessorSpec | None) -> bool:
-        """True if the model reads the label of an image."""
+        """Return True if the model reads the label of an image."""
         return False
 
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
@@ -77,11 +77,11 @@ class ImageTask(ExampleTask):
         return examples
 
     def targets(self, encoded: np.ndarray) -> int:
-        """Number of targets of an encoded image; by default its values."""
+        """Return the number of targets of an encoded image; by default its number of values."""
         return encoded.size
 
     def index(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> int:
-        """Index of the label of a row; 0 without labels. Raises ``UserError`` for an unknown one."""
+        """Return the index of the label of a row; 0 without labels. Raises ``UserError`` for an unknown label."""
         if self.label is None or self.label.name not in row or not vocabulary.labels:
             return 0
         label = row[self.label.name]
@@ -94,12 +94,12 @@ class ImageTask(ExampleTask):
         return lambda rows: self.batch(reader, rows)
 
     def batch(self, reader: SignalReader, rows: Sequence[EncodedRow]) -> Batch:
-        """Batch of several examples."""
+        """Build a batch of several examples."""
         raise NotImplementedError
 
 
 def processor_of(vocabulary: Vocabulary) -> Processor:
-    """Processor of a run's images. Raises ``UserError`` if it has none."""
+    """Return the processor of a run's images. Raises ``UserError`` if the run has none."""
     found = vocabulary.processors.get(INPUT)
     if found is None:
         raise UserError("the run has no processor of images; its processors.json is missing or belongs to another run")
@@ -107,6 +107,6 @@ def processor_of(vocabulary: Vocabulary) -> Processor:
 
 
 def picture_section(title: str, images: Sequence[np.ndarray], columns: int, caption: str) -> dict[str, Any]:
-    """Section of a report with images (H, W) or (H, W, 3) on one sheet of ``columns`` columns."""
+    """Build a report section with images (H, W) or (H, W, 3) on one sheet of ``columns`` columns."""
     source = as_uri(sheet(images, columns))
     return {"kind": "pictures", "title": title, "pictures": [{"source": source, "caption": caption}]}

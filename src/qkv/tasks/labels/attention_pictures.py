@@ -21,8 +21,9 @@ _NOTE = (
 def attention_section(
     model: Transformer, reader: InputReader, rows: Sequence[tuple[Mapping[str, Any], str]]
 ) -> list[dict[str, Any]]:
-    """Report section with the attention over the picture of each of ``rows``, pairs (row, caption); empty if the model
-    has no attention over positions on a grid, or the rows have no pictures.
+    """Build the report section of attention over the pictures of ``rows``, pairs (row, caption).
+
+    Empty if the model has no attention over positions on a grid, or if the rows have no pictures.
     """
     drawn = [picture for row, caption in rows for picture in _heated(model, reader, row, caption)]
     title = "Attention over the picture"
@@ -30,7 +31,7 @@ def attention_section(
 
 
 def _heated(model: Transformer, reader: InputReader, row: Mapping[str, Any], caption: str) -> list[dict[str, Any]]:
-    """Pictures of a row with their shares: one for each position in time."""
+    """Return the pictures of a row with the attention share of each patch, one picture per position in time."""
     fields, _ = reader.noted(row, 0.0)
     grid = model.spec.frontend.grid or ()
     sources = reader.frames_read(fields, grid[0] if len(grid) == 3 else 1)

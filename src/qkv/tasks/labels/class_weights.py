@@ -24,16 +24,16 @@ _MOST = 5
 
 
 def balanced(counts: Mapping[str, int]) -> dict[str, float]:
-    """Weight w_c = n / (k · n_c) of each of the k labels, where n_c of n targets have the label c.
+    """Compute the weight w_c = n / (k · n_c) of each of the k labels, where n_c of n targets have the label c.
 
-    These are the weights ``class_weight="balanced"`` of scikit-learn. Their mean over the targets is 1.
+    These are the weights of ``class_weight="balanced"`` in scikit-learn. Their mean over the targets is 1.
     """
     total = sum(counts.values())
     return {label: total / (len(counts) * count) for label, count in counts.items()}
 
 
 def with_class_weights(recipe: Recipe, targets: Sequence[str], labels: Sequence[str]) -> Recipe:
-    """Copy of the recipe whose task has one weight for each of ``labels``; unchanged without class weights.
+    """Return a copy of the recipe whose task has a weight for each of ``labels``; unchanged without class weights.
 
     ``targets``: labels of all training targets. Raises ``UserError`` for a weight of an unknown label.
     """
@@ -50,7 +50,7 @@ def with_class_weights(recipe: Recipe, targets: Sequence[str], labels: Sequence[
 
 
 def weights_of(task: Any, order: Callable[[str], Any] | None = None) -> Tensor | None:
-    """Weights (C) of the classes, which are the labels sorted by ``order``; None without class weights.
+    """Return the class weights (C), for the labels sorted by ``order``; None without class weights.
 
     Raises ``UserError`` if the training data has not been read yet.
     """
@@ -62,7 +62,7 @@ def weights_of(task: Any, order: Callable[[str], Any] | None = None) -> Tensor |
 
 
 def label_loss(head: Any, logits: Tensor, targets: Tensor, smoothing: float, weights: Tensor | None) -> Tensor:
-    """Σ_i w(y_i) · CE(z_i, y_i) over the targets y with logits z, CE as in ``head.loss``, which ``weights`` None gives.
+    """Compute Σ_i w(y_i) · CE(z_i, y_i) over targets y with logits z; without ``weights``, return ``head.loss``.
 
     logits (…, C), targets (…), weights (C).
     """
@@ -76,9 +76,9 @@ def label_loss(head: Any, logits: Tensor, targets: Tensor, smoothing: float, wei
 def rare_labels_note(
     task: Any, labels: Sequence[str], pairs: Pairs, counts: Mapping[str, int], weighs: bool = True
 ) -> list[str]:
-    """At most one sentence: rare labels with low recall among the (true, predicted) ``pairs``, and what may help.
+    """Return at most one note on rare labels with low recall among (true, predicted) ``pairs``, and a remedy.
 
-    A label is rare if it has less than half of an equal share of the training targets, ``counts`` by label.
+    ``counts``: training targets per label. A label is rare if it has less than half of an equal share of them.
     ``weighs``: True if the loss of the model's head can have class weights.
     """
     true, hits = Counter(y for y, _ in pairs), Counter(y for y, found in pairs if y == found)

@@ -57,7 +57,7 @@ class ClassificationTask(PooledTask):
 
     @cached_property
     def weights(self) -> Tensor | None:
-        """Weights (C) of the classes in the loss; None for no weights."""
+        """Class weights (C) in the loss; None for no weights."""
         return weights_of(self.spec, natural)
 
     def completed(self, recipe: Recipe, records: Records) -> Recipe:
@@ -127,8 +127,10 @@ class ClassificationTask(PooledTask):
         return Evaluation(figures, sections, notes)
 
     def baselines(self, dataset: ExampleDataset, split: str) -> dict[str, float]:
-        """Accuracies on ``split``, in %: of the most frequent training label, and of a linear model, over n-grams or
-        over the features of the processor.
+        """Compute accuracies of baselines on ``split``, in %.
+
+        Baselines are the most frequent training label, and a linear model over n-grams or over features of the
+        processor.
         """
         if not dataset.fitted_on:
             return {}
@@ -143,7 +145,7 @@ class ClassificationTask(PooledTask):
         return found if linear is None else {**found, "accuracy_of_ngrams": linear}
 
     def _mistakes(self, model: Any, dataset: ExampleDataset, split: str, recipe: Recipe) -> list[dict[str, Any]]:
-        """Section with the most confident mistakes, as pictures if inputs have some; empty without mistakes."""
+        """Build the section of the most confident mistakes, as pictures if inputs have any; empty without mistakes."""
         answered = self.answered(model, dataset, split, recipe)
         wrong = ((row, answer) for row, answer in answered if answer["answer"] != row["label"])
         worst = heapq.nlargest(_SHOWN, wrong, key=lambda found: found[1]["probability"])

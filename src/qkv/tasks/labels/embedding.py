@@ -1,4 +1,4 @@
-"""Vectors in two dimensions, for the report."""
+"""Projection of vectors to two dimensions, for the report."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 MOST = 1000
-"""Most points of a picture; evenly spaced ones are shown of more."""
+"""Maximum number of points in the chart; of more vectors, an evenly spaced subset is shown."""
 
 
 def principal(vectors: Tensor, axes: int = 2) -> Tensor:
-    """Coordinates (n, axes) of vectors (n, D) along their principal components (Pearson 1901), of fixed sign."""
+    """Project vectors (n, D) on their first principal components (Pearson 1901): (n, axes), with fixed signs."""
     centred = vectors.double() - vectors.double().mean(0)
     _, _, rows = torch.linalg.svd(centred, full_matrices=False)
     rows = rows[:axes] * rows[:axes].gather(1, rows[:axes].abs().argmax(1, keepdim=True)).sign()
@@ -23,7 +23,7 @@ def principal(vectors: Tensor, axes: int = 2) -> Tensor:
 
 
 def points_section(title: str, vectors: Tensor, classes: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
-    """Report section with a point per vector (n, D), by its first two principal components, coloured by class."""
+    """Build a report section: vectors (n, D) as points in their first two principal components, coloured by class."""
     places = principal(vectors.cpu())
     kept = np.linspace(0, len(places) - 1, min(MOST, len(places))).astype(np.int64)
     names, note = list(labels), "Last hidden vectors in two dimensions (principal components), coloured by true class."

@@ -18,39 +18,40 @@ from qkv.tasks.task import Observed, Task
 
 
 class JoinedTask(Task):
-    """Base class of tasks whose outputs can be a sum of those of a network and of a linear model of simple features."""
+    """Base class of tasks whose model can be the sum of a network and a wide path (linear in simple features)."""
 
     @abstractmethod
     def asked(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, Tensor]:
-        """(outputs (M, C), targets) of the M rows, nodes or edges of a batch that have a target."""
+        """Run the model; return (outputs (M, C), targets) of the M rows, nodes or edges of a batch with a target."""
 
     @abstractmethod
     def observed(self, model: Transformer, found: Tensor, batch: Batch) -> Observed:
-        """Loss and data for metrics of a batch with the outputs ``found`` (M, C)."""
+        """Compute the loss of a batch with outputs ``found`` (M, C), and its data for metrics."""
 
     @abstractmethod
     def targets(self, dataset: Any, split: str) -> np.ndarray:
-        """Targets of a split in the units of the outputs, one per row."""
+        """Return the targets of a split in the units of the outputs, one per row."""
 
     @abstractmethod
     def baselines(self, dataset: Any, split: str) -> dict[str, float]:
-        """Metrics of simple models on ``split``, fitted to the training split; empty if there is none."""
+        """Compute the metrics on ``split`` of simple models fitted to the training split; may be empty."""
 
     @abstractmethod
     def simple(self, vocabulary: Vocabulary) -> str:
-        """Name of the features that the wide path reads, as in the names of ``baselines``, such as "pixels"."""
+        """Return the name of the wide path's features, as in the metric names of ``baselines``, such as "pixels"."""
 
     @property
     def singles(self) -> dict[str, int]:
-        """Columns, by name, of dense features that compete alone with the model; by default none."""
+        """Columns, by name, of dense features that serve as predictors on their own, to compare; by default none."""
         return {}
 
     @abstractmethod
     def simple_features(self, dataset: Any, split: str, also: str | None = None) -> FeatureTable | None:
-        """Features of the wide path, of the training rows, with those of the split ``also``, and of ``split``; None if
-        there are none. ``also`` is given for tables of examples only.
+        """Compute the features of the wide path for the training rows and for ``split``; None if there are none.
+
+        ``also``: split whose rows are added to the training rows; used for tables of examples only.
         """
 
     @abstractmethod
     def solver(self, num_outputs: int) -> Solver:
-        """Kind of linear model that predicts ``num_outputs`` outputs of a row from its simple features."""
+        """Return the kind of linear model that predicts ``num_outputs`` outputs of a row from its simple features."""

@@ -35,9 +35,9 @@ _MOST_LABELS = 100
 class MultiLabelTask(PooledTask):
     """Classification with several labels per text or pair of texts; loss -Σ_c log p(label c present or absent | text).
 
-    Labels are independent given the text: p_c = σ(z_c). Those with a probability of at least ``threshold`` are
-    predicted. The labels of all splits are classes: one that is missing in training cannot be learned, but its errors
-    are counted.
+    Labels are independent given the text: p_c = σ(z_c). Labels with a probability of at least ``threshold`` are
+    predicted. The labels of all splits are classes: a label that is missing in training cannot be learned, but its
+    errors are counted.
     """
 
     loss_unit = "nats an example"
@@ -121,7 +121,7 @@ class MultiLabelTask(PooledTask):
         return f"{answer['answer']} (truth: {', '.join(row['labels']) or NONE})"
 
     def answers(self, outputs: Tensor, vocabulary: Vocabulary, recipe: Recipe) -> list[dict[str, Any]]:
-        """Labels above the threshold, most probable first, and the probability of each label by itself."""
+        """Return per row the labels above the threshold, most probable first, and the probability of every label."""
         found: list[dict[str, Any]] = []
         for chances in outputs.double().sigmoid().tolist():
             each = dict(sorted(zip(vocabulary.labels, chances, strict=False), key=lambda item: -item[1]))
@@ -141,10 +141,10 @@ def _classes(row: Tensor) -> list[int]:
 
 
 def label_set_scores(pairs: Sets) -> dict[str, float]:
-    """Micro and macro F1, and subset accuracy, of (true, predicted) sets of classes, in per cent.
+    """Compute micro and macro F1 and subset accuracy of (true, predicted) sets of classes, in per cent.
 
     F1 = 2 TP / (2 TP + FP + FN): micro from sums over all classes, macro as the mean over the classes that occur as
-    truth or prediction. Subset accuracy: rows whose predicted set is exactly the true one.
+    truth or prediction. Subset accuracy: share of rows whose predicted set equals the true set.
     """
     if not pairs:
         return dict.fromkeys(("micro_f1", "macro_f1", "subset_accuracy"), float("nan"))
@@ -158,7 +158,7 @@ def label_set_scores(pairs: Sets) -> dict[str, float]:
 
 
 def _counts(pairs: Sets) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(true positives, true examples, predicted examples) of each class, up to the last that occurs."""
+    """Count (true positives, true examples, predicted examples) per class, up to the last class that occurs."""
     true, found = ([c for pair in pairs for c in pair[side]] for side in (0, 1))
     both = [c for a, b in pairs for c in set(a) & set(b)]
     size = 1 + max([*true, *found], default=0)
@@ -167,7 +167,7 @@ def _counts(pairs: Sets) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _by_label(labels: Sequence[str], pairs: Sets) -> list[list[Any]]:
-    """Table rows of the most frequent labels: label, examples, recall, precision and F1 in per cent."""
+    """Build table rows of the most frequent labels: label, examples, recall, precision and F1 in per cent."""
     hits, true, found = _counts(pairs)
     order = np.argsort(-true, kind="stable")[:_MOST_LABELS].tolist()
     parts = [((hits[i], true[i]), (hits[i], found[i]), (2 * hits[i], true[i] + found[i])) for i in order]
@@ -184,8 +184,10 @@ def _baseline(
     other: Sequence[set[str]],
     labels: Sequence[str],
 ) -> dict[str, float]:
-    """F1 on the texts ``unseen``, with the label sets ``other``, of one logistic regression per label over TF-IDF of
-    n-grams, fitted to ``texts`` with the label sets ``truth``; empty without scikit-learn or if too large.
+    """Compute the F1 of a baseline: one logistic regression per label over TF-IDF of n-grams.
+
+    It is fitted to ``texts`` with the label sets ``truth``, and scored on the texts ``unseen`` with the label sets
+    ``other``. Empty without scikit-learn or if the data is too large.
     """
     if not texts or too_large(texts, len(labels)):
         return {}
@@ -204,7 +206,7 @@ def _baseline(
 
 
 def _one_against_rest(x: Any, present: np.ndarray, unseen: Any) -> np.ndarray:
-    """Predicted presence of one label in ``unseen``; a label that all rows have, or none, is predicted likewise."""
+    """Predict one label for ``unseen``; if all training rows have it, or none, predict the same for all rows."""
     if present.all() or not present.any():
         return np.full(unseen.shape[0], bool(present.all()))
     regression = metric_library("sklearn.linear_model").LogisticRegression(max_iter=1000)

@@ -1,4 +1,4 @@
-"""Base class for sequence-level prediction."""
+"""Base class for tasks with one prediction per row."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ _HEATED = 8
 class PooledTask(ExampleTask, JoinedTask):
     """Base class of tasks with one prediction for a row: a text, a pair of texts, or a signal such as an image.
 
-    Texts are framed by the tokenizer's template, as in [CLS] first [SEP] second [SEP]; without one, ``cls`` precedes
-    the text (the vector used by the pooling ``first``), and ``sep`` follows each text of a pair. Other signals are
-    converted by the recipe's ``data.processor``.
+    Texts are framed by the tokenizer's template, as in [CLS] first [SEP] second [SEP]. Without a template, ``cls``
+    precedes the text (the pooling ``first`` uses its vector), and ``sep`` follows each text of a pair. Other signals
+    are converted by the recipe's ``data.processor``.
     """
 
     evaluates = True
@@ -74,7 +74,7 @@ class PooledTask(ExampleTask, JoinedTask):
         """Convert the target of a row to a number or an array. Raises ``UserError``."""
 
     def texts(self, rows: Sequence[Mapping[str, Any]]) -> list[str] | None:
-        """Texts of rows, which linear models over n-grams read; None if rows have none."""
+        """Return the texts of rows, as linear models over n-grams read them; None if rows have no text."""
         if self.text is not None:
             return [row[self.text] for row in rows]
         return None if self.inputs or self.processor is not None else [told(row) for row in rows]
@@ -90,7 +90,7 @@ class PooledTask(ExampleTask, JoinedTask):
         return np.array([example.fields.truth for example in dataset.examples[split]])
 
     def size_notes(self, dataset: ExampleDataset, classes: int = 1) -> list[str]:
-        """Sentence on texts that are too large for the baseline over n-grams; empty if they are not."""
+        """Return a note if the training texts are too large for the n-gram baseline, else an empty list."""
         texts = self.texts(dataset.fitted_on or ())
         note = "" if texts is None else too_large(texts, classes)
         return [note] if note else []
@@ -113,7 +113,7 @@ class PooledTask(ExampleTask, JoinedTask):
         return outputs(model, batch, tap), batch.targets
 
     def labels(self, records: Records) -> tuple[str, ...]:
-        """Labels of the classes in order; empty for a task without classes. Raises ``UserError`` for fewer than two."""
+        """Return the class labels in order; () for a task without classes. Raises ``UserError`` for fewer than two."""
         return ()
 
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
@@ -128,7 +128,7 @@ class PooledTask(ExampleTask, JoinedTask):
         return Vocabulary(tokenizer, tokenizer, labels, processors)
 
     def tokenizer(self, recipe: Recipe, records: Records) -> Tokenizer:
-        """Tokenizer trained on the texts of the training split, with special tokens added if it has no template."""
+        """Train the tokenizer on the texts of the training split; add special tokens if it has no template."""
         if self.text is not None:
             return framed_by(trained(recipe.data.text_tokenizer, column(records, self.text)), 1)
         pairs = "pair" in records.splits[TRAIN][0]
@@ -161,9 +161,9 @@ class PooledTask(ExampleTask, JoinedTask):
     def answered(
         self, model: Any, dataset: Dataset, split: str, recipe: Recipe, most: int = _MOST_EXAMINED
     ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """Iterate over (row, prediction) of the first ``most`` rows of a split.
+        """Yield (row, prediction) of the first ``most`` rows of a split.
 
-        Generated lazily: with many classes, all predictions would fill the memory.
+        Lazy, because with many classes all predictions together would fill the memory.
         """
         assert isinstance(dataset, ExampleDataset)
         rows = dataset.records[split][:most]
@@ -174,14 +174,15 @@ class PooledTask(ExampleTask, JoinedTask):
     def pictures(
         self, title: str, found: Sequence[tuple[dict[str, Any], dict[str, Any]]], reader: InputReader
     ) -> list[dict[str, Any]]:
-        """Section of the report with the inputs and answers of rows as pictures; empty if inputs have none."""
+        """Build the report section of rows' inputs as pictures, captioned with the answers; empty without pictures."""
         shown = [(reader.picture(row), f"{self.shown(row, answer)} {reader.shown(row)}") for row, answer in found]
         drawn = [{"source": source, "caption": caption} for source, caption in shown if source is not None]
         return [{"kind": "pictures", "title": title, "pictures": drawn}] if drawn else []
 
     def heated(self, model: Any, dataset: Dataset, split: str, recipe: Recipe) -> list[dict[str, Any]]:
-        """Section of the report with the attention of the model over the first pictures of a split; empty if it has
-        no attention over positions on a grid, or inputs have no pictures.
+        """Build the report section of the model's attention over the first pictures of a split.
+
+        Empty if the model has no attention over positions on a grid, or if inputs have no pictures.
         """
         reader, found = self.reader(recipe, dataset.vocabulary), self.answered(model, dataset, split, recipe, _HEATED)
         return attention_section(model, reader, [(row, self.shown(row, answer)) for row, answer in found])
@@ -200,7 +201,7 @@ class PooledTask(ExampleTask, JoinedTask):
         return found
 
     def _noted(self, reader: InputReader, row: Mapping[str, Any]) -> tuple[EncodedRow, dict[str, str]]:
-        """(fields of the example of a row without target, note of its prediction). Raises ``UserError``."""
+        """Encode a row without target: return (fields, note for its prediction). Raises ``UserError``."""
         try:
             return reader.noted(row, self.unknown)
         except Unusable as error:
@@ -208,7 +209,7 @@ class PooledTask(ExampleTask, JoinedTask):
 
 
 def outputs(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-    """Outputs of the model, (B, C), one row per text: the mean over its windows."""
+    """Compute the outputs (B, C) of the model, one row per example: the mean over its windows."""
     rows = batch.extras.get(ROWS)
     if rows is None:
         return model(batch.input, tap=tap)[0]

@@ -118,10 +118,10 @@ class RegressionTask(PooledTask):
 
 
 def closeness(pairs: Sequence[Sequence[float]], mean: float) -> dict[str, float]:
-    """Metrics of (true value, prediction) pairs: RMSE, MAE (mean absolute error), Pearson's r, and the RMSE of always
-    predicting ``mean``.
+    """Compute metrics of (true value, prediction) pairs.
 
-    r is NaN if predictions or values are constant.
+    They are the RMSE, the MAE (mean absolute error), Pearson's r, and the RMSE of always predicting ``mean``. r is NaN
+    if predictions or values are constant.
     """
     if not len(pairs):
         return dict.fromkeys(("rmse", "mae", "pearson_r", "rmse_of_mean"), math.nan)
@@ -138,7 +138,7 @@ def closeness(pairs: Sequence[Sequence[float]], mean: float) -> dict[str, float]
 
 
 def _units(task: Any) -> tuple[float, float]:
-    """(mean, standard deviation) of the training values, from the task of the completed recipe."""
+    """Return (mean, standard deviation) of the training values, from the task of the completed recipe."""
     if task.mean is None or task.deviation is None:
         raise UserError(
             "task.mean and task.deviation are not known: give them, or open the data, whose training part decides them"

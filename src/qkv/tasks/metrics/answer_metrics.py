@@ -12,17 +12,17 @@ _ARTICLE = re.compile(r"\b(a|an|the)\b")
 
 
 def normalised(text: str) -> str:
-    """Lower-case ``text``, without ASCII punctuation and articles, with single spaces."""
+    """Normalise ``text``: lower case, without ASCII punctuation and articles, with single spaces."""
     return " ".join(_ARTICLE.sub(" ", text.lower().translate(_MARKS)).split())
 
 
 def exact_match(answer: str, truth: str) -> float:
-    """Exact match of an answer with a reference: 1 if both are equal when normalised, else 0."""
+    """Return 1 if an answer and a reference are equal when normalised, else 0."""
     return float(normalised(answer) == normalised(truth))
 
 
 def overlap(answer: str, truth: str) -> float:
-    """F1 of two texts as bags of normalised words: 2 · shared / (words of one + words of the other), 0 to 1.
+    """Compute the F1 of two texts as bags of normalised words: 2 · shared / (total words of both), 0 to 1.
 
     If a text has no words: 1 if both have none, else 0.
     """
@@ -33,7 +33,7 @@ def overlap(answer: str, truth: str) -> float:
 
 
 def answer_scores(answers: Iterable[str], truths: Iterable[Sequence[str]]) -> dict[str, float]:
-    """``exact_match`` and ``f1``, 0 to 100: maximum over the ``truths`` of each question, mean over questions.
+    """Compute ``exact_match`` and ``f1``, 0 to 100: maximum over the ``truths`` of a question, mean over questions.
 
     As in SQuAD's second evaluation script, truths without words are skipped, and a question without truths has the
     answer "".

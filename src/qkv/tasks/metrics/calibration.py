@@ -1,4 +1,4 @@
-"""Calibrated probabilities of labels: temperature scaling, and how far confidence is from accuracy (Guo et al. 2017).
+"""Calibration of label probabilities: temperature scaling and the expected calibration error (Guo et al. 2017).
 
 Probabilities are softmax(z / T) of the logits z. The temperature T is fitted on the validation split after training; it
 changes no answer, only the confidence in it: above 1 it lowers probabilities, below 1 it raises them.
@@ -28,10 +28,10 @@ class Scored(NamedTuple):
 
 
 def fit_temperature(scored: Scored) -> float:
-    """Temperature T that minimises -Σ log softmax(z / T)[y] + (log T)² / 2 over the rows, by bisection.
+    """Find the temperature T that minimises -Σ log softmax(z / T)[y] + (log T)² / 2 over the rows, by bisection.
 
-    The second term, a standard normal prior of log T, decides only where there are few rows: if all of them are
-    answered correctly, the first has no minimum. 1 for fewer than ``FEWEST`` rows.
+    The second term, a standard normal prior of log T, matters only with few rows: if all of them are answered
+    correctly, the first term alone has no minimum. Return 1 for fewer than ``FEWEST`` rows.
     """
     if len(scored.truth) < FEWEST:
         return 1.0
@@ -47,14 +47,14 @@ def fit_temperature(scored: Scored) -> float:
 
 
 def probabilities(logits: np.ndarray, temperature: float) -> np.ndarray:
-    """softmax(z / T) of each row of logits z (N, C)."""
+    """Compute softmax(z / T) of each row of logits z (N, C)."""
     scaled = logits / temperature
     powers = np.exp(scaled - scaled.max(1, keepdims=True))
     return powers / powers.sum(1, keepdims=True)
 
 
 def bins_of(scored: Scored, temperature: float) -> list[dict[str, float]]:
-    """Bins of confidence that hold rows: their bounds, rows, and mean confidence and accuracy, in per cent.
+    """Bin rows by confidence; return per non-empty bin its bounds, rows, mean confidence and accuracy, in per cent.
 
     The confidence of a row is the probability of its most probable class.
     """
@@ -75,13 +75,13 @@ def bins_of(scored: Scored, temperature: float) -> list[dict[str, float]]:
 
 
 def calibration_error(bins: list[dict[str, float]]) -> float:
-    """Expected calibration error, Σ_b n_b / n · |accuracy_b - confidence_b|, in per cent."""
+    """Compute the expected calibration error, Σ_b n_b / n · |accuracy_b - confidence_b|, in per cent."""
     rows = sum(found["rows"] for found in bins)
     return sum(found["rows"] * abs(found["accuracy"] - found["confidence"]) for found in bins) / max(1, rows)
 
 
 def calibration(scored: Scored, temperature: float) -> tuple[dict[str, float], dict[str, Any]]:
-    """(metrics, report section) of the probabilities at ``temperature``, beside those without it if it is not 1."""
+    """Return (metrics, report section) of the calibration at ``temperature``, and if it is not 1, also at 1."""
     after = bins_of(scored, temperature)
     figures = {"calibration_error": calibration_error(after)}
     section: dict[str, Any] = {"kind": "reliability", "title": "Reliability of the probabilities", "bins": after}

@@ -12,7 +12,7 @@ Pairs = Sequence[tuple[int, int]]
 
 
 def counts(pairs: Pairs, num_classes: int) -> np.ndarray:
-    """Confusion matrix (C, C): number of examples of class i (row) predicted as class j (column).
+    """Count the confusion matrix (C, C): number of examples of class i (row) predicted as class j (column).
 
     ``pairs``: (true class, predicted class) of each example.
     """
@@ -23,12 +23,12 @@ def counts(pairs: Pairs, num_classes: int) -> np.ndarray:
 
 
 MOST_CLASSES = 40
-"""Maximum number of classes in the confusion matrix; with more, those with the most mistakes are shown."""
+"""Maximum number of classes in the confusion matrix; with more, it shows the classes with the most mistakes."""
 _MOST_MISTAKES = 12
 
 
 def agreement(pairs: Pairs) -> dict[str, float]:
-    """Accuracy and macro F1 of (true, predicted) classes, in per cent.
+    """Compute accuracy and macro F1 of (true, predicted) classes, in per cent.
 
     F1 = 2 TP / (2 TP + FP + FN), averaged over the classes that occur as truth or prediction.
     """
@@ -41,7 +41,7 @@ def agreement(pairs: Pairs) -> dict[str, float]:
 
 
 def _by_class(pairs: np.ndarray, num_classes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(true positives, true examples, predicted examples) of each class, (C,) each."""
+    """Count (true positives, true examples, predicted examples) per class, (C,) each."""
     true, found = pairs[:, 0], pairs[:, 1]
     some = (np.bincount(classes, minlength=num_classes) for classes in (true[true == found], true, found))
     hits, is_true, is_found = some
@@ -49,10 +49,10 @@ def _by_class(pairs: np.ndarray, num_classes: int) -> tuple[np.ndarray, np.ndarr
 
 
 def confusion(labels: Sequence[str], pairs: Pairs) -> dict[str, Any]:
-    """Confusion matrix as a report section; memory is linear in classes and pairs.
+    """Build the confusion matrix as a report section; memory is linear in classes and pairs.
 
-    With more than ``MOST_CLASSES``, those with the most mistakes are shown, and the others merged into the last row and
-    column.
+    With more than ``MOST_CLASSES`` classes, it shows the classes with the most mistakes, and merges the others into the
+    last row and column.
     """
     section = {"kind": "confusion", "title": "Confusion matrix"}
     if len(labels) <= MOST_CLASSES or not len(pairs):
@@ -80,7 +80,7 @@ def confusion(labels: Sequence[str], pairs: Pairs) -> dict[str, Any]:
 
 
 def _mistakes(labels: Sequence[str], pairs: np.ndarray) -> list[list[Any]]:
-    """Rows of a table of the most frequent mistakes: true class, predicted class, count."""
+    """Build table rows of the most frequent mistakes: true class, predicted class, count."""
     wrong = pairs[pairs[:, 0] != pairs[:, 1]]
     each, times = np.unique(wrong, axis=0, return_counts=True)
     order = np.argsort(-times, kind="stable")[:_MOST_MISTAKES]

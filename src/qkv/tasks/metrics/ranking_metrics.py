@@ -8,10 +8,11 @@ HITS = 20
 
 
 def ranking(targets: np.ndarray, scores: np.ndarray) -> dict[str, float]:
-    """Metrics in % of ``scores`` (M) for ``targets`` (M), 1 or 0; those that need both kinds are 0 without them.
+    """Compute ranking metrics, in %, of ``scores`` (M) for ``targets`` (M), 1 or 0; all 0 unless both targets occur.
 
-    AUC: share of pairs of a positive and a negative case in order, ties count half. Average precision: Σ_k (R_k -
-    R_{k-1}) P_k over thresholds. Hits at 20: share of positive cases above the twentieth best negative one.
+    AUC: share of (positive, negative) pairs in which the positive case scores higher; ties count half. Average
+    precision: Σ_k (R_k - R_{k-1}) P_k over thresholds. Hits at 20: share of positive cases that score above the
+    20th-best negative case, or above the worst if there are fewer than 20.
     """
     positive, negative = scores[targets == 1], np.sort(scores[targets == 0])[::-1]
     names = ("auc", "average_precision", f"hits_at_{HITS}")
@@ -26,7 +27,7 @@ def ranking(targets: np.ndarray, scores: np.ndarray) -> dict[str, float]:
 
 
 def average_precision(targets: np.ndarray, scores: np.ndarray) -> float:
-    """Average precision, equal scores as one threshold."""
+    """Compute the average precision of ``scores``; equal scores form one threshold."""
     order = np.argsort(-scores, kind="stable")
     last = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)
     right = np.cumsum(targets[order])[last]

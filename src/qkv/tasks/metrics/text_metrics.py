@@ -14,7 +14,7 @@ _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
 def metric_library(name: str) -> Any:
-    """Import the library ``name``, of the optional dependencies ``metrics``.
+    """Import the library ``name``, one of the optional dependencies ``metrics``.
 
     Raises ``UserError`` if it is not installed.
     """
@@ -27,10 +27,10 @@ def metric_library(name: str) -> Any:
 
 
 def bleu(written: Sequence[str], references: Sequence[str]) -> Evaluation:
-    """sacreBLEU (Post 2018) of a corpus with one reference each, 0 to 100, and its signature.
+    """Compute the sacreBLEU (Post 2018) of texts with one reference each, 0 to 100, and its signature.
 
     ``bleu_tokenized``: BLEU (Papineni et al. 2002) without smoothing over lower-cased words and punctuation, as in
-    tutorials that lower-case and tokenise both sides.
+    tutorials that lower-case and tokenise both texts and references.
     """
     metrics = metric_library("sacrebleu.metrics")
     plain = metrics.BLEU()
@@ -45,8 +45,9 @@ def _tokens(text: str) -> str:
 
 
 def rouge(written: Sequence[str], references: Sequence[Sequence[str]]) -> Evaluation:
-    """ROUGE-1, ROUGE-2 and ROUGE-L F-measures (Lin 2004), stemmed, 0 to 100: maximum over references, mean
-    over texts.
+    """Compute stemmed ROUGE-1, ROUGE-2 and ROUGE-L F-measures (Lin 2004), 0 to 100.
+
+    Maximum over the references of a text, mean over texts.
     """
     names = ("rouge1", "rouge2", "rougeL")
     scorer = metric_library("rouge_score.rouge_scorer").RougeScorer(list(names), use_stemmer=True)
@@ -59,5 +60,5 @@ def rouge(written: Sequence[str], references: Sequence[Sequence[str]]) -> Evalua
 
 
 def first_sentence(text: str) -> str:
-    """Text up to the first sentence-ending punctuation mark followed by a space."""
+    """Return the text up to the first ".", "!" or "?" that precedes white space."""
     return re.split(r"(?<=[.!?])\s+", text.strip(), maxsplit=1)[0]

@@ -1,7 +1,7 @@
 """Denoising (Lewis et al. 2020, "BART"): corrupt a text with one or several noises; the target is the original text.
 
 A noise is a frozen dataclass, called with the tokens of one text and a random generator, that returns the corrupted
-tokens. BART's own choice is ``(SentencePermutation(full_stops), TextInfilling(mask_id, 0.3))``.
+tokens. The original BART uses ``(SentencePermutation(full_stops), TextInfilling(mask_id, 0.3))``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class Noise(Protocol):
     """Protocol of a noise: one way to corrupt a text."""
 
     def __call__(self, ids: np.ndarray, rng: np.random.Generator, /) -> np.ndarray:
-        """Corrupted copy of the tokens ``ids`` (N,)."""
+        """Return a corrupted copy of the tokens ``ids`` (N,)."""
         ...
 
 
 def denoise(ids: np.ndarray, rng: np.random.Generator, noises: Sequence[Noise]) -> np.ndarray:
-    """Apply ``noises`` in turn to ``ids`` (N,), a text without special tokens; returns int64 ids (any length, even 0).
+    """Apply ``noises`` in turn to ``ids`` (N,), a text without special tokens; return int64 ids of any length, even 0.
 
     The target is ``ids``. Raises ``UserError`` if ``ids`` is not one-dimensional.
     """
@@ -37,12 +37,12 @@ def denoise(ids: np.ndarray, rng: np.random.Generator, noises: Sequence[Noise]) 
 
 
 def count(length: int, rate: float) -> int:
-    """ceil(length · rate), as in the published code; a product that is an integer up to rounding is not rounded up."""
+    """Compute ceil(length · rate), as in the published code; a product within 1e-9 of an integer is not rounded up."""
     return min(math.ceil(length * rate - 1e-9), length)
 
 
 def some(length: int, rate: float, rng: np.random.Generator) -> np.ndarray:
-    """Random mask (N,) bool with ``count(length, rate)`` True entries, uniform among all such masks."""
+    """Sample a mask (N,) bool with ``count(length, rate)`` True entries, uniformly among all such masks."""
     chosen = np.zeros(length, bool)
     chosen[rng.choice(length, count(length, rate), replace=False)] = True
     return chosen
@@ -97,7 +97,7 @@ class TextInfilling:
         return self.fill(ids, lengths, np.sort(rng.choice(places, len(lengths), replace=False)))
 
     def lengths(self, length: int, rng: np.random.Generator) -> np.ndarray:
-        """Span lengths, in text order, for a text of ``length`` tokens."""
+        """Sample span lengths, in text order, for a text of ``length`` tokens."""
         wanted = count(length, self.rate)
         drawn = np.zeros(0, np.int64)
         while drawn.sum() < wanted:
@@ -110,7 +110,7 @@ class TextInfilling:
         return rng.permutation(lengths)  # shuffled, so that the shortened span is not always the last
 
     def fill(self, ids: np.ndarray, lengths: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Corrupted text for given span ``lengths`` and ascending ``places`` of their masks in the corrupted text."""
+        """Replace spans of ``lengths`` by masks; ``places``: ascending positions of the masks in the corrupted text."""
         before = np.cumsum(lengths) - lengths
         starts = places - np.arange(len(lengths)) + before
         opens = np.zeros(len(ids) + 1, np.int64)

@@ -14,8 +14,8 @@ from qkv.spec.errors import UserError
 class Draws(NamedTuple):
     """Random numbers of one batch, all (B, N).
 
-    ``chosen``: uniform in [0, 1); a token, or the word that starts at it, is a target if below the rate. ``kind``:
-    uniform in [0, 1), decides how a target is corrupted. ``other``: random token for replacement.
+    ``chosen``: uniform in [0, 1); the token, or the word that starts with it, is a target if this is below the rate.
+    ``kind``: uniform in [0, 1), decides how a target is corrupted. ``other``: random token id for replacement.
     """
 
     chosen: np.ndarray
@@ -39,15 +39,15 @@ def mask_tokens(
     random: float = 0.1,
     words: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(corrupted ids, targets), both (B, N) int64; targets are ``IGNORED`` at unselected positions.
+    """Mask tokens; return (corrupted ids, targets), both (B, N) int64; targets are ``IGNORED`` where not selected.
 
     Each token of ``ids`` (B, N) that is not ``special`` (B, N) is a target with probability ``rate``, independently. A
     target becomes ``mask_id`` with probability ``replaced``, a uniformly random token of the vocabulary (special ones
     included, as in BERT) with probability ``random``, and is unchanged otherwise. A row may have no target.
 
-    With ``words`` (B, N), whole words are selected with probability ``rate``: consecutive tokens with equal numbers
-    form a word; special tokens and negative numbers belong to no word and are never targets. Each token of a selected
-    word is corrupted independently, as in BERT's whole-word masking.
+    With ``words`` (B, N), whole words are selected with probability ``rate``. Tokens of a row with equal numbers in
+    ``words`` form a word; special tokens and negative numbers belong to no word and are never targets. Each token of a
+    selected word is corrupted independently, as in BERT's whole-word masking.
 
     Raises ``UserError`` for a rate outside [0, 1], ``replaced`` + ``random`` > 1, ``mask_id`` outside the vocabulary,
     or wrong shapes.
@@ -68,7 +68,7 @@ def apply(
     random: float = 0.1,
     words: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Deterministic part of ``mask_tokens``, for given random numbers ``draws``."""
+    """Mask tokens as ``mask_tokens`` does, with the given random numbers ``draws``; deterministic."""
     for name, value in (("rate", rate), ("replaced", replaced), ("random", random)):
         check_share(name, value)
     if replaced + random > 1 + 1e-9:  # rounding may push a sum of 1 slightly above 1
@@ -82,10 +82,10 @@ def apply(
 
 
 def of_word(uniform: np.ndarray, words: np.ndarray, free: np.ndarray) -> np.ndarray:
-    """Random numbers (B, N) in which all tokens of a word share one, so that whole words are masked together.
+    """Give all tokens of a word the same random number (B, N), so that whole words are masked together.
 
-    Each token gets the number of its word's first token in ``uniform``; tokens outside ``free`` words get 1, above
-    any rate.
+    Each token gets the number of its word's first token in ``uniform``. Tokens that are not ``free`` or belong to no
+    word get 1, which no rate exceeds, so that they are never selected.
     """
     row, column = np.nonzero(free & (words >= 0))
     _, number = np.unique(words[row, column], return_inverse=True)

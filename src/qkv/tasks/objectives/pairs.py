@@ -14,7 +14,7 @@ from qkv.spec.errors import UserError
 
 
 class Pairs(NamedTuple):
-    """Skip-gram pairs: ``centres`` (P,) and one context word of each, ``contexts`` (P,); int64.
+    """Skip-gram pairs: centre words ``centres`` (P,) and one context word per pair, ``contexts`` (P,); int64.
 
     A word with n neighbours gives n pairs.
     """
@@ -24,7 +24,7 @@ class Pairs(NamedTuple):
 
 
 class Contexts(NamedTuple):
-    """CBOW examples: ``centres`` (P,) and all context words ``contexts`` (P, 2 · window); int64.
+    """CBOW examples: centre words ``centres`` (P,) and all their context words ``contexts`` (P, 2 · window); int64.
 
     ``present`` (P, 2 · window) bool marks valid context words; the others are 0 and excluded from the mean. Words
     before the centre are in the first half, in order.
@@ -36,9 +36,10 @@ class Contexts(NamedTuple):
 
 
 def keep_probabilities(counts: np.ndarray, threshold: float = 1e-5) -> np.ndarray:
-    """Probability (V,) of keeping an occurrence of a word: min(1, √(t / f)), f: relative frequency in ``counts`` (V,).
+    """Compute the probability (V,) of keeping an occurrence of a word: min(1, √(t / f)).
 
-    Formula of the paper (2013b, equation 5); the authors' code adds t / f. ``threshold`` t: 1 keeps all words.
+    f: relative frequency of the word in ``counts`` (V,). This is the formula of the paper (2013b, equation 5); the
+    authors' code adds t / f. ``threshold`` t: 1 keeps all words.
     Raises ``UserError`` for a threshold outside (0, 1] or negative counts.
     """
     if not 0 < threshold <= 1:
@@ -52,7 +53,7 @@ def keep_probabilities(counts: np.ndarray, threshold: float = 1e-5) -> np.ndarra
 
 
 def subsample(ids: np.ndarray, keep_probability: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
-    """``ids`` (N,) as int64 after subsampling; ``keep_probability`` None keeps all."""
+    """Subsample ``ids`` (N,); return the kept ids as int64. ``keep_probability`` None keeps all."""
     check_one_row(ids)
     if keep_probability is None:
         return ids.astype(np.int64)
@@ -62,7 +63,7 @@ def subsample(ids: np.ndarray, keep_probability: np.ndarray | None, rng: np.rand
 def skip_gram_pairs(
     ids: np.ndarray, window: int, keep_probability: np.ndarray | None, rng: np.random.Generator
 ) -> Pairs:
-    """Pairs of each word of one text ``ids`` (N,) with all words at most b away, b uniform in 1..``window`` per centre.
+    """Pair each word of a text ``ids`` (N,) with all words at most b away, b uniform in 1..``window`` per centre.
 
     Pairs are in text order: by centre, then by context word. ``keep_probability`` (V,): from ``keep_probabilities``, or
     None. Raises ``UserError`` for a window below 1, or ``ids`` that are not one-dimensional.
@@ -75,7 +76,7 @@ def skip_gram_pairs(
 def cbow_contexts(
     ids: np.ndarray, window: int, keep_probability: np.ndarray | None, rng: np.random.Generator
 ) -> Contexts:
-    """CBOW examples with the windows of ``skip_gram_pairs``, one row per word; words without context are omitted."""
+    """Build CBOW examples with the windows of ``skip_gram_pairs``, one row per word; omit words without context."""
     kept, place, near = _neighbours(ids, window, keep_probability, rng)
     some = near.any(axis=1)
     contexts = np.where(near, kept[np.where(near, place, 0)], 0) if len(kept) else np.zeros(near.shape, np.int64)
@@ -85,7 +86,7 @@ def cbow_contexts(
 def _neighbours(
     ids: np.ndarray, window: int, keep_probability: np.ndarray | None, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(kept ids (M,), context positions (M, 2 · window), mask of positions inside the window and the text)."""
+    """Return (kept ids (M,), context positions (M, 2 · window), mask of positions inside the window and the text)."""
     check_at_least("window", window, 1)
     kept = subsample(ids, keep_probability, rng)
     reach = rng.integers(1, window + 1, len(kept))
@@ -95,13 +96,13 @@ def _neighbours(
 
 
 class NegativeSampler:
-    """Sample words with p ∝ counts ** ``power``, in constant time per word (alias method: Walker 1977, Vose 1991).
+    """Sampler of words with p ∝ counts ** ``power``, in constant time per word (alias method: Walker 1977, Vose 1991).
 
-    Column i of height 1 belongs to word i up to ``threshold[i]`` and to ``alias[i]`` above. A sample may equal the true
-    context word; the authors' code skips such negatives, ``negatives != contexts[:, None]`` masks them.
+    A sample may equal the true context word. The authors' code skips such negatives;
+    ``negatives != contexts[:, None]`` masks them.
 
-    ``counts`` (V,): word frequencies; words of count 0 are never drawn. Raises ``UserError`` if no count is positive or
-    one is negative.
+    ``counts`` (V,): word frequencies; words of count 0 are never sampled. Raises ``UserError`` if no count is positive
+    or a count is negative.
     """
 
     def __init__(self, counts: np.ndarray, power: float = 0.75):
@@ -113,16 +114,16 @@ class NegativeSampler:
         self._threshold, self._alias = alias_table(self.probabilities)
 
     def sample(self, shape: int | tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-        """Independent samples, int64, of ``shape``."""
+        """Draw independent samples, int64, of ``shape``."""
         where = rng.random(shape) * len(self._threshold)
         column = where.astype(np.int64)
         return np.where(where - column < self._threshold[column], column, self._alias[column])
 
 
 def alias_table(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Alias table: thresholds (V,) and aliases (V,).
+    """Build the alias table: thresholds (V,) and aliases (V,).
 
-    A uniform column i gives i with probability ``threshold[i]``, else ``alias[i]``.
+    To sample, draw i uniformly; the sample is i with probability ``threshold[i]``, else ``alias[i]``.
 
     Hence p[i] = (threshold[i] + Σ_j (1 - threshold[j]) · [alias[j] = i]) / V.
     """
@@ -137,14 +138,14 @@ def alias_table(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         height[tall] -= 1 - height[short]
         if height[tall] < 1:
             low.append(high.pop())
-    for rest in low:  # 1 up to rounding, except for words of probability 0
+    for rest in low:  # their height is 1 up to rounding, except for words of probability 0
         if not probabilities[rest]:
             threshold[rest], alias[rest] = 0.0, int(np.argmax(probabilities))
     return np.array(threshold), np.array(alias, np.int64)
 
 
 def _checked(counts: np.ndarray) -> np.ndarray:
-    """``counts`` (V,) as float64. Raises ``UserError`` for another shape or negative counts."""
+    """Convert ``counts`` (V,) to float64. Raises ``UserError`` for another shape, or negative or non-finite counts."""
     found = np.asarray(counts, np.float64)
     if found.ndim != 1 or not (found >= 0).all() or not np.isfinite(found).all():
         raise UserError("counts must be one non-negative number per word")

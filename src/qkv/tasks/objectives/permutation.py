@@ -6,8 +6,8 @@ includes only the position and predicts the token. Both attend to tokens earlier
     content of i sees content of j   if order[j] <= order[i]
     query of i sees content of j     if order[j] <  order[i]
 
-Only the last tokens of the order are predicted (the paper's partial prediction); all others have order 0 and attend to
-one another.
+Only the last tokens of the order are predicted (the paper's partial prediction). All other tokens have order 0 and
+attend to one another.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class PermutationBatch:
 
     ``ids`` (B, N): unmodified text; tokens are hidden by the masks.
     ``targets`` (B, N): token at the same position (not the next one), ``IGNORED`` if not predicted.
-    ``order`` (B, N): 0 for given tokens, 1, 2, … for targets.
+    ``order`` (B, N): 0 for tokens that are not predicted, 1, 2, … for targets.
     ``content_mask``, ``query_mask`` (B, N, N) bool: True if position i (second axis) may attend to position j (third).
     """
 
@@ -50,10 +50,10 @@ def permutation_targets(
 
     Targets are about a fraction ``rate`` of the tokens (the paper's 1/K, K = 6).
 
-    ``special`` (B, N) bool: tokens that are never targets and visible to all. ``padding`` (B, N) bool: neither targets
-    nor visible, except to their own content stream, so that no row of ``content_mask`` is empty. Rows of ``query_mask``
-    are empty for positions that are not predicted, and for the first target of a row that consists of targets only.
-    Adjacent spans may form a longer one.
+    ``special`` (B, N) bool: tokens that are never targets and visible to all. ``padding`` (B, N) bool: tokens that are
+    neither targets nor visible. A padding token is visible only to its own content stream, so that no row of
+    ``content_mask`` is empty. Rows of ``query_mask`` are empty for positions that are not predicted, and for the first
+    target of a row that consists of targets only. Adjacent spans may form a longer span.
 
     The order covers the whole row; XLNet's split into two halves, the first reused as memory of the second, is not
     implemented.
@@ -69,21 +69,21 @@ def permutation_targets(
 
 
 def context_lengths(sizes: np.ndarray, rate: float) -> np.ndarray:
-    """floor(sizes / rate): length of each span with its context, of which the span is a fraction ``rate``."""
+    """Compute floor(sizes / rate): length of each span's segment, of which the span is a fraction ``rate``."""
     return (sizes / rate).astype(np.int64)
 
 
 def draw(rng: np.random.Generator, shape: tuple[int, ...], rate: float, max_span: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random span sizes (B, S) and offsets of spans in their contexts (B, S), enough for rows of ``shape`` (B, N)."""
+    """Sample sizes (B, S) of spans and their offsets (B, S) in their segments, enough for rows of ``shape`` (B, N)."""
     batch, length = shape
-    if rate < max_span / 2**53:  # 0, or so small that the context of a span exceeds any text
+    if rate < max_span / 2**53:  # 0, or so small that the segment of a span exceeds any text
         return np.zeros((batch, 0), np.int64), np.zeros((batch, 0), np.int64)
     sizes = rng.integers(1, max_span + 1, (batch, math.ceil(length / math.floor(1 / rate))))
     return sizes, rng.integers(0, context_lengths(sizes, rate) - sizes + 1)
 
 
 def spans(sizes: np.ndarray, offsets: np.ndarray, rate: float, length: int) -> np.ndarray:
-    """Target mask (B, N) bool: concatenated contexts, each with one span; positions beyond ``length`` are dropped."""
+    """Build the target mask (B, N) bool from concatenated segments with one span each, truncated to ``length``."""
     batch, number = sizes.shape
     if not number:
         return np.zeros((batch, length), bool)
@@ -100,7 +100,7 @@ def spans(sizes: np.ndarray, offsets: np.ndarray, rate: float, length: int) -> n
 def arrange(
     ids: np.ndarray, chosen: np.ndarray, priority: np.ndarray, padding: np.ndarray | None = None
 ) -> PermutationBatch:
-    """Deterministic part of ``permutation_targets``, for given targets ``chosen`` (B, N) bool and their order.
+    """Build the batch of ``permutation_targets`` for given targets ``chosen`` (B, N) bool; deterministic.
 
     ``priority`` (B, N): targets are predicted by ascending priority, ties from left to right.
     """
@@ -120,7 +120,7 @@ def arrange(
 
 
 def order_of(chosen: np.ndarray, priority: np.ndarray) -> np.ndarray:
-    """Order (B, N) int64: 0 where not ``chosen``, else 1, 2, … by ascending ``priority`` within the row."""
+    """Compute the order (B, N) int64: 0 where not ``chosen``, else 1, 2, … by ascending ``priority`` in the row."""
     places = np.argsort(np.where(chosen, priority, -np.inf), axis=1, kind="stable")
     rank = np.empty(chosen.shape, np.int64)
     np.put_along_axis(rank, places, np.broadcast_to(np.arange(chosen.shape[1]), chosen.shape), axis=1)

@@ -26,7 +26,7 @@ def corrupt_spans(
     density: float = 0.15,
     mean_length: float = 3.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(inputs, targets) of one text ``ids`` (N,) without special tokens; both int64, ending with ``end_id``.
+    """Corrupt a text ``ids`` (N,) without special tokens; return (inputs, targets), int64, ending with ``end_id``.
 
     The numbers of removed tokens and spans depend only on N (``counts``), so ``lengths_of`` gives both lengths in
     advance; positions are uniformly random. Span k is replaced by ``sentinels[k]``. A text of fewer than two tokens is
@@ -40,11 +40,12 @@ def corrupt_spans(
 
 
 def counts(length: int, density: float = 0.15, mean_length: float = 3.0) -> tuple[int, int]:
-    """(number of noise tokens, number of spans) of a text of ``length`` tokens.
+    """Compute (number of noise tokens, number of spans) of a text of ``length`` tokens.
 
     noise = round(length · density), at least 1 and at most length - 1;  spans = round(noise / mean_length), at least 1.
-    Halves are rounded to even. As published, except that there are never more spans than kept tokens: at very high
-    densities the published code removes fewer spans than it counts. A text of fewer than two tokens has no noise.
+    Halves are rounded to even. This follows the published code, except that there are never more spans than kept
+    tokens: at very high densities the published code removes fewer spans than it counts. A text of fewer than two
+    tokens has no noise.
     """
     check_share("density", density)
     check_at_least("mean_length", mean_length, 1)
@@ -55,7 +56,7 @@ def counts(length: int, density: float = 0.15, mean_length: float = 3.0) -> tupl
 
 
 def noise_mask(length: int, rng: np.random.Generator, density: float = 0.15, mean_length: float = 3.0) -> np.ndarray:
-    """Noise mask (N,), bool: spans of text and of noise alternate, from text to noise, and none is empty."""
+    """Sample a noise mask (N,), bool: non-empty kept and noise spans alternate, from a kept to a noise span."""
     noise, spans = counts(length, density, mean_length)
     if not spans:
         return np.zeros(length, bool)
@@ -65,13 +66,13 @@ def noise_mask(length: int, rng: np.random.Generator, density: float = 0.15, mea
 
 
 def segments(items: int, parts: int, rng: np.random.Generator) -> np.ndarray:
-    """Random lengths (parts,) of at least 1 with sum ``items``, uniform among all such sequences."""
+    """Sample lengths (parts,) of at least 1 with sum ``items``, uniformly among all such sequences."""
     borders = np.sort(rng.choice(items - 1, parts - 1, replace=False)) + 1
     return np.diff(borders, prepend=0, append=items)
 
 
 def cut(ids: np.ndarray, noise: np.ndarray, sentinels: Sequence[int], end_id: int) -> tuple[np.ndarray, np.ndarray]:
-    """Deterministic part of ``corrupt_spans``, for a given ``noise`` mask (N,) bool. Each run of noise is one span."""
+    """Corrupt a text as ``corrupt_spans`` does, with a given ``noise`` mask (N,) bool; each run of noise is a span."""
     first = noise & ~np.append(False, noise[:-1])
     spans = int(first.sum())
     if spans > len(sentinels):
@@ -89,16 +90,16 @@ def cut(ids: np.ndarray, noise: np.ndarray, sentinels: Sequence[int], end_id: in
 
 
 def lengths_of(length: int, density: float = 0.15, mean_length: float = 3.0) -> tuple[int, int]:
-    """(input length, target length) for a text of ``length`` tokens, including sentinels and end tokens."""
+    """Compute (input length, target length) for a text of ``length`` tokens, with sentinels and end tokens."""
     noise, spans = counts(length, density, mean_length)
     return length - noise + spans + 1, noise + spans + 1
 
 
 def input_length_for(target_length: int, density: float = 0.15, mean_length: float = 3.0) -> int:
-    """Maximum text length whose inputs are at most ``target_length`` tokens, to split texts without padding.
+    """Find the maximum text length whose inputs have at most ``target_length`` tokens, to split texts without padding.
 
-    568 tokens give T5's inputs of 512 and targets of 114. Unlike the published code, which takes one token less at a
-    density of exactly 0.5 to make inputs and targets equally long.
+    568 tokens give T5's inputs of 512 and targets of 114. At a density of exactly 0.5, the published code takes one
+    token less, to make inputs and targets equally long; this function does not.
 
     Raises ``UserError`` for a ``density`` of 1, where every text gives inputs of three tokens, or a ``target_length``
     below 1.

@@ -1,4 +1,4 @@
-"""Attention of an encoder–decoder over the source while it generates, as a report section."""
+"""Report section of the cross-attention of an encoder–decoder over the source during generation."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from qkv.spec.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
 
 MOST_TOKENS = 40
-"""Maximum number of tokens per side of a readable picture."""
+"""Maximum number of source or target tokens in the picture, so that it stays readable."""
 
 
 def aligned(
     model: Transformer, vocabulary: Vocabulary, source: Sequence[int], written: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Report section: attention weights over ``source`` behind each token of ``written`` but the first.
+    """Build the report section of attention weights over ``source`` when each token of ``written`` is predicted.
 
-    Weights of the last cross-attention branch, averaged over heads. Empty if no branch attends to the source, or if
+    The first token of ``written`` is not predicted. The weights are of the last cross-attention branch, averaged over
+    heads. Empty if no branch attends to the source, or if
     the picture would be too large.
     """
     if model.encoder is None or max(len(source), len(written)) > MOST_TOKENS or len(written) < 2:
@@ -42,7 +43,7 @@ def aligned(
 
 
 def _tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Text of each token of ``ids``; tokens that decode to "", such as the end token, by their names."""
+    """Decode each token of ``ids``; a token that decodes to "", such as the end token, is shown by its name."""
     return [
         tokenizer.decode([int(token)], skip_special=True).strip() or str(tokenizer.core.id_to_token(int(token)))
         for token in ids

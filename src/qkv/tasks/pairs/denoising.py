@@ -48,9 +48,9 @@ class DenoisingTask(RestorationTask):
     """Denoising (BART): the source is a text corrupted by the spec's noises, the target is the original text."""
 
     def sizes(self, length: int) -> tuple[int, int]:
-        """Maximum (source, target) tokens of a window of ``length``, end tokens included; longer sources are truncated.
+        """Return the maximum (source, target) tokens for a window of ``length``, with end tokens.
 
-        Noise rarely lengthens a text.
+        Noise rarely lengthens a text; longer sources are truncated.
         """
         return length + 1, length + 1
 
@@ -75,7 +75,7 @@ class DenoisingTask(RestorationTask):
 
 
 def full_stops(tokenizer: Tokenizer) -> list[int]:
-    """Ids of tokens that end a sentence: "." "!" "?", with or without spaces."""
+    """Return the ids of tokens that end a sentence: "." "!" "?", with or without spaces."""
     pieces = tokenizer.token_bytes
     texts = (
         tokenizer.decode([i]) if pieces is None else pieces[i].decode(errors="replace")

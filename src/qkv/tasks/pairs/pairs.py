@@ -29,7 +29,7 @@ from qkv.tokenizers.special import special_ids
 
 
 def pair_loss(model: Transformer, batch: Batch, smoothing: float, tap: Tap | None = None) -> Tensor:
-    """-Σ log p(y_i | y_<i, x) of the batch's targets y, teacher-forced, in nats; ``smoothing``: label smoothing."""
+    """Compute -Σ log p(y_i | y_<i, x) of the batch's targets y with teacher forcing, in nats, with label smoothing."""
     memory = None if batch.source is None else model.encode(batch.source, tap)
     hidden, _ = model.features(batch.input, tap=tap, memory=memory)
     return loss_of_vectors(model, *at_targets(hidden, batch.targets), smoothing, tap)
@@ -43,10 +43,10 @@ def write_after(
     begin: Sequence[str] = (),
     inputs: Sequence[Mapping[str, Signal]] | None = None,
 ) -> Iterator[list[int]]:
-    """Generate the target of each source (ending with its end token); yields tokens without the end token.
+    """Generate the target of each source, which ends with its end token; yield tokens without the end token.
 
-    ``begin``: contents of the tokens that start a target; default: the bos token. ``inputs``: values of other inputs
-    of each source.
+    ``begin``: strings of the special tokens that start a target; default: the bos token. ``inputs``: signals of the
+    other inputs of each source, by name.
     """
     first, end = marks(vocabulary, begin)
     with torch.inference_mode(), evaluating(model):
@@ -61,7 +61,7 @@ def write_after(
 
 
 class TokenPair(NamedTuple):
-    """Token ids of a source and of its target. As the fields of an example they have their begin and end tokens."""
+    """Token ids of a source and its target; as the fields of an example, they include begin and end tokens."""
 
     source: np.ndarray
     target: np.ndarray
@@ -70,7 +70,7 @@ class TokenPair(NamedTuple):
 
 
 def paired(rows: Sequence[TokenPair]) -> Batch:
-    """Batch for an encoder–decoder, of (source, target) token ids: sources for the encoder, targets for the decoder."""
+    """Build a batch for an encoder–decoder: sources for the encoder, targets for the decoder."""
     source = Signal(*padded([row.source for row in rows]))
     ids, lengths = padded([row.target[:-1] for row in rows])
     targets, _ = padded([row.target[1:] for row in rows], IGNORED)
@@ -78,8 +78,10 @@ def paired(rows: Sequence[TokenPair]) -> Batch:
 
 
 def joined(rows: Sequence[TokenPair], inputs: Mapping[str, Signal] | None = None) -> Batch:
-    """Batch of (source, target) pairs of token ids, each pair as one sequence: source, bos, target; bos replaces the
-    source's end token. Only the target and its end token are predicted. ``inputs``: values of other inputs.
+    """Build a batch for a model without an encoder: each pair becomes one sequence of source, bos and target.
+
+    bos replaces the end token of the source. Only the target and its end token are predicted. ``inputs``: signals of
+    other inputs, by name.
     """
     ids, lengths = padded([np.concatenate((row.source[:-1], row.target[:-1])) for row in rows])
     targets, _ = padded(
@@ -90,14 +92,17 @@ def joined(rows: Sequence[TokenPair], inputs: Mapping[str, Signal] | None = None
 
 
 class Marks(NamedTuple):
-    """Special ids of targets: ``begin``, those that start a target, and ``end``, the one that ends it."""
+    """Special token ids of targets.
+
+    begin: ids that start a target.   end: id that ends it.
+    """
 
     begin: tuple[int, ...]
     end: int
 
 
 def marks(vocabulary: Vocabulary, begin: Sequence[str] = ()) -> Marks:
-    """Special ids of the target's tokenizer. ``begin``: contents of special tokens used instead of bos."""
+    """Return the special ids of the target's tokenizer. ``begin``: strings of special tokens used instead of bos."""
     bos, end = vocabulary.target.special("bos"), vocabulary.target.special("eos")
     if (bos is None and not begin) or end is None:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Base class for tasks that corrupt a running text and generate the missing parts, or all of it."""
+"""Base class for tasks that corrupt windows of a text and generate the missing parts, or the whole window."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _SHOWN = 8
 
 
 class RestorationTask(TextTask):
-    """Base class of denoising tasks: -Σ log p(y_i | y_<i, x) with x a corrupted window of a running text.
+    """Base class of denoising tasks: -Σ log p(y_i | y_<i, x) with x a corrupted window of a continuous text.
 
-    The layout of x and y is that of ``qkv.tasks.pairs.pairs``.
+    x and y are laid out as in ``qkv.tasks.pairs.pairs``.
     """
 
     evaluates = True
@@ -41,25 +41,25 @@ class RestorationTask(TextTask):
 
     @abstractmethod
     def sizes(self, length: int) -> tuple[int, int]:
-        """Maximum number of source and target tokens, each with its end token, for a window of ``length``."""
+        """Return the maximum (source, target) tokens for a window of ``length``, with end tokens."""
 
     @abstractmethod
     def damage(self, recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Any:
-        """Return the corruption: (ids (N,), random generator) -> (source ids, target ids), both without end token."""
+        """Return the corruption: a function (ids (N,), rng) -> (source ids, target ids), both without end tokens."""
 
     @abstractmethod
     def repair(self, text: str, tokenizer: Tokenizer) -> tuple[list[int], Any]:
-        """Encode a damaged text given by the user: source ids without end token, and information for ``repaired``."""
+        """Encode a user's corrupted text; return (source ids without end token, information for ``repaired``)."""
 
     @abstractmethod
     def repaired(self, known: Any, tokens: Sequence[int], tokenizer: Tokenizer) -> str:
-        """Restored text of ``repair``'s input: the generated ``tokens`` put into it.
+        """Insert the generated ``tokens`` into the input of ``repair``; return the restored text.
 
         ``known``: information from ``repair``.
         """
 
     def window(self, recipe: Recipe) -> int:
-        """Largest window, in tokens, whose source and target fit the model.
+        """Return the largest window, in tokens, whose source and target fit the model.
 
         Raises ``SpecError`` if not even two tokens fit.
         """
@@ -115,7 +115,7 @@ class RestorationTask(TextTask):
         return "\n\n".join(f"{source}\n→ {found}\n  ({wanted})" for source, found, wanted in rows)
 
     def _greedy(self, recipe: Recipe) -> Generation:
-        """Settings for greedy decoding up to the length of the longest target in training."""
+        """Return settings for greedy decoding up to the length of the longest training target."""
         return Generation(max_new_tokens=self.sizes(self.window(recipe))[1], temperature=0.0)
 
     def _shown(self, model: Transformer, dataset: Dataset, split: str, recipe: Recipe, count: int) -> list[list[str]]:
@@ -146,13 +146,13 @@ class RestorationTask(TextTask):
 
 
 def _texts(batch: Batch) -> list[np.ndarray]:
-    """Token ids of each row of a batch, without padding."""
+    """Return the token ids of each row of a batch, without padding."""
     ids, lengths = batch.input.values.numpy(), batch.input.lengths
     return list(ids) if lengths is None else [row[:length] for row, length in zip(ids, lengths.tolist(), strict=True)]
 
 
 def _pairs(batch: Batch, end: int) -> list[TokenPair]:
-    """(source, target) token ids of each row of a batch, each with its ``end`` token."""
+    """Return the (source, target) token ids of each row of a batch, each with its ``end`` token."""
     found = []
     for row in range(batch.input.num_rows):
         if batch.source is None:

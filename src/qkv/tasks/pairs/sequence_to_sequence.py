@@ -49,7 +49,7 @@ class SequenceToSequenceTask(ExampleTask):
     roles: tuple[Role, ...]
     asks = ("source",)
     inputs: tuple[str, ...] = ()
-    """Names of the inputs of which the source consists; empty for one text."""
+    """Names of the inputs that form the source; empty if the source is one text."""
     writes_from_source = True
     automatic = Defaults(("source",), "target")
 
@@ -60,7 +60,7 @@ class SequenceToSequenceTask(ExampleTask):
         return super().reading(data)
 
     def completed(self, recipe: Recipe, records: Records) -> Recipe:
-        """Copy of the recipe that by default decodes greedily, up to the length of the longest training target."""
+        """Return a copy of the recipe with greedy decoding up to the target limit, unless ``sample`` is set."""
         if recipe.sample != type(recipe).model_fields["sample"].default:
             return recipe
         return recipe.changed(sample=Generation(max_new_tokens=self.limits(recipe)["target"], temperature=0.0))
@@ -84,7 +84,7 @@ class SequenceToSequenceTask(ExampleTask):
         )
 
     def _named_vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
-        """Vocabulary of several inputs, whose text and target share a tokenizer."""
+        """Build the vocabulary of several inputs; the text input and the target share a tokenizer."""
         data, texts = recipe.data, column(records, "target")
         if data.text_input is not None:
             texts = [*column(records, data.text_input), *texts]
@@ -140,7 +140,7 @@ class SequenceToSequenceTask(ExampleTask):
         return EncodedInputs(self._framed(vocabulary, ids))
 
     def _framed(self, vocabulary: Vocabulary, ids: np.ndarray) -> np.ndarray:
-        """Source ``ids`` with the special tokens around it that the encoder expects."""
+        """Add to the source ``ids`` the special tokens that the model expects around them."""
         frame = vocabulary.tokenizer.frame
         if self.spec.framed and frame.size:
             return np.concatenate((frame.before, ids, frame.behind)).astype(np.int64)
@@ -186,7 +186,7 @@ class SequenceToSequenceTask(ExampleTask):
         return [{"answer": text} | cut.note(length, role) for text, length in zip(texts, lengths, strict=True)]
 
     def _told(self, row: Mapping[str, Any], recipe: Recipe, vocabulary: Vocabulary) -> str:
-        """Source of a row as a text for tables."""
+        """Format the source of a row as a text for tables."""
         reader = self.reader(recipe, vocabulary)
         return reader.shown(row) if isinstance(reader, InputsEncoder) else row["source"]
 
@@ -246,7 +246,7 @@ class SequenceToSequenceTask(ExampleTask):
         rows: Sequence[Mapping[str, Any]],
         written: Sequence[str],
     ) -> list[dict[str, Any]]:
-        """Report section with the attention weights of one sentence: the first neither one word nor too long."""
+        """Build the report section of attention weights for the first row that is neither very short nor too long."""
         if self.inputs:
             return []
         cut, (begin, end) = self.reader(recipe, vocabulary), marks(vocabulary, self.spec.begin)
@@ -259,7 +259,7 @@ class SequenceToSequenceTask(ExampleTask):
         return []
 
     def compare(self, written: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Evaluation:
-        """Metrics of the generated texts ``written`` against the targets of ``rows``, such as BLEU or ROUGE."""
+        """Compute metrics of the generated texts ``written`` against the targets of ``rows``, such as BLEU or ROUGE."""
         raise NotImplementedError
 
 
@@ -278,7 +278,7 @@ class TranslationTask(SequenceToSequenceTask):
 
 @implements(Summarization)
 class SummarizationTask(SequenceToSequenceTask):
-    """Summarisation, evaluated by ROUGE, beside the ROUGE of the text's first sentence as summary (lead-1)."""
+    """Summarisation, evaluated by ROUGE; baseline: ROUGE of the first sentence of the source as summary (lead-1)."""
 
     roles = (
         Role("source", "text", ("source", "text", "article", "document", "dialogue", "input")),

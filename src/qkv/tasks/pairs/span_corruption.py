@@ -23,7 +23,7 @@ from qkv.tokenizers.tokenizer import Tokenizer
 class SpanCorruptionTask(RestorationTask):
     """Span corruption (T5): spans of a text are replaced by sentinels, and the model generates the spans.
 
-    Sentinels are the special tokens <extra_id_0>, <extra_id_1>, …, as many as a window has spans.
+    Sentinels are the special tokens <extra_id_0>, <extra_id_1>, …; there are as many as a window has spans.
     """
 
     example = "… <mask> …"
@@ -60,7 +60,7 @@ class SpanCorruptionTask(RestorationTask):
 
 
 def sentinels(tokenizer: Tokenizer) -> list[int]:
-    """Ids of the special tokens <extra_id_0>, <extra_id_1>, …, as many as the tokenizer has."""
+    """Return the ids of all special tokens <extra_id_0>, <extra_id_1>, … of the tokenizer."""
     found: list[int] = []
     while (index := tokenizer.core.token_to_id(f"<extra_id_{len(found)}>")) is not None:
         found.append(index)
@@ -68,7 +68,7 @@ def sentinels(tokenizer: Tokenizer) -> list[int]:
 
 
 def spans_of(tokens: Sequence[int], marks: Sequence[int], count: int) -> list[list[int]]:
-    """Tokens generated after each of the first ``count`` sentinels ``marks``; [] for a sentinel not generated."""
+    """Return the tokens generated after each of the first ``count`` sentinels ``marks``; [] for a missing sentinel."""
     found: dict[int, list[int]] = {}
     current: list[int] = []
     for token in tokens:

@@ -11,12 +11,14 @@ from torch import Tensor
 from qkv.models.forecasts import Forecast, crps
 
 COVERAGES = (0.8, 0.9)
-"""Shares of the values that an interval should cover, for each pair of quantiles predicted."""
+"""Nominal coverages of the central prediction intervals that are evaluated."""
 
 
 class Errors(NamedTuple):
-    """Sums over windows, each (C, H): squared and absolute errors, number of values, CRPS, and values inside of the
-    intervals of ``COVERAGES`` (…, C, H), NaN for those that are not predicted.
+    """Sums over windows, (C, H) for C channels and H steps.
+
+    squared, absolute: errors.   count: number of values.   crps: CRPS; NaN if no quantiles are predicted.
+    inside (coverages, C, H): number of values inside the interval of each of ``COVERAGES``; NaN if it is not predicted.
     """
 
     squared: np.ndarray
@@ -29,18 +31,18 @@ class Errors(NamedTuple):
         return Errors._make(mine + theirs for mine, theirs in zip(self, other, strict=True))
 
     def mean(self, name: str, factors: np.ndarray | None = None) -> float:
-        """Mean of an error over all values; ``factors`` (C): of each channel."""
+        """Compute the mean of the error ``name`` over all values; ``factors`` (C): factor of each channel."""
         sums = getattr(self, name)
         weighted = sums if factors is None else sums * factors[:, None]
         return float(weighted.sum() / max(1, self.count.sum()))
 
     def by_step(self, name: str) -> list[float]:
-        """Mean of an error for each step of the horizon."""
+        """Compute the mean of the error ``name`` for each step of the horizon."""
         return (getattr(self, name).sum(0) / self.count.sum(0).clip(min=1)).tolist()
 
 
 def errors(point: Tensor, targets: Tensor) -> Errors:
-    """Errors of point forecasts (B, C, H) for targets of the same shape, in which NaN is none."""
+    """Compute the errors of point forecasts (B, C, H) for targets of the same shape; NaN is a missing target."""
     seen = ~targets.isnan()
     error = torch.where(seen, point.double() - targets.nan_to_num().double(), 0)
     squared, absolute, count = (each.sum(0).numpy(force=True) for each in (error.square(), error.abs(), seen.double()))
@@ -49,7 +51,7 @@ def errors(point: Tensor, targets: Tensor) -> Errors:
 
 
 def errors_of(form: Forecast, outputs: Tensor, targets: Tensor) -> Errors:
-    """Errors of restored outputs (B, C, H, Q) of a head, with CRPS and coverage if it predicts quantiles."""
+    """Compute the errors of denormalised head outputs (B, C, H, Q), with CRPS and coverage if they hold quantiles."""
     found = errors(form.point(outputs), targets)
     if len(form.levels) < 2:
         return found
@@ -61,7 +63,7 @@ def errors_of(form: Forecast, outputs: Tensor, targets: Tensor) -> Errors:
 
 
 def interval(form: Forecast, share: float) -> tuple[int, int] | None:
-    """Indices of the quantiles that enclose the middle ``share``; None if they are not predicted."""
+    """Return the indices of the quantiles that enclose the central ``share``; None if they are not predicted."""
     levels = [round(level, 6) for level in form.levels]
     low, high = round((1 - share) / 2, 6), round((1 + share) / 2, 6)
     return (levels.index(low), levels.index(high)) if low in levels and high in levels else None

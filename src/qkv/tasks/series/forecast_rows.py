@@ -13,20 +13,20 @@ from qkv.spec.signals.series import Series
 
 
 def columns_of(processor: Series) -> dict[str, str]:
-    """Columns of the data by role, as in training."""
+    """Return the columns of the data by role, as in training."""
     several = {"value": processor.channels, "known": processor.known}
     found = {role: name for role, name in (("time", processor.time), ("series", processor.series)) if name}
     return found | {role: ",".join(names) for role, names in several.items() if names}
 
 
 def places_of(processor: Series) -> dict[str, str]:
-    """Columns of forecasts that say what is predicted, by role: name of the series, time, and channel if several."""
+    """Return the columns that identify a forecast, by role: series name, time, and channel if there are several."""
     found = {"series": processor.series} if processor.series else {}
     return {**found, "time": processor.time or "step", **({"channel": "column"} if len(processor.channels) > 1 else {})}
 
 
 def in_units_of(values: Tensor, processor: Series) -> Tensor:
-    """Standardised values (B, C, …) in the units of the data."""
+    """Convert standardised values (B, C, …) to the units of the data."""
     count = values.shape[1]
     shape = (count, *(1,) * (values.dim() - 2))
     mean, deviation = (
@@ -36,7 +36,7 @@ def in_units_of(values: Tensor, processor: Series) -> Tensor:
 
 
 def forecast_rows(panel: Panel, processor: Series, values: Any, levels: Sequence[float]) -> list[dict[str, Any]]:
-    """Rows of the forecasts ``values[series][channel][step]`` = [point, quantiles …] behind the end of each series."""
+    """Build table rows of the forecasts ``values[series][channel][step]`` = [point, quantiles …] after each series."""
     columns = places_of(processor)
     names = ["answer", *(f"p{100 * level:g}" for level in levels)]
     rows = []

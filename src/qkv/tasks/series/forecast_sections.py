@@ -15,7 +15,7 @@ from qkv.tasks.series.forecast_errors import Errors, interval
 _SHOWN = 3
 """Number of forecasts shown."""
 _CHANNELS = 12
-"""Largest number of channels in the table."""
+"""Maximum number of channels in the table."""
 NAMES = {"repeat_last": "repeat last", "seasonal": "seasonal naive", "dlinear": "DLinear"}
 """Display names of the baselines."""
 
@@ -23,9 +23,10 @@ NAMES = {"repeat_last": "repeat last", "seasonal": "seasonal naive", "dlinear": 
 def forecast_charts(
     past: Tensor, future: Tensor, values: Tensor, form: Any, processor: Series, horizon: int
 ) -> list[dict[str, Any]]:
-    """Charts of forecasts in the units of the data: windows (T), truth (H) and values (H, 1 + levels) of each, by row.
+    """Build charts of some forecasts, in the units of the data; step 0 is the last known step.
 
-    Each row is a pair (window, channel); the first axes are (rows, C). The step 0 is the last known one.
+    past (rows, C, T): windows.   future (rows, C, H): true values.   values (rows, C, H, 1 + levels): point forecasts
+    and quantiles. The chart of row i shows the channel i modulo C.
     """
     found, shown = [], min(_SHOWN, len(past))
     for row in range(shown):
@@ -53,7 +54,7 @@ def _ahead(name: str, values: Sequence[float], first: int = 0) -> dict[str, Any]
 
 
 def by_step(total: Errors, baselines: Mapping[str, Errors]) -> dict[str, Any]:
-    """Table of the MSE at some steps of the horizon, of the model and of the baselines."""
+    """Build the table of the MSE of the model and of the baselines at some steps of the horizon."""
     horizon = total.count.shape[1]
     steps = sorted(
         {1, 2, 4, 8, *(round(horizon * share) for share in (0.25, 0.5, 0.75, 1))} & set(range(1, horizon + 1))
@@ -68,7 +69,7 @@ def by_step(total: Errors, baselines: Mapping[str, Errors]) -> dict[str, Any]:
 
 
 def by_channel(total: Errors, processor: Series) -> list[dict[str, Any]]:
-    """Table of the errors of each channel; none for a single one."""
+    """Build the table of the errors per channel; empty for a single channel."""
     if len(processor.channels) < 2:
         return []
     count = total.count.sum(1).clip(min=1)
@@ -89,5 +90,5 @@ def by_channel(total: Errors, processor: Series) -> list[dict[str, Any]]:
 
 
 def spread(count: int) -> Tensor:
-    """Numbers of some windows, evenly spaced."""
+    """Return the indices of a few evenly spaced windows out of ``count``."""
     return torch.linspace(0, max(0, count - 1), min(_SHOWN, count)).long()

@@ -38,7 +38,7 @@ _AT_ONCE = 64
 
 @implements(Forecasting)
 class ForecastingTask(Task):
-    """Forecasting of the next values of a series: loss of the head's form, on standardised values."""
+    """Forecasting of the next values of a series; the form of the head decides the loss, on standardised values."""
 
     spec: Forecasting
     loss_unit = "a value"
@@ -80,13 +80,13 @@ class ForecastingTask(Task):
             )
 
     def restored(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        """Outputs (B, C, H, Q) of the head for standardised values, the normalisation of each window undone."""
+        """Run the model; return outputs (B, C, H, Q) as standardised values, without the normalisation per window."""
         memory = None if batch.source is None else model.encode(batch.source, tap)
         out, _ = model(batch.input, tap=tap, memory=memory)
         return self.levelled(model, batch, out)
 
     def levelled(self, model: Transformer, batch: Batch, out: Tensor) -> Tensor:
-        """Outputs ``out`` of the model, with the normalisation of each window undone."""
+        """Undo the normalisation of each window in the outputs ``out`` of the model."""
         reader: Any = model.frontend if model.encoder is None else model.encoder.frontend
         shift, scale = reader.level(batch.input if batch.source is None else batch.source)
         head: Any = model.head
@@ -99,7 +99,7 @@ class ForecastingTask(Task):
         return self.observed(model, self.restored(model, batch), batch)
 
     def observed(self, model: Transformer, outputs: Tensor, batch: Batch) -> Observed:
-        """Loss and data for metrics of a batch with these restored outputs."""
+        """Compute the loss of a batch with outputs of ``restored``, and its data for metrics."""
         head: Any = model.head
         loss = head.summed(outputs, batch.targets)
         channels = batch.targets.shape[1] if batch.targets.shape[1] > 1 else self._channels(model, batch)
@@ -108,7 +108,7 @@ class ForecastingTask(Task):
         return Observed(loss, batch.num_targets, [found])
 
     def _channels(self, model: Transformer, batch: Batch) -> int:
-        """Channels of a window, whose rows follow each other if each channel is one."""
+        """Return the number of channels of a window, whose channels are consecutive rows if each row is one channel."""
         reader = (model.spec.encoder or model.spec).frontend
         return getattr(reader, "features", None) or 1
 
@@ -126,7 +126,7 @@ class ForecastingTask(Task):
         return Evaluation(figures, [*charts, by_step(total, baselines), *by_channel(total, dataset.processor)])
 
     def charts(self, model: Transformer, dataset: SeriesDataset, split: str) -> list[dict[str, Any]]:
-        """Charts of some forecasts of a split."""
+        """Build charts of some forecasts of a split."""
         numbers = spread(len(dataset.cutters[split])).numpy()
         windows = dataset.windows(split, numbers, HELD_OUT)
         with torch.inference_mode(), evaluating(model):
@@ -163,7 +163,7 @@ class ForecastingTask(Task):
         return TablePrediction(rows, tuple(places_of(known).values()), notes)
 
     def _rows(self, model: Transformer, panel: Panel, known: Series) -> list[dict[str, Any]]:
-        """Predictions for the series of a panel, one row per series, step and channel."""
+        """Forecast the series of a panel; return one row per series, step and channel."""
         context, horizon = self.spec.context, self.spec.horizon
         reader: Any = (model.spec.encoder or model.spec).frontend
         places = [(i, each.length - context) for i, each in enumerate(panel.series)]
@@ -186,7 +186,7 @@ class ForecastingTask(Task):
 
 
 def summed(outcomes: Sequence[Errors]) -> Errors:
-    """Sum of the errors of all batches."""
+    """Sum the errors of all batches."""
     total = outcomes[0]
     for each in outcomes[1:]:
         total = total + each
@@ -194,7 +194,7 @@ def summed(outcomes: Sequence[Errors]) -> Errors:
 
 
 def figures_of(total: Errors) -> dict[str, float]:
-    """Metrics of standardised values; CRPS and coverage of the predicted intervals, if there are any."""
+    """Compute the metrics of standardised values, with CRPS and interval coverage if quantiles are predicted."""
     found = {"mse": total.mean("squared"), "mae": total.mean("absolute")}
     if np.isfinite(total.crps).all():
         found["crps"] = total.mean("crps")
@@ -205,7 +205,7 @@ def figures_of(total: Errors) -> dict[str, float]:
 
 
 def in_units(total: Errors, processor: Series) -> dict[str, float]:
-    """RMSE and MAE in the units of the data; over several channels their mean over all values."""
+    """Compute RMSE and MAE in the units of the data, as means over the values of all channels."""
     deviation = np.array(processor.deviation[: len(processor.channels)])
     return {
         "rmse_in_units": total.mean("squared", deviation**2) ** 0.5,

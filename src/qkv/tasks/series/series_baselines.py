@@ -1,4 +1,4 @@
-"""Baselines of forecasts: the last value, the value one season before, and a linear model of the window (DLinear)."""
+"""Forecasting baselines: the last value, the value one season before, and a linear model of the window (DLinear)."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ REPEAT, SEASONAL, LINEAR = "repeat_last", "seasonal", "dlinear"
 _EPOCHS, _FEWEST, _MOST, _LOOKS = 10, 300, 3000, 15
 _ROWS, _RATE = 224, 2e-3
 _ERRORS = 300_000
-"""Number of errors, about, by which the intervals of a baseline are fitted."""
+"""Approximate number of errors to which the intervals of a baseline are fitted."""
 _HELD_OUT = 40
-"""Batches of the validation part on which DLinear is judged while it is trained."""
+"""Number of validation batches on which DLinear is evaluated during its training."""
 
 
 class Affine(NamedTuple):
-    """Map of windows (…, T) to points (…, H): x W + b."""
+    """Affine map of windows (…, T) to point forecasts (…, H): x W + b."""
 
     table: Tensor
     bias: Tensor
 
     def __call__(self, past: Tensor) -> Tensor:
-        """Points (…, H) of windows (…, T)."""
+        """Compute the point forecasts (…, H) of windows (…, T)."""
         return past @ self.table + self.bias
 
 
 class DLinear(nn.Module):
     """DLinear (Zeng et al. 2023): y = W_s (x - m) + W_t m + b, m the moving average of x over 25 steps.
 
-    windows (…, T) -> (…, H, Q). One pair of maps for all channels. The ends of x are repeated for m.
+    windows (…, T) -> (…, H, Q). All channels share one pair of maps. For m, x is padded by repeating its first and last
+    value.
     """
 
     def __init__(self, context: int, horizon: int, outputs: int = 1):
@@ -60,20 +61,20 @@ class DLinear(nn.Module):
         return (self.season(x - mean) + self.trend(mean)).unflatten(-1, (self.horizon, self.outputs))
 
     def affine(self) -> Affine:
-        """Same map x W + b, W (T, H · Q)."""
+        """Return the same map as x W + b with W (T, H · Q)."""
         bias = self.season.bias + self.trend.bias
-        mean = moving_average(torch.eye(self.season.in_features).to(bias))  # row t: average of a pulse at t
+        mean = moving_average(torch.eye(self.season.in_features).to(bias))  # row t: moving average of a unit pulse at t
         return Affine(self.season.weight.T - mean @ (self.season.weight - self.trend.weight).T, bias)
 
 
 def moving_average(x: Tensor) -> Tensor:
-    """Mean of 25 neighbouring steps of x (…, T), whose ends are repeated."""
+    """Compute the moving average of x (…, T) over 25 steps; x is padded with its first and last value."""
     rows, side = x.reshape(-1, 1, x.shape[-1]), KERNEL // 2
     return F.avg_pool1d(F.pad(rows, (side, side), mode="replicate"), KERNEL, 1).view(x.shape)
 
 
 def repeated(context: int, horizon: int, back: int) -> Affine:
-    """The last ``back`` values, repeated: 1 for the last value, the length of a season for the last season."""
+    """Build the baseline that repeats the last ``back`` values: 1 for the last value, else the last season."""
     steps = torch.arange(horizon)
     table = torch.zeros(context, horizon)
     table[context - back + steps % back, steps] = 1
@@ -81,10 +82,10 @@ def repeated(context: int, horizon: int, back: int) -> Affine:
 
 
 def fit_linear(dataset: SeriesDataset, form: Forecast, outputs: int, normalised: bool) -> DLinear:
-    """DLinear trained on the training windows by Adam, with the weights of least loss on the validation part.
+    """Train DLinear on the training windows by Adam; return the weights of least loss on the validation split.
 
-    ``form``: loss, on standardised values; ``outputs``: per value; ``normalised``: each window is standardised, and the
-    forecast transformed back.
+    ``form``: defines the loss, on standardised values; ``outputs``: number of outputs per value; ``normalised``: each
+    window is standardised by its own mean and deviation, and the forecast transformed back.
     """
     task = dataset.recipe.task
     context, horizon = task.context, task.horizon  # type: ignore[attr-defined]
@@ -117,11 +118,11 @@ def fit_linear(dataset: SeriesDataset, form: Forecast, outputs: int, normalised:
 
 
 _KEY = 1 << 62
-"""First random-number key of the batches of a linear model, beyond all training steps."""
+"""First random-number key of the batches of a linear model, larger than all training steps."""
 
 
 def dataset_pair(windows: Windows) -> tuple[Tensor, Tensor]:
-    """(windows (B, C, T), in which left-out steps are filled forward, and targets (B, C, H))."""
+    """Return (windows (B, C, T) with left-out steps filled forward, targets (B, C, H))."""
     past = windows.filled if windows.gaps else windows.past
     return _channels_first(past), _channels_first(windows.future)
 
@@ -131,7 +132,7 @@ def _channels_first(values: np.ndarray) -> Tensor:
 
 
 def level(windows: Windows) -> tuple[Tensor, Tensor]:
-    """(mean, deviation) (B, C) of the values of windows that are read, as in the front end ``series_patches``."""
+    """Compute (mean, deviation), (B, C), of the values that the model reads, as in front end ``series_patches``."""
     read = _channels_first(windows.read if windows.gaps else windows.past)
     return read.mean(-1), (read.var(-1, correction=0) + WINDOW_EPS).sqrt()
 
@@ -140,14 +141,14 @@ Levels = tuple[Tensor, Tensor]
 
 
 def _triple(windows: Windows, normalised: bool) -> tuple[Tensor, Tensor, Levels | None]:
-    """Windows, targets, and the levels by which the windows are standardised, None if they are not."""
+    """Return (windows, targets, (mean, deviation) to standardise the windows, or None if not ``normalised``)."""
     return *dataset_pair(windows), level(windows) if normalised else None
 
 
 def linear_loss(
     model: DLinear, form: Forecast, past: Tensor, future: Tensor, levels: Levels | None
 ) -> tuple[Tensor, int]:
-    """(summed loss, number of targets) of a linear model."""
+    """Compute (summed loss, number of targets) of a linear model."""
     shift, scale = levels or (torch.zeros_like(past[..., 0]), torch.ones_like(past[..., 0]))
     outputs = model((past - shift[..., None]) / scale[..., None])
     restored, seen = form.restored(outputs, shift[..., None], scale[..., None]), ~future.isnan()
@@ -155,7 +156,7 @@ def linear_loss(
 
 
 def predictors(dataset: SeriesDataset) -> dict[str, Affine]:
-    """Baselines of a data set by name; DLinear is trained at the first call, unless the data has no training part."""
+    """Return the baselines of a data set by name; the first call trains DLinear, if there is a training split."""
     if dataset.baselines is None:
         task: Any = dataset.recipe.task
         period = dataset.processor.period
@@ -170,10 +171,11 @@ def predictors(dataset: SeriesDataset) -> dict[str, Affine]:
 
 @torch.no_grad()
 def with_intervals(dataset: SeriesDataset, points: Affine, form: Forecast, outputs: int) -> Affine:
-    """Outputs of a head of this ``form`` whose point forecasts are ``points``, for a window that is standardised.
+    """Extend the point forecasts ``points`` to all outputs of a head of this ``form``, for standardised windows.
 
-    windows z = (x, μ/σ, 1/σ), as ``qkv.models.wide.LinearWindow`` reads them, -> (H · Q). The intervals are those of
-    the errors on some windows of the training part, relative to σ.
+    The map reads z = (x, μ/σ, 1/σ), as ``qkv.models.wide.LinearWindow``, and returns (H · Q): x is the standardised
+    window, μ and σ its mean and deviation. The intervals are computed from the errors of ``points`` on some training
+    windows, relative to σ.
     """
     context, horizon = points.table.shape
     table = torch.zeros(context + 2, horizon, outputs)
@@ -191,7 +193,7 @@ def with_intervals(dataset: SeriesDataset, points: Affine, form: Forecast, outpu
 
 @torch.no_grad()
 def baseline_errors(dataset: SeriesDataset, split: str) -> dict[str, Errors]:
-    """Errors of all baselines on a split, by name."""
+    """Compute the errors of all baselines on a split, by name."""
     found: dict[str, Errors] = {}
     for windows in dataset.each(split):
         past, future = dataset_pair(windows)

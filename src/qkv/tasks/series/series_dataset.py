@@ -28,7 +28,7 @@ _WAYS_OUT = ("give other task.parts", "give a table with values")
 
 
 class SeriesDataset(Dataset):
-    """Windows of series, cut when a batch is formed. A row of a batch is a window, or one channel of it."""
+    """Windows of series, cut when a batch is formed; a batch row is a window or a single channel of a window."""
 
     def __init__(
         self,
@@ -56,7 +56,10 @@ class SeriesDataset(Dataset):
         self._rows = ExampleRows(ones, recipe.data.batching, training.batch_size, training.seed) if count else None
 
     def _check(self) -> list[str]:
-        """Sentences on series that are too short. Raises ``UserError`` for a part without a window."""
+        """Return a note on series that are too short to train on.
+
+        Raises ``UserError`` for a split without a window or without a target.
+        """
         task: Any = self.recipe.task
         for name, cutter in self.cutters.items():
             if not len(cutter):
@@ -76,7 +79,7 @@ class SeriesDataset(Dataset):
         return [f"{len(short)} of {len(self.series)} series are too short to train on: {names}"]
 
     def _part(self, name: str) -> str:
-        """Name of a part and its first and last time stamps, for messages."""
+        """Format the name of a split and its first and last time stamps, for messages."""
         low, end = self._parts[name]
         return f"the {name} part of {self.name} ({self.panel.when(low)} to {self.panel.when(end - 1)})"
 
@@ -86,12 +89,12 @@ class SeriesDataset(Dataset):
 
     @cached_property
     def reader(self) -> OfSeries:
-        """Front end of the windows."""
+        """Front end that reads the windows."""
         return reader_of(self.recipe.model)
 
     @property
     def steps(self) -> int:
-        """Steps of a window that the model reads."""
+        """Number of steps of a window that the model reads."""
         task: Any = self.recipe.task
         return steps_read(task.context, task.dropped)
 
@@ -104,18 +107,18 @@ class SeriesDataset(Dataset):
             yield self.collated(windows)
 
     def each(self, split: str, batches: int | None = None) -> Iterator[Windows]:
-        """Windows of a split in a fixed order, in batches; see ``rows``."""
+        """Yield the windows of a split in a fixed order, in batches; see ``rows``."""
         ones = np.ones(len(self.cutters[self.checked(split)]), np.int64)
         for number, index in enumerate(in_order(ones, self._batch_size, batches)):
             yield self.windows(split, index, HELD_OUT + number)
 
     def windows(self, split: str, numbers: np.ndarray, key: int) -> Windows:
-        """Some windows of a split. ``key``: of the random numbers by which steps are left out."""
+        """Cut the windows ``numbers`` of a split. ``key``: random-number key for the steps that are left out."""
         timed = getattr(self.reader, "frequencies", 0) > 0
         return self.cutters[split].cut(numbers, self.steps, random(self._seed, key), timed)
 
     def collated(self, windows: Windows) -> Batch:
-        """Batch of windows: targets (B, C, H) with NaN for no target; C = 1 if each channel is a row."""
+        """Collate windows to a batch with targets (B, C, H), NaN where missing; C = 1 if each channel is a row."""
         future = torch.from_numpy(windows.future.swapaxes(1, 2).copy())
         if self.reader.rows_per_channel:
             future = future.flatten(0, 1)[:, None]
@@ -135,21 +138,21 @@ class SeriesDataset(Dataset):
 
 
 def reader_of(model: Model) -> OfSeries:
-    """Front end that reads the windows: the encoder's if there is one."""
+    """Return the front end that reads the windows: the encoder's if the model has an encoder."""
     found = (model.encoder or model).frontend
     assert isinstance(found, OfSeries)
     return found
 
 
 def steps_read(context: int, dropped: float) -> int:
-    """Steps of a window that are left when a fraction ``dropped`` is left out."""
+    """Return the number of steps of a window that remain when a fraction ``dropped`` is left out."""
     return max(1, round(context * (1 - dropped)))
 
 
 def signals(windows: Windows, model: Model, reader: OfSeries, processor: Series) -> tuple[Signal, Signal | None]:
-    """(signal of the windows, signal of the decoder's future steps; None without an encoder).
+    """Build (signal of the windows, signal of the future steps for the decoder, or None without an encoder).
 
-    Without a decoder, the covariates of a step are those one horizon later, so that the future ones are read.
+    Without an encoder, each step gets the covariates of one horizon later, so that the model reads future covariates.
     """
     values, context = windows.read, windows.past.shape[1]
     shift = 0 if model.encoder else windows.known.shape[1] - context
@@ -166,7 +169,10 @@ def signals(windows: Windows, model: Model, reader: OfSeries, processor: Series)
 
 
 def with_windows(recipe: Recipe, processor: Series) -> Recipe:
-    """Copy of a recipe with the sizes of its windows filled in. Raises ``SpecError`` if other sizes are given."""
+    """Return a copy of a recipe with the sizes of its windows filled in.
+
+    Raises ``SpecError`` if the recipe sets other sizes.
+    """
     task: Any = recipe.task
     model = recipe.model
     steps, path = steps_read(task.context, task.dropped), ("model", *(("encoder",) if model.encoder else ()))

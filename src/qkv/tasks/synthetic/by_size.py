@@ -1,4 +1,4 @@
-"""Base class for generated tasks whose rows have a size, such as a number of pairs, by which answers are reported."""
+"""Base class for generated tasks whose rows have a size, such as a number of pairs, with metrics per size."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _AT_ONCE = 64
 
 
 class BySizeTask(GeneratedTask):
-    """Base class of tasks on generated rows of several sizes: -Σ log p(answer) at the positions that have one.
+    """Base class of tasks on generated rows of several sizes: -Σ log p(answer) at the positions with an answer.
 
-    Accuracy counts positions, exact match whole rows; both are also given for each size.
+    Accuracy counts positions, exact match counts whole rows; both are also reported for each size.
     """
 
     loss_unit = "nats an answer"
@@ -39,19 +39,19 @@ class BySizeTask(GeneratedTask):
     asks = ("text",)
     spec: BySize
     size_name: ClassVar[str]
-    """Label of the axis of sizes."""
+    """Axis label for sizes in charts."""
 
     @abstractmethod
     def words(self) -> tuple[str, ...]:
-        """Words of the vocabulary, in the order of the generated numbers."""
+        """Return the words of the vocabulary; word n stands for the generated number n."""
 
     @abstractmethod
     def numbers(self, rng: np.random.Generator, count: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Generate ``count`` rows of one size: numbers of words read, and of the answers, else ``IGNORED``; (B, N)."""
+        """Generate ``count`` rows of one size; return (word numbers read, answers or ``IGNORED``), both (B, N)."""
 
     @abstractmethod
     def example(self) -> str:
-        """Text as ``predict`` reads it, for messages."""
+        """Return an example input of ``predict``, for messages."""
 
     def longest(self, recipe: Recipe) -> int:
         return self.spec.row_length(max(self.spec.sizes))
@@ -110,7 +110,7 @@ class BySizeTask(GeneratedTask):
         )
 
     def at_size(self, model: Transformer, dataset: Dataset, size: int) -> dict[str, float]:
-        """Metrics on newly generated rows of one size, which may be larger than in training."""
+        """Compute metrics on newly generated rows of one size, which may be larger than in training."""
         ids, seen = self._ids(dataset.vocabulary), Totals()
         with torch.no_grad(), evaluating(model):
             for number in range(ROWS // _AT_ONCE):
@@ -121,7 +121,7 @@ class BySizeTask(GeneratedTask):
     def predict(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]]:
-        """Most probable word after each text, with its probability."""
+        """Predict the most probable next word of each text, with its probability."""
         found, words = [], self.words()
         known = f"{words[0]} to {words[-1]}, as in {self.example()!r}"
         for text in [text_in(row, "text") for row in rows]:

@@ -14,7 +14,7 @@ MARK = "="
 
 @implements(Copying)
 class CopyingTask(BySizeTask):
-    """Copying: -Σ log p(symbol) after the mark that ends the original (Jelassi et al. 2024)."""
+    """Copying: -Σ log p(symbol) after the separator that ends the original (Jelassi et al. 2024)."""
 
     spec: Copying
     size_name = "number of symbols"

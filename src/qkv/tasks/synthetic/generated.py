@@ -1,4 +1,4 @@
-"""Base class for tasks that generate their own data, with exact answers."""
+"""Base class for tasks that generate random data with known answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BATCHES = 32
 
 
 class GeneratedDataset(Dataset):
-    """Batches generated at random as a function of (seed, step); held-out splits use numbers beyond all steps."""
+    """Random batches as a function of (seed, step); held-out splits use step numbers beyond all training steps."""
 
     def __init__(self, recipe: Recipe, vocabulary: Vocabulary, draw: Draw):
         self.recipe, self.vocabulary, self.name = with_vocabulary(recipe, vocabulary), vocabulary, recipe.task.kind
@@ -47,7 +47,7 @@ class GeneratedDataset(Dataset):
             yield self.batch(first + number)
 
     def digest(self) -> str:
-        """SHA-256 of the settings that determine all batches."""
+        """Return the SHA-256 of the settings that determine all batches."""
         decides = [self.recipe.task.to_dict(), self._seed, self.recipe.training.batch_size]
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
@@ -59,7 +59,7 @@ class GeneratedDataset(Dataset):
 
 
 class GeneratedTask(Task):
-    """Base class of tasks that generate random examples of their own, such as sorting, so that answers are exact."""
+    """Base class of tasks that generate random examples with known answers, such as sorting."""
 
     def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Dataset:
         if self.longest(recipe) > recipe.model.context_length:
@@ -73,11 +73,11 @@ class GeneratedTask(Task):
 
     @abstractmethod
     def longest(self, recipe: Recipe) -> int:
-        """Number of positions of the longest training row."""
+        """Return the number of positions of the longest training row."""
 
     @abstractmethod
     def vocabulary(self) -> Vocabulary:
-        """Vocabulary of the generated symbols."""
+        """Build the vocabulary of the generated symbols."""
 
     @abstractmethod
     def drawing(self, recipe: Recipe, vocabulary: Vocabulary) -> Draw:
@@ -85,7 +85,7 @@ class GeneratedTask(Task):
 
 
 def observed_answers(model: Transformer, batch: Batch) -> Observed:
-    """Loss of a batch; its outcomes are (number of right answers, number of targets) of each row."""
+    """Return the loss of a batch; outcomes: (number of right answers, number of targets) of each row."""
     logits, wanted = model(batch.input)[0], batch.targets != IGNORED
     right = (model.head.decode(logits, wanted) == batch.targets) & wanted
     rows = list(zip(right.sum(1).tolist(), wanted.sum(1).tolist(), strict=True))
@@ -93,7 +93,10 @@ def observed_answers(model: Transformer, batch: Batch) -> Observed:
 
 
 def known_ids(tokenizer: Tokenizer, text: str, known: str) -> list[int]:
-    """Token ids of a text. Raises ``UserError`` for an empty text or unknown words; ``known``: what the model reads."""
+    """Encode a text to token ids. ``known``: description of the valid words, for messages.
+
+    Raises ``UserError`` for an empty text or unknown words.
+    """
     unknown = tokenizer.unknown(text)
     if unknown or not text.split():
         raise UserError(f"{' '.join(unknown) or text!r} given, but the model reads {known}")
@@ -101,10 +104,10 @@ def known_ids(tokenizer: Tokenizer, text: str, known: str) -> list[int]:
 
 
 def tokenizer_of(words: Sequence[str]) -> Tokenizer:
-    """Tokenizer with one id per word of ``words``, for texts separated by spaces; the last id is the unknown token."""
+    """Build a tokenizer with one id per word of ``words``, split at spaces; the last id is the unknown token."""
     return train(WordList(vocab_size=len(words) + 1, min_frequency=1, lowercase=False), [" ".join(words)])
 
 
 def ids_of(tokenizer: Tokenizer, words: Sequence[str]) -> np.ndarray:
-    """Token id of each word, (len(words),) int64."""
+    """Return the token id of each word, (len(words),) int64."""
     return np.asarray(tokenizer.encode(" ".join(words)), np.int64)

@@ -32,7 +32,7 @@ QUERY = "?"
 
 @implements(Recall)
 class RecallTask(GeneratedTask):
-    """Recall of the first symbol after filler tokens: -log p(symbol) at the query token that ends the row.
+    """Recall of the symbol that starts a row, after filler tokens: -log p(symbol) at the query token that ends the row.
 
     Causal models predict from their last vector (``pooling: last``).
     """
@@ -54,7 +54,7 @@ class RecallTask(GeneratedTask):
         return lambda rng: self.rows(rng, ids, rows, int(rng.choice(self.spec.distances)))
 
     def ids(self, vocabulary: Vocabulary) -> np.ndarray:
-        """Token ids in the order of ``qkv.data.synthetic.recall``: symbols, fillers, query."""
+        """Return the token ids in the order of ``qkv.data.synthetic.recall``: symbols, fillers, query."""
         return ids_of(vocabulary.tokenizer, [*vocabulary.labels, *(f"f{i}" for i in range(self.spec.fillers)), QUERY])
 
     def rows(self, rng: np.random.Generator, ids: np.ndarray, count: int, distance: int) -> Batch:
@@ -100,9 +100,9 @@ class RecallTask(GeneratedTask):
         return Evaluation(figures, sections)
 
     def at_distance(self, model: Transformer, vocabulary: Vocabulary, distance: int) -> tuple[float, float]:
-        """(accuracy, mean ‖∂ logit of the right answer / ∂ embedded symbol‖) over new rows of this distance.
+        """Compute (accuracy, mean ‖∂ logit of the right answer / ∂ symbol embedding‖) over new rows of this distance.
 
-        The gradient is that of the logit, because the gradient of the loss vanishes when the model is certain.
+        The gradient is taken of the logit, because the gradient of the loss vanishes when the model is certain.
         """
         batch = self.rows(random(distance, HELD_OUT), self.ids(vocabulary), ROWS, distance).to(model.device)
         with evaluating(model), torch.enable_grad():

@@ -39,8 +39,8 @@ _AT_ONCE = 64
 class SortingTask(GeneratedTask):
     """Sorting of numbers: -Σ_k log p(k-th smallest).
 
-    The exact match of one forward pass with teacher forcing equals that of greedy decoding: up to the first mistake
-    both read the same tokens.
+    One forward pass with teacher forcing has the same exact match as greedy decoding: both read the same tokens up to
+    the first mistake.
     """
 
     loss_unit = "nats a number"
@@ -110,7 +110,7 @@ class SortingTask(GeneratedTask):
         )
 
     def at_length(self, model: Transformer, dataset: Dataset, length: int) -> dict[str, float]:
-        """Metrics on newly generated rows of ``length`` numbers, which may be longer than in training."""
+        """Compute metrics on newly generated rows of ``length`` numbers, which may be longer than in training."""
         ids, seen = ids_of(dataset.vocabulary.tokenizer, dataset.vocabulary.labels), Totals()
         with torch.no_grad(), evaluating(model):
             for number in range(ROWS // _AT_ONCE):

@@ -42,7 +42,7 @@ class Analogy(NamedTuple):
 
 
 def analogies() -> list[Analogy]:
-    """All analogies formed of two word pairs of the same group with four different words, in both orders."""
+    """Return all analogies of two word pairs of the same group, in both orders, with four different words."""
     found = []
     for group, text in GROUPS.items():
         pairs = [tuple(pair.split()) for pair in text.split(", ")]

@@ -1,4 +1,4 @@
-"""Texts with gaps: parsing, filling with predicted words, and display."""
+"""Texts with gaps: functions to parse and fill them, and the base class of tasks that predict the gaps."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ class Gapped(NamedTuple):
 
 
 def read_gaps(text: str, tokenizer: Tokenizer, marks: Sequence[int]) -> Gapped:
-    """Encode ``text`` with ``marks[k]`` at gap k; the last of ``marks`` is used for further gaps.
+    """Encode ``text`` with the token ``marks[k]`` at gap k; the last of ``marks`` is used for further gaps.
 
-    If tokens include the space before a word, so does a gap. Raises ``UserError`` for a text without gaps.
+    If the tokenizer's words include the preceding space, a gap includes it too. Raises ``UserError`` for a text without
+    gaps.
     """
     pieces = GAP.split(text)
     if len(pieces) == 1:
@@ -56,32 +57,32 @@ def read_gaps(text: str, tokenizer: Tokenizer, marks: Sequence[int]) -> Gapped:
 
 
 def filled(gapped: Gapped, words: Sequence[str]) -> str:
-    """Text with ``words`` inserted in the gaps."""
+    """Return the text with ``words`` inserted in the gaps."""
     return gapped.pieces[0] + "".join(word + piece for word, piece in zip(words, gapped.pieces[1:], strict=True))
 
 
 def words_carry_spaces(tokenizer: Tokenizer) -> bool:
-    """True if tokens of words include the preceding space, as in GPT-2's vocabulary."""
+    """Return True if tokens of words include the preceding space, as in GPT-2's vocabulary."""
     return tokenizer.token_bytes is not None and any(
         piece[:1] == b" " and piece[1:2].isalnum() for piece in tokenizer.token_bytes
     )
 
 
 def word_of(tokenizer: Tokenizer, index: int) -> str:
-    """Text of the single token ``index``."""
+    """Decode the single token ``index``."""
     word = tokenizer.decode([index])
     return word.strip(" ") or word if words_carry_spaces(tokenizer) else word
 
 
 class FillInTask(TextTask):
-    """Base class of tasks whose models fill single-token gaps in a text, framed by the tokenizer's template, if any."""
+    """Base class of tasks whose models fill single-token gaps in a text; the tokenizer's template frames the text."""
 
     asks = ("text",)
     example = "… <mask> …"
 
     @abstractmethod
     def logits(self, model: Transformer, read: Framed, places: list[int]) -> Tensor:
-        """Logits (len(places), V) at the mask tokens, indices ``places`` of ``read``; its ``types`` may be empty."""
+        """Compute logits (len(places), V) at the mask tokens ``places`` of ``read``, whose ``types`` may be empty."""
 
     def predict(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]

@@ -70,7 +70,7 @@ class MaskedTokensTask(FillInTask):
         return hide
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        """-Σ log p(masked token) over the batch, in nats."""
+        """Compute -Σ log p(masked token) over the batch, in nats."""
         return loss_of_vectors(model, *_asked(model, batch, tap), tap=tap)
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
@@ -121,7 +121,7 @@ class MaskedTokensTask(FillInTask):
 
 
 def padding(batch: Batch) -> np.ndarray:
-    """Padding mask (B, N) bool: True at padding."""
+    """Return the padding mask (B, N) bool: True at padding."""
     ids, lengths = batch.input.values, batch.input.lengths
     return np.zeros(ids.shape, bool) if lengths is None else np.arange(ids.shape[1]) >= lengths.numpy()[:, None]
 
@@ -133,7 +133,7 @@ def _asked(model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Te
 
 @torch.inference_mode()
 def pseudo_log_likelihood(model: Transformer, ids: list[int], tokenizer: Tokenizer) -> float:
-    """Σ_t log p(x_t | x with x_t masked), one token masked at a time (Salazar et al. 2020); nats."""
+    """Compute Σ_t log p(x_t | x with x_t masked), one token masked at a time (Salazar et al. 2020), in nats."""
     mask, device = tokenizer.special("mask"), model.device
     assert mask is not None
     text, total = torch.tensor(ids, device=device), 0.0
@@ -148,9 +148,9 @@ def pseudo_log_likelihood(model: Transformer, ids: list[int], tokenizer: Tokeniz
 
 
 def sentences(dataset: TextDataset, split: str, longest: int) -> list[list[int]]:
-    """Token ids of up to ``SENTENCES`` sentences, evenly spaced over a split, for ``pseudo_log_likelihood``.
+    """Return token ids of up to ``SENTENCES`` sentences, evenly spaced over a split, for ``pseudo_log_likelihood``.
 
-    Each has at least 5 words and at most ``longest`` tokens.
+    Each sentence has at least 5 words and at most ``longest`` tokens.
     """
     found = []
     for text in _stretches(dataset, split, SENTENCES, 4 * longest):
@@ -175,7 +175,7 @@ def _stretches(dataset: TextDataset, split: str, count: int, length: int) -> Ite
 
 
 def _hidden_text(dataset: TextDataset, split: str, count: int) -> list[str]:
-    """``count`` excerpts of a split with every ninth token replaced by a gap, as examples for the report."""
+    """Return up to ``count`` excerpts of a split with every ninth token replaced by a gap, as examples."""
     tokenizer = dataset.vocabulary.tokenizer
     ids, length = dataset.corpus.splits[split].ids, min(48, dataset.recipe.model.context_length // 2)
     gap = " <mask>" if words_carry_spaces(tokenizer) else " <mask> " if tokenizer.token_bytes is None else "<mask>"

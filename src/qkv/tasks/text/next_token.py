@@ -21,9 +21,9 @@ from qkv.tasks.text.text_task import TextTask
 
 
 def at_targets(vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Vectors (T, D) at positions with a target, and these targets (T). vectors (B, N, D), targets (B, N).
+    """Select the vectors (T, D) at positions with a target, and these targets (T).
 
-    If few positions have targets, this saves evaluating the head elsewhere.
+    vectors (B, N, D), targets (B, N). If few positions have targets, this saves evaluating the head elsewhere.
     """
     targets = targets.flatten()
     places = (targets != IGNORED).nonzero()[:, 0]
@@ -35,7 +35,7 @@ class NextTokenTask(TextTask):
     """Causal language modelling: -Σ log p(x_i | x_<i) over targets other than -100."""
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        """-Σ log p(next token) over the batch, in nats."""
+        """Compute -Σ log p(next token) over the batch, in nats."""
         return language_loss(model, batch.input, batch.targets, tap=tap)
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
@@ -51,16 +51,16 @@ class NextTokenTask(TextTask):
 
 
 def exponential(loss: float) -> float:
-    """exp(loss), the perplexity of a mean loss in nats; infinity on overflow."""
+    """Compute exp(loss), the perplexity of a mean loss in nats; infinity on overflow."""
     return math.exp(loss) if loss < 700 else math.inf
 
 
 def language_figures(seen: Totals, scale: Scale) -> dict[str, float]:
-    """Loss (nats per token), perplexity = exp(loss), and bits per token, character and byte.
+    """Compute the loss (nats per token), perplexity = exp(loss), and bits per token, character and byte.
 
-    ``scale``: average characters and bytes per token, which make results comparable across tokenizers. A byte that an
-    unknown token stands for costs 8 bits more per byte and character, since the token does not tell it; without them,
-    the fewer words a tokenizer knows, the better its results would look. ``unknown_tokens``: their share in %, if any.
+    ``scale``: average characters and bytes per token, which make results comparable across tokenizers. The bits per
+    byte and per character include 8 bits for each byte that an unknown token replaces, since the token does not encode
+    it; otherwise, a tokenizer with fewer known words would seem better. ``unknown_tokens``: their share in %, if any.
     """
     loss = seen.loss / seen.count if seen.count else math.nan
     bits = loss / math.log(2)

@@ -6,8 +6,8 @@
 h attends to h as the order allows, g attends to the h that come earlier in the order, and nothing attends to g. All
 layers apply the same weights to g and h, and keys and values come from h: the two-stream attention of Yang et al.
 (2019, section 2.3). The initial query vector w is the front end's ``query``, or else the embedding of ``<mask>``. XLNet
-uses Transformer-XL's relative positions; here they are those of the attention's ``relative`` or of the front end.
-Queries are computed only for targets.
+uses Transformer-XL's relative positions; this implementation uses the positions that the recipe sets, by the
+attention's ``relative`` or the front end. Queries are computed only for targets.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class PermutationTask(FillInTask):
         return {"loss": loss, "perplexity": exponential(loss)}
 
     def logits(self, model: Transformer, read: Framed, places: list[int]) -> Tensor:
-        """Logits (len(places), V) at the gaps, filled from left to right.
+        """Compute logits (len(places), V) at the gaps, filled from left to right.
 
-        Each gap takes its most probable token, which the later gaps then see.
+        Each gap is filled with its most probable token before the next gap is predicted.
         """
         known, found, device = np.array([read.ids]), [], model.device
         mask = read.ids[places[0]]
@@ -94,7 +94,7 @@ class PermutationTask(FillInTask):
 
 
 def streams(batch: PermutationBatch, query: int) -> Batch:
-    """Concatenate ids of text and query vectors to (B, N + T), with positions and the visibility by the order.
+    """Concatenate the ids of text and queries to (B, N + T), with positions, and a mask that follows the order.
 
     Rows with fewer than T targets are padded with queries at position 0 that have no target. ``query``: input id of
     the query vector.
@@ -119,7 +119,7 @@ def streams(batch: PermutationBatch, query: int) -> Batch:
 
 
 def _gaps(ids: np.ndarray, places: Sequence[int], number: int) -> PermutationBatch:
-    """Batch of one row that predicts gap ``number``: the tokens outside ``places`` and the gaps before it are given."""
+    """Build a one-row batch that predicts gap ``number`` from the tokens outside ``places`` and earlier gaps."""
     chosen = np.zeros(ids.shape, bool)
     chosen[0, list(places)] = True
     priority = np.zeros(ids.shape)

@@ -1,4 +1,4 @@
-"""Base class for tasks on running text."""
+"""Base class for tasks on continuous text."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from qkv.tasks.task import Task
 from qkv.tokenizers.tokenizer import Tokenizer
 
 Changes = Callable[[Batch, np.random.Generator], Batch]
-"""Function that transforms a batch of running text for a task, with the random numbers of its step."""
+"""Function that transforms a batch of text windows for a task, with the random generator of its step."""
 
 
 class TextTask(Task):
-    """Base class of tasks on running text, whose windows are transformed to batches of the task (such as masking)."""
+    """Base class of tasks on continuous text; its windows are transformed for the task, such as by masking."""
 
     counts_training: ClassVar[bool] = False
-    """True if the sampling depends on token frequencies in the training split."""
+    """True if the batches depend on token frequencies in the training split."""
 
     def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Dataset:
         corpus = open_corpus(recipe.data, vocabulary and vocabulary.tokenizer)
@@ -53,12 +53,12 @@ class TextTask(Task):
         return dataset
 
     def window(self, recipe: Recipe) -> int:
-        """Window length in tokens; by default the model's context length, or that of the batching if it is shorter."""
+        """Return the window length in tokens: by default the model's context length, or the batching's if shorter."""
         longest = recipe.model.context_length
         return min(longest, recipe.data.batching.tokens_of_window or longest)
 
     def prepared(self, recipe: Recipe, tokenizer: Tokenizer) -> Tokenizer:
-        """Tokenizer extended by the special tokens that the task needs, such as the mask token."""
+        """Return the tokenizer extended by the special tokens that the task needs, such as the mask token."""
         return tokenizer
 
     def changes(self, recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Changes | None:

@@ -49,11 +49,11 @@ class WordVectorsTask(TextTask):
     asks = ("text",)
 
     def predictions(self, present: np.ndarray) -> int:
-        """Number of predictions for C centre words; ``present`` (C, 2 · window): True where a neighbour exists."""
+        """Count the predictions for C centre words; ``present`` (C, 2 · window): True where a neighbour exists."""
         raise NotImplementedError
 
     def predictors(self, inner: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-        """Vectors (C, P, D) that each predict the centre word, and a mask (C, P), 1 where such a vector exists, else 0.
+        """Return the vectors (C, P, D) that predict the C centre words, and a mask (C, P), 1 where a vector exists.
 
         inner (C, 2 · window, D): vectors of the neighbours; present (C, 2 · window): True where a neighbour exists.
         P: 1 or 2 · window.
@@ -85,7 +85,7 @@ class WordVectorsTask(TextTask):
         return windows
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        """Negative-sampling loss summed over the predictions, in nats.
+        """Compute the negative-sampling loss, summed over the predictions, in nats.
 
         Input (C, 2 · window): neighbours of C words, masked by ``present``; ``negatives`` (C, K): negative samples.
         """
@@ -128,7 +128,7 @@ class WordVectorsTask(TextTask):
     def predict(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]]:
-        """Words nearest to each input word, or to a sum of words such as ``king - man + woman``."""
+        """Find the words nearest to each input word, or to a sum of words such as ``king - man + woman``."""
         lexicon = Lexicon.of(model, vocabulary.tokenizer)
         found = []
         for row in rows:
@@ -171,7 +171,7 @@ class Lexicon(NamedTuple):
 
     @classmethod
     def of(cls, model: Transformer, tokenizer: Tokenizer) -> Lexicon:
-        """Words of a trained model with its input vectors. Of tokens with equal text, the first is used."""
+        """Build the lexicon of a trained model from its input embeddings; of tokens with equal text, use the first."""
         words = [tokenizer.decode([index]).strip() for index in range(tokenizer.vocab_size)]
         skipped = {"", *(words[index] for index in tokenizer.specials.values())}
         numbers = {word: index for index, word in reversed(list(enumerate(words))) if word not in skipped}
@@ -180,14 +180,14 @@ class Lexicon(NamedTuple):
         return cls(words, F.normalize(at_least_single(table.detach()), dim=1), numbers)
 
     def number(self, word: str) -> int:
-        """Row of ``word`` in the vectors. Raises ``UserError`` if it has no vector."""
+        """Return the row of ``word`` in the vectors. Raises ``UserError`` if it has no vector."""
         found = self.numbers.get(word, self.numbers.get(word.lower()))
         if found is None:
             raise UserError(f"the word {word!r} has no vector; {nearest(word, list(self.numbers))}")
         return found
 
     def nearest(self, words: Sequence[int], signs: Sequence[float], count: int = _NEAR) -> list[tuple[int, float]]:
-        """Up to ``count`` (row, cosine) nearest to Σ sign · vector of the rows ``words``, which are excluded."""
+        """Find up to ``count`` (row, cosine) nearest to Σ sign · vector of the rows ``words``, excluding these rows."""
         wanted = (torch.tensor(signs, device=self.vectors.device)[:, None] * self.vectors[list(words)]).sum(0)
         cosines = self.vectors @ F.normalize(wanted, dim=0)
         named = torch.zeros(len(cosines), dtype=torch.bool, device=cosines.device)
@@ -197,11 +197,11 @@ class Lexicon(NamedTuple):
         return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
     def near(self, word: str) -> list[str]:
-        """The ``_NEAR`` words nearest to ``word`` by cosine."""
+        """Return the ``_NEAR`` words nearest to ``word`` by cosine."""
         return [self.words[index] for index, _ in self.nearest([self.number(word)], [1.0])]
 
     def analogies(self) -> tuple[list[Analogy], list[bool]]:
-        """Analogies a : b = c : d of words with vectors, and for each True if d is the word nearest to b - a + c."""
+        """Return the analogies a : b = c : d of known words, and for each True if d is nearest to b - a + c."""
         asked = [analogy for analogy in analogies() if all(word in self.numbers for word in analogy[1:])]
         right = []
         for analogy in asked:
@@ -211,7 +211,7 @@ class Lexicon(NamedTuple):
 
 
 def frequent(dataset: Dataset, count: int = _SHOWN) -> list[str]:
-    """``count`` frequent training words of at least four letters, evenly spaced by rank, for display."""
+    """Return ``count`` frequent training words of at least four letters, evenly spaced by rank, for display."""
     assert isinstance(dataset, TextDataset)
     tokenizer = dataset.vocabulary.tokenizer
     counts = np.bincount(dataset.corpus.train, minlength=tokenizer.vocab_size)

@@ -8,10 +8,10 @@ from qkv.tokenizers.tokenizer import Tokenizer
 
 
 class WordNumbers:
-    """Word boundaries of a tokenizer: numbers the words in rows of token ids.
+    """Numbering of the words in rows of token ids, by the word boundaries of a tokenizer.
 
-    A token continues the previous word if it begins, and the previous token ends, with a letter or digit, with
-    nothing between them. Each other token, such as a space or punctuation mark, is a word of its own.
+    A token continues the previous word if the previous token ends and this token begins with a letter or digit, with
+    nothing between them. Every other token, such as a space or punctuation mark, begins a new word.
     """
 
     def __init__(self, tokenizer: Tokenizer):
@@ -19,14 +19,14 @@ class WordNumbers:
         self._goes_on, self._open = (np.array(column, bool) for column in zip(*ends, strict=True))
 
     def of(self, ids: np.ndarray) -> np.ndarray:
-        """Word number of each token in its row, from 0: (B, N) int64. ids (B, N)."""
+        """Number the words of each row from 0; return the word number of each token, (B, N) int64. ids (B, N)."""
         goes_on = np.zeros(ids.shape, bool)
         goes_on[:, 1:] = self._goes_on[ids[:, 1:]] & self._open[ids[:, :-1]]
         return np.cumsum(~goes_on, axis=1) - 1
 
 
 def _ends(tokenizer: Tokenizer, index: int) -> tuple[bool, bool]:
-    """(True if the token begins inside a word, True if it ends inside one), that is, with a letter or digit."""
+    """Return (True if the token begins with a letter or digit, True if it ends with a letter or digit)."""
     if tokenizer.token_bytes is not None:
         piece = tokenizer.token_bytes[index]
         return _in_word(piece[:1]), _in_word(piece[-1:])

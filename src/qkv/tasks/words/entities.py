@@ -1,4 +1,4 @@
-"""Tags of entity spans (BIO, BIOES), and the entities that they encode."""
+"""Tags of entity spans (BIO, BIOES): decoding to entities, metrics, and a baseline."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Entity(NamedTuple):
 
 
 def marks_entities(tags: Iterable[str]) -> bool:
-    """True if the tags are O, B-x, I-x, E-x and S-x, which encode spans, instead of one class per word."""
+    """Return True if the tags encode spans (O, B-x, I-x, E-x and S-x), not one class per word."""
     known = set(tags)
     return OUTSIDE in known and all(tag == OUTSIDE or tag.startswith(_PREFIXES) for tag in known)
 
@@ -31,8 +31,8 @@ def marks_entities(tags: Iterable[str]) -> bool:
 def entities(tags: Sequence[str]) -> list[Entity]:
     """Decode the entities in ``tags`` by the rules of CoNLL's evaluation (Tjong Kim Sang and De Meulder 2003).
 
-    B and S begin an entity; so do I and E after O, after the end of another (E, S), or after another type. O and a
-    change of type end it.
+    B and S begin an entity. I and E begin an entity after O, E, S or another type; otherwise they continue the current
+    entity. An entity ends before O and before the next entity.
     """
     found: list[Entity] = []
     begin, kind, before = 0, "", OUTSIDE
@@ -59,7 +59,7 @@ def marked(words: Sequence[str], tags: Sequence[str]) -> str:
 
 
 def entity_f1(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> float:
-    """F1 over whole entities, 2 TP / (true + found), in per cent; 0 without entities.
+    """Compute the F1 over whole entities, 2 TP / (true + predicted), in per cent; 0 without entities.
 
     Equals the F1 of ``entity_scores``, but does not need seqeval.
     """
@@ -71,7 +71,7 @@ def entity_f1(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) ->
 
 
 def entity_scores(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> Evaluation:
-    """Precision, recall and F1 over whole entities (type and both boundaries correct), 0 to 100, and a table by type.
+    """Compute precision, recall and F1 of whole entities (type and boundaries correct), 0 to 100, with a table by type.
 
     Computed by seqeval in its default mode, which matches CoNLL's evaluation script.
     """
@@ -98,10 +98,9 @@ def entity_scores(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]
 
 
 class MostFrequent:
-    """Context-free baseline: each word gets its most frequent training tag, unknown words the most frequent tag
-    overall.
+    """Context-free baseline: each word gets its most frequent training tag.
 
-    Ties are broken alphabetically.
+    Unknown words get the most frequent tag overall. Ties are broken alphabetically.
     """
 
     def __init__(self, rows: Iterable[Mapping[str, Any]]):
@@ -115,7 +114,7 @@ class MostFrequent:
         self._other = _most(total)
 
     def __call__(self, words: Sequence[str]) -> list[str]:
-        """Predicted tag of each word."""
+        """Predict the tag of each word."""
         return [self._tags.get(word, self._other) for word in words]
 
 

@@ -40,11 +40,11 @@ Encode = Callable[[str], tuple[list[int], Offsets]]
 
 
 class ContextWindow(NamedTuple):
-    """Part of a context together with its question: ``ids`` of [CLS] question [SEP] part of the context [SEP].
+    """Window of a context with its question: ``ids`` of [CLS] question [SEP] part of the context [SEP].
 
     types: token types, if the model reads them.   target: positions of the answer's first and last token in ``ids``.
-    question: number of the question.   asked: end of the question in ``ids``.   begin, end: range of the context in
-    ``ids``.   offset: index in the context of the token at ``begin``.
+    question: index of the question.   asked: end of the question in ``ids``.   begin, end: range of the context in
+    ``ids``.   offset: index in the whole context of the token at ``begin``.
     """
 
     ids: np.ndarray
@@ -61,7 +61,7 @@ class Seen(NamedTuple):
     """Prediction for one window of a context.
 
     span, score: best answer span in the context and its score.   total: log-sum-exp of the scores of all spans. none:
-    score of "no answer".   right: True if the higher of ``score`` and ``none`` belongs to the target.
+    score of "no answer".   right: True if the prediction with the higher score, span or "no answer", is the target.
     """
 
     question: int
@@ -73,9 +73,9 @@ class Seen(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Prediction for a question from all of its windows: a span of the context, or None for "no answer".
+    """Prediction for a question from all its windows: a span of the context, or None for "no answer".
 
-    probability: share of the prediction among all spans and "no answer".
+    probability: probability of the prediction, by a softmax over all spans and "no answer".
     """
 
     span: TokenSpan | None
@@ -84,19 +84,19 @@ class Answer(NamedTuple):
 
 @implements(spec.QuestionAnswering)
 class QuestionAnsweringTask(ExampleTask):
-    """Extractive question answering: -log p(first token of the answer) - log p(last token), by windows of the context.
+    """Extractive question answering: -log p(first token of the answer) - log p(last token), per window of the context.
 
     Each probability is a softmax over the positions of
 
         cls question sep context sep
 
-    or of the tokenizer's own template for two texts, whose first token then replaces ``cls``. The prefix of a row, if
-    the model reads one, ends before the first ``sep``.
+    or of the tokenizer's template for two texts, whose first token then replaces ``cls``. The prefix of a row, if
+    the model reads a prefix, ends before the first ``sep``.
 
-    A long context is split into windows. The target of a window without the whole answer is ``cls``, also for
-    questions without an answer (Devlin et al. 2019). The answer is the span with the highest s_first + e_last over
-    all windows; or none, if allowed, when s_cls + e_cls is higher in every window. Training uses the first of several
-    answers.
+    A long context is split into windows. In a window without the whole answer, and for a question without an answer,
+    the target is ``cls`` (Devlin et al. 2019). The predicted answer is the span with the highest s_first + e_last over
+    all windows. If "no answer" is allowed, it is predicted when s_cls + e_cls is higher than this in every window.
+    Training uses the first of several answers.
     """
 
     loss_unit = "nats a question"
@@ -123,9 +123,9 @@ class QuestionAnsweringTask(ExampleTask):
         return Vocabulary(tokenizer, tokenizer)
 
     def limits(self, recipe: Recipe) -> dict[str, int]:
-        """Maximum tokens of the question and of the whole row.
+        """Return the maximum number of tokens of the question and of the whole row.
 
-        Raises ``SpecError`` if the longest question would leave no room for a context.
+        Raises ``SpecError`` if the longest question would leave no position for a context.
         """
         return self._limits(recipe, _MARKS)
 
@@ -145,7 +145,7 @@ class QuestionAnsweringTask(ExampleTask):
         return {"question": question, "row": most}
 
     def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, cut: Truncation) -> list[Example]:
-        """Encode rows, one example per window of a context; windows overlap, with starts ``stride`` tokens apart."""
+        """Encode rows to one example per window of a context; windows start ``stride`` tokens apart and overlap."""
         found = (window for i, row in enumerate(rows) for window in self._windows(i, row, vocabulary, cut))
         return [Example(len(window.ids), 2, window) for window in found]
 
@@ -171,7 +171,7 @@ class QuestionAnsweringTask(ExampleTask):
         return model.head.loss(_logits(model, batch, tap), batch.targets)
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
-        """Loss of a batch; its outcomes are one ``Seen`` per window."""
+        """Return the loss of a batch; outcomes: one ``Seen`` per window."""
         logits = _logits(model, batch)
         return Observed(model.head.loss(logits, batch.targets), batch.num_targets, self._outcomes(logits, batch))
 
@@ -185,7 +185,7 @@ class QuestionAnsweringTask(ExampleTask):
         return list(map(Seen, extras["question"].tolist(), spans, *columns))
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
-        """Loss per boundary (first or last token); percentage of windows whose target (span or none) is predicted."""
+        """Compute the loss per boundary (first or last token), and the percentage of right predictions of windows."""
         right = [window.right for window in seen.outcomes]
         return {
             "loss": seen.loss / max(1, seen.count),
@@ -232,7 +232,7 @@ class QuestionAnsweringTask(ExampleTask):
     def predict(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]]:
-        """Answer each row: ``answer``, its ``probability``, and if there is one its characters [``start``, ``end``)."""
+        """Answer each row: ``answer``, ``probability``, and, for a span, its character range [``start``, ``end``)."""
         cut, device = self.reader(recipe, vocabulary), model.device
         rows = [{name: text_in(row, name) for name in self.asks} for row in rows]
         pieces = [window for i, row in enumerate(rows) for window in self._windows(i, row, vocabulary, cut)]
@@ -258,7 +258,7 @@ class QuestionAnsweringTask(ExampleTask):
     def _joined(self, said: Iterable[Seen], questions: int, recipe: Recipe) -> list[Answer]:
         """Combine ``said``, the predictions for all windows, to one answer per question.
 
-        The score of "no answer" is its minimum over the windows: one window that is sure of an answer suffices.
+        The score of "no answer" is its minimum over the windows, so that one window that is sure of a span suffices.
         """
         assert isinstance(recipe.task, spec.QuestionAnswering)
         of: list[list[Seen]] = [[] for _ in range(questions)]
@@ -304,10 +304,10 @@ def _together(seen: Sequence[Seen], may_have_none: bool) -> Answer:
 
 
 def _collated(rows: Sequence[ContextWindow], prefix: bool) -> Batch:
-    """Batch of windows; targets (B, 2): first and last position of the answer, 0 and 0 ([CLS]) without a whole answer.
+    """Collate windows; targets (B, 2): first and last position of the answer, or 0 and 0 without the whole answer.
 
-    Extras, each (B,): ``question``, row of the table; ``begin`` and ``end``, positions of the context; ``offset``,
-    context token at ``begin``. ``prefix``: set the prefix to the end of the question.
+    Extras, each (B,): ``question``, row of the table; ``begin`` and ``end``, range of the context in the ids;
+    ``offset``, index in the context of the token at ``begin``. ``prefix``: the prefix of a row ends with the question.
     """
     ids, lengths = padded([window.ids for window in rows])
     targets = torch.from_numpy(np.stack([window.target for window in rows]))
@@ -321,7 +321,7 @@ def _collated(rows: Sequence[ContextWindow], prefix: bool) -> Batch:
 
 
 def _logits(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-    """Logits (B, N, 2) of first and last position; -∞ at padding."""
+    """Compute the logits (B, N, 2) of first and last position; -∞ at padding."""
     logits, lengths = at_least_single(model(batch.input, tap=tap)[0]), batch.input.lengths
     if lengths is None:
         return logits

@@ -1,4 +1,4 @@
-"""Sentences given as words, encoded for tagging: by a tokenizer, word by word, or as features of the words."""
+"""Encoders of sentences, lists of words, for tagging: by a tokenizer, word by word, or as features of the words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qkv.tasks.example_task import Truncation
 from qkv.tokenizers.tokenizer import Tokenizer
 
 WORDS = "words"
-"""Name of the processor of words in a vocabulary without tokenizer."""
+"""Name of the processor of words in a vocabulary without a tokenizer."""
 ROLE = "sentence"
 """Role of the words in the limits of a ``Truncation``."""
 Pieces = Callable[[str, bool], tuple[list[int], int]]
@@ -26,7 +26,7 @@ class Sentence(NamedTuple):
     """Encoded sentence.
 
     values: truncated token ids (N), or features of the words (N, F).   types: token types, if the model reads them.
-    heads: position of the first token of each word that fits, at which its tag is predicted.
+    heads: position of the first token of each word that is not truncated; the model predicts the word's tag there.
     """
 
     values: np.ndarray
@@ -39,7 +39,7 @@ Reader = Callable[[Sequence[str]], Sentence]
 
 
 def reader(vocabulary: Vocabulary, cut: Truncation) -> Reader:
-    """Return the encoder of sentences: by the processor of words if the vocabulary has one, else by its tokenizer."""
+    """Return the encoder of sentences: the processor of words if the vocabulary has one, else its tokenizer."""
     features = vocabulary.processors.get(WORDS)
     if features is None:
         return _by_tokenizer(vocabulary.tokenizer, cut)
@@ -58,7 +58,7 @@ def _by_features(features: WordFeatures, cut: Truncation) -> Reader:
 
 
 def pieces_of(tokenizer: Tokenizer) -> Pieces:
-    """Return the encoder of a word: (word, space before it) -> (ids, index of the first id with a character of it).
+    """Return the encoder of a word: (word, True if a space precedes it) -> (ids, index of the first id of the word).
 
     Raises ``UserError`` for a word without tokens if the tokenizer has no unknown token.
     """

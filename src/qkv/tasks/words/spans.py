@@ -1,4 +1,4 @@
-"""Spans of a context: windows, tokens of an answer, and the best span by first and last logits."""
+"""Functions on spans of a context: windows, the tokens of an answer, and the span with the best logits."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ class TokenSpan(NamedTuple):
 
 
 def windows(length: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """Ranges [begin, end) of overlapping windows over ``length`` tokens: up to ``room`` each, starts ``stride`` apart.
+    """Return the ranges [begin, end) of overlapping windows of at most ``room`` tokens over ``length`` tokens.
 
-    ``stride`` is reduced to ``room`` so that every token is covered. A context without tokens has one empty window.
+    Windows start ``stride`` tokens apart. ``stride`` is reduced to ``room`` if it is larger, so that every token is
+    covered. A context without tokens has one empty window.
     """
     step, found = min(stride, room), [(0, min(room, length))]
     while found[-1][1] < length:
@@ -34,16 +35,16 @@ def windows(length: int, room: int, stride: int) -> list[tuple[int, int]]:
 
 
 def span_of(begin: int, end: int, offsets: Offsets) -> TokenSpan | None:
-    """Shortest span of tokens that covers the characters [begin, end); None if no token does.
+    """Find the span of tokens that overlap the characters [begin, end); None if no token does.
 
-    ``offsets``: range of each token.
+    ``offsets``: character range of each token.
     """
     held = [i for i, (b, e) in enumerate(offsets) if max(b, begin) < min(e, end)]
     return TokenSpan(held[0], held[-1]) if held else None
 
 
 def characters_of(span: TokenSpan, context: str, offsets: Offsets) -> tuple[int, int]:
-    """Character range [begin, end) of a span of tokens in ``context``, without surrounding white space."""
+    """Return the character range [begin, end) of ``span`` in ``context``, without surrounding white space."""
     begin, end = offsets[span.first][0], offsets[span.last][1]
     text = context[begin:end]
     begin += len(text) - len(text.lstrip())
@@ -53,8 +54,8 @@ def characters_of(span: TokenSpan, context: str, offsets: Offsets) -> tuple[int,
 class Best(NamedTuple):
     """Best answer span of each row; all fields (B,).
 
-    first <= last: positions of the most probable span.   score: its s_first + e_last, -∞ without a span.   total:
-    log-sum-exp of the scores of all spans.   none: s_0 + e_0, the score of "no answer".
+    first <= last: positions of the most probable span.   score: s_first + e_last of this span, -∞ without a span.
+    total: log-sum-exp of the scores of all spans.   none: s_0 + e_0, the score of "no answer".
     """
 
     first: Tensor
@@ -65,7 +66,7 @@ class Best(NamedTuple):
 
 
 def best_spans(logits: Tensor, begin: Tensor, end: Tensor, longest: int) -> Best:
-    """Best among the spans of at most ``longest`` positions inside [begin, end) of each row.
+    """Find the best span of at most ``longest`` positions inside [begin, end) of each row.
 
     logits (B, N, 2): scores of first and last position; begin, end (B,).
     """

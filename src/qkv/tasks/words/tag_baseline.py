@@ -16,7 +16,7 @@ from qkv.tasks.words.entities import MostFrequent, entity_f1, marks_entities
 FEATURES = WordFeatures(neighbours=2)
 """Lower-cased word, prefixes and suffixes of up to four characters, shape, and two neighbours on each side."""
 MOST_FITTED = 3_000_000
-"""Maximum of tags times words in training: fitting 800,000 takes ten seconds on one core."""
+"""Maximum product of tags and training words: fitting at 800,000 takes ten seconds on one core."""
 
 Rows = Sequence[Mapping[str, Any]]
 Tags = Sequence[Sequence[str]]
@@ -27,7 +27,7 @@ Tagger = Callable[[Tags], Tags]
 class FeatureTagger:
     """Logistic regression (L2 penalty of 1) over ``FEATURES``, fitted to the ``words`` and ``tags`` of ``rows``.
 
-    Each word is tagged alone: no tag depends on another. Raises ``UserError`` if scikit-learn is not installed.
+    Each word is tagged independently of the other tags. Raises ``UserError`` if scikit-learn is not installed.
     """
 
     def __init__(self, rows: Rows):
@@ -38,14 +38,14 @@ class FeatureTagger:
         self._regression.fit(features, [tag for row in rows for tag in row["tags"]])
 
     def __call__(self, sentences: Tags) -> list[list[str]]:
-        """Predicted tags of each sentence."""
+        """Predict the tags of each sentence."""
         features = [found for words in sentences for found in strings(words, FEATURES)]
         tags = iter(self._regression.predict(self._table.transform(features)).tolist())
         return [[next(tags) for _ in words] for words in sentences]
 
 
 def too_large(rows: Rows) -> str:
-    """Note for the user that the data is too large for logistic regression; "" if it is not."""
+    """Return a note for the user if the data is too large for logistic regression, else ""."""
     words, tags = sum(len(row["words"]) for row in rows), len(_tags(rows))
     if words * tags <= MOST_FITTED:
         return ""
@@ -53,13 +53,13 @@ def too_large(rows: Rows) -> str:
 
 
 class Baselines:
-    """Baselines fitted to the training rows of a task, once for all splits that are evaluated."""
+    """Baselines of a task; they are fitted to the training rows once, for all evaluated splits."""
 
     def __init__(self) -> None:
         self._fitted: tuple[Rows, dict[str, Tagger]] = ((), {})
 
     def figures(self, fitted_on: Rows, rows: Rows) -> dict[str, float]:
-        """F1 of each baseline on ``rows``, and its accuracy if the tags encode no entities, in per cent, by name."""
+        """Compute the F1 of each baseline on ``rows`` and, if tags encode no entities, its accuracy, in per cent."""
         if self._fitted[0] is not fitted_on:
             self._fitted = fitted_on, _fitted(fitted_on)
         words, truth = [row["words"] for row in rows], [row["tags"] for row in rows]
@@ -71,7 +71,7 @@ class Baselines:
 
 
 def _fitted(rows: Rows) -> dict[str, Tagger]:
-    """Taggers by name, without logistic regression if there is no scikit-learn, one tag only, or ``too_large``."""
+    """Fit taggers by name; logistic regression is left out without scikit-learn, for one tag, or if ``too_large``."""
     guess = MostFrequent(rows)
     found: dict[str, Tagger] = {"most_frequent_tag": lambda sentences: [guess(words) for words in sentences]}
     if not too_large(rows) and len(_tags(rows)) > 1:

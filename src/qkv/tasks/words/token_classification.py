@@ -45,10 +45,10 @@ class TokenClassificationTask(ExampleTask):
 
     Other tokens have no loss. With the front end ``words``, each word is one position, and there is no tokenizer.
 
-    With a tokenizer, words are encoded separately, each but the first with its preceding space, so that the ids equal
-    those of the sentence if the tokenizer splits at spaces. A separate space token belongs to the next word; the tag is
-    predicted at the first token with a character of the word. A word without tokens (control characters only, say)
-    becomes the unknown token. Sentences are framed by the tokenizer's template, if any.
+    With a tokenizer, words are encoded separately, all but the first with the preceding space. So the ids are the same
+    as for the whole sentence if the tokenizer splits at spaces. A separate space token belongs to the next word; the
+    tag is predicted at the first token with a character of the word. A word without tokens, such as a control
+    character, becomes the unknown token. Sentences are framed by the tokenizer's template, if any.
     """
 
     loss_unit = "nats a word"
@@ -67,7 +67,7 @@ class TokenClassificationTask(ExampleTask):
 
     @cached_property
     def weights(self) -> Tensor | None:
-        """Weights (C) of the tags in the loss; None for no weights."""
+        """Tag weights (C) in the loss; None for no weights."""
         return weights_of(self.spec)
 
     def completed(self, recipe: Recipe, records: Records) -> Recipe:
@@ -75,9 +75,9 @@ class TokenClassificationTask(ExampleTask):
         return with_class_weights(recipe, tags, _known(records))
 
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
-        """Build the tokenizer from the training split, unless words are read, and the list of tags from all splits.
+        """Build the list of tags from all splits and, unless the model reads words, the tokenizer from training data.
 
-        A tag missing in training cannot be learned, but its errors are counted.
+        A tag that is missing in training cannot be learned, but its errors are counted.
         """
         known = _known(records)
         if len(known) < 2:
@@ -115,7 +115,7 @@ class TokenClassificationTask(ExampleTask):
         return label_loss(model.head, logits, batch.targets, self.spec.label_smoothing, self.weights)
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
-        """Loss of a batch; outcomes: (true, predicted) classes of the words of each row, -1 for truncated words."""
+        """Return the loss of a batch; outcomes: per row (true, predicted) classes of words, -1 for truncated words."""
         logits, asked, pairs = _logits(model, batch), batch.targets != IGNORED, []
         best = model.head.decode(logits, asked)
         for row, unread in enumerate(batch.extras["unread"]):
@@ -124,9 +124,10 @@ class TokenClassificationTask(ExampleTask):
         return Observed(model.head.loss(logits, batch.targets), batch.num_targets, pairs)
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
-        """Loss over the words read; accuracy and F1 over all words, in per cent, where truncated words count as wrong.
+        """Compute the loss over the words read, and accuracy and F1 in per cent.
 
-        F1 is over whole entities, or the mean over tags if the tags encode no entities.
+        Truncated words count as wrong in the accuracy. F1 is over whole entities, with truncated words as O. If the
+        tags encode no entities, F1 is the mean over tags, without truncated words.
         """
         pairs = [pair for row in seen.outcomes for pair in row]
         right = sum(true == found for true, found in pairs)
@@ -189,12 +190,12 @@ class TokenClassificationTask(ExampleTask):
 
 
 def _known(records: Records) -> list[str]:
-    """Tags of all splits, in the order of the classes."""
+    """Return the tags of all splits, in the order of the classes."""
     return sorted({tag for rows in records.splits.values() for row in rows for tag in row["tags"]})
 
 
 def _named(seen: Totals, labels: tuple[str, ...]) -> tuple[list[list[str]], list[list[str]]]:
-    """(true tags, predicted tags) of each sentence, by name; truncated words are predicted as O (no entity)."""
+    """Return (true tags, predicted tags) of each sentence as names; truncated words count as O (no entity)."""
     truth = [[labels[true] for true, _ in row] for row in seen.outcomes]
     return truth, [[labels[found] if found >= 0 else OUTSIDE for _, found in row] for row in seen.outcomes]
 
@@ -202,8 +203,8 @@ def _named(seen: Totals, labels: tuple[str, ...]) -> tuple[list[list[str]], list
 class TaggedSentence(NamedTuple):
     """Fields of an example.
 
-    values, types (N): what the model reads.   targets (N): class of each word at its first position.   unread: classes
-    of the words beyond the model's length.
+    values, types (N): input of the model.   targets (N): class of each word at its first position, else ``IGNORED``.
+    unread: classes of the truncated words.
     """
 
     values: np.ndarray
@@ -224,15 +225,16 @@ def _example(row: Mapping[str, Any], read: Sentence, classes: Mapping[str, int])
 
 
 def _at(heads: list[int], length: int, classes: Sequence[int] | int = 0) -> np.ndarray:
-    """Targets (``length``,) with ``classes`` at the positions ``heads``, by default class 0 as a placeholder."""
+    """Build targets (``length``,) with ``classes`` at the positions ``heads``; by default a placeholder, class 0."""
     targets = np.full(length, IGNORED, np.int64)
     targets[heads] = classes
     return targets
 
 
 def _words(given: Any) -> list[str]:
-    """Words of a sentence, given as a string split at white space or as a list. Raises ``UserError`` for
-    anything else.
+    """Return the words of a sentence: a string, split at white space, or a list.
+
+    Raises ``UserError`` for anything else.
     """
     words = given.split() if isinstance(given, str) else given
     if not isinstance(words, (list, tuple)) or not words or not all(isinstance(word, str) and word for word in words):
@@ -241,7 +243,7 @@ def _words(given: Any) -> list[str]:
 
 
 def _answer(words: list[str], tags: list[str], labels: Sequence[str]) -> dict[str, Any]:
-    """Readable prediction for a sentence; truncated words are outside entities, or "?" if tags encode none."""
+    """Build the readable prediction for a sentence; truncated words get O, or "?" if tags encode no entities."""
     unread = len(words) - len(tags)
     tags = tags + [OUTSIDE if marks_entities(labels) else "?"] * unread
     answer: dict[str, Any] = {"answer": marked(words, tags), "words": words, "tags": tags}
@@ -261,5 +263,5 @@ def _collated(rows: Sequence[TaggedSentence]) -> Batch:
 
 
 def _logits(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-    """Logits (B, N, C) of each position for the C tags."""
+    """Compute the logits (B, N, C) of each position for the C tags."""
     return model(batch.input, tap=tap)[0]

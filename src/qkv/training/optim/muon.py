@@ -16,7 +16,8 @@ from torch import Tensor
 from qkv.ops.orthogonal.choose import orthogonal
 from qkv.spec.training import Muon as MuonSpec
 
-# One product of a larger matrix saturates the machine, so stacking them would only cost a copy.
+# Maximum number of elements of a matrix that is stacked with others. A product of one larger matrix already saturates
+# the machine, so stacking would only cost a copy.
 _STACKED = 1 << 18
 
 
@@ -59,7 +60,9 @@ class Muon(torch.optim.Optimizer):
 
 
 def _of_one_shape(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Group matrices by shape, ignoring transposition; each large one is a group of its own."""
+    """Group matrices by shape, ignoring transposition; each matrix with more than ``_STACKED`` elements forms a group
+    of its own.
+    """
     found: dict[tuple[int, int], list[Tensor]] = {}
     for p in parameters:
         if p.numel() > _STACKED:

@@ -22,7 +22,9 @@ REMEMBERED: dict[type[torch.optim.Optimizer], set[str]] = {
     torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"},
     Muon: {"momentum_buffer"},
 }
-"""Names of the state tensors of each optimiser class, for checks of loaded states; other classes accept any."""
+"""Names of the state tensors of each optimiser class, to check loaded states; other classes may have states of any
+name.
+"""
 
 
 class Optimizer:
@@ -64,7 +66,7 @@ class Optimizer:
             parameter.grad = None
 
     def state_dict(self) -> dict[str, Tensor]:
-        """State tensors (such as moments) by ``parameter/quantity``, without copies."""
+        """Return the state tensors (such as moments) by name ``parameter/quantity``, without copying them."""
         return {
             f"{self.names[parameter]}/{quantity}": value
             for part in self.parts

@@ -1,7 +1,7 @@
-"""Learning-rate schedules: pure functions from the number of an update to a multiple of the optimiser's rate.
+"""Learning-rate schedules: pure functions from the number of an update to a factor of the optimiser's learning rate.
 
-Updates are counted from 1, so the last of ``steps`` updates is number ``steps``. Each schedule has a linear warm-up, s
-/ w, over its first w = ``warmup`` updates, except the inverse square root, whose warm-up is part of its formula.
+Updates are counted from 1, so the last of ``steps`` updates is number ``steps``. Each schedule has a linear warm-up,
+s/w, over its first w = ``warmup`` updates, except the inverse square root, whose warm-up is part of its formula.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from qkv.spec.training import Constant, Cosine, InverseSquareRoot, LinearDecay, 
 
 
 def multiplier(schedule: Schedule, step: int, steps: int, width: int) -> float:
-    """Multiple of the optimiser's learning rate at update ``step`` (from 1) of ``steps``, in a model of ``width``
-    features.
+    """Return the factor of the optimiser's learning rate at update ``step`` (from 1) of ``steps``, in a model of
+    ``width`` features.
     """
     return implementation(schedule, "qkv.training.optim")(schedule, step, steps, width)
 
 
 @implements(Constant)
 def constant(schedule: Constant, step: int, steps: int, width: int) -> float:
-    """Constant rate: 1 after the linear warm-up."""
+    """Return the factor of the constant schedule: 1 after the linear warm-up."""
     return _rise(schedule, step)
 
 
 @implements(InverseSquareRoot)
 def inverse_square_root(schedule: InverseSquareRoot, step: int, steps: int, width: int) -> float:
-    """Inverse square root: D^-½ · min(s^-½, s · w^-3/2) at update s, with warm-up w and width D (Vaswani et al. 2017);
-    largest at s = w.
+    """Return the factor of the inverse square root: D^-½ · min(s^-½, s · w^-3/2) at update s, with warm-up w and width
+    D (Vaswani et al. 2017); largest at s = w.
     """
     return width**-0.5 * min(step**-0.5, step * schedule.warmup**-1.5)
 
 
 @implements(Cosine)
 def cosine(schedule: Cosine, step: int, steps: int, width: int) -> float:
-    """Cosine decay from 1 to f = ``final``: f + (1 - f) (1 + cos πp) / 2, where p is the elapsed share of the updates
-    after the warm-up (Loshchilov & Hutter 2017).
+    """Return the factor of the cosine decay from 1 to f = ``final``: f + (1 - f) (1 + cos πp) / 2, where p is the
+    elapsed share of the updates after the warm-up (Loshchilov & Hutter 2017).
     """
     if step <= schedule.warmup:
         return _rise(schedule, step)
@@ -45,8 +45,8 @@ def cosine(schedule: Cosine, step: int, steps: int, width: int) -> float:
 
 @implements(LinearDecay)
 def linear(schedule: LinearDecay, step: int, steps: int, width: int) -> float:
-    """Linear decay from 1 to f = ``final``: 1 - (1 - f) p, where p is the elapsed share of the updates after the
-    warm-up.
+    """Return the factor of the linear decay from 1 to f = ``final``: 1 - (1 - f) p, where p is the elapsed share of the
+    updates after the warm-up.
     """
     if step <= schedule.warmup:
         return _rise(schedule, step)
@@ -55,8 +55,8 @@ def linear(schedule: LinearDecay, step: int, steps: int, width: int) -> float:
 
 @implements(WarmupStableDecay)
 def warmup_stable_decay(schedule: WarmupStableDecay, step: int, steps: int, width: int) -> float:
-    """Warm-up, stable, decay: 1 until the last ``decay`` share of all updates, then linear decay to ``final`` (Hu et
-    al. 2024).
+    """Return the factor of warm-up, stable, decay: 1 until the last ``decay`` share of all updates, then linear decay
+    to ``final`` (Hu et al. 2024).
     """
     stable_until = max(schedule.warmup, steps - round(schedule.decay * steps))
     if step <= stable_until:
@@ -65,10 +65,10 @@ def warmup_stable_decay(schedule: WarmupStableDecay, step: int, steps: int, widt
 
 
 def shortened(schedule: Schedule, steps: int, most: int) -> Schedule:
-    """Schedule with a warm-up fitted to a run of ``steps`` updates instead of ``most``: it keeps its share, but at
-    least a tenth of the updates.
+    """Return ``schedule`` with its warm-up shortened for a run of ``steps`` updates instead of ``most``.
 
-    The inverse square root is unchanged, because its warm-up determines all rates.
+    The warm-up keeps its share of the updates, or gets a tenth of them if its share is smaller, but never becomes
+    longer than before. The inverse square root is unchanged, because its warm-up determines all rates.
     """
     if steps == most or schedule.fixed_by_warmup:
         return schedule
@@ -76,8 +76,8 @@ def shortened(schedule: Schedule, steps: int, most: int) -> Schedule:
 
 
 def same_so_far(schedule: Schedule, done: int, steps: int, other: int, width: int) -> bool:
-    """True if the first ``done`` updates have the same learning rates in a run of ``steps`` updates as in one of
-    ``other``.
+    """True if the first ``done`` updates have the same learning rates in a run of ``steps`` updates as in a run of
+    ``other`` updates.
     """
     return all(
         multiplier(schedule, s, steps, width) == multiplier(schedule, s, other, width) for s in range(1, done + 1)
@@ -89,5 +89,5 @@ def _rise(schedule: Schedule, step: int) -> float:
 
 
 def _share(step: int, start: int, steps: int) -> float:
-    """Elapsed share of the updates from ``start`` to the last of ``steps``, at most 1."""
+    """Return the elapsed share of the updates between ``start`` and ``steps``, at most 1."""
     return min(1.0, (step - start) / max(1, steps - start))
