@@ -19,6 +19,7 @@ of the first answer of a fresh server, and those of a later one.
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import subprocess
@@ -188,8 +189,8 @@ class Server:
     def __init__(self, place: Place):
         command = [sys.executable, "-m", "qkv", "serve", str(place.path), "--port", "0"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.url = self._address()
-        self.model = httpx.get(f"{self.url}/v1/models").json()["data"][0]["id"]
+        self.address = self._address().removeprefix("http://")
+        self.model = httpx.get(f"http://{self.address}/v1/models").json()["data"][0]["id"]
 
     def _address(self) -> str:
         assert self.process.stdout is not None
@@ -199,16 +200,21 @@ class Server:
         return line.split()[2]
 
     def times(self, prompt: str, new: int) -> list[float]:
-        """Times of the request and of each event with text."""
-        body = {"model": self.model, "prompt": prompt, "max_tokens": new, "temperature": 0, "stream": True}
-        asked, found = {**body, "ignore_eos": True}, [time.perf_counter()]
-        with httpx.stream("POST", f"{self.url}/v1/completions", json=asked, timeout=600) as answer:
-            for line in answer.iter_lines():
-                if line.startswith("data: {"):
-                    event = json.loads(line.removeprefix("data: "))
-                    if event.get("error"):
-                        raise SystemExit(event["error"])
-                    found.append(time.perf_counter())
+        """Times of the request and of each read of the streamed answer, which is parsed at its end: a client on the
+        same cores would take time from the model.
+        """
+        asked = {"model": self.model, "prompt": prompt, "max_tokens": new, "temperature": 0, "ignore_eos": True}
+        body, read = json.dumps({**asked, "stream": True}), list[bytes]()
+        connection, found = http.client.HTTPConnection(self.address, timeout=600), [time.perf_counter()]
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        while piece := answer.read1():
+            read.append(piece)
+            found.append(time.perf_counter())
+        connection.close()
+        text = b"".join(read).decode()
+        if answer.status != 200 or '"error"' in text or "data: [DONE]" not in text:
+            raise SystemExit(f"qkv serve answered {answer.status}: {text[:300]}")
         return found
 
     def by_request(self, prompt: str) -> Written:

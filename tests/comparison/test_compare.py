@@ -169,9 +169,13 @@ def test_equal_steps_leave_sizes_as_they_are(tmp_path: Path) -> None:
         (
             {"equal": "steps", "entries": {"a": [], "b": ["training.steps=9"]}},
             [],
-            "entry 'b' has training.steps=9, but the baseline 4; give all the same",
+            "entry 'b' has training.steps=9, but the baseline 4; give all entries the same number",
         ),
-        ({"entries": {"a": [], "b": ["training.minutes=2"]}}, [], "the baseline None; give all the same"),
+        (
+            {"entries": {"a": [], "b": ["training.minutes=2"]}},
+            [],
+            "the baseline None; give all the same number",
+        ),
         ({"entries": {"a": [], "b": ["blocks.*.mixer=gruu"]}}, [], "entry 'b'.* did you mean 'gru'"),
         ({"metric": "accuracyy", "rates": [1.0]}, [], "'accuracyy' is not measured in this task"),
     ],

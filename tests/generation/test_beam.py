@@ -350,9 +350,9 @@ def test_logits_that_are_not_finite_are_an_error(value: float) -> None:
             [[1]],
             {"num_beams": 1, "temperature": 0.5},
             None,
-            "temperature: beam search does not sample, but it is 0.5; leave it out",
+            "temperature is 0.5, but beam search does not sample; leave it out",
         ),
-        ([[1]], {"num_beams": 1, "top_k": 3}, None, "top_k: beam search does not sample"),
+        ([[1]], {"num_beams": 1, "top_k": 3}, None, "top_k is 3, but beam search does not sample"),
     ],
 )
 def test_what_cannot_be_searched_is_refused_in_a_sentence(

@@ -143,7 +143,7 @@ def _rates(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise UserError(f"--rates: {text!r} given, but it is a list of numbers such as 0.5,1,2") from None
+        raise UserError(f"--rates: {text!r} given, but it should be a list of numbers such as 0.5,1,2") from None
 
 
 def _knob(text: str) -> tuple[str, str]:

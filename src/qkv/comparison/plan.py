@@ -122,9 +122,13 @@ def _check_budget(comparison: Comparison, given: Mapping[str, Recipe]) -> None:
             raise UserError(f"entry {name!r}: {sentence}")
         steps, those = recipe.training.steps, given[comparison.reference].training.steps
         if comparison.equal == "steps" and steps != those:
-            raise UserError(f"entry {name!r} has training.steps={steps}, but the baseline {those}; give all the same")
+            raise UserError(
+                f"entry {name!r} has training.steps={steps}, but the baseline {those}; give all entries the same number"
+            )
         if minutes != own:
-            raise UserError(f"entry {name!r} has training.minutes={minutes}, but the baseline {own}; give all the same")
+            raise UserError(
+                f"entry {name!r} has training.minutes={minutes}, but the baseline {own}; give all the same number"
+            )
 
 
 def _within_budget(comparison: Comparison, given: Mapping[str, Recipe]) -> dict[str, Sized]:

@@ -75,8 +75,9 @@ def one_reading() -> Iterator[None]:
 
 
 def current() -> SourceReading | None:
-    """Return the active reading, or None. Threads started by other libraries, such as those that train tokenizers, have
-    none.
+    """Return the ``SourceReading`` of the ``one_reading`` block that this thread runs in, or None.
+
+    Threads started by other libraries, such as those that train tokenizers, have none.
     """
     return _reading.get()
 

@@ -269,9 +269,7 @@ def beam_search(
 def _check(model: Transformer, generation: Generation, end_id: int | None) -> None:
     drawn = generation.drawing()
     if drawn:
-        raise UserError(
-            f"{drawn[0]}: beam search does not sample, but it is {getattr(generation, drawn[0])}; leave it out"
-        )
+        raise UserError(f"{drawn[0]} is {getattr(generation, drawn[0])}, but beam search does not sample; leave it out")
     if generation.stop:
         raise UserError(
             "stop: stop strings need a tokenizer, and only token ids are given; "

@@ -173,7 +173,7 @@ class _Drawing:
                 red, green, blue = colour(self.scale.place(value))
                 written = self.chart.written[i][j] if self.chart.written else short(value, 3)
                 told = f"{written} ({short(value, 3)})" if self.chart.written else short(value, 4)
-                about = tag("title", f"{self._name(self.chart.rows, i)}, {self._name(self.chart.columns, j)}: {told}")
+                about = tag("title", f"{_name(self.chart.rows, i)}, {_name(self.chart.columns, j)}: {told}")
                 yield tag(
                     "rect",
                     about,
@@ -228,10 +228,6 @@ class _Drawing:
             )
         yield text(x + 14, self.top + 10, short(self.scale.high))
         yield text(x + 14, self.top + high, short(self.scale.low))
-
-    @staticmethod
-    def _name(names: Sequence[str], i: int) -> str:
-        return names[i] if i < len(names) else str(i)
 
 
 def png(shares: Sequence[Sequence[float | None]]) -> bytes:

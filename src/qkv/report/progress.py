@@ -129,7 +129,7 @@ class Progress:
         return "  ".join([*told, *self._figures(self.result)])
 
     def _figures(self, news: str) -> list[str]:
-        """Format the metrics for the progress line: metrics in order of first use, ``news``, then speeds."""
+        """Format the figures of the progress line: metrics, then the text ``news``, then speeds."""
         known = [(name, value) for name, value in self.figures.items() if value is not None]
         speeds = [_figure(name, value) for name, value in known if _is_speed(name)]
         others = [_figure(name, value) for name, value in known if not _is_speed(name)]

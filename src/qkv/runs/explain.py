@@ -78,8 +78,8 @@ def _label(answer: Mapping[str, Any], run: Run) -> str | None:
     if isinstance(answer.get("value"), float):
         return None
     raise UserError(
-        f"the words that mattered are known for labels with probabilities and for numbers, and the task "
-        f"{run.recipe.task.kind!r} answers with neither"
+        f"the influence of words is shown for predictions of labels and numbers only, and the task "
+        f"{run.recipe.task.kind!r} predicts neither"
     )
 
 

@@ -29,7 +29,8 @@ class HeadOnly(Adapt, kind="head"):
 
 
 class Last(Adapt, kind="last"):
-    """Train the head, final norm and last ``num_layers`` blocks, not those of an encoder (Howard & Ruder 2018)."""
+    """Train the head, the final norm and the last ``num_layers`` blocks (Howard & Ruder 2018); of an encoder–decoder,
+    the last blocks of the decoder."""
 
     rate_factor = 2.0
     num_layers: int = Field(default=1, gt=0)

@@ -87,7 +87,7 @@ class Branch(Part, slot=True):
 
     @property
     def longest_row(self) -> int | None:
-        """Maximum number of positions of a row if each position has weights; None: no limit, or not known yet."""
+        """Maximum number of positions of a row if the branch has weights per position; None: no limit, or unknown."""
         return None
 
     def sized_for(self, positions: int, grid: tuple[int, ...] | None) -> Self:

@@ -132,7 +132,7 @@ class Subtrees(Features, kind="subtrees"):
 
 
 class Columns(Features, kind="columns"):
-    """Linear map of the columns of each node of a graph: features, tags and encodings, divided by one scale."""
+    """Linear map of the columns of each node of a graph: features, tags and position encodings, concatenated."""
 
     def of_processor(self, processor: Processor) -> Self:
         return self.changed(count=processor.num_columns)

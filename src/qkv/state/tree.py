@@ -129,7 +129,8 @@ def cut(state: S, lengths: Counts) -> S:
 def nbytes(state: Any) -> int:
     """Return the size in bytes of all tensors and counts; a page that several stores hold is counted once.
 
-    A tensor outside of stores is counted once per place in the tree, because the first change of rows copies it.
+    A tensor outside of stores is counted once per place in the tree: as soon as rows are added or removed, each place
+    has a copy of its own.
     """
     held = {id(t): t for store in stores(state) for t in store.tensors()}
     return sum(t.nbytes for t in held.values()) + _outside_of_stores(state)

@@ -289,7 +289,8 @@ class _Writer:
     def finished(self, name: str) -> TextCounts:
         if not self._count["tokens"]:
             raise UserError(
-                f"data.tokenizer: a part of {name!r}, {self._count['characters']} characters long, gives no ids at all"
+                f"data.tokenizer: a part of {name!r}, {self._count['characters']} characters long, gives no token; "
+                "choose a tokenizer that knows its characters"
             )
         for file in (self._ids, self._documents):
             file.flush()

@@ -135,7 +135,7 @@ def _skipped(table: Table) -> list[str]:
 
 
 def _features(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> tuple[np.ndarray | None, list[str]]:
-    """Return (features (nodes, F) or None, sentences for the user)."""
+    """Return (feature matrix (nodes, F), or None if no column is a feature; notes for the user on each column)."""
     found, notes = list[np.ndarray](), list[str]()
     for column in columns:
         cells = [_cell(row, column) for row in rows]

@@ -22,7 +22,7 @@ def undirected(edges: np.ndarray) -> np.ndarray:
 
 
 def codes(pairs: np.ndarray, nodes: int) -> np.ndarray:
-    """Return the codes (P) of pairs."""
+    """Return one integer per pair (i, j), i · nodes + j, by which pairs are compared and sorted: (P)."""
     return pairs[:, 0].astype(np.int64) * nodes + pairs[:, 1]
 
 

@@ -130,7 +130,7 @@ def _loaded(home: Path, count: int) -> _Stored | None:
 
 @implements(ImageCodes)
 class ImageCodesProcessor(Processor):
-    """Codes of images: a file name, an array or a Pillow image -> codes (N), in the order of the spec."""
+    """Codes of images: a file name, an array or a Pillow image -> codes (N), in the scan order of the spec."""
 
     role = ImageProcessor.role
     example = ImageProcessor.example

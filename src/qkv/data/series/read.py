@@ -304,7 +304,7 @@ class _Reader:
         times, count = stamps.values[order], int(places[-1]) + 1
         if count > _MOST_CELLS * len(order) + 100:
             raise UserError(
-                f"the smallest distance between rows of {self.table.name} is {step.words}, and its {len(order):,} rows "
+                f"the shortest time between rows of {self.table.name} is {step.words}, and its {len(order):,} rows "
                 f"would span {count:,} such steps; give rows that are spaced more evenly"
             )
         cells = [np.full((count, array.shape[1]), np.nan) for array in (values, known)]

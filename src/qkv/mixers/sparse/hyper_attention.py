@@ -65,7 +65,10 @@ class HyperAttention(KeyValueBranch):
         return self.part.dropout if self.training else 0.0
 
     def _rows(self, x: Tensor, real: Tensor | None) -> Tensor:
-        """Compute attention of whole rows, given q, k and v side by side (R, N, 3 H Dk), 0 at padding: (R, N, H Dk)."""
+        """Compute the attention of rows without a state: x (R, N, 3 H Dk), q, k and v side by side -> (R, N, H Dk).
+
+        Rows of at most ``exact_up_to`` positions are computed exactly; the output is 0 at padding.
+        """
         part, count, lengths = self.part, x.shape[1], None if real is None else real.sum(-1)
         q, k, v = self._heads(x)
         if count <= part.exact_up_to:

@@ -54,7 +54,7 @@ class ImageCodes(ImageSequence, kind="image_codes"):
 
 
 class CodeTokens(Text, kind="image_codes"):
-    """Embeddings of image codes and start values, with position embeddings; the settings are those of ``text``."""
+    """Embeddings of image codes and of the start token or label, with position embeddings; settings as of ``text``."""
 
     processor: ClassVar[type[Processor] | None] = ImageCodes
 
