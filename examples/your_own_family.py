@@ -69,7 +69,7 @@ def spec(config: Config, head: Head) -> Model:
 def config(spec: Model) -> dict[str, Any] | None:
     match spec.layers[0], spec.frontend:
         case Block(
-            branches=(Attention(relative=Rope()) as attention, MixtureOfExperts() as experts),
+            branches=(Attention(relative=Rope() as rope) as attention, MixtureOfExperts() as experts),
             norm=RMSNorm() as norm,
         ), Text() as frontend:
             head_dim = attention.dims(spec.width)[0]
@@ -82,7 +82,7 @@ def config(spec: Model) -> dict[str, Any] | None:
         "num_key_value_heads": attention.kv_heads,
         "attention_bias": attention.bias,
         "attention_multiplier": 1.0 / (attention.temperature * head_dim**0.5),
-        "rope_theta": attention.relative.base,
+        "rope_theta": rope.base,
         "num_local_experts": experts.num_experts,
         "num_experts_per_tok": experts.top_k,
         "intermediate_size": experts.expert(spec.width).hidden_at(spec.width),
