@@ -32,7 +32,7 @@ def test_it_prints_a_table_and_writes_a_page(folder: Path, qkv: Call, tmp_path: 
         (("a", "a"), "the entry 'a' is given twice"),
         (("a", "b: model.width"), "there is no '=' in it"),
         (("a", "--seeds", "0"), "--seeds: 0 given"),
-        (("a", "--rates", "1;2"), "--rates: '1;2' given, but it is a list of numbers"),
+        (("a", "--rates", "1;2"), "--rates: '1;2' given, but it should be a list of numbers"),
         (("a", "--equal", "flop"), "equal: 'flop' given"),
         (("a", "--knob", "a"), "--knob: 'a' given"),
         (("a", "--jobs", "0"), "jobs: 0 given"),
