@@ -144,6 +144,11 @@ def test_the_seed_of_a_random_start_counts() -> None:
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
+def test_build_copies_no_checkpoint() -> None:
+    with pytest.raises(UserError, match="to use those of 'bert-base-uncased', load or train it"):
+        qkv.build(qkv.Model.parse(HEADS), start=CheckpointStart(source="bert-base-uncased"))
+
+
 def test_a_text_without_a_kind_is_a_checkpoint(tmp_path: Path) -> None:
     """As in recipes of earlier versions; the settings that are stored with weights are the same."""
     (tmp_path / "text.txt").write_text("a b c\n" * 50)

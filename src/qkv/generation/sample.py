@@ -187,7 +187,7 @@ class Sampling:
         return self._drawn
 
     def drop(self, finished: Collection[int]) -> None:
-        """End the rows with indices ``finished`` and free their state."""
+        """Remove the rows with keys ``finished`` from the batch and free their state."""
         self.engine.evict([place for place, row in enumerate(self.engine.rows) if row.key in finished])
 
     def forget(self, row: int) -> None:

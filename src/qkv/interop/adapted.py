@@ -186,7 +186,7 @@ def adapted_tensors(
 
 
 def _is_transposed(base: Stored, pair: Pair, adapter: StoredAdapter, name: str) -> bool:
-    """True if the matrix is stored (I, O). Raises ``UserError`` if its shape fits neither orientation."""
+    """Return whether the matrix is stored (inputs, outputs). Raises ``UserError`` if its shape fits neither order."""
     shape = (pair.b.shape[0], pair.a.shape[1])
     if base.shape not in (shape, shape[::-1]):
         raise UserError(

@@ -10,6 +10,7 @@ from qkv.layers.positions import Positions
 from qkv.models.construct import construct
 from qkv.models.layered import Layered
 from qkv.models.transformer import Stack, Transformer
+from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.start import ConstructedStart, Start
 from qkv.system.allocator import keep_freed_memory
@@ -27,6 +28,8 @@ def build(spec: Model, seed: int = 0, start: Start | None = None) -> Transformer
     Radford et al. 2019); biases are 0, norms 1. Raises ``UserError`` if the vocabulary size is unknown, or if the model
     lacks a weight that ``start`` names.
     """
+    if start is not None and start.checkpoint is not None:
+        raise UserError(f"start: build draws or writes weights; to use those of {start.checkpoint!r}, load or train it")
     limit_threads()
     keep_freed_memory()
     with usual_settings(device=False), torch.random.fork_rng(devices=[]):

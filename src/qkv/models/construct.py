@@ -12,7 +12,7 @@ from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.start import ConstructedStart, Values, WeightPiece
 
-_LAST = ".weight"
+_SUFFIX = ".weight"
 
 
 @torch.no_grad()
@@ -45,12 +45,12 @@ def _weight(piece: WeightPiece, stored: dict[str, Layout], place: str) -> str:
             raise UserError(f"{place}: {where}; the model has {blocks} layers")
     if piece.weight:
         wanted = prefix + piece.weight
-        found = next((name for name in (wanted, wanted + _LAST) if name in stored), None)
+        found = next((name for name in (wanted, wanted + _SUFFIX) if name in stored), None)
         if found is None:
             raise UserError(f"{place}: the model has no weight {wanted!r}; {nearest(wanted, known)}")
         return found
     holders = [name for name in known if any(each.name == piece.piece for each in _pieces(stored[name]))]
-    matrices = [name for name in holders if name.endswith(_LAST)] or holders
+    matrices = [name for name in holders if name.endswith(_SUFFIX)] or holders
     if len(matrices) != 1:
         names = sorted({each.name for name in known for each in _pieces(stored[name])})
         said = f"has {len(matrices)} weights with a piece {piece.piece!r}" if matrices else f"has no {piece.piece!r}"

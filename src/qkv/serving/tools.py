@@ -22,8 +22,10 @@ from qkv.spec.errors import UserError
 
 
 class CallForm(NamedTuple):
-    """Form of a call. begin, end: texts before and after it, empty if a call is the whole answer. arguments: key of its
-    arguments.
+    """Form in which a model writes a tool call in its answer.
+
+    begin, end: texts before and after the call; both are empty if the call is the whole answer. arguments: JSON key of
+    the arguments.
     """
 
     begin: str
@@ -49,7 +51,7 @@ def call_form(template: ChatTemplate) -> CallForm:
         reader = CallReader(form, {_NAME})
         parsed = (reader.feed(answer), reader.flush())
         arguments = [json.loads(found.arguments) for part in parsed for found in part.calls]
-        if arguments == [_ARGUMENTS] and not "".join(part.content for part in parsed).strip():
+        if arguments == [_ARGUMENTS]:  # text around a marked call may differ from that around a plain answer
             return form
     raise UserError(
         "tools: the chat template of this model asks for calls in a form that is not known here; known are "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 from qkv.spec.base import read_short_form
@@ -60,10 +60,15 @@ def _listed(stack: L) -> L:
 
 def _folded(stack: L) -> L:
     layers = stack.layers
-    period = next(
-        (p for p in range(1, len(layers)) if all(layers[i] == layers[i % p] for i in range(len(layers)))), len(layers)
-    )
-    return stack.changed(blocks=layers[:period], num_layers=len(layers) if period < len(layers) else None)
+    pattern = shortest_pattern(layers)
+    return stack.changed(blocks=pattern, num_layers=len(layers) if len(pattern) < len(layers) else None)
+
+
+def shortest_pattern(layers: Sequence[Block]) -> tuple[Block, ...]:
+    """Return the shortest prefix of ``layers`` whose repetition gives all of them."""
+    periods = range(1, len(layers))
+    found = (p for p in periods if all(layer == layers[i % p] for i, layer in enumerate(layers)))
+    return tuple(layers[: next(found, len(layers))])
 
 
 def _inherit(old: Layered, data: Any) -> None:

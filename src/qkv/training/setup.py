@@ -79,7 +79,8 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
         check_same_recipe(known, recipe, checkpoint.step if checkpoint else 0, folder)
     training = recipe.training
     device = training_device()
-    model = build(recipe.model, training.seed, recipe.start)
+    written = recipe.start if recipe.start.checkpoint is None else None  # a checkpoint's weights are copied below
+    model = build(recipe.model, training.seed, written)
     seconds = 0.0 if checkpoint else _start(model, task, dataset, tell)
     adapt(model, training)  # adapters wrap existing weights
     if checkpoint and known:

@@ -17,6 +17,7 @@ from qkv.spec.heads import Head
 from qkv.spec.masks import AllOf, Causal, Mask, Window
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import NoPositions, RMSNorm, Rope
+from qkv.spec.surgery import shortest_pattern
 
 _ATTENTION, _FEED_FORWARD = "model.layers.{layer}.self_attn.", "model.layers.{layer}.mlp."
 
@@ -62,17 +63,11 @@ def model_of(config: Config, head: Head, attentions: Sequence[Attention], mlp_bi
         num_layers=len(attentions),
         context_length=config.integer("max_position_embeddings", 2048),
         frontend=Text(vocab_size=config.size("vocab_size"), positions=NoPositions()),
-        blocks=repeating([Block(branches=(attention, feed_forward), norm=norm) for attention in attentions]),
+        blocks=shortest_pattern([Block(branches=(attention, feed_forward), norm=norm) for attention in attentions]),
         norm=norm,
         head=head,
         init_std=config.number("initializer_range", 0.02),
     )
-
-
-def repeating(blocks: Sequence[Block]) -> tuple[Block, ...]:
-    """Return the shortest prefix of ``blocks`` whose repetition gives all of them."""
-    periods = range(1, len(blocks) + 1)
-    return tuple(blocks[: next(p for p in periods if all(block == blocks[i % p] for i, block in enumerate(blocks)))])
 
 
 def norm_of(config: Config) -> RMSNorm:

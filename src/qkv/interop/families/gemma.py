@@ -25,6 +25,7 @@ from qkv.spec.heads import Head, LanguageModelHead
 from qkv.spec.masks import Causal, Mask
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import NoPositions, RMSNorm, Rope
+from qkv.spec.surgery import shortest_pattern
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -167,7 +168,7 @@ def _model(config: Config, head: Head, blocks: Sequence[Block], width: int, leng
         num_layers=len(blocks),
         context_length=config.integer("max_position_embeddings", length),
         frontend=Text(vocab_size=config.size("vocab_size", 256000), positions=NoPositions(), scale=True),
-        blocks=gated.repeating(blocks),
+        blocks=shortest_pattern(blocks),
         norm=_norm(config),
         head=head,
         init_std=config.number("initializer_range", 0.02),
