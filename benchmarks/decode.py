@@ -32,12 +32,12 @@ import torch
 import qkv
 from decode_peers import PEERS, Work, equal_rows, running, write_sources
 from peer_process import Died, living
-from qkv.models.quantize import quantize
+from qkv.models.edit.quantize import quantize
 from qkv.models.transformer import Transformer
 from qkv.ops.native import library
 from qkv.report.table import print_table
 from qkv.runs.bench.sides import BITS, Writer, writer
-from qkv.spec.quantization import Quantization
+from qkv.spec.models.quantization import Quantization
 from qkv.system.processor import processor_name
 from side_by_side import (
     Times,

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 
 from peer_process import process, serve
-from qkv.interop.gguf_peer import LlamaCpp
-from qkv.interop.gguf_write import save_gguf
+from qkv.interop.gguf.peer import LlamaCpp
+from qkv.interop.gguf.write import save_gguf
 from qkv.interop.save import save_published
 from qkv.models.transformer import Transformer
 from qkv.runs.bench.sides import Writer, other_writer

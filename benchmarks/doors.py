@@ -37,7 +37,7 @@ import httpx
 import qkv
 from load_checkpoint import gpt2
 from qkv.cli.main import main as command_line
-from qkv.generation.sample import generate
+from qkv.generation.decode.sample import generate
 from qkv.generation.text import prompt_ids
 from qkv.interop.save import save_published
 from qkv.models.transformer import Transformer

@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from qkv.inspection.growth import fitted
+from qkv.costs.measuring.growth import fitted
 from qkv.layers.context import Context
 from qkv.mixers.linear.feature_maps import Favor
-from qkv.ops import hyper_attention as ops
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.linear_attention.full import full
 from qkv.ops.masks import Full, Sites
+from qkv.ops.sparse import hyper_attention as ops
 from qkv.report.figures import short
 from qkv.report.table import print_table
 from qkv.spec.mixers import linear_attention as spec

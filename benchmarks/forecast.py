@@ -20,7 +20,7 @@ from typing import Any
 
 import qkv
 from qkv.report.table import print_table
-from qkv.spec.overrides import override
+from qkv.spec.files.overrides import override
 from qkv.spec.recipe import Recipe
 from side_by_side import parser, say_where, with_rows_of, write_table
 

@@ -17,13 +17,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from qkv.inspection.growth import GrowthCurve, GrowthPoint, growth_curve
-from qkv.inspection.growth_tables import summary
-from qkv.report.chart import LineChart
-from qkv.report.series import Line
+from qkv.costs.growth_tables import summary
+from qkv.costs.measuring.growth import GrowthCurve, GrowthPoint, growth_curve
+from qkv.report.charts.chart import LineChart
+from qkv.report.charts.series import Line
 from qkv.report.table import print_table
-from qkv.spec.growth import Growth
 from qkv.spec.model import Model
+from qkv.spec.models.growth import Growth
 from side_by_side import parser, say_where, write_table
 
 EXACT = "exact attention"

@@ -22,8 +22,8 @@ from qkv.comparison.executors import Processes
 from qkv.comparison.outcome import read_outcome
 from qkv.comparison.ranking import EntryResult, Ranking
 from qkv.report.table import print_table
-from qkv.spec.comparison import Comparison
 from qkv.spec.recipe import Recipe
+from qkv.spec.recipes.comparison import Comparison
 from side_by_side import parser, say_where, write_table
 
 

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 import qkv
 from qkv.models.build import build
-from qkv.report.chart import LineChart
+from qkv.report.charts.chart import LineChart
+from qkv.report.charts.series import Line
 from qkv.report.figures import fixed
-from qkv.report.series import Line
 from qkv.report.table import print_table
-from qkv.spec.overrides import override
+from qkv.spec.files.overrides import override
 from side_by_side import parser, say_where, write_table
 
 TRAINED = 128

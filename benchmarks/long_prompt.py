@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 import qkv
 from qkv.generation import prefill
-from qkv.generation.requests import Request, RequestQueue
+from qkv.generation.queue.requests import Request, RequestQueue
 from qkv.spec.generation import Generation
 
 warnings.simplefilter("ignore")  # of positions beyond those of training

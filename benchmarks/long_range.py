@@ -26,8 +26,8 @@ from qkv.comparison.outcome import Outcome, read_outcome
 from qkv.comparison.plan import PlannedRun
 from qkv.comparison.ranking import EntryResult, Ranking
 from qkv.report.table import print_table
-from qkv.spec.comparison import Comparison
 from qkv.spec.recipe import Recipe
+from qkv.spec.recipes.comparison import Comparison
 from qkv.system.processor import processor_name
 from side_by_side import parser, say_where, write_table
 

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 import qkv
-from qkv.generation.requests import Request, RequestQueue
+from qkv.generation.queue.requests import Request, RequestQueue
 from qkv.mixers.attention.attention import Attention
-from qkv.models.quantize import quantize
+from qkv.models.edit.quantize import quantize
 from qkv.models.transformer import State, Transformer
 from qkv.report.table import print_table
 from qkv.spec.generation import Generation
-from qkv.spec.quantization import Quantization
+from qkv.spec.models.quantization import Quantization
 from qkv.state.arrival import Arrival, Counts
 from qkv.state.tree import join, nbytes, rows
 from side_by_side import in_turns, parser, say_where

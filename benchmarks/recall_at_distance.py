@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 
 import qkv
 from qkv.models.build import build
-from qkv.report.chart import LineChart
+from qkv.report.charts.chart import LineChart
+from qkv.report.charts.series import Line
 from qkv.report.page import Page
-from qkv.report.series import Line
 from qkv.report.table import print_table
-from qkv.spec.overrides import override
+from qkv.spec.files.overrides import override
+from qkv.spec.files.shipped import shipped
 from qkv.spec.recipe import Recipe
-from qkv.spec.shipped import shipped
 from qkv.tasks.registry import build_task
 from qkv.tasks.synthetic.recall import RecallTask
 from side_by_side import parser, say_where

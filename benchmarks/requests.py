@@ -29,8 +29,8 @@ from typing import Any
 import torch
 
 import qkv
-from qkv.generation.requests import Request, RequestQueue
-from qkv.generation.sample import generate
+from qkv.generation.decode.sample import generate
+from qkv.generation.queue.requests import Request, RequestQueue
 from qkv.models.transformer import Transformer
 from qkv.report.table import print_table
 from qkv.spec.generation import Generation

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import qkv  # before torch: enables huge pages for every side
-from qkv.inspection.turns import Times, in_turns, seconds_of
+from qkv.costs.measuring.turns import Times, in_turns, seconds_of
 from qkv.report.table import print_table
 from qkv.system.processor import processor_name
 

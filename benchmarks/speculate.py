@@ -22,8 +22,8 @@ import torch
 from safetensors.torch import load_model, save_model
 
 import qkv
-from qkv.generation.sample import generate
-from qkv.generation.speculate import Speculator
+from qkv.generation.decode.sample import generate
+from qkv.generation.decode.speculate import Speculator
 from qkv.models.transformer import Transformer
 from qkv.spec.generation import Speculation
 from qkv.system.cache import cache_folder

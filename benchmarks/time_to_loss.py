@@ -35,7 +35,7 @@ import qkv
 from gpt_models import nanogpt_module
 from qkv.data.corpora.corpus import open_corpus
 from qkv.report.table import print_table
-from qkv.training.events import Event, Stepped, Validated
+from qkv.training.watch.events import Event, Stepped, Validated
 from side_by_side import parser, say_where
 
 OURS = {"cpu": "char_shakespeare_cpu", "fast": "char_shakespeare_fast"}

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import qkv
-from qkv.report.chart import LineChart
+from qkv.report.charts.chart import LineChart
+from qkv.report.charts.series import Line
 from qkv.report.page import Page
-from qkv.report.series import Line
 from qkv.report.table import print_table
 from qkv.runs.run import Run
-from qkv.spec.shipped import shipped
+from qkv.spec.files.shipped import shipped
 from side_by_side import parser, say_where
 
 SMOKE = (

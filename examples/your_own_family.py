@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 import qkv
-from qkv.interop.families import gated
-from qkv.interop.families.activations import INWARD, OUTWARD
-from qkv.interop.families.heads import language_model
+from qkv.interop.families.common import gated
+from qkv.interop.families.common.activations import INWARD, OUTWARD
+from qkv.interop.families.common.heads import language_model
 from qkv.interop.load import load_published
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family
@@ -24,9 +24,9 @@ from qkv.interop.registry import register
 from qkv.interop.save import save_published
 from qkv.spec.branches import Attention
 from qkv.spec.heads import Head, LanguageModelHead
-from qkv.spec.mixers.experts import MixtureOfExperts
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import NoPositions, RMSNorm, Rope
+from qkv.spec.position_wise.experts import MixtureOfExperts
 
 # 1. Tensor names, in both directions. {layer} and {expert} are indices, * is weight or bias, and [{expert}] is a slice
 #    of a tensor that holds all experts. The first row that applies is taken, so Llama's rows follow.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import qkv
 from qkv.layers.branch import Branch
 from qkv.layers.context import Context
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
 from qkv.spec import branches as spec
 from qkv.spec.register import implements
 

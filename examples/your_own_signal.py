@@ -23,7 +23,7 @@ from qkv.data.processors.processor import Processor
 from qkv.data.records.model import Role
 from qkv.frontends.frontend import Frontend
 from qkv.layers.context import Context
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
 from qkv.layers.signal import Signal
 from qkv.spec.base import Seq
 from qkv.spec.frontends import Frontend as FrontendSpec

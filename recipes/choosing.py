@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pages import Section, entry_models, interval, origin, table
 from qkv.models.build import build
 from qkv.report.figures import fixed, short, size
-from qkv.spec.comparison import factor_name
+from qkv.spec.recipes.comparison import factor_name
 
 GROWTH = Path(__file__).resolve().parents[1] / "docs" / "growth.md"
 BUDGETS = (1_000, 10_000, 20_000, 100_000, 1_000_000)

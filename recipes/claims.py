@@ -7,9 +7,9 @@ from typing import Any
 
 from pages import Section, entry_models, interval, made_on, origin, table
 from qkv.comparison.ranking import SIGNIFICANT
-from qkv.inspection.cost import cost
+from qkv.costs.cost import cost
 from qkv.report.figures import fixed, short
-from qkv.spec.comparison import factor_name
+from qkv.spec.recipes.comparison import factor_name
 
 CLAIMS = {
     "simplified": "Simplified blocks train as well as plain ones, with 15 % fewer parameters (He & Hofmann 2024)",

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from qkv.report.figures import fixed
-from qkv.spec.comparison import base_recipe, entry_recipe, read_comparison
+from qkv.spec.files.shipped import shipped_comparisons
 from qkv.spec.model import Model
-from qkv.spec.shipped import shipped_comparisons
+from qkv.spec.recipes.comparison import base_recipe, entry_recipe, read_comparison
 
 Section = tuple[str, Callable[[Mapping[str, Any]], str]]
 """Name of a recorded comparison, or "", and the text that is made of its results."""

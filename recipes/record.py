@@ -16,8 +16,8 @@ from pathlib import Path
 
 import qkv
 from qkv.report.figures import duration
+from qkv.spec.files.shipped import located, shipped
 from qkv.spec.recipe import Recipe
-from qkv.spec.shipped import located, shipped
 
 
 def planned(recipe: Recipe) -> float | None:

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import qkv
 from pages import placed, settled
 from qkv.report.figures import duration, fixed, short
+from qkv.spec.files.shipped import shipped
 from qkv.spec.recipe import Recipe
-from qkv.spec.results import Typed
-from qkv.spec.shipped import shipped
+from qkv.spec.recipes.results import Typed
 
 FOLDER = "../src/qkv/recipes"
 """Folder of the recipe files, seen from the page."""

@@ -17,7 +17,7 @@ import annotated_types
 from pydantic.fields import FieldInfo
 
 import qkv
-import qkv.spec.yaml_io
+import qkv.spec.files.yaml_io
 from qkv.spec.base import Part, Spec
 
 MODULES: dict[str, tuple[str, ...]] = {
@@ -46,14 +46,20 @@ MODULES: dict[str, tuple[str, ...]] = {
     "State": ("qkv.state.store", "qkv.state.arrival", "qkv.state.tree"),
     "Generation": (
         "qkv.generation.text",
-        "qkv.generation.beam",
-        "qkv.generation.score",
-        "qkv.generation.sample",
+        "qkv.generation.decode.beam",
+        "qkv.generation.decode.score",
+        "qkv.generation.decode.sample",
         "qkv.generation.engine",
     ),
     "Data and tasks": ("qkv.data.batching.batch", "qkv.data.vocabulary", "qkv.tokenizers.tokenizer", "qkv.tasks.task"),
-    "Changing specs": ("qkv.spec.overrides", "qkv.spec.surgery", "qkv.spec.yaml_io"),
-    "Reports": ("qkv.report.page", "qkv.report.chart", "qkv.report.series", "qkv.report.heatmap", "qkv.report.bars"),
+    "Changing specs": ("qkv.spec.files.overrides", "qkv.spec.models.surgery", "qkv.spec.files.yaml_io"),
+    "Reports": (
+        "qkv.report.page",
+        "qkv.report.charts.chart",
+        "qkv.report.charts.series",
+        "qkv.report.charts.heatmap",
+        "qkv.report.charts.bars",
+    ),
 }
 """Documented modules by heading."""
 

@@ -35,20 +35,20 @@ if TYPE_CHECKING:
     from qkv.api.recipes import find_recipe as find_recipe
     from qkv.layers.signal import Signal as Signal
     from qkv.models.build import build as build
+    from qkv.runs.inference.search import search as search
     from qkv.runs.run import Run as Run
-    from qkv.runs.save import save as save
-    from qkv.runs.search import search as search
+    from qkv.runs.storage.save import save as save
     from qkv.spec.errors import SpecError as SpecError
     from qkv.spec.errors import UserError as UserError
+    from qkv.spec.files.overrides import override as override
+    from qkv.spec.files.yaml_io import read_model as read_model
+    from qkv.spec.files.yaml_io import read_recipe as read_recipe
+    from qkv.spec.files.yaml_io import write_spec as write_spec
     from qkv.spec.generation import Generation as Generation
     from qkv.spec.model import Block as Block
     from qkv.spec.model import Model as Model
-    from qkv.spec.overrides import override as override
     from qkv.spec.recipe import Recipe as Recipe
     from qkv.spec.training import Training as Training
-    from qkv.spec.yaml_io import read_model as read_model
-    from qkv.spec.yaml_io import read_recipe as read_recipe
-    from qkv.spec.yaml_io import write_spec as write_spec
     from qkv.training.compare import compare_runs as compare_runs
 
 # Torch reads this at its first allocation: tensors of 2 MB and more then request huge pages, if the system allows.
@@ -78,16 +78,16 @@ _HOMES = {
     "generate": "qkv.api.functions",
     "generate_images": "qkv.api.functions",
     "load": "qkv.api.functions",
-    "override": "qkv.spec.overrides",
+    "override": "qkv.spec.files.overrides",
     "predict": "qkv.api.functions",
     "quantize": "qkv.api.functions",
-    "read_model": "qkv.spec.yaml_io",
-    "read_recipe": "qkv.spec.yaml_io",
-    "save": "qkv.runs.save",
-    "search": "qkv.runs.search",
+    "read_model": "qkv.spec.files.yaml_io",
+    "read_recipe": "qkv.spec.files.yaml_io",
+    "save": "qkv.runs.storage.save",
+    "search": "qkv.runs.inference.search",
     "swap": "qkv.api.functions",
     "train": "qkv.api.functions",
-    "write_spec": "qkv.spec.yaml_io",
+    "write_spec": "qkv.spec.files.yaml_io",
 }
 
 __all__ = sorted((*_HOMES, "spec"))  # pyright: ignore[reportUnsupportedDunderAll]
@@ -95,7 +95,7 @@ __all__ = sorted((*_HOMES, "spec"))  # pyright: ignore[reportUnsupportedDunderAl
 
 def __getattr__(name: str) -> Any:
     if name == "spec":
-        import_module("qkv.spec.yaml_io")  # imports all spec modules
+        import_module("qkv.spec.files.yaml_io")  # imports all spec modules
         return import_module("qkv.spec")
     if name == "__version__":
         return import_module("importlib.metadata").version("qkv")

@@ -14,9 +14,9 @@ from tests.serving.models import characters
 import qkv
 from qkv.cli.main import main
 from qkv.interop.save import save_published
-from qkv.models.fingerprint import Fingerprint
-from qkv.models.frozen_weights import promised
-from qkv.models.native_token import NativeToken
+from qkv.models.fast.fingerprint import Fingerprint
+from qkv.models.fast.frozen_weights import promised
+from qkv.models.fast.native_token import NativeToken
 from qkv.ops.native import library
 from qkv.runs.run import Run
 from qkv.spec.model import Model

@@ -18,7 +18,7 @@ from tests.training.kill_storm import differences, ignore
 import qkv
 from qkv.choosing import automatic
 from qkv.cli.main import main
-from qkv.inspection.machine import Machine, store_machine
+from qkv.costs.measuring.machine import Machine, store_machine
 from qkv.spec.errors import UserError
 from qkv.system.processor import processor_name
 

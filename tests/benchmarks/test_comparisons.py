@@ -12,8 +12,8 @@ import choosing
 import claims
 import comparisons
 import qkv
-from qkv.spec.comparison import base_recipe, entry_recipe, read_comparison
-from qkv.spec.shipped import shipped, shipped_comparisons
+from qkv.spec.files.shipped import shipped, shipped_comparisons
+from qkv.spec.recipes.comparison import base_recipe, entry_recipe, read_comparison
 
 
 def entry(name: str, mean: float, **figures: float) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from tests.tasks.pictures import pictures
 
 import qkv
 from qkv.cli.main import main
-from qkv.spec.overrides import override
-from qkv.spec.shipped import shipped
-from qkv.training.results import stale
+from qkv.spec.files.overrides import override
+from qkv.spec.files.shipped import shipped
+from qkv.training.watch.results import stale
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.tasks.tables import recipe_for
 
-from qkv.cli.advice import advice
+from qkv.cli.shared.advice import advice
 from qkv.runs.run import Run
 from qkv.spec.recipe import Recipe
 

@@ -11,7 +11,7 @@ from tests.cli.conftest import Call
 from qkv.api.functions import ask as qkv_ask
 from qkv.generation.few_shot import FewShot, Template
 from qkv.generation.text import generate_text
-from qkv.runs.load import load
+from qkv.runs.storage.load import load
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from qkv.cli.main import main
-from qkv.inspection import turns
+from qkv.costs.measuring import turns
 from qkv.models.build import build
 from qkv.models.families.gpt import gpt
 from qkv.models.transformer import Transformer

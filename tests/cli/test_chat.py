@@ -9,8 +9,8 @@ import pytest
 
 import qkv
 from qkv.cli.main import main
-from qkv.generation.sample import generate
-from qkv.serving.templates import find_template
+from qkv.generation.decode.sample import generate
+from qkv.serving.requests.templates import find_template
 from qkv.spec import tokenizers as spec
 from qkv.spec.generation import Generation
 from qkv.spec.model import Text

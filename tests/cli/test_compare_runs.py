@@ -11,7 +11,7 @@ from tests.cli.conftest import Call
 from tests.report.checks import read_page
 
 import qkv as library
-from qkv.runs.load import load
+from qkv.runs.storage.load import load
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.training.compare import compare_runs, settings_that_differ

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Call
 
-from qkv.inspection.machine import Machine, store_machine, stored_machine
-from qkv.spec.yaml_io import read_recipe
+from qkv.costs.measuring.machine import Machine, store_machine, stored_machine
+from qkv.spec.files.yaml_io import read_recipe
 from qkv.system.processor import processor_name
 
 MODEL = """\

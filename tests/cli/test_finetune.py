@@ -13,8 +13,8 @@ from tests.training.test_start import published_bert
 
 import qkv as library
 from qkv.choosing.guessed import guess_task
-from qkv.inspection.machine import Machine, store_machine
-from qkv.spec.yaml_io import read_recipe
+from qkv.costs.measuring.machine import Machine, store_machine
+from qkv.spec.files.yaml_io import read_recipe
 from qkv.system.processor import processor_name
 
 SHORT = ("training.steps=12", "training.validation.every=6")

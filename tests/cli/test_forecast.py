@@ -14,7 +14,7 @@ from tests.cli.conftest import Call
 
 import qkv
 from qkv.spec.errors import UserError
-from qkv.spec.yaml_io import read_recipe
+from qkv.spec.files.yaml_io import read_recipe
 from qkv.tasks.series import series_baselines
 
 SHORT = ("training.steps=12", "training.minutes=null", "training.validation.every=6")

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from tests.cli.conftest import Call
 
 from qkv.api import functions as library
+from qkv.spec.files.yaml_io import read_recipe
 from qkv.spec.recipe import Recipe
-from qkv.spec.yaml_io import read_recipe
 
 
 def test_it_prints_the_prompt_and_goes_on(qkv: Call, run: Path) -> None:

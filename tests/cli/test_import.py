@@ -15,10 +15,11 @@ import pytest
 from tests.cli.conftest import TEXT, Call
 
 import qkv as library
-from qkv.spec import imports, register
+from qkv.spec import register
 from qkv.spec.base import Part
 from qkv.spec.branches import Branch
 from qkv.spec.errors import UserError
+from qkv.spec.extension import imports
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 RECIPE = """\

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.conftest import Call
 
 from qkv.cli import main as cli
-from qkv.cli import schema
+from qkv.cli.inspection import schema
 
 
 def fresh(*args: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

@@ -15,8 +15,8 @@ from tests.cli.tables import write_tables
 
 from qkv.choosing.verbs import VERBS
 from qkv.cli.main import main
-from qkv.inspection.machine import Machine, store_machine
-from qkv.spec.yaml_io import read_recipe
+from qkv.costs.measuring.machine import Machine, store_machine
+from qkv.spec.files.yaml_io import read_recipe
 from qkv.system.processor import processor_name
 
 SHORT = ("training.steps=12", "training.validation.every=6", "model.width=32")

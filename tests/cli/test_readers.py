@@ -12,10 +12,10 @@ import pytest
 from tests.cli.conftest import Call
 from tests.ops.clock import inject_times
 
-from qkv.interop import safetensors_file
-from qkv.ops import choices
-from qkv.ops.choices_cache import choices_file
-from qkv.spec.yaml_io import read_recipe
+from qkv.interop.files import safetensors_file
+from qkv.ops.selection import choices
+from qkv.ops.selection.choices_cache import choices_file
+from qkv.spec.files.yaml_io import read_recipe
 
 
 def test_evaluate_prints_a_table_or_json(qkv: Call, run: Path) -> None:

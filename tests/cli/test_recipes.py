@@ -15,8 +15,8 @@ from qkv.data.corpora.named import NAMES
 from qkv.data.records.named import TABLES
 from qkv.models.families.presets import PRESETS
 from qkv.spec.errors import UserError
-from qkv.spec.shipped import shipped
-from qkv.spec.yaml_io import read_recipe
+from qkv.spec.files.shipped import shipped
+from qkv.spec.files.yaml_io import read_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,9 +6,9 @@ import json
 
 from tests.cli.conftest import Call
 
+from qkv.spec.files.schema import json_schema
 from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
-from qkv.spec.schema import json_schema
 
 
 def test_it_prints_the_schema_of_recipes_models_or_comparisons(qkv: Call) -> None:

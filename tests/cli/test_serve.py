@@ -60,7 +60,7 @@ def test_adapters_of_one_base_share_its_weights(
 ) -> None:
     asked = (f"start={run}", "training.adapt=lora(2)", "training.steps=2", "--out", tmp_path / "other")
     assert qkv("train", folder / "tiny.yaml", *asked).code == 0
-    monkeypatch.setattr("qkv.serving.listen.serve", lambda *given: None)
+    monkeypatch.setattr("qkv.serving.http.listen.serve", lambda *given: None)
     said = qkv("serve", run, f"a={tmp_path / 'other'}", f"b={tmp_path / 'other'}", "--port", 0)
     first, *others = said.out.splitlines()
     held, apart = re.fullmatch(r"weights: (.*) \(shared between models; (.*) without sharing\)", first).groups()  # type: ignore[union-attr]
@@ -71,7 +71,7 @@ def test_adapters_of_one_base_share_its_weights(
 
 def test_the_libraries_of_the_server_are_imported_by_it_alone() -> None:
     names = "{'starlette', 'uvicorn', 'jinja2'}"
-    code = f"import sys, qkv, qkv.cli.main, qkv.cli.serve; sys.exit(bool({names} & {{*sys.modules}}))"
+    code = f"import sys, qkv, qkv.cli.main, qkv.cli.inference.serve; sys.exit(bool({names} & {{*sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr or "they were imported"
 

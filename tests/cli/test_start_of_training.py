@@ -13,7 +13,7 @@ from tests.cli.conftest import Call
 from tests.cli.tables import write_tables
 
 from qkv.api.recipes import find_recipe
-from qkv.cli import verbs
+from qkv.cli.shared import verbs
 from qkv.spec.errors import UserError
 
 VERBS = {

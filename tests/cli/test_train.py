@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import RECIPE, TEXT, Call
 
-from qkv.spec.yaml_io import read_recipe
+from qkv.spec.files.yaml_io import read_recipe
 
 FILES = {"metrics.jsonl", "model.safetensors", "report.html", "resume", "spec.yaml", "tokenizer.json"}
 

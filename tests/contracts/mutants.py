@@ -75,7 +75,8 @@ from tests.contracts.faults import (
 )
 
 from qkv.frontends import frontend, text
-from qkv.layers import experts, memory_layer, product_keys, relative, residuals
+from qkv.layers import relative, residuals
+from qkv.layers.position_wise import experts, memory_layer, product_keys
 from qkv.mixers import recurrent
 from qkv.mixers.attention import (
     additive_attention,
@@ -89,17 +90,18 @@ from qkv.mixers.attention import (
 from qkv.mixers.linear import feature_maps, gated_delta, linear_attention, mamba2, retention, short_convolution
 from qkv.mixers.local import convolution, neighbours, position_matrices, token_shift
 from qkv.mixers.sparse import continuous_memory, linformer, lsh_attention, retrieval_attention
-from qkv.models import block, depth_average, megabyte, recurrent_memory, segmentation, transformer
-from qkv.ops import continuous_memory as continuous_ops
-from qkv.ops import hyper_attention as hyper_ops
-from qkv.ops import lsh_attention as lsh_ops
+from qkv.models import block, transformer
+from qkv.models.stack import depth_average, megabyte, recurrent_memory, segmentation
 from qkv.ops import masks, positions
-from qkv.ops import neighbours as neighbour_ops
-from qkv.ops.attention import sink, top_k
+from qkv.ops.attention.twins import sink, top_k
 from qkv.ops.gated_attention import mixed_chunks as mixed_ops
 from qkv.ops.gated_attention import squared_relu
 from qkv.ops.linear_attention import chunked
 from qkv.ops.matrix_state import decayed, delta
+from qkv.ops.sparse import continuous_memory as continuous_ops
+from qkv.ops.sparse import hyper_attention as hyper_ops
+from qkv.ops.sparse import lsh_attention as lsh_ops
+from qkv.ops.sparse import neighbours as neighbour_ops
 from qkv.spec import masks as mask_spec
 from qkv.spec.branches import Exactness
 from qkv.spec.mixers import hyper_attention as hyper_spec

@@ -13,7 +13,6 @@ from tests.contracts.relative_samples import RELATIVE_SAMPLES, RELATIVE_TWO_WAY
 from tests.contracts.retrieval_samples import RETRIEVAL_SAMPLES
 from tests.contracts.sparse_samples import SPARSE_SAMPLES, SPARSE_TWO_WAY
 
-from qkv.spec.blocks import DepthAverage
 from qkv.spec.branches import (
     GRU,
     LSTM,
@@ -26,15 +25,14 @@ from qkv.spec.branches import (
     GatedFeedForward,
     TokenShift,
 )
-from qkv.spec.cross import AdditiveAttention, CrossAttention, FixedContext
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.masks import Blocks, Causal, Fixed, Full, Mask, Prefix, Strided, Window
-from qkv.spec.mixers.experts import BalanceBias, MixtureOfExperts, NoBalance
 from qkv.spec.mixers.latent_attention import LatentAttention
 from qkv.spec.mixers.linear_attention import LinearAttention
-from qkv.spec.mixers.memory_layer import MemoryLayer
-from qkv.spec.mixers.product_keys import ProductKeyMemory
 from qkv.spec.model import Block, Encoder, Model, Text
+from qkv.spec.models.blocks import DepthAverage
+from qkv.spec.models.cross import AdditiveAttention, CrossAttention, FixedContext
+from qkv.spec.models.segmentation import Megabyte, PatchStack, RecurrentMemory
 from qkv.spec.parts import (
     Add,
     Alibi,
@@ -56,7 +54,9 @@ from qkv.spec.parts import (
     Sinusoidal,
     T5Buckets,
 )
-from qkv.spec.segmentation import Megabyte, PatchStack, RecurrentMemory
+from qkv.spec.position_wise.experts import BalanceBias, MixtureOfExperts, NoBalance
+from qkv.spec.position_wise.memory_layer import MemoryLayer
+from qkv.spec.position_wise.product_keys import ProductKeyMemory
 
 WIDTH = 16
 VOCABULARY = 11

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qkv.spec import parts
 from qkv.spec.model import Block
-from qkv.spec.segmentation import Megabyte, RecurrentMemory
+from qkv.spec.models.segmentation import Megabyte, RecurrentMemory
 
 
 def model(m: Any, ids: Tensor, sources: list[list[int]] | None = None) -> Tensor:

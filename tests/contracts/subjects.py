@@ -28,7 +28,7 @@ from qkv.spec.branches import Attention, Branch, Masked
 from qkv.spec.mixers.hyper_attention import HyperAttention
 from qkv.spec.mixers.lsh_attention import LSHAttention
 from qkv.spec.model import Model
-from qkv.spec.segmentation import Segmentation
+from qkv.spec.models.segmentation import Segmentation
 from qkv.state import tree
 from qkv.state.arrival import Arrival, Counts
 

@@ -8,7 +8,7 @@ from tests.contracts.samples import STACKS
 from tests.contracts.subjects import Stack
 from tests.models.recorder import Recording
 
-from qkv.models.replayed_step import RECORDERS
+from qkv.models.fast.replayed_step import RECORDERS
 
 ASKED = ("cut anywhere", "growth by doubling", "fixed capacity", "long sequences", "join")
 """Checks with several steps in a row on the same stores."""

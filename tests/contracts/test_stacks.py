@@ -13,8 +13,8 @@ from tests.contracts.subjects import EncoderDecoder, PrefixDecoder, Stack, whole
 from qkv.layers.signal import Signal
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model
+from qkv.spec.models.segmentation import Segmentation
 from qkv.spec.parts import Norm, Positions, Residual
-from qkv.spec.segmentation import Segmentation
 
 WHOLE = {**STACKS, **FORMS, **SEGMENTED}
 

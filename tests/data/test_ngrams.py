@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qkv.data.features.ngrams import Bag, bag_of, character_ngrams, words_of
-from qkv.spec.wide import Ngrams
+from qkv.spec.models.wide import Ngrams
 
 TEXTS = [
     "a red cat sat on a mat , a red mat",

@@ -20,20 +20,20 @@ from PIL import Image, ImageFile
 
 import qkv
 from qkv.cli.main import main
+from qkv.costs.measuring.machine import Machine, store_machine
 from qkv.data import reading
 from qkv.data.corpora.corpus import open_corpus
 from qkv.data.corpora.text import TextSource
 from qkv.data.processors.images import ImageProcessor
 from qkv.data.reading import identity_of, kept, latest, one_reading, read_once, release
-from qkv.inspection.machine import Machine, store_machine
 from qkv.spec.data import Data
 from qkv.spec.errors import UserError
+from qkv.spec.files.yaml_io import write_spec
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.images import Images
-from qkv.spec.yaml_io import write_spec
 from qkv.system.processor import processor_name
-from qkv.training.events import Event
 from qkv.training.loop import train
+from qkv.training.watch.events import Event
 
 RACE = {"slow": {"training.optimizer.lr": 1e-6}, "quick": {"training.optimizer.lr": 0.01}}
 SHORT = ("training.steps=1", "training.minutes=null", "training.validation.batches=1", "training.batch_size=4")

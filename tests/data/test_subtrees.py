@@ -14,8 +14,8 @@ from scipy.sparse import csr_matrix
 from qkv.data.graphs.subtrees import levels_of
 from qkv.data.processors.graphs import GraphsProcessor
 from qkv.models.wide import build_wide
+from qkv.spec.models.wide import Subtrees
 from qkv.spec.signals.graphs import Graphs
-from qkv.spec.wide import Subtrees
 from qkv.tasks.inputs import with_bags
 
 BUCKETS = 1 << 24

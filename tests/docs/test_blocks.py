@@ -27,13 +27,14 @@ from tests.cli.tables import write_tables
 from tests.docs.blocks import PAGES, ROOT, Block, blocks
 
 from qkv.cli.main import main
-from qkv.inspection.machine import Machine, store_machine
-from qkv.spec.comparison import read_comparison
-from qkv.spec.overrides import override
+from qkv.costs.measuring.machine import Machine, store_machine
+from qkv.spec.files.overrides import override
+from qkv.spec.files.yaml_io import read_recipe
 from qkv.spec.recipe import Recipe
-from qkv.spec.yaml_io import read_recipe
+from qkv.spec.recipes.comparison import read_comparison
 from qkv.system.processor import processor_name
-from qkv.training import loop, results
+from qkv.training import loop
+from qkv.training.watch import results
 
 pytestmark = pytest.mark.slow
 

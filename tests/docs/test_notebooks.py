@@ -43,7 +43,7 @@ def test_a_page_shows_code_printed_text_values_and_charts(tmp_path: Path) -> Non
     sources = [
         ("markdown", "# Title"),
         ("code", "x = 2\nprint(x + 1)"),
-        ("code", "from qkv.report.bars import BarChart\nBarChart('Bars', [('a', x)])"),
+        ("code", "from qkv.report.charts.bars import BarChart\nBarChart('Bars', [('a', x)])"),
         ("code", "x * 3"),
     ]
     book = {"cells": [{"cell_type": kind, "source": [text]} for kind, text in sources]}

@@ -14,17 +14,17 @@ from tests.docs.blocks import PAGES, ROOT
 from tests.house.test_imports import ALLOWED
 
 from qkv.cli.main import COMMANDS
-from qkv.spec.adapt import Adapt
 from qkv.spec.base import Part
 from qkv.spec.branches import Branch
 from qkv.spec.data import Batching
 from qkv.spec.heads import Head
 from qkv.spec.masks import Mask
-from qkv.spec.mixers.experts import Balance
 from qkv.spec.mixers.linear_attention import FeatureMap
 from qkv.spec.model import Block, Frontend
+from qkv.spec.models.adapt import Adapt
+from qkv.spec.models.segmentation import Segmentation
 from qkv.spec.parts import Activation, Norm, Positions, Relative, Residual, RopeScaling
-from qkv.spec.segmentation import Segmentation
+from qkv.spec.position_wise.experts import Balance
 from qkv.spec.tasks import Noise, Task
 from qkv.spec.tokenizers import Tokenizer
 from qkv.spec.training import Optimizer, Schedule

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import qkv
+from qkv.costs.cost import cost
 from qkv.frontends.frontend import Frontend
-from qkv.inspection.cost import cost
 from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.spec.frontends import Frontend as FrontendSpec

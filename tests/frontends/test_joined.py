@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from qkv.generation.beam import beam_search
-from qkv.generation.prefixes import Prefixes
-from qkv.generation.requests import Request, RequestQueue
-from qkv.generation.sample import Sampling
+from qkv.generation.decode.beam import beam_search
+from qkv.generation.decode.sample import Sampling
+from qkv.generation.queue.prefixes import Prefixes
+from qkv.generation.queue.requests import Request, RequestQueue
 from qkv.interop.onnx.graph import graph_of
 from qkv.layers.signal import Signal, placeholder
 from qkv.models.build import build

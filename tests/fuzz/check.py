@@ -9,15 +9,15 @@ import torch
 from tests.fuzz import draw, mistakes
 from torch import Tensor
 
-from qkv.inspection.cost import cost
+from qkv.costs.cost import cost
 from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.base import Part, Spec
 from qkv.spec.branches import Branch
 from qkv.spec.errors import UserError
+from qkv.spec.files.plain import plain
 from qkv.spec.model import Model, Stack
-from qkv.spec.plain import plain
 from qkv.spec.training import Optimizer
 from qkv.training.optim.optimisers import build_optimizer
 

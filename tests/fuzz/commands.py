@@ -189,8 +189,11 @@ def options(name: str) -> list[tuple[str, str]]:
     """Options of a command, and the kind of their values: "number", "flag" or "text"."""
     import importlib
 
+    from qkv.cli.main import ROOMS
+
+    room = next(room for room, commands in ROOMS.items() if name in commands)
     name = name.replace("-", "_")
-    command = getattr(importlib.import_module(f"qkv.cli.{name}"), f"{name}_command")
+    command = getattr(importlib.import_module(f"qkv.cli.{room}.{name}"), f"{name}_command")
     found = []
     for parameter, hint in get_type_hints(command, include_extras=True).items():
         said = next(

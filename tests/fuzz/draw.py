@@ -15,12 +15,12 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from qkv.spec.base import Part, Spec
 from qkv.spec.branches import Branch, Masked
 from qkv.spec.errors import SpecError
+from qkv.spec.files.plain import is_slot
 from qkv.spec.heads import Head
 from qkv.spec.masks import Causal, Mask, Prefix, Window
 from qkv.spec.model import Block, Encoder, Frontend, Latents, Model, Queries, Text
+from qkv.spec.models.segmentation import Segmentation
 from qkv.spec.parts import Axial, NoPositions, Norm, Positions
-from qkv.spec.plain import is_slot
-from qkv.spec.segmentation import Segmentation
 
 S = TypeVar("S", bound=Spec)
 

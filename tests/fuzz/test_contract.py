@@ -6,7 +6,7 @@ import pytest
 from tests.contracts.faults import instead
 from tests.fuzz.contract import VOCABULARY, Case, broken, case, smallest
 
-from qkv.ops.attention import top_k
+from qkv.ops.attention.twins import top_k
 from qkv.spec.branches import Attention
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import LayerNorm, NoPositions

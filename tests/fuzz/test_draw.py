@@ -14,8 +14,8 @@ from qkv.spec.branches import Branch
 from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.model import Model
+from qkv.spec.models.segmentation import Segmentation
 from qkv.spec.parts import Norm, Positions, Relative, Residual
-from qkv.spec.segmentation import Segmentation
 
 
 @pytest.mark.parametrize("form", draw.FORMS)

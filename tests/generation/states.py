@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from qkv.generation.requests import RequestQueue
+from qkv.generation.queue.requests import RequestQueue
 from qkv.state.pages import Paged
 from qkv.state.tree import nbytes, stores
 

@@ -12,9 +12,9 @@ import torch
 from tests.generation.models import model
 from tests.serving.models import characters, text_run
 
-from qkv.generation.requests import Request, RequestQueue
-from qkv.generation.sample import generate, stream
-from qkv.generation.speculate import Speculator
+from qkv.generation.decode.sample import generate, stream
+from qkv.generation.decode.speculate import Speculator
+from qkv.generation.queue.requests import Request, RequestQueue
 from qkv.generation.text import generate_text
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import SpecError, UserError

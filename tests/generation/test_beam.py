@@ -16,9 +16,9 @@ from tests.models.test_published import pair
 from transformers import GenerationConfig
 
 from qkv.generation import engine
-from qkv.generation.beam import BeamSearch, Hypothesis, beam_search
 from qkv.generation.context import first_seen
-from qkv.generation.sample import generate
+from qkv.generation.decode.beam import BeamSearch, Hypothesis, beam_search
+from qkv.generation.decode.sample import generate
 from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.transformer import Transformer

@@ -14,8 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qkv.generation.constrain import Constraint, constraint_of
-from qkv.generation.speculate import Speculator
+from qkv.generation.decode.speculate import Speculator
+from qkv.generation.logits.constrain import Constraint, constraint_of
 from qkv.generation.text import generate_text, generate_texts
 from qkv.models.build import build
 from qkv.models.transformer import Transformer

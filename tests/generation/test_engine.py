@@ -12,9 +12,9 @@ from tests.generation.reads import shapes_read
 from tests.generation.test_beam import translator
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from qkv.generation.beam import beam_search
+from qkv.generation.decode.beam import beam_search
+from qkv.generation.decode.sample import Sampling, generate
 from qkv.generation.engine import DecodedRow, Engine, Next, Reading
-from qkv.generation.sample import Sampling, generate
 from qkv.layers.context import Memory
 from qkv.layers.signal import Signal
 from qkv.models.build import build

@@ -11,8 +11,8 @@ from tests.generation.reads import shapes_read
 from tests.generation.test_requests import letters
 from tests.generation.test_text import system
 
+from qkv.generation.decode.score import score_options, score_prompts
 from qkv.generation.few_shot import FewShot, Template
-from qkv.generation.score import score_options, score_prompts
 from qkv.generation.text import generate_text
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.generation import logits_process as peer
 
-from qkv.generation import filters
+from qkv.generation.logits import filters
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
 

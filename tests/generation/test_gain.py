@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qkv.generation.gain import CHECK, FIRST, LONGEST_REST, PERIOD, REST, TRIAL, Gain
+from qkv.generation.decode.gain import CHECK, FIRST, LONGEST_REST, PERIOD, REST, TRIAL, Gain
 
 
 def periods(gain: Gain, tokens: float, seconds: float, count: int) -> list[int]:

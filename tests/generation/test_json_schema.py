@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.generation.test_constrain import DRAWN, system
 
-from qkv.generation import constrain
-from qkv.generation.constrain import Constraint, constraint_of
-from qkv.generation.json_schema import rewrite
-from qkv.generation.requests import Request, RequestQueue
-from qkv.generation.speculate import Speculator
+from qkv.generation.decode.speculate import Speculator
+from qkv.generation.logits import constrain
+from qkv.generation.logits.constrain import Constraint, constraint_of
+from qkv.generation.logits.json_schema import rewrite
+from qkv.generation.queue.requests import Request, RequestQueue
 from qkv.generation.text import generate_text, generate_texts
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Speculation

@@ -13,11 +13,11 @@ from tests.generation.reads import tell_reads
 from tests.generation.test_beam import translator
 from tests.generation.test_prefix import prefix_model
 
-from qkv.generation import prefill
-from qkv.generation.beam import beam_search
-from qkv.generation.requests import Request, RequestQueue
-from qkv.generation.sample import Sampling, generate
-from qkv.generation.score import score_prompts
+from qkv.generation.decode.beam import beam_search
+from qkv.generation.decode.sample import Sampling, generate
+from qkv.generation.decode.score import score_prompts
+from qkv.generation.queue import prefill
+from qkv.generation.queue.requests import Request, RequestQueue
 from qkv.models.transformer import Transformer
 from qkv.spec.generation import Generation
 

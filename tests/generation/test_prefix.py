@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from qkv.generation.beam import beam_search
-from qkv.generation.sample import generate
+from qkv.generation.decode.beam import beam_search
+from qkv.generation.decode.sample import generate
 from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.transformer import Transformer

@@ -16,10 +16,10 @@ from tests.generation.test_prefill import passes_of
 from tests.generation.test_prefix import prefix_model
 from tests.ops.present import needs_native
 
-from qkv.generation import prefixes
-from qkv.generation.prefixes import Prefixes, common, shares
-from qkv.generation.requests import Request, RequestQueue
-from qkv.generation.sample import generate
+from qkv.generation.decode.sample import generate
+from qkv.generation.queue import prefixes
+from qkv.generation.queue.prefixes import Prefixes, common, shares
+from qkv.generation.queue.requests import Request, RequestQueue
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.generation import Generation

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.generation.models import VOCABULARY, model
 from tests.generation.reads import shapes_read
 
-from qkv.generation.proposals import Draft, LookUp, Wanted
-from qkv.generation.sample import generate
+from qkv.generation.decode.proposals import Draft, LookUp, Wanted
+from qkv.generation.decode.sample import generate
 from qkv.spec.generation import Generation
 
 

@@ -21,12 +21,13 @@ from tests.generation.states import held, running, taken
 from tests.generation.test_beam import translator
 from tests.generation.test_text import system
 
-from qkv.generation import engine, prefill, prefixes, requests
-from qkv.generation.beam import beam_search
-from qkv.generation.constrain import Constraint
-from qkv.generation.requests import QueueFull, Request, RequestQueue, TextDelta
-from qkv.generation.sample import Sampling, generate
-from qkv.generation.speculate import Speculator
+from qkv.generation import engine
+from qkv.generation.decode.beam import beam_search
+from qkv.generation.decode.sample import Sampling, generate
+from qkv.generation.decode.speculate import Speculator
+from qkv.generation.logits.constrain import Constraint
+from qkv.generation.queue import prefill, prefixes, requests
+from qkv.generation.queue.requests import QueueFull, Request, RequestQueue, TextDelta
 from qkv.generation.text import generate_text, prompt_ids
 from qkv.models.build import build
 from qkv.models.transformer import Transformer

@@ -15,9 +15,9 @@ from tests.ops.clock import forget_choices
 
 from qkv.generation import naive
 from qkv.generation.context import first_seen, learned_reach
-from qkv.generation.sample import Sampling, generate, stream
+from qkv.generation.decode.sample import Sampling, generate, stream
 from qkv.models.build import build
-from qkv.ops import choices
+from qkv.ops.selection import choices
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
 from qkv.spec.model import Model

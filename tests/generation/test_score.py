@@ -11,8 +11,8 @@ from tests.generation.models import STACKS, VOCABULARY, model
 from tests.generation.reads import shapes_read
 from tests.generation.test_text import SCHEMES, system
 
-from qkv.generation import score
-from qkv.generation.score import joined_ids, score_options, score_texts, score_tokens
+from qkv.generation.decode import score
+from qkv.generation.decode.score import joined_ids, score_options, score_texts, score_tokens
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError

@@ -19,18 +19,18 @@ from tests.generation.reads import tell_reads
 from tests.generation.test_filters import chi_square_p
 from tests.generation.test_text import SCHEMES, system
 
-from qkv.generation.constrain import Constraint
-from qkv.generation.proposals import Proposal, Proposer, Wanted
-from qkv.generation.sample import Sampling, generate, stream
-from qkv.generation.speculate import Speculator, check_vocabularies
+from qkv.generation.decode.proposals import Proposal, Proposer, Wanted
+from qkv.generation.decode.sample import Sampling, generate, stream
+from qkv.generation.decode.speculate import Speculator, check_vocabularies
+from qkv.generation.decode.verify import remainder
+from qkv.generation.logits.constrain import Constraint
 from qkv.generation.text import generate_text, generate_texts
-from qkv.generation.verify import remainder
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
-from qkv.spec.blocks import Block
 from qkv.spec.branches import Branch, FeedForward
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation, Speculation
+from qkv.spec.models.blocks import Block
 from qkv.spec.parts import NoPositions
 from qkv.spec.tokenizers import Characters
 from qkv.tokenizers.tokenizer import Tokenizer

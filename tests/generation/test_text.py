@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.generation.beam import beam_search
+from qkv.generation.decode.beam import beam_search
 from qkv.generation.stop import StopStrings
 from qkv.generation.text import best_texts, generate_text, generate_texts, prompt_ids, stream_text
 from qkv.models.build import build
@@ -80,7 +80,7 @@ def test_pieces_of_a_stream_are_the_text(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_text_is_that_of_all_tokens_decoded_at_once(scheme: str) -> None:
-    from qkv.generation.sample import generate
+    from qkv.generation.decode.sample import generate
 
     m, tokenizer = system(scheme)
     ids = tokenizer.encode("the cat")

@@ -83,7 +83,7 @@ def cases() -> list[Case]:
     """Every form. ``sst2_pretrained`` and finetunings start from the run of ``wikitext2_mlm``, and the codes of images
     are those of the run of ``fashion_mnist_vq``, so these come first.
     """
-    from qkv.spec.shipped import shipped
+    from qkv.spec.files.shipped import shipped
 
     recipes = sorted(shipped().values(), key=lambda path: (path.stem not in (START, CODES), path.stem))
     tables = [Case(f"train {verb}", ("train", verb, *options, *SHORT)) for verb, options in VERBS.items()]

@@ -12,12 +12,14 @@ import io
 import re
 import sys
 import tokenize
+from collections import Counter
 from collections.abc import Iterator
 
 from tests.house.source import PACKAGE, Source, package
 from tests.house.test_imports import FOR_ALL, imported
 from tests.house.test_style import MOST_LINES_OF_A_FUNCTION, size
 
+MOST_FILES_OF_A_FOLDER = 16
 RIDDLES = ("What", "Which", "Those", "That", "How", "Where", "The one")
 PATTERNS = {
     "isinstance(…, Text)": re.compile(
@@ -61,14 +63,21 @@ def riddles() -> list[str]:
 
 
 def mutual() -> list[str]:
-    """Pairs of folders, at any depth, whose modules import each other's."""
+    """Pairs of folders, neither of them inside the other, whose modules import each other's."""
     folders = {".".join(s.path.relative_to(PACKAGE.parent).parts[:-1]) for s in package()}
     edges = set()
     for source in package():
         own = ".".join(source.path.relative_to(PACKAGE.parent).parts[:-1])
         names = [name for name in imported(source.tree) if name.split(".")[0] == "qkv" and not name.startswith(FOR_ALL)]
         edges |= {(own, _folder(name, folders)) for name in names}
-    return [f"{a} and {b}" for a, b in sorted(edges) if a < b and (b, a) in edges]
+    pairs = [(a, b) for a, b in sorted(edges) if a < b and (b, a) in edges]
+    return [f"{a} and {b}" for a, b in pairs if not b.startswith(f"{a}.")]
+
+
+def crowded(most: int = MOST_FILES_OF_A_FOLDER) -> list[str]:
+    """Folders with more than ``most`` modules of their own, with the number."""
+    counts = Counter(source.path.parent for source in package() if source.path.name != "__init__.py")
+    return [f"{folder.relative_to(PACKAGE.parent)}: {n}" for folder, n in sorted(counts.items()) if n > most]
 
 
 def _folder(module: str, folders: set[str]) -> str:
@@ -94,6 +103,7 @@ def main() -> None:
     asked = parser.parse_args()
     listed = {
         "folders that import each other": mutual(),
+        f"folders with over {MOST_FILES_OF_A_FOLDER} files": crowded(),
         f"functions over {MOST_LINES_OF_A_FUNCTION} lines": long_functions(),
         f"docstrings that begin with {', '.join(RIDDLES)}": riddles(),
         **{f"{name}, places": places(pattern) for name, pattern in PATTERNS.items()},

@@ -13,7 +13,7 @@ from tests.house.source import PACKAGE, Source, dotted_name, package
 
 BELOW_MODELS = ("system", "spec", "ops", "state", "layers", "mixers", "frontends")
 BELOW_TASKS = (*BELOW_MODELS, "models", "tokenizers", "data")
-BELOW_RUNS = (*BELOW_TASKS, "tasks", "generation", "inspection", "interop", "report")
+BELOW_RUNS = (*BELOW_TASKS, "tasks", "generation", "costs", "interop", "report")
 BELOW_CHOOSING = (*BELOW_RUNS, "runs")
 BELOW_TRAINING = (*BELOW_CHOOSING, "choosing")
 
@@ -31,7 +31,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "data": ("system", "spec", "tokenizers", "layers", "models"),
     "tasks": (*BELOW_TASKS, "generation", "report"),
     "generation": BELOW_TASKS,
-    "inspection": (*BELOW_TASKS, "report"),
+    "costs": (*BELOW_TASKS, "report"),
     "interop": BELOW_TASKS,
     "runs": BELOW_RUNS,
     "choosing": BELOW_CHOOSING,
@@ -130,7 +130,8 @@ def test_rooms_have_an_empty_init(source: Source) -> None:
 
 
 def test_specs_are_read_without_torch() -> None:
-    modules = [f"qkv.spec.{path.stem}" for path in sorted((PACKAGE / "spec").glob("*.py"))]
+    files = sorted((PACKAGE / "spec").rglob("*.py"))
+    modules = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in files]
     code = f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\nsys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr or "torch was imported"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.house.measures import PATTERNS, code_lines, described, mutual, riddles
+from tests.house.measures import PATTERNS, code_lines, crowded, described, mutual, riddles
 from tests.house.source import ROOT, Source
 
 
@@ -28,6 +28,11 @@ def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
 
 def test_no_two_folders_import_each_other() -> None:
     assert mutual() == []
+
+
+def test_no_folder_is_crowded() -> None:
+    assert crowded() == []
+    assert crowded(14)  # the count sees folders
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,9 @@ ALLOWED = {
     "mixers/attention/key_value.py": (
         "a ring that holds causal & window(n) alone needs no mask, whatever the mask could say of itself"
     ),
-    "models/native_step.py": "the native library carries out some parts and no others",
+    "models/fast/native_step.py": "the native library carries out some parts and no others",
     "interop/images.py": "the format describes image processors and nothing else",
-    "interop/peft.py": "the format describes low-rank matrices and nothing else",
+    "interop/adapters/write.py": "the format describes low-rank matrices and nothing else",
     "runs/start.py": "a file with low-rank matrices is merged by their names",
 }
 """Files that check for the class of a part, with the reason."""

@@ -15,8 +15,8 @@ from tests.interop.cases.case import Case
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.generation.beam import beam_search
-from qkv.generation.sample import generate
+from qkv.generation.decode.beam import beam_search
+from qkv.generation.decode.sample import generate
 from qkv.interop.load import PublishedModel, load_published
 from qkv.interop.mapping.family import Family
 from qkv.interop.registry import families

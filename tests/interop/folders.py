@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from qkv.inspection.blank import Blank
+from qkv.costs.counting.blank import Blank
 from qkv.interop import checkpoint
 from qkv.interop.save import save_published
 from qkv.models.build import build

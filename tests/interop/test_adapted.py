@@ -21,8 +21,8 @@ from transformers.pytorch_utils import Conv1D
 
 import qkv
 from qkv.cli.main import main
+from qkv.interop.adapters.write import save_adapter
 from qkv.interop.load import load_published
-from qkv.interop.peft import save_adapter
 from qkv.spec.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings(

@@ -31,7 +31,7 @@ from transformers import (
 import qkv
 from qkv.cli.main import main
 from qkv.interop.load import load_published
-from qkv.interop.normal import normal
+from qkv.interop.mapping.normal import normal
 from qkv.interop.save import save_published
 from qkv.layers.signal import Signal
 from qkv.models.build import build

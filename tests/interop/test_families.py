@@ -21,7 +21,7 @@ from tests.interop.battery import (
 )
 
 from qkv.interop.load import load_published
-from qkv.interop.normal import normal
+from qkv.interop.mapping.normal import normal
 from qkv.interop.registry import families
 from qkv.interop.save import published_tensors, save_published
 

@@ -21,9 +21,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
 import qkv
 from qkv.cli.main import main
-from qkv.generation.sample import generate
-from qkv.interop.gguf_config import factors_of
-from qkv.interop.gguf_write import TYPES, save_gguf
+from qkv.generation.decode.sample import generate
+from qkv.interop.gguf.config import factors_of
+from qkv.interop.gguf.write import TYPES, save_gguf
 from qkv.interop.load import PublishedModel, load_published
 from qkv.interop.registry import families
 from qkv.interop.save import save_published
@@ -362,8 +362,8 @@ def test_factors_of_llama_3_are_those_of_the_transformers_library() -> None:
 def test_llama_cpp_writes_the_same_tokens(name: str, published: dict[str, PublishedModel], tmp_path: Path) -> None:
     """With llama-cpp-python only: equal logits in fp32, and equal greedy tokens."""
     pytest.importorskip("llama_cpp")
-    from qkv.interop.gguf_check import compare_gguf
-    from qkv.interop.gguf_peer import LlamaCpp
+    from qkv.interop.gguf.check import compare_gguf
+    from qkv.interop.gguf.peer import LlamaCpp
 
     model = published[name]
     for dtype in ("fp32", "q8_0", "q4_0"):
@@ -383,7 +383,7 @@ def test_llama_cpp_writes_the_same_tokens(name: str, published: dict[str, Publis
 def test_llama_cpp_works_after_a_model_of_it_is_freed(published: dict[str, PublishedModel], tmp_path: Path) -> None:
     """With llama-cpp-python only. It goes on to call the function that it was given to print with."""
     llama_cpp: Any = pytest.importorskip("llama_cpp")
-    from qkv.interop import gguf_peer
+    from qkv.interop.gguf import peer as gguf_peer
 
     model, file = next(iter(published.values())), tmp_path / "a.gguf"
     save_gguf(model.model, file, dtype="fp32", family=model.family)

@@ -20,7 +20,7 @@ from transformers import CONFIG_MAPPING
 from qkv.interop.load import load_published
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import COMMON, Family, ignored_keys, read_spec
-from qkv.interop.normal import normal
+from qkv.interop.mapping.normal import normal
 from qkv.interop.registry import families
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model

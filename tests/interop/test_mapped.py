@@ -19,12 +19,12 @@ from tests.ops.present import needs_native
 
 import qkv
 from qkv.cli.main import main
-from qkv.interop import mapped, safetensors_file
+from qkv.interop.files import mapped, safetensors_file
+from qkv.interop.files.mapped import MappedFile
 from qkv.interop.load import PublishedModel, load_published
-from qkv.interop.mapped import MappedFile
 from qkv.interop.save import save_published
-from qkv.models import layout, native_step
 from qkv.models.build import build
+from qkv.models.fast import layout, native_step
 from qkv.spec.branches import Attention, FeedForward, GatedFeedForward
 from qkv.spec.errors import UserError
 from qkv.spec.heads import LanguageModelHead

@@ -22,11 +22,11 @@ from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.branches import Attention, Branch, FeedForward
-from qkv.spec.cross import CrossAttention
 from qkv.spec.errors import UserError
 from qkv.spec.heads import ClassificationHead
 from qkv.spec.masks import Causal, Full, Window
 from qkv.spec.model import Block, Encoder, Model, Text
+from qkv.spec.models.cross import CrossAttention
 from qkv.spec.parts import Alibi, LayerNorm, Rope, T5Buckets
 from qkv.spec.signals.images import Patches
 

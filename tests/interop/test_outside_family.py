@@ -15,13 +15,13 @@ from transformers import GraniteMoeConfig, GraniteMoeForCausalLM, MixtralConfig,
 
 import qkv
 from qkv.interop import registry
-from qkv.interop.families import gated
+from qkv.interop.families.common import gated
 from qkv.interop.load import load_published
 from qkv.interop.mapping.conversions import PAIR
 from qkv.interop.mapping.names import NameRule
 from qkv.interop.save import save_published
-from qkv.spec import imports
 from qkv.spec.errors import UserError
+from qkv.spec.extension import imports
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "your_own_family.py"
 SIZES: dict[str, Any] = {

@@ -16,12 +16,12 @@ from transformers.pytorch_utils import Conv1D
 
 import qkv
 from qkv.cli.main import main
-from qkv.interop.peft import CONFIG, WEIGHTS, adapter, save_adapter
-from qkv.layers.lora import adapters, merged
-from qkv.models.adapt import adapt
+from qkv.interop.adapters.write import CONFIG, WEIGHTS, adapter, save_adapter
+from qkv.layers.linear.lora import adapters, merged
 from qkv.models.build import build
+from qkv.models.edit.adapt import adapt
 from qkv.models.transformer import Transformer
-from qkv.runs.load import load_adapted
+from qkv.runs.storage.load import load_adapted
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model, Text
 from qkv.spec.training import Training

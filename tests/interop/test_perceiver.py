@@ -15,16 +15,16 @@ from transformers import PerceiverForMaskedLM, PerceiverTokenizer
 
 import qkv
 from qkv.interop.load import load_published
-from qkv.interop.normal import normal
+from qkv.interop.mapping.normal import normal
 from qkv.interop.save import save_published
 from qkv.interop.where import everywhere, where
 from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.branches import FeedForward
-from qkv.spec.cross import CrossAttention
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model
+from qkv.spec.models.cross import CrossAttention
 from qkv.spec.parts import LayerNorm, RMSNorm, Sinusoidal
 
 pytestmark = pytest.mark.filterwarnings(
@@ -81,7 +81,7 @@ def test_the_published_sizes(tmp_path: Path) -> None:
     """The default of that library is deepmind/language-perceiver but for the channels; 201 million numbers."""
     from transformers import PerceiverConfig
 
-    from qkv.inspection.cost import cost
+    from qkv.costs.cost import cost
     from qkv.interop.mapping.config import Config
     from qkv.interop.mapping.family import read_spec
     from qkv.interop.registry import choose

@@ -11,7 +11,7 @@ import transformers
 from tests.interop.cases import deberta, longformer, xlnet
 from tests.interop.folders import edit
 
-from qkv.inspection.cost import cost
+from qkv.costs.cost import cost
 from qkv.interop.load import load_published
 from qkv.layers.signal import Signal
 from qkv.models.build import build

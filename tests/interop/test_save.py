@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 import qkv
 from qkv.cli.main import main
 from qkv.interop.load import load_published
-from qkv.interop.normal import normal
+from qkv.interop.mapping.normal import normal
 from qkv.interop.save import covering, published_tensors, save_published
 from qkv.models.families.gpt import gpt
 from qkv.spec.branches import Attention, FeedForward, GatedFeedForward

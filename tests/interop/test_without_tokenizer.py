@@ -12,7 +12,7 @@ from transformers import GPT2LMHeadModel
 
 import qkv
 from qkv.cli.main import main
-from qkv.generation.sample import generate
+from qkv.generation.decode.sample import generate
 from qkv.interop.load import load_published
 from qkv.spec.generation import Generation
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from qkv.costs.cost import cost
+from qkv.costs.counting.losses import backward, summed_loss
 from qkv.data.batching.batch import Batch
-from qkv.inspection.cost import cost
-from qkv.inspection.losses import backward, summed_loss
 from qkv.layers.context import Context
-from qkv.layers.experts import MixtureOfExperts
+from qkv.layers.position_wise.experts import MixtureOfExperts
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Recorder
 from qkv.mixers.registry import build_branch
@@ -21,10 +21,10 @@ from qkv.models.transformer import Transformer
 from qkv.ops.experts import balance_loss, load, mixed
 from qkv.spec import branches as spec
 from qkv.spec.errors import SpecError
-from qkv.spec.mixers.experts import BalanceBias, BalanceLoss, NoBalance
-from qkv.spec.mixers.experts import MixtureOfExperts as Part
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import Reversible
+from qkv.spec.position_wise.experts import BalanceBias, BalanceLoss, NoBalance
+from qkv.spec.position_wise.experts import MixtureOfExperts as Part
 
 WIDTH, EXPERTS = 6, 5
 

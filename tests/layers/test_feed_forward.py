@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.activations import QuickGELUActivation
 
-from qkv.layers.activations import ACTIVATIONS
 from qkv.layers.context import Context
-from qkv.layers.feed_forward import FeedForward, GatedFeedForward
+from qkv.layers.position_wise.activations import ACTIVATIONS
+from qkv.layers.position_wise.feed_forward import FeedForward, GatedFeedForward
 from qkv.mixers.registry import build_branch
 from qkv.spec import branches as spec
 from qkv.spec.parts import Activation

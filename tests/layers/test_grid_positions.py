@@ -12,8 +12,8 @@ import torch
 from tests.mixers.modules import built, some
 from torch import Tensor, nn
 
+from qkv.costs.cost import cost
 from qkv.frontends.placed import PlacedFrontend
-from qkv.inspection.cost import cost
 from qkv.layers.context import Context, PositionGrid
 from qkv.layers.layout import Layouts
 from qkv.layers.positions import build_positions

@@ -14,16 +14,16 @@ from qkv.interop.mapping.conversions import QKV, cut_of
 from qkv.layers.branch import Branch, linear_maps, matrices
 from qkv.layers.context import Context
 from qkv.layers.layout import MATRIX, ROWS, WHOLE, Declared, Layout, Layouts, layouts, matrix
-from qkv.layers.lora import LowRank
+from qkv.layers.linear.lora import LowRank
 from qkv.mixers.registry import build_branch
-from qkv.models.adapt import adapt
 from qkv.models.build import build
+from qkv.models.edit.adapt import adapt
+from qkv.models.edit.transplant import in_words, transplant
 from qkv.models.transformer import Transformer
-from qkv.models.transplant import in_words, transplant
 from qkv.spec import branches
-from qkv.spec.adapt import LoRA
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model
+from qkv.spec.models.adapt import LoRA
 from qkv.spec.register import implements
 from qkv.spec.training import Muon, Training
 from qkv.training.optim.optimisers import build_optimizer

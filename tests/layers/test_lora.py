@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from qkv.layers.linear import Linear
-from qkv.layers.lora import LowRank, adapters, fold, folded, merged, wrap
-from qkv.spec.adapt import LoRA
+from qkv.layers.linear.linear import Linear
+from qkv.layers.linear.lora import LowRank, adapters, fold, folded, merged, wrap
+from qkv.spec.models.adapt import LoRA
 
 ALL = ("fp32", "bf16")
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}

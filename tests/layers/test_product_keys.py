@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from qkv.inspection.cost import cost
+from qkv.costs.cost import cost
 from qkv.layers.context import Context
 from qkv.mixers.registry import build_branch
-from qkv.ops.product_keys import largest, read
+from qkv.ops.sparse.product_keys import largest, read
 from qkv.spec.errors import SpecError
-from qkv.spec.mixers.product_keys import ProductKeyMemory
 from qkv.spec.model import Block, Model, Text
+from qkv.spec.position_wise.product_keys import ProductKeyMemory
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -17,7 +17,7 @@ from transformers import T5Config, T5EncoderModel
 from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from qkv.inspection.cost import cost
+from qkv.costs.cost import cost
 from qkv.layers.context import Context
 from qkv.layers.relative import T5Buckets, build_relative
 from qkv.models.build import build
@@ -25,11 +25,11 @@ from qkv.ops.masks import Sites
 from qkv.ops.positions import clipped_distances, distance_buckets
 from qkv.spec import parts
 from qkv.spec.branches import Attention, FeedForward
-from qkv.spec.cross import CrossAttention
 from qkv.spec.errors import SpecError
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.masks import Causal, Full, Window
 from qkv.spec.model import Block, Encoder, Text
+from qkv.spec.models.cross import CrossAttention
 
 
 @given(

@@ -11,11 +11,11 @@ from tests.ops.clock import forget_choices
 from torch import Tensor, nn
 
 from qkv.ops.attention import choose
-from qkv.ops.choices import Choice
+from qkv.ops.selection.choices import Choice
 from qkv.spec.branches import Attention
-from qkv.spec.cross import CrossAttention
 from qkv.spec.errors import SpecError
 from qkv.spec.masks import Blocks, Causal, Full, Prefix, Strided, Window
+from qkv.spec.models.cross import CrossAttention
 from qkv.spec.parts import LayerNorm, NoNorm, RMSNorm, Rope
 from qkv.state.tree import nbytes, tensors
 

@@ -10,9 +10,9 @@ import torch
 from tests.mixers.modules import WIDTH, applied, built, some
 from torch import Tensor
 
-from qkv.inspection.cost import cost
+from qkv.costs.cost import cost
 from qkv.mixers.registry import build_branch
-from qkv.ops import continuous_memory as ops
+from qkv.ops.sparse import continuous_memory as ops
 from qkv.spec.branches import Attention
 from qkv.spec.errors import SpecError
 from qkv.spec.masks import Causal, Window

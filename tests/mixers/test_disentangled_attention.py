@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import DebertaV2Config
 from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfAttention, make_log_bucket_position
 
-from qkv.inspection.cost import cost
+from qkv.costs.cost import cost
 from qkv.layers.context import Context
 from qkv.models.build import build
 from qkv.ops.relative_scores import log_buckets

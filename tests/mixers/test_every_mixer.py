@@ -28,10 +28,10 @@ from qkv.spec.mixers.gated_attention import GAU, MixedChunkAttention
 from qkv.spec.mixers.hyper_attention import HyperAttention
 from qkv.spec.mixers.linear_attention import LinearAttention
 from qkv.spec.mixers.linformer import Linformer
-from qkv.spec.mixers.memory_layer import MemoryLayer
 from qkv.spec.mixers.neighbours import MONet, SpatialShift
 from qkv.spec.mixers.position_matrices import GMLP, TokenMLP
 from qkv.spec.parts import Rope
+from qkv.spec.position_wise.memory_layer import MemoryLayer
 
 LENGTH = 11
 """Positions for which matrices over positions have weights; rows are shorter."""

@@ -9,7 +9,7 @@ import torch
 from tests.mixers.modules import applied, built, following, some
 from torch import Tensor
 
-from qkv.inspection.cost import cost
+from qkv.costs.cost import cost
 from qkv.spec.branches import Branch
 from qkv.spec.errors import SpecError
 from qkv.spec.heads import ClassificationHead

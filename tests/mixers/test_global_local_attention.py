@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from transformers import LongformerConfig
 from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
-from qkv.inspection.cost import cost
+from qkv.costs.cost import cost
 from qkv.layers.context import Context
-from qkv.ops.attention import global_local, reference
+from qkv.ops.attention import reference
 from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.twins import global_local
 from qkv.ops.masks import Explicit, Sites
 from qkv.spec.mixers.sparse_attention import GlobalLocalAttention
 from qkv.spec.model import Block, Model, Text

@@ -8,8 +8,8 @@ import pytest
 import torch
 from tests.mixers.modules import applied, built, some
 
-from qkv.inspection.cost import Cost, cost
-from qkv.inspection.measure import count_flops
+from qkv.costs.cost import Cost, cost
+from qkv.costs.measuring.measure import count_flops
 from qkv.spec.branches import Attention
 from qkv.spec.errors import SpecError
 from qkv.spec.masks import Causal, Full

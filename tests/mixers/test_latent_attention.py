@@ -9,7 +9,7 @@ import torch
 from tests.contracts.subjects import OneBranch, scrambled
 from torch import Tensor
 
-from qkv.inspection.cost import cost
+from qkv.costs.cost import cost
 from qkv.layers.context import Context
 from qkv.layers.tap import Recorder
 from qkv.mixers.registry import build_branch

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.mixers.modules import WIDTH, applied, built, some
 
-from qkv.inspection.cost import cost
+from qkv.costs.cost import cost
 from qkv.models.build import build
 from qkv.ops.masks import Full as Everything
 from qkv.spec.branches import Attention, FeedForward

@@ -15,10 +15,10 @@ from torch import Tensor
 from transformers import ReformerConfig
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
-from qkv.generation.sample import generate
+from qkv.generation.decode.sample import generate
 from qkv.models.build import build
-from qkv.ops import lsh_attention as ops
 from qkv.ops.documents import documents
+from qkv.ops.sparse import lsh_attention as ops
 from qkv.spec.errors import SpecError
 from qkv.spec.generation import Generation
 from qkv.spec.masks import Causal, Full

@@ -14,7 +14,7 @@ from qkv.layers.context import MEMORY, Context, Memory
 from qkv.layers.tap import Recorder
 from qkv.ops.additive_attention import choose
 from qkv.spec.branches import Branch
-from qkv.spec.cross import AdditiveAttention, CrossAttention, FixedContext
+from qkv.spec.models.cross import AdditiveAttention, CrossAttention, FixedContext
 from qkv.state import tree
 
 ALL: dict[str, Branch] = {

@@ -9,15 +9,14 @@ import torch
 from tests.mixers.modules import applied, built, following, some
 from torch import Tensor
 
-from qkv.generation.sample import generate
-from qkv.inspection.cost import cost
+from qkv.costs.cost import cost
+from qkv.generation.decode.sample import generate
 from qkv.layers.branch import linear_maps
 from qkv.layers.context import Context
 from qkv.layers.signal import Signal
 from qkv.mixers.registry import build_branch
 from qkv.models.build import build
 from qkv.spec.branches import Attention, Branch, FeedForward
-from qkv.spec.cross import CrossAttention
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.generation import Generation
 from qkv.spec.heads import ClassificationHead
@@ -25,6 +24,7 @@ from qkv.spec.masks import Full
 from qkv.spec.mixers.linformer import Linformer
 from qkv.spec.mixers.position_matrices import GMLP, RandomMixing, TokenMLP
 from qkv.spec.model import Block, Encoder, Latents, Model, Queries, Text
+from qkv.spec.models.cross import CrossAttention
 from qkv.spec.parts import NoPositions, Sinusoidal
 from qkv.spec.recipe import Recipe
 

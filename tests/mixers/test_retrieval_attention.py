@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qkv.layers.context import Context
 from qkv.mixers.sparse import retrieval_attention as mixer
-from qkv.ops.retrieval import largest_products
+from qkv.ops.sparse.retrieval import largest_products
 from qkv.spec.branches import Attention
 from qkv.spec.errors import UserError
 from qkv.spec.masks import Causal, Window

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from qkv.models import replayed_step
+from qkv.models.fast import replayed_step
 
 _READ = {"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "unique", "lift_fresh"}
 """Operators that read values of a tensor on the host or make a tensor of them, or whose results have as many numbers as

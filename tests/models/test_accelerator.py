@@ -23,16 +23,16 @@ from tests.training.kill_storm import ignore, small_recipe
 from torch import Tensor
 
 import qkv
-from qkv.generation.sample import generate
+from qkv.generation.decode.sample import generate
 from qkv.layers.context import MEMORY, Context, Memory
 from qkv.layers.signal import Signal
-from qkv.models.replayed_step import RECORDERS
+from qkv.models.fast.replayed_step import RECORDERS
 from qkv.runs.metrics import rows_of
 from qkv.spec.generation import Generation
 from qkv.spec.model import Model
 from qkv.state.arrival import Arrival, Counts
-from qkv.training.events import Event, Stepped
 from qkv.training.loop import train
+from qkv.training.watch.events import Event, Stepped
 
 DEVICE = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 pytestmark = [

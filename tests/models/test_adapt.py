@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from qkv.layers.lora import adapters, merged
-from qkv.models.adapt import adapt, rate_factors
+from qkv.layers.linear.lora import adapters, merged
 from qkv.models.build import build
+from qkv.models.edit.adapt import adapt, rate_factors
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model

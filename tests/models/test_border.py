@@ -14,10 +14,10 @@ from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.branches import Attention, FeedForward
-from qkv.spec.cross import CrossAttention
 from qkv.spec.errors import UserError
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Encoder, Latents, Model, Queries, Text
+from qkv.spec.models.cross import CrossAttention
 from qkv.spec.parts import Axial
 
 TEXT = Text(vocab_size=VOCABULARY)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.models.stacks import SEVEN, ids, model, seven
 
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
 from qkv.layers.norms import BatchNorm
 from qkv.layers.signal import Signal
 from qkv.models.build import build

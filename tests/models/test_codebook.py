@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from qkv.models.codebook import Codebook
-from qkv.models.heads import build_head
+from qkv.models.heads.codebook import Codebook
+from qkv.models.heads.head import build_head
 from qkv.spec.errors import SpecError
 from qkv.spec.heads import CodebookHead
 from qkv.spec.signals.images import Patches

@@ -12,15 +12,15 @@ import torch
 from tests.models.stacks import ids, model, seven
 from torch import Tensor
 
-from qkv.layers.lora import adapters
-from qkv.models.adapt import adapt
+from qkv.layers.linear.lora import adapters
 from qkv.models.build import build
+from qkv.models.edit.adapt import adapt
 from qkv.models.transformer import Transformer
-from qkv.ops.choices import all_choices
+from qkv.ops.selection.choices import all_choices
 from qkv.spec.branches import LSTM, Attention, Convolution, GatedFeedForward
-from qkv.spec.mixers.memory_layer import MemoryLayer
 from qkv.spec.model import Block, Text
 from qkv.spec.parts import BatchNorm, LearnedSinusoidal, Llama3Scaling, Rope, Shaw, T5Buckets
+from qkv.spec.position_wise.memory_layer import MemoryLayer
 from qkv.spec.training import Training
 
 pytestmark = pytest.mark.slow

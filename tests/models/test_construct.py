@@ -12,9 +12,9 @@ import torch
 import qkv
 from qkv.layers.layout import layouts
 from qkv.spec.errors import UserError
+from qkv.spec.files.yaml_io import read_recipe, write_spec
+from qkv.spec.models.start import CheckpointStart, ConstructedStart, RandomStart
 from qkv.spec.recipe import Recipe
-from qkv.spec.start import CheckpointStart, ConstructedStart, RandomStart
-from qkv.spec.yaml_io import read_recipe, write_spec
 
 HEADS: dict[str, Any] = {
     "width": 12,

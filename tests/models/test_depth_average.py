@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from qkv.inspection.cost import cost
+from qkv.costs.cost import cost
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
-from qkv.spec.blocks import DepthAverage
 from qkv.spec.branches import FeedForward
-from qkv.spec.cross import CrossAttention
 from qkv.spec.errors import SpecError
 from qkv.spec.model import Block, Latents, Model, Text
+from qkv.spec.models.blocks import DepthAverage
+from qkv.spec.models.cross import CrossAttention
 
 IDS = torch.arange(12).view(2, 6) % 9
 

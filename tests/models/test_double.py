@@ -17,7 +17,7 @@ from qkv.layers.context import Context
 from qkv.layers.norms import build_norm
 from qkv.layers.signal import Signal
 from qkv.models.build import build
-from qkv.models.cross_entropy import chunked_cross_entropy, cross_entropy
+from qkv.models.heads.cross_entropy import chunked_cross_entropy, cross_entropy
 from qkv.spec import heads
 from qkv.spec.branches import Attention, Branch
 from qkv.spec.heads import Head

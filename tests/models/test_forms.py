@@ -16,10 +16,10 @@ from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.branches import GRU, LSTM, Attention, Branch, CausalConvolution, Convolution, FeedForward
-from qkv.spec.cross import AdditiveAttention, CrossAttention, FixedContext
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
 from qkv.spec.masks import Causal, Full, Prefix
 from qkv.spec.model import Block, Encoder, Model, Text
+from qkv.spec.models.cross import AdditiveAttention, CrossAttention, FixedContext
 from qkv.spec.parts import BatchNorm, LayerNorm, NoNorm, NoPositions, Norm, RMSNorm, Rope, Sinusoidal
 
 TEXT = Text(vocab_size=VOCABULARY, positions=Sinusoidal())

@@ -14,7 +14,7 @@ from transformers.models.modernbert.configuration_modernbert import ModernBertCo
 from transformers.models.modernbert.modeling_modernbert import ModernBertPredictionHead
 from transformers.models.roberta.modeling_roberta import RobertaClassificationHead
 
-from qkv.models.heads import build_head
+from qkv.models.heads.head import build_head
 from qkv.spec.errors import SpecError
 from qkv.spec.heads import (
     ClassificationHead,

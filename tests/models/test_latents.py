@@ -18,19 +18,19 @@ from torch.nn import functional as F
 
 import qkv
 from qkv.generation.embed import Embedding, embed_texts
-from qkv.interop.normal import normal
+from qkv.interop.mapping.normal import normal
 from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.base import problems_of
 from qkv.spec.branches import Attention, Branch, FeedForward
-from qkv.spec.cross import AdditiveAttention, CrossAttention, FixedContext
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.heads import ClassificationHead, LanguageModelHead, TokenHead
 from qkv.spec.masks import Causal, Full
 from qkv.spec.model import Block, Latents, Model, Queries, Text
+from qkv.spec.models.cross import AdditiveAttention, CrossAttention, FixedContext
+from qkv.spec.models.surgery import folded, unrolled
 from qkv.spec.parts import BatchNorm, NoPositions, NoResidual, Sinusoidal
-from qkv.spec.surgery import folded, unrolled
 from qkv.spec.tokenizers import Bytes
 from qkv.tokenizers.train import whole_bytes
 from qkv.training.loop import train

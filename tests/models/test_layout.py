@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from qkv.models import layout
-from qkv.models.layout import lay_out
+from qkv.models.fast import layout
+from qkv.models.fast.layout import lay_out
 from qkv.system import huge_pages
 
 

@@ -9,13 +9,13 @@ import torch
 from tests.models.segments import through, vectors
 from tests.models.stacks import VOCABULARY, ids, model
 
-from qkv.generation.sample import generate
-from qkv.inspection.cost import cost
-from qkv.interop.normal import normal
+from qkv.costs.cost import cost
+from qkv.generation.decode.sample import generate
+from qkv.interop.mapping.normal import normal
 from qkv.layers.branch import matrices
 from qkv.layers.context import Context
 from qkv.models.build import build
-from qkv.models.megabyte import Megabyte as MegabyteModule
+from qkv.models.stack.megabyte import Megabyte as MegabyteModule
 from qkv.models.transformer import Transformer
 from qkv.spec.branches import GRU, Attention, Branch, FeedForward
 from qkv.spec.errors import UserError
@@ -23,10 +23,10 @@ from qkv.spec.generation import Generation
 from qkv.spec.masks import Full
 from qkv.spec.mixers.lsh_attention import LSHAttention
 from qkv.spec.model import Block, Model, Text
+from qkv.spec.models.segmentation import Megabyte, PatchStack
+from qkv.spec.models.surgery import folded, operated, unrolled
 from qkv.spec.parts import NoPositions, Reversible, Rope
 from qkv.spec.recipe import Recipe
-from qkv.spec.segmentation import Megabyte, PatchStack
-from qkv.spec.surgery import folded, operated, unrolled
 from qkv.spec.training import Training
 from qkv.state.tree import nbytes
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
-from qkv.models.heads import build_head
+from qkv.models.heads.head import build_head
 from qkv.spec.heads import MixtureHead
 from qkv.spec.signals.image_sequences import PatchVectors
 

@@ -13,23 +13,23 @@ from tests.ops.present import needs_native
 from torch import Tensor
 
 import qkv
-from qkv.generation.requests import Request, RequestQueue
-from qkv.generation.sample import generate
+from qkv.generation.decode.sample import generate
+from qkv.generation.queue.requests import Request, RequestQueue
 from qkv.layers.branch import linear_maps
-from qkv.layers.lora import adapters, merged, wrap
-from qkv.models import native_step, native_token, runners
-from qkv.models.frozen_weights import unchanged
-from qkv.models.layout import lay_out
-from qkv.models.native_parts import FIELDS, beyond
-from qkv.models.quantize import quantize
+from qkv.layers.linear.lora import adapters, merged, wrap
+from qkv.models.edit.quantize import quantize
+from qkv.models.fast import native_step, native_token, runners
+from qkv.models.fast.frozen_weights import unchanged
+from qkv.models.fast.layout import lay_out
+from qkv.models.fast.native_parts import FIELDS, beyond
 from qkv.models.transformer import Transformer
-from qkv.ops.choices import made
 from qkv.ops.native.step import INPUTS, Steps
-from qkv.spec.adapt import LoRA
+from qkv.ops.selection.choices import made
 from qkv.spec.base import Spec
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model
-from qkv.spec.quantization import Quantization
+from qkv.spec.models.adapt import LoRA
+from qkv.spec.models.quantization import Quantization
 
 pytestmark = needs_native
 

@@ -14,7 +14,7 @@ from torch import Tensor
 import qkv
 from qkv.layers.signal import Signal
 from qkv.mixers.attention.attention import Attention
-from qkv.models import native_step, runners
+from qkv.models.fast import native_step, runners
 from qkv.models.transformer import Transformer
 from qkv.ops.native import pages as kernel
 from qkv.spec.model import Model

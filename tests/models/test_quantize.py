@@ -8,17 +8,17 @@ import pytest
 import torch
 
 import qkv
-from qkv.layers.quantized import QuantizedLinear, QuantizedTable
-from qkv.models import runners
-from qkv.models.quantize import quantize
+from qkv.layers.linear.quantized import QuantizedLinear, QuantizedTable
+from qkv.models.edit.quantize import quantize
+from qkv.models.fast import runners
 from qkv.models.transformer import Transformer
 from qkv.ops.native import library
 from qkv.ops.quantized import choose, reference
 from qkv.ops.quantized.reference import pack, unpack
-from qkv.runs.checkpoint import weights
+from qkv.runs.storage.checkpoint import weights
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model
-from qkv.spec.quantization import Quantization
+from qkv.spec.models.quantization import Quantization
 
 FORMATS = [Quantization(bits=16), Quantization(), Quantization(bits=8, group=32), Quantization(bits=4)]
 

@@ -9,22 +9,22 @@ import torch
 from tests.models.segments import through, vectors
 from tests.models.stacks import VOCABULARY, ids, model
 
-from qkv.generation.sample import generate
-from qkv.inspection.cost import cost
+from qkv.costs.cost import cost
+from qkv.generation.decode.sample import generate
 from qkv.layers.context import Context
 from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.branches import GRU, Attention, Branch, FeedForward
-from qkv.spec.cross import CrossAttention
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
 from qkv.spec.masks import Blocks, Causal, Full, Prefix
 from qkv.spec.mixers.lsh_attention import LSHAttention
 from qkv.spec.model import Block, Encoder, Latents, Model, Text
+from qkv.spec.models.cross import CrossAttention
+from qkv.spec.models.segmentation import RecurrentMemory
 from qkv.spec.parts import NoPositions, Reversible, Rope
 from qkv.spec.recipe import Recipe
-from qkv.spec.segmentation import RecurrentMemory
 from qkv.state.tree import nbytes, rows
 
 TEXT = Text(vocab_size=VOCABULARY, positions=NoPositions())

@@ -18,10 +18,10 @@ from tests.models.recorder import Operators, Recording, StandIn
 from torch import Tensor
 
 import qkv
-from qkv.generation.sample import Sampling, generate
+from qkv.generation.decode.sample import Sampling, generate
 from qkv.layers.signal import Signal
-from qkv.models import replayed_step
-from qkv.models.replayed_step import RECORDERS, CudaGraph, StepInputs, fixed_step
+from qkv.models.fast import replayed_step
+from qkv.models.fast.replayed_step import RECORDERS, CudaGraph, StepInputs, fixed_step
 from qkv.models.transformer import State, Transformer
 from qkv.spec.generation import Generation
 from qkv.spec.model import Model

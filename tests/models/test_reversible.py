@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from qkv.inspection.cost import cost
-from qkv.inspection.measure import count_flops
+from qkv.costs.cost import cost
+from qkv.costs.measuring.measure import count_flops
 from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.branches import GRU, Attention, FeedForward
-from qkv.spec.cross import CrossAttention
 from qkv.spec.errors import SpecError
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.model import Block, Encoder, Model, Text
+from qkv.spec.models.cross import CrossAttention
 from qkv.spec.parts import Reversible, Sinusoidal, T5Buckets
 from qkv.spec.training import Training
 

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 import qkv
 from qkv.layers.branch import linear_maps
-from qkv.layers.lora import adapters, wrap
-from qkv.models import layout
-from qkv.models.layout import lay_out
-from qkv.models.sharing import share_weights, weight_bytes
+from qkv.layers.linear.lora import adapters, wrap
+from qkv.models.edit.sharing import share_weights, weight_bytes
+from qkv.models.fast import layout
+from qkv.models.fast.layout import lay_out
 from qkv.models.transformer import Transformer
-from qkv.spec.adapt import LoRA
 from qkv.spec.model import Model
+from qkv.spec.models.adapt import LoRA
 
 
 class Held(nn.Module):

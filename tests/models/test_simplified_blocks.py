@@ -8,13 +8,13 @@ import pytest
 import torch
 from tests.ops.attention_cases import MASKS, SITES, Case
 
-from qkv.inspection.cost import cost
+from qkv.costs.cost import cost
 from qkv.layers.branch import matrices
 from qkv.layers.context import Context
 from qkv.mixers.registry import build_branch
 from qkv.models.build import build
 from qkv.ops.attention import reference
-from qkv.ops.attention.uniform import by_mask, uniform
+from qkv.ops.attention.twins.uniform import by_mask, uniform
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.errors import SpecError
 from qkv.spec.masks import Full

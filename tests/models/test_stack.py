@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.branches import GRU, Attention, FeedForward
-from qkv.spec.cross import CrossAttention
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Encoder, Text
+from qkv.spec.models.cross import CrossAttention
 from qkv.spec.parts import BatchNorm
 from qkv.state.tree import nbytes, rows
 

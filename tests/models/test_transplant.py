@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from qkv.models.build import build
+from qkv.models.edit.transplant import Transferred, in_words, transplant
 from qkv.models.transformer import Transformer
-from qkv.models.transplant import Transferred, in_words, transplant
 from qkv.spec.model import Model
 
 D, H = 24, 6

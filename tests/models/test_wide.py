@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from qkv.inspection.cost import cost
+from qkv.costs.cost import cost
 from qkv.layers.signal import Signal
-from qkv.models.adapt import adapt, learned_sentence
 from qkv.models.build import build
+from qkv.models.edit.adapt import adapt, learned_sentence
 from qkv.models.transformer import Transformer
 from qkv.models.wide import WidePath
 from qkv.spec.errors import SpecError, UserError

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from qkv.ops import choices, timing
-from qkv.ops.timing import Race
+from qkv.ops.selection import choices, timing
+from qkv.ops.selection.timing import Race
 
 Runs = Mapping[str, Callable[[], object]]
 

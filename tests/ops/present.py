@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from qkv.ops import onednn
+from qkv.ops.selection import onednn
 from qkv.system import compiler
 from qkv.system.optional import turned_off
 

@@ -9,13 +9,13 @@ from tests.ops.compare import assert_same
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from qkv.layers.activations import ACTIVATIONS
-from qkv.layers.linear import Linear, activated_by
+from qkv.layers.linear.linear import Linear, activated_by
+from qkv.layers.position_wise.activations import ACTIVATIONS
 from qkv.ops.activation import Activation
-from qkv.ops.choices import all_choices
 from qkv.ops.linear import activated as module
 from qkv.ops.linear import operator
 from qkv.ops.linear.activated import activated, apart, fused
+from qkv.ops.selection.choices import all_choices
 
 needs_operator = pytest.mark.skipif(not operator.available(), reason="this build of torch lacks the operator")
 NAMES = [name for name, found in ACTIVATIONS.items() if isinstance(found, Activation)]

@@ -6,9 +6,9 @@ import pytest
 import torch
 from tests.ops.test_native import needs_native
 
-from qkv.layers.activations import ACTIVATIONS
+from qkv.layers.position_wise.activations import ACTIVATIONS
 from qkv.ops.activation import Activation
-from qkv.ops.choices import made
+from qkv.ops.selection.choices import made
 
 NATIVE = [name for name, found in ACTIVATIONS.items() if isinstance(found, Activation)]
 

@@ -10,8 +10,9 @@ from tests.ops.attention_cases import Case
 from tests.ops.clock import forget_choices
 from tests.ops.compare import assert_all_same, outputs_and_gradients
 
-from qkv.ops.attention import boxed, choose, reference
-from qkv.ops.choices import Choice
+from qkv.ops.attention import choose, reference
+from qkv.ops.attention.twins import boxed
+from qkv.ops.selection.choices import Choice
 
 CASES = [
     Case("causal", queries=70, widths=(8, 8)),

@@ -10,8 +10,9 @@ from tests.ops.attention_cases import SITES, Case, by_loops
 from tests.ops.compare import assert_all_same, assert_same, outputs_and_gradients
 from torch import Tensor
 
-from qkv.ops.attention import reference, top_k
-from qkv.ops.attention.largest import largest
+from qkv.ops.attention import reference
+from qkv.ops.attention.twins import top_k
+from qkv.ops.attention.twins.largest import largest
 
 TWINS = {"reference": reference.attention, "top k": partial(top_k.attention, block=300)}
 

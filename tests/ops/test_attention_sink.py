@@ -14,8 +14,9 @@ from tests.ops.compare import assert_all_same, assert_same, outputs_and_gradient
 from tests.ops.test_attention_twins import SMALL_BLOCKS, serves
 from torch import Tensor
 
-from qkv.ops.attention import choose, reference, sink
+from qkv.ops.attention import choose, reference
 from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.twins import sink
 from qkv.ops.masks import Causal, Full, Sites, Span
 
 CASES = [

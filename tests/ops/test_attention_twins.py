@@ -17,11 +17,12 @@ from tests.ops.compare import assert_all_same, assert_same, outputs_and_gradient
 from tests.ops.present import exact
 from torch import Tensor
 
-from qkv.ops import choices
-from qkv.ops.attention import banded, blockwise, choose, fused_onednn, products, reference, sdpa, tiled, top_k
+from qkv.ops.attention import choose, reference
 from qkv.ops.attention.problem import AttentionProblem
-from qkv.ops.choices import Choice
+from qkv.ops.attention.twins import banded, blockwise, fused_onednn, products, sdpa, tiled, top_k
 from qkv.ops.masks import Causal, Full, Mask, Prefix, Sites, Span, Window
+from qkv.ops.selection import choices
+from qkv.ops.selection.choices import Choice
 
 Twin = Callable[[Tensor, Tensor, Tensor, AttentionProblem], Tensor]
 

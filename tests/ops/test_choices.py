@@ -10,9 +10,9 @@ import torch
 from tests.ops.clock import forget_choices
 from torch.utils.checkpoint import checkpoint
 
-from qkv.ops import choices, timing
 from qkv.ops.linear.choose import linear
-from qkv.ops.timing import Race, race
+from qkv.ops.selection import choices, timing
+from qkv.ops.selection.timing import Race, race
 
 
 def test_a_path_may_be_chosen_inside_activation_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:

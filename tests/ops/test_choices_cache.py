@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from qkv.ops import choices, choices_cache
-from qkv.ops.choices import Choice, choose
+from qkv.ops.selection import choices, choices_cache
+from qkv.ops.selection.choices import Choice, choose
 
 AMONG = ("a", "b")
 

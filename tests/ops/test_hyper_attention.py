@@ -10,7 +10,7 @@ import torch
 from tests.ops.compare import outputs_and_gradients
 from torch import Tensor
 
-from qkv.ops import hyper_attention as ops
+from qkv.ops.sparse import hyper_attention as ops
 
 HEADS, DIM = 2, 8
 HOW = ops.Estimation(DIM**-0.5, block=8, samples=8, by_value=False, leaf=4)

@@ -10,14 +10,14 @@ import torch
 from tests.ops.clock import inject, quickest
 from tests.ops.present import exact, needs_onednn
 
-from qkv.ops import choices
-from qkv.ops import onednn as permission
 from qkv.ops.attention import choose as attention
 from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.linear import choose as linear
 from qkv.ops.linear import native, operator
 from qkv.ops.masks import Causal, Full, Sites
 from qkv.ops.recurrence import choose as recurrence
+from qkv.ops.selection import choices
+from qkv.ops.selection import onednn as permission
 
 needs_operator = pytest.mark.skipif(not operator.available(), reason="this build has no fused operator")
 

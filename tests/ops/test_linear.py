@@ -16,12 +16,12 @@ from tests.ops.present import needs_onednn
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.ops import choices, onednn, timing
-from qkv.ops.choices import Choice
 from qkv.ops.linear import choose, split
 from qkv.ops.linear import onednn as differentiable
 from qkv.ops.linear import operator as fused
-from qkv.ops.timing import Race
+from qkv.ops.selection import choices, onednn, timing
+from qkv.ops.selection.choices import Choice
+from qkv.ops.selection.timing import Race
 
 needs_operator = pytest.mark.skipif(not fused.available(), reason="this build of torch lacks the operator")
 

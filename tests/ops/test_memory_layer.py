@@ -10,10 +10,10 @@ from tests.mixers.modules import applied, built, some
 from tests.ops.compare import assert_all_same, assert_same, outputs_and_gradients
 from torch import Tensor
 
-from qkv.layers.activations import ACTIVATIONS
+from qkv.layers.position_wise.activations import ACTIVATIONS
 from qkv.ops.linear.memory_layer import memory, weights
 from qkv.spec.branches import FeedForward
-from qkv.spec.mixers.memory_layer import MemoryLayer
+from qkv.spec.position_wise.memory_layer import MemoryLayer
 
 
 def tensors(heads: int, slots: int = 6, size: int = 3, width: int = 5) -> list[Tensor]:

@@ -9,10 +9,11 @@ from tests.ops.clock import forget_choices
 from tests.ops.present import needs_native
 from torch import Tensor
 
-from qkv.ops.attention import choose, native, reference
+from qkv.ops.attention import choose, reference
 from qkv.ops.attention.problem import AttentionProblem
-from qkv.ops.choices import Choice
+from qkv.ops.attention.twins import native
 from qkv.ops.masks import Causal, Full, Mask, Sites
+from qkv.ops.selection.choices import Choice
 
 SIZES = [  # batch, heads, key heads, queries, keys, width, value width
     (1, 1, 1, 1, 1, 16, 16),

@@ -15,12 +15,12 @@ from tests.ops.compare import assert_all_same, assert_same, outputs_and_gradient
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.models import replayed_step
-from qkv.ops import activation, choices, onednn
+from qkv.models.fast import replayed_step
+from qkv.ops import activation
 from qkv.ops.attention import choose as attention
-from qkv.ops.attention import native as native_attention
 from qkv.ops.attention import reference as attention_reference
 from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.twins import native as native_attention
 from qkv.ops.linear import choose as linear
 from qkv.ops.linear import onednn as onednn_linear
 from qkv.ops.linear import operator, precision
@@ -30,6 +30,7 @@ from qkv.ops.native import library, loading, pages
 from qkv.ops.orthogonal import choose as orthogonal
 from qkv.ops.quantized import choose as quantized
 from qkv.ops.quantized import reference as quantized_reference
+from qkv.ops.selection import choices, onednn
 from qkv.system import huge_pages
 from qkv.system.optional import ALL, PATHS, VARIABLE
 

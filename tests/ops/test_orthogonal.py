@@ -8,9 +8,9 @@ from tests.ops.clock import forget_choices, inject
 from tests.ops.compare import assert_same
 from torch import Tensor
 
-from qkv.ops import choices, onednn
-from qkv.ops.choices import Choice
 from qkv.ops.orthogonal import choose, products, reference
+from qkv.ops.selection import choices, onednn
+from qkv.ops.selection.choices import Choice
 
 TWINS = {
     name: pytest.param(

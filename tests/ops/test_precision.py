@@ -7,9 +7,9 @@ import torch
 from tests.ops.clock import forget_choices, inject
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from qkv.ops import timing
 from qkv.ops.linear.precision import autocast, choice, runs_in
-from qkv.ops.timing import Race
+from qkv.ops.selection import timing
+from qkv.ops.selection.timing import Race
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("nothing_turned_off")

@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from qkv.ops.untraced import untraced
+from qkv.ops.selection.untraced import untraced
 
 
 def test_the_compiler_breaks_its_graph_at_the_function() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.report.checks import HOSTILE, found, read_svg, words
 
-from qkv.report.bars import BarChart
+from qkv.report.charts.bars import BarChart
 
 
 @given(st.lists(st.tuples(st.text(max_size=30), st.floats()), max_size=8))

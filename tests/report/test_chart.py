@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.report.checks import HOSTILE, coordinates, found, read_svg, words
 
-from qkv.report.chart import LineChart
-from qkv.report.frame import COLOURS, apart, asset, shortened, text_width
-from qkv.report.series import Line
+from qkv.report.charts.chart import LineChart
+from qkv.report.charts.frame import COLOURS, apart, asset, shortened, text_width
+from qkv.report.charts.series import Line
 
 value = st.one_of(st.floats(), st.floats(-10, 10), st.none())
 series = st.lists(st.tuples(st.floats() | st.floats(0, 1e4), value), max_size=30)

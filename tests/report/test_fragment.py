@@ -7,10 +7,10 @@ import re
 
 from tests.report.checks import HOSTILE, read_html, read_svg
 
-from qkv.report.chart import LineChart
+from qkv.report.charts.chart import LineChart
+from qkv.report.charts.frame import asset
+from qkv.report.charts.series import Line
 from qkv.report.fragment import CLASS, Fragment, evaluation_fragment, run_fragment, tables_fragment
-from qkv.report.frame import asset
-from qkv.report.series import Line
 from qkv.report.training import TrainingRun
 
 METRICS = [

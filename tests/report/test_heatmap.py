@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.report.checks import HOSTILE, found, read_svg, words
 
-from qkv.report.heatmap import HeatMap, colour, png
+from qkv.report.charts.heatmap import HeatMap, colour, png
 
 
 def hexadecimal(share: float) -> str:

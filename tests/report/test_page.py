@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.report.checks import HOSTILE, page_data, read_page
 
-from qkv.report.bars import BarChart
-from qkv.report.chart import LineChart
-from qkv.report.heatmap import HeatMap
+from qkv.report.charts.bars import BarChart
+from qkv.report.charts.chart import LineChart
+from qkv.report.charts.heatmap import HeatMap
+from qkv.report.charts.series import Line
 from qkv.report.markup import Markup, escape, script_json, tag, visible
 from qkv.report.page import Page
-from qkv.report.series import Line
 
 
 def page_of(text: str) -> Page:

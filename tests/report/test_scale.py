@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.report.scale import LARGEST, AxisScale, drawable, labels
+from qkv.report.charts.scale import LARGEST, AxisScale, drawable, labels
 
 SUFFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 finite = st.floats(-1e100, 1e100, allow_nan=False)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.report.series import Line, downsample, smoothed, traces
+from qkv.report.charts.series import Line, downsample, smoothed, traces
 
 value = st.floats(-1e6, 1e6) | st.just(math.nan) | st.just(math.inf)
 

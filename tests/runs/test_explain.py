@@ -10,7 +10,7 @@ import pytest
 from tests.tasks.tables import dataset_of, model_of, recipe_for, rows_of
 
 import qkv
-from qkv.runs.calibration import CALIBRATION
+from qkv.runs.inference.calibration import CALIBRATION
 from qkv.runs.run import Run
 from qkv.spec.errors import UserError
 

@@ -14,8 +14,8 @@ from tests.training.kill_storm import ignore
 
 import qkv
 from qkv.runs.evaluation import evaluate
-from qkv.runs.load import load
 from qkv.runs.run import Run
+from qkv.runs.storage.load import load
 from qkv.spec.errors import UserError
 from qkv.tasks.baselines.baselines import ngram_accuracy
 from qkv.training.loop import train

@@ -11,9 +11,9 @@ from safetensors import safe_open
 
 import qkv
 from qkv.cli.main import main
-from qkv.layers.quantized import QuantizedLinear, QuantizedTable
-from qkv.runs.checkpoint import weights
+from qkv.layers.linear.quantized import QuantizedLinear, QuantizedTable
 from qkv.runs.evaluation import evaluate
+from qkv.runs.storage.checkpoint import weights
 from qkv.spec.errors import UserError
 
 

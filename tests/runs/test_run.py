@@ -17,16 +17,16 @@ from tests.training.kill_storm import STEPS, ignore, small_recipe
 from torch.nn import functional as F
 
 from qkv.data.corpora.corpus import open_corpus
-from qkv.runs.checkpoint import CheckpointStore
 from qkv.runs.evaluation import evaluate
-from qkv.runs.files import read_tensors, write_tensors
-from qkv.runs.load import accept, load
 from qkv.runs.run import Run
+from qkv.runs.storage.checkpoint import CheckpointStore
+from qkv.runs.storage.files import read_tensors, write_tensors
+from qkv.runs.storage.load import accept, load
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
-from qkv.training.events import Ended, Event, Notice, Started, Stepped, Validated
 from qkv.training.loop import train
-from qkv.training.show import Show
+from qkv.training.watch.events import Ended, Event, Notice, Started, Stepped, Validated
+from qkv.training.watch.show import Show
 
 
 @pytest.fixture

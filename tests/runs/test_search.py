@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 import qkv
-from qkv.runs import search as module
+from qkv.runs.inference import search as module
+from qkv.runs.inference.search_index import nearest_rows
 from qkv.runs.run import Run
-from qkv.runs.search_index import nearest_rows
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 

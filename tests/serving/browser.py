@@ -19,7 +19,7 @@ from making.browser import CUT, SCHEMES, SIZES, open_browser
 from tests.serving.conftest import Running, serving
 from tests.serving.models import byte_pairs, text_run
 
-from qkv.serving.app import Access
+from qkv.serving.http.app import Access
 
 
 def until(tab: Any, condition: str) -> None:

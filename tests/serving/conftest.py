@@ -14,13 +14,13 @@ import pytest
 from openai import OpenAI
 from tests.serving import models
 
-from qkv.generation.speculate import Speculator
+from qkv.generation.decode.speculate import Speculator
 from qkv.runs.run import Run
-from qkv.serving.app import Access
+from qkv.serving.engine.model import ServedModel
+from qkv.serving.engine.service import Service
+from qkv.serving.http.app import Access
+from qkv.serving.http.listen import HttpServer, http_server, open_socket, url_of
 from qkv.serving.limits import Limits
-from qkv.serving.listen import HttpServer, http_server, open_socket, url_of
-from qkv.serving.model import ServedModel
-from qkv.serving.service import Service
 
 
 class Running(NamedTuple):

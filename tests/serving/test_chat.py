@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerFast
 
 from qkv.generation.text import generate_text
 from qkv.runs.run import Run
+from qkv.serving.engine.model import ServedModel
 from qkv.serving.limits import Limits
-from qkv.serving.model import ServedModel
-from qkv.serving.templates import find_template
+from qkv.serving.requests.templates import find_template
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
 from qkv.tokenizers.tokenizer import Tokenizer

@@ -15,11 +15,11 @@ from tests.serving.test_chat import CHATML, folder_of
 from tests.serving.test_completions import PROMPT, alone
 from tests.serving.test_tools import MARKED_TEMPLATE
 
-from qkv.generation.sample import generate
+from qkv.generation.decode.sample import generate
 from qkv.runs.run import Run
-from qkv.serving import effects
 from qkv.serving.limits import Limits
-from qkv.serving.templates import find_template
+from qkv.serving.requests import effects
+from qkv.serving.requests.templates import find_template
 from qkv.spec.generation import Generation
 
 GREEDY = {"model": "rope", "prompt": PROMPT, "max_tokens": 20, "temperature": 0, "ignore_eos": True}

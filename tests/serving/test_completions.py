@@ -14,7 +14,7 @@ from tests.serving.conftest import Running, serving
 from tests.serving.models import text_run
 
 import qkv
-from qkv.generation.sample import generate
+from qkv.generation.decode.sample import generate
 from qkv.generation.text import generate_text
 from qkv.runs.run import Run
 from qkv.spec.generation import Generation

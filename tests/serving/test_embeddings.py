@@ -11,7 +11,7 @@ from openai import BadRequestError
 from tests.serving.conftest import Running, serving
 from tests.serving.models import text_run
 
-from qkv.runs.embed import embed
+from qkv.runs.inference.embed import embed
 from qkv.runs.run import Run
 
 TEXTS = ["the quick brown", "fox", "a lazy dog"]

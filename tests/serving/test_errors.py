@@ -11,7 +11,7 @@ from openai import AuthenticationError
 from tests.serving.conftest import Running, serving
 
 from qkv.runs.run import Run
-from qkv.serving.app import Access
+from qkv.serving.http.app import Access
 from qkv.serving.limits import Limits
 
 COMPLETION = {"model": "rope", "prompt": "the", "max_tokens": 4}

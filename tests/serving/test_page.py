@@ -17,12 +17,12 @@ import pytest
 from tests.serving import models
 from tests.serving.conftest import Running, serving
 
-import qkv.serving.app
-from qkv.serving.app import OPEN, Access
-from qkv.serving.bodies import CompletionBody
-from qkv.serving.chats import ChatBody
+import qkv.serving.http.app
+from qkv.serving.http.app import OPEN, Access
+from qkv.serving.requests.bodies import CompletionBody
+from qkv.serving.requests.chats import ChatBody
 
-PARTS = Path(qkv.serving.app.__file__).parent / "page"
+PARTS = Path(qkv.serving.http.app.__file__).parent / "page"
 NODE = shutil.which("node")
 BROWSER = os.environ.get("QKV_BROWSER") or shutil.which("chromium")
 CONTROLS = ("input", "select", "textarea", "button")

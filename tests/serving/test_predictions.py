@@ -11,7 +11,7 @@ import pytest
 from tests.serving.conftest import Running, serving
 
 import qkv
-from qkv.data.records.pictures import as_uri
+from qkv.data.records.images.pictures import as_uri
 from qkv.runs.run import Run
 
 REVIEWS = [{"text": f"a {word} film {i}", "label": word} for i in range(8) for word in ("good", "bad")]

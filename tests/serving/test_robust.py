@@ -21,10 +21,10 @@ from tests.serving.conftest import Running, serving
 from tests.serving.test_completions import alone
 from tests.serving.test_errors import refused
 
-from qkv.generation.speculate import Speculator
+from qkv.generation.decode.speculate import Speculator
 from qkv.runs.run import Run
+from qkv.serving.engine.model import ServedModel
 from qkv.serving.limits import UNREAD, Limits
-from qkv.serving.model import ServedModel
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Speculation
 

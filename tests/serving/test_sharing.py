@@ -14,21 +14,21 @@ from tests.serving.test_completions import alone
 from tests.serving.test_robust import LONG, metric, posted
 
 import qkv
-from qkv.generation.speculate import Speculator
-from qkv.interop import mapped
-from qkv.layers.lora import adapters
-from qkv.models.adapt import add_adapters
-from qkv.models.sharing import weight_bytes
-from qkv.runs.checkpoint import save_weights
-from qkv.runs.folder import WEIGHTS
-from qkv.runs.identity import MADE_WITH, made_with
+from qkv.generation.decode.speculate import Speculator
+from qkv.interop.files import mapped
+from qkv.layers.linear.lora import adapters
+from qkv.models.edit.adapt import add_adapters
+from qkv.models.edit.sharing import weight_bytes
 from qkv.runs.run import Run
+from qkv.runs.storage.checkpoint import save_weights
+from qkv.runs.storage.folder import WEIGHTS
+from qkv.runs.storage.identity import MADE_WITH, made_with
+from qkv.serving.engine.model import ServedModel, share
 from qkv.serving.limits import Limits
-from qkv.serving.model import ServedModel, share
 from qkv.spec.errors import UserError
+from qkv.spec.files.yaml_io import read_recipe, write_spec
 from qkv.spec.generation import Speculation
 from qkv.spec.training import Training
-from qkv.spec.yaml_io import read_recipe, write_spec
 
 NAMES = ("base", "first", "second")
 

@@ -16,9 +16,9 @@ from tests.serving.models import text_run
 from tests.serving.test_chat import CHATML, folder_of
 from transformers import PreTrainedTokenizerFast
 
-from qkv.serving.structure import Constraints
-from qkv.serving.templates import find_template
-from qkv.serving.tools import BARE, MARKED, CallForm, CallReader, ToolCall, call_form, required_call
+from qkv.serving.requests.structure import Constraints
+from qkv.serving.requests.templates import find_template
+from qkv.serving.requests.tools import BARE, MARKED, CallForm, CallReader, ToolCall, call_form, required_call
 from qkv.spec.errors import UserError
 
 MARKED_TEMPLATE = """\

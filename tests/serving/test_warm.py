@@ -16,15 +16,17 @@ from tests.serving.models import text_run, translation_run
 from tests.serving.test_chat import CHATML, folder_of
 from tests.serving.test_robust import metric
 
-from qkv.generation import constrain, prefixes, requests
-from qkv.models import native_step
-from qkv.ops import timing
+from qkv.generation.logits import constrain
+from qkv.generation.queue import prefixes, requests
+from qkv.models.fast import native_step
+from qkv.ops.selection import timing
 from qkv.runs.run import Run
-from qkv.serving import listen, model
-from qkv.serving.app import Access
+from qkv.serving.engine import model
+from qkv.serving.engine.model import ServedModel
+from qkv.serving.engine.service import Service
+from qkv.serving.http import listen
+from qkv.serving.http.app import Access
 from qkv.serving.limits import Limits
-from qkv.serving.model import ServedModel
-from qkv.serving.service import Service
 from qkv.spec.errors import UserError
 
 CHAT: dict[str, Any] = {

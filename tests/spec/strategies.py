@@ -15,9 +15,9 @@ from qkv.spec.base import Part, Spec
 from qkv.spec.branches import Attention
 from qkv.spec.data import Data
 from qkv.spec.errors import SpecError
+from qkv.spec.files.plain import is_slot
 from qkv.spec.masks import Causal, Mask
 from qkv.spec.model import Block, Model
-from qkv.spec.plain import is_slot
 from qkv.spec.recipe import Recipe
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(

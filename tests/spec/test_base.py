@@ -20,11 +20,11 @@ from qkv.spec.branches import (
     TokenShift,
 )
 from qkv.spec.errors import Problem, SpecError, UserError, nearest
+from qkv.spec.files.plain import plain
 from qkv.spec.masks import Full
 from qkv.spec.mixers.linear_attention import LinearAttention
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import Alibi, LayerNorm, Norm, NTKScaling, RMSNorm, Rope
-from qkv.spec.plain import plain
 from qkv.spec.recipe import Recipe
 from qkv.spec.training import AdamW, Muon
 

@@ -10,14 +10,14 @@ import pytest
 
 from qkv.spec.base import LARGEST
 from qkv.spec.errors import MOST_OF_A_SENTENCE, SpecError, UserError, quoted
+from qkv.spec.files.reader import read_json, read_yaml
+from qkv.spec.files.schema import json_schema
+from qkv.spec.files.yaml_io import read_recipe, read_spec
 from qkv.spec.generation import Generation
 from qkv.spec.masks import Mask
 from qkv.spec.model import Block, Model
 from qkv.spec.parts import Rope
-from qkv.spec.reader import read_json, read_yaml
 from qkv.spec.recipe import Recipe
-from qkv.spec.schema import json_schema
-from qkv.spec.yaml_io import read_recipe, read_spec
 
 HUGE = "0x" + "f" * 5000
 

@@ -15,13 +15,13 @@ from tests.spec.strategies import recipes
 from qkv.spec.branches import GRU, Attention, FeedForward, GatedFeedForward
 from qkv.spec.data import Data
 from qkv.spec.errors import SpecError
+from qkv.spec.files.overrides import Assignment, apply, assignments, measured, override
+from qkv.spec.files.plain import plain
 from qkv.spec.masks import Causal, Window
 from qkv.spec.mixers.linear_attention import LinearAttention
 from qkv.spec.mixers.neighbours import MONet
 from qkv.spec.model import Block, Model
-from qkv.spec.overrides import Assignment, apply, assignments, measured, override
 from qkv.spec.parts import LinearScaling, RMSNorm, Rope
-from qkv.spec.plain import plain
 from qkv.spec.recipe import Recipe
 
 HYBRID: dict[str, Any] = {

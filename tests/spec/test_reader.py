@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.spec.errors import SpecError
-from qkv.spec.reader import MAX_DEPTH, read_json, read_yaml, scalar
+from qkv.spec.files.reader import MAX_DEPTH, read_json, read_yaml, scalar
 
 SCALARS: list[tuple[str, Any]] = [
     ("1e-3", 0.001),

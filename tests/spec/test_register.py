@@ -25,13 +25,14 @@ from qkv.layers.relative import Relative
 from qkv.layers.residuals import Residual
 from qkv.layers.signal import Signal
 from qkv.models.build import build
-from qkv.models.heads import Head
+from qkv.models.heads.head import Head
 from qkv.ops import masks as predicates
-from qkv.spec import adapt, branches, data, frontends, heads, masks, parts, segmentation, tasks, tokenizers, training
+from qkv.spec import branches, data, frontends, heads, masks, parts, tasks, tokenizers, training
 from qkv.spec.base import Part
 from qkv.spec.errors import UserError
-from qkv.spec.mixers import memory_layer
 from qkv.spec.model import Model
+from qkv.spec.models import adapt, segmentation
+from qkv.spec.position_wise import memory_layer
 from qkv.spec.processors import Processor
 from qkv.spec.register import implementation, implementations, implements, import_all
 from qkv.spec.signals import image_sequences, images, series
@@ -308,7 +309,7 @@ PLACES = {
 Conversion to other formats, presets, recipes chosen for data and specs that the native library computes use parts, and
 are not counted.
 """
-_USES = ("qkv/interop/", "models/families/", "models/native_parts", "choosing/", "library/")
+_USES = ("qkv/interop/", "models/families/", "models/fast/native_parts", "choosing/", "library/")
 
 
 @pytest.mark.parametrize("part", PLACES, ids=lambda part: part.kind)

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from tests.spec.strategies import models, parts, recipes, slots
 
+from qkv.spec.files.plain import plain
+from qkv.spec.files.reader import read_yaml
+from qkv.spec.files.schema import json_schema
+from qkv.spec.files.shipped import shipped
 from qkv.spec.model import Model
-from qkv.spec.plain import plain
 from qkv.spec.processors import Processor
-from qkv.spec.reader import read_yaml
 from qkv.spec.recipe import Recipe
-from qkv.spec.schema import json_schema
-from qkv.spec.shipped import shipped
 
 RECIPE = jsonschema.Draft202012Validator(json_schema(Recipe))
 MODEL = jsonschema.Draft202012Validator(json_schema(Model))

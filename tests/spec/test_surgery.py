@@ -6,8 +6,8 @@ import pytest
 
 from qkv.spec.errors import SpecError
 from qkv.spec.model import Model
+from qkv.spec.models.surgery import folded, operated, unrolled
 from qkv.spec.recipe import Recipe
-from qkv.spec.surgery import folded, operated, unrolled
 
 ATTENTION = {
     "kind": "attention",

@@ -19,13 +19,14 @@ from qkv.layers.positions import Positions
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
 from qkv.mixers.attention.cross_attention import CrossAttention
-from qkv.models.adapt import Adapting
 from qkv.models.build import build
+from qkv.models.edit.adapt import Adapting
+from qkv.models.edit.transplant import transplant
 from qkv.models.transformer import Transformer
-from qkv.models.transplant import transplant
 from qkv.ops import positions as ops
-from qkv.spec import adapt, cross, data, frontends, parts, tasks, tokenizers, training
+from qkv.spec import data, frontends, parts, tasks, tokenizers, training
 from qkv.spec.model import Model
+from qkv.spec.models import adapt, cross
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.tasks.task import Scale, Totals

@@ -14,13 +14,13 @@ from tests.spec.strategies import models, parts, recipes, slots, valid
 
 from qkv.spec.base import Part
 from qkv.spec.errors import SpecError, UserError
-from qkv.spec.formats import FORMAT
+from qkv.spec.files.formats import FORMAT
+from qkv.spec.files.plain import plain
+from qkv.spec.files.reader import read_json, read_yaml
+from qkv.spec.files.yaml_io import dump, dump_json, read_model, read_recipe, write_spec
 from qkv.spec.masks import AllOf, AnyOf, Causal, Full, Mask, Window
 from qkv.spec.model import Model
-from qkv.spec.plain import plain
-from qkv.spec.reader import read_json, read_yaml
 from qkv.spec.recipe import Recipe
-from qkv.spec.yaml_io import dump, dump_json, read_model, read_recipe, write_spec
 
 EXAMPLE = """\
 name: small

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from qkv.inspection import machine
+from qkv.costs.measuring import machine
 from qkv.system import allowance
 from qkv.system.allowance import free_memory, memory_limit, usable_cores, usable_threads
 

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from qkv.data.records.model import Records
 from qkv.data.vocabulary import Vocabulary
 from qkv.models.build import build
-from qkv.models.heads import build_head
+from qkv.models.heads.head import build_head
 from qkv.models.transformer import Transformer
 from qkv.spec.heads import SpanHead
 from qkv.spec.recipe import Recipe
 from qkv.tasks.dataset import ExampleDataset
 from qkv.tasks.example_task import ExampleTask
 from qkv.tasks.registry import build_task
-from qkv.training.events import Event, Stepped
+from qkv.training.watch.events import Event, Stepped
 
 WORDS = ["the", "a", "red", "blue", "cat", "dog", "sat", "ran", "on", "under", "mat", "house", "and", "then", "slept"]
 SEES_ALL = ["attention(2, mask=full)", "feed_forward(16)"]

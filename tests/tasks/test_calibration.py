@@ -15,8 +15,8 @@ from tests.tasks.test_runs_of_examples import small_recipe
 from tests.training.kill_storm import ignore
 
 import qkv
-from qkv.runs.calibration import CALIBRATION, read_temperature
-from qkv.runs.predict import predict
+from qkv.runs.inference.calibration import CALIBRATION, read_temperature
+from qkv.runs.inference.predict import predict
 from qkv.tasks.metrics.calibration import Scored, bins_of, calibration, calibration_error, fit_temperature
 from qkv.training.loop import train
 

@@ -16,11 +16,11 @@ from tests.training.kill_storm import ignore
 
 from qkv.data.batching.batch import IGNORED
 from qkv.spec.errors import SpecError, UserError
+from qkv.spec.files.yaml_io import read_recipe
 from qkv.spec.recipe import Recipe
-from qkv.spec.yaml_io import read_recipe
 from qkv.tasks.labels.class_weights import balanced, rare_labels_note
 from qkv.training.loop import train
-from qkv.training.results import _other
+from qkv.training.watch.results import _other
 
 ROWS = rows_of("classification", 30)
 

@@ -18,7 +18,7 @@ from qkv.data.graphs.encodings import adjacency
 from qkv.data.graphs.pairs import pair_features, undirected, without_edge
 from qkv.models.build import build
 from qkv.spec.errors import SpecError, UserError
-from qkv.spec.overrides import override
+from qkv.spec.files.overrides import override
 from qkv.spec.recipe import Recipe
 from qkv.tasks.graphs.edge_prediction import EdgeDataset
 from qkv.tasks.metrics.ranking_metrics import ranking

@@ -16,7 +16,7 @@ from qkv.choosing.signals.forecasts import choose_forecast
 from qkv.choosing.signals.register import RecipeRequest
 from qkv.models.build import build
 from qkv.runs.evaluation import measure
-from qkv.runs.predict import predict_table
+from qkv.runs.inference.predict import predict_table
 from qkv.spec.data import Data
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe

@@ -19,7 +19,7 @@ from qkv.data.processors.graphs import GraphsProcessor
 from qkv.data.processors.processor import build_processor
 from qkv.data.records.named import TABLES
 from qkv.spec.errors import UserError
-from qkv.spec.overrides import override
+from qkv.spec.files.overrides import override
 from qkv.spec.recipe import Recipe
 from qkv.tasks.baselines.feature_baselines import feature_accuracy
 from qkv.tasks.dataset import ExampleDataset

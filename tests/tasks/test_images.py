@@ -14,8 +14,8 @@ from PIL import Image
 import qkv
 from qkv.choosing.automatic_task import automatic_task
 from qkv.models.wide import Features as FeaturesPath
-from qkv.runs.inputs import read_inputs
-from qkv.runs.predict import predict
+from qkv.runs.inference.inputs import read_inputs
+from qkv.runs.inference.predict import predict
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.images import Images

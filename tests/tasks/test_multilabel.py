@@ -20,7 +20,7 @@ import qkv
 from qkv.data.records.model import Role
 from qkv.runs.evaluation import measure
 from qkv.spec.errors import UserError
-from qkv.spec.overrides import override
+from qkv.spec.files.overrides import override
 from qkv.tasks.baselines.linear import by_scales, label_set_solver
 from qkv.tasks.dataset import ExampleDataset
 from qkv.tasks.labels.multilabel import label_set_scores

@@ -14,7 +14,7 @@ from tests.serving.conftest import serving
 import qkv
 from qkv.cli.main import main
 from qkv.data.processors.processor import build_processor
-from qkv.data.records.pictures import as_uri
+from qkv.data.records.images.pictures import as_uri
 from qkv.data.vocabulary import Vocabulary
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe

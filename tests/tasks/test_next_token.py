@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from qkv.data.batching.batch import Batch
 from qkv.layers.signal import Signal
-from qkv.models import language_loss
 from qkv.models.build import build
-from qkv.models.cross_entropy import chunked_cross_entropy, cross_entropy, smoothed_entropy
-from qkv.models.heads import LanguageModelHead
+from qkv.models.heads import language_loss
+from qkv.models.heads.cross_entropy import chunked_cross_entropy, cross_entropy, smoothed_entropy
+from qkv.models.heads.head import LanguageModelHead
 from qkv.spec.heads import LanguageModelHead as HeadSpec
 from qkv.spec.model import Model, Text
 from qkv.spec.tasks import NextToken

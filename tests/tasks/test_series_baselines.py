@@ -11,18 +11,18 @@ import torch
 from tests.tasks.test_forecasting import READER, STEPS, opened, recipe_of
 from torch import nn
 
-from qkv.models.forecasts import build_forecast
+from qkv.models.heads.forecasts import build_forecast
 from qkv.models.wide import LinearWindow
 from qkv.runs.evaluation import evaluate
-from qkv.runs.load import load
-from qkv.runs.predict import predict_table
+from qkv.runs.inference.predict import predict_table
+from qkv.runs.storage.load import load
 from qkv.spec.errors import SpecError
-from qkv.spec.forecasts import Gaussian, Point, Quantiles, StudentT
-from qkv.spec.wide import LinearWindow as Dlinear
+from qkv.spec.models.forecasts import Gaussian, Point, Quantiles, StudentT
+from qkv.spec.models.wide import LinearWindow as Dlinear
 from qkv.tasks.series import series_baselines
 from qkv.tasks.series.series_baselines import DLinear, baseline_errors, dataset_pair, level, predictors, with_intervals
 from qkv.training.loop import train
-from qkv.training.wide_window import convex
+from qkv.training.wide.window import convex
 
 
 class Published(nn.Module):

@@ -16,7 +16,7 @@ from qkv.data.processors.contours import ContourProcessor
 from qkv.data.records.values import Unusable
 from qkv.layers.signal import Signal
 from qkv.spec.errors import SpecError, UserError
-from qkv.spec.overrides import Assignment
+from qkv.spec.files.overrides import Assignment
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.contours import Contours
 from qkv.tasks.registry import task_of_recipe

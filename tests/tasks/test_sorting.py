@@ -10,7 +10,7 @@ from tests.tasks.running import CAUSAL, PREFIX, SEES_ALL, opened, recipe_of
 
 from qkv.data.batching.batch import IGNORED
 from qkv.runs.evaluation import evaluate
-from qkv.runs.load import load
+from qkv.runs.storage.load import load
 from qkv.spec.errors import SpecError, UserError
 from qkv.tasks.synthetic.sorting import SortingTask
 from qkv.tasks.task import Totals

@@ -18,7 +18,7 @@ import qkv
 from qkv.choosing.automatic_task import automatic_task
 from qkv.choosing.guessed import with_processor
 from qkv.data.processors.video import VideoProcessor
-from qkv.data.records.moving import DIRECTIONS, SIDE, moved
+from qkv.data.records.images.moving import DIRECTIONS, SIDE, moved
 from qkv.data.records.open import open_records
 from qkv.data.records.values import Unusable
 from qkv.layers.signal import Signal

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qkv.spec.errors import UserError
-from qkv.tokenizers.gguf_file import header
+from qkv.tokenizers.gguf.file import header
 
 NUMBERS = {
     "uint8": 200,

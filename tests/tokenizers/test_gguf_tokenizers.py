@@ -14,8 +14,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors,
 
 from qkv.spec.errors import UserError
 from qkv.spec.tokenizers import BPE, Bytes, Characters, Code, Words
-from qkv.tokenizers import gguf_words
-from qkv.tokenizers.gguf_write import metadata_of_tokenizer
+from qkv.tokenizers.gguf import words as gguf_words
+from qkv.tokenizers.gguf.write import metadata_of_tokenizer
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
 

@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 
-from qkv.runs.checkpoint import CheckpointStore
-from qkv.runs.files import read_tensors
 from qkv.runs.metrics import rows_of
+from qkv.runs.storage.checkpoint import CheckpointStore
+from qkv.runs.storage.files import read_tensors
 from qkv.spec.recipe import Recipe
 from qkv.training.environment import FILE
-from qkv.training.events import Event, Stepped
 from qkv.training.loop import train
+from qkv.training.watch.events import Event, Stepped
 
 STEPS = 24
 """How long the runs of the tests are: three checkpoints, two validations and one more at the end."""

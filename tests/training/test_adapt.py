@@ -11,16 +11,16 @@ import torch
 from tests.training.kill_storm import differences, ignore, live, small_recipe, write_text
 
 import qkv
-from qkv.layers.lora import adapters
+from qkv.layers.linear.lora import adapters
 from qkv.models.build import build
-from qkv.runs.checkpoint import CheckpointStore
-from qkv.runs.files import read_tensors
-from qkv.runs.load import load_adapted
+from qkv.runs.storage.checkpoint import CheckpointStore
+from qkv.runs.storage.files import read_tensors
+from qkv.runs.storage.load import load_adapted
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.training.environment import FILE
-from qkv.training.events import Notice
 from qkv.training.loop import train
+from qkv.training.watch.events import Notice
 
 LORA = {"kind": "lora", "rank": 2, "dropout": 0.1, "targets": ["qkv", "output", "up"]}
 OPTIMISERS = ["adamw(lr=0.01)", "muon(lr=0.02)"]

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from qkv.choosing import automatic as module
 from qkv.choosing.automatic import EPOCHS, automatic, expected_loss
 from qkv.choosing.signals.settings import MINUTES
+from qkv.costs.cost import cost
+from qkv.costs.measuring import probe as probes
+from qkv.costs.measuring.machine import Machine
 from qkv.data.batching.batches import Batches
 from qkv.data.corpora.corpus import open_corpus
 from qkv.data.vocabulary import Vocabulary
-from qkv.inspection import probe as probes
-from qkv.inspection.cost import cost
-from qkv.inspection.machine import Machine
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.tokenizers import BPE, Characters

@@ -13,11 +13,11 @@ from qkv.choosing import automatic_task as module
 from qkv.choosing.automatic_task import automatic_task, name_of, wide_path
 from qkv.choosing.signals import register
 from qkv.choosing.signals.settings import MINUTES
+from qkv.costs.measuring.machine import Machine
 from qkv.data.records.model import Records
-from qkv.inspection.machine import Machine
 from qkv.spec.errors import UserError
+from qkv.spec.models.wide import Ngrams
 from qkv.spec.recipe import Recipe
-from qkv.spec.wide import Ngrams
 from qkv.tasks.registry import tasks
 from qkv.tasks.task import Defaults
 

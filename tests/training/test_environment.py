@@ -9,10 +9,10 @@ import torch
 from tests.ops.clock import forget_choices
 from tests.training.kill_storm import STEPS, small_recipe
 
-from qkv.ops import choices
+from qkv.ops.selection import choices
 from qkv.training.environment import Environment
-from qkv.training.events import Event, Notice, Stepped
 from qkv.training.loop import train
+from qkv.training.watch.events import Event, Notice, Stepped
 
 CPU = torch.device("cpu")
 

@@ -15,16 +15,16 @@ from tests.training.kill_storm import ignore
 
 from qkv.runs import evaluation
 from qkv.runs.evaluation import evaluate
-from qkv.runs.evaluation_file import EVALUATION, read_evaluation, write_evaluation
-from qkv.runs.load import load
+from qkv.runs.storage.evaluation_file import EVALUATION, read_evaluation, write_evaluation
+from qkv.runs.storage.load import load
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.tasks.labels.classification import ClassificationTask
 from qkv.tasks.registry import build_task
 from qkv.tasks.task import Evaluation
-from qkv.training.events import Ended, Evaluated, Event, Notice
 from qkv.training.interrupt import Interrupted
 from qkv.training.loop import train
+from qkv.training.watch.events import Ended, Evaluated, Event, Notice
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ from tests.training.kill_storm import small_recipe, write_text
 from torch import Tensor, nn
 
 from qkv.models.transformer import Transformer
-from qkv.runs.checkpoint import CheckpointStore
 from qkv.runs.metrics import rows_of
+from qkv.runs.storage.checkpoint import CheckpointStore
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.training import setup
-from qkv.training.events import Ended, Event
 from qkv.training.loop import train
+from qkv.training.watch.events import Ended, Event
 
 STEP = 9
 

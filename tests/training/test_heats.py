@@ -20,12 +20,12 @@ from qkv.runs.metrics import rows_of
 from qkv.runs.run import Run
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe
-from qkv.training import heats as heats_module
-from qkv.training.events import Ended, Event, Notice, Started, Stepped
-from qkv.training.heats import FOLDER, read_heats
 from qkv.training.interrupt import Interrupted
 from qkv.training.loop import train
-from qkv.training.progress import RunProgress
+from qkv.training.race import heats as heats_module
+from qkv.training.race.heats import FOLDER, read_heats
+from qkv.training.watch.events import Ended, Event, Notice, Started, Stepped
+from qkv.training.watch.progress import RunProgress
 
 BLIND = {"training.optimizer.lr": 1e-9}
 """Changes of a model that learns nothing."""

@@ -13,9 +13,9 @@ from tests.training.kill_storm import STEPS, differences, ignore, small_recipe
 
 from qkv.runs.metrics import rows_of
 from qkv.training import loop
-from qkv.training.events import Ended, Event, Saved, Stepped
 from qkv.training.interrupt import Interrupted
 from qkv.training.loop import train
+from qkv.training.watch.events import Ended, Event, Saved, Stepped
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -16,14 +16,14 @@ from qkv.data.batching.batches import Batches
 from qkv.data.corpora.corpus import open_corpus
 from qkv.data.vocabulary import Vocabulary
 from qkv.models.build import build
-from qkv.runs.files import read_tensors
 from qkv.runs.metrics import rows_of
+from qkv.runs.storage.files import read_tensors
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.tasks.dataset import with_vocabulary
 from qkv.tasks.text.next_token import NextTokenTask
-from qkv.training.events import Ended, Event, Notice, Stepped, Validated
 from qkv.training.loop import train
+from qkv.training.watch.events import Ended, Event, Notice, Stepped, Validated
 
 
 def plain_recipe(text: Path, **training: Any) -> Recipe:

@@ -12,15 +12,15 @@ from safetensors.torch import save_file
 
 from qkv.data.vocabulary import LABELS_FILE, Vocabulary
 from qkv.report.metrics import read_metrics
-from qkv.runs.checkpoint import read_checkpoint
-from qkv.runs.evaluation_file import read_evaluation
-from qkv.runs.files import read_metadata
+from qkv.runs.storage.checkpoint import read_checkpoint
+from qkv.runs.storage.evaluation_file import read_evaluation
+from qkv.runs.storage.files import read_metadata
 from qkv.spec.errors import UserError
 from qkv.spec.tokenizers import Bytes
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
 from qkv.training.environment import FILE, Environment, read_environment
-from qkv.training.sections import SECTIONS, read_sections
+from qkv.training.watch.sections import SECTIONS, read_sections
 
 DEEP = "[" * 20_000 + "]" * 20_000
 

@@ -10,12 +10,12 @@ import torch
 from tests.ops.clock import forget_choices
 from torch import Tensor, nn
 
-from qkv.inspection.cost import cost
+from qkv.costs.cost import cost
 from qkv.layers.branch import Branch, matrices
 from qkv.models.build import build
-from qkv.ops.choices import Choice
 from qkv.ops.orthogonal import choose
-from qkv.runs.files import read_tensors, write_tensors
+from qkv.ops.selection.choices import Choice
+from qkv.runs.storage.files import read_tensors, write_tensors
 from qkv.spec.branches import FeedForward
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model

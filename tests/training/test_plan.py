@@ -17,10 +17,10 @@ from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.training import Constant, Cosine, InverseSquareRoot, Training
 from qkv.training import clock
-from qkv.training.events import Event, Planned, Started, Stepped, Validated
 from qkv.training.loop import Trainer, train
 from qkv.training.optim.schedules import shortened
 from qkv.training.plan import FILE, Costs, Plan, PlanStage, expected, first_plan, second_plan
+from qkv.training.watch.events import Event, Planned, Started, Stepped, Validated
 
 
 class Ticks:
@@ -114,7 +114,7 @@ def test_never_more_than_the_recipes_steps(text: Path, tmp_path: Path, monkeypat
 def test_what_does_not_fit_at_all_is_said(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    from qkv.training.show import Show
+    from qkv.training.watch.show import Show
 
     with monkeypatch.context() as patched, Show() as show:
         ticks = Ticks(patched, 30.0, 30.0)

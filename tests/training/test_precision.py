@@ -9,9 +9,9 @@ import torch
 from tests.ops.clock import inject
 from tests.training.kill_storm import small_recipe
 
-from qkv.ops import choices
-from qkv.training.events import Event, Notice
+from qkv.ops.selection import choices
 from qkv.training.loop import train
+from qkv.training.watch.events import Event, Notice
 
 SLOW = "products run in fp32, not bf16"
 

@@ -13,7 +13,7 @@ from tests.training.test_automatic_task import FAST
 from torch.utils.flop_counter import FlopCounterMode
 
 from qkv.choosing.automatic_task import automatic_task
-from qkv.runs.load import load
+from qkv.runs.storage.load import load
 from qkv.spec.recipe import Recipe
 from qkv.tasks.registry import build_task
 from qkv.training.loop import train

@@ -11,12 +11,12 @@ import pytest
 import yaml
 from tests.training.kill_storm import ignore
 
-from qkv.runs.load import load
+from qkv.runs.storage.load import load
 from qkv.spec.errors import UserError
-from qkv.spec.yaml_edit import with_keys
-from qkv.spec.yaml_io import read_recipe
+from qkv.spec.files.yaml_edit import with_keys
+from qkv.spec.files.yaml_io import read_recipe
 from qkv.training.loop import train
-from qkv.training.results import record, stale
+from qkv.training.watch.results import record, stale
 
 TABLE = "text,label\n" + "".join(
     f"{'good' if i % 2 else 'bad'} film number {i},{'yes' if i % 2 else 'no'}\n" for i in range(60)

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from tests.training.kill_storm import STEPS, differences, ignore, small_recipe, write_text
 
-from qkv.runs.files import read_tensors
-from qkv.runs.folder import locked
+from qkv.runs.storage.files import read_tensors
+from qkv.runs.storage.folder import locked
 from qkv.spec.errors import UserError
-from qkv.spec.overrides import override
+from qkv.spec.files.overrides import override
+from qkv.spec.files.yaml_io import read_recipe
 from qkv.spec.recipe import Recipe
-from qkv.spec.yaml_io import read_recipe
-from qkv.training.events import Event, Notice, Saved, Stepped, Validated
 from qkv.training.loop import train
+from qkv.training.watch.events import Event, Notice, Saved, Stepped, Validated
 
 
 class Crash(BaseException):

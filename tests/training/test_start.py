@@ -26,8 +26,8 @@ from qkv.models.build import build
 from qkv.runs.run import Run
 from qkv.runs.start import with_start
 from qkv.spec.errors import UserError
-from qkv.training.events import Event, Notice
 from qkv.training.loop import train
+from qkv.training.watch.events import Event, Notice
 
 MODEL = {
     "width": 16,

@@ -25,7 +25,7 @@ from qkv.interop.save import covering
 from qkv.runs.run import Run
 from qkv.spec.errors import UserError
 from qkv.spec.signals.images import Images
-from qkv.training.events import Event, Notice
+from qkv.training.watch.events import Event, Notice
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 SIZED = ["data.processor.height=20", "data.processor.width=12"]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, RobertaConfig, RobertaForMaskedLM
 
 import qkv
-from qkv.models.heads import build_head
+from qkv.models.heads.head import build_head
 from qkv.runs.start import find_start, with_start
 from qkv.spec.errors import UserError
 from qkv.spec.heads import ClassificationHead, Head, Hidden, RegressionHead

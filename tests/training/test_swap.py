@@ -14,17 +14,17 @@ from tests.training.kill_storm import ignore
 
 import qkv
 from qkv.interop.save import save_published
-from qkv.runs.checkpoint import CheckpointStore
 from qkv.runs.evaluation import evaluate
-from qkv.runs.load import load
 from qkv.runs.run import Run
+from qkv.runs.storage.checkpoint import CheckpointStore
+from qkv.runs.storage.load import load
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
-from qkv.training.events import Event, Notice, Stepped
 from qkv.training.interrupt import Interrupted
 from qkv.training.loop import train
-from qkv.training.sections import SECTIONS, read_sections, write_sections
 from qkv.training.swap import AFTER, BEFORE, HEALED, Swapped, swap
+from qkv.training.watch.events import Event, Notice, Stepped
+from qkv.training.watch.sections import SECTIONS, read_sections, write_sections
 
 LINEAR = ["blocks.*.mixer=linear_attention"]
 

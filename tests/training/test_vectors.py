@@ -10,13 +10,13 @@ import torch
 from tests.tasks.running import CAUSAL, PAIR, VECTORS, recipe_of
 
 from qkv.models.build import build
-from qkv.runs.load import load
+from qkv.runs.storage.load import load
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.tasks.registry import build_task
-from qkv.training.events import Notice
 from qkv.training.loop import train
 from qkv.training.vectors import start_vectors, words_of
+from qkv.training.watch.events import Notice
 
 
 def with_vectors(source: Path | str, folder: Path, tokenizer: str = "bpe(400)", **model: Any) -> Recipe:

@@ -19,18 +19,18 @@ from qkv.choosing.automatic_task import automatic_task
 from qkv.data.batching.batch import Batch
 from qkv.models.wide import Ngrams
 from qkv.runs.evaluation import evaluate
-from qkv.runs.load import load
-from qkv.runs.predict import predict, rows_for
+from qkv.runs.inference.predict import predict, rows_for
+from qkv.runs.storage.load import load
 from qkv.spec.recipe import Recipe
 from qkv.tasks.baselines.linear import scales
 from qkv.tasks.dataset import ExampleDataset
 from qkv.tasks.registry import build_task
-from qkv.training import wide as wide_module
-from qkv.training.contestants import Contestant, ranked
-from qkv.training.events import Event, Stepped
 from qkv.training.interrupt import Interrupted
 from qkv.training.loop import train
-from qkv.training.wide import DEEP, WIDE, _shares
+from qkv.training.race.contestants import Contestant, ranked
+from qkv.training.watch.events import Event, Stepped
+from qkv.training.wide import fit as wide_module
+from qkv.training.wide.fit import DEEP, WIDE, _shares
 
 GOOD, BAD = ["fine", "lovely", "bright", "funny"], ["dull", "awful", "grey", "slow"]
 

@@ -11,8 +11,8 @@ from making.pictures.sheet import NARROW
 from qkv.layers.context import Context
 from qkv.layers.tap import Recorder
 from qkv.mixers.registry import build_branch
-from qkv.report.chart import LineChart
-from qkv.report.series import Line
+from qkv.report.charts.chart import LineChart
+from qkv.report.charts.series import Line
 from qkv.spec.branches import Attention
 
 LENGTH, HEAD = 129, 64

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import qkv
 from making.pictures.sheet import EM, NARROW, WIDE, Picture, box, code, heading, wrapped, written
-from qkv.report.frame import text_width
+from qkv.report.charts.frame import text_width
 from qkv.report.markup import Markup, tag
 
 SHORT = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from qkv.report import frame
+from qkv.report.charts import frame
 from qkv.report.markup import Markup, tag
 
 WIDE, NARROW = 736, 350

@@ -9,8 +9,8 @@ from typing import Any
 
 import qkv
 from making.pictures.sheet import NARROW, WIDE
-from qkv.report.bars import BarChart
-from qkv.report.chart import LineChart
+from qkv.report.charts.bars import BarChart
+from qkv.report.charts.chart import LineChart
 from qkv.report.sections import reliability_chart
 from qkv.report.training import TrainingRun, loss_chart
 

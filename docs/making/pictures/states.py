@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import qkv.spec.yaml_io  # noqa: F401 - registers every spec
+import qkv.spec.files.yaml_io  # noqa: F401 - registers every spec
 from making.pictures.sheet import NARROW
 from qkv.mixers.registry import build_branch
-from qkv.report.chart import LineChart
-from qkv.report.series import Line
+from qkv.report.charts.chart import LineChart
+from qkv.report.charts.series import Line
 from qkv.spec.branches import Branch
 
 WIDTH = 512

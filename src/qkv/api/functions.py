@@ -13,11 +13,11 @@ from qkv.api.recipes import find_recipe, folder_of, is_text, place_of
 from qkv.choosing.verbs import data_fields, split_settings, task_named
 from qkv.data.given.tables import is_given
 from qkv.spec.errors import UserError
+from qkv.spec.files.overrides import measured, override, quick_form
+from qkv.spec.files.yaml_io import read_recipe
 from qkv.spec.model import Model
-from qkv.spec.overrides import measured, override, quick_form
 from qkv.spec.recipe import Recipe
 from qkv.spec.training import Training
-from qkv.spec.yaml_io import read_recipe
 from qkv.system.torch_settings import with_usual_settings
 
 if TYPE_CHECKING:
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
     from qkv.comparison.ranking import Ranking
     from qkv.comparison.scaling import Scaling
-    from qkv.generation.speculate import Speculator
-    from qkv.inspection.cost import Cost
+    from qkv.costs.cost import Cost
+    from qkv.generation.decode.speculate import Speculator
     from qkv.models.transformer import Transformer
     from qkv.runs.quantize import QuantizedRun
     from qkv.runs.run import Run
     from qkv.spec.generation import Measure
-    from qkv.training.events import OnEvent
     from qkv.training.swap import Swapped
+    from qkv.training.watch.events import OnEvent
 
 
 @with_usual_settings
@@ -95,8 +95,8 @@ def train(
 
 def _train_in(recipe: Recipe, folder: Path, resume: bool, on_event: OnEvent | None, began: float) -> Run:
     """Train ``recipe`` in ``folder``, after the event that both are known."""
-    from qkv.training.events import Prepared
     from qkv.training.loop import train as train_run
+    from qkv.training.watch.events import Prepared
 
     if on_event is not None:
         on_event(Prepared(recipe, folder))
@@ -170,16 +170,16 @@ def compare(
     ``recipe``: a ``Recipe``, its file, or the name of a recipe that ships with the package; ``entries``: dotted
     overrides of the recipe by the name of the entry. Or ``recipe``: the file of a comparison, or the name of a
     comparison that ships with the package, without ``entries``. ``settings``: fields of
-    ``qkv.spec.comparison.Comparison``: equal ("parameters", "flops", "steps", "time"), seeds, rates, metric, baseline,
-    knobs, overrides, scale, fit, quick. ``out`` is by default ``runs/compare-`` and the recipe's name. ``jobs``:
-    runs at once, each in a process of its own; None: all in this one. ``ray``: address of a Ray cluster that
+    ``qkv.spec.recipes.comparison.Comparison``: equal ("parameters", "flops", "steps", "time"), seeds, rates, metric,
+    baseline, knobs, overrides, scale, fit, quick. ``out`` is by default ``runs/compare-`` and the recipe's name.
+    ``jobs``: runs at once, each in a process of its own; None: all in this one. ``ray``: address of a Ray cluster that
     carries out the runs, each with ``threads`` cores, or "local".
 
     The result holds the table, its conclusions and an HTML page, which are also in the folder. Raises ``UserError``.
     """
     from qkv.comparison.compare import compare as compare_models
     from qkv.comparison.executors import executor_of
-    from qkv.spec.comparison import Comparison, read_comparison
+    from qkv.spec.recipes.comparison import Comparison, read_comparison
 
     base = None
     if entries is None:
@@ -215,7 +215,7 @@ def load(
     Raises ``UserError`` if ``run`` is neither a run nor a published checkpoint, or if one of its files is missing,
     damaged or edited.
     """
-    from qkv.runs.load import load as load_run
+    from qkv.runs.storage.load import load as load_run
 
     return load_run(run, accept_changes, copy, device=device, **published)
 
@@ -266,21 +266,20 @@ def generate(
 
     ``run``: a run, its folder, or a model made by ``build``, which needs a ``tokenizer`` for text, as for ``save``.
     ``special``: parse special tokens in the prompt, such as ``<|im_start|>``; default: read them as plain text.
-    ``speculation``: a ``qkv.generation.speculate.Speculator``, to propose tokens by looking up n-grams in the text or
-    with a draft model; afterwards it holds the statistics of this call. ``regex``, ``json_schema``: pattern or schema
-    that the whole new text must match, see ``qkv.generation.constrain``. A schema is a dict or JSON text;
-    ``open_objects`` allows properties that it does not name.
-    ``options``: fields of ``qkv.spec.generation.Generation``: max_new_tokens, temperature, top_k, top_p, min_p,
-    repetition_penalty, presence_penalty, frequency_penalty, logit_bias, min_tokens, stop, stop_token_ids, seed,
-    overflow; num_beams, length_penalty, early_stopping. Defaults are those of the recipe's ``sample``; with
-    ``num_beams`` above 1, its sampling settings are ignored.
+    ``speculation``: a ``qkv.generation.decode.speculate.Speculator``, to propose tokens by looking up n-grams in the
+    text or with a draft model; afterwards it holds the statistics of this call. ``regex``, ``json_schema``: pattern or
+    schema that the whole new text must match, see ``qkv.generation.logits.constrain``. A schema is a dict or JSON text;
+    ``open_objects`` allows properties that it does not name. ``options``: fields of ``qkv.spec.generation.Generation``:
+    max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,
+    logit_bias, min_tokens, stop, stop_token_ids, seed, overflow; num_beams, length_penalty, early_stopping. Defaults
+    are those of the recipe's ``sample``; with ``num_beams`` above 1, its sampling settings are ignored.
 
     Raises ``UserError``.
     """
-    from qkv.generation.constrain import constraint_of
     from qkv.generation.ids import write_ids
+    from qkv.generation.logits.constrain import constraint_of
     from qkv.generation.text import generate_text
-    from qkv.runs.generator import generator_of
+    from qkv.runs.inference.generator import generator_of
 
     found = generator_of(load(run) if isinstance(run, (str, Path)) else run, tokenizer)
     sample = found.sample if ids is None else found.sample.changed(stop=())
@@ -306,7 +305,7 @@ def generate_images(
     ``label``: label of the images, if the model has learned labels; None: all labels in turn. ``options``: temperature,
     top_k, top_p, min_p and seed; defaults are those of the recipe's ``sample``. Raises ``UserError``.
     """
-    from qkv.runs.images import generated_images
+    from qkv.runs.inference.images import generated_images
 
     return generated_images(load(run) if isinstance(run, (str, Path)) else run, count, label, **options)
 
@@ -365,9 +364,9 @@ def evaluate_choices(
     ``UserError``.
     """
     from qkv.generation.few_shot import TEMPLATE, FewShot, Template
-    from qkv.runs.ask import read_rows
-    from qkv.runs.choices import evaluate_choices as evaluate_prompt
     from qkv.runs.evaluation import Figures
+    from qkv.runs.inference.ask import read_rows
+    from qkv.runs.inference.choices import evaluate_choices as evaluate_prompt
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
     form = Template(template or TEMPLATE)
@@ -390,7 +389,7 @@ def predict(run: Run | str | Path, *inputs: Any, columns: Mapping[str, str] | No
     in the table, by default as in training. A forecasting run takes a table of series, in memory or a file, and gives a
     row for each future step. Raises ``UserError``.
     """
-    from qkv.runs.predict import predict as predict_run
+    from qkv.runs.inference.predict import predict as predict_run
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
     if predicts_tables(loaded):
@@ -416,7 +415,7 @@ def ask(
     see ``qkv.generation.few_shot.FewShot.choose``. Raises ``UserError``.
     """
     from qkv.generation.few_shot import TEMPLATE, FewShot, Template
-    from qkv.runs.ask import answers, options_of
+    from qkv.runs.inference.ask import answers, options_of
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
     form, shown = Template(template or TEMPLATE), _labelled(examples)
@@ -443,10 +442,10 @@ def explain(run: Run | str | Path, *inputs: Any, columns: Mapping[str, str] | No
     """Predict for inputs as ``predict`` does, and measure the effect of each word on the answer.
 
     ``words`` of a prediction: for each word, the change of the answer's log-probability, or of the number, when that
-    word is left out; negative for words that support the answer. See ``qkv.runs.explain.explain``. Raises
+    word is left out; negative for words that support the answer. See ``qkv.runs.inference.explain.explain``. Raises
     ``UserError``.
     """
-    from qkv.runs.explain import explain as explain_run
+    from qkv.runs.inference.explain import explain as explain_run
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
     return explain_run(loaded, rows_of_inputs(loaded, inputs, columns))
@@ -471,7 +470,7 @@ def embed(
 
     Raises ``UserError``.
     """
-    from qkv.runs.embed import embed as embed_with
+    from qkv.runs.inference.embed import embed as embed_with
 
     return embed_with(run, texts, prompt, prefix, **options)
 
@@ -485,7 +484,7 @@ def cost(
     Omitted arguments are taken from the recipe; for a model alone, they are one row of its context length in fp32.
     Raises ``UserError``.
     """
-    from qkv.inspection.cost import cost as cost_of
+    from qkv.costs.cost import cost as cost_of
 
     training = spec.training if isinstance(spec, Recipe) else Training(batch_size=1)
     model = spec.model if isinstance(spec, Recipe) else spec

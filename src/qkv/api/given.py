@@ -13,7 +13,7 @@ from qkv.choosing.verbs import data_fields
 from qkv.data.given.files import kept
 from qkv.data.given.plain import sort
 from qkv.data.given.tables import ALLOWED, are_splits, is_column, is_frame, is_given, splits_of
-from qkv.data.records.pictures import is_picture
+from qkv.data.records.images.pictures import is_picture
 from qkv.spec.errors import UserError
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def predicts_tables(run: Run) -> bool:
 
 def rows_of_table(run: Run, inputs: Sequence[Any], columns: Mapping[str, str] | None) -> list[dict[str, Any]]:
     """Predict from one table, in memory or the name of a file. Raises ``UserError``."""
-    from qkv.runs.predict import predict_table
+    from qkv.runs.inference.predict import predict_table
 
     if len(inputs) != 1:
         raise UserError(f"{len(inputs)} inputs are given; give one table of series")
@@ -126,8 +126,8 @@ def rows_of_inputs(run: Run, inputs: Sequence[Any], columns: Mapping[str, str] |
     ``columns``: column of each input field in the table. Raises ``UserError``, with the number of the row, for a row
     that cannot be used.
     """
-    from qkv.runs.inputs import input_kinds
-    from qkv.runs.predict import rows_for
+    from qkv.runs.inference.inputs import input_kinds
+    from qkv.runs.inference.predict import rows_for
 
     kinds = input_kinds(run.recipe)
     if len(inputs) == 1 and _is_many(inputs[0], kinds):
@@ -176,8 +176,8 @@ def _is_one_series(value: Any) -> bool:
 
 
 def _rows(run: Run, inputs: Any, kinds: Mapping[str, str], columns: Mapping[str, str]) -> list[dict[str, Any]]:
-    from qkv.runs.inputs import read_inputs
-    from qkv.runs.predict import rows_for
+    from qkv.runs.inference.inputs import read_inputs
+    from qkv.runs.inference.predict import rows_for
 
     if "series" in kinds.values() and getattr(inputs, "ndim", 0) > 1 and not is_frame(inputs):
         inputs = list(inputs)  # each row of an array is a series, not a column of a table

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from qkv.choosing.describe import as_asked
 from qkv.choosing.signals.settings import MINUTES
+from qkv.costs.cost import cost
+from qkv.costs.measuring.machine import Machine, fits_memory
+from qkv.costs.measuring.probe import this_machine
 from qkv.data.corpora.sources import resolve
-from qkv.inspection.cost import cost
-from qkv.inspection.machine import Machine, fits_memory
-from qkv.inspection.probe import this_machine
 from qkv.report.figures import counted
 from qkv.spec.branches import Attention, GatedFeedForward
 from qkv.spec.data import Data

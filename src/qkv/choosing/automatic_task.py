@@ -15,28 +15,28 @@ from qkv.choosing.guessed import with_processor
 from qkv.choosing.signals.register import RecipeRequest, choice_for, has_choice
 from qkv.choosing.signals.settings import MINUTES, short_form
 from qkv.choosing.verbs import tunes
+from qkv.costs.cost import cost
+from qkv.costs.measuring.machine import Machine, fits_memory
 from qkv.data.features.ngrams import words_of
 from qkv.data.records.model import Records
-from qkv.inspection.cost import cost
-from qkv.inspection.machine import Machine, fits_memory
 from qkv.runs.start import find_start, with_processor_of
 from qkv.spec.branches import Attention, FeedForward
-from qkv.spec.cross import CrossAttention
 from qkv.spec.data import Data, LengthBuckets, TokenBuckets
 from qkv.spec.errors import UserError, nearest
+from qkv.spec.files.overrides import assignments, override
 from qkv.spec.frontends import HashedWords
 from qkv.spec.generation import Generation
 from qkv.spec.heads import Head, LanguageModelHead
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Encoder, Model, Text
-from qkv.spec.overrides import assignments, override
+from qkv.spec.models.cross import CrossAttention
+from qkv.spec.models.wide import Ngrams
 from qkv.spec.parts import Learned, NoPositions, NoRelative, Relative, Rope
 from qkv.spec.processors import WordFeatures
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Task as TaskSpec
 from qkv.spec.tokenizers import Characters, Tokenizer
 from qkv.spec.training import AdamW, Checkpoints, Cosine, Training, Validation
-from qkv.spec.wide import Ngrams
 from qkv.tasks.baselines.baselines import NGRAMS_PER_WORD, too_large
 from qkv.tasks.registry import tasks
 from qkv.tasks.task import Defaults
@@ -97,12 +97,13 @@ def automatic_task(
 
     The model is a small Transformer: an encoder with the task's head, or an encoder–decoder if text is generated.
     Vocabulary, width and context length grow with the data; longer texts are read in windows. An encoder with one
-    output per row runs beside a linear path over n-grams (``qkv.training.wide``). Tagging reads words as features and
-    predicts by a conditional random field. Training stops after the epochs of the task's ``Defaults``, or early when
-    validation stops improving.
+    output per row runs beside a linear path over n-grams (``qkv.training.wide.fit``). Tagging reads words as features
+    and predicts by a conditional random field. Training stops after the epochs of the task's ``Defaults``, or early
+    when validation stops improving.
 
     With ``start``, a run or a published checkpoint, that model is fine-tuned instead, with ``adapt`` ("whole", "head",
-    "lora(8)"); it runs beside n-grams, too. Without a start, several models compete in heats (``qkv.training.heats``).
+    "lora(8)"); it runs beside n-grams, too. Without a start, several models compete in heats
+    (``qkv.training.race.heats``).
 
     Raises ``UserError`` for an unusable table.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from qkv.spec.overrides import override, quick_form
+from qkv.spec.files.overrides import override, quick_form
 from qkv.spec.recipe import Recipe
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from qkv.choosing.signals.settings import short_form
 from qkv.runs.start import with_start
-from qkv.spec.adapt import Adapt
 from qkv.spec.data import Data
 from qkv.spec.model import Model
+from qkv.spec.models.adapt import Adapt
 from qkv.spec.recipe import Recipe
 from qkv.spec.training import AdamW, LinearDecay, Training
 

@@ -16,7 +16,7 @@ from qkv.spec.data import Data, RandomCrops
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
 from qkv.spec.recipe import Recipe
-from qkv.spec.task import Task
+from qkv.spec.recipes.task import Task
 from qkv.spec.tasks import MaskedTokens, NextToken
 from qkv.spec.tokenizers import TokenizerFile
 from qkv.spec.training import Training

@@ -8,11 +8,11 @@ from typing import Any
 
 from qkv.data.cells.numbers import number_form
 from qkv.data.processors.processor import recognised
+from qkv.data.records.columns.profile import plain
 from qkv.data.records.formats import table_of
 from qkv.data.records.model import Records, Role
 from qkv.data.records.named import TABLES, named_tables
 from qkv.data.records.open import open_records
-from qkv.data.records.profile import plain
 from qkv.data.records.table import Table
 from qkv.spec.data import Data
 from qkv.spec.errors import UserError

@@ -21,42 +21,51 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from qkv.spec.errors import UserError, nearest
-from qkv.spec.imports import VARIABLE, add_to_variable, import_parts, imported_line
+from qkv.spec.extension.imports import VARIABLE, add_to_variable, import_parts, imported_line
 from qkv.training.interrupt import Interrupted
 
-COMMANDS = {
-    "train": "Train a model from a recipe, a text file, or a table of examples.",
-    "predict": "Predict with a trained model: labels, tags, answers, translations, summaries, numbers.",
-    "generate": "Generate text.",
-    "chat": "Chat with a model in the form of its chat template.",
-    "ask": "Answer by few-shot prompting: examples before the input, options by score.",
-    "serve": "Serve models over HTTP in the form of OpenAI's interface.",
-    "evaluate": "Evaluate a trained model on held-out data.",
-    "compare": "Compare models over seeds at an equal budget: which one is better, and by how much.",
-    "compare-runs": "Compare runs: what differs in their recipes, and their results.",
-    "record": "Record the results of finished runs in their recipe file.",
-    "embed": "Compute embedding vectors of texts.",
-    "search": "Find the texts of a file that are nearest to a query.",
-    "cost": "Estimate parameters, FLOPs, memory and time of a model.",
-    "bench": "Measure a model on this machine: tokens per second, first token, memory limit.",
-    "why": "Show which implementation of each operation runs here, why, and its speedup.",
-    "load": "Load a published checkpoint and show what it contains.",
-    "export": "Export a trained model in a format that other libraries open.",
-    "swap": "Replace a part of a trained model and measure the effect.",
-    "quantize": "Write a trained model with weights in 16, 8 or 4 bits, and measure the effect.",
-    "where": "Locate a tensor of a model: spec path, module, file and line.",
-    "tokenizer": "Train a tokenizer on text files, or show how one splits a text.",
-    "info": "Show the installation, or a summary of a run or a published folder.",
-    "accept": "Accept the edited spec or vocabulary of a run.",
-    "schema": "Print the JSON schema of recipes for editors.",
-    "recipes": "List the recipes that ship with qkv, with their results; or print one.",
-    "demo": "Train a small model on Python's documentation; no download needed.",
+ROOMS = {
+    "training": {
+        "train": "Train a model from a recipe, a text file, or a table of examples.",
+        "demo": "Train a small model on Python's documentation; no download needed.",
+        "tokenizer": "Train a tokenizer on text files, or show how one splits a text.",
+        "swap": "Replace a part of a trained model and measure the effect.",
+        "quantize": "Write a trained model with weights in 16, 8 or 4 bits, and measure the effect.",
+        "compare": "Compare models over seeds at an equal budget: which one is better, and by how much.",
+        "compare-runs": "Compare runs: what differs in their recipes, and their results.",
+        "record": "Record the results of finished runs in their recipe file.",
+        "recipes": "List the recipes that ship with qkv, with their results; or print one.",
+        "accept": "Accept the edited spec or vocabulary of a run.",
+    },
+    "inference": {
+        "generate": "Generate text.",
+        "chat": "Chat with a model in the form of its chat template.",
+        "predict": "Predict with a trained model: labels, tags, answers, translations, summaries, numbers.",
+        "ask": "Answer by few-shot prompting: examples before the input, options by score.",
+        "serve": "Serve models over HTTP in the form of OpenAI's interface.",
+        "evaluate": "Evaluate a trained model on held-out data.",
+        "embed": "Compute embedding vectors of texts.",
+        "search": "Find the texts of a file that are nearest to a query.",
+    },
+    "inspection": {
+        "cost": "Estimate parameters, FLOPs, memory and time of a model.",
+        "bench": "Measure a model on this machine: tokens per second, first token, memory limit.",
+        "why": "Show which implementation of each operation runs here, why, and its speedup.",
+        "load": "Load a published checkpoint and show what it contains.",
+        "export": "Export a trained model in a format that other libraries open.",
+        "where": "Locate a tensor of a model: spec path, module, file and line.",
+        "info": "Show the installation, or a summary of a run or a published folder.",
+        "schema": "Print the JSON schema of recipes for editors.",
+    },
 }
-"""Command name -> summary.
+"""Room -> its commands by name, with a summary.
 
-A command is the function ``<name>_command`` of the module ``qkv.cli.<name>`` ("_" for "-"), which also holds its
+A command is the function ``<name>_command`` of the module ``qkv.cli.<room>.<name>`` ("_" for "-"), which also holds its
 ``EXAMPLES``. The module is imported only when the command is called.
 """
+
+COMMANDS = {name: summary for commands in ROOMS.values() for name, summary in commands.items()}
+"""Command name -> summary, in the order of the help."""
 
 _IMPORT = "--import"
 _PACKAGE = Path(__file__).parents[1]
@@ -234,7 +243,8 @@ def _no_command(name: str) -> str:
 
 def _command(name: str) -> Any:
     plain = name.replace("-", "_")
-    module = importlib.import_module(f"qkv.cli.{plain}")
+    room = next(room for room, commands in ROOMS.items() if name in commands)
+    module = importlib.import_module(f"qkv.cli.{room}.{plain}")
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     kind = getattr(module, "Command", TyperCommand)
     alone.command(name, cls=kind, short_help=COMMANDS[name], epilog=_verbatim(module.EXAMPLES))(

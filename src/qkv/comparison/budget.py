@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from qkv.inspection.cost import cost
+from qkv.costs.cost import cost
 from qkv.models.transformer import Transformer
 from qkv.runs.start import with_start
 from qkv.spec.errors import SpecError, UserError
+from qkv.spec.files.overrides import Assignment, assignments, override
 from qkv.spec.model import Model
-from qkv.spec.overrides import Assignment, assignments, override
 from qkv.spec.recipe import Recipe
 from qkv.tasks.registry import task_of_recipe
 

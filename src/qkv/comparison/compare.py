@@ -13,12 +13,12 @@ from qkv.comparison.ranking import Ranking, ranked, value_of
 from qkv.comparison.scaling import Scaling, scale, total
 from qkv.comparison.show import ShowRuns
 from qkv.report.evaluation import ERRORS
-from qkv.runs.files import clear_errors
-from qkv.runs.folder import SPEC as RUN
-from qkv.spec.comparison import Comparison
+from qkv.runs.storage.files import clear_errors
+from qkv.runs.storage.folder import SPEC as RUN
 from qkv.spec.errors import UserError
+from qkv.spec.files.yaml_io import write_spec
 from qkv.spec.recipe import Recipe
-from qkv.spec.yaml_io import write_spec
+from qkv.spec.recipes.comparison import Comparison
 from qkv.system.files import write_file
 
 SPEC, RESULTS = "comparison.yaml", "results.json"

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qkv.runs.files import clear_errors
+from qkv.runs.storage.files import clear_errors
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.system.files import write_file
-from qkv.training.events import Ended, Event, Started, Stepped
+from qkv.training.watch.events import Ended, Event, Started, Stepped
 
 FILE = "outcome.json"
 KILLED = "killed by the system, as when memory runs out"

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 from qkv.comparison.outcome import Outcome
 from qkv.comparison.plan import PlannedRun, RunPlan
 from qkv.comparison.statistics import Estimate, estimate, holm, paired_p
-from qkv.report.chart import LineChart
+from qkv.report.charts.chart import LineChart
+from qkv.report.charts.series import Line
 from qkv.report.comparison import Curve, TableOf, ranking_report
 from qkv.report.evaluation import ERRORS, words
 from qkv.report.figures import duration, fixed, short
-from qkv.report.series import Line
 from qkv.runs.metrics import rows_of
-from qkv.spec.comparison import factor_name
 from qkv.spec.errors import UserError, nearest
+from qkv.spec.recipes.comparison import factor_name
 from qkv.tasks.registry import task_of_recipe
 from qkv.training.compare import setting_text, settings_that_differ, validations
 

@@ -20,15 +20,15 @@ from qkv.comparison.law import Extrapolation, FittedLaw, LossPoint, fitted_law
 from qkv.comparison.outcome import Outcome
 from qkv.comparison.plan import PlannedRun, RunPlan, scaled
 from qkv.comparison.ranking import value_of
-from qkv.report.chart import LineChart
+from qkv.report.charts.chart import LineChart
+from qkv.report.charts.series import Line
 from qkv.report.comparison import TableOf, ranking_report
 from qkv.report.evaluation import ERRORS, words
 from qkv.report.figures import fixed, short
-from qkv.report.series import Line
-from qkv.runs.files import clear_errors
-from qkv.spec.comparison import factor_name
+from qkv.runs.storage.files import clear_errors
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.spec.recipes.comparison import factor_name
 from qkv.system.files import write_file
 
 RESULTS = "scaling.json"

@@ -15,12 +15,12 @@ from torch import Tensor
 from qkv.data.vocabulary import SPEC_FILE as SPEC
 from qkv.data.vocabulary import WEIGHTS_FILE as WEIGHTS
 from qkv.data.vocabulary import Vocabulary
-from qkv.models.assign import place, places_of
+from qkv.models.edit.assign import place, places_of
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
+from qkv.spec.files.shipped import shipped
+from qkv.spec.files.yaml_io import read_recipe
 from qkv.spec.recipe import Recipe
-from qkv.spec.shipped import shipped
-from qkv.spec.yaml_io import read_recipe
 
 
 class Pretrained(NamedTuple):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from qkv.frontends.placed import PlacedFrontend
 from qkv.layers.context import Context
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
 from qkv.layers.signal import Signal
 from qkv.spec.errors import UserError
 from qkv.spec.model import Stack

@@ -8,7 +8,7 @@ from torch import Tensor
 from qkv.frontends.frontend import Frontend
 from qkv.layers.context import Context
 from qkv.layers.graph import Graph
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
 from qkv.layers.norms import build_norm
 from qkv.layers.signal import Signal
 from qkv.ops.dropout import dropout

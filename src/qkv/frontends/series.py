@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from qkv.frontends.placed import PlacedFrontend
 from qkv.layers.context import Context
 from qkv.layers.layout import WHOLE, Layouts
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
 from qkv.layers.norms import build_norm
 from qkv.layers.positions import build_positions
 from qkv.layers.signal import WINDOW_EPS, Signal

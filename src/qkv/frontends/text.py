@@ -10,7 +10,7 @@ from qkv.frontends.border import check_ids, check_vocabulary
 from qkv.frontends.placed import PlacedFrontend
 from qkv.layers.context import Context
 from qkv.layers.layout import ROWS, Layouts
-from qkv.layers.quantized import QuantizedTable, matrix_of
+from qkv.layers.linear.quantized import QuantizedTable, matrix_of
 from qkv.layers.signal import Signal
 from qkv.ops.quantized.reference import lookup
 from qkv.spec.errors import UserError

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from qkv.frontends.placed import PlacedFrontend, check_pixels
 from qkv.layers.context import Context, PositionGrid
 from qkv.layers.layout import Layouts
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
 from qkv.layers.signal import Signal
 from qkv.spec.errors import UserError
 from qkv.spec.model import Stack

@@ -6,8 +6,8 @@
 
 ``read`` runs the model on the tokens of each row that its state lacks: the token of the last step or, where rows were
 forked, several. Rows that were just admitted are read in separate passes, one per step, and join the others when they
-are ready (``qkv.generation.prefill``). So rows can be admitted while others decode, and a long prompt does not delay
-them. Rows whose context slides are read again within the step.
+are ready (``qkv.generation.queue.prefill``). So rows can be admitted while others decode, and a long prompt does not
+delay them. Rows whose context slides are read again within the step.
 
 ``cut`` truncates texts and removes the truncated positions from the state, for proposed tokens that were rejected. A
 state whose branches cannot drop positions, such as that of a GRU, is restored from the copy made by ``mark``, and the
@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 
 from qkv.generation.context import first_seen
-from qkv.generation.prefill import Begun, DecodedRow, HeadInput, Logits, Prefill, continued
-from qkv.generation.prefixes import Prefixes
+from qkv.generation.queue.prefill import Begun, DecodedRow, HeadInput, Logits, Prefill, continued
+from qkv.generation.queue.prefixes import Prefixes
 from qkv.layers.context import Memory
 from qkv.layers.signal import Signal
-from qkv.models.layout import lay_out
+from qkv.models.fast.layout import lay_out
 from qkv.models.transformer import State, Transformer
 from qkv.state.tree import join, nbytes, overwrite, rows
 

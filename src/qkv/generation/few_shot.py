@@ -15,7 +15,15 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
 
-from qkv.generation.score import OptionScore, check_measure, check_options, joined_ids, score_by, score_prompts, softmax
+from qkv.generation.decode.score import (
+    OptionScore,
+    check_measure,
+    check_options,
+    joined_ids,
+    score_by,
+    score_prompts,
+    softmax,
+)
 from qkv.generation.text import generate_texts
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError

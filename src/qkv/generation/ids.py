@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qkv.generation.beam import beam_search
-from qkv.generation.sample import generate
-from qkv.generation.speculate import Speculator
+from qkv.generation.decode.beam import beam_search
+from qkv.generation.decode.sample import generate
+from qkv.generation.decode.speculate import Speculator
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
@@ -21,7 +21,8 @@ def write_ids(
 ) -> list[int]:
     """Generate token ids after ``ids``: a sample, or the best beam if num_beams > 1.
 
-    ``speculation``: decode speculatively, see ``qkv.generation.speculate``. ``drawn``: only ids below it are sampled.
+    ``speculation``: decode speculatively, see ``qkv.generation.decode.speculate``. ``drawn``: only ids below it are
+    sampled.
 
     Raises ``UserError`` for ids outside the vocabulary, an encoder–decoder, stop strings and num_return > 1.
     """

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from qkv.generation.context import first_seen
-from qkv.generation.filters import draw, filtered
+from qkv.generation.logits.filters import draw, filtered
 from qkv.models.transformer import Transformer
 from qkv.spec.generation import Generation
 

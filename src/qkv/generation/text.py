@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from qkv.generation.beam import Hypothesis, beam_search
-from qkv.generation.constrain import Constraint
-from qkv.generation.sample import Sampling
-from qkv.generation.speculate import Speculator
+from qkv.generation.decode.beam import Hypothesis, beam_search
+from qkv.generation.decode.sample import Sampling
+from qkv.generation.decode.speculate import Speculator
+from qkv.generation.logits.constrain import Constraint
 from qkv.generation.writer import PROMPT_END, TextWriter
 from qkv.models.evaluating import evaluating
-from qkv.models.frozen_weights import unchanged
+from qkv.models.fast.frozen_weights import unchanged
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
@@ -31,8 +31,9 @@ def generate_text(
     """Generate text after ``prompt`` and return it without the prompt; with num_beams > 1 the text with the best score.
 
     An empty prompt is replaced by a line break. ``speculation``: decode speculatively, see
-    ``qkv.generation.speculate``; ``constraint``: what the text must match, see ``qkv.generation.constrain``. Raises
-    ``UserError`` for invalid prompts or options. ``best_texts`` returns several beams.
+    ``qkv.generation.decode.speculate``; ``constraint``: what the text must match, see
+    ``qkv.generation.logits.constrain``. Raises ``UserError`` for invalid prompts or options. ``best_texts`` returns
+    several beams.
     """
     return generate_texts(model, tokenizer, [prompt], generation, capacity, speculation, constraint)[0]
 
@@ -49,7 +50,7 @@ def stream_text(
     """Yield the text of ``generate_text`` in pieces as it is generated; with num_beams > 1 as one piece at the end.
 
     The caller may change the model between two pieces, so at each token parts of the model are compared with their
-    state at the last token. Iterate within ``qkv.models.frozen_weights.unchanged`` to skip this comparison.
+    state at the last token. Iterate within ``qkv.models.fast.frozen_weights.unchanged`` to skip this comparison.
     """
     pieces = _pieces(model, tokenizer, [prompt], generation or Generation(), capacity, speculation, constraint)
     return (piece for _, piece in pieces)
@@ -78,7 +79,7 @@ def generate_texts(
 
 
 class BestText(NamedTuple):
-    """Beam search result: text, score (see ``qkv.generation.beam``), log p of its tokens in nats."""
+    """Beam search result: text, score (see ``qkv.generation.decode.beam``), log p of its tokens in nats."""
 
     text: str
     score: float
@@ -95,8 +96,8 @@ def best_texts(
 ) -> list[list[BestText]]:
     """Return the best ``num_return`` texts after each prompt, best first, without prompt, end token and stop string.
 
-    See ``qkv.generation.beam.beam_search``. A stop string ends a hypothesis at the token that completes it; that token
-    is part of the score.
+    See ``qkv.generation.decode.beam.beam_search``. A stop string ends a hypothesis at the token that completes it; that
+    token is part of the score.
     """
     ids = [prompt_ids(tokenizer, prompt) for prompt in prompts]
 

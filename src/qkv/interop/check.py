@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.interop.folder import read_json
-from qkv.interop.places import CONFIG
+from qkv.interop.files.folder import read_json
+from qkv.interop.files.places import CONFIG
 from qkv.interop.series import answer_as_published, as_published, channels_of
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError

@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qkv.interop import hub
-from qkv.interop.adapted import StoredAdapter, adapted_tensors, adapted_values, base_of, read_adapter, task_of
-from qkv.interop.folder import Stored, read_json, stored_tensors
-from qkv.interop.gguf_read import gguf_names, gguf_tensors, gguf_values
+from qkv.interop.adapters.read import StoredAdapter, adapted_tensors, adapted_values, base_of, read_adapter, task_of
+from qkv.interop.files import hub
+from qkv.interop.files.folder import Stored, read_json, stored_tensors
+from qkv.interop.files.places import ADAPTER_CONFIG, CONFIG, INDEX, WEIGHTS, gguf_files, is_published, may_be_name
+from qkv.interop.gguf.read import gguf_names, gguf_tensors, gguf_values
 from qkv.interop.mapping.config import Config, Held
 from qkv.interop.mapping.family import Family
-from qkv.interop.places import ADAPTER_CONFIG, CONFIG, INDEX, WEIGHTS, gguf_files, is_published, may_be_name
 from qkv.interop.registry import choose
 from qkv.spec.errors import UserError
 from qkv.tokenizers.folder import holds_tokenizer
-from qkv.tokenizers.gguf_file import is_gguf
+from qkv.tokenizers.gguf.file import is_gguf
 
 
 class PublishedCheckpoint(NamedTuple):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from qkv.interop.places import CONFIG, GENERATION, TOKENIZER_CONFIG, WEIGHTS
+from qkv.interop.files.places import CONFIG, GENERATION, TOKENIZER_CONFIG, WEIGHTS
 from qkv.interop.save import about, tokenizer_config, write_json, write_tensors
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError

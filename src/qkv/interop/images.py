@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qkv.interop.folder import read_json
+from qkv.interop.files.folder import read_json
+from qkv.interop.files.places import PREPROCESSOR
 from qkv.interop.mapping.config import Config
-from qkv.interop.places import PREPROCESSOR
 from qkv.spec.errors import UserError, nearest, quoted
 from qkv.spec.model import Model
 from qkv.spec.processors import Processor

@@ -12,20 +12,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from qkv.interop.adapted import StoredAdapter
+from qkv.interop.adapters.read import StoredAdapter
 from qkv.interop.checkpoint import PublishedCheckpoint, open_checkpoint
-from qkv.interop.folder import Stored, held_by
+from qkv.interop.files.folder import Stored, held_by
+from qkv.interop.files.mapped import watch
+from qkv.interop.files.places import CONFIG
+from qkv.interop.files.safetensors_file import Entry, in_place
+from qkv.interop.files.slices import with_slices
 from qkv.interop.images import read_processor, sized_for
-from qkv.interop.mapped import watch
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family, ignored_keys, named_as_now, read_spec, without_prefix
 from qkv.interop.mapping.names import Match, matches, reason_for
-from qkv.interop.places import CONFIG
 from qkv.interop.registry import choose
-from qkv.interop.safetensors_file import Entry, in_place
-from qkv.interop.slices import with_slices
 from qkv.interop.writing import answering, beginning, going_on, unused_settings
-from qkv.models.assign import place, places_of
+from qkv.models.edit.assign import place, places_of
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.generation import Generation

@@ -1,5 +1,5 @@
 """Register of published families. A family outside of the package registers itself when its module is imported, see
-``qkv.spec.imports``.
+``qkv.spec.extension.imports``.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family
 from qkv.spec.errors import UserError, nearest
-from qkv.spec.imports import import_more
+from qkv.spec.extension.imports import import_more
 from qkv.spec.register import Register
 
 _FAMILIES: Register[str, Family] = Register("qkv.interop.families")

@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from qkv.interop.files.places import CONFIG, GENERATION, PREPROCESSOR, TOKENIZER_CONFIG, WEIGHTS
+from qkv.interop.files.slices import join_slices
 from qkv.interop.images import sized_as, written_processor
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family, read_spec
 from qkv.interop.mapping.names import matches, reason_for
-from qkv.interop.normal import normal
-from qkv.interop.places import CONFIG, GENERATION, PREPROCESSOR, TOKENIZER_CONFIG, WEIGHTS
+from qkv.interop.mapping.normal import normal
 from qkv.interop.registry import families
-from qkv.interop.slices import join_slices
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model

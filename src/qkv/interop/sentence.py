@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qkv.interop.folder import read_json
+from qkv.interop.files.folder import read_json
+from qkv.interop.files.places import MODULES, is_sentence_folder
 from qkv.interop.mapping.config import Config
-from qkv.interop.places import MODULES, is_sentence_folder
 from qkv.layers.pooling import SENTENCE_NAMES
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import Pooled

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qkv.interop.folder import read_json
+from qkv.interop.files.folder import read_json
+from qkv.interop.files.places import GENERATION
 from qkv.interop.mapping.config import Config
-from qkv.interop.places import GENERATION
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
-from qkv.tokenizers.gguf_file import is_gguf
-from qkv.tokenizers.gguf_read import ends_of
+from qkv.tokenizers.gguf.file import is_gguf
+from qkv.tokenizers.gguf.read import ends_of
 from qkv.tokenizers.tokenizer import Tokenizer
 
 USED = (

@@ -38,7 +38,7 @@ class Branch(Declared):
     replayable: bool = False
     """True if a call with a state reads its positions from tensors only.
 
-    Its kernels can then be recorded once and replayed at other positions; see ``qkv.models.replayed_step``.
+    Its kernels can then be recorded once and replayed at other positions; see ``qkv.models.fast.replayed_step``.
     """
     loss_share: float = 1.0
     """Fraction of a training step's targets that are in the current batch; factor of the branch's auxiliary loss."""

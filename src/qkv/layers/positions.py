@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.layers.activations import ACTIVATIONS
 from qkv.layers.context import Context, PositionGrid
 from qkv.layers.layout import ROWS, Declared, Layout, Layouts, on_grid
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
+from qkv.layers.position_wise.activations import ACTIVATIONS
 from qkv.ops import positions as ops
 from qkv.ops.at_least_single import at_least_single, single_or_wider
 from qkv.spec import parts as spec

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.layout import Declared, Layouts, matrix
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
 from qkv.ops.recurrence.choose import recur
 from qkv.ops.recurrence.reference import Memory
 from qkv.ops.recurrence.reversal import reversal, taken

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
 from qkv.layers.positions import Positions
 from qkv.models.construct import construct
-from qkv.models.layered import Layered
+from qkv.models.stack.layered import Layered
 from qkv.models.transformer import Stack, Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model
-from qkv.spec.start import ConstructedStart, Start
+from qkv.spec.models.start import ConstructedStart, Start
 from qkv.system.allocator import keep_freed_memory
 from qkv.system.allowance import limit_threads
 from qkv.system.torch_settings import usual_settings

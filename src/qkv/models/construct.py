@@ -10,7 +10,7 @@ from torch import Tensor
 from qkv.layers.layout import Layout, Piece, layouts
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError, nearest
-from qkv.spec.start import ConstructedStart, Values, WeightPiece
+from qkv.spec.models.start import ConstructedStart, Values, WeightPiece
 
 _SUFFIX = ".weight"
 

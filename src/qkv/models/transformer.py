@@ -17,11 +17,11 @@ from qkv.layers.layout import WHOLE, Layouts
 from qkv.layers.positions import Learned
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap, tapped
-from qkv.models.heads import build_head
-from qkv.models.layered import Layered
-from qkv.models.native_token import native_token, obstacle
+from qkv.models.fast.native_token import native_token, obstacle
+from qkv.models.heads.head import build_head
 from qkv.models.queries import Queries
-from qkv.models.segmentation import build_segmentation
+from qkv.models.stack.layered import Layered
+from qkv.models.stack.segmentation import build_segmentation
 from qkv.models.wide import DEEP, build_wide
 from qkv.spec.errors import UserError, dotted
 from qkv.spec.model import Encoder as EncoderSpec
@@ -182,7 +182,7 @@ class Transformer(Stack):
 
         signal ─ front end ─ x (B, N, Dm) ─ latents ─ z (B, M, Dz) ─ memory of the blocks ─ norm ─ head
 
-    With segmentation, the blocks read a row in segments; see ``qkv.models.segmentation``.
+    With segmentation, the blocks read a row in segments; see ``qkv.models.stack.segmentation``.
     """
 
     def __init__(self, spec: Model):

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from qkv.layers.layout import WHOLE, Declared, Layouts
 from qkv.layers.signal import WINDOW_EPS, Signal
 from qkv.ops.at_least_single import at_least_single
-from qkv.spec import wide as spec
 from qkv.spec.errors import UserError
+from qkv.spec.models import wide as spec
 from qkv.spec.register import implementation, implements
 
 DEEP, WIDE = 0, 1
@@ -23,7 +23,7 @@ DEEP, WIDE = 0, 1
 class WidePath(Declared):
     """Base class of wide paths: table (F, C) and bias (C) of a linear map. Made by ``cls(part, num_outputs)``.
 
-    ``qkv.training.wide`` fits table and bias, not gradient descent.   share (2): factors a and b in outputs =
+    ``qkv.training.wide.fit`` fits table and bias, not gradient descent.   share (2): factors a and b in outputs =
     a · deep + b · wide, fitted after training; (1, 0) until then.   used (2): 1 for each path that is computed in
     evaluation, 0 for a path whose factor is 0.
     """

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qkv.ops.choices import Choice, by_reference, choose, chosen, fastest
 from qkv.ops.native import library
 from qkv.ops.native.step import INPUTS
+from qkv.ops.selection.choices import Choice, by_reference, choose, chosen, fastest
 
 _SMALLEST = 1 << 15
 """Number of elements below which the overhead of the call is as long as the computation."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from qkv.ops.untraced import untraced
+from qkv.ops.selection.untraced import untraced
 
 Expert = Callable[[Tensor], Tensor]
 """Expert: vectors (n, D) of the positions that chose it -> (n, D)."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from qkv.report.chart import LineChart
+from qkv.report.charts.chart import LineChart
+from qkv.report.charts.series import Line
 from qkv.report.page import Page
-from qkv.report.series import Line
 
 
 class Curve(NamedTuple):

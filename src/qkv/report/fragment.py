@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+from qkv.report.charts.frame import asset
 from qkv.report.evaluation import Splits, headline, rows
-from qkv.report.frame import asset
 from qkv.report.markup import Markup, tag
 from qkv.report.page import Chart, Page, Tone
 from qkv.report.training import TrainingRun, cards, loss_chart

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
+from qkv.report.charts.frame import asset
 from qkv.report.figures import all_numbers, cell
-from qkv.report.frame import asset
 from qkv.report.markup import Markup, script_json, tag
 
 Tone = Literal["", "good", "danger", "accent"]

@@ -6,14 +6,14 @@ import base64
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from qkv.report.bars import BarChart
-from qkv.report.chart import LineChart
+from qkv.report.charts.bars import BarChart
+from qkv.report.charts.chart import LineChart
+from qkv.report.charts.heatmap import HeatMap, png
+from qkv.report.charts.scatter import Group, ScatterPlot
+from qkv.report.charts.series import Line
 from qkv.report.effects import effects
-from qkv.report.heatmap import HeatMap, png
 from qkv.report.markup import Markup, tag
 from qkv.report.page import Page
-from qkv.report.scatter import Group, ScatterPlot
-from qkv.report.series import Line
 from qkv.report.tagged import kind, legend, sentence
 
 Section = Mapping[str, Any]

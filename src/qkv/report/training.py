@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from qkv.report.chart import LineChart
+from qkv.report.charts.chart import LineChart
+from qkv.report.charts.series import Line
 from qkv.report.evaluation import BESIDE_THE_POINT, add_evaluation, chosen_by, headline, named, words
 from qkv.report.figures import duration, fixed, short
 from qkv.report.page import Page, Tone
 from qkv.report.sections import add_sections
-from qkv.report.series import Line
 
 Status = Literal["running", "finished", "stopped", "failed"]
 

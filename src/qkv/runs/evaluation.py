@@ -15,14 +15,14 @@ from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.linear.precision import autocast
 from qkv.report.fragment import evaluation_fragment
-from qkv.runs.before_refit import NOTE, without_validation_rows
-from qkv.runs.calibration import with_calibration
-from qkv.runs.checkpoint import newest_state
-from qkv.runs.folder import SPEC
+from qkv.runs.inference.calibration import with_calibration
 from qkv.runs.run import Run, task_of
+from qkv.runs.storage.before_refit import NOTE, without_validation_rows
+from qkv.runs.storage.checkpoint import newest_state
+from qkv.runs.storage.folder import SPEC
 from qkv.spec.errors import UserError
+from qkv.spec.files.yaml_io import read_recipe
 from qkv.spec.recipe import Recipe
-from qkv.spec.yaml_io import read_recipe
 from qkv.tasks.dataset import OTHER, Dataset, ExampleDataset
 from qkv.tasks.task import Evaluation, Task, Totals
 

@@ -9,25 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from qkv.data.corpora.corpus import VALIDATION
-from qkv.models.quantize import quantize as quantize_model
+from qkv.models.edit.quantize import quantize as quantize_model
 from qkv.report.evaluation import words
 from qkv.report.figures import fixed, size
 from qkv.report.page import Page
 from qkv.report.sections import add_sections
-from qkv.runs.calibration import CALIBRATION
-from qkv.runs.checkpoint import save_weights, weights
 from qkv.runs.evaluation import evaluate
-from qkv.runs.files import clear_errors
-from qkv.runs.folder import SPEC, locked
-from qkv.runs.identity import MADE_WITH, made_with, write_parts
-from qkv.runs.load import load, load_stored
-from qkv.runs.published import NOT_SAID
+from qkv.runs.inference.calibration import CALIBRATION
 from qkv.runs.run import Run
-from qkv.spec.adapt import Whole
+from qkv.runs.storage.checkpoint import save_weights, weights
+from qkv.runs.storage.files import clear_errors
+from qkv.runs.storage.folder import SPEC, locked
+from qkv.runs.storage.identity import MADE_WITH, made_with, write_parts
+from qkv.runs.storage.load import load, load_stored
+from qkv.runs.storage.published import NOT_SAID
 from qkv.spec.errors import UserError, quoted
-from qkv.spec.quantization import Quantization
+from qkv.spec.files.yaml_io import write_spec
+from qkv.spec.models.adapt import Whole
+from qkv.spec.models.quantization import Quantization
 from qkv.spec.recipe import Recipe
-from qkv.spec.yaml_io import write_spec
 from qkv.system.files import write_file
 
 BEFORE, AFTER = "before", "after"

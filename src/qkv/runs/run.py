@@ -8,8 +8,8 @@ from typing import Any
 
 from qkv.data.vocabulary import Vocabulary
 from qkv.models.transformer import Transformer
-from qkv.runs.calibration import read_temperature
-from qkv.runs.evaluation_file import read_evaluation
+from qkv.runs.inference.calibration import read_temperature
+from qkv.runs.storage.evaluation_file import read_evaluation
 from qkv.spec.recipe import Recipe
 from qkv.tasks.registry import task_of_recipe
 from qkv.tasks.task import Task

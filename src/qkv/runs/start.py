@@ -23,33 +23,33 @@ from torch import Tensor
 from qkv.data.batching.batch import INPUT
 from qkv.data.vocabulary import TARGET_FILE, Vocabulary
 from qkv.interop.checkpoint import PublishedCheckpoint, open_checkpoint
+from qkv.interop.files.places import CONFIG, MODULES, PREPROCESSOR, is_published, is_sentence_folder, may_be_name
 from qkv.interop.images import read_processor
 from qkv.interop.load import read_published
 from qkv.interop.mapping.family import read_spec
-from qkv.interop.places import CONFIG, MODULES, PREPROCESSOR, is_published, is_sentence_folder, may_be_name
+from qkv.interop.mapping.task_heads import head_tensors, task_heads
 from qkv.interop.sentence import SentencePooling, read_pooling
-from qkv.interop.task_heads import head_tensors, task_heads
 from qkv.interop.writing import beginning, named_ends
 from qkv.layers.layout import WHOLE, Layout, layouts
-from qkv.layers.lora import folded
+from qkv.layers.linear.lora import folded
 from qkv.layers.positions import regridded
 from qkv.models.transformer import Transformer
-from qkv.runs.checkpoint import weights
-from qkv.runs.files import read_tensors
-from qkv.runs.folder import SPEC, WEIGHTS
-from qkv.runs.identity import MADE_WITH, check_unedited
-from qkv.runs.published import pieces
-from qkv.spec.adapt import LoRA
+from qkv.runs.storage.checkpoint import weights
+from qkv.runs.storage.files import read_tensors
+from qkv.runs.storage.folder import SPEC, WEIGHTS
+from qkv.runs.storage.identity import MADE_WITH, check_unedited
+from qkv.runs.storage.published import pieces
 from qkv.spec.data import Data
 from qkv.spec.errors import UserError, nearest
+from qkv.spec.files.yaml_io import read_recipe
 from qkv.spec.heads import Head, LanguageModelHead, Pooled
 from qkv.spec.model import Model
+from qkv.spec.models.adapt import LoRA
 from qkv.spec.processors import Processor
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Task, Translation
 from qkv.spec.tokenizers import Tokenizer as TokenizerSpec
 from qkv.spec.tokenizers import TokenizerFile
-from qkv.spec.yaml_io import read_recipe
 from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
 
 _HEAD = "head."

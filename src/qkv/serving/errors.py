@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from qkv.generation.requests import QueueFull
+from qkv.generation.queue.requests import QueueFull
 from qkv.spec.errors import SpecError, UserError, dotted
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}

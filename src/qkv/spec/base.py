@@ -30,7 +30,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError, core_schema
 
 from qkv.spec.errors import Problem, SpecError, nearest, quoted
-from qkv.spec.imports import import_more
+from qkv.spec.extension.imports import import_more
 
 T = TypeVar("T")
 
@@ -186,7 +186,7 @@ class Part(Spec):
     ) -> dict[str, Any]:
         if not cls.__dict__.get("_is_slot"):
             return handler(schema)
-        # Slots can be recursive (a mask of masks), so the schema is a reference that qkv.spec.schema resolves.
+        # Slots can be recursive (a mask of masks), so the schema is a reference that qkv.spec.files.schema resolves.
         return {"x-slot": cls.__name__}
 
     def to_dict(self) -> dict[str, Any]:

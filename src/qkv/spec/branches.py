@@ -8,8 +8,8 @@ from pydantic import Field
 
 from qkv.spec.base import Part
 from qkv.spec.errors import Problem
-from qkv.spec.growth import DENSE, NEAR, POSITION_WISE, RECURRENT, Growth
 from qkv.spec.masks import Causal, Mask
+from qkv.spec.models.growth import DENSE, NEAR, POSITION_WISE, RECURRENT, Growth
 from qkv.spec.parts import Activation, NoNorm, NoRelative, Relative, SwitchedNorm, grid_problems
 
 

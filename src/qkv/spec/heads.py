@@ -9,8 +9,8 @@ from pydantic import BeforeValidator, Field
 
 from qkv.spec.base import Part, Seq
 from qkv.spec.errors import Problem, SpecError, nearest, quoted
-from qkv.spec.forecasts import Forecast, Point
 from qkv.spec.frontends import WIDEST, Frontend
+from qkv.spec.models.forecasts import Forecast, Point
 from qkv.spec.parts import Activation, LayerNorm, NoNorm, Norm
 
 PoolingName = Literal["first", "last", "mean", "mean_rest", "max", "mean_sqrt_len", "weighted_mean", "attention"]

@@ -8,17 +8,17 @@ from typing import Literal
 from pydantic import Field
 
 from qkv.spec.base import Seq, Spec
-from qkv.spec.blocks import MOST_LAYERS, Block, Layered
 from qkv.spec.branches import Attention, Branch, FeedForward
-from qkv.spec.cross import CrossAttention
 from qkv.spec.errors import Problem
 from qkv.spec.frontends import WIDEST, Frontend, Text
 from qkv.spec.heads import Head, LanguageModelHead
 from qkv.spec.masks import Full
+from qkv.spec.models.blocks import MOST_LAYERS, Block, Layered
+from qkv.spec.models.cross import CrossAttention
+from qkv.spec.models.segmentation import Segmentation
+from qkv.spec.models.wide import WidePath
 from qkv.spec.parts import Learned, Positions, grid_problems
 from qkv.spec.register import import_all
-from qkv.spec.segmentation import Segmentation
-from qkv.spec.wide import WidePath
 
 import_all("qkv.spec.signals")  # registers their kinds in the slots of front ends and processors
 

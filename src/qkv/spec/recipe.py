@@ -10,15 +10,15 @@ from pydantic import BeforeValidator, Field
 from qkv.spec.base import Seq, Spec
 from qkv.spec.data import NO_DATA, Data
 from qkv.spec.errors import Problem, nearest
-from qkv.spec.formats import FORMAT
+from qkv.spec.files.formats import FORMAT
 from qkv.spec.frontends import Frontend
 from qkv.spec.generation import Generation
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.model import Model
+from qkv.spec.models.quantization import Quantization
+from qkv.spec.models.start import RandomStart, Start
 from qkv.spec.processors import Processor
-from qkv.spec.quantization import Quantization
-from qkv.spec.results import Published, Reached, Result, Typed, reached
-from qkv.spec.start import RandomStart, Start
+from qkv.spec.recipes.results import Published, Reached, Result, Typed, reached
 from qkv.spec.tasks import NextToken, Reads, Task
 from qkv.spec.training import Training
 

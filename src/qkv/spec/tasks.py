@@ -9,12 +9,12 @@ from pydantic import Field
 from qkv.spec.base import Part, Seq
 from qkv.spec.errors import Problem
 from qkv.spec.model import Model
-from qkv.spec.signal_tasks import Autoencoding as Autoencoding
-from qkv.spec.signal_tasks import EdgePrediction as EdgePrediction
-from qkv.spec.signal_tasks import Forecasting as Forecasting
-from qkv.spec.signal_tasks import NextPatch as NextPatch
-from qkv.spec.signal_tasks import NodeClassification as NodeClassification
-from qkv.spec.task import Needs, Reads, Task
+from qkv.spec.recipes.signal_tasks import Autoencoding as Autoencoding
+from qkv.spec.recipes.signal_tasks import EdgePrediction as EdgePrediction
+from qkv.spec.recipes.signal_tasks import Forecasting as Forecasting
+from qkv.spec.recipes.signal_tasks import NextPatch as NextPatch
+from qkv.spec.recipes.signal_tasks import NodeClassification as NodeClassification
+from qkv.spec.recipes.task import Needs, Reads, Task
 
 
 class NextToken(Task, kind="next_token"):

@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveFloat
 
-from qkv.spec.adapt import Adapt, Whole
 from qkv.spec.base import LARGEST_SEED, Part, Seq, Spec
+from qkv.spec.models.adapt import Adapt, Whole
 
 
 class Optimizer(Part, slot=True):

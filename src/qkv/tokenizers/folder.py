@@ -13,8 +13,8 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from qkv.spec.errors import UserError
 from qkv.tokenizers.byte_level import SYMBOLS
 from qkv.tokenizers.chat import template_in
-from qkv.tokenizers.gguf_file import is_gguf
-from qkv.tokenizers.gguf_read import reads_tokenizer, template_of, tokenizer_of
+from qkv.tokenizers.gguf.file import is_gguf
+from qkv.tokenizers.gguf.read import reads_tokenizer, template_of, tokenizer_of
 from qkv.tokenizers.special import CONTENTS
 
 FILE_NAME = "tokenizer.json"

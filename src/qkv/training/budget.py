@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from qkv.training.events import Planned
 from qkv.training.plan import Costs, Plan, PlanStage, first_plan, read_plan, second_plan, unlimited, write_plan
 from qkv.training.setup import Setup
+from qkv.training.watch.events import Planned
 
 
 class Budget:

@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qkv.inspection.cost import cost
+from qkv.costs.cost import cost
 from qkv.report.comparison import Curve, comparison_report
 from qkv.report.evaluation import words
 from qkv.report.figures import duration, short
-from qkv.runs.checkpoint import newest_state
-from qkv.runs.evaluation_file import read_evaluation
-from qkv.runs.files import read_metadata
-from qkv.runs.folder import SPEC, WEIGHTS
 from qkv.runs.metrics import TAKEN, rows_of, steps_in_all
 from qkv.runs.run import Run
+from qkv.runs.storage.checkpoint import newest_state
+from qkv.runs.storage.evaluation_file import read_evaluation
+from qkv.runs.storage.files import read_metadata
+from qkv.runs.storage.folder import SPEC, WEIGHTS
 from qkv.spec.errors import UserError
+from qkv.spec.files.yaml_io import read_recipe
 from qkv.spec.recipe import Recipe
-from qkv.spec.yaml_io import read_recipe
 from qkv.system.torch_settings import with_usual_settings
 from qkv.tasks.registry import task_of_recipe
 from qkv.training.environment import read_environment
-from qkv.training.record import Done, trained_flops
+from qkv.training.watch.record import Done, trained_flops
 
 _COMPARED = ("data", "model", "start", "task", "training", "sample")
 _MACHINE = ("qkv", "torch", "processor", "device", "threads")

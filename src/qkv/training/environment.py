@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from qkv.ops import choices
-from qkv.runs.files import clear_errors
+from qkv.ops.selection import choices
+from qkv.runs.storage.files import clear_errors
 from qkv.system.files import write_file
 from qkv.system.optional import PATHS, turned_off
 from qkv.system.processor import processor_name

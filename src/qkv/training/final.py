@@ -8,22 +8,22 @@ from pathlib import Path
 from torch import Tensor
 
 from qkv.data.corpora.corpus import TEST, VALIDATION
-from qkv.layers.lora import merged
-from qkv.runs.before_refit import NOTE, drop_wide, keep_wide, restore_wide
-from qkv.runs.calibration import calibrate
-from qkv.runs.checkpoint import load_weights, save_weights
+from qkv.layers.linear.lora import merged
 from qkv.runs.evaluation import evaluate_split, held_out
-from qkv.runs.evaluation_file import write_evaluation
-from qkv.runs.files import read_metadata, read_tensors
-from qkv.runs.folder import WEIGHTS
+from qkv.runs.inference.calibration import calibrate
+from qkv.runs.storage.before_refit import NOTE, drop_wide, keep_wide, restore_wide
+from qkv.runs.storage.checkpoint import load_weights, save_weights
+from qkv.runs.storage.evaluation_file import write_evaluation
+from qkv.runs.storage.files import read_metadata, read_tensors
+from qkv.runs.storage.folder import WEIGHTS
 from qkv.spec.errors import UserError
 from qkv.tasks.task import Evaluation
-from qkv.training import heats
-from qkv.training.contestants import Contestant, section, tested_section
-from qkv.training.events import Evaluated, Notice, OnEvent
 from qkv.training.interrupt import StopNow, StopRequest
+from qkv.training.race import heats
+from qkv.training.race.contestants import Contestant, section, tested_section
 from qkv.training.setup import Setup
-from qkv.training.wide import join, refit_wide
+from qkv.training.watch.events import Evaluated, Notice, OnEvent
+from qkv.training.wide.fit import join, refit_wide
 
 
 def best_weights(folder: Path) -> tuple[dict[str, Tensor], int]:

@@ -12,40 +12,41 @@ from typing import Any, NoReturn
 import torch
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from qkv.costs.counting.losses import backward
 from qkv.data.batching.batch import Batch
 from qkv.data.corpora.corpus import VALIDATION
 from qkv.data.reading import one_reading
-from qkv.inspection.losses import backward
-from qkv.models.adapt import rate_factors
+from qkv.models.edit.adapt import rate_factors
 from qkv.ops.linear.precision import autocast
 from qkv.report.evaluation import ERRORS
 from qkv.report.training import Status
-from qkv.runs.checkpoint import Checkpoint, save_weights, weights
 from qkv.runs.evaluation import measure
-from qkv.runs.evaluation_file import read_evaluation
-from qkv.runs.folder import FAILURE, WEIGHTS, locked
-from qkv.runs.identity import MADE_WITH, made_with, recipe_digest
-from qkv.runs.load import load
 from qkv.runs.metrics import TAKEN, is_planned
 from qkv.runs.run import Run
+from qkv.runs.storage.checkpoint import Checkpoint, save_weights, weights
+from qkv.runs.storage.evaluation_file import read_evaluation
+from qkv.runs.storage.folder import FAILURE, WEIGHTS, locked
+from qkv.runs.storage.identity import MADE_WITH, made_with, recipe_digest
+from qkv.runs.storage.load import load
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.recipe import Recipe
 from qkv.spec.training import Training
 from qkv.system.files import write_file
-from qkv.training import clock, heats, random_state
+from qkv.training import clock, random_state
 from qkv.training.budget import Budget
-from qkv.training.events import Ended, Event, Notice, OnEvent, Sampled, Saved, Started, Stepped, Validated
 from qkv.training.final import best_weights, evaluate_best
-from qkv.training.health import diagnose
 from qkv.training.interrupt import Interrupted, StopNow, StopRequest
 from qkv.training.optim.optimisers import build_optimizer
 from qkv.training.optim.schedules import multiplier
-from qkv.training.progress import RunProgress
-from qkv.training.record import Done, RunRecorder
+from qkv.training.race import heats
 from qkv.training.rehearsal import rehearse
 from qkv.training.setup import Setup, prepare
-from qkv.training.show import Show
 from qkv.training.usage import counted
+from qkv.training.watch.events import Ended, Event, Notice, OnEvent, Sampled, Saved, Started, Stepped, Validated
+from qkv.training.watch.health import diagnose
+from qkv.training.watch.progress import RunProgress
+from qkv.training.watch.record import Done, RunRecorder
+from qkv.training.watch.show import Show
 
 # Maximum share of the training time for checkpoints saved by time, and for samples without ``sample_every``.
 _OVERHEAD = 0.02
@@ -414,7 +415,7 @@ def train(
     only loaded. Ctrl-C and SIGTERM finish the step, save, and raise Interrupted, a KeyboardInterrupt; a second Ctrl-C
     aborts at once.
 
-    on_event: called with each event of ``qkv.training.events``; None shows a progress line on standard error.
+    on_event: called with each event of ``qkv.training.watch.events``; None shows a progress line on standard error.
     since: value of ``qkv.training.clock`` from which a budget of minutes counts; None for now.
 
     Raises UserError if recipe, text, folder or checkpoint is unusable, the disk is full, or a loss is not finite.

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from qkv.runs.files import clear_errors
+from qkv.runs.storage.files import clear_errors
 from qkv.spec.training import Training
 from qkv.system.files import write_file
 from qkv.training.optim.schedules import shortened

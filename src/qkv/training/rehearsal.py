@@ -15,11 +15,11 @@ import torch
 
 from qkv.data.batching.batch import Batch
 from qkv.data.corpora.corpus import VALIDATION
-from qkv.layers.lora import merged
-from qkv.ops.choices import all_choices
-from qkv.runs.checkpoint import weights
+from qkv.layers.linear.lora import merged
+from qkv.ops.selection.choices import all_choices
 from qkv.runs.evaluation import evaluate_split, held_out, measure
-from qkv.runs.files import clear_errors, write_tensors
+from qkv.runs.storage.checkpoint import weights
+from qkv.runs.storage.files import clear_errors, write_tensors
 from qkv.spec.errors import UserError
 from qkv.system.files import PARTIAL
 from qkv.tasks.dataset import Dataset, ExampleDataset

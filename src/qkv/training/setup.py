@@ -10,18 +10,18 @@ import torch
 
 from qkv.data.reading import release
 from qkv.data.vocabulary import Vocabulary
-from qkv.models.adapt import adapt, learned_sentence
 from qkv.models.build import build
+from qkv.models.edit.adapt import adapt, learned_sentence
 from qkv.models.transformer import Transformer
 from qkv.ops.linear.precision import runs_in
-from qkv.runs.checkpoint import Checkpoint, CheckpointStore, load_weights
-from qkv.runs.files import clear_errors, remove_partial
-from qkv.runs.folder import SPEC, WEIGHTS, check_kept, had_best
-from qkv.runs.identity import MADE_WITH, deciding, difference, edited, recipe_digest, write_parts
 from qkv.runs.start import start_weights, with_start
+from qkv.runs.storage.checkpoint import Checkpoint, CheckpointStore, load_weights
+from qkv.runs.storage.files import clear_errors, remove_partial
+from qkv.runs.storage.folder import SPEC, WEIGHTS, check_kept, had_best
+from qkv.runs.storage.identity import MADE_WITH, deciding, difference, edited, recipe_digest, write_parts
 from qkv.spec.errors import UserError
+from qkv.spec.files.yaml_io import read_recipe, write_spec
 from qkv.spec.recipe import Recipe
-from qkv.spec.yaml_io import read_recipe, write_spec
 from qkv.system.device import training_device
 from qkv.system.optional import turned_off
 from qkv.tasks.dataset import Dataset
@@ -29,10 +29,10 @@ from qkv.tasks.registry import task_of_recipe
 from qkv.tasks.task import Task
 from qkv.training import clock
 from qkv.training.environment import Environment
-from qkv.training.events import Notice, OnEvent
 from qkv.training.optim.schedules import same_so_far
 from qkv.training.vectors import start_vectors
-from qkv.training.wide import fit_wide
+from qkv.training.watch.events import Notice, OnEvent
+from qkv.training.wide.fit import fit_wide
 
 
 @dataclass(frozen=True)

@@ -9,37 +9,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qkv.costs.cost import cost
+from qkv.costs.counting.losses import random_batch
+from qkv.costs.longest import longest
+from qkv.costs.measuring.machine import usable_memory
+from qkv.costs.measuring.measure import rates
 from qkv.data.corpora.corpus import VALIDATION
-from qkv.inspection.cost import cost
-from qkv.inspection.longest import longest
-from qkv.inspection.losses import random_batch
-from qkv.inspection.machine import usable_memory
-from qkv.inspection.measure import rates
+from qkv.models.edit.transplant import KEPT, NEW, Transferred, in_words, transplant
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
-from qkv.models.transplant import KEPT, NEW, Transferred, in_words, transplant
 from qkv.report.evaluation import words
 from qkv.report.figures import fixed, short, size
 from qkv.runs.evaluation import measure
-from qkv.runs.folder import locked
-from qkv.runs.load import load
-from qkv.runs.published import NOT_SAID
 from qkv.runs.run import Run
 from qkv.runs.start import find_start
-from qkv.spec.adapt import Whole
+from qkv.runs.storage.folder import locked
+from qkv.runs.storage.load import load
+from qkv.runs.storage.published import NOT_SAID
 from qkv.spec.base import LARGEST
 from qkv.spec.errors import UserError, quoted
+from qkv.spec.models.adapt import Whole
+from qkv.spec.models.surgery import operated, unrolled
 from qkv.spec.recipe import Recipe
-from qkv.spec.surgery import operated, unrolled
 from qkv.spec.training import Constant
 from qkv.training import random_state
-from qkv.training.events import Notice, OnEvent, Validated
 from qkv.training.interrupt import Interrupted, StopRequest
 from qkv.training.loop import Trainer
-from qkv.training.record import RunRecorder
-from qkv.training.sections import write_sections
 from qkv.training.setup import Setup, prepare
-from qkv.training.show import Show
+from qkv.training.watch.events import Notice, OnEvent, Validated
+from qkv.training.watch.record import RunRecorder
+from qkv.training.watch.sections import write_sections
+from qkv.training.watch.show import Show
 
 BEFORE, AFTER, HEALED = "before", "after the swap", "healed"
 _LENGTH = 256
@@ -100,11 +100,11 @@ def swap(
     """Replace parts of a run's or published checkpoint's model, train ``heal`` steps to adapt it, and write the result
     as a run into ``out``.
 
-    changes: dotted overrides, see ``qkv.spec.surgery.operated``; those of ``training`` apply to the training
+    changes: dotted overrides, see ``qkv.spec.models.surgery.operated``; those of ``training`` apply to the training
     afterwards. data: text to train and evaluate on (default: the run's own). copy: as for ``qkv.load``.
 
-    See ``qkv.models.transplant`` for the weights that are kept. Raises ``UserError``; Ctrl-C saves, and ``qkv train``
-    resumes.
+    See ``qkv.models.edit.transplant`` for the weights that are kept. Raises ``UserError``; Ctrl-C saves, and ``qkv
+    train`` resumes.
     """
     if on_event is None:
         with Show() as show:

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from qkv.data.vocabulary import Vocabulary
 from qkv.models.transformer import Stack, Transformer
-from qkv.runs.files import read_tensors
-from qkv.runs.folder import WEIGHTS
-from qkv.runs.identity import MADE_WITH, check_unedited
+from qkv.runs.storage.files import read_tensors
+from qkv.runs.storage.folder import WEIGHTS
+from qkv.runs.storage.identity import MADE_WITH, check_unedited
 from qkv.spec.errors import UserError
 from qkv.spec.frontends import Frontend
 from qkv.spec.model import Model

@@ -15,7 +15,7 @@ from qkv.data.records.model import Role
 from qkv.data.records.open import open_records
 from qkv.spec.data import Data
 from qkv.spec.errors import UserError
-from qkv.spec.given import found_in, kept_name
+from qkv.spec.files.given import found_in, kept_name
 from qkv.spec.recipe import Recipe
 
 TEXT, LABEL = Role("text", "text", ("text",)), Role("label", "label", ("label",))

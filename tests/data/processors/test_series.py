@@ -13,10 +13,10 @@ import torch
 from qkv.choosing.automatic_task import task_of, with_processor
 from qkv.data.processors.processor import build_processor
 from qkv.data.processors.series import SeriesProcessor
+from qkv.data.records.columns.series_values import array_of, is_series
 from qkv.data.records.formats import table_of
 from qkv.data.records.model import Role
 from qkv.data.records.open import open_records
-from qkv.data.records.series_values import array_of, is_series
 from qkv.data.records.table import Row
 from qkv.data.records.values import Unusable
 from qkv.data.series.statistics import statistics

@@ -8,9 +8,9 @@ import pytest
 
 from qkv.choosing.automatic_task import automatic_task
 from qkv.data.corpora.text import TextSource
-from qkv.data.records.fasta import fasta
 from qkv.data.records.model import BadRow, Role
 from qkv.data.records.open import open_records
+from qkv.data.records.readers.fasta import fasta
 from qkv.spec.data import Data
 from qkv.spec.errors import UserError
 

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from tests.data.records.cases import ANSWER, CLASSIFY, SCORE, TAG, TRANSLATE, everything, in_order, read, write
 
 from qkv.data.corpora.text import TextSource
-from qkv.data.records.conll import conll
-from qkv.data.records.delimited import delimited
 from qkv.data.records.formats import told
-from qkv.data.records.jsonl import jsonl
 from qkv.data.records.model import Role
-from qkv.data.records.squad import squad
+from qkv.data.records.readers.conll import conll
+from qkv.data.records.readers.delimited import delimited
+from qkv.data.records.readers.jsonl import jsonl
+from qkv.data.records.readers.squad import squad
 from qkv.data.records.table import Row, Table, lines
 from qkv.spec.errors import UserError
 

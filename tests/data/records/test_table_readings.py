@@ -13,10 +13,10 @@ from tests.cli.tables import write_tables
 from qkv.api.functions import find_recipe
 from qkv.choosing.guessed import guess_task
 from qkv.cli.main import main
+from qkv.costs.measuring.machine import Machine, store_machine
 from qkv.data.corpora.text import TextSource
 from qkv.data.reading import one_reading
 from qkv.data.records.table import HEAD
-from qkv.inspection.machine import Machine, store_machine
 from qkv.system.processor import processor_name
 from qkv.tasks.registry import build_task
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.data.records.cases import ANSWER, CLASSIFY, LABEL, SCORE, TAG, TRANSLATE, write
 
+from qkv.data.records.columns.trained import trained_columns
 from qkv.data.records.formats import table_of
 from qkv.data.records.model import Role
 from qkv.data.records.open import open_rows
 from qkv.data.records.table import Row, Table
-from qkv.data.records.trained import trained_columns
 from qkv.spec.data import Data
 from qkv.spec.errors import UserError
 

@@ -12,10 +12,10 @@ from qkv.spec.data import RandomCrops
 from qkv.spec.heads import Head
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Model
+from qkv.spec.models.wide import Features
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.contours import ContourPoints, Contours
 from qkv.spec.tasks import Task as TaskSpec
-from qkv.spec.wide import Features
 
 _EPOCHS = 40
 _FEW = 2_000
@@ -28,7 +28,7 @@ def choose_contours(asked: RecipeRequest) -> Recipe:
     """Choose a recipe for a task with one output per shape.
 
     A transformer over the points of the contours and convolutions along them compete in heats
-    (``qkv.training.heats``), beside a linear model of the silhouettes.
+    (``qkv.training.race.heats``), beside a linear model of the silhouettes.
     """
     processor, count = asked.data.processor, len(asked.values)
     assert isinstance(processor, Contours)

@@ -9,12 +9,12 @@ from qkv.report.figures import counted
 from qkv.spec.heads import EdgesHead
 from qkv.spec.mixers.graphs import Propagation
 from qkv.spec.model import Block, Model
+from qkv.spec.models.wide import PairFeatures
 from qkv.spec.parts import NoNorm, NoResidual
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.graphs import Graphs, Nodes
 from qkv.spec.tasks import EdgePrediction
 from qkv.spec.training import AdamW, Checkpoints, Constant, Training, Validation
-from qkv.spec.wide import PairFeatures
 
 _STEPS, _EVERY, _PATIENCE = 300, 10, 10
 _WIDTH = 64

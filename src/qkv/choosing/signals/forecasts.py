@@ -16,15 +16,15 @@ from qkv.report.figures import counted
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.data import RandomCrops
 from qkv.spec.errors import UserError
-from qkv.spec.forecasts import Quantiles
+from qkv.spec.files.overrides import assignments
 from qkv.spec.heads import ForecastHead
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Model
-from qkv.spec.overrides import assignments
+from qkv.spec.models.forecasts import Quantiles
+from qkv.spec.models.wide import LinearWindow
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.series import Series, SeriesPatches
 from qkv.spec.tasks import Forecasting
-from qkv.spec.wide import LinearWindow
 
 _LONGEST, _SHORTEST = 512, 4
 """Maximum and minimum number of steps of the context."""

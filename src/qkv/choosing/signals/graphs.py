@@ -12,10 +12,10 @@ from qkv.report.figures import counted
 from qkv.spec.data import Data, TokenBuckets
 from qkv.spec.heads import Head
 from qkv.spec.model import Model
+from qkv.spec.models.wide import Subtrees
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.graphs import Graphs
 from qkv.spec.tasks import Task as TaskSpec
-from qkv.spec.wide import Subtrees
 from qkv.tasks.registry import build_task
 
 _EPOCHS = 60
@@ -32,9 +32,9 @@ _BUCKETS, _OUTPUTS = 1 << 17, 1 << 21
 def choose_graphs(asked: RecipeRequest) -> Recipe:
     """Choose a recipe for a task with one output per graph.
 
-    Four models compete in heats (``qkv.training.heats``): attention among all nodes in parallel with propagation over
-    the edges, propagation alone, sums over neighbours (GIN), and a network of single nodes that reads neither edges nor
-    their encodings. The winner runs beside a linear model of subtrees (``qkv.training.wide``).
+    Four models compete in heats (``qkv.training.race.heats``): attention among all nodes in parallel with propagation
+    over the edges, propagation alone, sums over neighbours (GIN), and a network of single nodes that reads neither
+    edges nor their encodings. The winner runs beside a linear model of subtrees (``qkv.training.wide.fit``).
     """
     graphs = asked.values
     processor = _processor(asked.data)

@@ -6,8 +6,8 @@ from typing import Any
 
 from qkv.choosing.signals.register import RecipeRequest, chooses
 from qkv.choosing.signals.settings import short_form, training_of
+from qkv.costs.measuring.machine import usable_memory
 from qkv.data.processors.processor import build_processor
-from qkv.inspection.machine import usable_memory
 from qkv.report.figures import counted
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.data import RandomCrops
@@ -15,11 +15,11 @@ from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Model
+from qkv.spec.models.wide import Gradients
 from qkv.spec.parts import LayerNorm
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.images import Crop, Flip, Images, Patches, Pixels
 from qkv.spec.tasks import Task as TaskSpec
-from qkv.spec.wide import Gradients
 
 _GRID = 8
 """Approximate number of rows, and of columns, in the grid of positions of a transformer."""
@@ -34,7 +34,7 @@ def choose_images(asked: RecipeRequest) -> Recipe:
     """Choose a recipe for a task with one output per image.
 
     A transformer over patches behind a small convolutional stem, one over plain patches, and a convolutional network
-    compete in heats (``qkv.training.heats``). Images are flipped and shifted at random in training.
+    compete in heats (``qkv.training.race.heats``). Images are flipped and shifted at random in training.
     """
     count = len(asked.values)
     processor, (height, width) = _processor(asked)

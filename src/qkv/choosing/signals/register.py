@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
+from qkv.costs.measuring.machine import Machine
+from qkv.costs.measuring.probe import this_machine
 from qkv.data.processors.processor import build_processor
 from qkv.data.records.model import Records
 from qkv.data.records.open import open_records
-from qkv.inspection.machine import Machine
-from qkv.inspection.probe import this_machine
 from qkv.spec.base import Part
 from qkv.spec.data import Data
 from qkv.spec.processors import Processor

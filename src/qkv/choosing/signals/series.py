@@ -9,7 +9,7 @@ import numpy as np
 from qkv.choosing.signals.register import RecipeRequest, chooses
 from qkv.choosing.signals.settings import short_form, training_of
 from qkv.data.processors.processor import build_processor
-from qkv.data.records.series_values import array_of
+from qkv.data.records.columns.series_values import array_of
 from qkv.data.records.values import Unusable
 from qkv.report.figures import counted
 from qkv.spec.branches import Attention, FeedForward
@@ -17,11 +17,11 @@ from qkv.spec.data import LengthBuckets, RandomCrops
 from qkv.spec.heads import Head
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Model
+from qkv.spec.models.wide import Features
 from qkv.spec.parts import Rope, Sinusoidal
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.series import Series, SeriesPatches
 from qkv.spec.tasks import Task as TaskSpec
-from qkv.spec.wide import Features
 
 _PATCHES = 32
 """Approximate number of patches of a series of usual length; each patch overlaps the next by half."""
@@ -36,8 +36,8 @@ _SAMPLE = 2_000
 def choose_series(asked: RecipeRequest) -> Recipe:
     """Choose a recipe for a task with one output per series.
 
-    Three models compete in heats (``qkv.training.heats``): a transformer over patches, one over patches of standardised
-    series, and convolutions over the patches.
+    Three models compete in heats (``qkv.training.race.heats``): a transformer over patches, one over patches of
+    standardised series, and convolutions over the patches.
     """
     data, values = asked.data, asked.values
     assert data.processor is not None

@@ -13,11 +13,11 @@ from qkv.spec.data import RandomCrops
 from qkv.spec.heads import Head
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Model
+from qkv.spec.models.wide import Features
 from qkv.spec.parts import Sinusoidal3D
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.video import Tubelets, Video
 from qkv.spec.tasks import Task as TaskSpec
-from qkv.spec.wide import Features
 
 _GRID = 4
 """Approximate number of rows, and of columns, in the grid of positions of a transformer over short tubelets; twice as
@@ -34,7 +34,7 @@ def choose_video(asked: RecipeRequest) -> Recipe:
     """Choose a recipe for a task with one output per clip.
 
     Transformers over tubelets of two frames, over tubelets of all frames, and over single frames whose order is not
-    known compete in heats (``qkv.training.heats``), beside a linear model of the mean of the frames.
+    known compete in heats (``qkv.training.race.heats``), beside a linear model of the mean of the frames.
     """
     processor, count = fitted_pixels(asked), len(asked.values)
     assert isinstance(processor, Video)

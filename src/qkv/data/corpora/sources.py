@@ -12,7 +12,7 @@ from qkv.data.corpora.named import KNOWN, NAMES, PYTHON_DOCS, PublishedFile
 from qkv.data.corpora.text import TextSource
 from qkv.spec import data as spec
 from qkv.spec.errors import UserError, nearest
-from qkv.spec.given import kept_name
+from qkv.spec.files.given import kept_name
 from qkv.system.cache import cache_folder
 
 IN_MEMORY = "the text given"

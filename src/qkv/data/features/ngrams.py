@@ -15,7 +15,7 @@ from zlib import crc32
 import numpy as np
 
 from qkv.spec.errors import UserError
-from qkv.spec.wide import Ngrams, WidePath
+from qkv.spec.models.wide import Ngrams, WidePath
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from qkv.data.graphs.raw import mapping_of
-from qkv.data.records.pictures import as_uri, is_picture
+from qkv.data.records.images.pictures import as_uri, is_picture
 from qkv.data.records.values import Unusable
 
 _MISSING = ("NAType", "NaTType")

@@ -10,8 +10,8 @@ import numpy as np
 
 from qkv.data.cells.numbers import number_form
 from qkv.data.corpora.text import TextSource
-from qkv.data.records.delimited import delimited
 from qkv.data.records.model import BadRow
+from qkv.data.records.readers.delimited import delimited
 from qkv.data.records.table import Row, Table
 from qkv.spec.errors import UserError, nearest
 

@@ -17,7 +17,7 @@ from qkv.data.corpora.text import TextSource
 from qkv.data.graphs.node_files import read_edge_file, read_node_files
 from qkv.data.graphs.raw import read_graph
 from qkv.data.reading import identity_of_data, read_once
-from qkv.data.records.graph_arrays import arrays_of, feature_mapping, needed
+from qkv.data.records.readers.graph_arrays import arrays_of, feature_mapping, needed
 from qkv.spec import data as spec
 from qkv.spec.errors import UserError, nearest
 

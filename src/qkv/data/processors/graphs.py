@@ -24,16 +24,16 @@ from qkv.data.graphs.encodings import (
 from qkv.data.graphs.raw import RawGraph, read_graph
 from qkv.data.graphs.subtrees import first_labels, levels_of, subtrees
 from qkv.data.processors.processor import Processor
-from qkv.data.records.graph_tables import GRAPH
 from qkv.data.records.model import BadRow, Role
+from qkv.data.records.readers.graph_tables import GRAPH
 from qkv.data.records.table import Row, Table
 from qkv.data.records.values import Unusable, natural
 from qkv.layers.graph import Graph
 from qkv.layers.signal import Signal
 from qkv.spec.errors import UserError
+from qkv.spec.models.wide import Subtrees
 from qkv.spec.register import implements
 from qkv.spec.signals.graphs import DEGREES, NEIGHBOURHOODS, Graphs
-from qkv.spec.wide import Subtrees
 
 _WHOLE = 64
 """Largest absolute whole number that is its own level."""

@@ -18,10 +18,10 @@ from qkv.data.cache import stored
 from qkv.data.pretrained import WEIGHTS, read_pretrained
 from qkv.data.processors.images import ImageProcessor
 from qkv.data.processors.processor import Processor, build_processor
-from qkv.data.records.pictures import URI
+from qkv.data.records.images.pictures import URI
 from qkv.data.records.values import Unusable
 from qkv.layers.signal import Signal
-from qkv.models.codebook import CodebookDecoder
+from qkv.models.heads.codebook import CodebookDecoder
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.register import implements

@@ -13,17 +13,17 @@ import torch
 from qkv.data.features.gradients import hog
 from qkv.data.processors.augment import Mixed, augmented
 from qkv.data.processors.processor import Processor
-from qkv.data.records.clips import holds_clips
-from qkv.data.records.image_files import GREY, SHOWN, converted, image_name, opened_image, picture_of
+from qkv.data.records.columns.profile import profiles
+from qkv.data.records.images.clips import holds_clips
+from qkv.data.records.images.image_files import GREY, SHOWN, converted, image_name, opened_image, picture_of
+from qkv.data.records.images.pictures import as_uri
 from qkv.data.records.model import Role
-from qkv.data.records.pictures import as_uri
-from qkv.data.records.profile import profiles
 from qkv.data.records.table import Table
 from qkv.data.records.values import readable
 from qkv.layers.signal import Signal
+from qkv.spec.models.wide import Gradients, WidePath
 from qkv.spec.register import implements
 from qkv.spec.signals.images import SIMPLE, Images
-from qkv.spec.wide import Gradients, WidePath
 
 _LARGEST = 64
 """Largest height and width that are chosen automatically; the user has to set larger sizes."""

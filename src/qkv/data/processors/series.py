@@ -11,9 +11,9 @@ import torch
 
 from qkv.data.batching.padding import lengths_or_none
 from qkv.data.processors.processor import Processor
+from qkv.data.records.columns.series_values import array_of, channel_names
 from qkv.data.records.model import Role
-from qkv.data.records.series_tables import holds_series
-from qkv.data.records.series_values import array_of, channel_names
+from qkv.data.records.readers.series_tables import holds_series
 from qkv.data.records.table import Table
 from qkv.data.records.values import Unusable, readable
 from qkv.data.series.statistics import statistics

@@ -12,11 +12,11 @@ import numpy as np
 
 from qkv.data.processors.images import ImageProcessor
 from qkv.data.processors.processor import Processor
-from qkv.data.records.clips import ARRAYS, are_frames, holds_clips, in_order
-from qkv.data.records.image_files import image_name, opened_image, reduced
+from qkv.data.records.columns.profile import profiles
+from qkv.data.records.images.clips import ARRAYS, are_frames, holds_clips, in_order
+from qkv.data.records.images.image_files import image_name, opened_image, reduced
+from qkv.data.records.images.pictures import SUFFIXES, URI
 from qkv.data.records.model import Role
-from qkv.data.records.pictures import SUFFIXES, URI
-from qkv.data.records.profile import profiles
 from qkv.data.records.table import Table
 from qkv.data.records.values import Unusable
 from qkv.layers.signal import Signal

@@ -12,24 +12,24 @@ import numpy as np
 
 from qkv.data.corpora.text import TextSource
 from qkv.data.reading import identity_of, kept
-from qkv.data.records.clips import ARRAYS, are_pixels, clips_in, numbered_pictures, pixel_table
-from qkv.data.records.conll import conll
-from qkv.data.records.delimited import delimited, first_fields
-from qkv.data.records.fasta import fasta
-from qkv.data.records.graph_arrays import arrays_of
-from qkv.data.records.graph_tables import graph_table, with_graphs
-from qkv.data.records.jsonl import jsonl
-from qkv.data.records.label_columns import with_labels
+from qkv.data.records.images.clips import ARRAYS, are_pixels, clips_in, numbered_pictures, pixel_table
+from qkv.data.records.images.pictures import Values, folder_table, folder_tables
 from qkv.data.records.lists import begins_list
 from qkv.data.records.model import Role
-from qkv.data.records.parallel import language_pair, parallel
-from qkv.data.records.pictures import Values, folder_table, folder_tables
-from qkv.data.records.series_tables import SERIES, array_table, npy_array, with_series
-from qkv.data.records.squad import squad
+from qkv.data.records.readers.conll import conll
+from qkv.data.records.readers.delimited import delimited, first_fields
+from qkv.data.records.readers.fasta import fasta
+from qkv.data.records.readers.graph_arrays import arrays_of
+from qkv.data.records.readers.graph_tables import graph_table, with_graphs
+from qkv.data.records.readers.jsonl import jsonl
+from qkv.data.records.readers.label_columns import with_labels
+from qkv.data.records.readers.parallel import language_pair, parallel
+from qkv.data.records.readers.series_tables import SERIES, array_table, npy_array, with_series
+from qkv.data.records.readers.squad import squad
 from qkv.data.records.table import Table, head
 from qkv.spec import data as spec
 from qkv.spec.errors import UserError, nearest
-from qkv.spec.given import kept_name
+from qkv.spec.files.given import kept_name
 
 Format = Literal["csv", "tsv", "jsonl", "conll", "squad", "parallel", "fasta"]
 ENDINGS: dict[str, Format | Literal["json"]] = {

@@ -11,16 +11,16 @@ from qkv.data.corpora.named import PublishedFile
 from qkv.data.corpora.sources import published
 from qkv.data.corpora.text import TextSource
 from qkv.data.reading import kept
-from qkv.data.records.conll import conll
-from qkv.data.records.delimited import delimited
-from qkv.data.records.graph_arrays import arrays_of
-from qkv.data.records.graph_tables import graph_table
-from qkv.data.records.idx import idx_images
-from qkv.data.records.jsonl import jsonl
+from qkv.data.records.images.moving import moving_garments
 from qkv.data.records.model import BadRow
-from qkv.data.records.moving import moving_garments
-from qkv.data.records.parallel import parallel
-from qkv.data.records.squad import squad
+from qkv.data.records.readers.conll import conll
+from qkv.data.records.readers.delimited import delimited
+from qkv.data.records.readers.graph_arrays import arrays_of
+from qkv.data.records.readers.graph_tables import graph_table
+from qkv.data.records.readers.idx import idx_images
+from qkv.data.records.readers.jsonl import jsonl
+from qkv.data.records.readers.parallel import parallel
+from qkv.data.records.readers.squad import squad
 from qkv.data.records.table import Row, Table
 
 MULTI30K = "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw/"

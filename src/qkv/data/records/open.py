@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 
 from qkv.data.cells.numbers import NumberForm, is_empty, read_numbers, too_many
 from qkv.data.reading import identity_of_data, read_once
+from qkv.data.records.columns.guess import ColumnChoice, choose
+from qkv.data.records.columns.trained import trained_columns
+from qkv.data.records.columns.variants import variants
 from qkv.data.records.duplicates import shared
 from qkv.data.records.formats import folder_of, split_tables, table_of
-from qkv.data.records.guess import ColumnChoice, choose
 from qkv.data.records.held_out import RowPlace, RowPlaces, check_split, hold_out_rows
 from qkv.data.records.model import BadRow, Records, Role
 from qkv.data.records.named import TABLES, named_tables
 from qkv.data.records.table import Row, Table
-from qkv.data.records.trained import trained_columns
 from qkv.data.records.values import Missing, Unusable, Values
-from qkv.data.records.variants import variants
 from qkv.spec import data as spec
 from qkv.spec.errors import UserError
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from qkv.data.cells.numbers import NumberForm, is_empty
+from qkv.data.records.images.pictures import URI
 from qkv.data.records.lists import begins_list, printed_list
 from qkv.data.records.model import Role
-from qkv.data.records.pictures import URI
 from qkv.data.records.table import Row
 from qkv.spec.errors import UserError
 

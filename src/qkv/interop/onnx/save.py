@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from qkv.interop.check import TOLERANCE
+from qkv.interop.files.places import PREPROCESSOR
 from qkv.interop.images import written_processor
 from qkv.interop.onnx.graph import BATCH, LENGTH, MASK, TARGET_LENGTH, Alone, TensorFunction, TextPooling, graph_of
-from qkv.interop.places import PREPROCESSOR
 from qkv.interop.save import save_tokenizer, write_json
 from qkv.interop.sentence import EmbeddingSettings
 from qkv.models.evaluating import evaluating

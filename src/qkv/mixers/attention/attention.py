@@ -13,7 +13,7 @@ from qkv.mixers.attention.key_value import KeyValueAttention
 from qkv.mixers.attention.observed import observe
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import AttentionProblem
-from qkv.ops.attention.uniform import uniform
+from qkv.ops.attention.twins.uniform import uniform
 from qkv.ops.masks import Causal, Sites
 from qkv.ops.native import pages
 from qkv.spec import branches as spec

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from qkv.layers.branch import MemoryBranch, State
 from qkv.layers.context import Context, Memory
 from qkv.layers.layout import Layouts, from_heads, matrix
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
 from qkv.layers.norms import build_norm
 from qkv.mixers.attention.observed import observe
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import AttentionProblem
-from qkv.ops.choices import by_reference
 from qkv.ops.masks import Full, Sites
-from qkv.spec import cross as spec
+from qkv.ops.selection.choices import by_reference
+from qkv.spec.models import cross as spec
 from qkv.spec.register import implements
 from qkv.state.arrival import Counts
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, matrix, vector
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
 from qkv.layers.norms import Norm, build_norm
 from qkv.layers.relative import SharedTable
 from qkv.mixers.attention.scored_attention import ScoredAttention

@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 from qkv.layers.branch import MemoryBranch, State
 from qkv.layers.context import Context, Memory
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
 from qkv.layers.pooling import pooled
-from qkv.spec import cross as spec
+from qkv.spec.models import cross as spec
 from qkv.spec.register import implements
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from qkv.layers.branch import State
 from qkv.layers.context import Context
 from qkv.layers.layout import WHOLE, Declared, Layouts, matrix
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
 from qkv.mixers.attention.key_value import KeyValueBranch
 from qkv.ops import positions as position_ops
 from qkv.ops.at_least_single import single_or_wider

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, from_heads, matrix
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
 from qkv.layers.norms import build_norm
 from qkv.mixers.masks import build_mask
 from qkv.ops.masks import SharedSites, Sites

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from qkv.layers.branch import State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, from_heads, matrix
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
 from qkv.layers.norms import build_norm
 from qkv.layers.relative import Rope
 from qkv.mixers.attention.key_value import KeyValueBranch

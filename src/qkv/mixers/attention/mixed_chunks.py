@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
 from qkv.mixers.attention.gated_attention import GatedInput
 from qkv.mixers.whole_rows import each_row
 from qkv.ops.gated_attention import mixed_chunks as ops

@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 from qkv.layers.context import Context
 from qkv.layers.layout import Declared, Layout, Layouts, Piece, matrix, vector
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
 from qkv.mixers.attention.scored_attention import ScoredAttention
 from qkv.ops.at_least_single import single_or_wider
-from qkv.ops.choices import by_reference
 from qkv.ops.masks import Sites
 from qkv.ops.relative_scores import by_query, sinusoid_halves
+from qkv.ops.selection.choices import by_reference
 from qkv.spec.errors import UserError
 from qkv.spec.mixers import relative_attention as spec
 from qkv.spec.register import implements

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.graph import Graph
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
 from qkv.layers.pooling import pooled
 from qkv.ops.documents import documents
 from qkv.ops.dropout import dropout

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, from_heads, matrix
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
 from qkv.mixers.linear.feature_maps import FeatureMap
 from qkv.mixers.whole_rows import each_row
 from qkv.ops.linear_attention.chunked import linear_attention

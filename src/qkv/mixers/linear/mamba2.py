@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, from_heads, matrix
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
 from qkv.mixers.linear.decay import initial_log_rates, initial_step_bias
 from qkv.mixers.linear.short_convolution import ShortConvolution
 from qkv.ops.matrix_state.decayed import decayed

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, from_heads, matrix
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
 from qkv.ops import positions as position_ops
 from qkv.ops.at_least_single import single_or_wider
 from qkv.ops.matrix_state.decayed import decayed

@@ -8,15 +8,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from qkv.layers.activations import ACTIVATIONS
 from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context, PositionGrid
 from qkv.layers.layout import Layouts, matrix
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
 from qkv.layers.norms import build_norm
+from qkv.layers.position_wise.activations import ACTIVATIONS
 from qkv.mixers.whole_rows import each_row
 from qkv.ops.convolution import same_document
-from qkv.ops.neighbours import MOST_AXES, shifted, window_mean
+from qkv.ops.sparse.neighbours import MOST_AXES, shifted, window_mean
 from qkv.spec.errors import UserError
 from qkv.spec.mixers import neighbours as spec
 from qkv.spec.register import implements

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.layers.activations import ACTIVATIONS
 from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.layout import WHOLE, Layouts, matrix
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
 from qkv.layers.norms import build_norm
+from qkv.layers.position_wise.activations import ACTIVATIONS
 from qkv.mixers.whole_rows import each_row
 from qkv.ops.linear.choose import linear
 from qkv.spec.errors import UserError

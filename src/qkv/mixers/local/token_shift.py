@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
 from qkv.ops.convolution import same_document
 from qkv.spec import branches as spec
 from qkv.spec.register import implements

@@ -8,15 +8,15 @@ from torch import Tensor, nn
 from qkv.layers.branch import State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, matrix, vector
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
 from qkv.mixers.attention.key_value import KeyValueAttention
 from qkv.mixers.attention.observed import observe
 from qkv.mixers.whole_rows import each_row
-from qkv.ops import continuous_memory as ops
 from qkv.ops import positions as position_ops
 from qkv.ops.at_least_single import single_or_wider
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.sparse import continuous_memory as ops
 from qkv.spec.mixers import continuous_memory as spec
 from qkv.spec.register import implements
 

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, from_heads, matrix
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
 from qkv.ops.attention.choose import attention
-from qkv.ops.attention.global_local import Places, place, taken, windowed
 from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.twins.global_local import Places, place, taken, windowed
 from qkv.ops.masks import Full, Sites
 from qkv.spec.mixers import sparse_attention as spec
 from qkv.spec.register import implements

@@ -9,13 +9,13 @@ from torch.nn import functional as F
 from qkv.layers.branch import State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, from_heads, matrix
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
 from qkv.mixers.attention.key_value import KeyValueBranch
 from qkv.mixers.whole_rows import each_row
-from qkv.ops import hyper_attention as ops
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.masks import Sites
+from qkv.ops.sparse import hyper_attention as ops
 from qkv.spec import masks
 from qkv.spec.mixers import hyper_attention as spec
 from qkv.spec.register import implements
@@ -23,7 +23,7 @@ from qkv.spec.register import implements
 
 @implements(spec.HyperAttention)
 class HyperAttention(KeyValueBranch):
-    """concat_h(O_h) W_o, O from ``qkv.ops.hyper_attention`` (Han et al. 2023).
+    """concat_h(O_h) W_o, O from ``qkv.ops.sparse.hyper_attention`` (Han et al. 2023).
 
         x (B, N, D) ─ qkv ─ q, k, v (B, H, N, Dk) ─ sort, blocks, sample ─ (B, N, H Dk) ─ output ─ (B, N, D)
 

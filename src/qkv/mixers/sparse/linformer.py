@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from qkv.layers.branch import State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, from_heads, matrix
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
 from qkv.mixers.local.position_matrices import PositionMatrices
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import AttentionProblem

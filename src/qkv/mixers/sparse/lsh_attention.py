@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from qkv.layers.branch import State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, from_heads, matrix
-from qkv.layers.linear import Linear
+from qkv.layers.linear.linear import Linear
 from qkv.mixers.attention.key_value import KeyValueBranch
-from qkv.ops import lsh_attention as ops
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.documents import Documents, documents
 from qkv.ops.masks import Sites
+from qkv.ops.sparse import lsh_attention as ops
 from qkv.spec.mixers import lsh_attention as spec
 from qkv.spec.register import implements
 
@@ -24,7 +24,7 @@ _EPS = 1e-6
 
 @implements(spec.LSHAttention)
 class LSHAttention(KeyValueBranch):
-    """concat_h(O_h) W_o, O from ``qkv.ops.lsh_attention``, k_j = q_j / √(|q_j|² + Dk · 10⁻⁶) (Kitaev et al. 2020).
+    """concat_h(O_h) W_o, O from ``ops.sparse.lsh_attention``, k_j = q_j / √(|q_j|² + Dk · 10⁻⁶) (Kitaev et al. 2020).
 
         x (B, N, D) ─┬─ query_key ── q (B, H, N, Dk) ─┬──────────── hash, sort, chunks ─┐
                      │                                └─ length 1 ── k (B, H, N, Dk) ───┼─ output ─ (B, N, D)

@@ -15,7 +15,7 @@ from qkv.mixers.attention.observed import observe
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.masks import Causal, Grid, Mask, Span, Window
-from qkv.ops.retrieval import largest_products
+from qkv.ops.sparse.retrieval import largest_products
 from qkv.spec.errors import UserError
 from qkv.spec.mixers import retrieval_attention as spec
 from qkv.spec.register import implements

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from qkv.ops.additive_attention import blocks, reference
-from qkv.ops.choices import Choice, choose
-from qkv.ops.counting import Unseen, declares
 from qkv.ops.linear.choose import linear
+from qkv.ops.selection.choices import Choice, choose
+from qkv.ops.selection.counting import Unseen, declares
 
 # Number of tanh values above which the backward pass recomputes them, and takes about 10 % longer.
 _LARGEST = 1 << 26

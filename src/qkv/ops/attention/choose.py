@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from qkv.ops import onednn
-from qkv.ops.attention import (
+from qkv.ops.attention import reference
+from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.twins import (
     after_past,
     banded,
     blockwise,
@@ -16,17 +17,16 @@ from qkv.ops.attention import (
     fused_onednn,
     native,
     products,
-    reference,
     sdpa,
     sink,
     tiled,
     top_k,
 )
-from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.attention.visible import scores
-from qkv.ops.choices import Choice, by_reference, choose, chosen, fastest
-from qkv.ops.counting import declares
 from qkv.ops.masks import Causal, Full, Sites
+from qkv.ops.selection import onednn
+from qkv.ops.selection.choices import Choice, by_reference, choose, chosen, fastest
+from qkv.ops.selection.counting import declares
 
 TWINS: dict[str, Callable[[Tensor, Tensor, Tensor, AttentionProblem], Tensor]] = {
     "reference": reference.attention,

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.ops.attention.largest import largest
 from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.twins.largest import largest
 
 
 def scores(q: Tensor, k: Tensor, problem: AttentionProblem) -> Tensor:

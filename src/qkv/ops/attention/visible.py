@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from qkv.ops.attention.problem import AttentionProblem
-from qkv.ops.counting import Unseen
 from qkv.ops.masks import Mask, Sites, Span
+from qkv.ops.selection.counting import Unseen
 
 _BLOCK = 256
 _MOST = 1 << 22

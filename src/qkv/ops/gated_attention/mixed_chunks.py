@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.ops.at_least_single import at_least_single
-from qkv.ops.counting import Unseen, declares
 from qkv.ops.gated_attention.squared_relu import squared_relu
 from qkv.ops.matrix_state.chunks import cut, unseen_scores
+from qkv.ops.selection.counting import Unseen, declares
 
 
 class Maps(NamedTuple):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.attention.visible import scores
-from qkv.ops.counting import declares
+from qkv.ops.selection.counting import declares
 
 
 def squared_relu(x: Tensor) -> Tensor:

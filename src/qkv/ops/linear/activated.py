@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from qkv.ops.activation import Activation, plain_inference
-from qkv.ops.choices import Choice, choose, chosen, fastest
 from qkv.ops.linear import operator
 from qkv.ops.linear.choose import SAMPLES, SMALLEST, kind_of, linear
+from qkv.ops.selection.choices import Choice, choose, chosen, fastest
 
 _OP = "linear and activation"
 _KINDS = ("many rows", "many rows, large")

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.ops import onednn as permission
-from qkv.ops.choices import Choice, by_reference, choose, chosen, fastest
 from qkv.ops.linear import native, onednn, operator, reference, split
 from qkv.ops.quantized import choose as quantized
 from qkv.ops.quantized.packed import PackedMatrix
+from qkv.ops.selection import onednn as permission
+from qkv.ops.selection.choices import Choice, by_reference, choose, chosen, fastest
 
 TWINS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
     "torch": reference.linear,

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from qkv.ops.linear import operator
 from qkv.ops.linear.derivatives import derivatives, differentiable, save
-from qkv.ops.onednn import allowed
+from qkv.ops.selection.onednn import allowed
 
 
 def _permitted(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,8 +1,8 @@
 """Linear layer by oneDNN's fused operator: fp32 on CPU.
 
 For one row it reaches memory bandwidth, unlike torch's matrix–vector product. Unlike oneDNN in torch's own products
-(``qkv.ops.onednn``), it does not need torch's reduced-precision setting. So it computes in full fp32 also on processors
-with bf16 matrix units (AMX). ``available`` verifies this.
+(``qkv.ops.selection.onednn``), it does not need torch's reduced-precision setting. So it computes in full fp32 also on
+processors with bf16 matrix units (AMX). ``available`` verifies this.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.ops.linear.derivatives import differentiable
-from qkv.ops.onednn import keeps_every_bit
+from qkv.ops.selection.onednn import keeps_every_bit
 from qkv.system.optional import turned_off
 
 

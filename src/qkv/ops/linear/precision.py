@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import torch
 
-from qkv.ops import timing
-from qkv.ops.choices import NOISE, Choice, choose, told
 from qkv.ops.linear.choose import linear
+from qkv.ops.selection import timing
+from qkv.ops.selection.choices import NOISE, Choice, choose, told
 from qkv.system.optional import turned_off
 
 # (rows, inner, outer). The first sample takes only milliseconds even if bf16 is emulated, and rules bf16 out then.

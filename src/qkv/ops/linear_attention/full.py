@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from qkv.ops.counting import Unseen, declares
 from qkv.ops.linear_attention.reference import mean
+from qkv.ops.selection.counting import Unseen, declares
 
 
 def _stored(q: Tensor, k: Tensor, v: Tensor) -> Unseen:

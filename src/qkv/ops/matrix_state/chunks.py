@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.ops.at_least_single import at_least_single
-from qkv.ops.counting import Unseen
 from qkv.ops.documents import starts_of
+from qkv.ops.selection.counting import Unseen
 
 
 class Decays(NamedTuple):

@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qkv.ops.choices import by_reference
-from qkv.ops.counting import Unseen, declares
 from qkv.ops.matrix_state.chunks import cut, decays, unseen_scores
+from qkv.ops.selection.choices import by_reference
+from qkv.ops.selection.counting import Unseen, declares
 
 
 def _scores(

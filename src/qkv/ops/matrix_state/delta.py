@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from qkv.ops.at_least_single import at_least_single
-from qkv.ops.counting import Unseen, declares
 from qkv.ops.matrix_state.chunks import cut, decays, unseen_scores
+from qkv.ops.selection.counting import Unseen, declares
 
 
 def _scores(

@@ -21,7 +21,7 @@ from qkv.ops.native import library
 from qkv.ops.native.pages import PageTable
 
 INPUTS = ("as it is", "layer norm", "rms norm", "relu", "relu2", "gelu", "gelu_tanh", "silu", "quick_gelu")
-"""Functions applied to the input of a product, by index; activation names as in ``qkv.layers.activations``."""
+"""Functions applied to the input of a product, by index; names as in ``qkv.layers.position_wise.activations``."""
 MOST_VECTORS = 32
 """Number of new positions of all rows up to which a native step is faster than separate calls."""
 _SMALL = 1 << 19

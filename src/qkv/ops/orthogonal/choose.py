@@ -11,10 +11,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from qkv.ops import onednn as permission
-from qkv.ops.choices import Choice, choose, fastest
 from qkv.ops.orthogonal import reference
 from qkv.ops.orthogonal.products import TWINS
+from qkv.ops.selection import onednn as permission
+from qkv.ops.selection.choices import Choice, choose, fastest
 from qkv.system.optional import turned_off
 
 # Larger matrices are timed at these sizes, because slow bf16 products of large ones take seconds.

@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from qkv.ops.onednn import allowed
 from qkv.ops.orthogonal.reference import STEPS, A, B, C, norms
+from qkv.ops.selection.onednn import allowed
 
 
 def orthogonal(g: Tensor, dtype: torch.dtype, steps: int = STEPS) -> Tensor:

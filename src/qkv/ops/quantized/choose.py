@@ -11,10 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qkv.ops.choices import Choice, choose, chosen, fastest
 from qkv.ops.native import library
 from qkv.ops.quantized import reference, tiles
 from qkv.ops.quantized.packed import PackedMatrix
+from qkv.ops.selection.choices import Choice, choose, chosen, fastest
 
 _MOST_ROWS = 64
 """Rows up to which the native kernel is timed for weights in 16 bits, if it does not round x.

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import torch
 
-from qkv.ops.choices import Choice, choose, chosen, fastest
 from qkv.ops.native import library
 from qkv.ops.quantized import reference
 from qkv.ops.quantized.packed import PackedMatrix
+from qkv.ops.selection.choices import Choice, choose, chosen, fastest
 
 _OP = "native product"
 _ROWS = {16: {1: (1, 8, 32)}, 8: {2: (4,), 8: (16,)}, 4: {2: (4,), 8: (16,)}}

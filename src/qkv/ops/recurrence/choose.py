@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from qkv.ops.choices import Choice, choose, fastest
-from qkv.ops.counting import Unseen, declares
 from qkv.ops.recurrence import reference, sizes, torch_loop, widened
 from qkv.ops.recurrence.reference import Memory, Weights
+from qkv.ops.selection.choices import Choice, choose, fastest
+from qkv.ops.selection.counting import Unseen, declares
 
 TWINS: dict[str, Callable[..., tuple[Tensor, Memory]]] = {"torch": torch_loop.recur, "torch, fp32": widened.recur}
 _ROWS, _POSITIONS, _WIDTH = 8, 16, 128

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from qkv.inspection.turns import in_turns, reading_seconds
+from qkv.costs.measuring.turns import in_turns, reading_seconds
 from qkv.models.transformer import Transformer
 from qkv.runs.bench.sides import Opener, in_memory, other_model, other_reader, other_writer, reader, writer
 from qkv.spec.errors import UserError

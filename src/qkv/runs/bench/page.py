@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qkv.report.bars import BarChart
+from qkv.report.charts.bars import BarChart
 from qkv.report.comparison import TableOf, add_tables
 from qkv.report.figures import short, size
 from qkv.report.page import Page

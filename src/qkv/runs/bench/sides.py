@@ -14,19 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.generation.sample import generate
-from qkv.interop.folder import read_json
-from qkv.interop.places import CONFIG
+from qkv.generation.decode.sample import generate
+from qkv.interop.files.folder import read_json
+from qkv.interop.files.places import CONFIG
 from qkv.interop.save import covering, save_published
 from qkv.layers.signal import Signal
-from qkv.models.quantize import quantize
+from qkv.models.edit.quantize import quantize
 from qkv.models.transformer import Transformer
-from qkv.runs.folder import SPEC
-from qkv.runs.load import load, load_stored
 from qkv.runs.quantize import write_quantized
+from qkv.runs.storage.folder import SPEC
+from qkv.runs.storage.load import load, load_stored
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
-from qkv.spec.quantization import Quantization
+from qkv.spec.models.quantization import Quantization
 
 BITS = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}
 """Bits of a weight by precision, as in ``qkv quantize``."""

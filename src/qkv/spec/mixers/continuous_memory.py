@@ -8,8 +8,8 @@ from pydantic import Field
 
 from qkv.spec.branches import DotProduct, rotated_pairs
 from qkv.spec.errors import Problem
-from qkv.spec.growth import CHUNKED, Growth
 from qkv.spec.masks import Causal, Mask, Window
+from qkv.spec.models.growth import CHUNKED, Growth
 
 
 class ContinuousMemory(DotProduct, kind="continuous_memory"):

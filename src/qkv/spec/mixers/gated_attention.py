@@ -8,7 +8,7 @@ from pydantic import Field
 
 from qkv.spec.branches import Branch, rotated_pairs
 from qkv.spec.errors import Problem
-from qkv.spec.growth import CHUNKED, LINEAR, STORED, Growth
+from qkv.spec.models.growth import CHUNKED, LINEAR, STORED, Growth
 
 
 class GatedAttention(Branch):

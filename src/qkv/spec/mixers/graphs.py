@@ -9,8 +9,8 @@ from pydantic import Field
 
 from qkv.spec.branches import Branch, DotProduct, heads_divide
 from qkv.spec.errors import Problem
-from qkv.spec.growth import LINEAR, NEAR, STORED, Growth
 from qkv.spec.masks import Full, Mask
+from qkv.spec.models.growth import LINEAR, NEAR, STORED, Growth
 
 
 class GraphAttention(DotProduct, kind="graph_attention"):

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from qkv.spec.base import LARGEST_SEED
 from qkv.spec.branches import Exactness, HeadedAttention
-from qkv.spec.growth import LINEAR, Growth
+from qkv.spec.models.growth import LINEAR, Growth
 
 
 class HyperAttention(HeadedAttention, kind="hyper_attention"):

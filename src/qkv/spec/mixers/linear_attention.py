@@ -9,7 +9,7 @@ from pydantic import Field
 from qkv.spec.base import LARGEST_SEED, Part
 from qkv.spec.branches import Branch, heads_divide
 from qkv.spec.errors import Problem
-from qkv.spec.growth import CHUNKED, LINEAR, Growth
+from qkv.spec.models.growth import CHUNKED, LINEAR, Growth
 
 
 class FeatureMap(Part, slot=True):

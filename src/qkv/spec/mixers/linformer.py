@@ -7,8 +7,8 @@ from typing import Literal
 from pydantic import Field
 
 from qkv.spec.branches import HeadedAttention
-from qkv.spec.growth import LINEAR, Growth
 from qkv.spec.mixers.position_matrices import PositionMatrices
+from qkv.spec.models.growth import LINEAR, Growth
 
 
 class Linformer(PositionMatrices, HeadedAttention, kind="linformer"):

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 from qkv.spec.base import LARGEST, LARGEST_SEED
 from qkv.spec.branches import Exactness, HeadedAttention, Masked
 from qkv.spec.errors import Problem
-from qkv.spec.growth import LINEAR, Growth
+from qkv.spec.models.growth import LINEAR, Growth
 
 
 def _as_factors(value: Any) -> Any:

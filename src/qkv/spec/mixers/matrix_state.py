@@ -8,7 +8,7 @@ from pydantic import Field
 
 from qkv.spec.branches import Branch, heads_divide, rotated_pairs
 from qkv.spec.errors import Problem
-from qkv.spec.growth import CHUNKED, RECURRENT, Growth
+from qkv.spec.models.growth import CHUNKED, RECURRENT, Growth
 
 _CHUNK = "positions per chunk of the parallel form"
 _KEYS = "features per query and key; default: width / num_heads"

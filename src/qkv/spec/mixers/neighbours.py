@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field
 
 from qkv.spec.branches import Branch
-from qkv.spec.growth import NEAR, POSITION_WISE, Growth
+from qkv.spec.models.growth import NEAR, POSITION_WISE, Growth
 from qkv.spec.parts import Activation, LayerNorm, Norm
 
 _MASK = "causal: half of the features from the previous position, 0 at the first; full: from all sides"

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from qkv.spec.branches import Branch
 from qkv.spec.errors import Problem
-from qkv.spec.growth import LINEAR, STORED, Growth
+from qkv.spec.models.growth import LINEAR, STORED, Growth
 from qkv.spec.parts import Activation, LayerNorm, Norm
 
 

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from qkv.spec.branches import MaskedAttention
 from qkv.spec.errors import Problem
-from qkv.spec.growth import NEAR, STORED, Growth
 from qkv.spec.masks import Full, Mask
+from qkv.spec.models.growth import NEAR, STORED, Growth
 from qkv.spec.parts import NoNorm, Norm
 
 

@@ -7,8 +7,8 @@ from typing import Literal
 from pydantic import Field
 
 from qkv.spec.branches import DotProduct
-from qkv.spec.growth import STORED, Growth
 from qkv.spec.masks import Causal, Mask
+from qkv.spec.models.growth import STORED, Growth
 
 
 class RetrievalAttention(DotProduct, kind="retrieval_attention"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from qkv.spec.branches import HeadedAttention
-from qkv.spec.growth import LINEAR, Growth
+from qkv.spec.models.growth import LINEAR, Growth
 
 
 class GlobalLocalAttention(HeadedAttention, kind="global_local_attention"):

@@ -12,7 +12,7 @@ from qkv.data.batching.batch import INPUT
 from qkv.data.features.ngrams import Bag
 from qkv.data.processors.processor import build_processor
 from qkv.spec.errors import UserError
-from qkv.spec.wide import Features
+from qkv.spec.models.wide import Features
 from qkv.tasks.baselines.linear import (
     Crossed,
     Fitted,

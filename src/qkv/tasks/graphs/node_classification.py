@@ -29,8 +29,8 @@ from qkv.models.transformer import Transformer
 from qkv.ops.graphs import SampledEdges
 from qkv.spec.errors import Problem, SpecError, UserError, nearest
 from qkv.spec.recipe import Recipe
+from qkv.spec.recipes.signal_tasks import Consistency
 from qkv.spec.register import implements
-from qkv.spec.signal_tasks import Consistency
 from qkv.spec.signals.graphs import Graphs
 from qkv.spec.tasks import NodeClassification
 from qkv.tasks.baselines.feature_baselines import FeatureTable

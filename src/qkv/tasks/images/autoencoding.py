@@ -15,8 +15,8 @@ from qkv.data.batching.batch import INPUT, Batch
 from qkv.data.processors.images import ImageProcessor
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.tap import Tap
-from qkv.models.codebook import CodebookDecoder, Reconstruction
 from qkv.models.evaluating import evaluating
+from qkv.models.heads.codebook import CodebookDecoder, Reconstruction
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.recipe import Recipe

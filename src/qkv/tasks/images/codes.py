@@ -13,10 +13,10 @@ from torch import Tensor
 from qkv.data.batching.batch import Batch
 from qkv.data.processors.image_codes import ImageCodesProcessor
 from qkv.data.vocabulary import Vocabulary
-from qkv.generation.sample import Sampling
+from qkv.generation.decode.sample import Sampling
 from qkv.layers.tap import Tap
 from qkv.models.evaluating import evaluating
-from qkv.models.language_loss import language_loss
+from qkv.models.heads.language_loss import language_loss
 from qkv.models.transformer import Transformer
 from qkv.spec.generation import Generation
 from qkv.spec.recipe import Recipe

@@ -17,7 +17,7 @@ from qkv.data.processors.image_patches import ImagePatchesProcessor
 from qkv.data.vocabulary import Vocabulary
 from qkv.generation.vectors import generate_vectors
 from qkv.layers.tap import Tap
-from qkv.models.mixture import MixtureOfGaussians
+from qkv.models.heads.mixture import MixtureOfGaussians
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation

@@ -10,8 +10,8 @@ import numpy as np
 from qkv.data.batching.batch import INPUT, Batch
 from qkv.data.processors.processor import Processor, build_processor
 from qkv.data.processors.sheets import sheet
+from qkv.data.records.images.pictures import as_uri
 from qkv.data.records.model import Records, Role
-from qkv.data.records.pictures import as_uri
 from qkv.data.records.values import Unusable
 from qkv.data.vocabulary import Vocabulary
 from qkv.spec.data import NO_DATA, Data

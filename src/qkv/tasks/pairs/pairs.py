@@ -16,11 +16,11 @@ from torch import Tensor
 from qkv.data.batching.batch import IGNORED, Batch
 from qkv.data.batching.padding import lengths_or_none, padded
 from qkv.data.vocabulary import Vocabulary
-from qkv.generation.beam import beam_search
+from qkv.generation.decode.beam import beam_search
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
 from qkv.models.evaluating import evaluating
-from qkv.models.language_loss import loss_of_vectors
+from qkv.models.heads.language_loss import loss_of_vectors
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.generation import Generation

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.models.forecasts import Forecast, crps
+from qkv.models.heads.forecasts import Forecast, crps
 
 COVERAGES = (0.8, 0.9)
 """Nominal coverages of the central prediction intervals that are evaluated."""

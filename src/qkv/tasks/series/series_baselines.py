@@ -14,8 +14,8 @@ from qkv.data.batching.rows import random
 from qkv.data.corpora.corpus import TRAIN, VALIDATION
 from qkv.data.series.windows import Windows
 from qkv.layers.signal import WINDOW_EPS
-from qkv.models.forecasts import Forecast, build_forecast
-from qkv.spec.forecasts import Point
+from qkv.models.heads.forecasts import Forecast, build_forecast
+from qkv.spec.models.forecasts import Point
 from qkv.tasks.series.forecast_errors import Errors, errors
 from qkv.tasks.series.series_dataset import SeriesDataset
 

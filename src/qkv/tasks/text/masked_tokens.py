@@ -16,9 +16,9 @@ from qkv.data.batching.batch import Batch
 from qkv.data.corpora.corpus import VALIDATION, Corpus
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
-from qkv.models.cross_entropy import cross_entropy
 from qkv.models.evaluating import evaluating
-from qkv.models.language_loss import loss_of_vectors
+from qkv.models.heads.cross_entropy import cross_entropy
+from qkv.models.heads.language_loss import loss_of_vectors
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import single_or_wider
 from qkv.spec.recipe import Recipe

@@ -10,7 +10,7 @@ from qkv.data.batching.batch import IGNORED, Batch
 from qkv.data.corpora.corpus import VALIDATION
 from qkv.generation.text import generate_text
 from qkv.layers.tap import Tap
-from qkv.models.language_loss import language_loss
+from qkv.models.heads.language_loss import language_loss
 from qkv.models.transformer import Transformer
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements

@@ -24,7 +24,7 @@ from qkv.data.batching.batch import IGNORED, Batch
 from qkv.data.corpora.corpus import Corpus
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
-from qkv.models.language_loss import loss_of_vectors
+from qkv.models.heads.language_loss import loss_of_vectors
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.recipe import Recipe

@@ -1,0 +1,121 @@
+"""``qkv ask``."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, get_args
+
+import typer
+
+from qkv.cli.inference.predict import named_values
+from qkv.cli.shared.prompting import NUM_EXAMPLES, Examples, NumExamples, TemplateText, template_of
+from qkv.cli.shared.runs import Copy, ModelFolder, run_or_published
+from qkv.spec.errors import UserError, nearest
+from qkv.spec.generation import Measure
+
+if TYPE_CHECKING:
+    from qkv.generation.few_shot import FewShotAnswer, Template
+    from qkv.runs.inference.ask import FewShotRows
+
+EXAMPLES = """\
+qkv ask gpt2 "a waste of time" --examples reviews.csv
+qkv ask gpt2 --examples reviews.csv --data more.csv --num-examples 16
+qkv ask runs/my "The sky is" --template "{text} {label}" --option blue --option green
+qkv ask gpt2 --data questions.jsonl --template "Q: {question}\\nA: {label}" --by token
+"""
+
+_Inputs = Annotated[list[str] | None, typer.Argument(metavar="[INPUT]...", help="Texts to answer.")]
+_Data = Annotated[str | None, typer.Option(metavar="FILE", help="Answer every row of a table; with labels: accuracy.")]
+_Option = Annotated[
+    list[str] | None, typer.Option(metavar="TEXT", help="Possible answer; repeatable; default: labels of the examples.")
+]
+_Seed = Annotated[int, typer.Option(metavar="N", help="Random seed of the choice of examples.")]
+_By = Annotated[str, typer.Option(metavar="sum|token|character", help="Score of an option: log p, in all or mean.")]
+_Calibrate = Annotated[bool, typer.Option("--calibrate", help="Subtract the scores after an empty input.")]
+_Column = Annotated[
+    list[str] | None, typer.Option(metavar="NAME=COLUMN", help="Column of a field, of label or of options.")
+]
+
+
+def ask_command(
+    run: ModelFolder,
+    inputs: _Inputs = None,
+    examples: Examples = None,
+    data: _Data = None,
+    template: TemplateText = None,
+    option: _Option = None,
+    num_examples: NumExamples = NUM_EXAMPLES,
+    seed: _Seed = 0,
+    by: _By = "sum",
+    calibrate: _Calibrate = False,
+    column: _Column = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per answer.")] = False,
+    copy: Copy = False,
+) -> None:
+    """Answer by few-shot prompting: examples before the input, and the most probable option after it.
+
+    Without options, the answer is generated.
+    """
+    if bool(inputs) == (data is not None):
+        raise UserError("give texts to answer, or a table with --data, and not both")
+    if by not in get_args(Measure):
+        raise UserError(f"--by: {by!r} given; {nearest(by, get_args(Measure))}")
+    folder = run_or_published(run)
+    from qkv.runs.inference.ask import FewShotRows, answers, few_shot, options_of, read_rows
+    from qkv.runs.storage.load import load
+
+    form = template_of(template)
+    columns = dict(named_values("--column", column))
+    shown = read_rows(examples, form, "--examples", columns, True) if examples else FewShotRows([], None, [])
+    asked = _given(inputs or [], form) if data is None else read_rows(data, form, "--data", columns, False)
+    loaded = load(folder, copy=copy)
+    common = tuple(option or ()) or options_of(shown.rows)
+    options = asked.options or ([common] * len(asked.rows) if common else None)
+    prompt = few_shot(loaded, shown.rows, form, num_examples, seed)
+    found = answers(prompt, asked.rows, options, by, calibrate)  # type: ignore[arg-type]
+    for note in (*shown.notes, *asked.notes):
+        typer.echo(note, err=True)
+    _tell(asked, found, as_json)
+    _tell_accuracy(asked, found, options)
+
+
+def _given(inputs: list[str], form: Template) -> FewShotRows:
+    """Convert texts on the command line to rows. Raises ``UserError`` if the template has several fields."""
+    from qkv.runs.inference.ask import FewShotRows
+
+    first, *others = form.fields
+    if others:
+        raise UserError(f"the template has the fields {', '.join(form.fields)}; give a table of them with --data")
+    return FewShotRows([{first: text} for text in inputs], None, [])
+
+
+def _tell(asked: FewShotRows, found: list[FewShotAnswer], as_json: bool) -> None:
+    """Print the answers: as JSON lines, or as a table."""
+    from qkv.report.table import print_table
+
+    if as_json:
+        for row, answer in zip(asked.rows, found, strict=True):
+            line = {**row, "answer": answer.text, "probabilities": answer.probabilities}
+            typer.echo(json.dumps(line, ensure_ascii=False))
+        return
+    field = next(iter(asked.rows[0]))
+    rows = [
+        (row[field], answer.text, max(answer.probabilities.values()) if answer.probabilities else None)
+        for row, answer in zip(asked.rows, found, strict=True)
+    ]
+    print_table("", [field, "answer", "probability"], rows)
+
+
+def _tell_accuracy(asked: FewShotRows, found: list[FewShotAnswer], options: list[tuple[str, ...]] | None) -> None:
+    """Print the accuracy and the baseline if all rows are labelled."""
+    if not all("label" in row for row in asked.rows):
+        return
+    from qkv.runs.inference.ask import accuracy_of, baseline
+
+    right = sum(answer.text == row["label"] for row, answer in zip(asked.rows, found, strict=True))
+    measured, without = accuracy_of(right, len(found)), baseline(asked.rows, options)
+    typer.echo(f"accuracy {measured} of {len(found):,} rows; {without.name}: {without.value:.1%}", err=True)
+    if measured.value <= without.value:
+        typer.echo(
+            "note: this is not above the baseline; with labels, 'qkv train classify' trains a classifier", err=True
+        )

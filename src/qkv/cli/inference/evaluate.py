@@ -1,0 +1,160 @@
+"""``qkv evaluate``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from qkv.cli.shared.prompting import NUM_EXAMPLES, Examples, NumExamples, TemplateText, template_of
+from qkv.cli.shared.runs import Copy, Json, ModelFolder, output_file, run_folder, run_or_published
+from qkv.spec.errors import UserError, nearest
+from qkv.spec.files.overrides import measured
+from qkv.spec.files.yaml_io import read_recipe
+
+if TYPE_CHECKING:
+    from qkv.runs.run import Run
+    from qkv.tasks.task import Evaluation
+
+EXAMPLES = """\
+qkv evaluate runs/my
+qkv evaluate runs/my --batches 20
+qkv evaluate runs/my --split train --json
+qkv evaluate runs/my --split test --report test.html
+qkv evaluate runs/translation sample.num_beams=1
+qkv evaluate runs/my --data another.txt
+qkv evaluate runs/reviews --data more.csv data.columns.text=review
+qkv evaluate gpt2 --choices questions.jsonl --template "Q: {question}\\nA: {label}"
+"""
+_SPLITS = ("train", "validation", "test")
+
+_Changes = Annotated[
+    list[str] | None, typer.Argument(metavar="[PATH=VALUE...]", help="Changes of sample.* or --data columns.")
+]
+_Data = Annotated[str | None, typer.Option(metavar="FILE", help="Evaluate on this file, read like the run's own data.")]
+_Choices = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Multiple choice: a table of questions, options and labels.")
+]
+_Split = Annotated[str | None, typer.Option(metavar="train|validation|test", help="Data split; default: validation.")]
+_Batches = Annotated[int | None, typer.Option(metavar="N", help="Evaluate on N evenly spread batches; default: all.")]
+
+
+def evaluate_command(
+    run: ModelFolder,
+    changes: _Changes = None,
+    data: _Data = None,
+    split: _Split = None,
+    batches: _Batches = None,
+    choices: _Choices = None,
+    template: TemplateText = None,
+    examples: Examples = None,
+    num_examples: NumExamples = NUM_EXAMPLES,
+    as_json: Json = False,
+    report: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Also write an HTML report.")] = None,
+    copy: Copy = False,
+) -> None:
+    """Evaluate a trained model: the loss and the metrics of its task.
+
+    --choices: accuracy of a language model on multiple-choice questions, by the probability of their options.
+    """
+    if report is not None:
+        output_file("--report", report, data, choices, examples)
+    if choices is not None:
+        _alone(changes=changes, data=data, split=split, batches=batches)
+        found = _by_choice(run_or_published(run), choices, template, examples, num_examples, copy)
+    else:
+        if template is not None or examples is not None:
+            raise UserError("--template and --examples belong to --choices; give a table of questions with it")
+        found = _on_data(run_folder(run), changes or (), _checked(split, data, batches), batches, data, copy)
+    if report is not None:
+        _write(report, str(run), found)
+    _tell(run, found, as_json)
+
+
+class _Evaluated(NamedTuple):
+    """Evaluated model: its run, the name of the data and the result."""
+
+    run: Run
+    part: str
+    evaluation: Evaluation
+
+
+def _on_data(
+    folder: Path, changes: Sequence[str], split: str, batches: int | None, data: str | None, copy: bool
+) -> _Evaluated:
+    recipe = measured(read_recipe(folder), changes)  # before torch is imported
+    from qkv.runs.evaluation import evaluate
+    from qkv.runs.storage.load import load
+
+    loaded = replace(load(folder, copy=copy), recipe=recipe)
+    return _Evaluated(loaded, split if data is None else data, evaluate(loaded, split, batches, data))
+
+
+def _by_choice(
+    folder: Path, choices: str, template: str | None, examples: str | None, num_examples: int, copy: bool
+) -> _Evaluated:
+    from qkv.report.progress import Progress
+    from qkv.runs.inference.ask import few_shot, read_rows
+    from qkv.runs.inference.choices import evaluate_choices
+    from qkv.runs.storage.load import load
+
+    form = template_of(template)
+    questions = read_rows(choices, form, "--choices", {}, labelled=True)
+    shown = read_rows(examples, form, "--examples", {}, labelled=True).rows if examples else []
+    loaded = load(folder, copy=copy)
+    prompt = few_shot(loaded, shown, form, num_examples, seed=0)
+    with Progress("evaluate", len(questions.rows), "questions") as progress:
+        return _Evaluated(loaded, choices, evaluate_choices(prompt, questions, progress.advance))
+
+
+def _tell(run: Path, found: _Evaluated, as_json: bool) -> None:
+    """Print the metrics: as one JSON object, or as a table with the notes."""
+    from qkv.report.evaluation import words
+    from qkv.report.table import print_table
+
+    step, (figures, notes) = found.run.step, (found.evaluation.figures, found.evaluation.notes)
+    if as_json:
+        typer.echo(json.dumps({"run": str(run), "split": found.part, "step": step, **figures, "notes": notes}))
+        return
+    rows = [(words(name), value) for name, value in figures.items()]
+    print_table(f"{run}, step {step:,}, {found.part}", ["figure", "value"], rows)
+    for note in notes:
+        typer.echo(note)
+
+
+def _alone(**others: object) -> None:
+    """Raise ``UserError`` for options that do not go with --choices."""
+    given = [name for name, value in others.items() if value]
+    if given:
+        named = "changes of the recipe" if given[0] == "changes" else f"--{given[0]}"
+        raise UserError(f"--choices evaluates on a table of questions of its own; leave out {named}")
+
+
+def _checked(split: str | None, data: str | None, batches: int | None) -> str:
+    """Return the split to evaluate on. Raises ``UserError`` for invalid values and options that exclude each other."""
+    if batches is not None and batches < 1:
+        raise UserError(f"--batches: {batches} given, but it should be at least 1; leave it out for the whole split")
+    if data is not None and split is not None:
+        raise UserError(
+            "--split selects part of the run's own data, and --data evaluates on another file; use only one of them"
+        )
+    split = split or "validation"
+    if split not in _SPLITS:
+        raise UserError(f"--split: there is no split {split!r}; {nearest(split, _SPLITS)}")
+    return split
+
+
+def _write(path: Path, title: str, found: _Evaluated) -> None:
+    from qkv.report.evaluation import evaluation_report
+    from qkv.runs.storage.files import clear_errors
+    from qkv.system.files import write_file
+
+    recipe = found.run.recipe
+    splits = {found.part: asdict(found.evaluation)}
+    page = evaluation_report(title, recipe.description, splits, found.run.step, recipe.training.validation.best)
+    with clear_errors(str(path)):
+        write_file(path, page.encode())

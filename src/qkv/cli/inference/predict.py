@@ -1,0 +1,291 @@
+"""``qkv predict``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from qkv.cli.shared.inputs import lines_of_input, text_of_file
+from qkv.cli.shared.runs import Copy, ModelFolder, load_run, output_file, run_or_published
+from qkv.cli.shared.why_words import tell_why
+from qkv.spec.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from qkv.runs.run import Run
+
+EXAMPLES = """\
+qkv predict runs/reviews "I would go there again"
+qkv predict runs/reviews --data new.csv --out answered.csv
+qkv predict runs/reviews "I would go there again" --why --report why.html
+qkv predict runs/qa "Who wrote it?" --context @page.txt
+cat lines.txt | qkv predict runs/multi30k -
+"""
+_AT_ONCE = 256
+_SHOWN = 60
+"""Maximum number of characters of an input shown in a table."""
+_OPTIONS = 10
+"""Maximum number of class probabilities shown for one input."""
+_ENDINGS = ("csv", "tsv", "jsonl")
+
+Answer = dict[str, Any]
+
+_Inputs = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[INPUT]...", help="Texts; '-' reads one per line from standard input."),
+]
+_Context = Annotated[
+    str | None, typer.Option(metavar="TEXT|@FILE", help="Text that contains the answer to a question.")
+]
+_Part = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=TEXT|@FILE", help="Any other input field, by name.")
+]
+_Data = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Predict for every row of a table (CSV, TSV, JSONL, …).")
+]
+_Column = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=COLUMN", help="--data: column of an input field; default: as in training."),
+]
+_Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="--data: output file (.csv, .tsv, .jsonl); default: standard output."),
+]
+
+_Why = Annotated[bool, typer.Option("--why", help="Also print how the answer changes when each word is left out.")]
+_Report = Annotated[Path | None, typer.Option(metavar="FILE.html", help="--why: also write the words as a page.")]
+
+
+def predict_command(
+    run: ModelFolder,
+    inputs: _Inputs = None,
+    context: _Context = None,
+    part: _Part = None,
+    data: _Data = None,
+    column: _Column = None,
+    out: _Out = None,
+    why: _Why = False,
+    report: _Report = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line with all details.")] = False,
+    copy: Copy = False,
+) -> None:
+    """Predict with a trained model: a label, tags, an answer, a translation, a summary or a number, depending on its
+    task.
+    """
+    _check(inputs, data, out, column, context, part)
+    _check_why(why, report, data)
+    folder = run_or_published(run)
+    parts = {name: _value(value) for name, value in named_values("--set", part)}
+    if context is not None:
+        parts["context"] = _value(context)
+    texts = _texts(inputs or [])
+    loaded = load_run(folder, copy)
+    if data is not None:
+        _answer_table(loaded, data, dict(named_values("--column", column)), out, "jsonl" if as_json else "csv")
+        return
+    rows = _rows(loaded, texts, parts)
+    if why:
+        tell_why(loaded, rows, as_json, report)
+        return
+    answers = [answer for some in _answers(loaded, rows) for answer in some]
+    _tell_notes(answers)
+    if as_json:
+        for row, answer in zip(rows, answers, strict=True):
+            typer.echo(json.dumps({**row, **answer}, ensure_ascii=False))
+    else:
+        _print(rows, answers)
+
+
+def _check_why(why: bool, report: Path | None, data: str | None) -> None:
+    """Raise ``UserError`` for --why on a table, and for a page without --why."""
+    if why and data is not None:
+        raise UserError("--why is for single inputs, and --data gives a table; leave one of them out")
+    if report is not None and not why:
+        raise UserError("--report needs --why")
+    if report is not None:
+        output_file("--report", report)
+
+
+def _check(
+    inputs: list[str] | None,
+    data: str | None,
+    out: Path | None,
+    column: list[str] | None,
+    context: str | None,
+    part: list[str] | None,
+) -> None:
+    """Raise ``UserError`` for options that cannot be combined."""
+    if data is not None and (inputs or context is not None or part):
+        raise UserError("--data predicts for the rows of a file; give no other input")
+    if data is None and not inputs and not part:
+        raise UserError("no input; give a text, '-' for lines on standard input, or --data FILE")
+    if data is None and (out or column):
+        raise UserError(f"--{'out' if out else 'column'} needs --data")
+    if out and out.suffix.removeprefix(".") not in _ENDINGS:
+        raise UserError(f"--out: {str(out)!r} should end in .csv, .tsv or .jsonl")
+    if out:
+        output_file("--out", out, data)
+
+
+def named_values(option: str, given: list[str] | None) -> Iterator[tuple[str, str]]:
+    """Parse the values NAME=VALUE of a repeatable option, and yield pairs (name, value)."""
+    for text in given or []:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise UserError(f"{option}: {text!r} given, but it should be a name, '=' and a value")
+        yield name.strip(), value
+
+
+def _value(text: str) -> str:
+    """Return the value of a text option: the text itself, or for "@FILE" the contents of the file."""
+    if not text.startswith("@"):
+        return text
+    return text_of_file(Path(text[1:]).expanduser())
+
+
+def _texts(inputs: Sequence[str]) -> list[str]:
+    """Return the texts given as arguments, or the lines of standard input if the only argument is "-"."""
+    if list(inputs) == ["-"]:
+        inputs = lines_of_input()
+        if not inputs:
+            raise UserError("standard input has no line of text")
+    if not all(text.strip() for text in inputs):
+        raise UserError("the input is empty")
+    return list(inputs)
+
+
+def _rows(run: Run, texts: list[str], parts: dict[str, str]) -> list[dict[str, Any]]:
+    """Build the input fields of each prediction, one mapping per text; ``parts``: fields common to all texts."""
+    from qkv.runs.inference.predict import predict, rows_for
+    from qkv.runs.run import task_of
+
+    task = task_of(run)
+    asks = task.asks
+    if not asks:
+        predict(run, [])  # raises that there is nothing to predict
+    for name in parts:
+        known = (*asks, *task.may_ask)
+        if name not in known:
+            raise UserError(
+                f"the task {run.recipe.task.kind!r} has the input fields {', '.join(known)}, not {name!r}; "
+                f"{nearest(name, known)}"
+            )
+        if not parts[name].strip():
+            raise UserError(f"the {name} is empty")
+    return rows_for(run, [{asks[0]: text, **parts} for text in texts] or [parts])
+
+
+def _answers(run: Run, rows: Sequence[dict[str, Any]]) -> Iterator[list[Answer]]:
+    """Predict for rows in order, and yield the answers in groups; show the progress on standard error."""
+    from qkv.report.progress import Progress
+    from qkv.runs.inference.predict import predict
+
+    if len(rows) <= _AT_ONCE:
+        yield predict(run, rows)
+        return
+    with Progress("predict", len(rows), "rows") as progress:
+        for begin in range(0, len(rows), _AT_ONCE):
+            some = rows[begin : begin + _AT_ONCE]
+            yield predict(run, some)
+            progress.advance(len(some))
+
+
+def _tell_notes(answers: Sequence[Answer]) -> None:
+    """Print on standard error the first three notes on inputs, such as truncated ones, and the number of the others."""
+    notes = [(i, answer["note"]) for i, answer in enumerate(answers, 1) if answer.get("note")]
+    for i, note in notes[:3]:
+        typer.echo(f"note: {note}" if len(answers) == 1 else f"note on input {i}: {note}", err=True)
+    if len(notes) > 3:
+        typer.echo(f"note: {len(notes) - 3:,} more inputs have such notes", err=True)
+
+
+def _print(rows: Sequence[dict[str, Any]], answers: Sequence[Answer]) -> None:
+    """Print plain answers as lines, answers with metrics as a table."""
+    from qkv.report.table import print_table
+
+    figures = list(
+        dict.fromkeys(name for answer in answers for name, value in answer.items() if _is_figure(name, value))
+    )
+    if not figures:
+        for answer in answers:
+            typer.echo(answer["answer"])
+        return
+    chances: dict[str, float] = answers[0].get("probabilities") or {} if len(answers) == 1 else {}
+    if chances:
+        best = sorted(chances.items(), key=lambda item: -item[1])
+        print_table("", ["answer", "probability"], best[:_OPTIONS])
+        return
+    table = [
+        [_shortened(next(iter(row.values()))), a["answer"], *(a.get(name) for name in figures)]
+        for row, a in zip(rows, answers, strict=True)
+    ]
+    print_table("", [next(iter(rows[0])), "answer", *figures], table)
+
+
+def _is_figure(name: str, value: Any) -> bool:
+    return name != "answer" and isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _shortened(value: Any) -> str:
+    words = cast("list[str]", value) if isinstance(value, list) else str(value).split()
+    text = " ".join(words)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+
+
+def _answer_table(run: Run, source: str, columns: Mapping[str, str], out: Path | None, form: str) -> None:
+    from qkv.runs.inference.inputs import read_inputs
+    from qkv.runs.inference.predict import predict_table
+    from qkv.runs.run import task_of
+    from qkv.runs.storage.files import clear_errors
+    from qkv.system.files import write_file
+
+    ending = out.suffix.removeprefix(".") if out else form
+    if task_of(run).predicts_tables:
+        rows, places, notes = predict_table(run, source, columns)
+        answers = [{name: value for name, value in row.items() if name not in places} for row in rows]
+        text = _written(places, rows, answers, ending)
+    else:
+        found = read_inputs(run, source, columns)
+        answers, notes = [answer for some in _answers(run, found.rows) for answer in some], found.notes
+        text = _written(found.columns, found.kept, answers, ending)
+    for note in notes:
+        typer.echo(note, err=True)
+    _tell_notes(answers)
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    with clear_errors(str(out)):
+        write_file(out, text.encode())
+    typer.echo(f"{len(answers):,} answers in {out}", err=True)
+
+
+def _written(columns: Sequence[str], kept: Sequence[Mapping[str, Any]], answers: Sequence[Answer], form: str) -> str:
+    """Format rows with their predictions: all details as JSON lines, or answer and scores as CSV/TSV columns."""
+    names = dict.fromkeys(name for answer in answers for name in answer)
+    as_named = {name: f"predicted_{name}" if name in columns else name for name in names}
+    if form == "jsonl":
+        rows = [
+            {**row, **{as_named[name]: value for name, value in a.items()}}
+            for row, a in zip(kept, answers, strict=True)
+        ]
+        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    shown = [
+        name for name in names if name == "answer" or any(_is_figure(name, answer.get(name)) for answer in answers)
+    ]
+    file = io.StringIO()
+    writer = csv.writer(file, delimiter="\t" if form == "tsv" else ",", lineterminator="\n")
+    writer.writerow([*columns, *(as_named[name] for name in shown)])
+    for row, answer in zip(kept, answers, strict=True):
+        writer.writerow([*(_field(row.get(name)) for name in columns), *(_field(answer.get(name)) for name in shown)])
+    return file.getvalue()
+
+
+def _field(value: Any) -> Any:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else value

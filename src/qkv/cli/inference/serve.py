@@ -1,0 +1,170 @@
+"""``qkv serve``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from qkv.cli.shared.decoding import speculation_options, speculator_of
+from qkv.cli.shared.inputs import text_of_file
+from qkv.cli.shared.runs import run_or_published
+from qkv.interop.files.places import is_sentence_folder
+from qkv.report.figures import size
+from qkv.spec.errors import UserError
+from qkv.tokenizers.gguf.file import SUFFIX
+
+if TYPE_CHECKING:
+    from qkv.generation.decode.speculate import Speculator
+    from qkv.runs.run import Run
+    from qkv.serving.engine.model import ServedModel
+    from qkv.serving.engine.service import Service
+    from qkv.serving.limits import Limits
+
+_NEEDED = ("starlette", "uvicorn", "prometheus_client", "jinja2")
+KEY = "QKV_API_KEY"
+"""Environment variable with the API key."""
+EXAMPLES = """\
+qkv serve runs/my
+qkv serve runs/my small=runs/small --port 9000
+qkv serve runs/large --draft runs/small
+qkv serve SmolLM2-135M-Instruct.gguf
+qkv serve my-checkpoint --chat-template chatml.jinja
+QKV_API_KEY=secret qkv serve my-checkpoint --host 0.0.0.0
+"""
+
+
+_Runs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RUN [NAME=RUN2 ...]",
+        help="Run folders, published folders or names, GGUF files; with a name if wanted.",
+    ),
+]
+_Host = Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen at.")]
+_Port = Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 for a free one.")]
+_ApiKey = Annotated[str | None, typer.Option(metavar="KEY", help=f"Key that clients have to send; also from {KEY}.")]
+_Cors = Annotated[
+    list[str] | None, typer.Option(metavar="ORIGIN", help="Let pages of this origin ask; '*' for all; repeatable.")
+]
+_MaxBody = Annotated[int, typer.Option(metavar="BYTES", min=1, help="Maximum size of a request.")]
+_MaxTokens = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="Maximum tokens of a prompt and its answer; default: the context length."),
+]
+_MaxBatch = Annotated[int, typer.Option(metavar="N", min=1, help="Texts written at once, per model.")]
+_MaxQueue = Annotated[int, typer.Option(metavar="N", min=1, help="Texts that wait, per model.")]
+_Memory = Annotated[
+    int | None, typer.Option(metavar="BYTES", min=1, help="Budget of decoding states, per model; more waits.")
+]
+_LookUp = Annotated[
+    int | None, typer.Option("--lookup", metavar="N", help="Propose N tokens at a time by n-gram look-up in the text.")
+]
+_Draft = Annotated[
+    Path | None, typer.Option(metavar="RUN", help="Propose tokens by a smaller model with the same vocabulary.")
+]
+_DraftTokens = Annotated[int | None, typer.Option(metavar="N", help="Tokens that the draft proposes at a time; 4.")]
+_ChatTemplate = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Jinja template of chats, in the place of the model's own.")
+]
+_Timeout = Annotated[
+    float | None, typer.Option(metavar="SECONDS", min=0, help="Maximum time of a request; default: none.")
+]
+_Strict = Annotated[bool, typer.Option("--strict", help="Refuse requests that have parameters without effect.")]
+_Patience = Annotated[
+    float | None, typer.Option(metavar="SECONDS", min=0, help="Time to finish at the end; default: as it needs.")
+]
+
+
+def serve_command(
+    runs: _Runs,
+    host: _Host = "127.0.0.1",
+    port: _Port = 8000,
+    api_key: _ApiKey = None,
+    cors: _Cors = None,
+    max_body: _MaxBody = 8 * 2**20,
+    max_tokens: _MaxTokens = None,
+    max_batch: _MaxBatch = 32,
+    max_queue: _MaxQueue = 1000,
+    memory: _Memory = None,
+    lookup: _LookUp = None,
+    draft: _Draft = None,
+    draft_tokens: _DraftTokens = None,
+    chat_template: _ChatTemplate = None,
+    timeout: _Timeout = None,
+    strict: _Strict = False,
+    patience: _Patience = None,
+) -> None:
+    """Serve models over HTTP in the form of OpenAI's interface, and a page to try them in a browser."""
+    folders = _named(runs)
+    asked = speculation_options(lookup, draft, draft_tokens)
+    template = None if chat_template is None else text_of_file(chat_template, "--chat-template")
+    _check_installed()
+    from qkv.serving.http.app import LOOPBACK, Access
+    from qkv.serving.http.listen import open_socket, serve
+    from qkv.serving.limits import Limits
+
+    limits = Limits(max_body, max_tokens, max_batch, max_queue, memory, timeout, strict=strict)
+    key = api_key if api_key is not None else os.environ.get(KEY)
+    access = Access(key or None, LOOPBACK if host in LOOPBACK else (), tuple(cors or ()))
+    speculation = None if asked is None else partial(speculator_of, asked)
+    with open_socket(host, port) as opened:
+        service = _service(folders, limits, speculation, template)
+        for name, model in service.models.items():
+            typer.echo(f"{name}: {', '.join(model.to_dict()['capabilities'])}{_without_chat(model)}")
+        serve(service, access, opened, patience, typer.echo)
+
+
+def _without_chat(model: ServedModel) -> str:
+    """Return a note for a model that cannot chat because it has no chat template; "" for other models."""
+    if not model.writes or model.chats or model.run.model.encoder is not None:
+        return ""
+    return "; no chat, since the model has no chat template (--chat-template FILE)"
+
+
+def _service(
+    folders: dict[str, Path], limits: Limits, speculation: Callable[[Run], Speculator] | None, template: str | None
+) -> Service:
+    """Load the models, let them share equal weights, and print the memory that sharing saves."""
+    from qkv.serving.engine.model import ServedModel, share
+    from qkv.serving.engine.service import Service
+
+    several = len(folders) > 1
+    models = {
+        name: ServedModel(name, folder, limits, speculation, several, template) for name, folder in folders.items()
+    }
+    saved = share(models.values()) if several else 0
+    service = Service(models, limits)
+    if saved:
+        held, apart = size(service.weight_bytes), size(service.weight_bytes + saved)
+        typer.echo(f"weights: {held} (shared between models; {apart} without sharing)")
+    return service
+
+
+def _named(runs: list[str]) -> dict[str, Path]:
+    """Parse ``RUN`` and ``NAME=RUN`` to folders by name; default name: the last part of the path.
+
+    Raises ``UserError`` for a duplicate or empty name.
+    """
+    found: dict[str, Path] = {}
+    for given in runs:
+        first, equals, rest = given.partition("=")
+        folder = Path(rest if equals and not Path(given).exists() else given).expanduser()
+        name = first if equals and not Path(given).exists() else folder.resolve().name.removesuffix(SUFFIX)
+        if not name or name in found:
+            said = f"the name {name!r} is given twice" if name else f"{given!r} has no name before '='"
+            raise UserError(f"{said}; write NAME=RUN with another name for each")
+        found[name] = folder if is_sentence_folder(folder) else run_or_published(folder)
+    return found
+
+
+def _check_installed() -> None:
+    """Raise ``UserError`` if the libraries of the server are missing."""
+    missing = next((name for name in _NEEDED if find_spec(name) is None), None)
+    if missing is not None:
+        raise UserError(f"serving needs {missing}, which is not installed; pip install 'qkv[serve]'")

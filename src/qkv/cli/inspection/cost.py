@@ -1,0 +1,208 @@
+"""``qkv cost``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from qkv.api.recipes import SPEC_SUFFIXES
+from qkv.cli.shared.runs import Json
+from qkv.costs.cost import Cost, cost
+from qkv.costs.measuring.machine import Machine, machine_file, store_machine, stored_machine
+from qkv.costs.tables import PARTS, parts, quantities, title
+from qkv.models.families.presets import PRESETS, preset
+from qkv.report.figures import short, size
+from qkv.report.table import print_table
+from qkv.spec.errors import UserError, nearest
+from qkv.spec.files.overrides import assignments, override
+from qkv.spec.files.shipped import is_shipped, shipped
+from qkv.spec.files.yaml_io import read_spec
+from qkv.spec.model import Model
+from qkv.spec.recipe import Recipe
+from qkv.spec.training import Training
+
+if TYPE_CHECKING:
+    from qkv.costs.measuring.growth import GrowthCurve, GrowthPoint
+    from qkv.costs.measuring.measure import Measurement
+
+EXAMPLES = """\
+qkv cost gpt3
+qkv cost gpt2 --length 512 --batch-size 8 --precision bf16
+qkv cost recipe.yaml model.num_layers=12 --check
+qkv cost exact.yaml linear.yaml --growth --longest 16384
+qkv cost multi30k_transformer --length 20 --source-length 25
+"""
+
+_BatchSize = Annotated[int | None, typer.Option(metavar="N", help="Batch size; default: the recipe's, or 1.")]
+_Length = Annotated[int | None, typer.Option(metavar="N", help="Sequence length; default: the context length.")]
+_SourceLength = Annotated[
+    int | None, typer.Option(metavar="N", help="Input length of the encoder; default: its context length.")
+]
+_Precision = Annotated[
+    str | None,
+    typer.Option(
+        metavar="fp32|bf16",
+        help="Precision of matrix products; default: the one the recipe uses on this machine, or fp32.",
+    ),
+]
+_Check = Annotated[bool, typer.Option("--check", help="Build the model, measure, and compare with the prediction.")]
+_Growth = Annotated[
+    bool,
+    typer.Option("--growth", help="Measure time and memory of 256, 512 … positions; further specs may be named."),
+]
+_Longest = Annotated[int, typer.Option(metavar="N", min=256, help="Longest row of --growth.")]
+_Probe = Annotated[bool, typer.Option("--probe", help="Measure this machine's speed, to estimate tokens per second.")]
+
+
+def cost_command(
+    spec: Annotated[
+        str, typer.Argument(metavar="SPEC", help=f"A recipe, a model, a run folder, or one of {', '.join(PRESETS)}.")
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as model.width=512.")
+    ] = None,
+    batch_size: _BatchSize = None,
+    length: _Length = None,
+    source_length: _SourceLength = None,
+    precision: _Precision = None,
+    check: _Check = False,
+    probe: _Probe = False,
+    growth: _Growth = False,
+    longest: _Longest = 65536,
+    as_json: Json = False,
+) -> None:
+    """Count parameters, FLOPs, memory, decoding state and time of a model, without building it."""
+    if growth:
+        _grow([spec, *(text for text in overrides or [] if "=" not in text)], overrides or [], longest, as_json)
+        return
+    model, training = read_model(spec, overrides or [])
+    rows = training.batch_size if batch_size is None else batch_size
+    machine = _probed() if probe else stored_machine()
+    precision = precision or (machine.runs_in(training.precision) if machine else training.precision)
+    counted = cost(model, rows, length, precision, training, source_length=source_length)
+    checked = _checked(counted, machine) if check else []
+    if as_json:
+        typer.echo(json.dumps({"spec": spec, **_plain(counted, machine, checked)}))
+        return
+    print_table(title(spec, counted), PARTS, parts(counted))
+    typer.echo()
+    print_table("", ["quantity", "value"], quantities(counted, machine))
+    if checked:
+        typer.echo()
+        print_table(
+            "predicted and measured",
+            ["quantity", "predicted", "measured", "error"],
+            [_compared(row) for row in checked],
+        )
+
+
+def _grow(specs: list[str], overrides: Iterable[str], longest: int, as_json: bool) -> None:
+    """Measure how time and memory of models grow with the length; print the points, and exponents beside the theory."""
+    from qkv.costs.growth_tables import points_table, summary
+    from qkv.costs.measuring.growth import growth_curve
+
+    changes = [text for text in overrides if "=" in text]
+    models = [read_model(name, changes)[0] for name in specs]
+    curves: list[GrowthCurve] = []
+    for name, model in zip(specs, models, strict=True):
+        curves.append(growth_curve(name, model, longest, tell=lambda point, name=name: _told(name, point)))
+        if not as_json:
+            print_table(name, *points_table(curves[-1]))
+            typer.echo()
+    if as_json:
+        typer.echo(json.dumps([asdict(curve) for curve in curves]))
+        return
+    print_table("exponents of the number N of positions", *summary(curves))
+
+
+def _told(name: str, point: GrowthPoint) -> None:
+    typer.echo(f"{name}: {point.length:,} positions, {point.seconds:.3g} s", err=True)
+
+
+def read_model(name: str, overrides: Iterable[str]) -> tuple[Model, Training]:
+    """Read a recipe, model file, run or preset: (model, training settings). A model alone gets batch size 1."""
+    alone = Training(batch_size=1)
+    if name in PRESETS and not Path(name).exists():
+        return override(preset(name), [a.below("model") for a in assignments(overrides)]), alone
+    if not Path(name).exists() and Path(name).suffix not in SPEC_SUFFIXES and not is_shipped(name):
+        raise UserError(f"there is no file, recipe or preset {name!r}; {nearest(name, [*PRESETS, *shipped()])}")
+    spec = read_spec(name, overrides)
+    return (_with_sizes(spec), spec.training) if isinstance(spec, Recipe) else (spec, alone)
+
+
+def _with_sizes(recipe: Recipe) -> Model:
+    """Return the recipe's model with the sizes filled in that depend on its data.
+
+    For text, the size is the tokenizer's (maximum) vocabulary size; for other sizes, the data is read.
+    """
+    if recipe.start.checkpoint is not None:
+        from qkv.runs.start import with_start
+
+        recipe = with_start(recipe)
+    model, tokenizer = recipe.model, recipe.data.text_tokenizer
+    if not _open_sizes(model):
+        return model
+    if recipe.task.sized_by_tokenizer and recipe.data.processor is None and tokenizer.num_ids is not None:
+        return model.changed(frontend=model.frontend.sized(tokenizer.num_ids))
+    from qkv.tasks.registry import task_of_recipe
+
+    return task_of_recipe(recipe).sized(recipe).model
+
+
+def _open_sizes(model: Model) -> bool:
+    """True if the vocabulary size, the input sizes or the number of classes of ``model`` are still unknown."""
+    frontends = [stack.frontend for stack in (model, model.encoder) if stack is not None]
+    unknown = any(each.reads_tokens and each.num_tokens is None for each in frontends)
+    unsized = any(each.processor is not None and each == each.unsized() for each in frontends)
+    return unknown or unsized or model.head.classes is None
+
+
+def _probed() -> Machine:
+    from qkv.costs.measuring.probe import probe
+
+    machine = probe()
+    try:
+        store_machine(machine)
+    except OSError as error:
+        raise UserError(
+            f"the measurements of this machine cannot be stored in {machine_file()} ({error.strerror}); "
+            "set QKV_CACHE to another folder"
+        ) from None
+    return machine
+
+
+def _checked(counted: Cost, machine: Machine | None) -> list[Measurement]:
+    from qkv.costs.counting.losses import summed_loss
+    from qkv.costs.measuring.measure import Update, check
+    from qkv.training.optim.optimisers import build_optimizer
+
+    training = counted.training
+    if counted.learned:
+        raise UserError("--check measures full training only; leave out training.adapt and training.frozen")
+    return check(
+        counted,
+        lambda model: Update(
+            model, summed_loss, build_optimizer(training.optimizer, model), training.accumulate, counted.precision
+        ),
+        machine,
+    )
+
+
+def _compared(row: Measurement) -> tuple[str, str, str, str]:
+    name = row.quantity if row.unit in ("", "B", "FLOP") else f"{row.quantity}, {row.unit}"
+    return name, _value(row.predicted, row.unit), _value(row.measured, row.unit), f"{row.error:+.1%}"
+
+
+def _value(value: float, unit: str) -> str:
+    return size(value) if unit == "B" else short(value) if unit else f"{value:,.0f}"
+
+
+def _plain(counted: Cost, machine: Machine | None, rows: list[Measurement]) -> dict[str, Any]:
+    speed = asdict(counted.speed(machine)) if machine else None
+    compared = [{**asdict(row), "error": row.error} for row in rows]
+    return {**counted.to_dict(), "tokens_per_second": speed, **({"check": compared} if rows else {})}

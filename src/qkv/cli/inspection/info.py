@@ -1,0 +1,194 @@
+"""``qkv info``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shlex
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from qkv.cli.shared.runs import run_folder
+from qkv.interop.files.places import is_published, is_sentence_folder
+from qkv.spec.errors import UserError
+
+if TYPE_CHECKING:
+    from qkv.interop.load import PublishedModel
+
+EXAMPLES = """\
+qkv info
+qkv info runs/my
+qkv info ./all-MiniLM-L6-v2
+"""
+
+_PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "pydantic")
+
+
+def info_command(
+    run: Annotated[
+        Path | None, typer.Argument(metavar="[RUN|FOLDER]", help="A run folder, or a folder in Hugging Face format.")
+    ] = None,
+) -> None:
+    """Show versions, machine, and data and cache folders; or a summary of a run or a published folder."""
+    from qkv.report.table import print_table
+
+    if run is None:
+        print_table("qkv", ["property", "value"], _installation())
+        return
+    published = (is_published(run) or is_sentence_folder(run)) and not (run / "spec.yaml").is_file()
+    folder = run if published else run_folder(run)
+    print_table(str(run), ["property", "value"], _published(folder) if published else _run(folder))
+    from qkv.report.figures import size
+    from qkv.runs.storage.files import files_in
+
+    typer.echo()
+    base = folder.parent if folder.is_file() else folder
+    print_table(
+        "", ["file", "size"], [(str(path.relative_to(base)), size(count)) for path, count in files_in(folder).items()]
+    )
+
+
+def _installation() -> list[tuple[str, Any]]:
+    import torch
+
+    from qkv.ops.native.library import described
+    from qkv.system.cache import cache_folder
+    from qkv.system.device import accelerator
+    from qkv.system.optional import PATHS, turned_off
+    from qkv.system.processor import processor_name
+
+    off = [name for name in PATHS if turned_off(name)]
+    return [
+        ("qkv", f"{metadata.version('qkv')}, in {Path(__file__).parents[2]}"),
+        ("Python", f"{platform.python_version()}, {platform.platform()}"),
+        *((name, metadata.version(name)) for name in _PACKAGES),
+        ("processor", processor_name()),
+        ("threads of torch", torch.get_num_threads()),
+        ("vector instructions", torch.backends.cpu.get_cpu_capability()),
+        ("native kernel", described()),
+        *([("paths turned off", ", ".join(off))] if off else []),
+        ("accelerator", str(accelerator() or "none; the CPU is used")),
+        ("QKV_DATA", os.environ.get("QKV_DATA") or "not set"),
+        ("cache", f"{cache_folder()} ({_stored(cache_folder())})"),
+        ("data sets", _data_sets()),
+    ]
+
+
+def _stored(folder: Path) -> str:
+    from qkv.report.figures import size
+    from qkv.runs.storage.files import files_in
+
+    files = files_in(folder)
+    return f"{size(sum(files.values()))} in {len(files)} files" if files else "empty"
+
+
+def _data_sets() -> str:
+    """List the known data sets; note which of them must be downloaded or are not available."""
+    from qkv.data.corpora.named import KNOWN, NAMES
+    from qkv.data.records.named import TABLES
+    from qkv.system.cache import cache_folder
+
+    folders = [Path(os.environ["QKV_DATA"])] if os.environ.get("QKV_DATA") else []
+    folders.append(cache_folder() / "data")
+    told: list[str] = []
+    for name in (*NAMES, *TABLES):
+        where = TABLES[name].folder or name if name in TABLES else name
+        here = (name not in KNOWN and name not in TABLES) or any((folder / where).is_dir() for folder in folders)
+        files = [file for split in TABLES[name].splits.values() for file in split] if name in TABLES else []
+        told.append(
+            name
+            if here
+            else f"{name} (to be downloaded)"
+            if all(file.url for file in files)
+            else f"{name} (not available)"
+        )
+    return ", ".join(told)
+
+
+def _published(folder: Path) -> list[tuple[str, Any]]:
+    """Build the table of a Hugging Face or sentence-transformers folder: its contents and the commands that use it."""
+    from qkv.interop.load import load_published
+    from qkv.interop.sentence import read_sentence
+
+    said = read_sentence(folder) if is_sentence_folder(folder) else None
+    found = load_published(said.body if said else folder)
+    spec, tokenizer = found.spec, found.tokenizer
+    rows: list[tuple[str, Any]] = [
+        ("family", f"{found.family} ({found.architecture})"),
+        ("model", _stack(spec)),
+        ("head", spec.head.kind.replace("_", " ")),
+        ("parameters", sum(parameter.numel() for parameter in found.model.parameters())),
+        ("precision", str(next(found.model.parameters()).dtype).removeprefix("torch.")),
+        ("context length", spec.context_length),
+        ("tokenizer", f"{tokenizer.vocab_size:,} ids" if tokenizer else "none"),
+        ("classes", ", ".join(found.labels[:8]) + (" …" if len(found.labels) > 8 else "") or None),
+    ]
+    if said:
+        normalised = ", scaled to length 1" if said.normalise else ""
+        rows += [
+            ("pooling", " + ".join(said.poolings) + normalised),
+            ("embedded length", f"at most {said.max_length} tokens" if said.max_length else None),
+            ("prompts", ", ".join(said.prompts) or None),
+        ]
+    rows += [("commands" if not i else "", command) for i, command in enumerate(_commands(folder, found))]
+    return [row for row in rows if row[1] is not None]
+
+
+def _commands(folder: Path, found: PublishedModel) -> list[str]:
+    """List the commands that use a published model: its own task, embedding, search, fine-tuning."""
+    from qkv.runs.storage.published import recipe_of
+    from qkv.tasks.registry import task_of_recipe
+    from qkv.training.usage import usage
+
+    name = shlex.quote(str(folder))
+    told: list[str] = []
+    with contextlib.suppress(UserError):  # a head for which there is no task
+        told.append(usage(task_of_recipe(recipe_of(found)), folder)[1])
+    if found.tokenizer is None:
+        return told
+    told += [f'qkv embed {name} "…"', f'qkv search {name} FILE "…"']
+    return [*told, f"qkv train finetune --from {name} --data FILE"]
+
+
+def _run(folder: Path) -> list[tuple[str, Any]]:
+    from qkv.runs.metrics import steps_in_all
+    from qkv.runs.run import task_of
+    from qkv.runs.storage.load import changed, load
+
+    run = load(folder, accept_changes=True)
+    steps = [row["step"] for row in run.metrics if row.get("loss") is not None]
+    validated = [row["val_loss"] for row in run.metrics if row.get("val_loss") is not None]
+    training, model = run.recipe.training, run.recipe.model
+    change, quantized = changed(run), run.recipe.quantized
+    return [
+        ("recipe", run.recipe.name or "unnamed"),
+        ("task", run.recipe.task.kind),
+        ("description", run.recipe.description or None),
+        ("data", run.recipe.data.source),
+        *(
+            [("tokenizer", f"{run.recipe.data.text_tokenizer.kind}, {run.tokenizer.vocab_size:,} ids")]
+            if run.vocabulary.has_text
+            else []
+        ),
+        *([("processors", ", ".join(run.vocabulary.processors))] if run.vocabulary.processors else []),
+        ("model", _stack(model)),
+        ("context length", model.context_length),
+        ("parameters", sum(p.numel() for p in run.model.parameters())),
+        *([("weights of linear layers", f"{quantized.bits} bits")] if quantized else []),
+        ("steps", f"{max(steps, default=0):,} of {steps_in_all(run.metrics, training.steps):,}"),
+        ("best validation loss", f"{min(validated):.4f} {task_of(run).loss_unit}" if validated else "not measured yet"),
+        ("weights of step", run.step),
+        *([("changed since", change)] if change else []),
+    ]
+
+
+def _stack(model: Any) -> str:
+    """Describe layers, width and branches of the blocks: ``2 layers of width 64: attention + feed_forward | gru``."""
+    from qkv.report.figures import counted
+
+    pattern = " | ".join(" + ".join(branch.kind for branch in block.branches) for block in model.blocks)
+    return f"{counted(len(model.layers), 'layer')} of width {model.width}{': ' * bool(pattern)}{pattern}"

@@ -1,0 +1,60 @@
+"""``qkv load``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from qkv.cli.shared.runs import Copy
+
+EXAMPLES = """\
+qkv load gpt2
+qkv load ./Qwen3-0.6B --dtype bf16
+qkv load owner/name --revision v1.0
+"""
+
+
+def load_command(
+    source: Annotated[
+        Path, typer.Argument(metavar="FOLDER|NAME", help="A folder in Hugging Face format, or a published name.")
+    ],
+    dtype: Annotated[
+        str | None, typer.Option(metavar="fp32|bf16|fp16", help="Precision in memory; default: as stored.")
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Branch, tag or commit of a published name.")
+    ] = None,
+    pickles: Annotated[
+        bool, typer.Option("--pickles", help="Read pytorch_model.bin (tensors only) if there are no safetensors.")
+    ] = False,
+    copy: Copy = False,
+) -> None:
+    """Load a published checkpoint and show its family, sizes, and which tensors and config keys are used or ignored
+    and why.
+    """
+    from qkv.interop.load import load_published
+    from qkv.report.figures import counted
+    from qkv.report.table import print_table
+
+    found = load_published(source, dtype, revision, pickles, copy)
+    spec, tokenizer = found.spec, found.tokenizer
+    head = spec.head.kind.replace("_", " ")
+    rows: list[tuple[str, Any]] = [
+        ("folder", found.folder),
+        ("family", f"{found.family} ({found.architecture})"),
+        ("model", f"{counted(len(spec.layers), 'layer')} of width {spec.width}, a head for {head}"),
+        ("parameters", sum(parameter.numel() for parameter in found.model.parameters())),
+        ("adapter", str(found.adapter) if found.adapter else None),
+        ("precision", str(next(found.model.parameters()).dtype).removeprefix("torch.")),
+        ("context length", spec.context_length),
+        ("tokenizer", f"{tokenizer.vocab_size:,} ids" if tokenizer else "none"),
+        ("classes", ", ".join(found.labels[:8]) + (" …" if len(found.labels) > 8 else "") or None),
+        ("tensors used", f"{found.used} of {found.used + len(found.ignored)}"),
+    ]
+    print_table(str(source), ["property", "value"], [row for row in rows if row[1] is not None])
+    ignored = [("tensor", *pair) for pair in found.ignored] + [("config", *pair) for pair in found.ignored_config]
+    if ignored:
+        typer.echo()
+        print_table("", ["ignored", "name", "reason"], ignored)

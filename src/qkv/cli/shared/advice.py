@@ -1,0 +1,84 @@
+"""Advice after a run on a table: one sentence on what would help next, with the command."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import getitem
+from typing import TYPE_CHECKING, Any
+
+from qkv.cli.shared.verbs import VERBS
+
+if TYPE_CHECKING:
+    from qkv.runs.run import Run
+    from qkv.spec.recipe import Recipe
+
+_FITTED = 0.8
+"""Largest ratio of training loss to validation loss at which the training rows count as fitted."""
+_LONGER = 3
+"""Ratio of the advised time budget to the time budget of the run."""
+
+
+def advice(run: Run) -> str:
+    """Return a sentence on what would improve the run most, with the command; "" without a validation or a verb.
+
+    If all validation rows are predicted right, no improvement can be measured. If the last validation was the best,
+    training was too short. If the training rows are not fitted, the model is too weak. Otherwise, more rows or a
+    pretrained encoder help.
+    """
+    verb = next((name for name, verb in VERBS.items() if verb.task == run.recipe.task.kind), None)
+    validated = [row for row in run.metrics if "val_loss" in row]
+    if verb is None or not validated or " | " in run.recipe.data.source:
+        return ""
+    rows = _perfect_rows(run)
+    if rows:
+        some = f"all {rows} validation rows are" if rows > 1 else "the one validation row is"
+        return f"{some} predicted right, so only more of them could show whether another model is better"
+    recipe, options = run.recipe, _options(run.recipe, verb)
+    start = f" --from {shlex.quote(recipe.start.checkpoint)}" if recipe.start.checkpoint else ""
+    minutes = recipe.training.minutes
+    if minutes is not None:
+        folder = shlex.quote(f"{run.folder}-longer")
+        command = f"qkv train {verb}{start}{options} --minutes {_LONGER * minutes:g} --out {folder}"
+        if run.step == validated[-1]["step"]:
+            return f"the last validation was the best, so more time helps: {command}"
+        if _weak(run.metrics, validated, _least_loss(run)):
+            sentence = "the training rows are not fitted, so the model is too weak rather than the rows too few"
+            return f"{sentence}; with more time, larger models are tried: {command}"
+    if recipe.start.checkpoint is None and VERBS[verb].tunes and recipe.data.processor is None:
+        command = f"qkv train {verb} --from NAME{options}"
+        return f"validation stopped improving: more rows help, or a published encoder, such as a BERT: {command}"
+    return "validation stopped improving: more rows help most"
+
+
+def _perfect_rows(run: Run) -> int:
+    """Return the number of validation rows if all of them are predicted right, else 0."""
+    figures = (run.evaluation or {}).get("splits", {}).get("validation", {}).get("figures", {})
+    return int(figures.get("targets", 0)) if figures.get("accuracy") == 100 else 0
+
+
+def _least_loss(run: Run) -> float:
+    """Return the smallest training loss that label smoothing allows; 0 without smoothing."""
+    from qkv.models.heads.cross_entropy import smoothed_entropy
+
+    smoothing = getattr(run.recipe.task, "label_smoothing", 0.0)
+    return smoothed_entropy(len(run.vocabulary.labels or ()), smoothing) if smoothing else 0.0
+
+
+def _weak(rows: Sequence[Mapping[str, Any]], validated: Sequence[Mapping[str, Any]], least: float) -> bool:
+    """True if the mean loss at the end of training, minus ``least``, exceeds 0.8 of the smallest validation loss."""
+    losses = [row["loss"] for row in rows if row.get("loss") is not None]
+    some = losses[-max(1, len(losses) // 10) :]
+    return bool(some) and sum(some) / len(some) - least > _FITTED * min(row["val_loss"] for row in validated)
+
+
+def _options(recipe: Recipe, verb: str) -> str:
+    """Build the command-line options for the recipe's files, columns and settings."""
+    data = recipe.data
+    files = {"data": data.source, "validation": data.validation, "test": data.test}
+    columns = {name: data.columns.get(role) for name, role in VERBS[verb].columns.items()}
+    fields = recipe.to_dict()
+    settings = {name: reduce(getitem, path.split("."), fields) for name, path in VERBS[verb].settings.items()}
+    given = {**files, **columns, **settings}
+    return "".join(f" --{name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)

@@ -1,0 +1,25 @@
+"""``qkv accept``."""
+
+from __future__ import annotations
+
+import typer
+
+from qkv.cli.shared.runs import RunFolder, run_folder
+
+EXAMPLES = """\
+qkv accept runs/my
+"""
+
+
+def accept_command(run: RunFolder) -> None:
+    """Accept the edited spec or vocabulary of a run.
+
+    Weights record the spec and vocabulary that they were trained with, and commands refuse to load them with others.
+    This command records the current ones. If model.safetensors is missing, it uses the weights of the newest
+    checkpoint. Training can only be resumed with its original recipe.
+    """
+    folder = run_folder(run)
+    from qkv.runs.storage.load import accept
+
+    found = accept(folder)
+    typer.echo(f"{found}: accepted" if found else f"nothing in {run} has changed since its weights were stored")

@@ -1,0 +1,153 @@
+"""``qkv compare``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from qkv.cli.shared.runs import Json
+from qkv.spec.errors import UserError
+from qkv.spec.recipes.comparison import entry_of
+
+if TYPE_CHECKING:
+    from qkv.comparison.ranking import Ranking
+    from qkv.comparison.scaling import Scaling
+
+EXAMPLES = """\
+qkv compare small.yaml attention 'gru: blocks.*.mixer=gru'
+qkv compare small.yaml pre 'post: blocks.order=post' --equal flops --seeds 5
+qkv compare fashion_mnist_vit vit 'wide: model.width=256' --equal time training.minutes=9
+qkv compare small.yaml attention --scale 4 --fit
+qkv compare mixers.yaml               a file with recipe, entries and settings
+"""
+
+
+_Recipe = Annotated[
+    str, typer.Argument(metavar="RECIPE|FILE", help="A recipe (file or name), or the file of a comparison.")
+]
+_Entries = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="ENTRY|PATH=VALUE",
+        help="Entries such as 'gru: blocks.*.mixer=gru'; a name alone: the recipe itself. "
+        "Changes without a name apply to all entries.",
+    ),
+]
+_Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="Folder of the runs; default: runs/compare- and the name.")
+]
+_Equal = Annotated[str | None, typer.Option(metavar="parameters|flops|steps|time", help="Budget; default: parameters.")]
+_NumSeeds = Annotated[int | None, typer.Option(metavar="N", help="Number of seeds, from 1; default: 3.")]
+_Rates = Annotated[
+    str | None, typer.Option(metavar="F,F,…", help="Factors of the learning rate to try; default: 0.5,1,2.")
+]
+_Baseline = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Entry that others are tested against; default: the first.")
+]
+_Metric = Annotated[str | None, typer.Option(help="Metric to compare, such as accuracy; default: the task's.")]
+_Knob = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME:PATH", help="Integer that resizes an entry for equal parameters; repeatable."),
+]
+_Jobs = Annotated[
+    int | None, typer.Option(metavar="N", help="Runs at once, each in its own process; default: all in this one.")
+]
+_Scale = Annotated[
+    int | None, typer.Option(metavar="N", help="Train each entry at N sizes, each twice the one before, and 3 lengths.")
+]
+_Fit = Annotated[
+    bool, typer.Option("--fit", help="With --scale: fit a power law, and check its extrapolation by a larger run.")
+]
+_Ray = Annotated[
+    str | None, typer.Option(metavar="ADDRESS", help="Ray cluster that carries out the runs; 'local' starts one here.")
+]
+_Threads = Annotated[int, typer.Option(metavar="N", help="Cores of each run on the Ray cluster.")]
+
+
+def compare_command(
+    recipe: _Recipe,
+    entries: _Entries = None,
+    out: _Out = None,
+    equal: _Equal = None,
+    seeds: _NumSeeds = None,
+    rates: _Rates = None,
+    baseline: _Baseline = None,
+    metric: _Metric = None,
+    knob: _Knob = None,
+    scale: _Scale = None,
+    fit: _Fit = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Use the recipe's short form.")] = False,
+    jobs: _Jobs = None,
+    ray: _Ray = None,
+    threads: _Threads = 1,
+    as_json: Json = False,
+) -> None:
+    """Compare models over seeds, at equal parameters, training FLOPs, steps or time. The same command resumes.
+
+    The learning rate of each entry is chosen on validation data. The table has means with 95 % intervals, and
+    differences from the baseline with paired tests, corrected for multiple comparisons. A failed entry keeps its row,
+    which gives the reason.
+    """
+    from qkv.api.functions import compare
+
+    named = [text for text in entries or [] if "=" not in text.partition(":")[0]]
+    settings: dict[str, Any] = {
+        "equal": equal,
+        "seeds": None if seeds is None else _seeds(seeds),
+        "rates": None if rates is None else _rates(rates),
+        "baseline": baseline,
+        "metric": metric,
+        "knobs": dict(map(_knob, knob)) if knob else None,
+        "overrides": [text for text in entries or [] if text not in named] or None,
+        "scale": scale,
+        "fit": fit or None,
+        "quick": quick or None,
+    }
+    given = {name: value for name, value in settings.items() if value is not None}
+    _tell(compare(recipe, _entries(named) or None, out, jobs, ray, threads, **given), as_json)
+
+
+def _tell(found: Ranking | Scaling, as_json: bool) -> None:
+    from qkv.report.table import print_table
+
+    if as_json:
+        typer.echo(json.dumps(found.plain(), ensure_ascii=False))
+        return
+    for title, columns, rows in found.tables():
+        if rows:
+            print_table(title, columns, rows)
+            typer.echo()
+    typer.echo("\n".join(found.conclusions()))
+    typer.echo(f"\nreport: {found.plan.folder / found.page}")
+
+
+def _entries(named: list[str]) -> dict[str, tuple[str, ...]]:
+    found = [entry_of(text) for text in named]
+    names = [name for name, _ in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"the entry {twice!r} is given twice; give each a name of its own")
+    return dict(found)
+
+
+def _seeds(count: int) -> list[int]:
+    if count < 1:
+        raise UserError(f"--seeds: {count} given, but a comparison needs at least one seed")
+    return list(range(1, count + 1))
+
+
+def _rates(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--rates: {text!r} given, but it should be a list of numbers such as 0.5,1,2") from None
+
+
+def _knob(text: str) -> tuple[str, str]:
+    name, colon, path = text.partition(":")
+    if not colon or not path.strip():
+        raise UserError(f"--knob: {text!r} given, but it is the name of an entry and a path, such as gru:model.width")
+    return name.strip(), path.strip()

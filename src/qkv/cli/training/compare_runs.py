@@ -1,0 +1,52 @@
+"""``qkv compare-runs``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qkv.cli.shared.runs import output_file, run_folder
+
+EXAMPLES = """\
+qkv compare-runs runs/one runs/two
+qkv compare-runs runs/seed1 runs/seed2 runs/seed3 --report seeds.html
+qkv compare-runs runs/one runs/two --json
+"""
+
+
+def compare_runs_command(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Two or more run folders, made by 'qkv train'.")],
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Also write an HTML report, with learning curves.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Compare runs: the settings in which their recipes differ, metrics, steps, time, parameters and FLOPs.
+
+    Metrics are those of the final evaluation; without one, those of the best validation. Runs may be unfinished.
+    """
+    folders = [run_folder(run) for run in runs]
+    if report is not None:
+        output_file("--report", report)
+    from qkv.report.table import print_table
+    from qkv.training.compare import compare_runs
+
+    found = compare_runs(*folders)
+    if report is not None:
+        from qkv.runs.storage.files import clear_errors
+        from qkv.system.files import write_file
+
+        with clear_errors(str(report)):
+            write_file(report, found.report().encode())
+    if as_json:
+        typer.echo(json.dumps(found.plain(), ensure_ascii=False))
+        return
+    shown = [(title, rows) for title, rows in found.tables() if rows]
+    for i, (title, rows) in enumerate(shown):
+        typer.echo("\n" * (i > 0), nl=False)
+        print_table(title, ["", *found.runs], rows)
+    if not found.settings:
+        typer.echo("\nthe recipes do not differ")

@@ -1,0 +1,272 @@
+"""``qkv train``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from qkv.choosing.verbs import VERBS
+from qkv.cli.shared.train_help import Command as Command
+from qkv.cli.shared.verbs import FINETUNE, OF_TABLES, refuse_without_verb, table_of
+from qkv.spec.data import Data
+from qkv.spec.errors import UserError
+from qkv.spec.extension.imports import imports_given
+from qkv.spec.models.adapt import Adapt
+
+if TYPE_CHECKING:
+    from qkv.runs.run import Run
+
+EXAMPLES = """\
+qkv train my.txt
+qkv train my.txt --minutes 2
+qkv train char_shakespeare_cpu --quick
+qkv train recipe.yaml model.blocks.mixer.num_heads=8 training.steps=500 --out runs/eight
+qkv train runs/eight                  resume a run
+qkv train classify --data mine.csv --text review --label stars
+qkv train classify --data photos/
+qkv train multilabel --data mine.csv --text summary --labels genres
+qkv train regress --data mine.csv --text review --value price
+qkv train translate --source a.txt --target b.txt
+qkv train forecast --data sales.csv --time date --value amount --horizon 14
+qkv train edges --data edges.csv
+qkv train summarize --data mine.jsonl --text article --summary abstract
+qkv train tag --data mine.conll
+qkv train answer --data squad.json
+qkv train finetune --from bert-base-uncased --data mine.csv
+qkv train classify --from runs/pretrained --data mine.csv --adapt "lora(16)"
+"""
+_FIRST = f"A recipe (file or name), run folder, text file or data set name; or {', '.join((*VERBS, FINETUNE))}."
+
+_PARAMETERS = "|".join(Adapt.kinds())
+_ROWS = "|".join(get_args(Data.model_fields["bad_rows"].annotation))
+_Text = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="Input text column; default: guessed."),
+]
+_Pair = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of a second text, for text pairs.")]
+_Start = Annotated[
+    str | None,
+    typer.Option("--from", metavar="RUN|FOLDER|NAME", help="Run or published checkpoint to finetune."),
+]
+_Adapt = Annotated[
+    str | None,
+    typer.Option(metavar=_PARAMETERS, help="Parameters to train; 'lora(16)' sets the rank. Default: whole."),
+]
+_Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as training.steps=500.")
+]
+_Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder; default: runs/ and the recipe's name.")]
+_Minutes = Annotated[
+    float | None, typer.Option(metavar="N", help="Time budget of the whole run; default: the recipe's.")
+]
+_Fresh = Annotated[bool, typer.Option("--fresh", help="Move an existing run in the folder aside and start again.")]
+_Data = Annotated[
+    str | None,
+    typer.Option(metavar="FILE|FOLDER", help="Training data: CSV, TSV, JSONL, CoNLL, SQuAD, a folder of images."),
+]
+_Validation = Annotated[str | None, typer.Option(metavar="FILE", help="Validation data; default: a share of --data.")]
+_SplitGroup = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="Hold out whole groups of rows, by this column.")
+]
+_SplitTime = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="Hold out the last rows, by this column of times.")
+]
+_BadRows = Annotated[
+    str | None,
+    typer.Option(metavar=_ROWS, help="Skip or refuse unusable rows."),
+]
+_Source = Annotated[str | None, typer.Option(metavar="FILE|COLUMN", help="Source text file; with --data, a column.")]
+_Target = Annotated[str | None, typer.Option(metavar="FILE|COLUMN", help="Its translation, line by line.")]
+_Context = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the text that contains the answer.")]
+_Time = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of time stamps.")]
+_Series = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of series; to forecast, their names.")]
+_Known = Annotated[str | None, typer.Option(metavar="COLUMNS", help="Columns that are known in advance.")]
+_Horizon = Annotated[int | None, typer.Option(metavar="N", help="Number of future steps; default: a season.")]
+_Task = Annotated[str | None, typer.Option(metavar="VERB", help="Task; default: inferred from the data.")]
+
+
+def train_command(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help=_FIRST)],
+    overrides: _Overrides = None,
+    out: _Out = None,
+    minutes: _Minutes = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Use the recipe's short form.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write event files for TensorBoard.")] = False,
+    fresh: _Fresh = False,
+    data: _Data = None,
+    validation: _Validation = None,
+    test: Annotated[str | None, typer.Option(metavar="FILE", help="Test data for the final evaluation.")] = None,
+    split_group: _SplitGroup = None,
+    split_time: _SplitTime = None,
+    bad_rows: _BadRows = None,
+    text: _Text = None,
+    pair: _Pair = None,
+    image: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of image files.")] = None,
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Class column.")] = None,
+    labels: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of labels.")] = None,
+    value: Annotated[str | None, typer.Option(metavar="COLUMN", help="Number column.")] = None,
+    time: _Time = None,
+    series: _Series = None,
+    known: _Known = None,
+    horizon: _Horizon = None,
+    summary: Annotated[str | None, typer.Option(metavar="COLUMN", help="Summary column.")] = None,
+    source: _Source = None,
+    target: _Target = None,
+    words: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of words.")] = None,
+    tags: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of tags, one per word.")] = None,
+    question: Annotated[str | None, typer.Option(metavar="COLUMN", help="Question column.")] = None,
+    context: _Context = None,
+    answers: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of answers.")] = None,
+    start: _Start = None,
+    adapt: _Adapt = None,
+    task: _Task = None,
+) -> None:
+    """Train a model. An existing run in the folder is resumed.
+
+    For a text file, the tokenizer, model size and length of training are chosen to fit the text and this machine. The
+    same holds for a table of examples after a verb: classify, multilabel, regress, tag, answer, translate, forecast,
+    edges, summarize, or finetune, which infers the task from the data. 'qkv train classify --help' lists options of a
+    verb.
+    """
+    given = {name: found for name, found in locals().items() if name in OF_TABLES}
+    changes = _changes(overrides or [], tensorboard, minutes)
+    _train(recipe, given, {"overrides": changes, "quick": quick, "out": out, "resume": not fresh})
+
+
+def _train(recipe: str, table: dict[str, Any], options: dict[str, Any]) -> None:
+    """Train ``recipe``, or the verb of that name, on the data of ``table``; ``options``: arguments of ``qkv.train``."""
+    from qkv.api.recipes import is_text
+
+    is_data = recipe in (*VERBS, FINETUNE) or is_text(recipe)
+    if is_data:  # a recipe is read quickly, and its errors are shown without this line
+        say_start(table["data"] or recipe)
+    source, arguments = _table(recipe, table, options["overrides"])
+    train_and_tell(source, recipe, is_data, **arguments, **options)
+
+
+def _changes(overrides: list[str], tensorboard: bool, minutes: float | None) -> list[str]:
+    """Return the overrides of the command line, including the options --tensorboard and --minutes as overrides."""
+    options = {"training.tensorboard": "true" if tensorboard else None, "training.minutes": minutes}
+    return [*overrides, *(f"{path}={value}" for path, value in options.items() if value is not None)]
+
+
+def _table(recipe: str, options: dict[str, Any], changes: list[str]) -> tuple[str, dict[str, Any]]:
+    """Return source and arguments of ``qkv.train`` for a recipe or text file, or for a verb with its options.
+
+    Raises ``UserError`` for a data file given without --data.
+    """
+    if recipe not in VERBS and recipe != FINETUNE:
+        refuse_without_verb(recipe, options)
+        return recipe, {}
+    bare = next((change for change in changes if "=" not in change), None)
+    if bare is not None:
+        raise UserError(
+            f"{bare!r} is not a change such as training.steps=500; if it is the data: qkv train {recipe} --data {bare}"
+        )
+    return table_of(recipe, options)
+
+
+def say_start(source: str) -> None:
+    """Print a line before slow work begins: imports, reading of ``source``, a choice of model for this machine.
+
+    Nothing is printed if ``source`` is neither a file or folder nor a known name: an error message follows then.
+    """
+    from qkv.data.corpora.named import NAMES
+    from qkv.data.records.named import TABLES
+    from qkv.spec.files.shipped import shipped
+
+    if Path(source).expanduser().exists() or source in (*NAMES, *TABLES, *shipped()):
+        typer.echo(f"reading {source} and preparing the training", err=True)
+
+
+def train_and_tell(source: Any, name: str, is_data: bool = False, **arguments: Any) -> Run:
+    """Train with progress on the terminal, then print the results and the next command.
+
+    ``source`` and ``arguments``: arguments of ``qkv.train``. ``name``: name of the source, printed before slow work
+    begins. ``is_data``: the source is data, and the caller has printed its name; the description of the recipe chosen
+    for it is printed instead, when training starts.
+    """
+    from qkv.api.functions import train
+    from qkv.training.watch.events import Event, Prepared, Started
+    from qkv.training.watch.show import Show
+
+    notes = list[str]()
+
+    def tell(event: Event) -> None:
+        if isinstance(event, Prepared):
+            if is_data:
+                notes.append(event.recipe.description)
+            else:
+                say_start(name)
+            if not arguments.get("resume", True):
+                _set_aside(event.folder)
+        if isinstance(event, Started) and not event.step and notes:
+            typer.echo(notes.pop(), err=True)
+        show(event)
+
+    with Show() as show:
+        run = train(source, on_event=tell, **arguments)
+    _tell(run)
+    return run
+
+
+def _set_aside(folder: Path) -> None:
+    from qkv.runs.storage.folder import locked
+
+    if not (folder / "spec.yaml").exists() and not (folder / "heats").exists():
+        return
+    aside = next(path for i in range(1, 10_000) if not (path := folder.with_name(f"{folder.name}.{i}")).exists())
+    with locked(folder):  # another process may be training in it
+        folder.rename(aside)
+    typer.echo(f"the previous run in {folder} was moved to {aside}", err=True)
+
+
+def _tell(run: Run) -> None:
+    from qkv.cli.shared.advice import advice
+    from qkv.report.evaluation import words
+    from qkv.report.figures import duration
+    from qkv.report.table import print_table
+    from qkv.runs.metrics import times
+    from qkv.tasks.registry import task_of_recipe
+    from qkv.training.usage import usage
+
+    trained = [row for row in run.metrics if row.get("loss") is not None]
+    bests = [row for row in run.metrics if row.get("step") == run.step and "val_loss" in row]
+    best: dict[str, Any] = bests[-1] if bests and not run.evaluation else {}
+    rows: list[tuple[str, object]] = [
+        ("parameters", sum(p.numel() for p in run.model.parameters())),
+        ("steps", max((row["step"] for row in trained), default=0)),
+        ("training time", duration(max((row["time"] for row in trained), default=0.0))),
+        *times(run.metrics),
+        ("best step", run.step),
+        *((words(name.removeprefix("val_")), value) for name, value in best.items() if name.startswith("val_")),
+    ]
+    print_table(str(run.folder), ["quantity", "value"], [row for row in rows if row[1] is not None])
+    _tell_evaluation(run)
+    next_step = advice(run)
+    if next_step:
+        typer.echo(f"\n{next_step}")
+    _, command = usage(task_of_recipe(run.recipe), run.folder, "…")
+    typer.echo(f"\nreport: {run.folder / 'report.html'}\n{_DOES[command.split()[1]]} {command}{imports_given()}")
+
+
+_DOES = {"generate": "generate:", "predict": "predict:"}
+
+
+def _tell_evaluation(run: Run) -> None:
+    from qkv.report.evaluation import rows
+    from qkv.report.table import print_table
+
+    if not run.evaluation:
+        return
+    splits = run.evaluation["splits"]
+    typer.echo()
+    print_table(f"evaluation at step {run.evaluation['step']:,}", ["metric", *splits], rows(splits))
+    for section in splits["validation"]["sections"] if "validation" in splits else ():
+        if section["kind"] in ("heats", "contestants"):
+            typer.echo()
+            print_table(section["title"].lower(), section["columns"], section["rows"])
+    for note in dict.fromkeys(note for evaluation in splits.values() for note in evaluation["notes"]):
+        typer.echo(note)

@@ -1,0 +1,289 @@
+"""Cost estimates of a spec before anything is trained: parameters, FLOPs, memory, state and time.
+
+Costs are counted on the model itself, which is built and run without memory (``qkv.costs.counting.counted``). This
+module imports torch only when a cost is computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from qkv.costs.checks import PRECISIONS, check
+from qkv.costs.measuring.machine import Machine
+from qkv.costs.shares import FLOAT, Blocks, Share, added
+from qkv.spec.errors import UserError
+from qkv.spec.model import Model, Stack
+from qkv.spec.training import Training
+
+if TYPE_CHECKING:
+    from qkv.costs.counting.counted import Trained
+
+__all__ = ["PRECISIONS", "Cost", "Speed", "TrainingMemory", "cost"]
+
+ENCODER = "encoder "
+"""Name prefix of the parts of an encoder."""
+_COUNTERS = 24
+"""Bytes per row of a state's counters: position, limit and prefix."""
+
+
+@dataclass(frozen=True)
+class TrainingMemory:
+    """Bytes of a training step. ``activations``: saved for the backward pass. ``peak``: maximum at any time."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    peak: int
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Estimated tokens per second, over all rows of the batch."""
+
+    train: float
+    prefill: float
+    decode: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of a model on ``batch_size`` rows of ``length`` positions; an encoder reads ``source_length`` positions.
+
+    parts: cost of each part by name, in order of execution: embedding, each kind of branch, norm, residual, final norm,
+    head; parts of an encoder come first, with the prefix ``encoder``.
+    blocks: costs of the branches of each block, including their norms and residuals.   encoder, latents, inner: the
+    same for the blocks of the encoder, the latents and the segmentation.
+    memory: bytes of a training step.   learned: numbers of trainable parameters; None: all parameters are trained.
+    """
+
+    model: Model
+    batch_size: int
+    length: int
+    precision: str
+    training: Training
+    attention: str
+    parts: dict[str, Share]
+    blocks: Blocks
+    memory: TrainingMemory
+    encoder: Blocks = ()
+    source_length: int = 0
+    irregular: str = "sdpa"
+    learned: Trained | None = None
+    latents: Blocks = ()
+    inner: Blocks = ()
+
+    def _repr_html_(self) -> str:
+        """HTML for notebooks."""
+        from qkv.costs.tables import cost_html
+
+        return cost_html(self)
+
+    @property
+    def total(self) -> Share:
+        """Sum of all parts."""
+        return added(*self.parts.values())
+
+    @property
+    def tokens(self) -> int:
+        """Positions in the batch, without sources."""
+        return self.batch_size * self.length
+
+    @property
+    def writes(self) -> bool:
+        """True if the model generates tokens."""
+        return self.model.decodes and self.model.head.predicts_tokens
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters, without adapters; a table shared by embedding and head counts once."""
+        return self.total.parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Number of parameters that one position uses; of a mixture of experts, only the selected experts count."""
+        return self.parameters - self.total.idle
+
+    @property
+    def trained_parameters(self) -> int:
+        """Number of trainable parameters, adapters included."""
+        return self.learned.parameters if self.learned else self.parameters
+
+    @property
+    def forward_flops(self) -> int:
+        """FLOPs of a forward pass with full score matrices, as torch's counter counts the reference implementation."""
+        return self.total.flops
+
+    @property
+    def needed_flops(self) -> int:
+        """FLOPs of a forward pass without masked scores."""
+        return self.total.flops - self.total.masked
+
+    @property
+    def train_flops(self) -> int:
+        """FLOPs of an update: forward, backward, recomputation (checkpointing or reversible blocks)."""
+        repeated = (
+            (*self.encoder, *self.latents, *self.inner, *self.blocks)
+            if self.training.recompute
+            else self.blocks
+            if self.model.reversible
+            else ()
+        )
+        again = sum(branch.flops - branch.ending for block in repeated for branch in block)
+        return self.training.accumulate * (self.total.flops + self.total.backward + again)
+
+    def state_bytes(self, length: int | None = None) -> int:
+        """Return the bytes of the batch's decoding state with a capacity of ``length`` positions."""
+        return self.at(length).total.state + _COUNTERS * self.batch_size
+
+    def step_flops(self, length: int | None = None) -> int:
+        """Return the FLOPs to decode one token per row after ``length`` positions.
+
+        They exclude the encoder and the projections of its output.
+        """
+        return self.at(length).total.step
+
+    def step_bytes(self, length: int | None = None) -> int:
+        """Return the bytes read to decode one token per row: weights and state.
+
+        Weights exclude the encoder, lookup-only tables, and experts that are not selected.
+        """
+        unread = self.parts["embedding"].parameters - (
+            _table(self.model, self.model.width, self.model.vocab_size) if self.model.tied else 0
+        )
+        for name, part in self.parts.items():
+            unread += part.parameters if name.startswith(ENCODER) else part.unread
+        return PRECISIONS[self.precision] * (self.parameters - unread) + self.state_bytes(length)
+
+    def at(self, length: int | None = None, attention: str | None = None, irregular: str | None = None) -> Cost:
+        """Return the cost at another length, or with other attention implementations."""
+        length, paths = (
+            self.length if length is None else length,
+            (attention or self.attention, irregular or self.irregular),
+        )
+        if (length, *paths) == (self.length, self.attention, self.irregular):
+            return self
+        source = self.source_length or None
+        return cost(self.model, self.batch_size, length, self.precision, self.training, paths[0], source, paths[1])
+
+    def speed(self, machine: Machine) -> Speed:
+        """Estimate speed from linear maps, attention and element-wise work at the machine's rates, plus call overhead.
+
+        The estimate ignores other load on the machine, and that small products do not reach its rates.
+        """
+        total, passes = self.total, self.training.accumulate
+        again = self.train_flops / (3 * passes * total.flops)
+        forward = (
+            self._products(machine)
+            + (total.saved / (machine.elements or machine.bandwidth)) / 3
+            + total.calls * machine.call
+        )
+        # An optimiser step reads weights, gradients and two moments, and writes all but the gradients.
+        update = 7 * FLOAT * self.trained_parameters / machine.bandwidth
+        step = (
+            max(self.step_bytes() / machine.bandwidth, total.step / machine.flops_at(self.precision))
+            + total.step_calls * machine.call
+        )
+        return Speed(
+            train=passes * self.tokens / (3 * passes * again * forward + update),
+            prefill=self.tokens / forward,
+            decode=self.batch_size / step,
+        )
+
+    def _products(self, machine: Machine) -> float:
+        """Estimate the seconds of matrix products in a forward pass."""
+        total, rate = self.total, machine.flops_at(self.precision)
+        return (total.flops - total.attended) / rate + (total.attended - total.skipped) / (machine.attention or rate)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return parameters, FLOPs and bytes as plain data."""
+        flops = {
+            "forward": self.forward_flops,
+            "forward_needed": self.needed_flops,
+            "train": self.train_flops,
+            "decode_step": self.step_flops(),
+        }
+        return {
+            "batch_size": self.batch_size,
+            "length": self.length,
+            **({"source_length": self.source_length} if self.encoder else {}),
+            "precision": self.precision,
+            "trained_parameters": self.trained_parameters,
+            **({"active_parameters": self.active_parameters} if self.total.idle else {}),
+            "parameters": {"total": self.parameters, **{name: part.parameters for name, part in self.parts.items()}},
+            "flops": flops,
+            "memory": asdict(self.memory),
+            "state_bytes": self.state_bytes(),
+            "decode_step_bytes": self.step_bytes(),
+        }
+
+
+def cost(
+    model: Model,
+    batch_size: int = 1,
+    length: int | None = None,
+    precision: str = "fp32",
+    training: Training | None = None,
+    attention: str = "sdpa",
+    source_length: int | None = None,
+    irregular: str = "sdpa",
+) -> Cost:
+    """Estimate the cost of ``model`` on ``batch_size`` rows of ``length`` positions (default: its context length).
+
+    source_length: positions per source (default: the encoder's context length).
+    training: optimiser, accumulation, recomputation and trained parameters; its batch size and precision are ignored.
+    attention: implementation of causal and full attention in training (see ``qkv why``), which affects memory: "sdpa",
+        "sdpa, oneDNN" or "tiled".   irregular: the same for other masks: "sdpa" or "products".
+
+    Raises ``UserError`` if the vocabulary size is unknown, a size is not positive, ``length`` exceeds a learned
+    position table, or a part reads values of tensors.
+    """
+    length = _fixed_length(model) if length is None else length
+    source = _source_length(model, source_length)
+    check(model, batch_size, {"length": length, **({"source length": source} if model.encoder else {})}, precision)
+    training = training or Training()
+    from qkv.costs.counting.counted import Asked, counted
+
+    asked = Asked(model, batch_size, length, source, precision, attention, irregular, training)
+    found = counted(asked)
+    learned = found.trained if asked.partly else None
+    again = training.recompute or model.reversible
+    branches = (*found.encoder, *found.latents, *found.inner, *found.blocks)
+    most = max((sum(branch.saved for branch in block) for block in branches), default=0) if again else 0
+    weights, gradients = (
+        FLOAT * (added(*found.parts.values()).parameters + found.trained.added),
+        FLOAT * found.trained.parameters,
+    )
+    optimizer = FLOAT * training.optimizer.numbers(found.trained.parameters, found.trained.matrices)
+    beside = gradients if training.accumulate > 1 else 0
+    peak = weights + optimizer + max(beside + found.peak, gradients)
+    memory = TrainingMemory(weights, gradients, optimizer, found.kept + most, peak)
+    sizes = {
+        "encoder": found.encoder,
+        "latents": found.latents,
+        "inner": found.inner,
+        "source_length": source,
+        "irregular": irregular,
+        "learned": learned,
+    }
+    return Cost(model, batch_size, length, precision, training, attention, found.parts, found.blocks, memory, **sizes)
+
+
+def _fixed_length(stack: Stack) -> int:
+    """Return the number of positions of a row of ``stack``: fixed, as for image patches, or its context length."""
+    return stack.frontend.num_positions or stack.context_length
+
+
+def _source_length(model: Model, given: int | None) -> int:
+    """Return the number of positions of a source; 0 without an encoder."""
+    if model.encoder:
+        return _fixed_length(model.encoder) if given is None else given
+    if given is not None:
+        raise UserError(f"a source length of {given} is given, but the model has no encoder; leave it out")
+    return 0
+
+
+def _table(stack: Stack, width: int, vocab_size: int | None) -> int:
+    """Return the number of parameters of the token embedding table."""
+    return (vocab_size or 0) * (stack.frontend.table_width(width) or 0)

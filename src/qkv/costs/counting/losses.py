@@ -1,0 +1,81 @@
+"""Gradient of the mean loss over batches; random batches and losses for measuring a training step of any model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from qkv.data.batching.batch import Batch
+from qkv.layers.context import Memory
+from qkv.layers.tap import Tap
+from qkv.models.heads.language_loss import language_loss
+from qkv.models.transformer import Transformer
+from qkv.ops.at_least_single import at_least_single
+
+SummedLoss = Callable[[Transformer, Batch], Tensor]
+"""(model, batch) -> loss in nats, summed over targets."""
+
+
+class BatchSizes(Protocol):
+    """Sizes of a batch; ``source_length``: positions of an encoder's input."""
+
+    @property
+    def batch_size(self) -> int:
+        """Rows."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Positions of a row."""
+        ...
+
+    @property
+    def source_length(self) -> int:
+        """Positions of a source."""
+        ...
+
+
+def random_batch(model: Transformer, sizes: BatchSizes) -> Batch:
+    """Build a random batch without padding: inputs of the front ends, and targets of the model's head."""
+    generator = torch.Generator().manual_seed(0)
+    read = model.frontend.random(sizes.batch_size, sizes.length, generator)
+    if model.wide is not None:
+        read = model.wide.random(read, generator)
+    source = model.encoder and model.encoder.frontend.random(sizes.batch_size, sizes.source_length, generator)
+    targets = model.head.random(sizes.batch_size, sizes.length, generator)
+    return Batch.of(read, targets, source, targets.numel())
+
+
+def backward(
+    model: Transformer, loss: SummedLoss, batches: Sequence[Batch], count: int, precision: torch.autocast
+) -> Tensor:
+    """Add the gradient of the mean loss over the ``count`` targets of all batches; return the summed loss in nats.
+
+    Auxiliary losses of branches contribute gradients, weighted by the targets of each batch, but not to the sum.
+    precision: context of the forward passes.
+    """
+    total = torch.zeros((), device=model.device)
+    for batch in batches:
+        model.share_losses(batch.num_targets / count)
+        with precision:
+            nats = loss(model, batch)
+        (nats / count).backward()
+        total += nats.detach()
+    return total
+
+
+def memory_of(model: Transformer, batch: Batch) -> Memory | None:
+    """Encode the sources of the batch, and return their memory; None without sources."""
+    return None if batch.source is None else model.encode(batch.source)
+
+
+def summed_loss(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+    """Compute the summed loss: the language-model loss if the head predicts tokens, else the head's own loss."""
+    memory = memory_of(model, batch)
+    if model.spec.head.predicts_tokens:
+        return language_loss(model, batch.input, batch.targets, memory=memory, tap=tap)
+    answer = at_least_single(model(batch.input, memory=memory, tap=tap)[0])
+    return model.head.loss(answer, batch.targets)

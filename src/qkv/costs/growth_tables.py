@@ -1,0 +1,84 @@
+"""Tables of the growth of models with the number of positions, as columns and rows of text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from qkv.costs.measuring.growth import Exponent, GrowthCurve, GrowthPoint, crossover
+from qkv.report.figures import size
+
+SUMMARY = (
+    "model",
+    "time ∝ N^",
+    "theory",
+    "memory ∝ N^",
+    "theory",
+    "path",
+    "steps",
+    "decoding state ∝ N^",
+    "longest",
+    "faster than {first} from",
+    "ended by",
+)
+
+
+def summary(curves: Sequence[GrowthCurve]) -> tuple[list[str], list[list[str]]]:
+    """Build (columns, rows) of measured and theoretical exponents.
+
+    A column has the length from which a model is faster than the first model.
+    """
+    first = curves[0]
+    columns = [column.format(first=first.name) for column in SUMMARY]
+    return columns, [_row(curve, first) for curve in curves]
+
+
+def points_table(curve: GrowthCurve) -> tuple[list[str], list[list[str]]]:
+    """Build (columns, rows) with a row for every measured length of one model."""
+    columns = ["positions", "seconds", "µs per position", "peak memory", "decoding state"]
+    return columns, [
+        [
+            f"{point.length:,}",
+            f"{point.seconds:.4g}",
+            f"{1e6 * point.seconds / point.length:.3g}",
+            size(point.peak_bytes),
+            "–" if point.state_bytes is None else size(point.state_bytes),
+        ]
+        for point in curve.points
+    ]
+
+
+def _row(curve: GrowthCurve, first: GrowthCurve) -> list[str]:
+    known, longest = curve.theory, curve.points[-1].length if curve.points else 0
+    path, steps = (_order(known.path), _order(known.steps)) if known else ("?", "?")
+    crossed = None if curve is first else crossover(curve, first)
+    return [
+        curve.name,
+        _told(curve.exponent("seconds")),
+        f"{known.time:g}" if known else "?",
+        _told(curve.exponent("peak_bytes")),
+        f"{known.memory:g}" if known else "?",
+        path,
+        steps,
+        _state(curve.points),
+        f"{longest:,}",
+        "–" if curve is first else f"{crossed:,}" if crossed else "never",
+        curve.ended or "the longest asked for",
+    ]
+
+
+def _told(exponent: Exponent | None) -> str:
+    return "not fitted" if exponent is None else f"{exponent.value:.2f} ± {exponent.half:.2f}"
+
+
+def _order(exponent: float | None) -> str:
+    return "–" if exponent is None else {0.0: "1", 1.0: "N"}.get(exponent, f"N^{exponent:g}")
+
+
+def _state(points: Sequence[GrowthPoint]) -> str:
+    """Format the growth exponent of the state's bytes between the last two lengths."""
+    sizes = [point.state_bytes for point in points[-2:]]
+    if len(sizes) < 2 or None in sizes:
+        return "–"
+    before, last = sizes
+    return "0" if before == last else f"{math.log2((last or 1) / (before or 1)):.2g}"

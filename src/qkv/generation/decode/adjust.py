@@ -1,0 +1,55 @@
+"""Changes of logits that are computed per row, because they depend on the tokens that the row has generated.
+
+With c_v the number of times that token v was generated, prompt excluded, the logit z_v becomes
+
+    z_v + b_v - p [c_v > 0] - f c_v    b: logit_bias    p: presence_penalty    f: frequency_penalty
+
+as OpenAI's interface defines them. While a row has fewer than ``min_tokens`` new tokens, the logits of its
+``stop_token_ids`` are -inf. All changes come before the filters (``qkv.generation.logits.filters``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from qkv.generation.decode.verify import RowSpan
+from qkv.spec.generation import Generation
+
+
+def adjusted(logits: Tensor, spans: Sequence[RowSpan]) -> Tensor:
+    """Apply the changes of each row to the logits (M, V) of the spans, in a copy.
+
+    Return the same tensor if no row has changes.
+    """
+    changing = [span for span in spans if _changes(span)]
+    if not changing:
+        return logits
+    found = logits.clone()
+    for span in changing:
+        for line, written in zip(span.lines, span.written, strict=True):
+            _adjust(found[line], span.generation, written)
+    return found
+
+
+def _changes(span: RowSpan) -> bool:
+    """True if the settings of a row may change its logits."""
+    own = span.generation
+    waits = bool(own.min_tokens and own.stop_token_ids and len(span.text) - span.begin < own.min_tokens)
+    return waits or bool(own.logit_bias or own.presence_penalty or own.frequency_penalty)
+
+
+def _adjust(logits: Tensor, own: Generation, written: Sequence[int]) -> None:
+    """Change the logits (V) of one line in place; ids of V or above are ignored, as they are never sampled."""
+    size = len(logits)
+    if biases := [(index, bias) for index, bias in own.logit_bias if index < size]:
+        ids, values = zip(*biases, strict=True)
+        logits[list(ids)] += torch.tensor(values, dtype=logits.dtype, device=logits.device)
+    if written and (own.presence_penalty or own.frequency_penalty):
+        ids, counts = torch.tensor(written, device=logits.device).unique(return_counts=True)
+        logits[ids] -= own.presence_penalty + own.frequency_penalty * counts.to(logits.dtype)
+    if len(written) < own.min_tokens:
+        logits[[index for index in own.stop_token_ids if index < size]] = -math.inf

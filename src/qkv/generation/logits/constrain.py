@@ -1,0 +1,309 @@
+"""Constrained generation: the text matches a regular expression, or is JSON that a schema allows.
+
+Before each token the library llguidance (the extra ``constrain``) computes which tokens can continue the text. The
+logits of all others become -inf, before the filters. Once the text is complete, all tokens may be sampled: a token that
+cannot continue it, such as an end token, ends the text and is dropped. So a model without an end token can stop, too.
+A constraint belongs to a row of ``qkv.generation.decode.sample.Sampling``.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from qkv.generation.logits.json_schema import rewrite
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import UserError
+from qkv.spec.generation import Generation
+from qkv.tokenizers.special import special_ids
+from qkv.tokenizers.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+LONGEST = 1 << 20
+"""Maximum number of characters of an expression or a schema."""
+_FORM = {"whitespace_flexible": True, "whitespace_pattern": r" |\n[ ]{0,32}", "coerce_one_of": True}
+"""Options of llguidance for JSON. Between two JSON tokens there may be nothing, a space, or a line break with
+indentation. More is forbidden, because a model might generate white space without end; less is worse, because models
+are used to such white space and make more mistakes without it.
+"""
+
+
+class Constraint:
+    """Regular expression or JSON schema, compiled for the tokens of a tokenizer.
+
+    Regular expressions have the syntax of Rust's crate ``regex`` and must match the whole text. Schemas are those of
+    JSON Schema (draft 2020-12), see ``qkv.generation.logits.json_schema``. Properties are generated in the order of the
+    schema.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        regex: str | None = None,
+        json_schema: str | None = None,
+        open_objects: bool = False,
+    ):
+        """Compile ``regex`` or ``json_schema`` (both strings); exactly one of them must be given.
+
+        open_objects: allow properties that the schema does not name, also in objects that do not state it.
+        Raises ``UserError`` without llguidance; for a tokenizer whose tokens depend on their neighbours or cannot begin
+        a matching text; and for an expression or a schema that is invalid, not supported, or beyond the limits.
+        """
+        if (regex is None) == (json_schema is None):
+            given = "neither" if regex is None else "both"
+            raise UserError(f"a constraint is either a regular expression or a JSON schema; {given} given")
+        self.name = "regular expression" if json_schema is None else "JSON schema"
+        given = (regex if json_schema is None else json_schema) or ""
+        if len(given) > LONGEST:
+            raise UserError(f"the {self.name} has {len(given):,} characters; allowed: at most {LONGEST:,}")
+        library = _library()
+        core = _tokens(library, tokenizer)
+        self.dropped: tuple[str, ...] = ()
+        """Keywords of the schema that are not enforced, with their JSON pointers."""
+        if json_schema is None:
+            grammar = library.LLMatcher.grammar_from_regex(given)
+        else:
+            grammar, self.dropped = _of_schema(library, given, open_objects)
+        self._matcher: LLMatcher = library.LLMatcher(core, grammar, log_level=0, limits=_limits(library))
+        if self._matcher.is_error():
+            raise UserError(f"the {self.name} cannot be used: {_sentence(self._matcher.get_error())}")
+        if any(warning.startswith("oneOf") for warning in self._matcher.get_grammar_warnings()):
+            self.dropped += ("oneOf, which is read as anyOf",)
+        self.size = tokenizer.vocab_size
+        Guide(self._matcher, self.size, self.name).allowed((), self.size)  # its results are cached for all texts
+        start, opening = self.guide(), core.tokenize_str("{")
+        start.accepted(opening[: start.possible(opening)])  # an object with too many properties is refused here
+
+    @property
+    def note(self) -> str:
+        """Sentence that names the keywords that are not enforced."""
+        return f"the {self.name} says more than can be enforced; left out: {'; '.join(self.dropped)}"
+
+    def guide(self) -> Guide:
+        """Return the guide of a new text."""
+        return Guide(self._matcher.deep_copy(), self.size, self.name)
+
+    def check(self, model: Transformer, generation: Generation) -> None:
+        """Raise ``UserError`` for beam search, stop strings, and a vocabulary other than that of ``model``."""
+        if generation.num_beams > 1:
+            raise UserError(f"num_beams is {generation.num_beams}, but beam search knows no constraint; leave it at 1")
+        if generation.stop:
+            raise UserError(f"stop: {generation.stop[0]!r} could cut a text before it matches; leave stop strings out")
+        if self.size > (model.vocab_size or 0):
+            raise UserError(f"the constraint is of {self.size} tokens, and the model has {model.vocab_size or 0}")
+
+
+def constraint_of(
+    tokenizer: Tokenizer, regex: str | None, json_schema: Any, open_objects: bool = False
+) -> Constraint | None:
+    """Compile a regular expression or a JSON schema (string or plain data) to a ``Constraint``; None without either.
+
+    Warns of keywords that are not enforced. Raises ``UserError``, see ``Constraint``.
+    """
+    if regex is None and json_schema is None:
+        return None
+    if json_schema is not None and not isinstance(json_schema, str):
+        try:
+            json_schema = json.dumps(json_schema)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UserError(f"the JSON schema cannot be written as JSON: {_sentence(str(error))}") from None
+    found = Constraint(tokenizer, regex, json_schema, open_objects)
+    if found.dropped:
+        warnings.warn(found.note, stacklevel=2)
+    return found
+
+
+class Guide:
+    """State of a constraint for one text: tells which tokens can continue it."""
+
+    def __init__(self, matcher: LLMatcher, size: int, name: str):
+        self._matcher, self._size, self.name = matcher, size, name
+        self._bits = torch.zeros(1, size // 32 + 1, dtype=torch.int32)
+        self.done = False
+        """True once no token can be added, or a token has ended the text."""
+
+    @property
+    def complete(self) -> bool:
+        """True if the text matches as it is."""
+        return self.done or self._matcher.is_accepting()
+
+    def possible(self, tokens: Sequence[int]) -> int:
+        """Return how many of the first ``tokens`` can be added to the text. Raises ``UserError`` beyond the limits."""
+        known = list(takewhile(lambda token: token < self._size, tokens))  # a model may have ids beyond the tokenizer's
+        count = self._matcher.validate_tokens(known)
+        self._check()
+        return count
+
+    def allowed(self, tokens: Sequence[int], width: int) -> Tensor:
+        """Return a mask (len(tokens) + 1, width): True for tokens that may be sampled after the text and after each of
+        ``tokens``.
+
+        These are the tokens that continue the text, and all tokens where it is complete. ``width``: size of the model's
+        vocabulary. Raises ``UserError`` if the text is incomplete and no token continues it, and beyond the limits.
+        """
+        found, added = torch.ones(len(tokens) + 1, width, dtype=torch.bool), 0
+        for token in (*tokens, None):
+            if not self.complete:
+                found[added, : self._size] = self._continuing()
+                found[added, self._size :] = False
+            if token is None or self.done or not self.possible([token]):
+                break
+            self.accept(token)
+            added += 1
+        if added:
+            self._matcher.rollback(added)
+            self.done = False
+        return found
+
+    def accept(self, token: int) -> bool:
+        """Add a token to the text and return True. A token that cannot continue a complete text ends it instead; the
+        result is then False.
+
+        Raises ``UserError`` if the token cannot continue an incomplete text, and beyond the limits.
+        """
+        if self.possible([token]):
+            self._matcher.consume_token(token)
+            self._check()
+            self.done = self._matcher.is_stopped()
+            return True
+        if not self.complete:
+            raise UserError(f"token {token} does not continue the text as the {self.name} needs it")
+        self.done = True
+        return False
+
+    def accepted(self, tokens: Sequence[int]) -> list[int]:
+        """Add ``tokens`` up to the first that ends the text; return those that were added."""
+        return list(takewhile(lambda token: not self.done and self.accept(token), tokens))
+
+    def _check(self) -> None:
+        """Raise ``UserError`` if the library has reported an error, from which it does not recover."""
+        if self._matcher.is_error() and not self._stuck:
+            raise UserError(f"the {self.name} is too complex: {_sentence(self._matcher.get_error())}")
+
+    @property
+    def _stuck(self) -> bool:
+        """True if the library has reported that no token continues the text."""
+        return self._matcher.get_error().startswith("NoExtension")
+
+    def _continuing(self) -> Tensor:
+        """Return a mask (size,) of the tokens that can continue an incomplete text."""
+        self._matcher.unsafe_compute_mask_ptr(self._bits.data_ptr(), self._bits.nbytes)
+        self._check()
+        allowed = (self._bits[0, :, None] >> torch.arange(32)).bitwise_and(1).flatten()[: self._size].bool()
+        if self._stuck or not bool(allowed.any()):
+            raise UserError(
+                f"the tokenizer has no token for what the {self.name} needs next; train one on texts that have it"
+            )
+        return allowed
+
+
+class _Vocabulary:
+    """Tokens of a tokenizer in the form that llguidance reads, with an end token after the last id."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        known = tokenizer.token_bytes
+        if known is None:
+            raise UserError(
+                "the tokenizer joins its tokens with spaces or marks, so the text of a token depends on its "
+                "neighbours; constrained text needs a tokenizer of bytes, characters, words or byte-level BPE"
+            )
+        outside = {*tokenizer.specials.values(), *special_ids(tokenizer.core).values()}
+        self.eos_token_id = len(known)
+        self.bos_token_id = None
+        self.special_token_ids = [*sorted(outside), len(known)]
+        self.tokens = [b"" if index in outside else token for index, token in enumerate(known)] + [b""]
+        self._tokenizer = tokenizer
+        self._ids = {token: index for index, token in enumerate(self.tokens) if token}
+        self._longest = max(map(len, self._ids), default=0)
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Tokenize ``text``, for llguidance: where the constraint forces a text, it allows only the first of these ids.
+
+        The list is empty if no token begins the text.
+        """
+        try:
+            ids = self._tokenizer.encode(text.decode())
+        except (UnicodeDecodeError, UserError):
+            ids = []
+        return ids if b"".join(self.tokens[index] for index in ids) == text else self._greedy(text)
+
+    def _greedy(self, text: bytes) -> list[int]:
+        """Tokenize by the longest matching token from left to right; stop where no token matches."""
+        found: list[int] = []
+        while text:
+            ends = range(min(len(text), self._longest), 0, -1)
+            length = next((end for end in ends if text[:end] in self._ids), 0)
+            if not length:
+                break
+            found.append(self._ids[text[:length]])
+            text = text[length:]
+        return found
+
+
+def _library() -> Any:
+    try:
+        import llguidance
+    except ImportError:
+        raise UserError("constrained text needs the package llguidance: pip install 'qkv[constrain]'") from None
+    return llguidance
+
+
+@lru_cache(maxsize=8)  # reading a large vocabulary takes a second
+def _tokens(library: Any, tokenizer: Tokenizer) -> LLTokenizer:
+    return library.LLTokenizer(library.TokenizerWrapper(_Vocabulary(tokenizer)))
+
+
+def _limits(library: Any) -> LLParserLimits:
+    """Return limits of time and memory: about a second for compilation, and tenths of a second for a step.
+
+    An object has four parser items in a row (``max_items_in_row``) for each optional property that may come next.
+    """
+    return library.LLParserLimits(
+        max_items_in_row=10_000,
+        initial_lexer_fuel=2_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=1_000_000,
+        max_lexer_states=50_000,
+        max_grammar_size=200_000,
+        verbose_errors=False,
+    )
+
+
+def _of_schema(library: Any, schema: str, open_objects: bool) -> tuple[str, tuple[str, ...]]:
+    """Compile a schema; return (grammar, keywords that it leaves out)."""
+    try:
+        found = json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"the JSON schema is no JSON: {_sentence(str(error))}") from None
+    if not isinstance(found, dict):
+        raise UserError(f"the JSON schema is a {type(found).__name__}; allowed: an object")
+    rewriting = rewrite(found, lambda schema: _is_supported(library, schema), open_objects)
+    return _grammar(library, rewriting.schema), rewriting.dropped
+
+
+def _is_supported(library: Any, schema: dict[str, Any]) -> bool:
+    """Return False for a pattern with look-around or backreferences.
+
+    An invalid pattern returns True; it is refused when the whole schema is compiled.
+    """
+    message = library.LLMatcher.validate_grammar(_grammar(library, schema), limits=_limits(library))
+    return not ("regex parse error" in message and "supported" in message)
+
+
+def _grammar(library: Any, schema: dict[str, Any]) -> str:
+    return library.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_FORM)
+
+
+def _sentence(message: str) -> str:
+    """Shorten the library's message to one line, truncated after 200 characters."""
+    line = " ".join(message.split())
+    return line if len(line) <= 200 else f"{line[:200]} …"

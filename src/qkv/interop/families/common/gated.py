@@ -1,0 +1,171 @@
+"""Common parts of Llama-like families: pre-norm blocks of rotary attention and gated feed-forward, RMSNorm, few
+biases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from qkv.interop.families.common.activations import INWARD, OUTWARD
+from qkv.interop.families.common.rope import rope_config, rope_of
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.conversions import PAIR, QKV
+from qkv.interop.mapping.names import NameRule
+from qkv.spec.branches import Attention, Branch, GatedFeedForward
+from qkv.spec.heads import Head
+from qkv.spec.masks import AllOf, Causal, Mask, Window
+from qkv.spec.model import Block, Model, Text
+from qkv.spec.models.surgery import shortest_pattern
+from qkv.spec.parts import NoPositions, RMSNorm, Rope
+
+_ATTENTION, _FEED_FORWARD = "model.layers.{layer}.self_attn.", "model.layers.{layer}.mlp."
+
+NAMES = (
+    NameRule("frontend.table", "model.embed_tokens.weight"),
+    NameRule("blocks.{layer}.branches.0.norm.weight", "model.layers.{layer}.input_layernorm.weight"),
+    NameRule(
+        "blocks.{layer}.branches.0.body.qkv.*",
+        (_ATTENTION + "q_proj.*", _ATTENTION + "k_proj.*", _ATTENTION + "v_proj.*"),
+        QKV,
+    ),
+    NameRule("blocks.{layer}.branches.0.body.output.*", _ATTENTION + "o_proj.*"),
+    NameRule("blocks.{layer}.branches.0.body.query_norm.weight", _ATTENTION + "q_norm.weight"),
+    NameRule("blocks.{layer}.branches.0.body.key_norm.weight", _ATTENTION + "k_norm.weight"),
+    NameRule("blocks.{layer}.branches.1.norm.weight", "model.layers.{layer}.post_attention_layernorm.weight"),
+    NameRule(
+        "blocks.{layer}.branches.1.body.gate_up.*", (_FEED_FORWARD + "gate_proj.*", _FEED_FORWARD + "up_proj.*"), PAIR
+    ),
+    NameRule("blocks.{layer}.branches.1.body.down.*", _FEED_FORWARD + "down_proj.*"),
+    NameRule("norm.weight", "model.norm.weight"),
+)
+IGNORED = {"model.layers.{layer}.self_attn.rotary_emb.inv_freq": "computed from the config"}
+
+
+def attention_of(config: Config, **chosen: Any) -> Attention:
+    """Build the attention spec of a config: heads, widths, dropout and RoPE; ``chosen``: fields that depend on the
+    family.
+    """
+    heads = config.size("num_attention_heads")
+    head_dim = config.size("head_dim") if config.has("head_dim") else None
+    dropout = config.number("attention_dropout", 0.0)
+    given = {"bias": False, "head_dim": head_dim, "num_kv_heads": config.size("num_key_value_heads", heads), **chosen}
+    return Attention(num_heads=heads, relative=rope_of(config), dropout=dropout, **given)
+
+
+def model_of(config: Config, head: Head, attentions: Sequence[Attention], mlp_bias: bool = False) -> Model:
+    """Build the spec of a Llama-like model from a config; ``attentions``: attention of each layer."""
+    norm = norm_of(config)
+    activation = config.word("hidden_act", "silu", INWARD)
+    feed_forward = GatedFeedForward(hidden=config.size("intermediate_size"), activation=activation, bias=mlp_bias)
+    return Model(
+        width=config.size("hidden_size"),
+        num_layers=len(attentions),
+        context_length=config.integer("max_position_embeddings", 2048),
+        frontend=Text(vocab_size=config.size("vocab_size"), positions=NoPositions()),
+        blocks=shortest_pattern([Block(branches=(attention, feed_forward), norm=norm) for attention in attentions]),
+        norm=norm,
+        head=head,
+        init_std=config.number("initializer_range", 0.02),
+    )
+
+
+def norm_of(config: Config) -> RMSNorm:
+    """Build the RMSNorm spec of a config, used for all norms of the model."""
+    return RMSNorm(eps=config.number("rms_norm_eps", 1e-6))
+
+
+def windowed(size: int) -> Mask:
+    """Build a causal sliding-window mask: a position sees itself and the ``size`` - 1 positions before it."""
+    return Causal() & Window(size=size)
+
+
+def masks_of(config: Config) -> list[Mask]:
+    """Return the attention mask of each layer, for configs with a sliding window in some layers only.
+
+    ``layer_types`` gives the kind of each layer. Without that key, all layers from index ``max_window_layers`` on have
+    a window if ``use_sliding_window`` is true.
+    """
+    layers, kinds = config.layers("num_hidden_layers"), config.items("layer_types")
+    used, first = config.flag("use_sliding_window", False), config.integer("max_window_layers", 28)
+    if not kinds:
+        kinds = [
+            "sliding_attention" if used and config.has("sliding_window") and i >= first else "full_attention"
+            for i in range(layers)
+        ]
+    config.has("sliding_window")
+    return [windowed(config.integer("sliding_window")) if kind == "sliding_attention" else Causal() for kind in kinds]
+
+
+def masks_config(spec: Model) -> dict[str, Any]:
+    """Return the config keys of each layer's sliding window, the inverse of ``masks_of``."""
+    sizes = [window_of(block.branches[0]) for block in spec.layers]
+    known = {size for size in sizes if size}
+    kinds = ["sliding_attention" if size else "full_attention" for size in sizes]
+    return {
+        "use_sliding_window": bool(known),
+        "sliding_window": max(known, default=None),
+        "max_window_layers": next((i for i, size in enumerate(sizes) if size), len(sizes)),
+        "layer_types": kinds,
+    }
+
+
+def window_of(branch: Branch) -> int | None:
+    """Return the size of the sliding window of a branch; None if it is not causal attention with a window."""
+    match branch:
+        case Attention(mask=AllOf(masks=(Causal(), Window(size=size, sinks=0)))):
+            return size
+        case _:
+            return None
+
+
+LayerKeys = Callable[[Attention, GatedFeedForward], dict[str, Any]]
+"""Function that returns further config keys of a layer, from its branches."""
+
+
+def config_of(
+    spec: Model, more: LayerKeys = lambda attention, feed_forward: {}, rope: bool = True
+) -> dict[str, Any] | None:
+    """Return config.json keys of ``spec`` that all Llama-like families share, and the keys that ``more`` returns for a
+    layer.
+
+    None if a layer has another structure, or if layers differ in a key. ``rope`` False: layers may differ in RoPE; the
+    family adds its keys.
+    """
+    frontend, layers = spec.frontend, [_layer_keys(block, spec.width, more, rope) for block in spec.layers]
+    shared = next(iter(layers), None)
+    if shared is None or any(keys != shared for keys in layers) or not isinstance(frontend, Text):
+        return None
+    return {
+        "hidden_size": spec.width,
+        "num_hidden_layers": len(layers),
+        "max_position_embeddings": spec.context_length,
+        "vocab_size": frontend.vocab_size,
+        "initializer_range": spec.init_std,
+        **shared,
+    }
+
+
+def _layer_keys(block: Block, width: int, more: LayerKeys, rope: bool) -> dict[str, Any] | None:
+    """Return the config keys of one layer; None if it has another structure."""
+    match block:
+        case Block(
+            branches=(Attention(relative=Rope() as relative) as attention, GatedFeedForward() as feed_forward),
+            norm=RMSNorm() as norm,
+        ):
+            turned = rope_config(relative) if rope else {}
+        case _:
+            return None
+    if turned is None:
+        return None
+    return {
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.kv_heads,
+        "head_dim": attention.dims(width)[0],
+        "intermediate_size": feed_forward.hidden_at(width),
+        "hidden_act": OUTWARD[feed_forward.activation],
+        "rms_norm_eps": norm.eps,
+        "attention_dropout": attention.dropout,
+        **turned,
+        **more(attention, feed_forward),
+    }

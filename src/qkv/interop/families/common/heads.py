@@ -1,0 +1,244 @@
+"""Heads common to many families: conversion from config and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from qkv.interop.families.common.activations import INWARD
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.conversions import COPIED
+from qkv.interop.mapping.family import Architecture
+from qkv.interop.mapping.names import NameRule, Reasons
+from qkv.spec.errors import UserError, nearest
+from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead, VectorsHead
+from qkv.spec.parts import Activation, LayerNorm
+
+HEAD_KEYS: Reasons = dict.fromkeys(
+    ("tie_word_embeddings", "classifier_dropout"), "part of a head that this architecture lacks"
+)
+"""Config keys of heads that may be ignored in every family, with the reason."""
+Reader = Callable[[Config], Head]
+Writer = Callable[[Head], dict[str, Any] | None]
+
+
+def language_model(tied: bool, ours: str = "head.weight", theirs: str = "lm_head.weight") -> Architecture:
+    """Build an architecture with a language model head, logits = x W^T. ``tied``: default of ``tie_word_embeddings``;
+    ``ours`` and ``theirs``: tensor names.
+    """
+    return Architecture(_language_model(tied), _tie, (NameRule(ours, theirs),))
+
+
+def body(theirs: str, ignored: Reasons | None = None, kept: Reasons | None = None) -> Architecture:
+    """Build an architecture without a head, whose output is vectors; here it gets a tied head. ``theirs``: published
+    name of the token table.
+
+    ``kept``: unused tensors of its files, such as a pooler, that an export writes back unchanged.
+    """
+    rows, reasons = (NameRule("head.weight", theirs),), written_back(kept or {})
+    return Architecture(lambda config: LanguageModelHead(), _no_head, rows, ignored or {}, reasons, bare=True)
+
+
+def vectors(kept: Reasons | None = None) -> Architecture:
+    """Build an architecture without a head on a body without tokens: its outputs are the final vectors. ``kept``:
+    unused tensors of its files that an export writes back unchanged.
+    """
+    return Architecture(
+        lambda config: VectorsHead(),
+        lambda head: {} if isinstance(head, VectorsHead) else None,
+        kept=written_back(kept or {}),
+        bare=True,
+    )
+
+
+def written_back(kept: Reasons) -> Reasons:
+    """Return the reasons for ignoring tensors, extended by the note that an export writes them back."""
+    return {name: f"{reason}; written back by an export" for name, reason in kept.items()}
+
+
+def pooler(prefix: str) -> Reasons:
+    """Return the tensors of the pooler (dense layer on the first position) with the reason for ignoring them, for
+    architectures that do not use it. ``prefix``: of the body's names.
+    """
+    return {f"{prefix}pooler.dense.*": "part of the pooler, which this architecture does not use"}
+
+
+def _no_head(head: Head) -> dict[str, Any] | None:
+    return {} if head == LanguageModelHead() else None
+
+
+def _language_model(tied: bool) -> Reader:
+    return lambda config: LanguageModelHead(tied=config.flag("tie_word_embeddings", tied))
+
+
+def _tie(head: Head) -> dict[str, Any] | None:
+    if not isinstance(head, LanguageModelHead):
+        return None
+    return {"tie_word_embeddings": head.tied}
+
+
+def masked(
+    names: Mapping[str, str], activation: Activation | None = None, ignored: Reasons | None = None
+) -> Architecture:
+    """Build an architecture with a masked language model head: logits = norm(φ(x W_t + b_t)) W^T + b. ``names``: own
+    name -> published name.
+
+    φ is ``activation``, default the body's ``hidden_act``. If W is not the token table, b is stored as W's bias; its
+    usual name exists too but is ignored.
+    """
+    rows = tuple(NameRule(*pair) for pair in names.items())
+    bias, weight = names["head.bias"], names["head.weight"]
+    untied = NameRule("head.bias", (weight.removesuffix("weight") + "bias", bias), COPIED, lambda spec: not spec.tied)
+
+    def read(config: Config) -> Head:
+        tied = config.flag("tie_word_embeddings", True)
+        norm = LayerNorm(eps=config.number("layer_norm_eps", 1e-12))
+        return LanguageModelHead(
+            tied=tied, bias=True, transform=activation or config.word("hidden_act", "gelu", INWARD), norm=norm
+        )
+
+    def write(head: Head) -> dict[str, Any] | None:
+        if not isinstance(head, LanguageModelHead) or not head.bias or head.transform is None:
+            return None
+        return {"tie_word_embeddings": head.tied}
+
+    return Architecture(read, write, (untied, *rows), ignored or {})
+
+
+def classification(hidden: str, output: str, ignored: Reasons | None = None) -> Architecture:
+    """Build an architecture with the head W dropout(tanh(W_h x_0 + b_h)) + b on the first position: regression if the
+    config has one class or says so, else classification.
+
+    ``hidden`` and ``output``: published names of the two layers.
+    """
+    return Architecture(
+        _classification,
+        _classes,
+        (NameRule("head.hidden.*", f"{hidden}.*"), NameRule("head.output.*", f"{output}.*")),
+        ignored or {},
+    )
+
+
+def _classification(config: Config) -> Head:
+    return pooled_head(config, pooling="first", hidden=config.size("hidden_size", 768), dropout=_dropout(config))
+
+
+def _classes(head: Head) -> dict[str, Any] | None:
+    if not isinstance(head, ClassificationHead | RegressionHead) or head.pooling != "first":
+        return None
+    return {**problem_keys(head), "classifier_dropout": head.dropout}
+
+
+def pooled_head(config: Config, **fields: Any) -> Head:
+    """Build the head on one vector per text: classification for several classes, regression for one; ``fields``: the
+    head's fields. Raises ``UserError`` for other problem types.
+    """
+    count = label_count(config)
+    known = {"regression": count == 1, "single_label_classification": count > 1}
+    problem = config.word("problem_type", "regression" if count == 1 else "single_label_classification")
+    if problem not in known:
+        raise UserError(
+            f"{config.source}: problem_type is {problem!r}, which qkv does not know; {nearest(problem, known)}"
+        )
+    if not known[problem]:
+        sentence = "only regression with one label and classification with several labels are supported"
+        raise UserError(f"{config.source}: problem_type is {problem!r} with a num_labels of {count}; {sentence}")
+    return RegressionHead(**fields) if problem == "regression" else ClassificationHead(num_classes=count, **fields)
+
+
+def problem_keys(head: ClassificationHead | RegressionHead) -> dict[str, Any]:
+    """Return the config keys for the kind of head and number of classes, the inverse of ``pooled_head``."""
+    if isinstance(head, RegressionHead):
+        return {**label_keys(1), "problem_type": "regression"}
+    return {**label_keys(head.num_classes or 2), "problem_type": "single_label_classification"}
+
+
+def of_decoder(stem: str, tags: str | None = "score", question_answering: bool = True) -> dict[str, Architecture]:
+    """Build the architectures of a decoder family for tasks other than language modelling, by name, such as ``stem`` +
+    "ForSequenceClassification".
+
+    Classification or regression: W x on the last non-padding token, without bias. Token classification and question
+    answering as for encoders; ``tags``: published name of the tagging layer, or None. ``question_answering`` False: no
+    question answering head, or one with other names.
+    """
+    found = {
+        f"{stem}ForSequenceClassification": Architecture(_last, _last_classes, (NameRule("head.output.*", "score.*"),))
+    }
+    if tags:
+        found[f"{stem}ForTokenClassification"] = tagging(tags, body_dropout="hidden_dropout")
+    if question_answering:
+        found[f"{stem}ForQuestionAnswering"] = answering("qa_outputs")
+    return found
+
+
+def _last(config: Config) -> Head:
+    return pooled_head(config, pooling="last", bias=False)
+
+
+def _last_classes(head: Head) -> dict[str, Any] | None:
+    return (
+        problem_keys(head) if isinstance(head, ClassificationHead | RegressionHead) and head.pooling == "last" else None
+    )
+
+
+def tagging(output: str, ignored: Reasons | None = None, body_dropout: str = "hidden_dropout_prob") -> Architecture:
+    """Build the architecture for token classification: W dropout(x_i) + b. ``output``: published name of the layer;
+    ``body_dropout``: config key of the body's dropout.
+    """
+
+    def read(config: Config) -> Head:
+        return TokenHead(num_classes=label_count(config), dropout=_dropout(config, body_dropout))
+
+    return Architecture(read, _tags, (NameRule("head.output.*", f"{output}.*"),), ignored or {})
+
+
+def _tags(head: Head) -> dict[str, Any] | None:
+    if not isinstance(head, TokenHead) or head.num_classes is None:
+        return None
+    return {**label_keys(head.num_classes), "classifier_dropout": head.dropout}
+
+
+def answering(output: str, ignored: Reasons | None = None) -> Architecture:
+    """Build the architecture for extractive question answering: start and end logits per position. ``output``:
+    published name of the layer.
+    """
+    return Architecture(
+        _answering,
+        lambda head: {} if isinstance(head, SpanHead) else None,
+        (NameRule("head.output.*", f"{output}.*"),),
+        ignored or {},
+    )
+
+
+def _answering(config: Config) -> Head:
+    return span_head(config)
+
+
+def span_head(config: Config, **fields: Any) -> Head:
+    """Build the head for extractive question answering; ``fields``: the head's fields. Raises ``UserError`` unless the
+    config has two labels.
+    """
+    count = label_count(config) if config.says("id2label") or config.says("num_labels") else 2
+    if count != 2:
+        raise UserError(f"{config.source}: num_labels is {count}, but a span head has 2, for start and end")
+    return SpanHead(**fields)
+
+
+def label_count(config: Config) -> int:
+    """Return the number of classes in a config: from their names, else ``num_labels``, else 2, as in transformers."""
+    named = len(config.table("id2label").values)
+    return named or config.size("num_labels", 2)
+
+
+def label_keys(count: int) -> dict[str, Any]:
+    """Return the config keys ``id2label`` and ``label2id`` for ``count`` unnamed classes."""
+    names = [f"LABEL_{i}" for i in range(count)]
+    return {
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+    }
+
+
+def _dropout(config: Config, body: str = "hidden_dropout_prob") -> float:
+    """Return the dropout rate before a head's last layer; default: that of the body, under the key ``body``."""
+    return config.number("classifier_dropout", config.number(body, 0.1))

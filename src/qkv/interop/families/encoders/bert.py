@@ -1,0 +1,189 @@
+"""BERT (Devlin et al. 2019): bidirectional post-norm blocks, learned positions and token types, a norm of the
+embeddings.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qkv.interop.families.common import heads
+from qkv.interop.families.common.activations import INWARD, OUTWARD
+from qkv.interop.families.common.heads import answering, classification, masked, pooler, tagging
+from qkv.interop.families.common.shape import shape_of
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.conversions import QKV
+from qkv.interop.mapping.family import Family
+from qkv.interop.mapping.names import NameRule
+from qkv.interop.registry import register
+from qkv.spec.branches import Attention, FeedForward
+from qkv.spec.errors import UserError
+from qkv.spec.heads import Head
+from qkv.spec.masks import Full
+from qkv.spec.model import Block, Model, Text
+from qkv.spec.parts import LayerNorm, Learned, NoNorm
+
+POOLER = pooler("bert.")
+OTHER_HEADS = {
+    **POOLER,
+    "cls.predictions.decoder.bias": "the same as cls.predictions.bias",
+    "cls.seq_relationship.*": "next-sentence head, used in pretraining only",
+}
+IGNORED = {
+    "bert.embeddings.position_ids": "constant position ids 0, 1, 2, …",
+}
+IGNORED_CONFIG = {
+    **dict.fromkeys(
+        (
+            "pooler_fc_size",
+            "pooler_num_attention_heads",
+            "pooler_num_fc_layers",
+            "pooler_size_per_head",
+            "pooler_type",
+            "directionality",
+        ),
+        "from the first release; unused",
+    ),
+    **dict.fromkeys(("classifier_dropout", "tie_word_embeddings"), "part of a head that this architecture lacks"),
+    **dict.fromkeys(("output_past", "use_bfloat16", "xla_device", "_num_labels"), "from older versions; no effect"),
+}
+OLDER = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+"""Parameter names of norms in files of the first release -> current names."""
+
+MASKED_NAMES = {
+    "head.weight": "cls.predictions.decoder.weight",
+    "head.bias": "cls.predictions.bias",
+    "head.transform.dense.*": "cls.predictions.transform.dense.*",
+    "head.transform.norm.*": "cls.predictions.transform.LayerNorm.*",
+}
+
+
+def names(body: str) -> tuple[NameRule, ...]:
+    """Return the table of tensor names of BERT's structure; ``body``: prefix of the names in files."""
+    rows = (
+        NameRule("frontend.table", "embeddings.word_embeddings.weight"),
+        NameRule("frontend.positions.table", "embeddings.position_embeddings.weight"),
+        NameRule("frontend.types", "embeddings.token_type_embeddings.weight"),
+        NameRule("frontend.norm.*", "embeddings.LayerNorm.*"),
+        NameRule("blocks.{layer}.branches.0.body.output.*", "encoder.layer.{layer}.attention.output.dense.*"),
+        NameRule("blocks.{layer}.branches.0.norm.*", "encoder.layer.{layer}.attention.output.LayerNorm.*"),
+        NameRule("blocks.{layer}.branches.1.body.up.*", "encoder.layer.{layer}.intermediate.dense.*"),
+        NameRule("blocks.{layer}.branches.1.body.down.*", "encoder.layer.{layer}.output.dense.*"),
+        NameRule("blocks.{layer}.branches.1.norm.*", "encoder.layer.{layer}.output.LayerNorm.*"),
+    )
+    joined = tuple(f"{body}encoder.layer.{{layer}}.attention.self.{part}.*" for part in ("query", "key", "value"))
+    return (
+        *(row.below(body) for row in rows),
+        NameRule("blocks.{layer}.branches.0.body.qkv.*", joined, QKV),
+    )
+
+
+def spec(config: Config, head: Head) -> Model:
+    """Build the spec of BERT: D = hidden_size, num_hidden_layers blocks, intermediate_size feed-forward features."""
+    return body(config, head, reserved=0, types=config.size("type_vocab_size", 2))
+
+
+def body(config: Config, head: Head, reserved: int, types: int) -> Model:
+    """Build the spec of BERT's structure with that head. ``reserved``: rows of the position table before the first
+    position; ``types``: number of token types.
+    """
+    for key, only, meaning in FIXED:
+        config.fixed(key, only, meaning)
+    width, dropout = config.size("hidden_size", 768), config.number("hidden_dropout_prob", 0.1)
+    norm = LayerNorm(eps=config.number("layer_norm_eps", 1e-12))
+    attention = Attention(
+        num_heads=config.size("num_attention_heads", 12),
+        mask=Full(),
+        dropout=config.number("attention_probs_dropout_prob", 0.1),
+    )
+    activation = config.word("hidden_act", "gelu", INWARD)
+    feed_forward = FeedForward(hidden=config.size("intermediate_size", 3072), activation=activation)
+    return Model(
+        width=width,
+        num_layers=config.layers("num_hidden_layers", 12),
+        context_length=_positions(config, reserved),
+        frontend=Text(
+            vocab_size=config.size("vocab_size", 30522),
+            positions=Learned(offset=reserved),
+            types=types,
+            norm=norm,
+            dropout=dropout,
+        ),
+        blocks=(Block(branches=(attention, feed_forward), order="post", norm=norm, dropout=dropout),),
+        norm=NoNorm(),
+        head=head,
+        init_std=config.number("initializer_range", 0.02),
+    )
+
+
+def _positions(config: Config, reserved: int) -> int:
+    rows = config.size("max_position_embeddings", 512)
+    if rows <= reserved:
+        raise UserError(
+            f"{config.source}: max_position_embeddings is {rows}, but the first {reserved} rows of that table are "
+            "reserved"
+        )
+    return rows - reserved
+
+
+FIXED = (
+    ("is_decoder", False, "the attention mask"),
+    ("add_cross_attention", False, "the branches of a block"),
+    ("position_embedding_type", "absolute", "the position encoding"),
+    ("pruned_heads", {}, "the number of heads"),
+)
+
+
+def config(spec: Model) -> dict[str, Any] | None:
+    """Return config.json keys for ``spec``; None if its structure is not BERT's. Callers read them back to verify."""
+    found = keys(spec)
+    types = spec.frontend.types if isinstance(spec.frontend, Text) else 0
+    return {**found, "type_vocab_size": types} if found and types else None
+
+
+def keys(spec: Model) -> dict[str, Any] | None:
+    """Return config.json keys for BERT's structure except token types; None if ``spec`` has another structure."""
+    match shape_of(spec):
+        case Block(
+            branches=(Attention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm, order="post"
+        ) as block, Text(positions=Learned() as positions) as frontend:
+            pass
+        case _:
+            return None
+    return {
+        "hidden_size": spec.width,
+        "num_hidden_layers": len(spec.layers),
+        "num_attention_heads": attention.num_heads,
+        "intermediate_size": feed_forward.hidden_at(spec.width),
+        "max_position_embeddings": spec.context_length + positions.offset,
+        "vocab_size": frontend.vocab_size,
+        "hidden_act": OUTWARD[feed_forward.activation],
+        "layer_norm_eps": norm.eps,
+        "hidden_dropout_prob": block.dropout,
+        "attention_probs_dropout_prob": attention.dropout,
+        "initializer_range": spec.init_std,
+    }
+
+
+ARCHITECTURES = {
+    "BertForMaskedLM": masked(MASKED_NAMES, ignored=OTHER_HEADS),
+    "BertForPreTraining": masked(MASKED_NAMES, ignored=OTHER_HEADS),
+    "BertModel": heads.body("bert.embeddings.word_embeddings.weight", kept=POOLER),
+    "BertForSequenceClassification": classification(hidden="bert.pooler.dense", output="classifier"),
+    "BertForTokenClassification": tagging("classifier", ignored=POOLER),
+    "BertForQuestionAnswering": answering("qa_outputs", ignored=POOLER),
+}
+
+BERT = Family(
+    name="BERT",
+    model_types=("bert",),
+    architectures=ARCHITECTURES,
+    spec=spec,
+    config=config,
+    names=names("bert."),
+    prefix="bert.",
+    ignored=IGNORED,
+    ignored_config=IGNORED_CONFIG,
+    older=OLDER,
+)
+
+register(BERT)

@@ -1,0 +1,125 @@
+"""DINOv2 (Oquab et al. 2023): ViT with LayerScale, positions resampled to any image size, and optionally SwiGLU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from qkv.interop.families.common import heads
+from qkv.interop.families.common.activations import INWARD, OUTWARD
+from qkv.interop.families.common.shape import shape_of
+from qkv.interop.families.images import vit
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.family import Family
+from qkv.interop.mapping.names import NameRule, Reasons
+from qkv.interop.registry import register
+from qkv.spec.branches import FeedForward, GatedFeedForward
+from qkv.spec.errors import UserError
+from qkv.spec.heads import Head
+from qkv.spec.model import Block, Model
+from qkv.spec.parts import Scaled
+
+_LAYER = "encoder.layer.{layer}"
+NAMES = vit.prefixed(
+    "dinov2.",
+    (
+        *vit.embedded(""),
+        NameRule("blocks.{layer}.branches.0.norm.*", f"{_LAYER}.norm1.*"),
+        NameRule("blocks.{layer}.branches.0.residual.weight", f"{_LAYER}.layer_scale1.lambda1"),
+        NameRule("blocks.{layer}.branches.1.norm.*", f"{_LAYER}.norm2.*"),
+        NameRule("blocks.{layer}.branches.1.residual.weight", f"{_LAYER}.layer_scale2.lambda1"),
+        NameRule("blocks.{layer}.branches.1.body.up.*", f"{_LAYER}.mlp.fc1.*"),
+        NameRule("blocks.{layer}.branches.1.body.gate_up.*", f"{_LAYER}.mlp.weights_in.*"),
+        NameRule(
+            "blocks.{layer}.branches.1.body.down.*", f"{_LAYER}.mlp.fc2.*", where=lambda spec: not _is_gated(spec)
+        ),
+        NameRule("blocks.{layer}.branches.1.body.down.*", f"{_LAYER}.mlp.weights_out.*"),
+    ),
+)
+IGNORED_CONFIG: Reasons = {
+    **dict.fromkeys(
+        ("out_features", "out_indices", "stage_names", "apply_layernorm", "reshape_hidden_states"),
+        "output format of a backbone",
+    ),
+    "use_mask_token": "token of masked patches, used in pretraining only",
+}
+MASK = vit.mask("dinov2.")
+
+
+def spec(config: Config, head: Head) -> Model:
+    """Build the spec of DINOv2: the feed-forward branch has mlp_ratio · D hidden features, with SwiGLU two thirds of
+    them.
+    """
+    embeds = vit.frontend(config, patch=14)
+    if embeds.height != embeds.width:
+        raise UserError(f"{config.source}: image_size is not square, but positions are resampled from a square grid")
+    width, ratio = config.size("hidden_size", 768), config.number("mlp_ratio", 4)
+    activation, residual = (
+        config.word("hidden_act", "gelu", INWARD),
+        Scaled(initial=config.number("layerscale_value", 1.0)),
+    )
+    gated = config.flag("use_swiglu_ffn", False)
+    hidden = int(width * ratio)
+    second = (
+        GatedFeedForward(hidden=_two_thirds(hidden), activation="silu", bias=True)
+        if gated
+        else FeedForward(hidden=hidden, activation=activation)
+    )
+    found = vit.body(config, head, second, embeds, residual, eps=1e-6)
+    (block,) = found.blocks
+    # Dropout acts on the embeddings alone, drop path on the branches.
+    return found.changed(blocks=(block.changed(dropout=0.0, drop_path=config.number("drop_path_rate", 0.0)),))
+
+
+def _two_thirds(hidden: int) -> int:
+    """Return the number of hidden features with which SwiGLU has about as many weights as a plain branch with
+    ``hidden``: a multiple of 8.
+    """
+    return (int(hidden * 2 / 3) + 7) // 8 * 8
+
+
+def config(spec: Model) -> dict[str, Any] | None:
+    """Return config.json keys for ``spec``; None if its structure is not DINOv2's. Callers read them back to verify."""
+    match shape_of(spec)[0]:
+        case Block(branches=(_, FeedForward() as second), residual=Scaled() as residual) as block:
+            own = {"hidden_act": OUTWARD.get(second.activation), "use_swiglu_ffn": False}
+            ratio = second.hidden_at(spec.width) / spec.width
+        case Block(branches=(_, GatedFeedForward() as second), residual=Scaled() as residual) as block:
+            own, hidden = {"use_swiglu_ffn": True}, second.hidden_at(spec.width)
+            most = 3 * hidden // 2
+            plain = next((n for n in range(most, 0, -1) if n % spec.width == 0 and _two_thirds(n) == hidden), most)
+            ratio = plain / spec.width
+        case _:
+            return None
+    found = vit.keys(spec)
+    return found and {
+        **found,
+        **own,
+        "mlp_ratio": int(ratio) if ratio == int(ratio) else ratio,
+        "layerscale_value": residual.initial,
+        "drop_path_rate": block.drop_path,
+        "hidden_dropout_prob": getattr(spec.frontend, "dropout", 0.0),
+    }
+
+
+def _is_gated(spec: Model) -> bool:
+    return any(isinstance(branch, GatedFeedForward) for block in spec.blocks for branch in block.branches)
+
+
+DINOV2 = Family(
+    name="DINOv2",
+    model_types=("dinov2",),
+    architectures={
+        "Dinov2ForImageClassification": replace(
+            vit.classifier("classifier", pooling=("first", "mean_rest")), kept=heads.written_back(MASK)
+        ),
+        "Dinov2Model": heads.vectors(kept=MASK),
+    },
+    spec=spec,
+    config=config,
+    names=NAMES,
+    prefix="dinov2.",
+    ignored_config=IGNORED_CONFIG,
+)
+
+register(DINOV2)

@@ -1,0 +1,48 @@
+"""File names of the Hugging Face format, and the form of a published name. Needs no torch."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from qkv.tokenizers.gguf.file import SUFFIX, is_gguf
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+GENERATION, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
+PREPROCESSOR = "preprocessor_config.json"
+MODULES = "modules.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""Files of the PEFT library."""
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def is_published(folder: Path) -> bool:
+    """True if ``folder`` has a config.json, as a checkpoint in Hugging Face format does, or holds a PEFT adapter, or is
+    a GGUF file or a folder of such files.
+    """
+    named = any((folder / name).is_file() for name in (CONFIG, ADAPTER_CONFIG))
+    return is_gguf(folder) or named or bool(gguf_files(folder))
+
+
+def gguf_files(folder: Path) -> list[Path]:
+    """List the GGUF files of language models in a folder that holds no other weights; those of images (mmproj) are left
+    out.
+    """
+    others = (WEIGHTS, INDEX, PICKLE, PICKLE_INDEX, ADAPTER_CONFIG, "spec.yaml")
+    if not folder.is_dir() or any((folder / name).is_file() for name in others):
+        return []
+    return [file for file in sorted(folder.glob(f"*{SUFFIX}")) if is_gguf(file) and "mmproj" not in file.name]
+
+
+def is_sentence_folder(folder: Path) -> bool:
+    """True if ``folder`` has a modules.json, as a sentence-transformers model does."""
+    return (folder / MODULES).is_file()
+
+
+def may_be_name(text: str) -> bool:
+    """True if ``text`` has the form of a published name, "gpt2" or "owner/name", and is not a path into a local
+    folder.
+    """
+    owner, slash, _ = text.partition("/")
+    return bool(_NAME.fullmatch(text)) and not (slash and Path(owner).exists())

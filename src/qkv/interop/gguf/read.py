@@ -1,0 +1,137 @@
+"""Read a GGUF file as a published checkpoint: the values of its ``config.json`` and its tensors by published name."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkv.interop.files.folder import Stored
+from qkv.interop.files.mapped import MappedFile, mapped
+from qkv.interop.files.safetensors_file import DTYPES, Entry
+from qkv.interop.gguf.config import FACTORS, layout_of, names_of, values_of
+from qkv.interop.mapping.conversions import Cut, Way
+from qkv.interop.mapping.family import Family
+from qkv.interop.mapping.gguf import Values, cut_of_change
+from qkv.interop.registry import families_by_type
+from qkv.spec.errors import UserError
+from qkv.tokenizers.gguf.file import Header, StoredTensor, header, library
+
+
+class BlockTensor(NamedTuple):
+    """Block-quantised tensor of a GGUF file, which is dequantised to fp32 when it is read."""
+
+    file: Path
+    stored: StoredTensor
+
+    dtype = torch.float32
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the tensor."""
+        return self.stored.shape
+
+    @property
+    def numbers(self) -> int:
+        """Number of elements of the tensor."""
+        return math.prod(self.stored.shape)
+
+    def read(self) -> Tensor:
+        """Read the tensor in fp32. Raises ``UserError`` if the file was truncated."""
+        gguf = library()
+        kind = gguf.GGMLQuantizationType[self.stored.type]
+        raw = np.fromfile(self.file, np.uint8, self.stored.size, offset=self.stored.begin)
+        if raw.size < self.stored.size:
+            raise UserError(f"{self.file} was cut short while it was read")
+        try:
+            found = gguf.dequantize(raw.reshape(gguf.quant_shape_to_byte_shape(self.shape, kind)), kind)
+        except NotImplementedError:
+            raise UserError(
+                f"{self.file} has tensors of the type {self.stored.type}, which qkv does not read"
+            ) from None
+        return torch.from_numpy(np.ascontiguousarray(found, np.float32).reshape(self.shape))
+
+    def read_into(self, out: Tensor) -> None:
+        """Read the tensor into ``out``, of the same shape."""
+        out.copy_(self.read())
+
+
+class Changed(NamedTuple):
+    """Tensor of a GGUF file that llama.cpp stores in another form than the published tensor; reading converts it."""
+
+    stored: Stored
+    way: Way
+    cut: Cut
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """torch dtype in which the tensor is read."""
+        return self.stored.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the published tensor."""
+        return tuple(self._published(torch.empty(self.stored.shape, device="meta")).shape)
+
+    @property
+    def numbers(self) -> int:
+        """Number of elements of the tensor."""
+        return self.stored.numbers
+
+    def read(self) -> Tensor:
+        """Read the tensor in its published form."""
+        return self._published(self.stored.read())
+
+    def read_into(self, out: Tensor) -> None:
+        """Read the tensor in its published form into ``out``."""
+        out.copy_(self.read())
+
+    def _published(self, tensor: Tensor) -> Tensor:
+        return self.way.outward(tensor, self.cut)[0]
+
+
+def gguf_values(file: Path) -> dict[str, Any]:
+    """Read the ``config.json`` values of the model in a GGUF file. Raises ``UserError``."""
+    found = header(file)
+    factors = found.tensors.get(FACTORS)
+    return values_of(found, None if factors is None else _entry(found, factors, None).read().numpy())
+
+
+def gguf_names(values: Values) -> dict[str, str]:
+    """Map the published name of each tensor of the model to its name in GGUF. ``values``: result of ``gguf_values``."""
+    family = _family(values)
+    return names_of(family, values[next(key.config for key in layout_of(family).keys if key.name == "block_count")])
+
+
+def _family(values: Values) -> Family:
+    return families_by_type()[values["model_type"]]
+
+
+def gguf_tensors(file: Path, values: Values, copy: bool = True) -> dict[str, Stored]:
+    """List the tensors of a GGUF file by published name, without reading them. ``values``: result of ``gguf_values``;
+    ``copy`` False: memory-map the file. Tensors without a published name in the family keep their GGUF name. Raises
+    ``UserError``.
+    """
+    found, layout = header(file), layout_of(_family(values))
+    names = {stored: published for published, stored in gguf_names(values).items()}
+    source = None if copy else mapped(file)
+    tensors = dict[str, Stored]()
+    for name, stored in found.tensors.items():
+        published = names.get(name, name)
+        change = layout.changed(published)
+        entry = _entry(found, stored, source)
+        if change is not None:
+            entry = Changed(entry, change.way, cut_of_change(change, stored.shape[0], values))
+        if name != FACTORS:
+            tensors[published] = entry
+    return tensors
+
+
+def _entry(header: Header, stored: StoredTensor, source: MappedFile | None) -> Stored:
+    if stored.type in DTYPES:
+        return Entry(header.file, stored.begin, DTYPES[stored.type], stored.shape, source)
+    return BlockTensor(header.file, stored)

@@ -1,0 +1,199 @@
+"""Write a model as one GGUF file, the format of llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkv.interop.gguf.config import (
+    FACTORS,
+    check_kept,
+    factors_of,
+    known_in_gguf,
+    metadata_of,
+    names_of,
+    own_keys,
+)
+from qkv.interop.mapping.gguf import GGUFLayout, Values, cut_of_change
+from qkv.interop.save import Covering, covering, published_tensors
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import UserError, nearest
+from qkv.tokenizers.gguf.file import Header, StoredTensor, library
+from qkv.tokenizers.gguf.write import metadata_of_tokenizer
+from qkv.tokenizers.tokenizer import Tokenizer
+
+TYPES = {"fp32": "F32", "fp16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0", "f32": "F32", "f16": "F16"}
+"""Name of a precision in options -> type of the matrices."""
+_OF_TORCH = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32}
+_BLOCK = 32
+_LARGEST = {"F16": torch.finfo(torch.float16).max}
+_EXACT = ("position_embd.weight",)
+"""Matrices that llama.cpp adds to other tensors; it reads them in 32 bits only."""
+_TABLES = ("token_embd.weight", "output.weight")
+
+
+class GGUFExport(NamedTuple):
+    """Result of an export: family, type of the matrices, sentences on differences between llama.cpp and qkv."""
+
+    family: str
+    type: str
+    notes: tuple[str, ...]
+
+
+class _Tensor(NamedTuple):
+    name: str
+    value: Tensor
+    type: str
+
+
+def save_gguf(
+    model: Transformer,
+    file: Path,
+    tokenizer: Tokenizer | None = None,
+    dtype: str | None = None,
+    family: str = "",
+    ends: Sequence[int] = (),
+) -> GGUFExport:
+    """Write ``model`` as the GGUF file ``file``, which llama.cpp opens.
+
+    dtype: type of the matrices, a key of ``TYPES``; default: the model's. Vectors and position tables have 32 bits;
+        with Q4_0, the token table and the output matrix have Q8_0; with quantised types, matrices whose row length is
+        not a multiple of 32 have F16.
+    family: preferred published family.
+    ends: ids of tokens that end a text, besides the tokenizer's.
+
+    Raises ``UserError`` if llama.cpp has no architecture for the model, if the file would lose a setting, or if a
+    weight is not finite.
+    """
+    kind = type_of(dtype, model)
+    found, layout = _covered(model, family)
+    tensors = _tensors(model, found, layout, kind)
+    config = {**found.config, "vocab_size": model.spec.vocab_size}
+    factors = factors_of(config) if layout.factors else None
+    values = metadata_of(layout, config) | own_keys(config) | {"general.file_type": _FILE_TYPES[kind]}
+    shapes = {each.name: StoredTensor(each.type, tuple(each.value.shape), 0, 0) for each in tensors}
+    check_kept(found.family, config, Header(file, values, shapes), factors)
+    _check_finite(tensors)
+    words, said = metadata_of_tokenizer(tokenizer, model.spec.vocab_size or 0, ends)
+    if factors is not None:
+        tensors.append(_Tensor(FACTORS, torch.from_numpy(factors), "F32"))
+    try:
+        _write(file, {**values, **words}, tensors)
+    except OSError as error:
+        file.unlink(missing_ok=True)
+        raise UserError(f"{file} cannot be written: {error.strerror or error}") from None
+    odd = sum(each.type == "F16" for each in tensors) if kind.startswith("Q") else 0
+    rows = f"{odd} matrices are in F16, as their rows are no multiple of {_BLOCK} long" if odd else ""
+    return GGUFExport(found.family.name, kind, tuple(filter(None, (said, rows, layout.note))))
+
+
+def type_of(dtype: str | None, model: Transformer) -> str:
+    """Return the type of the matrices for its name in options; default: the model's dtype. Raises ``UserError``."""
+    if dtype is None:
+        return _OF_TORCH.get(next(model.parameters()).dtype, "F32")
+    if dtype not in TYPES:
+        raise UserError(f"there is no precision {dtype!r} in GGUF files of qkv; {nearest(dtype, TYPES)}")
+    return TYPES[dtype]
+
+
+def _covered(model: Transformer, family: str) -> tuple[Covering, GGUFLayout]:
+    """Find (published family of the model, its GGUF layout). Raises ``UserError`` if llama.cpp has none."""
+    known, found = known_in_gguf(), covering(model.spec, family)
+    if found is None:
+        raise UserError(f"llama.cpp has no architecture for this model: it is none of the published families {known}")
+    layout = found.family.gguf
+    if layout is None:
+        raise UserError(f"qkv writes GGUF for {known}; this model is {found.family.name}; export it with --format hf")
+    head = model.spec.head
+    if not head.predicts_tokens or found.family.architectures[layout.architecture].config(head) is None:
+        raise UserError(
+            f"llama.cpp generates text, and this {found.family.name} has a head of the kind {head.kind!r}; "
+            "export it with --format hf"
+        )
+    return found, layout
+
+
+def _tensors(model: Transformer, found: Covering, layout: GGUFLayout, kind: str) -> list[_Tensor]:
+    """Return the tensors of the file, converted to llama.cpp's form."""
+    published = published_tensors(model, found.family, layout.architecture)
+    names = names_of(found.family, len(model.spec.layers))
+    return [
+        _Tensor(name, value, _type_of(name, value, kind))
+        for name, value in (
+            (names.get(name, name), _changed(layout, name, tensor, found.config)) for name, tensor in published.items()
+        )
+    ]
+
+
+def _changed(layout: GGUFLayout, name: str, tensor: Tensor, config: Values) -> Tensor:
+    change = layout.changed(name)
+    return tensor if change is None else change.way.inward([tensor], cut_of_change(change, len(tensor), config))
+
+
+def _type_of(name: str, tensor: Tensor, kind: str) -> str:
+    if tensor.dim() < 2 or name in _EXACT:
+        return "F32"
+    if kind.startswith("Q") and tensor.shape[-1] % _BLOCK:
+        return "F16"
+    return "Q8_0" if kind == "Q4_0" and name in _TABLES else kind
+
+
+def _check_finite(tensors: list[_Tensor]) -> None:
+    """Raise ``UserError`` for a weight that is not finite in the type of its tensor."""
+    for each in tensors:
+        largest = float(each.value.detach().abs().max()) if each.value.numel() else 0.0
+        if not largest <= _LARGEST.get(each.type, torch.finfo(torch.float32).max):
+            raise UserError(f"{each.name} has weights that are not finite numbers of the type {each.type}")
+
+
+def _write(file: Path, values: Mapping[str, Any], tensors: list[_Tensor]) -> None:
+    """Write the metadata, then the tensors one by one, so that only one converted tensor is in memory."""
+    gguf = library()
+    writer = gguf.GGUFWriter(file, values["general.architecture"])
+    try:
+        for key, value in values.items():
+            if key != "general.architecture":
+                _add(writer, key, value)
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+        for each in tensors:
+            kind = gguf.GGMLQuantizationType[each.type]
+            shape, size = _stored_shape(gguf, each.value.shape, kind)
+            writer.add_tensor_info(each.name, shape, np.dtype(np.uint8), size, kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for data in _data(gguf, tensors):
+            writer.write_tensor_data(data)
+    finally:
+        writer.close()
+
+
+def _add(writer: Any, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def _stored_shape(gguf: Any, shape: torch.Size, kind: Any) -> tuple[tuple[int, ...], int]:
+    """Return (shape in bytes, number of bytes) of a tensor in a type of GGUF."""
+    found = gguf.quant_shape_to_byte_shape(tuple(shape), kind)
+    return found, int(np.prod(found, dtype=np.int64))
+
+
+def _data(gguf: Any, tensors: list[_Tensor]) -> Iterator[np.ndarray]:
+    for each in tensors:
+        plain = each.value.detach().to("cpu", torch.float32).contiguous().numpy()
+        yield gguf.quantize(plain, gguf.GGMLQuantizationType[each.type])

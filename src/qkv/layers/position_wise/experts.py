@@ -1,0 +1,144 @@
+"""Mixture of experts, and load balancing of the experts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from qkv.layers.branch import Branch, State
+from qkv.layers.context import Context
+from qkv.layers.linear.linear import Linear
+from qkv.ops.at_least_single import at_least_single
+from qkv.ops.experts import Expert, balance_loss, load, mixed
+from qkv.spec.position_wise import experts as spec
+from qkv.spec.register import implementation, implements
+
+
+@implements(spec.NoBalance)
+class Balance(nn.Module):
+    """No load balancing; base class of methods that balance the load of ``num_experts`` experts."""
+
+    def __init__(self, part: spec.Balance, num_experts: int):
+        super().__init__()
+        self.num_experts = num_experts
+
+    def ranked(self, scores: Tensor) -> Tensor:
+        """Return the numbers by which top-k chooses experts, from the router scores (B, N, E)."""
+        return scores
+
+    def of_batch(self, scores: Tensor, chosen: Tensor, valid: Tensor | None) -> Tensor | None:
+        """Return the auxiliary loss of a training batch; None if the method has none.
+
+        scores (B, N, E), chosen (B, N, k): indices of the chosen experts; valid (B, N): False at padding; None: no
+        padding.
+        """
+        return None
+
+    def after_step(self) -> None:
+        """Update the balance, if the method adapts it. Called after each training step."""
+
+
+@implements(spec.BalanceLoss)
+class BalanceLoss(Balance):
+    """Auxiliary loss coefficient · E Σ_e f_e p_e, see ``qkv.ops.experts.balance_loss`` (Fedus et al. 2021)."""
+
+    def __init__(self, part: spec.BalanceLoss, num_experts: int):
+        super().__init__(part, num_experts)
+        self.coefficient = part.coefficient
+
+    def of_batch(self, scores: Tensor, chosen: Tensor, valid: Tensor | None) -> Tensor:
+        return self.coefficient * balance_loss(scores, chosen, valid)
+
+
+@implements(spec.BalanceBias)
+class BalanceBias(Balance):
+    """Bias per expert, added to the scores for the choice only (DeepSeek-V3, 2024).
+
+    After each training step, the bias changes by + ``rate`` for experts below the mean load and - ``rate`` for experts
+    above it. load (E): number of choices since the last step. Activation checkpointing counts each choice twice, which
+    changes no sign.
+    """
+
+    bias: Tensor
+    load: Tensor
+
+    def __init__(self, part: spec.BalanceBias, num_experts: int):
+        super().__init__(part, num_experts)
+        self.rate = part.rate
+        self.register_buffer("bias", torch.zeros(num_experts))
+        self.register_buffer("load", torch.zeros(num_experts), persistent=False)
+
+    def ranked(self, scores: Tensor) -> Tensor:
+        return scores + self.bias.to(scores.dtype)
+
+    def of_batch(self, scores: Tensor, chosen: Tensor, valid: Tensor | None) -> None:
+        self.load += load(chosen, self.num_experts, valid)
+
+    def after_step(self) -> None:
+        self.bias += self.rate * (self.load.mean() - self.load).sign()
+        self.load.zero_()
+
+
+@implements(spec.MixtureOfExperts)
+class MixtureOfExperts(Branch):
+    """Mixture of experts Σ_{e chosen} w_e f_e(x) + f_shared(x), with k of E feed-forward networks per position.
+
+        x (B, N, D) ─┬─ router ─ scores (B, N, E) ─ k largest ─ weights (B, N, k) ─┐
+                     ├─ experts, each on the positions that chose it ──────────────┴ Σ ─ + ─ (B, N, D)
+                     └─ shared ───────────────────────────────────────────────────────── ┘
+
+    Shazeer et al. 2017, Fedus et al. 2021, DeepSeek-V3 2024. Scores are computed in fp32 or wider.
+    """
+
+    def __init__(self, part: spec.MixtureOfExperts, width: int):
+        super().__init__(part, width)
+        self.part = part
+        self.router = Linear(width, part.num_experts, bias=False)
+        self.experts = nn.ModuleList(_network(part, width) for _ in range(part.num_experts))
+        self.shared = _network(part, width, part.num_shared) if part.num_shared else None
+        self.balance: Balance = implementation(part.balance, "qkv.layers")(part.balance, part.num_experts)
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
+        scores = self._scores(x)
+        chosen = self.balance.ranked(scores).topk(self.part.top_k).indices
+        weights = self._weights(scores, chosen)
+        self.observed(context, "router", lambda: torch.zeros_like(scores).scatter(-1, chosen, weights))
+        vectors, choices = x.flatten(0, 1), (chosen.flatten(0, 1), weights.flatten(0, 1))
+        y = mixed(vectors, *choices, [_function(expert, context) for expert in self.experts]).view_as(x)
+        if self.shared is not None:
+            y = y + self.shared(x, context)[0]
+        loss = self.balance.of_batch(scores, chosen, context.valid) if self.training else None
+        return (y if loss is None else self.with_loss(y, loss)), state
+
+    def _scores(self, x: Tensor) -> Tensor:
+        logits = at_least_single(self.router(x))
+        return logits.softmax(-1) if self.part.router == "softmax" else logits.sigmoid()
+
+    def _weights(self, scores: Tensor, chosen: Tensor) -> Tensor:
+        """Compute the weights (B, N, k) of the chosen experts."""
+        weights = scores.gather(-1, chosen)
+        if self.part.normalises:
+            weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+        return self.part.scale * weights
+
+    def after_step(self) -> None:
+        if any(p.requires_grad for p in self.router.parameters()):  # with a frozen router, the choice must not change
+            self.balance.after_step()
+
+    def ending(self) -> nn.Module:
+        networks = [*self.experts] if self.shared is None else [*self.experts, self.shared]
+        return nn.ModuleList(network.ending() for network in networks)  # type: ignore[operator]
+
+    def idle_parameters(self, positions: int = 1) -> int:
+        idle = max(0, self.part.num_experts - positions * self.part.top_k)
+        return idle * sum(p.numel() for p in self.experts[0].parameters())
+
+
+def _network(part: spec.MixtureOfExperts, width: int, count: int = 1) -> Branch:
+    """Build the network of an expert, or one network equal to ``count`` experts whose outputs are added."""
+    expert = part.expert(width, count)
+    return implementation(expert, "qkv.layers")(expert, width)  # type: ignore[no-any-return]
+
+
+def _function(expert: nn.Module, context: Context) -> Expert:
+    return lambda vectors: expert(vectors, context)[0]

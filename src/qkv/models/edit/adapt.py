@@ -1,0 +1,196 @@
+"""Trainable parameters of a model and their learning-rate factors, selected by path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from qkv.layers.branch import linear_maps
+from qkv.layers.linear.lora import LowRank, wrap
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import UserError, nearest
+from qkv.spec.models import adapt as spec
+from qkv.spec.register import implementation, implements
+from qkv.spec.training import Training
+
+_HEAD = "head."
+
+
+class Adapting:
+    """Base class of selections of trainable parameters; this class selects all. Made by ``cls(part)``."""
+
+    def __init__(self, part: Any):
+        self.part = part
+
+    def add(self, model: nn.Module) -> None:
+        """Add adapters, if there are any, to ``model`` in place, initialised by torch's default random generator."""
+
+    def learning(self, model: Transformer, names: list[str]) -> set[str]:
+        """Return the subset of ``names`` to train. Raises ``UserError`` if the model has no such parameters."""
+        return set(names)
+
+
+implements(spec.Whole)(Adapting)
+
+
+@implements(spec.HeadOnly)
+class HeadOnly(Adapting):
+    """Selection of the head's parameters."""
+
+    def learning(self, model: Transformer, names: list[str]) -> set[str]:
+        found = _of_head(names)
+        if not found:
+            raise UserError(
+                f"training.adapt: {self.part.kind!r} trains nothing, because the head's matrix is the token embedding "
+                "table; give model.head.tied=false, or another way to adapt"
+            )
+        return found
+
+
+@implements(spec.Last)
+class Last(Adapting):
+    """Selection of the head, the final norm and the last blocks."""
+
+    part: spec.Last
+
+    def learning(self, model: Transformer, names: list[str]) -> set[str]:
+        count, asked = len(model.blocks), self.part.num_layers
+        if asked > count:
+            raise UserError(f"training.adapt: last({asked}) asks for more layers than the {count} that the model has")
+        ends = (_HEAD, "norm.", *(f"blocks.{i}." for i in range(count - asked, count)))
+        return {name for name in names if name.startswith(ends)}
+
+
+@implements(spec.LoRA)
+class LoRA(Adapting):
+    """Selection of low-rank matrices beside linear layers of blocks, and of a head other than a language model's."""
+
+    part: spec.LoRA
+
+    def add(self, model: nn.Module) -> None:
+        wrap(model, _targets(model, self.part), self.part)
+
+    def learning(self, model: Transformer, names: list[str]) -> set[str]:
+        beside = set[str]() if model.spec.head.predicts_tokens else _of_head(names)
+        return _own_matrices(model) | beside | matching(self.part.whole, names, "training.adapt.whole")
+
+
+def _way(part: spec.Adapt) -> Adapting:
+    return implementation(part, "qkv.models")(part)
+
+
+def adapt(model: Transformer, training: Training) -> None:
+    """Add the adapters of ``training.adapt`` and freeze all parameters but the trainable ones, in place.
+
+    The adapters are initialised from ``training.seed`` alone. Raises ``UserError`` if a target or a pattern matches
+    nothing, or no parameter would be trainable.
+    """
+    add_adapters(model, training)
+    names = [name for name, _ in model.named_parameters()]
+    learning = _way(training.adapt).learning(model, names) - matching(training.frozen, names, "training.frozen")
+    if not learning:
+        raise UserError("training.adapt and training.frozen leave no trainable parameter; freeze fewer")
+    for name, parameter in model.named_parameters():
+        if name not in learning:
+            parameter.requires_grad_(False)
+
+
+def add_adapters(model: nn.Module, training: Training) -> None:
+    """Add the adapters of ``training.adapt`` to ``model``, which has none yet. Raises ``UserError`` for an unknown
+    target.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(training.seed)
+        _way(training.adapt).add(model)
+
+
+def _targets(model: nn.Module, part: spec.LoRA) -> list[str]:
+    """Return the paths of linear maps in blocks that end in one of the targets, in the model's order."""
+    maps = linear_maps(model)
+    for target in part.targets:
+        if not any(_ends(path, target) for path in maps):
+            raise UserError(
+                f"training.adapt.targets: no linear map of a block has a path that ends in {target!r}; "
+                f"{_near(target, maps)}"
+            )
+    return [path for path in maps if any(_ends(path, target) for target in part.targets)]
+
+
+def _ends(path: str, target: str) -> bool:
+    return path == target or path.endswith(f".{target}")
+
+
+def _near(target: str, maps: Iterable[str]) -> str:
+    """Return a suggestion for an error message: the path in ``maps`` closest to ``target``."""
+    count = target.count(".") + 1
+    return nearest(target, {".".join(path.split(".")[-count:]) for path in maps})
+
+
+def _of_head(names: Iterable[str]) -> set[str]:
+    return {name for name in names if name.startswith(_HEAD)}
+
+
+def _own_matrices(model: nn.Module) -> set[str]:
+    return {
+        f"{path}.{leaf}"
+        for path, module in model.named_modules()
+        if isinstance(module, LowRank)
+        for leaf in ("lora_a", "lora_b")
+    }
+
+
+def matching(patterns: Iterable[str], names: Iterable[str], key: str) -> set[str]:
+    """Return the names that match a pattern: ``*`` matches any text, and a module's path everything below the module.
+
+    Raises ``UserError`` with the nearest path for a pattern without matches; ``key``: setting that contains the
+    patterns.
+    """
+    names, found = list(names), set[str]()
+    for pattern in patterns:
+        met = {name for name in names if meets(pattern, name)}
+        if not met:
+            raise UserError(f"{key}: no parameter has a path like {pattern!r}; {_nearest_path(pattern, names)}")
+        found |= met
+    return found
+
+
+def meets(pattern: str, name: str) -> bool:
+    """Return True if ``pattern`` matches the path ``name``: ``*`` is any text, a module's path matches all below it."""
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+
+
+def _nearest_path(pattern: str, names: Iterable[str]) -> str:
+    paths = {".".join(parts[:end]) for parts in (name.split(".") for name in names) for end in range(1, len(parts) + 1)}
+    found = nearest(pattern, paths)
+    return found if found.startswith("did you mean") else nearest("", {path.split(".")[0] for path in paths})
+
+
+def rate_factors(rates: Mapping[str, float], names: Iterable[str]) -> dict[str, float]:
+    """Return the learning-rate factor of each parameter name: the first matching pattern's in ``rates``, else 1.
+
+    Raises ``UserError`` for a pattern that matches no name.
+    """
+    names = list(names)
+    matching(rates, names, "training.rates")
+    return {name: next((factor for pattern, factor in rates.items() if meets(pattern, name)), 1.0) for name in names}
+
+
+def learned_sentence(model: Transformer, training: Training) -> str:
+    """Return a message with the number of trainable parameters; "" if all are trainable.
+
+    The wide path is not counted, since it is fitted before training and never frozen by a setting.
+    """
+    fitted = set() if model.wide is None else set(model.wide.parameters())
+    every = [parameter for parameter in model.parameters() if parameter not in fitted]
+    learning = sum(p.numel() for p in every if p.requires_grad)
+    total = sum(p.numel() for p in every)
+    if learning == total:
+        return ""
+    return (
+        f"{learning:,} of {total:,} parameters are trainable, {learning / total:.1%} "
+        f"(training.adapt: {training.adapt.kind})"
+    )

@@ -1,0 +1,91 @@
+"""Quantisation of the weights of a model, layer by layer and in place."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from qkv.frontends.text import TextFrontend
+from qkv.layers.linear.linear import Linear
+from qkv.layers.linear.quantized import QuantizedLinear, QuantizedTable
+from qkv.models.edit.assign import Place, places_of
+from qkv.models.heads.head import LanguageModelHead
+from qkv.spec.errors import UserError
+from qkv.spec.models.quantization import Quantization
+from qkv.system.allowance import free_memory
+
+_TABLES = ((TextFrontend, "table"), (LanguageModelHead, "weight"))
+"""Pairs (module class, attribute) that can hold a quantised matrix, besides linear layers."""
+_PLAIN = (Linear, nn.Linear)
+"""Classes of linear layers that are replaced; subclasses are not, because they use their weights differently."""
+_LEAST = 8
+"""Minimum number of bits of a table: errors in an embedding or output matrix are not averaged over other layers."""
+
+
+def quantize(model: nn.Module, part: Quantization) -> None:
+    """Replace the linear layers, embedding tables and output matrices of ``model`` by quantised ones, in place.
+
+    A tied output matrix stays the embedding table: both read the same bytes. Weights of other kinds of modules, such as
+    convolutions and experts, are not quantised; they are converted to fp32, the dtype of activations.
+    Raises ``UserError`` for weights that are not finite.
+    """
+    for name, places in places_of(model).items():
+        owner, leaf = places[0]
+        weight = getattr(owner, leaf)
+        if isinstance(weight, QuantizedTable):  # the other name of a tied matrix
+            continue
+        if all(_holds_table(place) for place in places):
+            _check(name, weight)
+            _place(places, QuantizedTable(weight, max(part.bits, _LEAST), 0))
+        elif leaf == "weight" and isinstance(owner, nn.Linear) and type(owner) in _PLAIN and len(places) == 1:
+            _check(name, weight)
+            model.set_submodule(name.rpartition(".")[0], QuantizedLinear(owner, part.bits, part.size))
+    for module in model.modules():
+        if not isinstance(module, QuantizedTable):
+            _widen(module)
+
+
+def compute_in_fp32(model: nn.Module) -> None:
+    """Make a model with weights in bf16 or fp16 compute in fp32, in place, for inference on the CPU.
+
+    Matrices in bf16 stay in bf16, without a copy: kernels convert them as they read them. No kernel reads fp16, so fp16
+    weights are converted to fp32 if that takes less than half of the free memory; otherwise the model is unchanged.
+    """
+    held = Counter[torch.dtype]()
+    for weight in model.parameters():
+        held[weight.dtype] += weight.numel()
+    if not held:
+        return
+    (most, count), *_ = held.most_common()
+    if most == torch.bfloat16:
+        quantize(model, Quantization.parse({"bits": 16}))
+    elif most == torch.float16:
+        free = free_memory()
+        if free is None or count * torch.float32.itemsize < free // 2:
+            model.to(torch.float32)
+
+
+def _widen(module: nn.Module) -> None:
+    """Convert the bf16 and fp16 tensors of ``module`` itself, not of its children, to fp32."""
+    for owned in (module._parameters, module._buffers):
+        for tensor in owned.values():
+            if tensor is not None and tensor.dtype in (torch.bfloat16, torch.float16):
+                tensor.data = tensor.data.to(torch.float32)
+
+
+def _holds_table(place: Place) -> bool:
+    return any(isinstance(place[0], kind) and place[1] == leaf for kind, leaf in _TABLES)
+
+
+def _place(places: Sequence[Place], table: QuantizedTable) -> None:
+    for owner, leaf in places:
+        owner._parameters.pop(leaf, None)
+        setattr(owner, leaf, table)
+
+
+def _check(name: str, weight: Tensor) -> None:
+    if not weight.is_meta and not bool(torch.isfinite(weight).all()):
+        raise UserError(f"{name} has weights that are not finite numbers, which cannot be quantised")

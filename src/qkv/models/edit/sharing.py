@@ -1,0 +1,82 @@
+"""Sharing of equal weights between models: a base model and its adapters hold the base weights in memory only once.
+
+base       W ──┐
+adapter 1  W ──┼── W        each adapter adds only its matrices A and B
+adapter 2  W ──┘
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qkv.layers.linear.lora import adapters
+from qkv.models.fast.layout import lay_out
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integer dtypes as which numbers of 1, 2, 4 and 8 bytes are compared bit by bit."""
+
+
+def share_weights(models: Sequence[nn.Module]) -> int:
+    """Make models share one tensor where they have equal bits at the same path; return the bytes of the duplicates.
+
+    An adapter is merged if no other model shares its base weight. Shared weights are laid out for decoding immediately,
+    because each model may later run in its own thread. For inference only: changing a shared weight changes it in all
+    models that share it.
+    """
+    saved = _join_equal(models)
+    holders = Counter(place for model in models for place in {id(held) for *_, held in _places(model)})
+    for model in models:
+        _settle(model, holders)
+    lay_out(*(model for model in models if any(holders[id(held)] > 1 for *_, held in _places(model))))
+    return saved
+
+
+def weight_bytes(models: Iterable[nn.Module]) -> int:
+    """Return the size in bytes of the weights of all models; a tensor that several models hold is counted once."""
+    return sum({id(held): held.nbytes for model in models for *_, held in _places(model)}.values())
+
+
+def _join_equal(models: Iterable[nn.Module]) -> int:
+    """Replace equal tensors by the first of them; return the size in bytes of the replaced tensors."""
+    known: dict[Hashable, list[Tensor]] = {}
+    given_up: dict[int, Tensor] = {}
+    for model in models:
+        for owner, path, name, held in _places(model):
+            alike = known.setdefault((path, held.shape, held.dtype, held.device), [])
+            first = next((other for other in alike if other is held or _same_bits(other, held)), None)
+            if first is None:
+                alike.append(held)
+            elif first is not held:
+                owner[name], given_up[id(held)] = first, held
+    return sum(held.nbytes for held in given_up.values())
+
+
+def _settle(model: nn.Module, holders: Counter[int]) -> None:
+    """Merge the adapters whose base weight no other model holds; fold the scale of the other adapters into B."""
+    for path, layer in adapters(model).items():
+        if holders[id(layer.stored)] == 1:
+            model.set_submodule(path, layer.plain())
+        else:
+            layer.absorb_scale()
+
+
+def _places(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, str, Tensor]]:
+    """Yield (owning dictionary, path, name, tensor) for each parameter and buffer; a tied tensor once per place."""
+    for path, module in model.named_modules():
+        for owner in (module._parameters, module._buffers):
+            yield from (
+                (owner, f"{path}.{name}", name, held)
+                for name, held in list(owner.items())
+                if held is not None and held.layout == torch.strided
+            )
+
+
+def _same_bits(first: Tensor, second: Tensor) -> bool:
+    """Return True if two tensors of the same shape and dtype have equal bits; NaNs with equal bits are equal."""
+    kind = _INTEGERS.get(first.element_size())
+    return kind is not None and torch.equal(first.detach().view(kind), second.detach().view(kind))

@@ -1,0 +1,70 @@
+"""Fingerprint of the modules of a cached decoding step, which detects changes, and a test for observed calls."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _python_dispatch
+
+from qkv.models.fast.frozen_weights import promised
+
+
+class Fingerprint:
+    """Record of the direct submodules, parameters and buffers of ``modules``, and of the tensors' addresses."""
+
+    def __init__(self, modules: Sequence[nn.Module]):
+        owners = [owner for m in modules for owner in (m._modules, m._parameters, m._buffers)]
+        held = list(_entries(owners))
+        self._all, self._number = owners, len(held)
+        self._owners = [owner for owner, _, _ in held]
+        self._names, self._held = [name for _, name, _ in held], [kept for _, _, kept in held]
+        self._tensors = [kept for kept in self._held if isinstance(kept, Tensor)]
+        self._addresses = [tensor.data_ptr() for tensor in self._tensors]
+        self._hooks = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
+        self._compared, self._heard = promised(), any(self._hooks)
+
+    def current(self) -> bool:
+        """Return True if ``modules`` still hold exactly the recorded submodules and tensors, at the same addresses.
+
+        While models are promised to be ``unchanged``, the comparison runs at most once; other calls return True.
+        """
+        given = promised()
+        if given is not None and given is self._compared:
+            return True
+        self._compared, self._heard = given, any(self._hooks)
+        return (
+            sum(map(len, self._all)) == self._number
+            and all(map(operator.is_, map(dict.get, self._owners, self._names), self._held))
+            and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
+        )
+
+    def heard(self) -> bool:
+        """Return True if a module had a forward hook or pre-hook when ``current`` last compared.
+
+        Hooks run only when their module is called.
+        """
+        return self._heard
+
+
+def _entries(owners: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Yield (owner, name, entry) for each entry of the owners: a module, a tensor or None."""
+    for owner in owners:
+        yield from ((owner, name, held) for name, held in owner.items())
+
+
+def observed(kind: str) -> bool:
+    """Return True if something other than a tap requires that the modules are called one by one.
+
+    This is the case with gradients, a compiler or a torch dispatch mode such as a FLOP counter, which read intermediate
+    values, and under autocast, which only the modules handle. kind: device type, such as "cpu".
+    """
+    return (
+        torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or torch.is_autocast_enabled(kind)
+        or _python_dispatch._get_current_dispatch_mode() is not None
+    )

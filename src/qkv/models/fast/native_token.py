@@ -1,0 +1,106 @@
+"""Decoding of a few tokens in one native call from ids to logits, for models all of whose parts the library supports.
+
+    token ─ embedding ─ blocks ─ norm ─ output matrix ─ logits      one call, instead of one for the blocks
+
+Between two native calls, Python and torch run with cold processor caches, because all weights have just passed through
+them. A token of GPT-2 124M takes 0.7 ms less than with a native call for the blocks alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+
+from qkv.frontends.text import TextFrontend
+from qkv.layers.norms import NoNorm
+from qkv.models.fast.native_parts import beyond
+from qkv.models.fast.native_step import NativeStep, Unknown, refuse_beyond, step_of
+from qkv.models.heads.head import LanguageModelHead
+from qkv.ops.native import library
+from qkv.ops.native.step import LOGITS, NORMED, STREAM
+from qkv.state.arrival import Arrival
+
+Embed = Callable[[], Tensor]
+"""Function without arguments that returns the embedded tokens, (M, D)."""
+
+
+class NativeToken(NativeStep):
+    """Decoding step from tokens to logits. parts: front end, blocks, final norm, head.
+
+    An embedding that the library does not support is computed before the call; any other such part is named in
+    ``unknown``.
+    """
+
+    covers = "a whole token"
+    embeds = False
+    """True if the native call computes the embedding."""
+
+    def __call__(  # type: ignore[override]
+        self, tokens: Sequence[int], arrival: Arrival, state: Sequence[Any], embed: Embed
+    ) -> Tensor:
+        """Compute the logits (M, V) after each of M ``tokens``, and store the new keys and values in ``state``.
+
+        tokens: ids, row by row.   embed: called if the native call does not compute the embedding.
+        """
+        return self._run(LOGITS, arrival, state, None if self.embeds else embed(), tokens)
+
+    def _build(self, parts: Sequence[nn.Module]) -> None:
+        frontend, *blocks, norm, head = parts
+        self._modules += [frontend, head]
+        if type(head) is not LanguageModelHead:
+            raise Unknown(f"the head {type(head).__name__}")
+        refuse_beyond(head.part)
+        self.embeds = self._embed(frontend)
+        self._add_blocks(blocks)
+        matrix = self._table(head.weight, head.bias)
+        self.steps.normalise(self._norm(norm), matrix.inner, STREAM, NORMED)
+        self.steps.multiply(matrix, NORMED, LOGITS)
+
+    def _embed(self, frontend: nn.Module) -> bool:
+        """Add the step of the embedding; return False if the library does not support it."""
+        if type(frontend) is not TextFrontend or type(frontend.norm) is not NoNorm or beyond(frontend.part):
+            return False
+        place: Any = frontend.positions
+        if place is not None and not place.table.is_contiguous():
+            return False
+        self._modules += [frontend.norm]
+        table = self._table(frontend.table)
+        if place is None:
+            self.steps.embed(table)
+        else:
+            self._modules.append(place)
+            self.steps.embed(table, self._table(place.table).stored, place.offset)
+        return True
+
+
+_made: WeakKeyDictionary[nn.Module, NativeToken] = WeakKeyDictionary()
+
+
+def native_token(
+    model: nn.Module, parts: Sequence[nn.Module], arrival: Arrival, state: Sequence[Any]
+) -> NativeToken | None:
+    """Return the native step of ``model`` for the new tokens of a call; None if its modules must be called instead.
+
+    parts: front end, blocks in the order of execution, final norm, head.   state: decoding state of the blocks.
+    """
+    return step_of(_made, model, parts, arrival, state, NativeToken)
+
+
+def obstacle(model: nn.Module, parts: Sequence[nn.Module]) -> str:
+    """Return the reason why ``native_token`` supports no call of ``model``; empty if there is none.
+
+    parts: as in ``native_token``.
+    """
+    if not library.available():
+        return f"the native library does not run here: {library.described()}"
+    if model.training:
+        return "the model is in training mode"
+    step = _made.get(model)
+    if step is None or not step.current(parts):
+        step = NativeToken(parts)
+    if step.unknown:
+        return f"the native library lacks {step.unknown}"
+    return "a module has a hook, which is called only with the module" if step.fingerprint.heard() else ""

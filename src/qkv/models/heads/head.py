@@ -1,0 +1,426 @@
+"""Heads, mapping the final vectors to the model's outputs. Each is called with x (B, N, D) and lengths (B) or None."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qkv.layers.context import Context
+from qkv.layers.graph import Graph
+from qkv.layers.layout import ROWS, WHOLE, Declared, Layouts
+from qkv.layers.linear.linear import Linear
+from qkv.layers.linear.quantized import matrix_of
+from qkv.layers.norms import build_norm
+from qkv.layers.pooling import pooled
+from qkv.layers.position_wise.activations import ACTIVATIONS
+from qkv.models.heads.cross_entropy import cross_entropy
+from qkv.models.heads.forecasts import build_forecast
+from qkv.ops.at_least_single import at_least_single
+from qkv.ops.crf import Transitions, best_sequence, log_partition, sequence_score
+from qkv.ops.dropout import dropout
+from qkv.ops.linear.choose import linear
+from qkv.spec import heads as spec
+from qkv.spec.errors import UserError
+from qkv.spec.register import implementation, implements
+
+_Answering = (
+    spec.ClassificationHead | spec.LabelsHead | spec.RegressionHead | spec.TokenHead | spec.CRFHead | spec.SpanHead
+)
+_NOWHERE = Context(torch.zeros(1, 1, dtype=torch.long))
+"""Dummy context: the norms of a head ignore positions."""
+
+
+class Head(Declared):
+    """Base class of heads, the output layers of a model. Made by ``cls(part, width, table)``.
+
+    ``table`` (V, D): the model's token embeddings, which a tied head uses; None without tokens.
+    """
+
+    num_outputs: int
+    """Number of outputs per row or position, C."""
+
+    def initialise(self, std: float) -> None:
+        """Initialise the head's own tables from N(0, std²), if it has any."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, lengths: Tensor | None) -> Tensor:
+        """Compute outputs from vectors x (B, N, D); ``lengths`` (B): unpadded positions, None without padding."""
+
+    @abstractmethod
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        """Draw random targets on the CPU for ``rows`` rows of ``length`` positions, to measure speed and memory."""
+
+    def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        """Return the loss, summed over targets: by default ``cross_entropy`` over the last axis of the outputs."""
+        return cross_entropy(outputs.flatten(0, -2), targets.flatten(), smoothing)
+
+    def of_graph(self, x: Tensor, lengths: Tensor | None, graph: Graph | None) -> Tensor:
+        """Compute outputs from vectors x (B, N, D) of the nodes of a graph; by default, call ``forward``."""
+        return self(x, lengths)
+
+    def shaped(self, outputs: Tensor) -> Tensor:
+        """Reshape outputs of rows (B, C) to the output shape of ``forward``; by default, return them unchanged."""
+        return outputs
+
+    def decode(self, outputs: Tensor, asked: Tensor) -> Tensor:
+        """Predict classes (B, N) from outputs (B, N, C) at the positions where the mask ``asked`` (B, N) is True.
+
+        By default the class with the highest output at each position. Classes at other positions are meaningless.
+        """
+        return outputs.argmax(-1)
+
+
+@implements(spec.LanguageModelHead)
+class LanguageModelHead(Head):
+    """Language model head: logits = (scale · f(x)) W^T + b, optionally cap · tanh(logits / cap) (Gemma 2, 2024).
+
+    x (B, N, D), W (V, D) -> (B, N, V). f: the identity, or norm(φ(x W_t + b_t)) (Devlin et al. 2019).
+    """
+
+    def __init__(self, part: spec.LanguageModelHead, width: int, table: nn.Parameter):
+        super().__init__()
+        self.part = part
+        self.cap, self.scale, self.tied, vocab_size = part.softcap, part.scale, part.tied, table.shape[0]
+        self.transform = _Transform(part, part.transform, width) if part.transform else None
+        self.num_outputs = vocab_size
+        self.weight = table if part.tied else nn.Parameter(torch.empty(vocab_size, width))
+        self.bias = nn.Parameter(torch.zeros(vocab_size)) if part.bias else None
+
+    def layouts(self) -> Layouts:
+        return {"weight": ROWS, "bias": ROWS}
+
+    def initialise(self, std: float) -> None:
+        if not self.tied:
+            nn.init.normal_(self.weight, std=std)
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(self.weight.shape[0], (rows, length), generator=generator)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        if self.transform is not None:
+            x = self.transform(x)
+        logits = linear(x if self.scale == 1.0 else x * self.scale, matrix_of(self.weight), self.bias)
+        return logits if self.cap is None else self.cap * (logits / self.cap).tanh()
+
+
+class _Transform(nn.Module):
+    """Hidden layer before the logits: norm(φ(x W + b)), x (…, D)."""
+
+    def __init__(self, part: spec.LanguageModelHead, activation: str, width: int):
+        super().__init__()
+        self.dense, self.activation = Linear(width, width, bias=part.transform_bias), ACTIVATIONS[activation]
+        self.norm = build_norm(part.norm, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.activation(self.dense(x)), _NOWHERE)
+
+
+class Pool(nn.Module):
+    """Pooling of the unpadded vectors of each row, (B, N, D) -> (B, D · poolings), see ``qkv.layers.pooling``.
+
+    ``attention``: Σ_i softmax_i(w·x_i) x_i with learned w.
+    """
+
+    def __init__(self, how: Sequence[str], width: int):
+        super().__init__()
+        self.how = tuple(how)
+        self.width = width * len(self.how)
+        self.score = Linear(width, 1) if "attention" in how else None
+
+    def forward(self, x: Tensor, lengths: Tensor | None) -> Tensor:
+        found = [self._attended(x, lengths) if how == "attention" else pooled(x, lengths, how) for how in self.how]
+        return torch.cat(found, -1) if len(found) > 1 else found[0]
+
+    def _attended(self, x: Tensor, lengths: Tensor | None) -> Tensor:
+        assert self.score is not None
+        scores = at_least_single(self.score(x)[..., 0])
+        if lengths is not None:
+            scores = scores.masked_fill(torch.arange(x.shape[1], device=x.device) >= lengths[:, None], -torch.inf)
+        return (scores.softmax(-1).to(x.dtype)[:, None] @ x)[:, 0]
+
+
+class PredictionHead(Head):
+    """Base class of prediction heads: y = dropout(g(x)) W^T + b, (B, N, D) -> (B, N, C), or pooled (B, C).
+
+    g: norm(x) or norm(φ(x W_h + b_h)).
+    """
+
+    def __init__(self, part: _Answering, width: int, outputs: int, pool: Pool | None = None):
+        super().__init__()
+        self.pool, width = pool, pool.width if pool else width
+        self.hidden = Linear(width, part.hidden, bias=part.hidden_bias) if part.hidden else None
+        self.activation, self.norm = ACTIVATIONS[part.activation], build_norm(part.norm, part.hidden or width)
+        self.num_outputs = outputs
+        self.output = Linear(part.hidden or width, outputs, bias=part.bias)
+        self.dropout = part.dropout
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        if self.pool is not None:
+            x = self.pool(x, lengths)
+        if self.hidden is not None:
+            x = self.activation(self.hidden(x))
+        return self.output(dropout(self.norm(x, _NOWHERE), self.dropout, self.training))
+
+
+@implements(spec.ClassificationHead)
+class Classifier(PredictionHead):
+    """Classification head: logits (B, C) of each row, from its pooled vector."""
+
+    def __init__(self, part: spec.ClassificationHead, width: int, table: object):
+        super().__init__(part, width, _known(part.num_classes), Pool(part.poolings, width))
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(self.output.out_features, (rows,), generator=generator)
+
+
+@implements(spec.DistilledHead)
+class DistilledClassifier(Head):
+    """Head of two linear classifiers, which read the first and the second position; logits (B, C) are their mean."""
+
+    def __init__(self, part: spec.DistilledHead, width: int, table: object):
+        super().__init__()
+        self.num_outputs = _known(part.num_classes)
+        self.first, self.second = Linear(width, self.num_outputs), Linear(width, self.num_outputs)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        if x.shape[1] < 2:
+            raise UserError("the head 'distilled' reads two positions, and a row has one; use 'classification'")
+        return (self.first(x[:, 0]) + self.second(x[:, 1])) / 2
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(self.num_outputs, (rows,), generator=generator)
+
+
+@implements(spec.LabelsHead)
+class Labeller(PredictionHead):
+    """Head for several labels: logits (B, C) of each row, one per label. Targets (B, C): 1 for a present label."""
+
+    def __init__(self, part: spec.LabelsHead, width: int, table: object):
+        super().__init__(part, width, _known(part.num_classes), Pool(part.poolings, width))
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(2, (rows, self.output.out_features), generator=generator, dtype=torch.float32)
+
+    def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        """Binary cross-entropy -Σ (y log σ(z) + (1 - y) log (1 - σ(z))) over rows and labels; no smoothing.
+
+        Labels with an index beyond the width of ``targets``, which the data does not have, are ignored.
+        """
+        logits = at_least_single(outputs[:, : targets.shape[1]])
+        return F.binary_cross_entropy_with_logits(logits, targets.to(logits), reduction="sum")
+
+
+@implements(spec.TokenHead)
+class Tagger(PredictionHead):
+    """Token classification head: logits (B, N, C) of each position."""
+
+    def __init__(self, part: spec.TokenHead | spec.CRFHead, width: int, table: object):
+        super().__init__(part, width, _known(part.num_classes))
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(self.output.out_features, (rows, length), generator=generator)
+
+
+@implements(spec.CRFHead)
+class CRFTagger(Tagger):
+    """Head of a linear-chain conditional random field; see ``qkv.ops.crf``.
+
+    Its outputs are the emissions (B, N, C). The chain links only the positions that have a target, or that ``asked``
+    marks in ``decode``: with tags at the first token of each word, it runs over words. Transition scores are
+    initialised to 0.
+    """
+
+    def __init__(self, part: spec.CRFHead, width: int, table: object):
+        super().__init__(part, width, table)
+        count = self.output.out_features
+        self.between = nn.Parameter(torch.zeros(count, count))
+        self.start, self.end = nn.Parameter(torch.zeros(count)), nn.Parameter(torch.zeros(count))
+
+    def layouts(self) -> Layouts:
+        return {"between": WHOLE}
+
+    @property
+    def _transitions(self) -> Transitions:
+        return Transitions(*(at_least_single(scores) for scores in (self.between, self.start, self.end)))
+
+    def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        """Return -log p(targets | outputs) of the chain of targets >= 0, summed over rows; no smoothing."""
+        order, lengths = _first(targets >= 0)
+        emissions = _ordered(at_least_single(outputs), order)
+        classes = targets.gather(1, order).clamp(min=0)
+        score = sequence_score(emissions, classes, lengths, self._transitions)
+        return (log_partition(emissions, lengths, self._transitions) - score).sum()
+
+    def decode(self, outputs: Tensor, asked: Tensor) -> Tensor:
+        """Find the best sequence of classes over the positions that ``asked`` marks, by the Viterbi algorithm."""
+        order, lengths = _first(asked)
+        found = best_sequence(_ordered(at_least_single(outputs), order), lengths, self._transitions)
+        return torch.zeros_like(found).scatter(1, order, found)
+
+
+def _first(asked: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (order of positions (B, N) with those that ``asked`` (B, N) marks first, their number in each row (B))."""
+    return asked.logical_not().long().argsort(dim=1, stable=True), asked.sum(1)
+
+
+def _ordered(outputs: Tensor, order: Tensor) -> Tensor:
+    return outputs.gather(1, order[..., None].expand_as(outputs))
+
+
+@implements(spec.SpanHead)
+class SpanFinder(PredictionHead):
+    """Span head: logits (B, N, 2) of the span's first and last position. Targets (B, 2)."""
+
+    def __init__(self, part: spec.SpanHead, width: int, table: object):
+        super().__init__(part, width, 2)
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(length, (rows, 2), generator=generator)
+
+    def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        return super().loss(outputs.transpose(1, 2), targets, smoothing)
+
+
+@implements(spec.RegressionHead)
+class Regressor(PredictionHead):
+    """Regression head: value (B, 1) of each row, from its pooled vector."""
+
+    def __init__(self, part: spec.RegressionHead, width: int, table: object):
+        super().__init__(part, width, 1, Pool(part.poolings, width))
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        return torch.randn(rows, generator=generator)
+
+    def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        """Squared error Σ (y - target)²; ``smoothing`` is ignored, as targets are numbers."""
+        return (at_least_single(outputs[:, 0]) - targets).square().sum()
+
+
+@implements(spec.EdgesHead)
+class EdgeScorer(Head):
+    """Head for edges: logits (P, 1) of pairs of nodes; (B, N, 1) of each node with itself if no pairs are given."""
+
+    num_outputs = 1
+
+    def __init__(self, part: spec.EdgesHead, width: int, table: object):
+        super().__init__()
+        size = part.hidden or width
+        self.map, self.dropout = Linear(width, size), part.dropout
+        self.weight, self.bias = nn.Parameter(torch.full((size,), size**-0.5)), nn.Parameter(torch.zeros(1))
+
+    def layouts(self) -> Layouts:
+        return {"weight": WHOLE, "bias": WHOLE}
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        h = self._mapped(x)
+        return self._scores(h, h)
+
+    def of_graph(self, x: Tensor, lengths: Tensor | None, graph: Graph | None) -> Tensor:
+        if graph is None or graph.pairs is None:
+            return self(x, lengths)
+        h = self._mapped(x).flatten(0, 1)
+        return self._scores(*(h.index_select(0, end) for end in graph.pairs))
+
+    def _mapped(self, x: Tensor) -> Tensor:
+        return self.map(dropout(x, self.dropout, self.training))
+
+    def _scores(self, h: Tensor, other: Tensor) -> Tensor:
+        return (h * other * self.weight).sum(-1, keepdim=True) + self.bias
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(2, (rows, length), generator=generator, dtype=torch.float32)
+
+    def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        """Binary cross-entropy of targets 1 (an edge) and 0, summed over pairs; no smoothing."""
+        logits = at_least_single(outputs[..., 0])
+        return F.binary_cross_entropy_with_logits(logits, targets.to(logits), reduction="sum")
+
+
+@implements(spec.VectorsHead)
+class Vectors(Head):
+    """Head without an output layer: the final vectors (B, N, D) themselves. Targets are vectors (B, N, D)."""
+
+    def __init__(self, part: spec.VectorsHead, width: int, table: object):
+        super().__init__()
+        self.num_outputs = width
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        return x
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        return torch.randn(rows, length, self.num_outputs, generator=generator)
+
+    def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        """Squared error Σ (y - target)²; ``smoothing`` is ignored, as targets are numbers."""
+        return (at_least_single(outputs) - targets).square().sum()
+
+
+@implements(spec.ForecastHead)
+class Forecaster(Head):
+    """Forecasting head: outputs (B, C, H, Q) for H future values of C channels, from the vectors of each row.
+
+    If positions are joined or averaged, C is the number of channels of the row; with one position per channel, C = N;
+    with one position per step, H = N.
+    """
+
+    def __init__(self, part: spec.ForecastHead, width: int, table: object):
+        super().__init__()
+        self.form, self.over, self.dropout = build_forecast(part.form), part.over, part.dropout
+        self.horizon, self.channels, self.each = part.horizon or 1, part.channels or 1, part.form.outputs
+        if part.over == "flatten" and part.positions is None:
+            raise UserError("model.head.positions is not known: give it, or build the model together with its data")
+        read = width * (part.positions or 1) if part.over == "flatten" else width
+        values = {"channels": self.horizon, "steps": self.channels}.get(part.over, self.horizon * self.channels)
+        self.num_outputs = values * self.each
+        self.output = Linear(read, self.num_outputs)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        if self.over == "flatten":
+            if x.shape[1] * x.shape[2] != self.output.in_features:
+                count = self.output.in_features // x.shape[2]
+                raise UserError(f"the head joins {count} positions and is given {x.shape[1]}; give whole windows")
+            x = x.flatten(1)
+        elif self.over == "mean":
+            x = pooled(x, lengths, "mean")
+        y = self.output(dropout(x, self.dropout, self.training))
+        if self.over == "channels":
+            return y.unflatten(-1, (self.horizon, self.each))
+        if self.over == "steps":
+            return y.unflatten(-1, (self.channels, self.each)).transpose(1, 2)
+        return self.shaped(y)
+
+    def shaped(self, outputs: Tensor) -> Tensor:
+        return outputs.unflatten(-1, (self.channels, self.horizon, self.each))
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        channels = length if self.over == "channels" else self.channels
+        return torch.randn(rows, channels, length if self.over == "steps" else self.horizon, generator=generator)
+
+    def restored(self, outputs: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        """Transform outputs for values (x - shift) / scale back to outputs for x; shift and scale (B, C)."""
+        return self.form.restored(at_least_single(outputs), shift[..., None], scale[..., None])
+
+    def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        """Sum the losses of untransformed targets (B, C, H), except NaN; ``smoothing`` is ignored."""
+        ones = torch.ones(outputs.shape[:2], device=outputs.device)
+        return self.summed(self.restored(outputs, torch.zeros_like(ones), ones), targets)
+
+    def summed(self, restored: Tensor, targets: Tensor) -> Tensor:
+        """Sum the losses of restored outputs (B, C, H, Q) for targets (B, C, H), except NaN."""
+        seen = ~targets.isnan()
+        return torch.where(seen, self.form.loss(restored, targets.nan_to_num()), 0).sum()
+
+
+def _known(count: int | None) -> int:
+    if count is None:
+        raise UserError("model.head.num_classes is not known: give it, or build the model together with its data")
+    return count
+
+
+def build_head(part: spec.Head, width: int, table: nn.Parameter | None) -> Head:
+    """Build the module of a head. ``table`` (V, D): token embeddings, shared with a tied head; None without tokens."""
+    return implementation(part, "qkv.models")(part, width, table)

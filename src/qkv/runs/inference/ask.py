@@ -1,0 +1,163 @@
+"""Few-shot prompting of a run: examples and inputs from tables, accuracy beside a baseline."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from qkv.data.records.columns.guess import choose
+from qkv.data.records.formats import table_of
+from qkv.data.records.model import Role
+from qkv.data.records.table import Row, Table
+from qkv.data.records.values import Unusable, Values
+from qkv.generation.few_shot import LABEL, FewShot, FewShotAnswer, Template
+from qkv.runs.run import Run
+from qkv.spec.data import Data
+from qkv.spec.errors import UserError
+from qkv.spec.generation import Generation, Measure
+
+OPTIONS = "options"
+MAX_OPTIONS = 50
+"""Maximum number of distinct labels in the examples for which the labels serve as options; with more labels, answers
+are generated.
+"""
+_TEXT = ("text", "sentence", "question", "review", "input", "prompt", "premise")
+"""Columns from which the field ``text`` is read unless the caller names another."""
+_LABEL = Role(LABEL, "label", ("label", "answer", "class", "category", "target", "gold", "sentiment"))
+_OPTIONS = Role(OPTIONS, "labels", ("options", "choices", "endings"))
+
+
+class FewShotRows(NamedTuple):
+    """Rows of a table, as mappings from fields of the template to texts; ``options`` of each row, if the table has such
+    a column.
+    """
+
+    rows: list[dict[str, str]]
+    options: list[tuple[str, ...]] | None
+    notes: list[str]
+
+
+class Accuracy(NamedTuple):
+    """Accuracy of answers with its 95 % confidence interval (Wilson 1927)."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.1%} ({self.low:.1%} to {self.high:.1%})"
+
+
+class Baseline(NamedTuple):
+    """Accuracy of a baseline that does not read the inputs, and the name of the baseline."""
+
+    value: float
+    name: str
+
+
+def read_rows(source: str, template: Template, option: str, columns: Mapping[str, str], labelled: bool) -> FewShotRows:
+    """Read the fields of ``template`` from the table in the file ``source``.
+
+    option: name of the command line's option, for messages. columns: field -> column; default: guessed. labelled: True
+    if labels are required; otherwise labels are read if the table has a column of that name, as options are. A label
+    may be the text, the index from 0 or the letter of one of its row's options. Raises ``UserError`` for a file that is
+    not a table, and rows that cannot be used.
+    """
+    fields = [Role(name, "text", _TEXT if name == "text" else (name,)) for name in template.fields]
+    table = table_of(source, Data(source=source), (*fields, _LABEL), option)
+    wanted, given = _wanted(table, columns, labelled)
+    choice = choose(table, [*fields, *wanted], given, option)
+    values = Values([*fields, *wanted], choice.columns, missing=table.missing, separator=choice.separator)
+    several = [] if _OPTIONS in wanted else None
+    found = FewShotRows([], several, [*table.notes, *([choice.note] if choice.note else [])])
+    for row in table.rows:
+        if not isinstance(row, Row):
+            raise UserError(f"{option}: {table.place(row.line)} cannot be read: {row.reason}")
+        try:
+            own = values(row)
+        except Unusable as error:
+            raise UserError(f"{option}: {table.place(row.line)}: {error}") from None
+        if several is not None:
+            several.append(tuple(own.pop(OPTIONS)))
+            if LABEL in own:
+                own[LABEL] = _named(own[LABEL], several[-1])
+        found.rows.append(own)
+    if not found.rows:
+        raise UserError(f"{option}: {table.name} has no rows")
+    return found
+
+
+def _wanted(table: Table, columns: Mapping[str, str], labelled: bool) -> tuple[list[Role], dict[str, str]]:
+    """Return the roles to read among label and options, and the columns of all fields. A role is read if it is
+    required, if the caller names its column, or if the table has a column of that name.
+    """
+    known = {name.lower(): name for name in table.columns}
+    wanted, given = [], dict(columns)
+    for role, needed in ((_LABEL, labelled), (_OPTIONS, False)):
+        column = next((known[name] for name in role.names if name in known), None)
+        if needed or role.name in columns or column is not None:
+            wanted.append(role)
+        if column is not None:
+            given.setdefault(role.name, column)
+    return wanted, given
+
+
+def _named(label: str, options: Sequence[str]) -> str:
+    """Return the option that a label names: by its text, its index from 0, or its letter."""
+    if label in options:
+        return label
+    place = int(label) if label.isdecimal() else ord(label) - ord("A") if len(label) == 1 else -1
+    if not 0 <= place < len(options):
+        raise UserError(f"the label {label!r} is none of the options {', '.join(map(repr, options))}")
+    return options[place]
+
+
+def few_shot(run: Run, examples: Sequence[Mapping[str, str]], template: Template, count: int, seed: int) -> FewShot:
+    """Build the prompt of ``run`` with ``count`` of the examples, sampled with ``seed`` if there are more."""
+    chosen = list(examples)
+    if len(chosen) > count:
+        chosen = random.Random(seed).sample(chosen, count)
+    return FewShot(run.model, run.tokenizer, chosen, template)
+
+
+def options_of(examples: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
+    """Return the distinct labels of the examples in alphabetical order; none if there are more than ``MAX_OPTIONS``."""
+    labels = sorted({row[LABEL] for row in examples})
+    return tuple(labels) if len(labels) <= MAX_OPTIONS else ()
+
+
+def answers(
+    prompt: FewShot,
+    inputs: Sequence[Mapping[str, str]],
+    options: Sequence[Sequence[str]] | None,
+    by: Measure = "sum",
+    calibrate: bool = False,
+    generation: Generation | None = None,
+) -> list[FewShotAnswer]:
+    """Answer each input: with the best of its options, or without options with generated text, by default greedy.
+
+    Examples that do not fit the model's positions are dropped.
+    """
+    generation = generation or Generation(temperature=0.0, max_new_tokens=32)
+    prompt = prompt.fitted(inputs, 0 if options else generation.max_new_tokens)
+    return prompt.choose(inputs, options, by, calibrate) if options else prompt.write(inputs, generation)
+
+
+def accuracy_of(right: int, count: int) -> Accuracy:
+    """Compute the accuracy of ``right`` correct answers among ``count``, with its interval."""
+    from scipy.stats import binomtest
+
+    interval: Any = binomtest(right, count).proportion_ci(0.95, "wilson")
+    return Accuracy(right / count, interval.low, interval.high)
+
+
+def baseline(rows: Sequence[Mapping[str, str]], options: Sequence[Sequence[str]] | None) -> Baseline:
+    """Return the accuracy of always answering the most frequent label of these rows, or of chance if the rows have
+    different options.
+    """
+    if options and len(set(map(tuple, options))) > 1:
+        return Baseline(sum(1 / len(own) for own in options) / len(options), "chance")
+    ((label, times),) = Counter(row[LABEL] for row in rows).most_common(1)
+    return Baseline(times / len(rows), f"most frequent label ({label})")

@@ -1,0 +1,111 @@
+"""Evaluation of a language model on multiple-choice questions: the option with the largest log probability."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import get_args
+
+from qkv.generation.decode.score import OptionScore, score_by, softmax
+from qkv.generation.few_shot import LABEL, FewShot
+from qkv.runs.inference.ask import MAX_OPTIONS, FewShotRows, accuracy_of, baseline, options_of
+from qkv.spec.errors import UserError
+from qkv.spec.generation import Measure
+from qkv.tasks.task import Evaluation
+
+NAMES: dict[Measure, str] = {
+    "sum": "accuracy",
+    "token": "accuracy_per_token",
+    "character": "accuracy_per_character",
+}
+"""Metric of each measure of an option."""
+_SHOWN = 20
+"""Number of wrong answers in the report."""
+
+
+def evaluate_choices(
+    prompt: FewShot, questions: FewShotRows, progress: Callable[[int], object] = lambda count: None
+) -> Evaluation:
+    """Evaluate ``prompt`` on labelled questions. Each question has its own options; if the table has none, the options
+    are all labels.
+
+    ``accuracy``, and its variants per token and per character, are the shares of questions whose label has the largest
+    log probability in total, per token and per character. ``loss`` is -log p(label) with p = softmax(log p(option)), in
+    nats. ``baseline`` is the accuracy of a baseline that does not read the questions. progress: called with the number
+    of questions of each batch. Raises ``UserError``.
+    """
+    began = time.perf_counter()
+    options, labels = _options(questions)
+    prompt = prompt.fitted(questions.rows)
+    scores = prompt.scores(questions.rows, options, progress)
+    right = {by: _right(by, options, scores, labels) for by in get_args(Measure)}
+    chances = [softmax([score.sum for score in own]) for own in scores]
+    without, count = baseline(questions.rows, options), len(labels)
+    figures = {NAMES[by]: sum(found) / count for by, found in right.items()}
+    figures["loss"] = sum(_loss(own, label) for own, label in zip(scores, labels, strict=True)) / count
+    figures |= {"baseline": without.value, "targets": float(count), "seconds": time.perf_counter() - began}
+    notes = [f"accuracy {accuracy_of(sum(right['sum']), count)} of {count:,} questions; baseline: {without.name}"]
+    if max(map(sum, right.values())) / count <= without.value:
+        notes.append("no accuracy is above the baseline")
+    return Evaluation(figures, _mistakes(questions.rows, options, chances, labels), [*notes, *questions.notes])
+
+
+def _options(questions: FewShotRows) -> tuple[Sequence[tuple[str, ...]], list[int]]:
+    """Return the options of each question, by default the labels of all questions, and the index of its label among
+    them. Raises ``UserError``.
+    """
+    options = questions.options
+    if options is None:
+        common = options_of(questions.rows)
+        if not common:
+            raise UserError(
+                f"the questions have no column of options, and more than {MAX_OPTIONS} different labels; "
+                "name the column options, choices or endings, with a list in each row"
+            )
+        options = [common] * len(questions.rows)
+    places = []
+    for number, (row, own) in enumerate(zip(questions.rows, options, strict=True), 1):
+        if len(own) < 2:
+            raise UserError(f"question {number} has {len(own)} option; a choice needs at least two")
+        places.append(own.index(row[LABEL]))
+    return options, places
+
+
+def _right(
+    by: Measure,
+    options: Sequence[Sequence[str]],
+    scores: Sequence[Sequence[OptionScore]],
+    labels: Sequence[int],
+) -> list[bool]:
+    """Return for each question whether its label has the largest score; of equal scores the first option is taken."""
+    found = []
+    for own, judged, label in zip(options, scores, labels, strict=True):
+        values = [score_by(by, option, score) for option, score in zip(own, judged, strict=True)]
+        found.append(max(range(len(values)), key=values.__getitem__) == label)
+    return found
+
+
+def _loss(scores: Sequence[OptionScore], label: int) -> float:
+    """Return -log softmax(log p)_label, in nats."""
+    largest = max(score.sum for score in scores)
+    return largest + math.log(sum(math.exp(score.sum - largest) for score in scores)) - scores[label].sum
+
+
+def _mistakes(
+    rows: Sequence[Mapping[str, str]],
+    options: Sequence[Sequence[str]],
+    chances: Sequence[Sequence[float]],
+    labels: Sequence[int],
+) -> list[dict[str, object]]:
+    """Build the report section of the most certain wrong answers, by the total log probability."""
+    wrong = []
+    for row, own, found, label in zip(rows, options, chances, labels, strict=True):
+        best = max(range(len(own)), key=found.__getitem__)
+        if best != label:
+            question = " · ".join(value for name, value in row.items() if name != LABEL)
+            wrong.append([question, own[label], own[best], found[best]])
+    wrong.sort(key=lambda row: -row[-1])
+    columns = ["question", "label", "answer", "probability"]
+    table = {"kind": "examples", "title": "Most certain mistakes", "columns": columns, "rows": wrong[:_SHOWN]}
+    return [table] if wrong else []

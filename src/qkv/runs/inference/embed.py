@@ -1,0 +1,105 @@
+"""Embed texts with a run, a published checkpoint or a sentence-transformers folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qkv.generation.embed import Embedding, embed_texts
+from qkv.interop.files.folder import read_json
+from qkv.interop.files.places import CONFIG, is_sentence_folder
+from qkv.interop.sentence import EmbeddingSettings, read_sentence
+from qkv.runs.run import Run
+from qkv.runs.storage.load import load
+from qkv.spec.errors import UserError, nearest
+
+
+def embed(
+    source: Run | str | Path,
+    texts: Sequence[str | Sequence[int]],
+    prompt: str | None = None,
+    prefix: str | None = None,
+    batch_size: int = 32,
+    copy: bool = False,
+    **options: Any,
+) -> np.ndarray:
+    """Embed each text as a vector: (texts, D) float32; see ``qkv.embed`` for the parameters. Raises ``UserError``."""
+    return embed_opened(*opened(source, copy), texts, prompt, prefix, batch_size, **options)
+
+
+def embed_opened(
+    run: Run,
+    said: EmbeddingSettings | None,
+    texts: Sequence[str | Sequence[int]],
+    prompt: str | None = None,
+    prefix: str | None = None,
+    batch_size: int = 32,
+    **options: Any,
+) -> np.ndarray:
+    """Embed each text with the run and the embedding settings that ``opened`` returned; the other parameters are those
+    of ``embed``.
+    """
+    if isinstance(texts, str):
+        raise UserError("a single text is given, but a list of texts is required; put it in brackets")
+    if prompt is not None and prefix is not None:
+        raise UserError(
+            "both a prompt and a prefix are given; the prompt is one of the model's own, the prefix one of yours: "
+            "give one"
+        )
+    how, text = _how(said, options), prefix or ""
+    if said is not None and prefix is None:
+        text = said.prompt(prompt)
+    elif prompt is not None:
+        raise UserError(
+            f"{run.folder} has no prompts, so there is none named {prompt!r}; give the text itself as prefix"
+        )
+    return embed_texts(run.model, run.vocabulary.tokenizer, texts, how, text, batch_size)
+
+
+def matryoshka(run: Run, said: EmbeddingSettings | None) -> tuple[int, ...] | None:
+    """Return the sizes to which vectors may be truncated, as ``config.json`` names them in ``matryoshka_dimensions``;
+    () for any size, if the file only sets ``is_matryoshka``; None if it sets neither.
+    """
+    path = (run.folder if said is None else said.body) / CONFIG
+    config = read_json(path) if path.is_file() else {}
+    sizes = config.get("matryoshka_dimensions")
+    if isinstance(sizes, list) and sizes and all(type(size) is int for size in sizes):
+        return tuple(sizes)
+    return () if config.get("is_matryoshka") is True else None
+
+
+def opened(
+    source: Run | str | Path, copy: bool = False, keep_adapters: bool = False
+) -> tuple[Run, EmbeddingSettings | None]:
+    """Load a run, checkpoint or sentence-transformers folder: (run, embedding settings of a sentence-transformers
+    folder or None).
+
+    copy, keep_adapters: see ``load``. In old sentence-transformers folders the Transformer is in a subfolder.
+    """
+    if not isinstance(source, Run):
+        folder = Path(source).expanduser()
+        if is_sentence_folder(folder):
+            said = read_sentence(folder)
+            return load(said.body, copy=copy, keep_adapters=keep_adapters), said
+        source = load(source, copy=copy, keep_adapters=keep_adapters)
+    return source, read_sentence(source.folder) if is_sentence_folder(source.folder) else None
+
+
+def _how(said: EmbeddingSettings | None, options: dict[str, Any]) -> Embedding:
+    unknown = next((name for name in options if name not in Embedding.__dataclass_fields__), None)
+    if unknown:
+        raise UserError(
+            f"there is no option {unknown!r} of an embedding; {nearest(unknown, Embedding.__dataclass_fields__)}"
+        )
+    if said is None:
+        return Embedding(**options)
+    own: dict[str, Any] = {
+        "poolings": said.poolings,
+        "normalise": said.normalise,
+        "max_length": said.max_length,
+        "lower_case": said.lower_case,
+    }
+    return Embedding(**{**own, "pools_prompt": said.pools_prompt, **options})

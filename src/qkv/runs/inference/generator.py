@@ -1,0 +1,41 @@
+"""Model, tokenizer and settings with which text is generated: those of a run, or of a model alone."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from qkv.models.transformer import Transformer
+from qkv.runs.inference.end_tokens import writing
+from qkv.runs.run import Run
+from qkv.spec.errors import UserError
+from qkv.spec.generation import Generation
+from qkv.tokenizers.absent import AbsentTokenizer
+from qkv.tokenizers.convert import convert_tokenizer
+from qkv.tokenizers.tokenizer import Tokenizer
+
+
+class Generator(NamedTuple):
+    """Model that generates, with its tokenizer and the default settings ``sample``."""
+
+    model: Transformer
+    tokenizer: Tokenizer
+    sample: Generation
+
+    @property
+    def drawn(self) -> int | None:
+        """Number of ids that have a token; None without a tokenizer."""
+        return None if isinstance(self.tokenizer, AbsentTokenizer) else self.tokenizer.vocab_size
+
+
+def generator_of(source: Any, tokenizer: Any = None) -> Generator:
+    """Build the ``Generator`` of a run or of a model alone, with another ``tokenizer`` if one is given. Raises
+    ``UserError``.
+    """
+    if isinstance(source, Run):
+        if tokenizer is None:
+            return Generator(source.model, source.tokenizer, writing(source))
+        return Generator(source.model, convert_tokenizer(tokenizer), source.recipe.sample)
+    if not isinstance(source, Transformer):
+        raise UserError(f"{type(source).__name__} given; allowed: a run, its folder, or a model made by qkv.build")
+    absent = AbsentTokenizer("a model alone has no tokenizer: give it as tokenizer=…, or give ids=[…]")
+    return Generator(source, absent if tokenizer is None else convert_tokenizer(tokenizer), Generation())

@@ -1,0 +1,131 @@
+"""Input rows for prediction, read from a table as in training, but without labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from qkv.data.batching.batch import INPUT
+from qkv.data.processors.processor import Encoded, Processor, build_processor
+from qkv.data.records.columns.guess import choose
+from qkv.data.records.columns.trained import trained_columns
+from qkv.data.records.formats import folder_of, table_of
+from qkv.data.records.model import Role
+from qkv.data.records.table import Row, Table
+from qkv.data.records.values import Unusable, Values
+from qkv.runs.run import Run
+from qkv.spec.errors import UserError
+from qkv.spec.recipe import Recipe
+from qkv.tasks.registry import task_of_recipe
+
+_QUOTED = 3
+"""Maximum number of bad rows quoted in a message."""
+
+
+class Inputs(NamedTuple):
+    """Inputs for prediction, read from a table: ``rows``, the task's inputs; ``kept``, the values of each row in all
+    ``columns``; ``notes``, sentences for the user.
+    """
+
+    rows: list[dict[str, Any]]
+    kept: list[Mapping[str, Any]]
+    columns: tuple[str, ...]
+    notes: list[str]
+
+
+def input_kinds(recipe: Recipe) -> dict[str, str]:
+    """Return the kind of each input from which a run of ``recipe`` predicts; "" for an input that its task reads by
+    itself.
+    """
+    task = task_of_recipe(recipe)
+    known = {role.name: role.kind for role in getattr(task, "roles", ())}
+    return {name: known.get(name) or ("text" if name == "text" else "") for name in task.asks}
+
+
+def read_inputs(run: Run, source: str, columns: Mapping[str, str], refuse: bool = False) -> Inputs:
+    """Read the table in the file ``source`` as inputs for predictions of ``run``; values for its processors are
+    encoded.
+
+    ``columns``: input -> column (default: as in training); ``refuse``: refuse bad rows instead of leaving them out.
+    Raises ``UserError`` if the task predicts nothing, the file is not a table, a column of the training is missing, or
+    no row is usable.
+    """
+    recipe, task = run.recipe, task_of_recipe(run.recipe)
+    if not task.asks:
+        raise UserError(
+            f"a model of the task {recipe.task.kind!r} has no answer to predict; generate text with 'qkv generate'"
+        )
+    # Tasks trained on running text have no roles, but still take a text as input.
+    known = {role.name: role for role in getattr(task, "roles", ())}
+    roles = tuple(known.get(name) or Role(name, "text", (name, "sentence")) for name in (*task.asks, *task.may_ask))
+    trained = {role.name: recipe.data.columns[role.name] for role in roles if role.name in recipe.data.columns}
+    trained = {**trained, **columns}
+    series = {role.name for role in roles if role.kind == "series"}
+    # Several column names form one series; a number as column name means that the table has no header.
+    shape = {name: column for name, column in trained.items() if name in series or column.isdecimal()}
+    table = table_of(source, recipe.data.changed(format=None, columns=shape), roles, "--data")
+    trained = {name: column for name, column in trained.items() if name not in columns}
+    learned = trained_columns(table, roles, trained, partial(_option, table))
+    # As in a mapping of inputs, an optional input is read from a table in memory if a column has its name.
+    optional = [role.name for role in roles if role.optional and table.given and role.name in table.columns]
+    choice = choose(table, roles, {**{name: name for name in optional}, **learned, **columns}, "--data")
+    notes = [*table.notes, *([choice.note] if choice.note else [])]
+    return _read(table, roles, choice.columns, notes, refuse, _encoder_of(run))
+
+
+def _option(table: Table, role: str) -> str:
+    """Return the option or argument that names the column of a role."""
+    return f"columns={{{role!r}: NAME}}" if table.given else f"--column {role}=NAME"
+
+
+def value_columns(run: Run) -> dict[str, Processor]:
+    """Return the processors of inputs such as images, by the name of the input in a row."""
+    data, known = run.recipe.data, run.vocabulary.processors
+    made = {name: build_processor(known[name]) for name in known if name == INPUT or name in data.inputs}
+    return {processor.role.name if name == INPUT else name: processor for name, processor in made.items()}
+
+
+def _encoder_of(run: Run) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return a function that encodes the values of a row with the run's processors, and raises ``Unusable`` for a value
+    that cannot be read, such as a damaged image.
+    """
+    processors = value_columns(run)
+
+    def encode(row: dict[str, Any]) -> dict[str, Any]:
+        # Rows that refer to parts of the run's own data, such as nodes, have no such value.
+        given = {name: processor for name, processor in processors.items() if name in row}
+        return {**row, **{name: Encoded(processor.encode(row[name])) for name, processor in given.items()}}
+
+    return encode
+
+
+def _read(
+    table: Table,
+    roles: Sequence[Role],
+    columns: Mapping[str, str],
+    notes: list[str],
+    refuse: bool,
+    encode: Callable[[dict[str, Any]], dict[str, Any]],
+) -> Inputs:
+    values = Values(roles, columns, missing=table.missing, folder=folder_of(table))
+    found = Inputs([], [], table.columns, notes)
+    bad: list[str] = []
+    for row in table.rows:
+        if not isinstance(row, Row):
+            bad.append(f"{table.place(row.line)}: {row.reason}")
+            continue
+        try:
+            found.rows.append(encode(values(row)))
+            found.kept.append(row.values)
+        except Unusable as error:
+            bad.append(f"{table.place(row.line)}: {error}")
+    some = "; ".join(bad[:_QUOTED]) + (f"; and {len(bad) - _QUOTED:,} more" if len(bad) > _QUOTED else "")
+    if not found.rows:
+        raise UserError(f"no row of {table.name} can be used: {some}" if bad else f"{table.name} has no rows")
+    what = f"{len(bad):,} of {len(bad) + len(found.rows):,} rows of {table.name}"
+    if bad and refuse:
+        raise UserError(f"{what} cannot be used: {some}; correct them, or leave them out")
+    if bad:
+        notes.append(f"{what} {'has' if len(bad) == 1 else 'have'} no answer: {some}")
+    return found

@@ -1,0 +1,62 @@
+"""Predictions of a run for given inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from qkv.runs.inference.inputs import value_columns
+from qkv.runs.run import Run, task_of
+from qkv.spec.errors import UserError
+from qkv.tasks.task import TablePrediction
+
+
+def predict(run: Run, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Predict the task's output for each row of inputs; see ``qkv.tasks.task.Task.predict``. An answer gets a ``note``
+    if at least half of its input tokens are unknown to the run's tokenizer.
+    """
+    task = task_of(run)
+    answers = task.predict(run.model, run.vocabulary, run.recipe, rows)
+    values = value_columns(run)
+    for row, answer in zip(rows, answers, strict=True):
+        found = _strange(run, [row.get(name) for name in (*task.asks, *task.may_ask) if name not in values])
+        if found:
+            answer["note"] = "; ".join(filter(None, (answer.get("note"), found)))
+    return answers
+
+
+def _strange(run: Run, values: Sequence[Any]) -> str:
+    """Return a sentence if at least half of the tokens of the texts in ``values`` are unknown to the run; else ""."""
+    tokenizer = run.vocabulary.tokenizer if run.vocabulary.has_text else None
+    if tokenizer is None or tokenizer.unknown_id is None:
+        return ""
+    joined = (" ".join(map(str, value)) if isinstance(value, list) else value for value in values)
+    texts = [text for text in joined if isinstance(text, str) and text]
+    if not texts:
+        return ""
+    ids = tokenizer.encode_many(texts)[0]
+    unknown = int((ids == tokenizer.unknown_id).sum())
+    if not len(ids) or 2 * unknown < len(ids):
+        return ""
+    return f"{unknown:,} of {len(ids):,} tokens of the input are unknown to the run, so the answer says little"
+
+
+def predict_table(run: Run, source: str, columns: Mapping[str, str]) -> TablePrediction:
+    """Predict from the whole table in the file ``source``; see ``qkv.tasks.task.Task.predict_table``."""
+    return task_of(run).predict_table(run.model, run.vocabulary, run.recipe, source, columns)
+
+
+def rows_for(run: Run, inputs: Sequence[Any]) -> list[dict[str, Any]]:
+    """Convert ``inputs`` to rows for ``predict``: each input is a mapping already, or the task's single text. Raises
+    ``UserError``.
+    """
+    asks = task_of(run).asks
+    return [_row_for(entry, asks, run.recipe.task.kind) for entry in inputs]
+
+
+def _row_for(entry: Any, asks: tuple[str, ...], kind: str) -> dict[str, Any]:
+    row = {asks[0]: entry} if asks and not isinstance(entry, dict) else entry
+    missing = [name for name in asks if not isinstance(row, dict) or name not in row]
+    if missing:
+        raise UserError(f"the task {kind!r} predicts from {', '.join(asks)}; {missing[0]!r} is missing")
+    return row

@@ -1,0 +1,208 @@
+"""Checkpoints from which a run resumes exactly, in folders numbered by step, which are complete or absent.
+
+    resume/step-00000250/weights.safetensors     all parameters and buffers
+                         optimizer.safetensors   optimiser state by parameter name
+                         random.safetensors      states of the random generators
+                         state.json              step, best loss, facts about the run; checksums of the other files
+
+A folder is written under a temporary name, flushed to disk and renamed; older ones are removed only after that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from qkv.models.edit.assign import place, places_of
+from qkv.runs.storage.files import clear_errors, read_tensors, remove, remove_partial, write_tensors
+from qkv.spec.errors import UserError, nearest
+from qkv.system.files import PARTIAL, sync, write_file
+
+PARTS = ("weights", "optimizer", "random")
+_NAME = re.compile(r"step-(\d+)$")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """State of a run after ``step`` updates, to resume from: tensors by part (weights, optimizer, random generators),
+    and the rest as plain data.
+    """
+
+    step: int
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    state: dict[str, Any]
+
+
+class CheckpointStore:
+    """Folder of a run's checkpoints, of which only the newest ``keep`` are kept."""
+
+    def __init__(self, folder: Path, keep: int = 2):
+        self.folder = folder
+        self.keep = keep
+
+    def paths(self) -> list[Path]:
+        """Return the folders of the checkpoints, newest first."""
+        found = [p for p in self.folder.glob("step-*") if _NAME.match(p.name)]
+        return sorted(found, key=lambda p: int(p.name.removeprefix("step-")), reverse=True)
+
+    def save(self, checkpoint: Checkpoint) -> Path:
+        """Write a checkpoint, then remove older ones. On a disk error, raise UserError and keep the existing ones."""
+        final = self.folder / f"step-{checkpoint.step:08d}"
+        partial = self.folder / f".{final.name}{PARTIAL}"
+        with clear_errors(f"the checkpoint of step {checkpoint.step} in {self.folder}"):
+            if not self.folder.is_dir():
+                self.folder.mkdir(parents=True)
+                sync(self.folder.parent)
+            remove_partial(self.folder)
+            try:
+                _write(partial, checkpoint)
+                self._rename(partial, final)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+        for old in self.paths()[self.keep :]:
+            remove(old)
+        return final
+
+    def _rename(self, partial: Path, final: Path) -> None:
+        replaced = self.folder / f".{final.name}.replaced{PARTIAL}"
+        if final.exists():  # a damaged checkpoint that an earlier start skipped
+            final.rename(replaced)
+        partial.rename(final)
+        sync(self.folder)
+        remove(replaced)
+
+    def load(self, notice: Callable[[str], object]) -> Checkpoint | None:
+        """Load the newest complete checkpoint; None if there are no checkpoints.
+
+        Damaged checkpoints are skipped and reported to ``notice``. Raises UserError if all are damaged.
+        """
+        refused: list[UserError] = []
+        paths = self.paths()
+        for path in paths:
+            try:
+                checkpoint = read_checkpoint(path)
+            except UserError as error:
+                refused.append(error)
+                continue
+            for error in refused:
+                notice(f"{error}; resuming from the previous checkpoint, step {checkpoint.step}")
+            return checkpoint
+        if self.paths() != paths:  # a training in progress replaced them by newer checkpoints
+            return self.load(notice)
+        if refused:
+            raise refused[0]
+        return None
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read the checkpoint in the folder ``path``. Raises UserError naming the file that is missing, damaged, edited or
+    from another step.
+    """
+    state = _read_state(path / "state.json")
+    tensors = {}
+    for part in PARTS:
+        file = path / f"{part}.safetensors"
+        tensors[part], metadata = read_tensors(file)
+        if metadata.get("sha256") != state["files"][part]:
+            raise UserError(f"{file} does not belong to {path / 'state.json'}: its checksum differs")
+    return Checkpoint(state["step"], tensors, state["state"])
+
+
+def newest_state(folder: Path) -> dict[str, Any] | None:
+    """Read the plain data of the newest checkpoint in ``folder``, without its tensors; None if there is none. Raises
+    UserError if it was edited.
+    """
+    paths = CheckpointStore(folder).paths()
+    return _read_state(paths[0] / "state.json")["state"] if paths else None
+
+
+def _write(folder: Path, checkpoint: Checkpoint) -> None:
+    folder.mkdir()
+    files = {
+        part: write_tensors(folder / f"{part}.safetensors", checkpoint.tensors[part], {"step": checkpoint.step})
+        for part in PARTS
+    }
+    content = {"step": checkpoint.step, "files": files, "state": checkpoint.state}
+    body = json.dumps(content, indent=1, sort_keys=True)
+    write_file(
+        folder / "state.json",
+        json.dumps({"sha256": _text_digest(body), "content": content}, indent=1, sort_keys=True).encode(),
+    )
+    sync(folder)
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    try:
+        stored = json.loads(path.read_bytes())
+        content, expected = stored["content"], stored["sha256"]
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing") from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} is cut short or not a checkpoint's state ({error})") from None
+    if _text_digest(json.dumps(content, indent=1, sort_keys=True)) != expected:
+        raise UserError(f"{path} was changed after it was written: its content does not match the checksum inside it")
+    return content
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and persistent buffers of ``model`` by name, without copies. A tensor with several names (a
+    tied head) is returned only under its first name.
+    """
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            found[name] = tensor.detach()
+    return found
+
+
+def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
+    """Copy ``tensors`` into the parameters and buffers of ``model``. ``source``: file of the tensors. Raises UserError
+    naming the first tensor that is missing, unknown or of the wrong shape.
+    """
+    _checked(model, tensors, source)
+    model.load_state_dict(dict(tensors), strict=False)  # the other names of shared tensors are not in the file
+
+
+def _checked(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> dict[str, Tensor]:
+    own = weights(model)
+    for name, tensor in own.items():
+        if name not in tensors:
+            raise UserError(f"{source} lacks the tensor {name!r}, which this model has")
+        if tensors[name].shape != tensor.shape:
+            shapes = f"{list(tensors[name].shape)} in {source}, but {list(tensor.shape)} in the model of its spec"
+            raise UserError(f"the tensor {name!r} has the shape {shapes}")
+    unknown = next((name for name in tensors if name not in own), None)
+    if unknown:
+        raise UserError(
+            f"{source} holds the tensor {unknown!r}, which this model does not have; {nearest(unknown, own)}"
+        )
+    return own
+
+
+def take_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
+    """Assign ``tensors`` to the parameters and buffers of ``model``, which is on the meta device, without copying.
+    Raises UserError as ``load_weights``.
+    """
+    own, places = _checked(model, tensors, source), places_of(model)
+    for name, tensor in own.items():
+        place(places[name], tensors[name].to(tensor.dtype))
+
+
+def save_weights(path: Path, model: nn.Module, metadata: Mapping[str, Any]) -> None:
+    """Write the weights of ``model`` atomically. On a disk error, raise UserError and keep the existing file."""
+    with clear_errors(str(path)):
+        write_tensors(path, weights(model), metadata)
+
+
+def _text_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,170 @@
+"""Loading of runs from folders, and of published checkpoints as runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv.data.batching.batch import INPUT
+from qkv.data.vocabulary import Vocabulary
+from qkv.interop.files.mapped import MappedFile, watch
+from qkv.interop.files.places import is_published, may_be_name
+from qkv.interop.load import load_published
+from qkv.layers.linear.lora import fold
+from qkv.models.edit.adapt import add_adapters
+from qkv.models.edit.quantize import compute_in_fp32, quantize
+from qkv.models.transformer import Transformer
+from qkv.runs.metrics import rows_of
+from qkv.runs.run import Run
+from qkv.runs.storage.checkpoint import CheckpointStore, save_weights, take_weights
+from qkv.runs.storage.files import map_tensors, read_metadata
+from qkv.runs.storage.folder import SPEC, WEIGHTS, check_kept, check_succeeded, had_best, locked
+from qkv.runs.storage.identity import MADE_WITH, check_unedited, edited, made_with, write_parts
+from qkv.runs.storage.published import recipe_of
+from qkv.spec.errors import UserError
+from qkv.spec.extension.outside import RECORD
+from qkv.spec.files.yaml_io import read_recipe
+from qkv.spec.recipe import Recipe
+from qkv.system.device import inference_device
+from qkv.tokenizers.absent import AbsentTokenizer
+
+
+def load(
+    source: str | Path,
+    accept_changes: bool = False,
+    copy: bool = False,
+    keep_adapters: bool = False,
+    device: str | None = None,
+    **published: Any,
+) -> Run:
+    """Load the run in the folder ``source``, or the published checkpoint in that folder or of that name.
+
+    Before the first validation of a run in progress, the weights are those of its newest checkpoint.
+
+    accept_changes: load the folder even if spec or vocabulary were edited since the weights were stored, or if its
+        training failed, and use the newest checkpoint if the best weights are missing.
+    copy: read weights into memory instead of mapping their file.
+    keep_adapters: keep adapters such as LoRA, if any, separate from the weights.
+    device: device that computes, such as "cuda"; default: the one that ``QKV_DEVICE`` names, else the CPU.
+    published: dtype, revision and pickles, as for ``qkv.interop.load.load_published``. Without dtype, a checkpoint in
+        bf16 or fp16 computes in fp32 on the CPU, see ``qkv.models.edit.quantize.compute_in_fp32``; ``load_stored`` and
+        other devices keep it as it is.
+
+    Raises UserError if the folder is neither, or a file in it is missing, damaged, edited or belongs to another model,
+    if its training failed, and for a device that this machine does not have.
+    """
+    place = inference_device(device)
+    run = load_stored(source, accept_changes, copy, keep_adapters, **published)
+    if place.type != "cpu":
+        run.model.to(place)
+    elif published.get("dtype") is None:
+        compute_in_fp32(run.model)
+    return run
+
+
+def load_stored(
+    source: str | Path,
+    accept_changes: bool = False,
+    copy: bool = False,
+    keep_adapters: bool = False,
+    **published: Any,
+) -> Run:
+    """Load a run or published checkpoint as ``load`` does, with weights in the precision in which they are stored."""
+    folder = Path(source)
+    if not (folder / SPEC).is_file():
+        if is_published(folder) or (not folder.exists() and may_be_name(str(source))):
+            return _published(source, {**published, "copy": copy})
+        raise UserError(f"{folder} is not a run folder: it holds no {SPEC}")
+    if published:
+        raise UserError(f"{next(iter(published))!r} applies to published checkpoints, and {folder} is a run")
+    run = load_adapted(folder, accept_changes, copy)
+    if not keep_adapters:
+        fold(run.model)
+    return run
+
+
+def load_adapted(folder: Path, accept_changes: bool = False, copy: bool = False) -> Run:
+    """Load the run in ``folder`` as ``load`` does, but keep adapters such as LoRA, if any, separate from the
+    weights.
+    """
+    recipe = read_recipe(folder)
+    if not accept_changes:
+        check_succeeded(folder)
+    tensors, metadata, source = _weights(folder, recipe, accept_changes, copy)
+    if not accept_changes:
+        check_unedited(metadata.get(MADE_WITH), recipe, folder)
+    vocabulary = Vocabulary.load(folder)
+    with torch.device("meta"):
+        model = Transformer(recipe.model)
+        add_adapters(model, recipe.training)
+        if recipe.quantized is not None:
+            quantize(model, recipe.quantized)
+    take_weights(model, tensors, folder / WEIGHTS)
+    watch(model, [source] if source else [])
+    return Run(folder, recipe, model.eval(), vocabulary, rows_of(folder), int(metadata.get("step", 0)))
+
+
+def _weights(
+    folder: Path, recipe: Recipe, accept_changes: bool, copy: bool
+) -> tuple[Mapping[str, Tensor], Mapping[str, Any], MappedFile | None]:
+    """Return (tensors, metadata, mapped file) of a run's best weights, or of its newest checkpoint if best weights were
+    not saved yet.
+    """
+    path = folder / WEIGHTS
+    if path.exists():
+        return map_tensors(path, copy)
+    checkpoint = CheckpointStore(folder / "resume").load(lambda _: None)
+    had = had_best(checkpoint, recipe, rows_of(folder))
+    if path.exists():  # written meanwhile by the first validation of a training in progress
+        return map_tensors(path, copy)
+    if checkpoint is None:
+        raise UserError(
+            f"the run in {folder} has no weights{'' if had else ' yet'}: {path} is missing, and there is no checkpoint"
+        )
+    if not accept_changes:
+        check_kept(folder, had)
+    return checkpoint.tensors["weights"], {"step": checkpoint.step, MADE_WITH: checkpoint.state.get(MADE_WITH)}, None
+
+
+def changed(run: Run) -> str | None:
+    """Describe the first change to recipe or vocabulary in the folder of ``run`` since its weights were written; None
+    if unchanged.
+    """
+    path = run.folder / WEIGHTS
+    if path.exists():
+        return edited(read_metadata(path).get(MADE_WITH), run.recipe, run.folder)
+    return f"{path} is missing" if had_best(None, run.recipe, run.metrics) else None
+
+
+def accept(folder: Path) -> str | None:
+    """Accept an edited recipe, vocabulary or file of a user-defined part of the run in ``folder``: store the weights
+    again, together with the edited state. If the best weights are missing, those of the newest checkpoint are stored.
+
+    Returns the description of the change, from ``changed``. Raises UserError if the weights do not fit the spec.
+    """
+    with locked(folder):
+        run, path = load_adapted(folder, accept_changes=True), folder / WEIGHTS
+        change = changed(run)
+        if change:
+            stored = read_metadata(path) if path.exists() else {"step": run.step}
+            stored.pop("sha256", None)
+            save_weights(path, run.model, {**stored, MADE_WITH: made_with(run.recipe, folder)})
+        if write_parts(run.recipe, folder):
+            change = change or f"the file of a part of your own, in {folder / RECORD},"
+    return change
+
+
+def _published(source: str | Path, options: dict[str, Any]) -> Run:
+    """Load a published checkpoint as a run without training."""
+    found = load_published(source, **options)
+    recipe = recipe_of(found)
+    if found.processor is not None:
+        vocabulary = Vocabulary.without_text(found.labels, **{INPUT: found.processor})
+        return Run(found.folder, recipe, found.model, vocabulary, [], 0, found.ignored_config)
+    tokenizer = found.tokenizer or AbsentTokenizer.of_published(found.folder)
+    vocabulary = Vocabulary(tokenizer, tokenizer, found.labels)
+    return Run(found.folder, recipe, found.model, vocabulary, [], 0, found.ignored_config)

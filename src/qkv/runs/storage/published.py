@@ -1,0 +1,90 @@
+"""Recipe of a published checkpoint, as if it were a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from qkv.interop.files.places import PREPROCESSOR
+from qkv.interop.images import has_processor
+from qkv.interop.load import PublishedModel
+from qkv.spec.data import Data
+from qkv.spec.errors import UserError
+from qkv.spec.model import Model
+from qkv.spec.recipe import Recipe
+from qkv.spec.tasks import MaskedTokens, NextToken, Task, Translation
+from qkv.spec.tokenizers import TokenizerFile
+from qkv.tokenizers.tokenizer import Tokenizer
+
+NOT_SAID = "not said"
+"""Data source in the recipe of a checkpoint with unknown training data; name other data to train or evaluate it."""
+
+
+def recipe_of(found: PublishedModel) -> Recipe:
+    """Build a recipe that describes a published checkpoint as a run: its model, its tokenizer or processor, and the
+    task of its head.
+    """
+    return Recipe(
+        name=found.folder.name,
+        description=f"{found.family}, published as {found.architecture}",
+        data=_data(found),
+        model=found.spec,
+        task=_task(found),
+        sample=found.sample,
+    )
+
+
+def _data(found: PublishedModel) -> Data:
+    """Build the data settings of a published checkpoint: its tokenizer or its processor. Raises ``UserError`` if the
+    processor is missing.
+    """
+    needed = found.spec.frontend.processor
+    if needed is None:
+        return Data(source=NOT_SAID, tokenizer=TokenizerFile(path=str(found.folder)))
+    if found.processor is None:
+        alone = "use qkv.interop.load.load_published, which loads the model alone"
+        if not has_processor(found.spec):
+            unknown = f"{found.folder} does not say how {needed.kind} are read and standardised"
+            raise UserError(f"{unknown}, as no published folder does; {alone}")
+        raise UserError(
+            f"{found.folder} holds no {PREPROCESSOR}, so it is not known how {needed.kind} are resized and "
+            f"standardised; put that file there, or {alone}"
+        )
+    return Data(source=NOT_SAID, processor=found.processor)
+
+
+def _task(found: PublishedModel) -> Task:
+    if found.spec.encoder is not None and found.spec.head.predicts_tokens:
+        begin = pieces(found.folder, found.tokenizer, found.begin) if found.tokenizer else ()
+        return Translation(begin=begin, framed=True)
+    alone = "qkv.interop.load.load_published loads the model alone"
+    return task_of_head(found.spec, f"{found.folder}: {found.architecture} ({found.family})", alone)
+
+
+def task_of_head(model: Model, name: str, advice: str = "name the task") -> Task:
+    """Choose the task of a model whose training is not known, from its head. ``name``: name of the model in messages.
+    Raises ``UserError`` with ``advice`` if no task has such a head.
+    """
+    if model.encoder is not None and not model.head.predicts_tokens:
+        head = f"has a head of the kind {model.head.kind!r} on an encoder–decoder"
+        raise UserError(f"{name} {head}, which no task of qkv asks; {advice}")
+    if model.head.predicts_tokens:
+        return Translation() if model.encoder else NextToken() if model.causal else MaskedTokens()
+    tasks = [task for task in Task.kinds().values() if task.head == model.head.serves and task.reads == "examples"]
+    if not tasks:
+        raise UserError(f"{name} has a head of the kind {model.head.kind!r}, which no task of qkv asks; {advice}")
+    # Tagging words and labelling nodes use the same head: a model of text gets a task on texts, if there is one.
+    of_text = model.frontend.processor is None
+    return min(tasks, key=lambda task: task.reads_signals == of_text)().published()
+
+
+def pieces(folder: Path, tokenizer: Tokenizer, begin: Sequence[int]) -> tuple[str, ...]:
+    """Decode the decoder-start ids ``begin`` of the checkpoint in ``folder`` to token strings. Raises ``UserError`` if
+    the tokenizer lacks one.
+    """
+    named = [tokenizer.core.id_to_token(index) for index in begin]
+    found = tuple(piece for piece in named if piece is not None)
+    if len(found) < len(named):
+        unknown = begin[named.index(None)]
+        raise UserError(f"{folder} says that texts begin with the id {unknown}, which its tokenizer does not have")
+    return found

@@ -1,0 +1,262 @@
+"""Served model: a run with its name, its worker thread and its capabilities."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from qkv.generation.decode.speculate import Speculator
+from qkv.generation.logits.constrain import Constraint
+from qkv.generation.queue.requests import Request, RequestQueue
+from qkv.generation.text import prompt_ids
+from qkv.interop.files.mapped import watch, watched_files
+from qkv.models.edit.sharing import share_weights
+from qkv.models.transformer import Transformer
+from qkv.runs.inference.embed import embed_opened, matryoshka, opened
+from qkv.runs.inference.end_tokens import writing
+from qkv.runs.run import Run, task_of
+from qkv.serving.engine.warm import attempt, write_twice
+from qkv.serving.engine.worker import Worker
+from qkv.serving.errors import ApiError, as_api_error
+from qkv.serving.limits import KEPT, Limits
+from qkv.serving.requests.bodies import GenerationBody
+from qkv.serving.requests.structure import Constraints, Structure
+from qkv.serving.requests.templates import NO_TEMPLATE, ChatTemplate, find_template
+from qkv.spec.errors import UserError
+from qkv.spec.generation import FILTERS, Generation
+
+_SEARCH = ("num_beams", "length_penalty", "num_return", "early_stopping", "seed")
+"""Generation settings of a run that a server ignores: those of beam search, and the seed of samples in training."""
+_SHORTEST_LIMIT = 2048
+"""Smallest default limit of tokens per text, also for models with a shorter context."""
+
+
+class ServedModel:
+    """Run that a server serves.
+
+    writes: it generates text, after a prompt or, with an encoder, from a source. embeds: it computes embeddings of
+    texts. predicts: its task has predictions.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        source: Run | str | Path,
+        limits: Limits,
+        speculation: Callable[[Run], Speculator] | None = None,
+        keep_adapters: bool = False,
+        chat_template: str | None = None,
+    ):
+        """Load ``source``, a run or a folder.
+
+        speculation: function that returns the speculator of a run; None for plain decoding. keep_adapters: keep
+        adapters separate, see ``share``. chat_template: replaces the tokenizer's. Raises ``UserError`` if the model has
+        no capability that can be served, or if the speculator cannot propose tokens for it.
+        """
+        run, self.embedding = opened(source, keep_adapters=keep_adapters)
+        self.name, self.run, self.limits, self.created = name, run, limits, int(time.time())
+        self.task, self.tokenizer = task_of(run), run.tokenizer
+        model, text = run.model, run.vocabulary.has_text
+        if text and chat_template is not None:
+            self.tokenizer.chat_template = chat_template
+        written = model.spec.decodes and model.vocab_size is not None and run.recipe.model.head.predicts_tokens
+        # A model that writes from a source without an encoder reads it as a prefix, which a request does not have.
+        self.writes = text and written and (model.encoder is not None) == self.task.writes_from_source
+        self.embeds = text
+        self.predicts = bool(self.task.asks) or self.task.predicts_tables
+        if not (self.writes or self.embeds or self.predicts):
+            raise UserError(f"{run.folder}: a server cannot ask this model for text, embeddings or predictions")
+        queued, keep = (model, self.tokenizer, limits.memory, limits.batch, limits.queue), limits.memory or KEPT
+        speculator = speculation(run) if speculation is not None and self.writes else None
+        if speculator is not None:
+            speculator.check(model, Generation())
+        requests = RequestQueue(*queued, speculator=speculator, keep=keep) if self.writes else None
+        self.worker = Worker(requests, name, limits.queue, self._warm_up)
+
+    def _warm_up(self) -> None:
+        """Prepare the model for its first request, in the thread that owns it; see ``qkv.serving.engine.warm``."""
+        digit = Structure("regex", "[0-9]", "guided_regex")
+        steps: list[Callable[[], object]] = []
+        if self.worker.requests is not None:
+            steps = [self._write, lambda: self.ends, lambda: self.constraints.of(digit)]
+        if self.chats:
+            steps.append(lambda: self.chat_prompt([{"role": "user", "content": "1"}], {}))
+        if self.embeds:
+            steps.append(lambda: embed_opened(self.run, self.embedding, [self._word]))
+        attempt(steps)
+
+    def _write(self) -> None:
+        """Generate a short text twice, from the tokens of a word."""
+        run, requests = self.run, self.worker.requests
+        assert requests is not None
+        ids = self.prompt(self._word)
+        if run.model.encoder is None:
+            write_twice(requests, ids, None)
+        else:
+            write_twice(requests, list(self.task.first_ids(run.vocabulary)), ids)
+
+    @property
+    def _word(self) -> str:
+        """Short text without unknown tokens; "1" if there is none."""
+        ids = range(min(256, self.tokenizer.vocab_size))
+        texts = (self.tokenizer.decode([index]) for index in reversed(ids))
+        return next((text for text in texts if text.strip() and not self.tokenizer.unknown(text)), "1")
+
+    @property
+    def networks(self) -> list[Transformer]:
+        """The model and its draft, if it has one."""
+        speculator = self.worker.requests and self.worker.requests.speculator
+        draft = speculator and speculator.draft
+        return [self.run.model, *([draft] if draft else [])]
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """Ids of tokens that end a text."""
+        return frozenset(self.writing.stop_token_ids)
+
+    @cached_property
+    def writing(self) -> Generation:
+        """Generation settings of the run, with its end tokens."""
+        return writing(self.run)
+
+    @cached_property
+    def constraints(self) -> Constraints:
+        """Compiled constraints."""
+        return Constraints(self.tokenizer)
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """Template of chats. Raises ``UserError`` without one."""
+        if self.tokenizer.chat_template is None:
+            way_out = "use /v1/completions, or start the server with --chat-template FILE"
+            raise UserError(f"messages: the model {self.name!r} has {NO_TEMPLATE}; {way_out}")
+        return find_template(self.tokenizer)
+
+    @property
+    def chats(self) -> bool:
+        """True if the model answers chats: it generates text, has no encoder, and has a chat template."""
+        return self.writes and self.run.model.encoder is None and self.tokenizer.chat_template is not None
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...] | None:
+        """Dimensions to which embeddings may be truncated (Matryoshka); () for any, None for none."""
+        return matryoshka(self.run, self.embedding)
+
+    @property
+    def most_tokens(self) -> int:
+        """Maximum number of tokens of one text, prompt and new tokens together."""
+        return self.limits.tokens or max(_SHORTEST_LIMIT, self.run.model.spec.context_length)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the model's entry in ``/v1/models``."""
+        can = {"completions": self.writes, "chat": self.chats, "embeddings": self.embeds, "predict": self.predicts}
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "qkv",
+            "max_model_len": self.most_tokens,
+            "task": self.run.recipe.task.kind,
+            "capabilities": [name for name, possible in can.items() if possible],
+            "defaults": self._defaults(),
+        }
+
+    def _defaults(self) -> dict[str, Any]:
+        """Return the default settings of requests, for the parameters that they leave out."""
+        own = self.writing
+        found = {name: getattr(own, name) for name in (*FILTERS, "presence_penalty", "frequency_penalty")}
+        return {**found, "max_tokens": own.max_new_tokens, "stop": list(own.stop)} if self.writes else {}
+
+    def prompt(self, given: str | Sequence[int]) -> list[int]:
+        """Tokenize a prompt; with an encoder, as its source."""
+        if not isinstance(given, str):
+            return list(given)
+        if self.run.model.encoder is not None:
+            return self.task.source_ids(self.run.vocabulary, given)
+        return prompt_ids(self.tokenizer, given)
+
+    def chat_prompt(
+        self, messages: Sequence[dict[str, Any]], variables: dict[str, Any], opening: str = ""
+    ) -> list[int]:
+        """Render and tokenize the prompt of a chat. ``variables``: further template variables. opening: start of the
+        answer, appended to the prompt.
+
+        Raises ``UserError``.
+        """
+        if self.run.model.encoder is not None:
+            raise UserError("messages: a model with an encoder has no chat template; use /v1/completions")
+        ids = self.template.ids(messages, opening, **variables)
+        if self.tokenizer.unknown_id is not None and self.tokenizer.unknown_id in ids:
+            unknown = self.tokenizer.unknown(self.template.text(messages, **variables))
+            raise UserError(f"messages: the tokenizer's vocabulary lacks {', '.join(map(repr, unknown[:5]))}")
+        return ids
+
+    def requests(
+        self, prompt: Sequence[int], body: GenerationBody, asked: int | None, structure: Structure | None
+    ) -> list[Request]:
+        """Build the requests of the ``n`` texts after a prompt. asked: requested maximum number of new tokens; None for
+        the default, see ``_most_new``. structure: constraint of the texts.
+
+        Text i has the seed of the body + i. Raises ``ApiError`` for a text that may be longer than the limit.
+        """
+        settings = self._settings(body, self._most_new(len(prompt), asked, body.goes_on), structure)
+        constraint = None if structure is None else self._constraint(structure)
+        source, begin = None, list(prompt)
+        if self.run.model.encoder is not None:
+            source, begin = begin, list(self.task.first_ids(self.run.vocabulary))
+        several = range(body.n or 1)
+        seeds = [None if settings.seed is None else settings.seed + i for i in several]
+        return [
+            Request(begin, settings.changed(seed=seed), source, body.alternatives, self.limits.seconds, constraint)
+            for seed in seeds
+        ]
+
+    def _constraint(self, structure: Structure) -> Constraint:
+        try:
+            return self.constraints.of(structure)
+        except UserError as error:
+            raise as_api_error(error, structure.name) from None
+
+    def _settings(self, body: GenerationBody, most: int, structure: Structure | None) -> Generation:
+        """Return the run's settings without beam search, overridden by the body. most: maximum number of new tokens."""
+        own = self.writing
+        stop = () if structure else own.stop  # a constraint ends a text itself
+        ends = () if body.ignore_eos else own.stop_token_ids
+        settings: dict[str, Any] = {name: getattr(own, name) for name in Generation.model_fields if name not in _SEARCH}
+        settings |= {"stop": stop, "min_tokens": min(own.min_tokens, most), **body.settings}
+        settings["stop_token_ids"] = tuple(dict.fromkeys((*(body.stop_token_ids or ()), *ends)))
+        return Generation.parse({**settings, "max_new_tokens": most})
+
+    def _most_new(self, prompt: int, asked: int | None, goes_on: bool) -> int:
+        """Return the maximum number of new tokens: ``asked``, or a default if it is None.
+
+        The default is the rest of the context after the prompt if ``goes_on``. It is the run's ``max_new_tokens``
+        otherwise, or if the prompt is longer than the context of training; the limit of tokens bounds it.
+        """
+        room, usual = self.most_tokens - prompt, self.writing.max_new_tokens
+        reach = self.limits.tokens or min(self.most_tokens, self.run.model.spec.context_length)
+        if goes_on and reach > prompt:
+            usual = reach - prompt
+        if room < (asked or 0):
+            said = f"the prompt has {prompt} tokens, and with {asked or 0} new ones the limit of {self.most_tokens}"
+            code = "context_length_exceeded"
+            raise ApiError(f"{said} tokens is passed; ask for less", param="max_tokens", code=code)
+        return min(usual, room) if asked is None else asked
+
+
+def share(models: Iterable[ServedModel]) -> int:
+    """Store equal weights of several models once, before the models serve requests; return the bytes saved.
+
+    Adapters of models loaded with ``keep_adapters`` stay separate where the weights below them are shared, and are
+    merged into other weights.
+    """
+    networks = [network for model in models for network in model.networks]
+    saved = share_weights(networks)
+    files = dict.fromkeys(file for network in networks for file in watched_files(network))
+    for network in networks:
+        known = watched_files(network)
+        watch(network, [file for file in files if file not in known])
+    return saved

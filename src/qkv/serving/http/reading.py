@@ -1,0 +1,84 @@
+"""Reading of HTTP requests: bodies within limits, and cancellation when the client disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+
+from qkv.serving.errors import ApiError
+from qkv.serving.limits import Limits
+from qkv.serving.requests.bodies import Body, parsed
+from qkv.serving.requests.effects import tell, without_effect
+
+_JSON = "application/json"
+_DISCARDED = 2**30
+"""Maximum number of bytes beyond the limit that are read and discarded before an error response."""
+
+
+async def read_body(request: HttpRequest, kind: type[Body], limits: Limits) -> Body:
+    """Read and parse the JSON body of a request; set ``request.state.ignored`` to its parameters without effect.
+
+    Raises ``ApiError``: 415 for another media type, 413 for too many bytes, 400 for a body that is not JSON, for wrong
+    parameters and, if the limits are strict, for parameters without effect. Raises ``TimeoutError`` (408) if the body
+    does not arrive in time.
+    """
+    given = request.headers.get("content-type", "")
+    # Web pages of other origins can send plain text without a CORS preflight, but not JSON.
+    if given.partition(";")[0].strip().lower() != _JSON:
+        raise ApiError(f"the content type is {given!r}, and {_JSON} is needed", 415, code="unsupported_media_type")
+    declared = request.headers.get("content-length", "")
+    too_large = declared.isdecimal() and (len(declared) > 18 or int(declared) > limits.body)
+    async with asyncio.timeout(limits.read_seconds):
+        data = await _bytes(request, -1 if too_large else limits.body)
+    if data is None:
+        sentence = f"the body has more than {limits.body:,} bytes, the limit of this server"
+        raise ApiError(sentence, 413, code="body_too_large")
+    body = await asyncio.to_thread(parsed, data, kind)
+    request.state.ignored = without_effect(body)
+    tell(request.state.ignored, body, limits.strict)
+    return body
+
+
+async def _bytes(request: HttpRequest, most: int) -> bytes | None:
+    """Return the bytes of the body; None if there are more than ``most``.
+
+    Further bytes are read and discarded, up to a limit: a client that is still sending would not see the response if
+    the connection were closed.
+    """
+    parts, size = list[bytes](), 0
+    async for part in request.stream():
+        size += len(part)
+        if size <= most:
+            parts.append(part)
+        else:
+            parts.clear()
+        if size > most + _DISCARDED:
+            return None
+    return b"".join(parts) if size <= most else None
+
+
+async def unless_dropped(request: HttpRequest, work: Coroutine[Any, Any, Any]) -> Any:
+    """Await ``work`` and return its result. If the client closes its connection, cancel ``work`` and raise
+    ``ClientDisconnect``.
+
+    The body of the request must have been read.
+    """
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_closed(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _closed(request: HttpRequest) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,190 @@
+"""``/v1/responses``: chats in the format of OpenAI's Responses API, without state between two requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from qkv.serving.engine.service import Service
+from qkv.serving.http.answers import answer
+from qkv.serving.http.completions import asked_to_chat, writer
+from qkv.serving.http.items import ResponseLayout
+from qkv.serving.http.reading import read_body
+from qkv.serving.limits import MAX_LOGPROBS
+from qkv.serving.requests import structure as read
+from qkv.serving.requests.bodies import GenerationBody, Neutral, only
+from qkv.serving.requests.chats import ChatBody, ChatMessage, choice_of, text_of, tools_of
+from qkv.serving.requests.effects import Lenient, NoEffect
+from qkv.spec.errors import Problem, SpecError, quoted
+
+LOGPROBS = "message.output_text.logprobs"
+KINDS = ("message", "function_call", "function_call_output", "reasoning")
+
+
+def _messages(value: Any) -> Any:
+    """Convert ``input``, a text or a list of items, to chat messages."""
+    if isinstance(value, tuple):  # read before
+        return value
+    items: list[Any] = [{"role": "user", "content": value}] if isinstance(value, str) else value
+    if not isinstance(items, list) or not items:
+        raise ValueError(f"{quoted(value)} given; allowed: a text, or a list of items")
+    found, thoughts = list[dict[str, Any]](), ""
+    for place, item in enumerate(items):
+        kind = item.get("type", "message") if isinstance(item, dict) else item
+        if not isinstance(kind, str) or kind not in KINDS:
+            raise ValueError(f"item {place + 1} has the type {quoted(kind)}; allowed: {', '.join(KINDS)}")
+        if kind == "reasoning":
+            thoughts += _thoughts(item)
+            continue
+        _add(found, item, kind)
+        if thoughts and found[-1].get("role") == "assistant":
+            found[-1]["reasoning_content"], thoughts = thoughts, ""
+    return tuple(_message(place, each) for place, each in enumerate(found))
+
+
+def _add(found: list[dict[str, Any]], item: dict[str, Any], kind: str) -> None:
+    """Append an item to the messages; a tool call is added to the assistant's message before it."""
+    if kind == "message":
+        found.append(dict(item))
+    elif kind == "function_call_output":
+        output = text_of(item.get("output"))
+        found.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
+    else:
+        if not found or found[-1].get("role") != "assistant":
+            found.append({"role": "assistant", "content": None})
+        function = {"name": item.get("name"), "arguments": item.get("arguments", "")}
+        found[-1].setdefault("tool_calls", []).append({"id": item.get("call_id"), "function": function})
+
+
+def _thoughts(item: Mapping[str, Any]) -> str:
+    """Return the text of a reasoning item: its content, or its summary if it has none."""
+    parts = item.get("content") or item.get("summary") or ()
+    return "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
+
+
+def _message(place: int, fields: dict[str, Any]) -> ChatMessage:
+    try:
+        return ChatMessage.parse(fields)
+    except SpecError as error:
+        raise ValueError(f"message {place + 1}: {error}") from None
+
+
+def _tools(value: Any) -> Any:
+    """Convert tools to the format of chats, in which a function is a nested object."""
+    if not isinstance(value, list):
+        return tools_of(value)
+    wrong = next((tool for tool in value if not isinstance(tool, dict) or tool.get("type") != "function"), None)
+    if wrong is not None:
+        kind = wrong.get("type") if isinstance(wrong, dict) else wrong
+        raise ValueError(f"a tool of the type {quoted(kind)} given; allowed: function")
+    functions = [{name: each for name, each in tool.items() if name != "type"} for tool in value]
+    return tools_of([{"type": "function", "function": f.get("function", f)} for f in functions])
+
+
+def _choice(value: Any) -> Any:
+    """Convert ``tool_choice`` to the format of chats."""
+    if isinstance(value, dict) and value.get("type") == "function" and "name" in value:
+        value = {"type": "function", "function": {"name": value["name"]}}
+    return choice_of(value)
+
+
+def _format(value: Any) -> Any:
+    """Convert ``text.format`` to the format of ``response_format``, in which a schema is a nested object."""
+    if isinstance(value, dict) and value.get("type") == "json_schema" and "json_schema" not in value:
+        value = {"type": "json_schema", "json_schema": {name: each for name, each in value.items() if name != "type"}}
+    return read.response_format(value)
+
+
+class TextOptions(Lenient):
+    """Options of the text of an answer."""
+
+    format: Annotated[Any, BeforeValidator(_format)] = None
+    verbosity: NoEffect = None
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """``format`` as it is repeated in the response."""
+        if self.format is None:
+            return {"type": "text"}
+        return {"type": "json_schema", "name": "schema", "schema": json.loads(self.format.text), "strict": True}
+
+
+class ResponsesBody(GenerationBody):
+    """Body of ``/v1/responses``, with the same parameters beyond OpenAI's as chats."""
+
+    input: Annotated[tuple[ChatMessage, ...], BeforeValidator(_messages)]
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(default=None, ge=0)
+    text: TextOptions | None = None
+    tools: Annotated[Any, BeforeValidator(_tools)] = None
+    tool_choice: Annotated[Any, BeforeValidator(_choice)] = None
+    parallel_tool_calls: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    include: list[str] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    n: Annotated[Any, BeforeValidator(only(1))] = None
+    previous_response_id: Neutral = None
+    conversation: Neutral = None
+    prompt: Neutral = None
+    background: Annotated[Any, BeforeValidator(only(False))] = None
+    truncation: NoEffect = None
+    reasoning: NoEffect = None
+    max_tool_calls: NoEffect = None
+
+    def problems(self) -> list[Problem]:
+        if self.text is not None and self.text.format is not None and self._structures:
+            return [Problem((self._structures[0].name,), "it is given beside text.format; leave one out")]
+        return super().problems()
+
+    @property
+    def scored(self) -> bool:
+        """True if log-probabilities are part of the answer."""
+        return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
+
+    def to_chat(self) -> ChatBody:
+        """Convert the body to that of an equivalent chat. Raises ``SpecError``."""
+        own = {name: getattr(self, name) for name in (*GenerationBody.model_fields, *_SHARED)}
+        first = [] if self.instructions is None else [ChatMessage(role="system", content=self.instructions)]
+        own |= {"messages": (*first, *self.input), "max_completion_tokens": self.max_output_tokens}
+        if self.scored:
+            own |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
+        if self.text is not None and self.text.format is not None:
+            own["response_format"] = self.text.format
+        return ChatBody.parse({**own, "stream_options": None})
+
+    def echo(self) -> dict[str, Any]:
+        """Return the fields of the request that are repeated in its response."""
+        missing = {"parameters": None, "strict": None}
+        tools = [{**missing, **tool["function"], "type": "function"} for tool in self.tools or ()]
+        named = {"type": "function", "name": self.tool_choice[0]} if isinstance(self.tool_choice, tuple) else None
+        names = ("instructions", "max_output_tokens", "temperature", "top_p", "top_logprobs", "user", "metadata")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "tool_choice": named or self.tool_choice or "auto",
+            "tools": tools,
+            "text": {"format": self.text.said if self.text is not None else {"type": "text"}},
+            "previous_response_id": None,
+            "store": False,
+            "background": False,
+            "truncation": "disabled",
+        }
+
+
+_SHARED = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs")
+"""Parameters that chats have under the same names, besides those of ``GenerationBody``."""
+
+
+async def responses(http: HttpRequest, service: Service) -> Response:
+    """Answer ``POST /v1/responses``."""
+    body = await read_body(http, ResponsesBody, service.limits)
+    model = writer(service, body.model)
+    layout = ResponseLayout(body.echo())
+    asked = await asyncio.to_thread(lambda: asked_to_chat(model, body.to_chat(), service, layout))
+    return await answer(http, asked)

@@ -1,0 +1,221 @@
+"""Bodies of chats, in the form of OpenAI's interface: messages, tools and their calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from qkv.serving.limits import MAX_LOGPROBS, MAX_TOOLS
+from qkv.serving.requests.bodies import GenerationBody, Neutral, Unused, only
+from qkv.serving.requests.effects import Lenient, NoEffect
+from qkv.spec.base import Seq
+from qkv.spec.errors import Problem, SpecError, nearest, quoted
+
+CHOICES = ("none", "auto", "required")
+
+
+PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Type of each text part of a message's content -> key of its text."""
+
+
+def text_of(value: Any) -> Any:
+    """Return the content of a message as one text: text parts are joined, other parts are refused."""
+    if not isinstance(value, list):
+        return value
+    texts = []
+    for part in value:
+        kind = part.get("type") if isinstance(part, dict) else part
+        text = part.get(PARTS[kind]) if isinstance(part, dict) and isinstance(kind, str) and kind in PARTS else None
+        if not isinstance(text, str):
+            raise ValueError(f"a part of the type {quoted(kind)} given; allowed: {', '.join(PARTS)}, with a text")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _arguments(value: Any) -> Any:
+    """Convert the arguments of a call, an object or its JSON, to an object, as chat templates need. An empty text means
+    no arguments.
+    """
+    try:
+        found = (json.loads(value) if value.strip() else {}) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"{quoted(value)} given; allowed: the JSON of an object")
+    return found
+
+
+class CalledFunction(Lenient):
+    """Function of a call, with its arguments."""
+
+    name: str
+    arguments: Annotated[dict[str, Any], BeforeValidator(_arguments)]
+
+
+class MessageCall(Lenient):
+    """Call of a tool in a message of the assistant. index: ignored; clients copy it from streamed answers."""
+
+    index: Unused = None
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def to_template(self) -> dict[str, Any]:
+        """Return the call in the form that chat templates read."""
+        function = {"name": self.function.name, "arguments": self.function.arguments}
+        return {**({"id": self.id} if self.id else {}), "type": self.type, "function": function}
+
+
+class Function(Lenient):
+    """Function that a model may call. parameters: JSON schema of its arguments."""
+
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.\-]+$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Lenient):
+    """Tool that a model may use."""
+
+    type: Literal["function"]
+    function: Function
+
+
+def tools_of(value: Any) -> Any:
+    """Validate tools and return them unchanged, because the chat template renders them as given."""
+    if not value:
+        return None
+    if not isinstance(value, list) or len(value) > MAX_TOOLS:
+        given = f"{len(value)} tools" if isinstance(value, list) else quoted(value)
+        raise ValueError(f"{given} given; allowed: a list of at most {MAX_TOOLS}")
+    names = set[str]()
+    for place, each in enumerate(value):
+        try:
+            name = Tool.parse(each).function.name
+        except SpecError as error:
+            raise ValueError(f"tool {place + 1}: {error}") from None
+        if name in names:
+            raise ValueError(f"the function {name!r} is given twice")
+        names.add(name)
+    return value
+
+
+def choice_of(value: Any) -> Any:
+    """Validate ``tool_choice``; return one of ``CHOICES``, or a tuple with the name of a function."""
+    if value is None or value in CHOICES or isinstance(value, tuple):
+        return value
+    named = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
+    if not isinstance(named, dict) or not isinstance(named.get("name"), str):
+        function = '{"type": "function", "function": {"name": "…"}}'
+        raise ValueError(f"{quoted(value)} given; allowed: {', '.join(CHOICES)}, {function}")
+    return (named["name"],)
+
+
+class ChatMessage(Lenient):
+    """Message of a chat: ``content`` is a text, or text parts that are joined.
+
+    The role ``function`` and ``function_call`` are OpenAI's older names of a tool's message and of a tool call;
+    ``reasoning_content`` is the reasoning of the model; ``refusal`` is the text of a refused answer.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Annotated[str | None, BeforeValidator(text_of)] = None
+    name: str | None = None
+    tool_calls: Seq[MessageCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    function_call: CalledFunction | None = None
+    audio: Neutral = None
+    annotations: Unused = None
+    id: Unused = None
+    type: Unused = None
+    status: Unused = None
+
+    @property
+    def calls(self) -> list[MessageCall]:
+        """Tool calls of the message, in OpenAI's current or older form."""
+        own = [] if self.function_call is None else [MessageCall(function=self.function_call)]
+        return [*(self.tool_calls or ()), *own]
+
+    def problems(self) -> list[Problem]:
+        if self.calls and self.role != "assistant":
+            return [Problem(("tool_calls",), f"a message of the role {self.role!r} calls no tools")]
+        return []
+
+    def to_template(self) -> dict[str, Any]:
+        """Return the message in the form that chat templates read. The role ``developer`` becomes ``system``, and
+        ``function`` becomes ``tool``.
+        """
+        known = {"developer": "system", "function": "tool"}
+        found: dict[str, Any] = {"role": known.get(self.role, self.role)}
+        found["content"] = self.content or self.refusal or ""
+        more = ("name", "tool_call_id", "reasoning_content")
+        found |= {key: getattr(self, key) for key in more if getattr(self, key)}
+        if self.calls:
+            found["tool_calls"] = [call.to_template() for call in self.calls]
+        return found
+
+
+class ChatBody(GenerationBody):
+    """Body of ``/v1/chat/completions``. chat_template_kwargs: further variables of the chat template."""
+
+    messages: Seq[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(default=None, ge=0)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[Any, BeforeValidator(tools_of)] = None
+    tool_choice: Annotated[Any, BeforeValidator(choice_of)] = None
+    parallel_tool_calls: bool | None = None
+    functions: Annotated[Any, BeforeValidator(only([]))] = None
+    function_call: Annotated[Any, BeforeValidator(only("none", "auto"))] = None
+    modalities: Annotated[Any, BeforeValidator(only(["text"]))] = None
+    audio: Neutral = None
+    prediction: NoEffect = None
+    web_search_options: Neutral = None
+
+    def problems(self) -> list[Problem]:
+        found = super().problems()
+        if self.top_logprobs is not None and not self.logprobs:
+            found.append(Problem(("top_logprobs",), "it applies with log-probabilities; set logprobs to true"))
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            sentence = f"{self.max_tokens} given, and max_completion_tokens {self.max_completion_tokens}; give one"
+            found.append(Problem(("max_tokens",), sentence))
+        return found + self._problems_of_tools()
+
+    def _problems_of_tools(self) -> list[Problem]:
+        named = self.tool_choice[0] if isinstance(self.tool_choice, tuple) else None
+        if not self.tools and (named or self.tool_choice == "required"):
+            return [Problem(("tool_choice",), "it asks for a call, and there are no tools; give them in tools")]
+        if named and named not in self.names:
+            return [Problem(("tool_choice",), f"there is no tool {named!r}; {nearest(named, self.names)}")]
+        if self.usable and self.structure and self.structure.kind != "json_schema":
+            sentence = "tools are given beside it, and a call has another form; set tool_choice to none or leave {} out"
+            return [Problem((self.structure.name,), sentence.format(self.structure.name))]
+        return []
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the functions of all tools."""
+        return [tool["function"]["name"] for tool in self.tools or ()]
+
+    @property
+    def usable(self) -> Sequence[dict[str, Any]] | None:
+        """Tools that the answer may call."""
+        return None if self.tool_choice == "none" else self.tools
+
+    @property
+    def required(self) -> Sequence[dict[str, Any]]:
+        """Tools of which the answer must call one; empty if it need not call any."""
+        if isinstance(self.tool_choice, tuple):
+            return [tool for tool in self.tools if tool["function"]["name"] == self.tool_choice[0]]
+        return self.tools if self.tool_choice == "required" else ()
+
+    @property
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None

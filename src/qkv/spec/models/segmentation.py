@@ -1,0 +1,164 @@
+"""Specs of the ways in which a model's blocks read a row in segments instead of whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, Self
+
+from pydantic import Field
+
+from qkv.spec.base import LARGEST, Part
+from qkv.spec.errors import Problem
+from qkv.spec.frontends import WIDEST
+from qkv.spec.models.blocks import Layered
+from qkv.spec.models.growth import RECURRENT, Growth
+
+
+class Segmentation(Part, slot=True):
+    """Base class of ways to read a row in segments: the blocks see one segment, and the state carried over to it.
+
+    The blocks are causal, and decode with a state of constant size for the current segment.
+    """
+
+    inner_name: ClassVar[str] = ""
+    """Name of the field with the segmentation's own stack of blocks; empty if it has none."""
+
+    @property
+    def row_positions(self) -> int:
+        """Number of positions of the longest row that the blocks read."""
+        raise NotImplementedError
+
+    @property
+    def growth(self) -> Growth | None:
+        """Theoretical growth of the cost with the number of positions, at constant segment size; None: not stated."""
+        return None if self.inner is None else self.inner.growth
+
+    @property
+    def inner(self) -> Layered | None:
+        """The segmentation's own stack of blocks; None if it has none."""
+        return getattr(self, self.inner_name) if self.inner_name else None
+
+    def inner_width(self, width: int) -> int:
+        """Return the features of ``inner`` in a model of ``width`` features."""
+        return width
+
+    def with_inner(self, change: Callable[[Layered], Layered]) -> Self:
+        """Return a copy in which ``inner`` is replaced by ``change(inner)``; unchanged if there is no ``inner``."""
+        return self.changed(**{self.inner_name: change(self.inner)}) if self.inner else self
+
+    def extrapolates(self, length: int) -> bool:
+        """Return False if rows longer than the training ``length`` have distances unseen in training (as for RoPE)."""
+        return True
+
+    def positions_read(self, length: int) -> int:
+        """Return the positions of the longest row that the blocks read for an input of ``length`` positions."""
+        return min(length, self.row_positions)
+
+    def problems_with(self, stack: Layered, width: int) -> list[Problem]:
+        """Return the errors of a model of ``width`` features whose ``stack`` reads segments; empty if none."""
+        wrong = stack.first_branch(lambda branch: not branch.causal)
+        if wrong:
+            sentence = f"{self.kind!r} carries what earlier segments hold, so its blocks are causal; use a causal mask"
+            return [Problem(wrong, sentence)]
+        wrong = stack.first_branch(lambda branch: branch.reads_memory)
+        if wrong:
+            sentence = f"the blocks of {self.kind!r} read segments of the row alone, not another memory; leave it out"
+            return [Problem(wrong, sentence)]
+        wrong = stack.first_branch(lambda branch: branch.reads_types)
+        if wrong:
+            sentence = f"{self.kind!r} reads vectors that have no token type; use attention that reads no types"
+            return [Problem(wrong, sentence)]
+        if stack.reversible:
+            sentence = f"{self.kind!r} carries one vector per position, and reversible blocks give two; use 'add'"
+            return [Problem(("blocks", 0, "residual"), sentence)]
+        return []
+
+
+class RecurrentMemory(Segmentation, kind="recurrent_memory"):
+    """Recurrent memory (Bulatov et al. 2022): the blocks read segments of S positions between M memory vectors.
+
+        [m_τ ; x_1 … x_S ; m_τ]  ─ blocks, norm ─  [· ; y_1 … y_S ; m_{τ+1}]
+
+    The segment's positions read the copy at the start. The outputs at the copy at the end, which have read the whole
+    segment, are the memory of the next segment. m_0 is learned. For the blocks, positions start anew in each segment;
+    for the front end, they are positions in the row. Gradients pass through the memory of up to ``bptt`` consecutive
+    segments: it is detached at every multiple of ``bptt``.
+    """
+
+    segment: int = Field(default=64, gt=0, description="positions of a segment, S")
+    num_memory: int = Field(default=8, gt=0, le=4096, description="memory vectors, M")
+    bptt: int | None = Field(
+        default=None, gt=0, description="segments through which gradients pass at most; default: all"
+    )
+
+    @property
+    def growth(self) -> Growth:
+        return RECURRENT
+
+    @property
+    def row_positions(self) -> int:
+        return self.segment + 2 * self.num_memory
+
+    def positions_read(self, length: int) -> int:
+        return self.row_positions if length >= self.segment else length + self.num_memory
+
+
+class PatchStack(Layered):
+    """Causal blocks over the patches of a row, one position per patch."""
+
+    width: int | None = Field(default=None, gt=0, le=WIDEST, description="features of a patch; default: the model's")
+
+    @property
+    def row_positions(self) -> int:
+        return LARGEST  # no causal branch has weights of positions
+
+    @property
+    def rows_known(self) -> bool:
+        return False
+
+
+class Megabyte(Segmentation, kind="megabyte"):
+    """MEGABYTE (Yu et al. 2023): blocks over patches of P positions, and the model's own blocks inside each patch.
+
+        h_k = global(W [x_{(k-1)P} ; … ; x_{kP-1}])    h_0 from a learned start; blocks ``patches``, causal over k
+        l_{kP}, …, l_{kP+P-1} = local(U_0 h_k + e, U_1 h_k + x_{kP}, …, U_{P-1} h_k + x_{kP+P-2})
+
+    l_s has read x_0 … x_{s-1}; it is the output at position s - 1 and predicts value s. e is learned. So every output
+    is exact: patches before the current patch are read through h, and the current patch value by value. With P =
+    N^{1/3}, attention costs O(N^{4/3}).
+
+    Two differences from the paper: local and global blocks read the same vectors x, and W, U are matrices, where the
+    paper concatenates embeddings of width G / P and splits h into P vectors (W = 1, U_p one matrix for each slice).
+    """
+
+    inner_name = "patches"
+
+    size: int = Field(default=8, gt=0, description="positions of a patch, P")
+    patches: PatchStack = PatchStack()
+
+    @property
+    def row_positions(self) -> int:
+        return self.size
+
+    def positions_read(self, length: int) -> int:
+        return min(length + 1, self.size)
+
+    def inner_width(self, width: int) -> int:
+        return self.patches.width or width
+
+    def extrapolates(self, length: int) -> bool:
+        patches = max(1, length // self.size)
+        return all(branch.extrapolates(patches) for block in self.patches.blocks for branch in block.branches)
+
+    def problems_with(self, stack: Layered, width: int) -> list[Problem]:
+        path = ("segmentation", "patches")
+        own = self.inner_width(width)
+        found = super().problems_with(stack, width)
+        found += [
+            p.under(*path) for p in (*self.patches.block_problems(own), *super().problems_with(self.patches, own))
+        ]
+        wrong = self.patches.first_branch(lambda branch: branch.exactness.length is not None)
+        if wrong:
+            sentence = "patches are read one by one in decoding, where this branch is exact for short rows only"
+            found.append(Problem((*path, *wrong), f"{sentence}; use another mixer over patches"))
+        return found

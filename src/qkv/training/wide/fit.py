@@ -1,0 +1,369 @@
+"""Wide path of a run: fitted to the training split before the deep path is trained, joined with it afterwards.
+
+Both paths are trained separately. For the joined outputs a · deep + b · wide, the factors a and b minimise the loss on
+the validation split (late fusion). If that split is small, equal factors are used unless fitted factors have a lower
+cross-validated loss. The contestants are the wide path, the deep path and both joined. The run keeps the contestant
+with the lowest validation loss among those whose validation metric is not worse than that of the baseline.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_iter
+
+from qkv.costs.measuring.machine import usable_memory
+from qkv.data.batching.batch import Batch
+from qkv.data.corpora.corpus import TRAIN, VALIDATION
+from qkv.data.features.ngrams import Bag
+from qkv.models.evaluating import evaluating
+from qkv.models.transformer import Transformer
+from qkv.models.wide import DEEP, WIDE, Features, Ngrams
+from qkv.ops.at_least_single import at_least_single
+from qkv.ops.linear.precision import autocast
+from qkv.report.evaluation import ERRORS, words
+from qkv.tasks.baselines.feature_baselines import once
+from qkv.tasks.baselines.linear import Fitted, Selection, by_scales
+from qkv.tasks.dataset import Dataset, ExampleDataset
+from qkv.tasks.labels.joined import JoinedTask
+from qkv.tasks.series.forecasting import ForecastingTask
+from qkv.tasks.series.series_dataset import SeriesDataset
+from qkv.tasks.task import Task, Totals
+from qkv.training.race.contestants import Contestant, ranked
+from qkv.training.wide.window import fit_window, join_window
+
+_ROWS = 4096
+"""Number of rows whose TF-IDF weights are computed at once."""
+_MANY = 300_000
+"""Above this number of weights, n-grams that occur in only one row are left out: they cost time and gain nothing."""
+_STEPS = 200
+_SHARE = 0.25
+"""Maximum share of the usable memory for the validation split and its outputs."""
+_SMALL, _PARTS = 500, 5
+"""With fewer validation rows than this, the loss of a contestant is cross-validated; number of folds."""
+
+
+class Design(NamedTuple):
+    """Fitting problem of a wide path.
+
+    x, targets: features and targets of the rows that it is fitted to; unseen, truth: features and targets of the
+    validation split; select: selects the penalty and fits; place: copies a fit into the model; said: number of features
+    and rows in words.
+    """
+
+    x: Any
+    targets: np.ndarray
+    unseen: Any
+    truth: np.ndarray
+    select: Selection
+    place: Callable[[Fitted], None]
+    said: str
+
+
+def fit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
+    """Fit the wide path of ``model``, if it has one, to the training split; return notices.
+
+    Penalty and scales are selected on the validation split, or by cross-validation. If there are many n-grams, those
+    that occur in only one row are left out. Raises ``UserError`` if scikit-learn is not installed.
+    """
+    if model.wide is None:
+        return []
+    if isinstance(dataset, SeriesDataset):
+        return fit_window(model, dataset)
+    assert isinstance(task, JoinedTask)
+    design = _design(model, task, dataset)
+    design.place(_fitted(model, task, dataset, lambda: design))
+    return [f"the wide path is fitted: {design.said}"]
+
+
+def refit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
+    """Fit the wide path again, to the training and the validation rows; return notices.
+
+    Penalty and scales are those that were selected in the first fit, without the validation rows. Does nothing, and
+    returns no notices, for a path that is not used or a data set that is not a table of examples.
+    """
+    if model.wide is None or not model.wide.reads(WIDE) or not isinstance(dataset, ExampleDataset):
+        return []
+    assert isinstance(task, JoinedTask)
+    device = model.device
+    model.wide.to("cpu")
+    again = _fitted(model, task, dataset, lambda: _design(model, task, dataset)).again
+    assert again is not None, "selections keep how to fit again"
+    design = _design(model, task, dataset, VALIDATION)
+    design.place(again(design.x, design.targets))
+    model.wide.to(device)
+    return [f"the wide path is fitted again, to the training and the validation rows: {design.said}"]
+
+
+def _fitted(model: Transformer, task: JoinedTask, dataset: Dataset, design: Callable[[], Design]) -> Fitted:
+    """Fit the wide path to the training rows; the result is cached per data set."""
+    assert model.wide is not None
+    outputs = model.wide.num_outputs
+
+    def fit() -> Fitted:
+        x, targets, unseen, truth, select, *_ = design()
+        return select(task.solver(outputs), x, targets, unseen, truth)
+
+    return once(dataset, "wide path", fit)
+
+
+def _design(model: Transformer, task: JoinedTask, dataset: Dataset, also: str | None = None) -> Design:
+    """Build the fitting problem of the training rows, together with the rows of the split ``also`` if given."""
+    part = dataset.recipe.model.wide
+    if part is not None and part.of_values:
+        assert isinstance(model.wide, Features)
+        return _of_features(model.wide, task, dataset, also)
+    assert isinstance(model.wide, Ngrams)
+    assert isinstance(dataset, ExampleDataset)
+    return _of_ngrams(model.wide, task, dataset, also)
+
+
+def _targets(task: JoinedTask, dataset: Dataset, also: str | None) -> np.ndarray:
+    return np.concatenate([task.targets(dataset, split) for split in (TRAIN, also) if split])
+
+
+def _of_ngrams(wide: Ngrams, task: JoinedTask, dataset: ExampleDataset, also: str | None) -> Design:
+    """Build the fitting problem of n-grams. Also set their idf weights in ``wide``."""
+    from scipy.sparse import vstack
+
+    counts: Any = vstack([_counts(dataset, split, len(wide.table)) for split in (TRAIN, also) if split], "csr")
+    rows = counts.shape[0]
+    occurring = np.bincount(counts.indices, minlength=len(wide.table))
+    wide.idf.copy_(torch.from_numpy(np.log((1 + rows) / (1 + occurring)) + 1))
+    many = np.count_nonzero(occurring) * wide.num_outputs > _MANY
+    used = np.flatnonzero(occurring > int(many))
+    x, unseen = (_weighted(wide, each)[:, used] for each in (counts, _counts(dataset, VALIDATION, len(wide.table))))
+
+    def place(found: Fitted) -> None:
+        weights = np.zeros((len(wide.table), wide.num_outputs))
+        weights[used] = found.weights
+        _copy((wide.table, wide.bias), (weights, found.intercept))
+
+    said = f"{len(used):,} n-grams of {rows:,} rows"
+    return Design(x, _targets(task, dataset, also), unseen, task.targets(dataset, VALIDATION), by_scales, place, said)
+
+
+def _of_features(wide: Features, task: JoinedTask, dataset: Dataset, also: str | None) -> Design:
+    """Build the fitting problem of a processor's simple features."""
+    table = task.simple_features(dataset, VALIDATION, also)
+    assert table is not None
+
+    def place(found: Fitted) -> None:
+        weights = table.placed(found, len(wide.table))
+        _copy((wide.table, wide.bias, wide.mean, wide.deviation), (weights, found[1], table.mean, table.deviation))
+
+    said = f"{table.x.shape[1]:,} features ({words(table.name)}) of {len(table.kept):,} rows"
+    targets, truth = _targets(task, dataset, also)[table.kept], task.targets(dataset, VALIDATION)
+    return Design(table.x, targets, table.unseen, truth, table.select, place, said)
+
+
+@torch.no_grad()
+def _copy(places: Sequence[Tensor], values: Sequence[Any]) -> None:
+    for place, value in zip(places, values, strict=True):
+        place.copy_(torch.as_tensor(value))
+
+
+def _of_singles(model: Transformer, task: JoinedTask, dataset: Dataset) -> dict[str, tuple[Tensor, Tensor]]:
+    """For each feature in ``task.singles``, fit a wide path that reads only this feature to the training split; return
+    (table, bias) by name of the feature.
+    """
+    wide, found = model.wide, dict[str, tuple[Tensor, Tensor]]()
+    table = task.simple_features(dataset, VALIDATION) if task.singles else None
+    if wide is None or table is None:
+        return found
+    truth, targets = task.targets(dataset, VALIDATION), task.targets(dataset, TRAIN)[table.kept]
+    for name, column in task.singles.items():
+        own = slice(column, column + 1)
+        solver = task.solver(wide.num_outputs)
+        fitted = table.select(solver, table.x[:, own], targets, table.unseen[:, own], truth)
+        weights = torch.zeros_like(wide.table)
+        weights[own] = torch.from_numpy(fitted.weights).to(weights)
+        found[name] = weights, torch.from_numpy(fitted.intercept).to(wide.bias)
+    return found
+
+
+def _counts(dataset: ExampleDataset, split: str, columns: int) -> Any:
+    """Count the features of all rows of a split; return a sparse matrix (rows, columns)."""
+    from scipy.sparse import csr_matrix
+
+    bags: list[Bag] = [example.fields.bag for example in dataset.examples[split]]
+    ids, counts = (np.concatenate(side) for side in zip(*bags, strict=True))
+    return csr_matrix((counts, ids, np.cumsum([0, *(len(bag.ids) for bag in bags)])), shape=(len(bags), columns))
+
+
+def _weighted(wide: Ngrams, counts: Any) -> Any:
+    """Return the TF-IDF weights of the features, a matrix like ``counts``, computed by the model's own formula."""
+    found, ends = counts.copy(), counts.indptr
+    for begin in range(0, counts.shape[0], _ROWS):
+        stop = min(begin + _ROWS, counts.shape[0])
+        rows = [torch.from_numpy(counts.indices[ends[i] : ends[i + 1]]).long() for i in range(begin, stop)]
+        amounts = [torch.from_numpy(counts.data[ends[i] : ends[i + 1]]) for i in range(begin, stop)]
+        bag, amount = (torch.nn.utils.rnn.pad_sequence(side, batch_first=True) for side in (rows, amounts))
+        found.data[ends[begin] : ends[stop]] = wide.weights(bag, amount)[amount > 0].numpy()
+    return found
+
+
+def join(
+    model: Transformer, task: Task, dataset: Dataset, precision: str, stop: Callable[[], bool], name: str = ""
+) -> list[Contestant] | None:
+    """Fit the factors of the paths to the validation split, and set those of the winner; return all contestants, the
+    winner first. None if ``stop`` returned True. ``name``: name of the deep path; default: the kinds of its token
+    mixers.
+
+    The winner has the lowest loss among the contestants whose ``task.metric`` is not worse than the best baseline; if
+    all are worse, it is the contestant with the best metric. Between equal losses, the cheaper contestant wins: wide,
+    then deep, then joined.
+    """
+    assert model.wide is not None
+    if isinstance(dataset, SeriesDataset):
+        assert isinstance(task, ForecastingTask)
+        return join_window(model, task, dataset, precision, stop, name or "patches")
+    assert isinstance(task, JoinedTask)
+    batches = _held(dataset.rows(VALIDATION), model.wide.num_outputs)
+    found = _outputs(model, task, batches, precision, stop)
+    if found is None:
+        return None
+    kinds = dict.fromkeys(each.kind for block in model.spec.layers for each in block.branches if each.mixes)
+    own = name or " and ".join(kinds) or "deep path"
+    simple = words(_noun(model) or task.simple(dataset.vocabulary))
+    deep, wide, targets = found
+
+    def contestant(name: str, reads: Sequence[int], linear: list[Tensor]) -> Contestant:
+        (a, b), expected = _shares(model, torch.cat(deep), torch.cat(linear), torch.cat(targets), reads)
+        totals = Totals()
+        for one, other, batch in zip(deep, linear, batches, strict=True):
+            totals.add(task.observed(model, a * one + b * other, batch))
+        return Contestant(name, a, b, task.figures(totals, dataset.scale()), expected=expected)
+
+    contestants = [
+        contestant(name, reads, wide)
+        for name, reads in ((simple, (WIDE,)), (own, (DEEP,)), (f"{own}, {simple}", (DEEP, WIDE)))
+    ]
+    tables = _of_singles(model, task, dataset)
+    contestants += [contestant(name, (WIDE,), _linear(model, table, batches)) for name, table in tables.items()]
+    order = ranked(contestants, task.metric, _best_baseline(task, dataset))
+    if order[0].name in tables:
+        _copy((model.wide.table, model.wide.bias), tables[order[0].name])
+    model.wide.set_share(order[0].deep, order[0].wide)
+    return order
+
+
+def _noun(model: Transformer) -> str:
+    """Return the name of the features that the wide path reads; "": the task names its simple features instead."""
+    return "" if model.spec.wide is None else model.spec.wide.noun
+
+
+def _held(batches: Iterable[Batch], outputs: int) -> list[Batch]:
+    """Return as many ``batches`` as fit into a share of the memory, with the ``outputs`` values per target that all
+    contestants compute: all batches, or every second batch, or every fourth …
+    """
+    memory, step, size = usable_memory(), 1, 0
+    most = math.inf if memory is None else _SHARE * memory
+    held = list[Batch]()
+    for i, batch in enumerate(batches):
+        if i % step == 0:
+            held.append(batch)
+            size += _bytes(batch, outputs)
+        while size > most and len(held) > 1:
+            held, step = held[::2], 2 * step
+            size = sum(_bytes(each, outputs) for each in held)
+    return held
+
+
+def _bytes(batch: Batch, outputs: int) -> int:
+    """Return the bytes of a batch, and of the outputs of both paths and of their sum, in fp64."""
+    tensors = (each for each in tree_iter(vars(batch.input)) if isinstance(each, Tensor))
+    return sum(each.nbytes for each in tensors) + 3 * 8 * outputs * batch.num_targets
+
+
+def _best_baseline(task: JoinedTask, dataset: Dataset) -> float | None:
+    """Return the best value of the task's metric among its baselines on the validation split; None without
+    baselines.
+    """
+    found = task.baselines(dataset, VALIDATION)
+    values = [value for name, value in found.items() if name.startswith(f"{task.metric}_of_")]
+    return (min if task.metric in ERRORS else max)(values, default=None)
+
+
+@torch.no_grad()
+def _linear(model: Transformer, table: tuple[Tensor, Tensor], batches: Sequence[Batch]) -> list[Tensor]:
+    """Compute the outputs of the wide path with another table and bias, in fp64 on the CPU."""
+    wide = model.wide
+    assert wide is not None
+    own = wide.table.clone(), wide.bias.clone()
+    _copy((wide.table, wide.bias), table)
+    found = [at_least_single(wide(batch.to(model.device).input)).double().cpu() for batch in batches]
+    _copy((wide.table, wide.bias), own)
+    return found
+
+
+@torch.no_grad()
+def _outputs(
+    model: Transformer, task: JoinedTask, batches: Sequence[Batch], precision: str, stop: Callable[[], bool]
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]] | None:
+    """Compute (deep outputs, wide outputs, targets) of each batch on the CPU, the outputs in fp64; None if stopped."""
+    assert model.wide is not None
+    found: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
+    with evaluating(model), autocast(precision, model.device):
+        for batch in batches:
+            if stop():
+                return None
+            here = batch.to(model.device)
+            for path in (DEEP, WIDE):
+                model.wide.set_share(float(path == DEEP), float(path == WIDE))
+                outputs, targets = task.asked(model, here)
+                found[path].append(at_least_single(outputs).double().cpu())
+            found[2].append(targets.cpu())
+    return found
+
+
+def _shares(
+    model: Transformer, deep: Tensor, wide: Tensor, targets: Tensor, reads: Sequence[int]
+) -> tuple[tuple[float, float], float | None]:
+    """Return (factors of both paths, cross-validated loss per row); the loss is None unless the rows are few.
+
+    Factors that are fitted to few rows scale up outputs too much, because the outputs are correct for these rows. With
+    few rows, cross-validation therefore decides between fitted and equal factors.
+    """
+    fitted, count = _factors(model, deep, wide, targets, reads), len(targets)
+    if not _PARTS <= count < _SMALL:
+        return fitted, None
+    part, total = torch.arange(count) % _PARTS, 0.0
+    for i in range(_PARTS):
+        own, rest = part == i, part != i
+        a, b = _factors(model, deep[rest], wide[rest], targets[rest], reads)
+        total += float(model.head.loss(a * deep[own] + b * wide[own], targets[own]))
+    a, b = (float(path in reads) / len(reads) for path in (DEEP, WIDE))
+    plain = float(model.head.loss(a * deep + b * wide, targets))
+    return ((a, b), plain / count) if plain <= total else (fitted, total / count)
+
+
+def _factors(
+    model: Transformer, deep: Tensor, wide: Tensor, targets: Tensor, reads: Sequence[int]
+) -> tuple[float, float]:
+    """Return the factors (a, b) that minimise the loss of a · deep + b · wide; the factor of a path not in ``reads`` is
+    0.
+
+    The loss includes (max(0, ln a)² + max(0, ln b)²) / 2, one half of a normal prior: without it, the factors have no
+    finite optimum if all rows are correct. Factors below 1, such as that of a poor path, are not penalised.
+    """
+    size = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    on = torch.tensor([float(path in reads) for path in (DEEP, WIDE)], dtype=torch.float64)
+    optimizer = torch.optim.LBFGS([size], max_iter=_STEPS, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        a, b = size.exp() * on
+        found = (model.head.loss(a * deep + b * wide, targets) + (size * on).relu().square().sum() / 2) / len(targets)
+        found.backward()
+        return found
+
+    with torch.enable_grad():
+        optimizer.step(loss)  # type: ignore[arg-type]
+    a, b = (size.detach().exp() * on).tolist()
+    return (a, b) if np.isfinite((a, b)).all() else (float(on[DEEP]), float(on[WIDE]))
