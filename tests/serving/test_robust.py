@@ -242,11 +242,15 @@ def test_the_end_of_the_server_waits_for_what_it_began(runs: dict[str, Run]) -> 
     found: list[httpx.Response] = []
     with serving({"rope": runs["rope"]}, Limits(batch=1, tokens=4_000)) as server:
         worker = server.service.models["rope"].worker
+        both, step = threading.Event(), worker._step
+        # A busy machine may answer one request before the other arrives, so steps are slow until both have.
+        worker._step = lambda queue: (both.wait(0.05), step(queue))[1]
         bodies = [{**LONG, "max_tokens": 2_000}, {**LONG, "max_tokens": 80, "stream": True}]
         threads = [threading.Thread(target=lambda body=body: found.append(posted(server, **body))) for body in bodies]
         for thread in threads:
             thread.start()
         until(lambda: worker.counts.running + worker.counts.waiting == 2)  # one runs, the other waits
+        both.set()
         server.server.should_exit = True
         for thread in threads:
             thread.join(30)
