@@ -1,4 +1,4 @@
-"""BERT: five heads, feed-forward widths that are no multiple, one token type and three, each head."""
+"""BERT: five heads, feed-forward widths that are no multiple, one token type and three, each head; ERNIE."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from transformers import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
+    ErnieConfig,
+    ErnieForMaskedLM,
+    ErnieForSequenceClassification,
 )
 
 
@@ -42,6 +45,10 @@ def config(**changed: Any) -> BertConfig:
     return BertConfig(**{**sizes, "max_position_embeddings": 23, "hidden_dropout_prob": 0.2, **changed})
 
 
+def ernie(**changed: Any) -> ErnieConfig:
+    return ErnieConfig(**{**config().to_dict(), "model_type": "ernie", "architectures": None, **changed})
+
+
 LABELS = {0: "anger", 1: "joy", 2: "neither"}
 
 CASES = (
@@ -62,4 +69,6 @@ CASES = (
     ),
     Case("bert-tags", BertForTokenClassification, config(num_labels=7, intermediate_size=7)),
     Case("bert-answers", BertForQuestionAnswering, config(num_hidden_layers=1, num_attention_heads=6)),
+    Case("ernie-masked", ErnieForMaskedLM, ernie()),
+    Case("ernie-classes", ErnieForSequenceClassification, ernie(num_labels=3, type_vocab_size=4)),
 )

@@ -1,4 +1,4 @@
-"""RoBERTa: other rows for padding than 1, each head, and XLM-RoBERTa."""
+"""RoBERTa: other rows for padding than 1, each head; XLM-RoBERTa, CamemBERT and data2vec for texts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ import torch
 import transformers
 from tests.interop.cases.case import Case
 from transformers import (
+    CamembertConfig,
+    CamembertForMaskedLM,
+    CamembertForTokenClassification,
+    Data2VecTextConfig,
+    Data2VecTextForMaskedLM,
+    Data2VecTextForSequenceClassification,
     RobertaConfig,
     RobertaForQuestionAnswering,
     RobertaForSequenceClassification,
@@ -58,4 +64,17 @@ CASES = (
         renamed={"roberta.embeddings.word_embeddings.weight": "lm_head.decoder.weight"},
     ),
     Case("xlm-roberta-classes", XLMRobertaForSequenceClassification, multilingual(num_labels=4, pad_token_id=2)),
+    Case(
+        "camembert-masked",
+        CamembertForMaskedLM,
+        CamembertConfig(**SIZES, max_position_embeddings=23),
+        renamed={"roberta.embeddings.word_embeddings.weight": "lm_head.decoder.weight"},
+    ),
+    Case("camembert-tags", CamembertForTokenClassification, CamembertConfig(**SIZES, max_position_embeddings=23)),
+    Case("data2vec-masked", Data2VecTextForMaskedLM, Data2VecTextConfig(**SIZES, max_position_embeddings=23)),
+    Case(
+        "data2vec-classes",
+        Data2VecTextForSequenceClassification,
+        Data2VecTextConfig(**SIZES, max_position_embeddings=23, pad_token_id=0),
+    ),
 )

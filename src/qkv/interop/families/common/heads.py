@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from qkv.interop.families.common.activations import INWARD
 from qkv.interop.mapping.config import Config
@@ -20,6 +20,23 @@ HEAD_KEYS: Reasons = dict.fromkeys(
 """Config keys of heads that may be ignored in every family, with the reason."""
 Reader = Callable[[Config], Head]
 Writer = Callable[[Head], dict[str, Any] | None]
+
+
+class HeadKeys(NamedTuple):
+    """Config keys that heads read: the model's width, the dropout before the last layer, and that of the body, which
+    counts without the former.
+    """
+
+    width: str = "hidden_size"
+    dropout: str = "classifier_dropout"
+    body_dropout: str = "hidden_dropout_prob"
+
+    def rate(self, config: Config) -> float:
+        """Return the dropout rate before a head's last layer."""
+        return config.number(self.dropout, config.number(self.body_dropout, 0.1))
+
+
+BERT_KEYS = HeadKeys()
 
 
 def language_model(tied: bool, ours: str = "head.weight", theirs: str = "lm_head.weight") -> Architecture:
@@ -77,56 +94,66 @@ def _tie(head: Head) -> dict[str, Any] | None:
     return {"tie_word_embeddings": head.tied}
 
 
+def transform(config: Config) -> dict[str, Any]:
+    """Return the fields of BERT's dense layer before the logits: φ is ``hidden_act``, and a norm follows."""
+    return {**gelu_transform(config), "transform": config.word("hidden_act", "gelu", INWARD)}
+
+
+def gelu_transform(config: Config) -> dict[str, Any]:
+    """Return the fields of RoBERTa's dense layer before the logits: φ is GELU, and a norm follows."""
+    return {"transform": "gelu", "norm": LayerNorm(eps=config.number("layer_norm_eps", 1e-12))}
+
+
 def masked(
-    names: Mapping[str, str], activation: Activation | None = None, ignored: Reasons | None = None
+    names: Mapping[str, str],
+    fields: Callable[[Config], dict[str, Any]] = transform,
+    ignored: Reasons | None = None,
 ) -> Architecture:
     """Build an architecture with a masked language model head: logits = norm(φ(x W_t + b_t)) W^T + b. ``names``: own
-    name -> published name.
+    name -> published name; ``fields``: function from the config to the head's fields.
 
-    φ is ``activation``, default the body's ``hidden_act``. If W is not the token table, b is stored as W's bias; its
-    usual name exists too but is ignored.
+    If W is not the token table, b is stored as W's bias; its usual name exists too but is ignored.
     """
     rows = tuple(NameRule(*pair) for pair in names.items())
-    bias, weight = names["head.bias"], names["head.weight"]
-    untied = NameRule("head.bias", (weight.removesuffix("weight") + "bias", bias), COPIED, lambda spec: not spec.tied)
+    both = names["head.weight"].removesuffix("weight") + "bias", names["head.bias"]
+    untied = [NameRule("head.bias", both, COPIED, lambda spec: not spec.tied)] if both[0] != both[1] else []
 
     def read(config: Config) -> Head:
-        tied = config.flag("tie_word_embeddings", True)
-        norm = LayerNorm(eps=config.number("layer_norm_eps", 1e-12))
-        return LanguageModelHead(
-            tied=tied, bias=True, transform=activation or config.word("hidden_act", "gelu", INWARD), norm=norm
-        )
+        return LanguageModelHead(tied=config.flag("tie_word_embeddings", True), bias=True, **fields(config))
 
-    def write(head: Head) -> dict[str, Any] | None:
-        if not isinstance(head, LanguageModelHead) or not head.bias or head.transform is None:
-            return None
-        return {"tie_word_embeddings": head.tied}
-
-    return Architecture(read, write, (untied, *rows), ignored or {})
+    return Architecture(read, _masked_keys, (*untied, *rows), ignored or {})
 
 
-def classification(hidden: str, output: str, ignored: Reasons | None = None) -> Architecture:
-    """Build an architecture with the head W dropout(tanh(W_h x_0 + b_h)) + b on the first position: regression if the
+def _masked_keys(head: Head) -> dict[str, Any] | None:
+    if not isinstance(head, LanguageModelHead) or not head.bias or head.transform is None:
+        return None
+    return {"tie_word_embeddings": head.tied}
+
+
+def classification(
+    hidden: str,
+    output: str,
+    ignored: Reasons | None = None,
+    activation: Activation = "tanh",
+    keys: HeadKeys = BERT_KEYS,
+) -> Architecture:
+    """Build an architecture with the head W dropout(φ(W_h x_0 + b_h)) + b on the first position: regression if the
     config has one class or says so, else classification.
 
-    ``hidden`` and ``output``: published names of the two layers.
+    ``hidden`` and ``output``: published names of the two layers; φ: ``activation``.
     """
-    return Architecture(
-        _classification,
-        _classes,
-        (NameRule("head.hidden.*", f"{hidden}.*"), NameRule("head.output.*", f"{output}.*")),
-        ignored or {},
-    )
 
+    def read(config: Config) -> Head:
+        width = config.size(keys.width, 768)
+        return pooled_head(config, pooling="first", hidden=width, activation=activation, dropout=keys.rate(config))
 
-def _classification(config: Config) -> Head:
-    return pooled_head(config, pooling="first", hidden=config.size("hidden_size", 768), dropout=_dropout(config))
+    def write(head: Head) -> dict[str, Any] | None:
+        if not isinstance(head, ClassificationHead | RegressionHead) or head.pooling != "first":
+            return None
+        return {**problem_keys(head), keys.dropout: head.dropout}
 
-
-def _classes(head: Head) -> dict[str, Any] | None:
-    if not isinstance(head, ClassificationHead | RegressionHead) or head.pooling != "first":
-        return None
-    return {**problem_keys(head), "classifier_dropout": head.dropout}
+    rows = NameRule("head.hidden.*", f"{hidden}.*"), NameRule("head.output.*", f"{output}.*")
+    return Architecture(read, write, rows, ignored or {})
 
 
 def pooled_head(config: Config, **fields: Any) -> Head:
@@ -165,7 +192,7 @@ def of_decoder(stem: str, tags: str | None = "score", question_answering: bool =
         f"{stem}ForSequenceClassification": Architecture(_last, _last_classes, (NameRule("head.output.*", "score.*"),))
     }
     if tags:
-        found[f"{stem}ForTokenClassification"] = tagging(tags, body_dropout="hidden_dropout")
+        found[f"{stem}ForTokenClassification"] = tagging(tags, keys=HeadKeys(body_dropout="hidden_dropout"))
     if question_answering:
         found[f"{stem}ForQuestionAnswering"] = answering("qa_outputs")
     return found
@@ -181,37 +208,34 @@ def _last_classes(head: Head) -> dict[str, Any] | None:
     )
 
 
-def tagging(output: str, ignored: Reasons | None = None, body_dropout: str = "hidden_dropout_prob") -> Architecture:
-    """Build the architecture for token classification: W dropout(x_i) + b. ``output``: published name of the layer;
-    ``body_dropout``: config key of the body's dropout.
+def tagging(output: str, ignored: Reasons | None = None, keys: HeadKeys = BERT_KEYS) -> Architecture:
+    """Build the architecture for token classification: W dropout(x_i) + b. ``output``: published name of the layer."""
+
+    def read(config: Config) -> Head:
+        return TokenHead(num_classes=label_count(config), dropout=keys.rate(config))
+
+    def write(head: Head) -> dict[str, Any] | None:
+        if not isinstance(head, TokenHead) or head.num_classes is None:
+            return None
+        return {**label_keys(head.num_classes), keys.dropout: head.dropout}
+
+    return Architecture(read, write, (NameRule("head.output.*", f"{output}.*"),), ignored or {})
+
+
+def answering(output: str, ignored: Reasons | None = None, dropout: str = "") -> Architecture:
+    """Build the architecture for extractive question answering: start and end logits per position. ``output``:
+    published name of the layer; ``dropout``: config key of the dropout before it, if there is one.
     """
 
     def read(config: Config) -> Head:
-        return TokenHead(num_classes=label_count(config), dropout=_dropout(config, body_dropout))
+        return span_head(config, dropout=config.number(dropout)) if dropout else span_head(config)
 
-    return Architecture(read, _tags, (NameRule("head.output.*", f"{output}.*"),), ignored or {})
+    def write(head: Head) -> dict[str, Any] | None:
+        if not isinstance(head, SpanHead):
+            return None
+        return {dropout: head.dropout} if dropout else {}
 
-
-def _tags(head: Head) -> dict[str, Any] | None:
-    if not isinstance(head, TokenHead) or head.num_classes is None:
-        return None
-    return {**label_keys(head.num_classes), "classifier_dropout": head.dropout}
-
-
-def answering(output: str, ignored: Reasons | None = None) -> Architecture:
-    """Build the architecture for extractive question answering: start and end logits per position. ``output``:
-    published name of the layer.
-    """
-    return Architecture(
-        _answering,
-        lambda head: {} if isinstance(head, SpanHead) else None,
-        (NameRule("head.output.*", f"{output}.*"),),
-        ignored or {},
-    )
-
-
-def _answering(config: Config) -> Head:
-    return span_head(config)
+    return Architecture(read, write, (NameRule("head.output.*", f"{output}.*"),), ignored or {})
 
 
 def span_head(config: Config, **fields: Any) -> Head:
@@ -237,8 +261,3 @@ def label_keys(count: int) -> dict[str, Any]:
         "id2label": {str(i): name for i, name in enumerate(names)},
         "label2id": {name: i for i, name in enumerate(names)},
     }
-
-
-def _dropout(config: Config, body: str = "hidden_dropout_prob") -> float:
-    """Return the dropout rate before a head's last layer; default: that of the body, under the key ``body``."""
-    return config.number("classifier_dropout", config.number(body, 0.1))

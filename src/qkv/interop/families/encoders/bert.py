@@ -4,15 +4,25 @@ embeddings.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from qkv.interop.families.common import heads
 from qkv.interop.families.common.activations import INWARD, OUTWARD
-from qkv.interop.families.common.heads import answering, classification, masked, pooler, tagging
+from qkv.interop.families.common.heads import (
+    BERT_KEYS,
+    HeadKeys,
+    answering,
+    classification,
+    masked,
+    pooler,
+    tagging,
+)
 from qkv.interop.families.common.shape import shape_of
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import QKV
-from qkv.interop.mapping.family import Family
+from qkv.interop.mapping.family import Architecture, Family
 from qkv.interop.mapping.names import NameRule
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward
@@ -20,14 +30,8 @@ from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Model, Text
-from qkv.spec.parts import LayerNorm, Learned, NoNorm
+from qkv.spec.parts import LayerNorm, Learned, NoNorm, Norm
 
-POOLER = pooler("bert.")
-OTHER_HEADS = {
-    **POOLER,
-    "cls.predictions.decoder.bias": "the same as cls.predictions.bias",
-    "cls.seq_relationship.*": "next-sentence head, used in pretraining only",
-}
 IGNORED = {
     "bert.embeddings.position_ids": "constant position ids 0, 1, 2, …",
 }
@@ -88,18 +92,35 @@ def body(config: Config, head: Head, reserved: int, types: int) -> Model:
     """
     for key, only, meaning in FIXED:
         config.fixed(key, only, meaning)
-    width, dropout = config.size("hidden_size", 768), config.number("hidden_dropout_prob", 0.1)
-    norm = LayerNorm(eps=config.number("layer_norm_eps", 1e-12))
+    return structure(config, head, reserved, types, LayerNorm(eps=config.number("layer_norm_eps", 1e-12)))
+
+
+BERT_NAMES: Mapping[str, str] = {}
+
+
+def structure(
+    config: Config, head: Head, reserved: int, types: int, norm: Norm, named: Mapping[str, str] = BERT_NAMES
+) -> Model:
+    """Build the spec of BERT's structure, as ``body`` does, with one ``norm`` for all places. ``named``: BERT's names
+    of config keys -> their names in this config, where they differ.
+    """
+
+    def key(name: str) -> str:
+        return named.get(name, name)
+
+    dropout = config.number(key("hidden_dropout_prob"), 0.1)
     attention = Attention(
-        num_heads=config.size("num_attention_heads", 12),
+        num_heads=config.size(key("num_attention_heads"), 12),
         mask=Full(),
-        dropout=config.number("attention_probs_dropout_prob", 0.1),
+        dropout=config.number(key("attention_probs_dropout_prob"), 0.1),
     )
-    activation = config.word("hidden_act", "gelu", INWARD)
-    feed_forward = FeedForward(hidden=config.size("intermediate_size", 3072), activation=activation)
+    feed_forward = FeedForward(
+        hidden=config.size(key("intermediate_size"), 3072),
+        activation=config.word(key("hidden_act"), "gelu", INWARD),
+    )
     return Model(
-        width=width,
-        num_layers=config.layers("num_hidden_layers", 12),
+        width=config.size(key("hidden_size"), 768),
+        num_layers=config.layers(key("num_hidden_layers"), 12),
         context_length=_positions(config, reserved),
         frontend=Text(
             vocab_size=config.size("vocab_size", 30522),
@@ -140,8 +161,10 @@ def config(spec: Model) -> dict[str, Any] | None:
     return {**found, "type_vocab_size": types} if found and types else None
 
 
-def keys(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for BERT's structure except token types; None if ``spec`` has another structure."""
+def keys(spec: Model, named: Mapping[str, str] = BERT_NAMES) -> dict[str, Any] | None:
+    """Return config.json keys for BERT's structure except token types; None if ``spec`` has another structure.
+    ``named``: as for ``structure``.
+    """
     match shape_of(spec):
         case Block(
             branches=(Attention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm, order="post"
@@ -149,7 +172,7 @@ def keys(spec: Model) -> dict[str, Any] | None:
             pass
         case _:
             return None
-    return {
+    sizes = {
         "hidden_size": spec.width,
         "num_hidden_layers": len(spec.layers),
         "num_attention_heads": attention.num_heads,
@@ -162,21 +185,39 @@ def keys(spec: Model) -> dict[str, Any] | None:
         "attention_probs_dropout_prob": attention.dropout,
         "initializer_range": spec.init_std,
     }
+    return {named.get(key, key): value for key, value in sizes.items()}
 
 
-ARCHITECTURES = {
-    "BertForMaskedLM": masked(MASKED_NAMES, ignored=OTHER_HEADS),
-    "BertForPreTraining": masked(MASKED_NAMES, ignored=OTHER_HEADS),
-    "BertModel": heads.body("bert.embeddings.word_embeddings.weight", kept=POOLER),
-    "BertForSequenceClassification": classification(hidden="bert.pooler.dense", output="classifier"),
-    "BertForTokenClassification": tagging("classifier", ignored=POOLER),
-    "BertForQuestionAnswering": answering("qa_outputs", ignored=POOLER),
-}
+def architectures(stem: str, prefix: str, keys: HeadKeys = BERT_KEYS) -> dict[str, Architecture]:
+    """Return the published architectures of BERT's structure by name, such as ``stem`` + "ForMaskedLM"; ``prefix``: of
+    the body's tensor names.
+    """
+    unread = pooler(prefix)
+    others = {
+        **unread,
+        "cls.predictions.decoder.bias": "the same as cls.predictions.bias",
+        "cls.seq_relationship.*": "next-sentence head, used in pretraining only",
+    }
+    return {
+        f"{stem}ForMaskedLM": masked(MASKED_NAMES, ignored=others),
+        f"{stem}ForPreTraining": masked(MASKED_NAMES, ignored=others),
+        f"{stem}Model": heads.body(f"{prefix}embeddings.word_embeddings.weight", kept=unread),
+        f"{stem}ForSequenceClassification": classification(f"{prefix}pooler.dense", "classifier", keys=keys),
+        f"{stem}ForTokenClassification": tagging("classifier", unread, keys),
+        f"{stem}ForQuestionAnswering": answering("qa_outputs", ignored=unread),
+    }
+
+
+def _ernie(config: Config, head: Head) -> Model:
+    """Build the spec of ERNIE (Sun et al. 2020): BERT's, without the vectors of pretraining tasks."""
+    config.fixed("use_task_id", False, "the embeddings, to which a vector of the task is added")
+    return spec(config, head)
+
 
 BERT = Family(
     name="BERT",
     model_types=("bert",),
-    architectures=ARCHITECTURES,
+    architectures=architectures("Bert", "bert."),
     spec=spec,
     config=config,
     names=names("bert."),
@@ -186,4 +227,18 @@ BERT = Family(
     older=OLDER,
 )
 
-register(BERT)
+ERNIE = replace(
+    BERT,
+    name="ERNIE",
+    base="BERT",
+    model_types=("ernie",),
+    architectures=architectures("Ernie", "ernie."),
+    spec=_ernie,
+    names=names("ernie."),
+    prefix="ernie.",
+    ignored={"ernie.embeddings.position_ids": "constant position ids 0, 1, 2, …"},
+    ignored_config={**IGNORED_CONFIG, "task_type_vocab_size": "read only with use_task_id"},
+    older={},
+)
+
+register(BERT, ERNIE)

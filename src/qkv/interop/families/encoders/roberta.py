@@ -1,5 +1,5 @@
-"""RoBERTa (Liu et al. 2019): BERT's structure with reserved first rows of the position table; XLM-RoBERTa is the same
-under another name.
+"""RoBERTa (Liu et al. 2019): BERT's structure with reserved first rows of the position table; XLM-RoBERTa, CamemBERT
+and the text model of data2vec are the same under other names.
 
 Position p uses row p + pad_token_id + 1. In training, the classification head of transformers also applies dropout to
 the first position's vector.
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from qkv.interop.families.common import heads
-from qkv.interop.families.common.heads import answering, classification, masked, pooler, tagging
+from qkv.interop.families.common.heads import answering, classification, gelu_transform, masked, pooler, tagging
 from qkv.interop.families.encoders import bert
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Architecture, Family
@@ -54,7 +54,7 @@ def architectures(stem: str, prefix: str) -> dict[str, Architecture]:
     unread = pooler(prefix)
     again = {**unread, "lm_head.decoder.bias": "the same as lm_head.bias"}
     return {
-        f"{stem}ForMaskedLM": masked(MASKED_NAMES, activation="gelu", ignored=again),
+        f"{stem}ForMaskedLM": masked(MASKED_NAMES, gelu_transform, again),
         f"{stem}Model": heads.body(f"{prefix}embeddings.word_embeddings.weight", kept=unread),
         f"{stem}ForSequenceClassification": classification(
             hidden="classifier.dense", output="classifier.out_proj", ignored=unread
@@ -86,4 +86,18 @@ XLM_ROBERTA = replace(
     defaults={},
 )
 
-register(ROBERTA, XLM_ROBERTA)
+CAMEMBERT = replace(
+    XLM_ROBERTA, name="CamemBERT", model_types=("camembert",), architectures=architectures("Camembert", "roberta.")
+)
+DATA2VEC = replace(
+    XLM_ROBERTA,
+    name="data2vec-text",
+    model_types=("data2vec-text",),
+    architectures=architectures("Data2VecText", "data2vec_text."),
+    names=bert.names("data2vec_text."),
+    prefix="data2vec_text.",
+    ignored={"data2vec_text.embeddings.position_ids": "constant position ids 0, 1, 2, …"},
+    older={},
+)
+
+register(ROBERTA, XLM_ROBERTA, CAMEMBERT, DATA2VEC)
