@@ -24,7 +24,8 @@ import qkv
 from qkv.generation.queue.requests import Request, RequestQueue
 from qkv.mixers.attention.attention import Attention
 from qkv.models.edit.quantize import quantize
-from qkv.models.transformer import State, Transformer
+from qkv.models.state import State
+from qkv.models.transformer import Transformer
 from qkv.report.table import print_table
 from qkv.spec.generation import Generation
 from qkv.spec.models.quantization import Quantization

@@ -22,7 +22,8 @@ from qkv.generation.decode.sample import Sampling, generate
 from qkv.layers.signal import Signal
 from qkv.models.fast import replayed_step
 from qkv.models.fast.replayed_step import RECORDERS, CudaGraph, StepInputs, fixed_step
-from qkv.models.transformer import State, Transformer
+from qkv.models.state import State
+from qkv.models.transformer import Transformer
 from qkv.spec.generation import Generation
 from qkv.spec.model import Model
 from qkv.state.tree import join, rows, tensors

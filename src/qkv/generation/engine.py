@@ -29,7 +29,8 @@ from qkv.generation.queue.prefixes import Prefixes
 from qkv.layers.context import Memory
 from qkv.layers.signal import Signal
 from qkv.models.fast.layout import lay_out
-from qkv.models.transformer import State, Transformer
+from qkv.models.state import State
+from qkv.models.transformer import Transformer
 from qkv.state.tree import join, nbytes, overwrite, rows
 
 

@@ -82,6 +82,12 @@ class Signal:
         """Number of rows, B."""
         return self.values.shape[0]
 
+    def unpadded(self, vectors: Tensor) -> Tensor:
+        """Select the vectors (M, D) at unpadded positions, row by row, from ``vectors`` (B, N, D)."""
+        if self.lengths is None:
+            return vectors.flatten(0, 1)
+        return vectors[torch.arange(vectors.shape[1], device=vectors.device) < self.lengths[:, None]]
+
     def to(self, device: torch.device | str) -> Self:
         """Copy the signal to ``device``."""
         own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "inputs"}

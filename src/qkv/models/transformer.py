@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,12 @@ from qkv.layers.layout import WHOLE, Layouts
 from qkv.layers.positions import Learned
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap, tapped
-from qkv.models.fast.native_token import native_token, obstacle
+from qkv.models.fast.runners import after_runners
 from qkv.models.heads.head import build_head
 from qkv.models.queries import Queries
 from qkv.models.stack.layered import Layered
 from qkv.models.stack.segmentation import build_segmentation
+from qkv.models.state import Decoded, State
 from qkv.models.wide import DEEP, build_wide
 from qkv.spec.errors import UserError, dotted
 from qkv.spec.model import Encoder as EncoderSpec
@@ -29,34 +30,12 @@ from qkv.spec.model import Latents as LatentsSpec
 from qkv.spec.model import Model
 from qkv.spec.model import Stack as StackSpec
 from qkv.spec.parts import Learned as LearnedSpec
-from qkv.state.arrival import Arrival, Counts
+from qkv.state.arrival import Counts
 from qkv.state.pages import room_for
 from qkv.state.store import slots_for
 from qkv.state.tree import cut
 
 Embedded = tuple[Tensor, Context]
-
-
-class State(NamedTuple):
-    """Decoding state of a model (for attention the KV cache).
-
-    positions (B): number of positions read.   limit (B): fixed capacity, 0 if it grows.   blocks: state of each
-    branch, or of the segmentation.   prefix (B): length of the prefix, on which masks at later positions may depend.
-
-    Counts are on the host, so that decoding does not wait for the device.
-    """
-
-    positions: Counts
-    limit: Counts
-    blocks: Any
-    prefix: Counts
-
-
-class Decoded(NamedTuple):
-    """Result of ``decode``: logits (M, V) after each of the M new tokens of all rows, row by row, and next state."""
-
-    logits: Tensor
-    state: State
 
 
 class Stack(Layered):
@@ -351,58 +330,13 @@ class Transformer(Stack):
         x, _, state = self._read(Signal.of(signal), state, tap, memory)
         return x, state
 
+    @after_runners
     def decode(self, tokens: Sequence[Sequence[int]], state: State) -> Decoded:
-        """Read one or more new tokens of each row, given as ids; return logits and next state.
-
-        This is a single native call if the native library supports all parts of the model.
-        """
-        if (found := self._decoded(tokens, state)) is not None:
-            return found
+        """Read one or more new tokens of each row, given as ids; return logits and next state."""
         signal = Signal.of_rows(tokens, self.device)
         vectors, after = self.features(signal, state)
         assert after is not None
-        return Decoded(self.head(_unpadded(vectors, signal)[:, None])[:, 0], after)
-
-    def decoding_path(self) -> str:
-        """Describe how ``decode`` runs: "one native call a token", or "part by part" with the reason."""
-        obstacle = self._obstacle()
-        return f"part by part: {obstacle}" if obstacle else "one native call a token"
-
-    def _obstacle(self) -> str:
-        """Return the reason why ``decode`` is not a single native call; empty if it is."""
-        if lacking := self._not_native():
-            return f"the model has {lacking[0]}"
-        if not self.native:
-            return "the native library lacks averages over depth and reversible blocks"
-        return obstacle(self, self._token_parts())
-
-    def _not_native(self) -> tuple[str, ...]:
-        """Return the names of the parts of the model beside the blocks that the native library does not support."""
-        parts = {"a segmentation": self.segmentation, "latents": self.latents, "a wide path": self.wide}
-        return tuple(name for name, part in parts.items() if part is not None)
-
-    def _token_parts(self) -> tuple[nn.Module, ...]:
-        """Return the modules from tokens to logits, in the order of execution."""
-        return (self.frontend, *self.walked, self.norm, self.head)
-
-    def _decoded(self, tokens: Sequence[Sequence[int]], state: State) -> Decoded | None:
-        """Decode with the native library; return None if it does not support the model, or if the input is invalid."""
-        if self._not_native() or not self.native or len(tokens) != len(state.positions):
-            return None
-        arrival = _arrival(state.positions, tokens)
-        step, size = native_token(self, self._token_parts(), arrival, state.blocks), self.vocab_size
-        flat = [token for row in tokens for token in row]
-        if step is None or size is None or not all(0 <= token < size for token in flat):
-            return None
-        self.frontend.call_guards()
-        self.frontend.admit(arrival, state.limit)
-
-        def embed() -> Tensor:
-            signal = Signal.of_rows(tokens, self.device)
-            return _unpadded(self.embed(signal, Past(state.positions, state.limit, None))[0], signal)
-
-        logits = step(flat, arrival, state.blocks, embed)
-        return Decoded(logits, State(arrival.after, state.limit, state.blocks, state.prefix))
+        return Decoded(self.head(signal.unpadded(vectors)[:, None])[:, 0], after)
 
     def _read(
         self, signal: Signal, state: State | None, tap: Tap | None, memory: Memory | Memories | None
@@ -477,20 +411,6 @@ class Transformer(Stack):
         if any(name not in read for name in given):
             raise UserError(_NOT_READ)
         return given
-
-
-def _arrival(past: Counts, tokens: Sequence[Sequence[int]]) -> Arrival:
-    """Describe the positions of the new ``tokens`` of each row after ``past`` positions."""
-    counts = Counts(map(len, tokens))
-    most = max(counts, default=0)
-    return Arrival(past, most, None if counts.count(most) == len(counts) else counts)
-
-
-def _unpadded(vectors: Tensor, signal: Signal) -> Tensor:
-    """Select the vectors (M, D) at unpadded positions of ``signal``, row by row, from ``vectors`` (B, N, D)."""
-    if signal.lengths is None:
-        return vectors.flatten(0, 1)
-    return vectors[torch.arange(vectors.shape[1], device=vectors.device) < signal.lengths[:, None]]
 
 
 _NOT_READ = "the model has no branch that reads a memory; leave the memory out"

@@ -107,6 +107,8 @@ def _decode(model: Transformer) -> str:
     """Decode one token after a prompt; return the path that decoded it, or "" if the model decodes no text."""
     import torch
 
+    from qkv.models.fast.native_token import decoding_path
+
     if not model.spec.decodes or model.encoder is not None or not model.vocab_size:
         return ""
     length = min(model.spec.context_length, model.limit or _LONGEST)
@@ -115,7 +117,7 @@ def _decode(model: Transformer) -> str:
     with torch.inference_mode():
         _, state = model(prompt, model.init_state(1))
         model.decode([[0]], state)
-        return model.decoding_path()
+        return decoding_path(model)
 
 
 def _try(model: Model, training: Training, quantized: Quantization | None) -> str:

@@ -18,7 +18,8 @@ from qkv.costs.counting.memory import LiveBytes
 from qkv.costs.measuring.machine import Machine, usable_memory
 from qkv.data.batching.batch import Batch
 from qkv.models.build import build
-from qkv.models.transformer import State, Transformer
+from qkv.models.state import State
+from qkv.models.transformer import Transformer
 from qkv.ops.selection.choices import assuming
 from qkv.spec.errors import UserError
 from qkv.state.tree import nbytes

@@ -26,7 +26,8 @@ from qkv.generation.context import first_seen
 from qkv.generation.queue.prefixes import FEWEST, Prefixes, SharedPrefix, common
 from qkv.layers.context import Memory
 from qkv.layers.signal import Signal
-from qkv.models.transformer import State, Transformer
+from qkv.models.state import State
+from qkv.models.transformer import Transformer
 from qkv.ops.native.step import MOST_VECTORS
 from qkv.state.tree import join, rows
 

@@ -22,7 +22,8 @@ from typing import NamedTuple
 
 import torch
 
-from qkv.models.transformer import State, Transformer
+from qkv.models.state import State
+from qkv.models.transformer import Transformer
 from qkv.state.pages import paged
 from qkv.state.tree import nbytes, one_row, stores
 

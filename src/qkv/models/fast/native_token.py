@@ -14,14 +14,17 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
+from qkv.frontends.frontend import Past
 from qkv.frontends.text import TextFrontend
 from qkv.layers.norms import NoNorm
+from qkv.layers.signal import Signal
 from qkv.models.fast.native_parts import beyond
 from qkv.models.fast.native_step import NativeStep, Unknown, refuse_beyond, step_of
 from qkv.models.heads.head import LanguageModelHead
+from qkv.models.state import Decoded, State
 from qkv.ops.native import library
 from qkv.ops.native.step import LOGITS, NORMED, STREAM
-from qkv.state.arrival import Arrival
+from qkv.state.arrival import Arrival, Counts
 
 Embed = Callable[[], Tensor]
 """Function without arguments that returns the embedded tokens, (M, D)."""
@@ -79,28 +82,70 @@ class NativeToken(NativeStep):
 _made: WeakKeyDictionary[nn.Module, NativeToken] = WeakKeyDictionary()
 
 
-def native_token(
-    model: nn.Module, parts: Sequence[nn.Module], arrival: Arrival, state: Sequence[Any]
-) -> NativeToken | None:
-    """Return the native step of ``model`` for the new tokens of a call; None if its modules must be called instead.
+def decode(model: Any, tokens: Sequence[Sequence[int]], state: State) -> Decoded | None:
+    """Decode ``tokens`` in one native call, as ``Transformer.decode``; None if the library does not support it.
 
-    parts: front end, blocks in the order of execution, final norm, head.   state: decoding state of the blocks.
+    None also if the tokens or their number are invalid, so that the model's own modules refuse them.
     """
-    return step_of(_made, model, parts, arrival, state, NativeToken)
+    size = model.vocab_size
+    if _unsupported(model) or size is None or len(tokens) != len(state.positions):
+        return None
+    arrival = _arrival(state.positions, tokens)
+    step = step_of(_made, model, _parts(model), arrival, state.blocks, NativeToken)
+    flat = [token for row in tokens for token in row]
+    if step is None or not all(0 <= token < size for token in flat):
+        return None
+    model.frontend.call_guards()
+    model.frontend.admit(arrival, state.limit)
+
+    def embed() -> Tensor:
+        signal = Signal.of_rows(tokens, model.device)
+        return signal.unpadded(model.embed(signal, Past(state.positions, state.limit, None))[0])
+
+    logits = step(flat, arrival, state.blocks, embed)
+    return Decoded(logits, State(arrival.after, state.limit, state.blocks, state.prefix))
 
 
-def obstacle(model: nn.Module, parts: Sequence[nn.Module]) -> str:
-    """Return the reason why ``native_token`` supports no call of ``model``; empty if there is none.
+def decoding_path(model: Any) -> str:
+    """Describe how ``model.decode`` runs: "one native call a token", or "part by part" with the reason."""
+    obstacle = _obstacle(model)
+    return f"part by part: {obstacle}" if obstacle else "one native call a token"
 
-    parts: as in ``native_token``.
-    """
+
+def _obstacle(model: Any) -> str:
+    """Return the reason why ``decode`` supports no call of ``model``; empty if there is none."""
+    if lacking := _unsupported(model):
+        return lacking
     if not library.available():
         return f"the native library does not run here: {library.described()}"
     if model.training:
         return "the model is in training mode"
-    step = _made.get(model)
+    step, parts = _made.get(model), _parts(model)
     if step is None or not step.current(parts):
         step = NativeToken(parts)
     if step.unknown:
         return f"the native library lacks {step.unknown}"
     return "a module has a hook, which is called only with the module" if step.fingerprint.heard() else ""
+
+
+def _unsupported(model: Any) -> str:
+    """Return which part or connection of ``model`` beside its modules in sequence the library lacks, or ""."""
+    beside = {"a segmentation": model.segmentation, "latents": model.latents, "a wide path": model.wide}
+    lacking = next((name for name, part in beside.items() if part is not None), None)
+    if lacking is not None:
+        return f"the model has {lacking}"
+    if model.depth_average is not None or model.reversible:
+        return "the native library lacks averages over depth and reversible blocks"
+    return ""
+
+
+def _parts(model: Any) -> tuple[nn.Module, ...]:
+    """Return the modules from tokens to logits, in the order of execution: front end, blocks, final norm, head."""
+    return (model.frontend, *model.walked, model.norm, model.head)
+
+
+def _arrival(past: Counts, tokens: Sequence[Sequence[int]]) -> Arrival:
+    """Describe the positions of the new ``tokens`` of each row after ``past`` positions."""
+    counts = Counts(map(len, tokens))
+    most = max(counts, default=0)
+    return Arrival(past, most, None if counts.count(most) == len(counts) else counts)

@@ -1,42 +1,64 @@
-"""Runners: faster ways to read new positions with a state than calling block after block, in the order of trial.
+"""Runners: faster ways to decode, tried in order before the method that defines the result.
 
-A runner is a function (stack, x (B, N, D), context, state) -> vectors (B, N, D) after the last block and the norm; it
-stores the new keys and values in ``state``. If it does not support a call, it returns None: the blocks must be called.
+    method    runner
+    decode    (model, tokens, state) -> ``Decoded``
+    read_on   (stack, x (B, N, D), context, state) -> (vectors (B, N, D) after the last block and the norm, next state)
+
+A runner has the arguments of its method and returns the same, or None if it does not support the call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from torch import Tensor
 
 from qkv.layers.context import Context
 from qkv.models.fast.native_step import native_step
+from qkv.models.fast.native_token import decode
 from qkv.models.fast.replayed_step import replayed_step
 
+P = ParamSpec("P")
+S = TypeVar("S")
+T = TypeVar("T")
 
-def by_recorded_graph(stack: Any, x: Tensor, context: Context, state: Sequence[Any]) -> Tensor | None:
+
+def by_recorded_graph(
+    stack: Any, x: Tensor, context: Context, state: Sequence[Any]
+) -> tuple[Tensor, Sequence[Any]] | None:
     """Replay the kernels of the stack, recorded as a CUDA graph."""
     step = replayed_step(stack, x, context, state)
-    return None if step is None else step(x, context)
+    return None if step is None else (step(x, context), tuple(state))
 
 
-def by_native_library(stack: Any, x: Tensor, context: Context, state: Sequence[Any]) -> Tensor | None:
+def by_native_library(
+    stack: Any, x: Tensor, context: Context, state: Sequence[Any]
+) -> tuple[Tensor, Sequence[Any]] | None:
     """Run the blocks in one call of the native library."""
-    if not stack.native or context.tap is not None or context.arrival is None:
+    if stack.depth_average is not None or stack.reversible or context.tap is not None or context.arrival is None:
         return None
     step = native_step(stack, stack.walked, x, context.arrival, state)
-    return None if step is None else stack.norm(step(x, context.arrival, state), context)
+    return None if step is None else (stack.norm(step(x, context.arrival, state), context), tuple(state))
 
 
-RUNNERS: tuple[Callable[[Any, Tensor, Context, Sequence[Any]], Tensor | None], ...] = (
-    by_recorded_graph,
-    by_native_library,
-)
+RUNNERS: dict[str, tuple[Callable[..., Any], ...]] = {
+    "decode": (decode,),
+    "read_on": (by_recorded_graph, by_native_library),
+}
+"""Runners in the order of trial, by the name of the method that defines the result."""
 
 
-def run(stack: Any, x: Tensor, context: Context, state: Sequence[Any]) -> Tensor | None:
-    """Return the output of the first runner that supports the call; None if no runner does."""
-    found = (runner(stack, x, context, state) for runner in RUNNERS)
-    return next((y for y in found if y is not None), None)
+def after_runners(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Decorate a method that decodes: it is called only if none of its ``RUNNERS`` supports the call."""
+    name = method.__name__
+
+    @wraps(method)
+    def run(self: S, *inputs: P.args, **more: P.kwargs) -> T:
+        for runner in RUNNERS[name]:
+            if (result := runner(self, *inputs, **more)) is not None:
+                return result  # type: ignore[no-any-return]
+        return method(self, *inputs, **more)
+
+    return run

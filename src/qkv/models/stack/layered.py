@@ -15,7 +15,7 @@ from qkv.layers.layout import Declared
 from qkv.layers.norms import Norm, build_norm
 from qkv.layers.relative import share_tables
 from qkv.models.block import Block
-from qkv.models.fast import runners
+from qkv.models.fast.runners import after_runners
 from qkv.models.stack.depth_average import DepthAverage
 from qkv.models.stack.reversible import through_reversible
 from qkv.spec.model import Layered as LayeredSpec
@@ -48,11 +48,6 @@ class Layered(Declared):
         self.depth_average = DepthAverage(spec.depth_average, len(self.walked)) if spec.depth_average else None
         self.reversible = spec.reversible
         self.norm = build_norm(spec.norm, spec.leaving(width))
-
-    @property
-    def native(self) -> bool:
-        """True if the native library supports the connections of the blocks: no depth average, not reversible."""
-        return self.depth_average is None and not self.reversible
 
     @property
     def walked(self) -> Sequence[nn.Module]:
@@ -112,12 +107,15 @@ class Layered(Declared):
         """Return (vectors (B, N, D) after the last block and the norm, next state of the blocks; None without one)."""
         if state is None:
             return self.norm(self.last(x, context), context), None
-        if (y := runners.run(self, x, context, state)) is not None:
-            return y, tuple(state)
+        return self.read_on(x, context, state)
+
+    @after_runners
+    def read_on(self, x: Tensor, context: Context, state: Sequence[Any]) -> tuple[Tensor, Sequence[Any]]:
+        """Return (vectors (B, N, D) after the last block and the norm, next state of the blocks) of new positions."""
         after = []
-        for y, kept in self.through(x, context, state):
+        for y, block_state in self.through(x, context, state):
             x = y
-            after.append(kept)
+            after.append(block_state)
         return self.norm(x, context), tuple(after)
 
     def _entering(self, x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from qkv.costs.measuring.turns import in_turns, reading_seconds
+from qkv.models.fast.native_token import decoding_path
 from qkv.models.transformer import Transformer
 from qkv.runs.bench.sides import Opener, in_memory, other_model, other_reader, other_writer, reader, writer
 from qkv.spec.errors import UserError
@@ -67,7 +68,7 @@ class Figure:
 class Bench:
     """Measured figures of one model, with its parameters, bytes of weights by precision, machine and versions.
 
-    paths: decoding path by precision, see ``Transformer.decoding_path``.
+    paths: decoding path by precision, see ``qkv.models.fast.native_token.decoding_path``.
     """
 
     name: str
@@ -117,7 +118,7 @@ def bench(
             figures.append(figure)
             tell(figure)
         if decodes:
-            paths[precision] = own.decoding_path()
+            paths[precision] = decoding_path(own)
     count = sum(weight.numel() for weight in model.parameters())
     return Bench(name, count, weights, tuple(figures), _about(), paths)
 

@@ -1,0 +1,31 @@
+"""Decoding state of a model, and the result of a decoding call."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from qkv.state.arrival import Counts
+
+
+class State(NamedTuple):
+    """Decoding state of a model (for attention the KV cache).
+
+    positions (B): number of positions read.   limit (B): fixed capacity, 0 if it grows.   blocks: state of each
+    branch, or of the segmentation.   prefix (B): length of the prefix, on which masks at later positions may depend.
+
+    Counts are on the host, so that decoding does not wait for the device.
+    """
+
+    positions: Counts
+    limit: Counts
+    blocks: Any
+    prefix: Counts
+
+
+class Decoded(NamedTuple):
+    """Result of ``decode``: logits (M, V) after each of the M new tokens of all rows, row by row, and next state."""
+
+    logits: Tensor
+    state: State
