@@ -244,6 +244,10 @@ STACKS: dict[str, Model] = {
         (Block(branches=EVERYTHING, order="sandwich", norm=RMSNorm(), residual=Scaled()),),
         positions(LearnedSinusoidal(hidden=9)),
     ),
+    "positions after the norm of embeddings": stack(
+        (Block(branches=(Attention(), FeedForward())),),
+        positions(Sinusoidal(halves=True, closed=True, offset=2), norm=LayerNorm(), norm_first=True),
+    ),
     "parallel, gated residual": stack(
         (Block(branches=EVERYTHING, order="parallel", residual=Gated(initial=0.7)),), positions(NoPositions())
     ),

@@ -108,6 +108,8 @@ def embedded(m: Any, spec: Any, width: int, ids: Tensor) -> Tensor:
         vectors = []
         for position, token in enumerate(row):
             v = m.frontend.table[token] * (math.sqrt(width) if text.scale else 1.0)
+            if text.norm_first:
+                v = normed(m.frontend.norm, text.norm, v[None, None])[0, 0]
             p = position_vector(m, text.positions, position, len(v))
             vectors.append(torch.cat((v, p)) if text.join == "concatenate" else v + p)
         rows.append(torch.stack(vectors))
@@ -123,9 +125,12 @@ def position_vector(m: Any, part: parts.Positions, position: int, width: int) ->
         return torch.cat(vectors) if part.widths else torch.stack(vectors).sum(0)
     values = [0.0] * width
     if isinstance(part, (parts.Sinusoidal, parts.LearnedSinusoidal)):
-        for i in range(width // 2):
-            angle = position / part.base ** (2 * i / width)
-            values[2 * i], values[2 * i + 1] = math.sin(angle), math.cos(angle)
+        half, plain = width // 2, part if isinstance(part, parts.Sinusoidal) else parts.Sinusoidal(base=part.base)
+        for i in range(half):
+            exponent = i / (half - 1) if plain.closed else 2 * i / width
+            angle = (position + plain.offset) / plain.base**exponent
+            sine, cosine = (i, half + i) if plain.halves else (2 * i, 2 * i + 1)
+            values[sine], values[cosine] = math.sin(angle), math.cos(angle)
     waves = torch.tensor(values, dtype=torch.float64)
     if isinstance(part, parts.LearnedSinusoidal):
         net = m.frontend.positions

@@ -7,6 +7,7 @@ from typing import Literal
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertEmbeddings
@@ -15,6 +16,7 @@ from qkv.frontends.text import TextFrontend
 from qkv.layers.context import Context
 from qkv.layers.signal import Signal
 from qkv.ops.positions import sinusoid
+from qkv.spec.base import problems_of
 from qkv.spec.branches import Branch
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.mixers.relative_attention import RelativeAttention
@@ -63,6 +65,27 @@ def expected_positions(frontend: TextFrontend, part: Positions, width: int) -> T
         case Sinusoidal():
             return sinusoid(torch.arange(3), width, part.base)[None]
     return torch.zeros(1, 3, width)
+
+
+def test_positions_added_after_the_norm() -> None:
+    first = built(Text(vocab_size=7, norm=LayerNorm(), norm_first=True))
+    with torch.no_grad():
+        first.norm.weight.copy_(torch.arange(1.0, WIDTH + 1))
+        first.norm.bias.zero_()
+        x = first.table[IDS]
+        centred = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
+        torch.testing.assert_close(
+            applied(first), centred * torch.arange(1.0, WIDTH + 1) + expected_positions(first, Learned(), WIDTH)
+        )
+    with pytest.raises(ValidationError) as raised:
+        Text(vocab_size=7, norm=LayerNorm(), norm_first=True, join="concatenate")
+    assert "norm_first" in str(SpecError(problems_of(raised.value, Text)))
+
+
+def test_a_sinusoid_may_count_from_another_position() -> None:
+    plain, later = (built(Text(vocab_size=7, positions=Sinusoidal(offset=offset))) for offset in (0, 4))
+    vectors = later.table[IDS]
+    torch.testing.assert_close(applied(later) - vectors, applied(plain, torch.arange(4, 7)[None]) - plain.table[IDS])
 
 
 def test_each_row_has_its_own_positions() -> None:

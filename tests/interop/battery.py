@@ -63,7 +63,8 @@ def made(case: Case, folder: Path) -> Pair:
     theirs = case.model(case.config).eval()
     with torch.no_grad():
         for parameter in theirs.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+            if parameter.requires_grad:  # others, such as sinusoids, are computed from the config
+                parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
         for name, buffer in theirs.named_buffers():
             if "running_" in name:  # statistics of a batch norm
                 buffer += torch.rand(buffer.shape, generator=generator)

@@ -51,7 +51,7 @@ def test_the_logits_are_equal(pair: Pair, record_property: Any) -> None:
 
 
 def test_padding_on_the_left_changes_nothing(pair: Pair) -> None:
-    if pair.ours.encoder is not None or not pair.published.spec.decodes:
+    if pair.ours.encoder is not None or not pair.published.spec.decodes or not pair.case.left:
         pytest.skip("only decoders are padded on the left")
     with torch.no_grad():
         ours, theirs = answered(pair, our_answer(pair)), answered(pair, their_answer(pair, left=True))
@@ -61,7 +61,8 @@ def test_padding_on_the_left_changes_nothing(pair: Pair) -> None:
 def test_greedy_tokens_are_equal(pair: Pair) -> None:
     if not pair.theirs.can_generate():
         pytest.skip("it does not write")
-    ours, theirs = (our_words(pair), their_words(pair)) if pair.case.cached else read_again(pair)
+    cached = pair.case.cached and pair.case.left
+    ours, theirs = (our_words(pair), their_words(pair)) if cached else read_again(pair)
     assert ours == theirs
 
 
@@ -102,11 +103,15 @@ def test_saved_and_loaded_by_the_other_library(pair: Pair, tmp_path_factory: pyt
     again, info = type(pair.theirs).from_pretrained(
         folder, output_loading_info=True, attn_implementation=pair.case.attention
     )
-    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert not any(info[kind] for kind in ("unexpected_keys", "mismatched_keys"))
+    assert not [name for name in info["missing_keys"] if not name.endswith(pair.case.computed)]
     if pair.published.spec.decodes:
         again.config.pad_token_id = pair.theirs.config.pad_token_id  # the tokenizer says it, and none is saved here
+    if getattr(pair.theirs.config, "use_cache", None) is False:
+        again.config.use_cache = False
     state = again.eval().state_dict()
-    assert all(torch.equal(tensor, state[name]) for name, tensor in pair.theirs.state_dict().items())
+    read = {name: tensor for name, tensor in pair.theirs.state_dict().items() if name not in info["missing_keys"]}
+    assert all(torch.equal(tensor, state[name]) for name, tensor in read.items())
     with torch.no_grad():
         before, after = (
             their_answer(pair),

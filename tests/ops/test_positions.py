@@ -15,7 +15,17 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from qkv.layers.positions import rope_frequencies
-from qkv.ops.positions import alibi_slopes, inverse_frequencies, ntk_base, rotate, rotation, sinusoid, sinusoid_2d
+from qkv.ops.positions import (
+    alibi_slopes,
+    closed_sinusoid,
+    inverse_frequencies,
+    ntk_base,
+    rotate,
+    rotation,
+    sinusoid,
+    sinusoid_2d,
+    sinusoid_halves,
+)
 from qkv.spec.parts import LinearScaling, Llama3Scaling, NTKScaling, Rope, YarnScaling
 
 
@@ -27,6 +37,28 @@ def test_a_sinusoid_is_its_formula(width: int) -> None:
         for feature, value in enumerate(row.tolist()):
             angle = p / 100.0 ** (2 * (feature // 2) / width)
             assert value == pytest.approx(math.cos(angle) if feature % 2 else math.sin(angle), abs=1e-5)
+
+
+@pytest.mark.parametrize("width", [1, 2, 6, 7, 16])
+def test_sines_in_the_first_half_of_the_features(width: int) -> None:
+    for p, row in zip((0, 5, 37), sinusoid_halves(torch.tensor([0, 5, 37]), width, 100.0).tolist(), strict=True):
+        sines = -(-width // 2)
+        for feature, value in enumerate(row):
+            angle = p / 100.0 ** (2 * (feature % sines) / width)
+            assert value == pytest.approx(math.sin(angle) if feature < sines else math.cos(angle), abs=1e-5)
+
+
+@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize("width", [1, 2, 3, 6, 7, 16])
+def test_closed_frequencies_end_with_one_over_the_base(width: int, halves: bool) -> None:
+    half, places = width // 2, (0, 5, 37)
+    seen = closed_sinusoid(torch.tensor(places), width, 100.0, halves, torch.float32)
+    assert seen.shape == (3, width)
+    for p, row in zip(places, seen.tolist(), strict=True):
+        angles = [p * 100.0 ** (-i / max(half - 1, 1)) for i in range(half)]
+        pairs = [(math.sin(angle), math.cos(angle)) for angle in angles]
+        expected = [pair[k] for k in (0, 1) for pair in pairs] if halves else [x for pair in pairs for x in pair]
+        assert row == pytest.approx([*expected, *[0.0] * (width % 2)], abs=1e-5)
 
 
 def test_a_step_of_k_positions_is_one_linear_map_that_does_not_depend_on_the_position() -> None:

@@ -51,7 +51,17 @@ class PlacedFrontend(Frontend):
 
     def placed(self, x: Tensor, context: Context) -> Tensor:
         """Combine the embedded values x with position vectors, then apply norm and dropout -> (B, N, D)."""
-        if self.positions is not None:
-            vectors = self.positions.vectors(context, x.dtype).to(x.dtype)
-            x = x + vectors if self.part.join == "add" else torch.cat((x, vectors.expand_as(x)), -1)
-        return dropout(self.norm(x, context), self.part.dropout, self.training)
+        steps = (self._normed, self._joined) if self.part.norm_first else (self._joined, self._normed)
+        for step in steps:
+            x = step(x, context)
+        return dropout(x, self.part.dropout, self.training)
+
+    def _normed(self, x: Tensor, context: Context) -> Tensor:
+        return self.norm(x, context)
+
+    def _joined(self, x: Tensor, context: Context) -> Tensor:
+        """Combine x with the position vectors, if there are any."""
+        if self.positions is None:
+            return x
+        vectors = self.positions.vectors(context, x.dtype).to(x.dtype)
+        return x + vectors if self.part.join == "add" else torch.cat((x, vectors.expand_as(x)), -1)

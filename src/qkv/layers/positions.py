@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -139,17 +140,21 @@ class Axial(Positions):
 
 @implements(spec.Sinusoidal)
 class Sinusoidal(Positions):
-    """Sinusoidal embeddings (Vaswani et al. 2017).
+    """Sinusoidal embeddings of position p + offset (Vaswani et al. 2017); see ``qkv.spec.parts.Sinusoidal``.
 
     PE(p, 2i) = sin(p / base^(2i/D))     PE(p, 2i+1) = cos(p / base^(2i/D))
     """
 
     def __init__(self, part: spec.Sinusoidal, length: int, width: int):
         super().__init__()
-        self.width, self.base = width, part.base
+        self.offset = part.offset
+        if part.closed:
+            self.waves = partial(ops.closed_sinusoid, width=width, base=part.base, halves=part.halves)
+        else:
+            self.waves = partial(ops.sinusoid_halves if part.halves else ops.sinusoid, width=width, base=part.base)
 
     def forward(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        return ops.sinusoid(positions, self.width, self.base, single_or_wider(dtype))
+        return self.waves(positions + self.offset, dtype=single_or_wider(dtype))
 
 
 @implements(spec.Sinusoidal2D)

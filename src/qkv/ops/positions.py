@@ -9,6 +9,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 def sinusoid(positions: Tensor, width: int, base: float = 10000.0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -18,6 +19,26 @@ def sinusoid(positions: Tensor, width: int, base: float = 10000.0, dtype: torch.
     """
     angles = positions[..., None].to(dtype) * inverse_frequencies(width, base, positions.device, dtype)
     return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)[..., :width]
+
+
+def sinusoid_halves(positions: Tensor, width: int, base: float = 10000.0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Compute [sin(p θ_0), …, cos(p θ_0), …], θ_i = base^(-2i/D), as in Transformer-XL and Marian, (…) -> (…, D)."""
+    angles = positions[..., None].to(dtype) * inverse_frequencies(width, base, positions.device, dtype)
+    return torch.cat((angles.sin(), angles.cos()), -1)[..., :width]
+
+
+def closed_sinusoid(positions: Tensor, width: int, base: float, halves: bool, dtype: torch.dtype) -> Tensor:
+    """Compute sinusoids whose frequencies base^(-i/(D/2 - 1)), i < ⌊D/2⌋, end with 1 / base, (…) -> (…, D).
+
+    Sines alternate with cosines; with ``halves`` all sines come first. The last feature of an odd width is 0
+    (tensor2tensor 2018).
+    """
+    half = width // 2
+    exponents = torch.arange(half, device=positions.device, dtype=dtype) / max(half - 1, 1)
+    angles = positions[..., None].to(dtype) * base**-exponents
+    waves = (angles.sin(), angles.cos())
+    joined = torch.cat(waves, -1) if halves else torch.stack(waves, -1).flatten(-2)
+    return F.pad(joined, (0, width - 2 * half))
 
 
 def sinusoid_2d(

@@ -9,8 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qkv.ops.positions import inverse_frequencies
-
 
 def by_query(q: Tensor, vectors: Tensor, index: Tensor) -> Tensor:
     """Compute the scores q_i · vectors[index_ij] of queries with relative position vectors, (B, H, N, M)."""
@@ -38,9 +36,3 @@ def log_buckets(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor
     far = distance.abs().clamp(min=max(middle, 1))
     share = torch.log(far / middle) / torch.log(torch.tensor((max_distance - 1) / middle)) * (middle - 1)
     return torch.where(distance.abs() <= middle, distance, (share.ceil() + middle).long() * distance.sign())
-
-
-def sinusoid_halves(distance: Tensor, width: int, base: float = 10000.0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Compute [sin(d θ_0), …, cos(d θ_0), …], θ_i = base^(-2i/width), as in Transformer-XL, (…) -> (…, width)."""
-    angles = distance[..., None].to(dtype) * inverse_frequencies(width, base, distance.device, dtype)
-    return torch.cat((angles.sin(), angles.cos()), -1)[..., :width]

@@ -158,6 +158,7 @@ class Placed(Frontend):
     join: Literal["add", "concatenate"] = "add"
     dropout: float = Field(default=0.0, ge=0, lt=1)
     norm: Norm = Field(default=NoNorm(), description="norm of the embeddings")
+    norm_first: bool = Field(default=False, description="add positions after the norm, not before it")
 
     def vector_width(self, width: int) -> int:
         """Return the features of a token (and position) embedding for a sum or concatenation of ``width`` features."""
@@ -179,6 +180,8 @@ class Placed(Frontend):
     def problems(self) -> list[Problem]:
         if found := grid_problems(self.positions, self.grid_axes, "positions"):
             return found
+        if self.norm_first and self.join == "concatenate":
+            return [Problem(("norm_first",), "a norm before positions is for added ones; leave it out, or use 'add'")]
         if self.join == "concatenate" and self.positions.absent:
             return [
                 Problem(("join",), "there are no positions to concatenate; use 'add', or other positions than 'none'")

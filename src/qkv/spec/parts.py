@@ -256,9 +256,15 @@ class Sinusoidal(Positions, kind="sinusoidal"):
     """Sinusoidal embeddings (Vaswani et al. 2017).
 
     PE(p, 2i) = sin(p / base^(2i/D))     PE(p, 2i+1) = cos(p / base^(2i/D))
+
+    ``halves``: all sines, then all cosines (Marian 2018). ``closed``: the divisor is base^(i/(D/2 - 1)), so that the
+    last one is the base itself (tensor2tensor 2018). ``offset``: number of the first position.
     """
 
     base: float = Field(default=10000.0, gt=1)
+    halves: bool = Field(default=False, description="all sines first, then all cosines; default: alternating")
+    closed: bool = Field(default=False, description="divisors end with the base; default: just below it")
+    offset: int = Field(default=0, ge=0, le=LARGEST, description="number of the first position")
 
 
 class Sinusoidal2D(Positions, kind="sinusoidal_2d"):

@@ -1,4 +1,4 @@
-"""BART and mBART: stacks of different depths, heads and widths inside, scaled token vectors, a head of its own."""
+"""BART, mBART, PLBart, MVP: stacks of different depths, heads and widths inside, scaled vectors, a head of its own."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from tests.interop.cases.case import Case
 from torch import Tensor
 from transformers import (
     BartConfig,
+    BartForCausalLM,
     BartForConditionalGeneration,
     BartForQuestionAnswering,
     MBartConfig,
     MBartForConditionalGeneration,
     MBartForQuestionAnswering,
+    MvpConfig,
+    MvpForConditionalGeneration,
+    PLBartConfig,
+    PLBartForConditionalGeneration,
 )
 
 
@@ -44,6 +49,13 @@ def _marked(model: Any, **given: Tensor) -> dict[str, Any]:
 
 class BartForSequenceClassification(transformers.BartForSequenceClassification):
     """With a decoder's text that may have another length than the encoder's."""
+
+    def forward(self, **given: Any) -> Any:
+        return super().forward(**_marked(self, **given))
+
+
+class PLBartForSequenceClassification(transformers.PLBartForSequenceClassification):
+    """Likewise."""
 
     def forward(self, **given: Any) -> Any:
         return super().forward(**_marked(self, **given))
@@ -82,12 +94,22 @@ CASES = (
             **sizes(tie_word_embeddings=False, encoder_ffn_dim=17, decoder_ffn_dim=90, decoder_attention_heads=1)
         ),
     ),
+    Case(
+        "bart-three-tables",
+        BartForConditionalGeneration,
+        BartConfig(**sizes(tie_word_embeddings=False)),
+        computed=("model.shared.weight",),
+    ),
     Case("mbart", MBartForConditionalGeneration, MBartConfig(**sizes(decoder_layers=1, scale_embedding=True))),
     Case(
         "bart-classes",
         BartForSequenceClassification,
         BartConfig(**sizes(num_labels=4, eos_token_id=2, classifier_dropout=0.3)),
     ),
+    Case("bart-alone", BartForCausalLM, BartConfig(**sizes(is_decoder=True)), left=False),
+    Case("plbart", PLBartForConditionalGeneration, PLBartConfig(**sizes(scale_embedding=False))),
+    Case("plbart-classes", PLBartForSequenceClassification, PLBartConfig(**sizes(num_labels=3, eos_token_id=2))),
+    Case("mvp", MvpForConditionalGeneration, MvpConfig(**sizes(encoder_layers=1)), computed=("final_logits_bias",)),
     Case("bart-answers", BartForQuestionAnswering, BartConfig(**sizes())),
     Case("mbart-number", MBartForSequenceClassification, MBartConfig(**sizes(num_labels=1, eos_token_id=2))),
     Case("mbart-answers", MBartForQuestionAnswering, MBartConfig(**sizes(encoder_layers=1))),

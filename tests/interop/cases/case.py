@@ -19,6 +19,8 @@ class Case:
     ``trains``: True if that library has gradients in training alone.
     ``cached``: False if one of the two writes other tokens with a cache than without: then both read the whole text
     again for each token, after the first four of a row.
+    ``left``: False if that library counts padding on the left as positions; then no row is padded there.
+    ``computed``: ends of names of constants that the library computes where a file lacks them, such as sinusoids.
     """
 
     name: str
@@ -30,6 +32,8 @@ class Case:
     attention: str = "eager"
     trains: bool = False
     cached: bool = True
+    left: bool = True
+    computed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.name

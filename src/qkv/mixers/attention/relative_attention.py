@@ -11,7 +11,8 @@ from qkv.layers.linear.linear import Linear
 from qkv.mixers.attention.scored_attention import ScoredAttention
 from qkv.ops.at_least_single import single_or_wider
 from qkv.ops.masks import Sites
-from qkv.ops.relative_scores import by_query, sinusoid_halves
+from qkv.ops.positions import sinusoid_halves
+from qkv.ops.relative_scores import by_query
 from qkv.ops.selection.choices import by_reference
 from qkv.spec.errors import UserError
 from qkv.spec.mixers import relative_attention as spec
