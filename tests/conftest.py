@@ -37,9 +37,11 @@ torch.utils.deterministic.fill_uninitialized_memory = True
 
 
 @pytest.fixture(autouse=True, scope="session")
-def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the package keeps what it downloads and measures, empty at the start of a session."""
-    folder = tmp_path_factory.mktemp("cache")
+def cache_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the package keeps what it compiles and measures, empty at the start of a session; workers share it."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if hasattr(request.config, "workerinput") else base) / "cache"
+    folder.mkdir(exist_ok=True)
     os.environ["QKV_CACHE"] = str(folder)
     return folder
 

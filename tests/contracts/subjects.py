@@ -55,6 +55,9 @@ class Subject:
     apart: tuple[int, ...] = ()
     """Positions whose output says nothing of their own input."""
 
+    reads_far = True
+    """False if no branch ever reads more than a few positions at once, as in short segments."""
+
     exact_length: int | None = None
     """The longest row of which decoding gives what reading at once does; None for any."""
 
@@ -185,6 +188,7 @@ class Stack(Subject):
         self.rewindable = self.module.rewindable
         lengths = (b.exactness.length for layer in spec.layers for b in layer.branches if b.exactness.length)
         self.exact_length = min(lengths, default=None)
+        self.reads_far = spec.segmentation is None or spec.segmentation.positions_read(1100) > 100
         if spec.segmentation and self.exact_length is not None:
             self.exact_length = longest_read(spec.segmentation, self.exact_length)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import pytest
 import torch
@@ -19,10 +20,16 @@ from qkv.spec.parts import Norm, Positions, Residual
 WHOLE = {**STACKS, **FORMS, **SEGMENTED}
 
 
+@lru_cache(maxsize=2)
+def subject(name: str) -> Stack:
+    """The same for all checks, as a model serves many callers."""
+    return whole_model(WHOLE[name])
+
+
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("name", WHOLE)
 def test_contract(name: str, check: str, record_property: Callable[[str, object], None]) -> None:
-    assert_kept(check, whole_model(WHOLE[name]))
+    assert_kept(check, subject(name))
     record_property("contract", ("stack", name, check))
 
 

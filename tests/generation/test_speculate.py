@@ -278,7 +278,7 @@ GUIDED = "[abc][bc][abc][bc]"
 
 @pytest.mark.parametrize(("draft", "regex"), [(None, None), (2, None), (None, GUIDED), (4, GUIDED)])
 def test_drawn_texts_follow_the_distribution_of_the_model(draft: int | None, regex: str | None) -> None:
-    prompt, rows = (1, 2, 1), 4000
+    prompt, rows = (1, 2, 1), 2000
     speculation = Speculation(kind="draft" if draft else "lookup", num_tokens=2, ngram=1, adaptive=False)
     speculator = Speculator(speculation, tiny(draft) if draft else None)
     constraint = Constraint(four_letters(), regex) if regex else None
@@ -319,7 +319,7 @@ def test_drawn_proposals_that_a_constraint_forbids_change_no_distribution() -> N
     prompt, speculator = [1, 2, 1], WithDrawing(ALWAYS)
     warm = CHANCES.changed(temperature=3.0)
     sampling = Sampling(
-        tiny(1), [prompt] * 4000, warm, constraint=Constraint(four_letters(), GUIDED), speculator=speculator
+        tiny(1), [prompt] * 2000, warm, constraint=Constraint(four_letters(), GUIDED), speculator=speculator
     )
     while sampling.running:
         sampling.step()

@@ -245,7 +245,7 @@ def test_the_end_of_the_server_waits_for_what_it_began(runs: dict[str, Run]) -> 
         both, step = threading.Event(), worker._step
         # A busy machine may answer one request before the other arrives, so steps are slow until both have.
         worker._step = lambda queue: (both.wait(0.05), step(queue))[1]
-        bodies = [{**LONG, "max_tokens": 2_000}, {**LONG, "max_tokens": 80, "stream": True}]
+        bodies = [{**LONG, "max_tokens": 500}, {**LONG, "max_tokens": 80, "stream": True}]
         threads = [threading.Thread(target=lambda body=body: found.append(posted(server, **body))) for body in bodies]
         for thread in threads:
             thread.start()
@@ -258,7 +258,7 @@ def test_the_end_of_the_server_waits_for_what_it_began(runs: dict[str, Run]) -> 
         with pytest.raises(httpx.ConnectError):
             posted(server, **LONG)
     whole, streamed = sorted(found, key=lambda answer: "event-stream" in answer.headers["content-type"])
-    texts = [alone(runs["rope"], "the", max_new_tokens=tokens, temperature=0.0) for tokens in (2_000, 80)]
+    texts = [alone(runs["rope"], "the", max_new_tokens=tokens, temperature=0.0) for tokens in (500, 80)]
     assert whole.json()["choices"][0]["text"] == texts[0]
     assert "".join(event["choices"][0]["text"] for event in events(streamed.content)) == texts[1]
 

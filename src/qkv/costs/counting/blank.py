@@ -7,14 +7,14 @@ of kernels and the tensors that autograd saves are thus the same as in a real ru
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_iter, tree_map_only
 
+from qkv.costs.counting.arguments import map_tensors, tensors
 from qkv.spec.errors import UserError
 
 SMALL = 1 << 16
@@ -53,7 +53,7 @@ class Blank(Tensor):
 
 def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator without values, or with values if no input is a ``Blank`` and inputs and result are small."""
-    given = [t for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)]
+    given = tensors((args, kwargs))
     if not given:
         return _made(func, args, kwargs)
     if not any(isinstance(t, Blank) for t in given) and all(t.numel() <= SMALL for t in given):
@@ -72,7 +72,7 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if rule is None and torch.Tag.pointwise in func.tags and not func._schema.is_mutable and "out" not in kwargs:
         rule = _pointwise
     if rule is not None and (found := rule(func, args, kwargs)) is not None:
-        return tree_map_only(Tensor, Blank, found)
+        return map_tensors(Blank, found)
     return _by_meta_kernel(func, args, kwargs)
 
 
@@ -114,10 +114,6 @@ def _broadcast(tensors: Sequence[Tensor]) -> torch.Size:
     return torch.Size([next((size for size in sizes if size != 1), 1) for sizes in axes][::-1])
 
 
-def _tensors(args: Any, kwargs: Any) -> Iterator[Tensor]:
-    return (t for t in tree_iter((args, kwargs)) if isinstance(t, Tensor))
-
-
 def body(t: Tensor) -> Tensor:
     """Return a meta tensor of the layout of ``t``; for a ``Blank``, its body."""
     return t.body if isinstance(t, Blank) else torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
@@ -125,9 +121,9 @@ def body(t: Tensor) -> Tensor:
 
 def _pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     """Infer the result of a pointwise operator: shape by broadcasting, dtype by running it on one-element tensors."""
-    given = list(_tensors(args, kwargs))
+    given = tensors((args, kwargs))
     shape = _broadcast(given)
-    one = func(*tree_map_only(Tensor, _single, args), **tree_map_only(Tensor, _single, kwargs))
+    one = func(*map_tensors(_single, args), **map_tensors(_single, kwargs))
     if not isinstance(one, Tensor):
         return None
     whole = next((t for t in given if t.shape == shape), None)
@@ -321,5 +317,5 @@ def _by_meta_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         known[id(inside)] = t
         return inside
 
-    found = func(*tree_map_only(Tensor, opened, args), **tree_map_only(Tensor, opened, kwargs))
-    return tree_map_only(Tensor, lambda t: known[id(t)] if id(t) in known else Blank(t), found)
+    found = func(*map_tensors(opened, args), **map_tensors(opened, kwargs))
+    return map_tensors(lambda t: known[id(t)] if id(t) in known else Blank(t), found)

@@ -279,7 +279,7 @@ def counted(asked: Asked) -> Counted:
     return _counted(asked) if HERE in (asked.attention, asked.irregular) else _remembered(asked)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=128)
 def _remembered(asked: Asked) -> Counted:
     return _counted(asked)
 

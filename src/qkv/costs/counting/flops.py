@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
+
+from qkv.costs.counting.arguments import tensors
 
 _aten = torch.ops.aten
 
@@ -32,7 +32,7 @@ def gradients(func: Any, args: Any) -> int:
     """
     factors = _FACTORS.get(func.overloadpacket)
     if factors is None:
-        return 2 * any(tensor.requires_grad for tensor in tree_iter(args) if isinstance(tensor, Tensor))
+        return 2 * any(tensor.requires_grad for tensor in tensors(args))
     return sum(bool(args[i].requires_grad) for i in factors)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
+
+from qkv.costs.counting.arguments import tensors
 
 
 class LiveBytes(TorchDispatchMode):
@@ -32,9 +33,8 @@ class LiveBytes(TorchDispatchMode):
 
     def _met(self, out: Any) -> Any:
         """Count the tensors of an operator's result."""
-        for value in tree_iter(out):
-            if isinstance(value, Tensor):
-                self._meet(value)
+        for tensor in tensors(out):
+            self._meet(tensor)
         return out
 
     def _meet(self, tensor: Tensor) -> None:

@@ -6,6 +6,7 @@ aliases without bound. So this module uses only its events, and composes values 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -23,6 +24,7 @@ Lines = dict[SpecPath, int]
 MAX_DEPTH = 64
 MAX_VALUES = 100_000
 
+_LIBYAML: Any = getattr(yaml, "CSafeLoader", None)
 _INTEGER = re.compile(r"[-+]?[0-9]+\Z|0o[0-7]+\Z|0x[0-9a-fA-F]+\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 _NOT_YAML = re.compile("[\x7f-\x9f\u2028\u2029]")
@@ -49,12 +51,23 @@ def scalar(text: str) -> Any:
 
 
 def read_yaml(text: str, source: str = "") -> tuple[Any, Lines]:
-    """Read one YAML document; return plain data and the line of every path. Raises ``SpecError``."""
+    """Read one YAML document; return plain data and the line of every path. Raises ``SpecError``.
+
+    libyaml, if PyYAML has it, parses ten times faster than PyYAML itself, whose errors say more. Unlike PyYAML, it
+    accepts tabs between words and question marks in flow lists.
+    """
+    if _LIBYAML is not None and not {"\t", "?"} & set(text):
+        with contextlib.suppress(yaml.YAMLError, UnicodeError):
+            return _read(_Reader(source, text), _LIBYAML)
     reader = _Reader(source, text)
     try:
-        return reader.document(), reader.lines
+        return _read(reader, yaml.SafeLoader)
     except yaml.YAMLError as error:
         reader.refuse_syntax(error)
+
+
+def _read(reader: _Reader, loader: Any) -> tuple[Any, Lines]:
+    return reader.document(loader), reader.lines
 
 
 def read_json(text: str, source: str = "") -> tuple[Any, Lines]:
@@ -95,8 +108,8 @@ class _Reader:
         self.count = 0
         self.events: Iterator[Any] = iter(())
 
-    def document(self) -> Any:
-        self.events = cast("Iterator[Any]", yaml.parse(self.text, Loader=yaml.SafeLoader))  # pyright: ignore[reportUnknownMemberType]
+    def document(self, loader: Any) -> Any:
+        self.events = cast("Iterator[Any]", yaml.parse(self.text, Loader=loader))  # pyright: ignore[reportUnknownMemberType]
         self._next()
         if isinstance(self._next(), yaml.StreamEndEvent):
             return None
