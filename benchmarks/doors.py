@@ -19,6 +19,7 @@ of the first answer of a fresh server, and those of a later one.
 
 from __future__ import annotations
 
+import copy
 import http.client
 import json
 import os
@@ -46,6 +47,7 @@ from qkv.runs.bench.sides import lowered
 from qkv.runs.run import Run
 from qkv.spec import tokenizers
 from qkv.spec.generation import Generation
+from qkv.tokenizers.gguf.file import is_gguf
 from qkv.tokenizers.train import train
 from side_by_side import parser, say_where, write_table
 
@@ -58,6 +60,8 @@ PROCESSES = 3
 """Servers, loaded models and copies of a place, one after the other."""
 SMOKE = 24
 """Tokens of a text of a smoke test."""
+AS_STORED = "as stored"
+"""Precision of a GGUF file, whose matrices stay as they are."""
 LEAST = 0.95
 """Share of the rate in memory that every way should reach."""
 
@@ -72,7 +76,7 @@ class Place(NamedTuple):
 
 def places(model: Path, folder: Path) -> list[Place]:
     """``model``, its exports and its quantised runs, which are written to ``folder``."""
-    made = [Place(f"{model.name}, as given", model, "fp32")]
+    made = [Place(f"{model.name}, as given", model, AS_STORED if is_gguf(model) else "fp32")]
     for precision in ("fp32", "bf16"):
         out = folder / f"export-{precision}"
         _call("export", str(model), "--out", str(out), "--dtype", precision, "--no-check")
@@ -272,13 +276,18 @@ def _parts(rounds: int) -> list[int]:
     return [rounds // count + (i < rounds % count) for i in range(count)]
 
 
+def _in_memory(place: Place, whole: Transformer, run: Run) -> Transformer:
+    """Copy of the model in the precision of a place."""
+    return copy.deepcopy(run.model) if place.precision == AS_STORED else lowered(whole, place.precision)
+
+
 def _in_fresh_memory(place: Place, whole: Transformer, prompt: str, new: int, rounds: int) -> Turns:
     """Rates of some rounds, with a server, a loaded model and a copy of its own."""
     run = qkv.load(place.path)
     _check_length(run, prompt, new)
     with served(place) as server:
         ways = {
-            "in memory": in_memory(lowered(whole, place.precision), prompt_ids(run.tokenizer, prompt)),
+            "in memory": in_memory(_in_memory(place, whole, run), prompt_ids(run.tokenizer, prompt)),
             "loaded": loaded(run, prompt),
             "command": by_command(place.path, prompt),
             "server": server.by_request(prompt),

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from qkv.ops.linear import native as native_linear
 from qkv.ops.native import library, loading
 from qkv.ops.quantized import choose, reference
+from qkv.ops.quantized.packed import PackedMatrix
 from qkv.system import compiler
 
 SIZES = [(1, 1), (5, 31), (13, 100), (4, 32), (129, 257), (67, 288)]
@@ -82,6 +83,29 @@ def test_quantised_kernel_equals_float64(outer: int, inner: int, bits: int, grou
         step = F.pad(x, (0, -inner % 32)).unflatten(1, (-1, 32)).abs().amax(-1).repeat_interleave(32, 1) / 127
         most = step[:, :inner].double() / 2 @ dense.abs().t()
         assert (found - plain).abs().le(most + 1e-5).all()
+
+
+def published_numbers(bits: int, lowest: bool, outer: int, inner: int) -> PackedMatrix:
+    """Numbers as GGUF files hold them: scales in fp16, also subnormal ones, and minimums for numbers from 0 on."""
+    generator = torch.Generator().manual_seed(bits + outer)
+    least, most = ((0, 16) if lowest else (-8, 8)) if bits == 4 else (-127, 128)
+    numbers = torch.randint(least, most, (outer, inner), generator=generator, dtype=torch.int8)
+    scale = random(outer, inner // 32).half()
+    scale[0, 0] = 3e-7
+    return reference.pack_numbers(numbers, scale, random(outer, inner // 32, seed=9).half() if lowest else None, bits)
+
+
+@needs_native
+@pytest.mark.parametrize("lowest", [False, True])
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("outer", "inner"), [(1, 32), (13, 96), (129, 256)])
+def test_published_numbers_equal_float64(bits: int, lowest: bool, outer: int, inner: int) -> None:
+    packed, bias = published_numbers(bits, lowest, outer, inner), random(outer)
+    dense = reference.unpack(packed).double()
+    for rows in (1, 2, 3, 5, 20):
+        x = random(rows, inner, seed=rows)
+        near(choose.native(x, packed, bias), in_eight_bits(x) @ dense.t() + bias.double())
+        near(reference.linear(x, packed, bias), x.double() @ dense.t() + bias.double())
 
 
 @needs_native

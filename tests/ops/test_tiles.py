@@ -14,7 +14,7 @@ import pytest
 import torch
 from tests.ops.clock import inject
 from tests.ops.present import needs_native
-from tests.ops.test_native import random
+from tests.ops.test_native import published_numbers, random
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -114,6 +114,15 @@ def test_integers_have_the_bits_of_vectors(tiled: str, outer: int, inner: int, b
             assert torch.equal(tiles.product(x, packed, 1, given), tiles.product(x, packed, 0, given))
 
 
+@pytest.mark.parametrize("lowest", [False, True])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_published_numbers_have_the_bits_of_vectors(tiled: str, bits: int, lowest: bool) -> None:
+    packed, bias = published_numbers(bits, lowest, 67, 288), random(67)
+    for rows in ROWS:
+        x = random(rows, 288, seed=rows)
+        assert torch.equal(tiles.product(x, packed, 1, bias), tiles.product(x, packed, 0, bias))
+
+
 @pytest.mark.parametrize("bits", [8, 4])
 def test_largest_numbers_do_not_overflow(tiled: str, bits: int) -> None:
     x = torch.full((5, 256), -3.0)
@@ -132,7 +141,8 @@ def test_a_decoding_step_takes_tiles(tiled: str, bits: int) -> None:
     def step(least: int) -> Tensor:
         steps = Steps()
         first, second = (
-            Matrix(m.stored, b, m.outer, m.inner, bits, m.scale, m.group, least) for m, b in ((up, bias), (down, None))
+            Matrix(m.stored, b, m.outer, m.inner, bits, m.scale, m.group, None, least)
+            for m, b in ((up, bias), (down, None))
         )
         steps.multiply(first, STREAM, WIDE, InputNorm("layer norm", weight, None, 1e-5))
         steps.multiply(second, WIDE, STREAM, None, "gelu")

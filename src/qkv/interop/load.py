@@ -19,14 +19,18 @@ from qkv.interop.files.mapped import watch
 from qkv.interop.files.places import CONFIG
 from qkv.interop.files.safetensors_file import Entry, in_place
 from qkv.interop.files.slices import with_slices
+from qkv.interop.gguf.read import narrow_of
 from qkv.interop.images import read_processor, sized_for
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family, ignored_keys, named_as_now, read_spec, without_prefix
 from qkv.interop.mapping.names import Match, matches, reason_for
+from qkv.interop.mapping.narrow import convert_inward
 from qkv.interop.registry import choose
 from qkv.interop.writing import answering, beginning, going_on, unused_settings
-from qkv.models.edit.assign import place, places_of
+from qkv.models.edit.assign import Place, place, places_of
+from qkv.models.edit.quantize import can_hold_packed, hold_packed
 from qkv.models.transformer import Transformer
+from qkv.ops.quantized.packed import PackedMatrix
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.generation import Generation
 from qkv.spec.model import Model
@@ -77,6 +81,7 @@ def load_published(
     revision: str | None = None,
     pickles: bool = False,
     copy: bool = False,
+    narrow: bool = False,
 ) -> PublishedModel:
     """Load the checkpoint in a local folder or GGUF file or, if there is none, the published model of that name.
 
@@ -87,13 +92,21 @@ def load_published(
     Tensors of safetensors files are memory-mapped if ``dtype`` leaves them as stored: read on first use and never
     written back. A matrix stored (in, out) becomes a transposed view. If the file is modified or truncated later, the
     next call of the model raises ``UserError``. ``copy`` reads everything into memory instead, contiguous; this is
-    always done on Windows, where a mapped file cannot be renamed. Raises ``UserError``.
+    always done on Windows, where a mapped file cannot be renamed.
+
+    ``narrow``: matrices and tables that a file stores in blocks of 8 bits or less stay in 8 and 4 bits; the model is
+    then for inference on the CPU only. ``qkv.interop.gguf.blocks`` gives their precision. Else they are converted to
+    fp32. Raises ``UserError``.
     """
-    return read_published(open_checkpoint(source, revision, pickles), dtype, pickles, copy)
+    return read_published(open_checkpoint(source, revision, pickles), dtype, pickles, copy, narrow)
 
 
 def read_published(
-    found: PublishedCheckpoint, dtype: torch.dtype | str | None = None, pickles: bool = False, copy: bool = False
+    found: PublishedCheckpoint,
+    dtype: torch.dtype | str | None = None,
+    pickles: bool = False,
+    copy: bool = False,
+    narrow: bool = False,
 ) -> PublishedModel:
     """Load an opened checkpoint; see ``load_published``. Raises ``UserError``."""
     limit_threads()
@@ -106,7 +119,7 @@ def read_published(
     processor = read_processor(folder, spec)
     model, precision = _empty(sized_for(spec, processor), folder), _precision(dtype, stored)
     with apart_from_kept_memory():
-        ignored = fill(model, family, architecture, stored, precision, Origin(folder, found.names()))
+        ignored = fill(model, family, architecture, stored, precision, Origin(folder, found.names()), narrow)
     _watch(model, stored)
     tokenizer = _tokenizer(found.tokenizer_folder)
     return PublishedModel(
@@ -172,11 +185,13 @@ def fill(
     stored: Mapping[str, Stored],
     dtype: torch.dtype | None,
     source: Origin,
+    narrow: bool = False,
 ) -> list[tuple[str, str]]:
     """Load the stored tensors into ``model`` one by one; return (name, reason) of each tensor that is ignored.
 
-    ``dtype``: dtype of the loaded tensors, None: as stored; ``source``: the checkpoint, for messages. Raises
-    ``UserError`` for a tensor that is missing, unexpected, or not of the shape that the config gives.
+    ``dtype``: dtype of the loaded tensors, None: as stored; ``source``: the checkpoint, for messages; ``narrow``: keep
+    block-quantised matrices in 8 and 4 bits. Raises ``UserError`` for a tensor that is missing, unexpected, or not of
+    the shape that the config gives.
     """
     said = family.architectures[architecture]
     rows, reasons = family.rows(architecture), {**family.ignored, **said.ignored, **said.kept, **said.zeros}
@@ -192,13 +207,45 @@ def fill(
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     for match in first:
         _check(match, shapes[match.ours], stored, source)
+    packed = _packed(places, (first, tied), stored, source) if narrow else {}
+    wide = [match for match in first if match.ours not in packed]
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
         for match, tensor in zip(
-            first, threads.map(lambda match: _read(match, shapes[match.ours], stored, dtype), first), strict=True
+            wide, threads.map(lambda match: _read(match, shapes[match.ours], stored, dtype), wide), strict=True
         ):
             place(places[match.ours], tensor)
-    _check_tied(model, (first, tied), stored, dtype, source)
+    for name, matrix in packed.items():
+        hold_packed(model, name, places[name], matrix)
+    _check_tied(model, (wide, tied), stored, dtype, source)
     return ignored
+
+
+def _packed(
+    places: Mapping[str, Sequence[Place]],
+    found: tuple[Sequence[Match], Sequence[Match]],
+    stored: Mapping[str, Stored],
+    source: Origin,
+) -> dict[str, PackedMatrix]:
+    """Read each block-quantised matrix that the model can hold so, by the name of the model's tensor.
+
+    ``found``: the result of ``_shared``. A matrix that is stored under two names is compared, and therefore not among
+    them. Raises ``UserError`` for weights that are not finite.
+    """
+    first, tied = found
+    twice = {id(places[match.ours]) for match in tied if any(name in stored for name in match.theirs)}
+    packed = dict[str, PackedMatrix]()
+    for match in first:
+        if not can_hold_packed(places[match.ours]) or id(places[match.ours]) in twice:
+            continue
+        parts = [part for name in match.theirs if (part := narrow_of(stored[name])) is not None]
+        matrix = convert_inward(match.way, parts, match.cut) if len(parts) == len(match.theirs) else None
+        if matrix is None:
+            continue
+        if not matrix.finite:
+            name = source.own(match.theirs[0])
+            raise UserError(f"{source}: the tensor {name!r} has weights that are not finite numbers")
+        packed[match.ours] = matrix.packed()
+    return packed
 
 
 def _shared(model: nn.Module, found: Sequence[Match]) -> tuple[list[Match], list[Match]]:
@@ -293,7 +340,7 @@ def _check_tied(
     """
     first, tied = found
     tensors = model.state_dict(keep_vars=True)
-    for match in tied:
+    for match in (match for match in tied if any(name in stored for name in match.theirs)):
         owner = next(other.theirs[0] for other in first if tensors[other.ours] is tensors[match.ours])
         for name, part in zip(match.theirs, match.way.outward(tensors[match.ours].detach(), match.cut), strict=True):
             if name in stored and not torch.equal(_cast(stored[name].read(), dtype), part):

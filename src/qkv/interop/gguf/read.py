@@ -13,10 +13,12 @@ from torch import Tensor
 from qkv.interop.files.folder import Stored
 from qkv.interop.files.mapped import MappedFile, mapped
 from qkv.interop.files.safetensors_file import DTYPES, Entry
+from qkv.interop.gguf.blocks import read_blocks, round_blocks
 from qkv.interop.gguf.config import FACTORS, layout_of, names_of, values_of
 from qkv.interop.mapping.conversions import Cut, Way
 from qkv.interop.mapping.family import Family
 from qkv.interop.mapping.gguf import Values, cut_of_change
+from qkv.interop.mapping.narrow import NarrowWeights, convert_outward
 from qkv.interop.registry import families_by_type
 from qkv.spec.errors import UserError
 from qkv.tokenizers.gguf.file import Header, StoredTensor, header, library
@@ -42,11 +44,8 @@ class BlockTensor(NamedTuple):
 
     def read(self) -> Tensor:
         """Read the tensor in fp32. Raises ``UserError`` if the file was truncated."""
-        gguf = library()
+        gguf, raw = library(), self._raw()
         kind = gguf.GGMLQuantizationType[self.stored.type]
-        raw = np.fromfile(self.file, np.uint8, self.stored.size, offset=self.stored.begin)
-        if raw.size < self.stored.size:
-            raise UserError(f"{self.file} was cut short while it was read")
         try:
             found = gguf.dequantize(raw.reshape(gguf.quant_shape_to_byte_shape(self.shape, kind)), kind)
         except NotImplementedError:
@@ -55,9 +54,20 @@ class BlockTensor(NamedTuple):
             ) from None
         return torch.from_numpy(np.ascontiguousarray(found, np.float32).reshape(self.shape))
 
+    def _raw(self) -> np.ndarray:
+        raw = np.fromfile(self.file, np.uint8, self.stored.size, offset=self.stored.begin)
+        if raw.size < self.stored.size:
+            raise UserError(f"{self.file} was cut short while it was read")
+        return raw
+
     def read_into(self, out: Tensor) -> None:
         """Read the tensor into ``out``, of the same shape."""
         out.copy_(self.read())
+
+    def narrow(self) -> NarrowWeights:
+        """Read the matrix in 8 or 4 bits. Raises ``UserError`` if the file was truncated."""
+        found = read_blocks(self.stored.type, torch.from_numpy(self._raw()), self.shape)
+        return round_blocks(self.read()) if found is None else found
 
 
 class Changed(NamedTuple):
@@ -90,8 +100,18 @@ class Changed(NamedTuple):
         """Read the tensor in its published form into ``out``."""
         out.copy_(self.read())
 
+    def narrow(self) -> NarrowWeights | None:
+        """Read the matrix in its published form in 8 or 4 bits; None if it is not stored so."""
+        found = narrow_of(self.stored)
+        return None if found is None else convert_outward(self.way, found, self.cut)
+
     def _published(self, tensor: Tensor) -> Tensor:
         return self.way.outward(tensor, self.cut)[0]
+
+
+def narrow_of(tensor: Stored) -> NarrowWeights | None:
+    """Read a block-quantised matrix in 8 or 4 bits; None for any other tensor."""
+    return tensor.narrow() if isinstance(tensor, (BlockTensor, Changed)) and len(tensor.shape) == 2 else None
 
 
 def gguf_values(file: Path) -> dict[str, Any]:

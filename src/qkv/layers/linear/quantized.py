@@ -8,25 +8,26 @@ from torch import Tensor, nn
 from qkv.layers.linear.linear import Linear
 from qkv.ops.quantized.choose import linear
 from qkv.ops.quantized.packed import PackedMatrix
-from qkv.ops.quantized.reference import pack, unpack
+from qkv.ops.quantized.reference import unpack
 
 
 class QuantizedTable(nn.Module):
-    """Matrix W (O, I) in 16, 8 or 4 bits, as a module with the buffers ``stored`` and ``scale``."""
+    """Matrix W (O, I) in 16, 8 or 4 bits, as a module with the buffers ``stored``, ``scale`` and ``minimum``."""
 
-    def __init__(self, weight: Tensor, bits: int, group: int):
-        """Quantise ``weight``; see ``qkv.ops.quantized.reference``."""
+    def __init__(self, matrix: PackedMatrix):
+        """Hold ``matrix``, the result of ``pack`` or ``pack_numbers`` in ``qkv.ops.quantized.reference``."""
         super().__init__()
-        found = pack(weight.detach(), bits, group)
-        self.bits, self.outer, self.inner, self.group = found.bits, found.outer, found.inner, found.group
-        self.register_buffer("stored", found.stored)
-        self.register_buffer("scale", found.scale)
+        self.bits, self.outer, self.inner, self.group = matrix.bits, matrix.outer, matrix.inner, matrix.group
+        self.register_buffer("stored", matrix.stored)
+        self.register_buffer("scale", matrix.scale)
+        self.register_buffer("minimum", matrix.minimum)
 
     @property
     def packed(self) -> PackedMatrix:
         """Matrix in the form that operators accept."""
-        stored, scale = self._buffers["stored"], self._buffers["scale"]
-        return PackedMatrix(stored, scale, self.bits, self.outer, self.inner, self.group)  # type: ignore[arg-type]
+        stored, scale, minimum = (self._buffers[name] for name in ("stored", "scale", "minimum"))
+        sizes = self.bits, self.outer, self.inner, self.group
+        return PackedMatrix(stored, scale, *sizes, minimum)  # type: ignore[arg-type]
 
     @property
     def shape(self) -> torch.Size:
@@ -51,11 +52,11 @@ class QuantizedLinear(Linear):
     the layer.
     """
 
-    def __init__(self, base: nn.Linear, bits: int, group: int):
-        """Quantise W of ``base``, and take over its b."""
+    def __init__(self, base: nn.Linear, matrix: PackedMatrix):
+        """Take over b of ``base``, and ``matrix`` instead of its W."""
         nn.Module.__init__(self)
         self.in_features, self.out_features = base.in_features, base.out_features
-        self.matrix = QuantizedTable(base.weight, bits, group)
+        self.matrix = QuantizedTable(matrix)
         self.register_parameter("bias", base.bias)
         self.train(base.training)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from qkv.layers.linear.linear import Linear
 from qkv.layers.linear.quantized import QuantizedLinear, QuantizedTable
 from qkv.models.edit.assign import Place, places_of
 from qkv.models.heads.head import LanguageModelHead
+from qkv.ops.quantized.packed import PackedMatrix
+from qkv.ops.quantized.reference import pack
 from qkv.spec.errors import UserError
 from qkv.spec.models.quantization import Quantization
 from qkv.system.allowance import free_memory
@@ -37,15 +40,33 @@ def quantize(model: nn.Module, part: Quantization) -> None:
         weight = getattr(owner, leaf)
         if isinstance(weight, QuantizedTable):  # the other name of a tied matrix
             continue
-        if all(_holds_table(place) for place in places):
+        if _are_tables(places):
             _check(name, weight)
-            _place(places, QuantizedTable(weight, max(part.bits, _LEAST), 0))
-        elif leaf == "weight" and isinstance(owner, nn.Linear) and type(owner) in _PLAIN and len(places) == 1:
+            hold_packed(model, name, places, pack(weight.detach(), max(part.bits, _LEAST)))
+        elif can_hold_packed(places):
             _check(name, weight)
-            model.set_submodule(name.rpartition(".")[0], QuantizedLinear(owner, part.bits, part.size))
+            hold_packed(model, name, places, pack(weight.detach(), part.bits, part.size))
     for module in model.modules():
         if not isinstance(module, QuantizedTable):
             _widen(module)
+
+
+def can_hold_packed(places: Sequence[Place]) -> bool:
+    """Return whether the tensor at ``places`` is the matrix of a linear layer, or a table, that can be quantised."""
+    owner, leaf = places[0]
+    return _are_tables(places) or (leaf == "weight" and type(owner) in _PLAIN and len(places) == 1)
+
+
+def hold_packed(model: nn.Module, name: str, places: Sequence[Place], matrix: PackedMatrix) -> None:
+    """Replace the tensor ``name`` of ``model``, which is at ``places``, by a quantised matrix."""
+    if not _are_tables(places):
+        owner: Any = places[0][0]
+        model.set_submodule(name.rpartition(".")[0], QuantizedLinear(owner, matrix))
+        return
+    table = QuantizedTable(matrix)
+    for owner, leaf in places:
+        owner._parameters.pop(leaf, None)
+        setattr(owner, leaf, table)
 
 
 def compute_in_fp32(model: nn.Module) -> None:
@@ -76,14 +97,10 @@ def _widen(module: nn.Module) -> None:
                 tensor.data = tensor.data.to(torch.float32)
 
 
-def _holds_table(place: Place) -> bool:
-    return any(isinstance(place[0], kind) and place[1] == leaf for kind, leaf in _TABLES)
-
-
-def _place(places: Sequence[Place], table: QuantizedTable) -> None:
-    for owner, leaf in places:
-        owner._parameters.pop(leaf, None)
-        setattr(owner, leaf, table)
+def _are_tables(places: Sequence[Place]) -> bool:
+    return all(
+        any(isinstance(owner, kind) and attribute == leaf for kind, attribute in _TABLES) for owner, leaf in places
+    )
 
 
 def _check(name: str, weight: Tensor) -> None:

@@ -14,13 +14,15 @@
 struct Product {
     int bits;                // 32, 16, 8 or 4
     const char *weights;
-    const uint16_t *scales;  // of quantised weights: bf16, (tiles, groups, 16)
+    const uint16_t *scales;  // of quantised weights: bf16, or fp16 if ``half``, (tiles, groups, 16)
+    const uint16_t *minimums;  // in fp16 like ``scales``, with 4 bits relative to weights from 0 to 15; null: none
     const float *bias;       // null: none
     const float *x;          // (rows, inner)
     float *y;                // (rows, outer)
     long rows, inner, outer;
     long stride;             // of plain weights: bytes from one row of W to the next
     long groups, size;       // of quantised weights: groups per row, blocks per group
+    bool half;               // true: scales are fp16
     bool adds;               // true: add the product to y; false: overwrite y
     long tiled_from;         // rows of x from which tiles are used; 0: never
     char *prepared;          // rows of x in the layout that the weight format reads
@@ -206,12 +208,14 @@ template <class W, long = W::COUNT> static void multiply_tiles(const Product &jo
 
 // Quantised formats: tiles of rows. The bytes of a block of a tile are (BYTES / 64, 16 rows, 4), so that each lane
 // belongs to one row of W. The instructions multiply unsigned by signed bytes: an OFFSET makes weights unsigned, and
-// the initial value of a block's sum compensates it. GROUPED: a row has several scales.
+// the initial value of a block's sum compensates it. GROUPED: a row has several scales. HALF: they are fp16. MINIMUM: so
+// is a number per group that is added to its weights.
 
 struct Rounded {
     int8_t x[BLOCK];
     float scale;
     int32_t start;  // initial value of a block's sum, which compensates the offset of the weights
+    float sum;      // of the rounded numbers times the scale, the factor of a minimum
 };
 
 // Round a block of x to int8, to multiples of its largest absolute value / 127. If a number is not finite, neither is
@@ -230,6 +234,7 @@ static void round_block(const float *x, long count, int offset, Rounded &to) {
     int32_t sum = 0;
     for (int i = 0; i < BLOCK; i++) sum += to.x[i];
     to.start = -offset * sum;
+    to.sum = to.scale * (float)sum;
 }
 
 static void round_row(const float *x, long inner, int offset, char *to) {
@@ -253,7 +258,8 @@ static INLINE Ints add_products(Ints sum, Bytes unsigned_weights, Bytes x) {
 }
 
 template <bool SEVERAL> struct Int8 {
-    static constexpr bool GROUPED = SEVERAL;
+    static constexpr bool GROUPED = SEVERAL, HALF = false, MINIMUM = false;
+    static constexpr float LEAST = 0.0f;  // weight to which a minimum belongs
     static constexpr long BYTES = BLOCK * TILE;
 #if MIDDLE
     static constexpr int OFFSET = 0;
@@ -289,9 +295,10 @@ template <bool SEVERAL> struct Int8 {
 
 // Byte i < 16 of a block has weight i in its lower half and weight i + 16 in its upper half, each plus the offset.
 template <bool SEVERAL> struct Int4 {
-    static constexpr bool GROUPED = SEVERAL;
+    static constexpr bool GROUPED = SEVERAL, HALF = false, MINIMUM = false;
+    static constexpr float LEAST = -8.0f;
     static constexpr long BYTES = BLOCK * TILE / 2;
-    static constexpr int OFFSET = 8, HALF = BLOCK / 2;
+    static constexpr int OFFSET = 8, MIDDLE_OF_BLOCK = BLOCK / 2;
 
     static long width(long inner) { return (inner + BLOCK - 1) / BLOCK * sizeof(Rounded); }
     static long bytes(long rows, long inner) { return rows * width(inner); }
@@ -302,7 +309,7 @@ template <bool SEVERAL> struct Int4 {
     template <int R> static INLINE void add(const char *from, const Rounded *x, long width, Ints (&sum)[R][PARTS]) {
         Ints other[R][PARTS] = {};
 #pragma GCC unroll UNROLLED
-        for (int four = 0; four < HALF / 4; four++)
+        for (int four = 0; four < MIDDLE_OF_BLOCK / 4; four++)
             times<PARTS>(OF(part) {
                 const Words both = load<Words>(from + four * 4 * TILE + part * VECTOR);
                 const Bytes low = (Bytes)(both & 0x0f0f0f0fu), high = (Bytes)(both >> 4 & 0x0f0f0f0fu);
@@ -311,12 +318,12 @@ template <bool SEVERAL> struct Int4 {
 #if MIDDLE
                     // The largest sum of a block, 8 · 2 · 15 · 127, fits the 16 bits of pairs.
                     const __m256i lower = _mm256_maddubs_epi16((__m256i)low, (__m256i)repeated(its));
-                    const __m256i upper = _mm256_maddubs_epi16((__m256i)high, (__m256i)repeated(its + HALF));
+                    const __m256i upper = _mm256_maddubs_epi16((__m256i)high, (__m256i)repeated(its + MIDDLE_OF_BLOCK));
                     const __m256i pairs = _mm256_add_epi16((__m256i)other[r][part], lower);
                     other[r][part] = (Ints)_mm256_add_epi16(pairs, upper);
 #else
                     sum[r][part] = add_products(sum[r][part], low, repeated(its));
-                    other[r][part] = add_products(other[r][part], high, repeated(its + HALF));
+                    other[r][part] = add_products(other[r][part], high, repeated(its + MIDDLE_OF_BLOCK));
 #endif
                 });
             });
@@ -328,6 +335,30 @@ template <bool SEVERAL> struct Int4 {
                 sum[r][part] += other[r][part];
             });
         });
+    }
+};
+
+// Groups of 32 weights with a scale in fp16 and, if LOWEST, a minimum: the values of llama.cpp's formats without rounding.
+template <class F, bool LOWEST> struct Fp16Scales : F {
+    static constexpr bool HALF = true, MINIMUM = LOWEST;
+};
+
+// Scale and minimum of a group of weights, one per row of a part of a tile.
+template <class F> struct GroupScale {
+    Floats scale, minimum;
+
+    static INLINE GroupScale read(const Product &job, long tile, long group, int part) {
+        const long at = (tile * job.groups + group) * TILE + part * LANES;
+        GroupScale found = {};
+        if (F::GROUPED) found.scale = F::HALF ? halves_of(job.scales + at) : lanes_of(job.scales + at);
+        if (F::MINIMUM) found.minimum = halves_of(job.minimums + at) - F::LEAST * found.scale;
+        return found;
+    }
+
+    // Add the products of a block, whose integer sums are ``sums``, with a block of x.
+    INLINE Floats add(Floats sums, float factor, float its_sum, Floats total) const {
+        total = fused(sums, F::GROUPED ? scale * factor : Floats{} + factor, total);
+        return F::MINIMUM ? fused(minimum, Floats{} + its_sum, total) : total;
     }
 };
 
@@ -359,11 +390,10 @@ static void multiply(const Product &job, long tile, long first) {
         });
         W::template add<R>(from + block * W::BYTES, x + block, blocks, sum);
         times<PARTS>(OF(part) {
-            const Floats scale = GROUPED ? lanes_of(scales + group * TILE + part * LANES) : Floats{};
+            const auto by = GroupScale<W>::read(job, tile, group, part);
             times<R>(OF(r) {
-                const float its = x[r * blocks + block].scale;
-                const Floats factor = GROUPED ? scale * its : Floats{} + its;
-                total[r][part] = fused(floats(sum[r][part]), factor, total[r][part]);
+                const Rounded &its = x[r * blocks + block];
+                total[r][part] = by.add(floats(sum[r][part]), its.scale, its.sum, total[r][part]);
             });
         });
         if (GROUPED && --left == 0) group++, left = job.size;
@@ -381,7 +411,33 @@ template <class W, bool = W::GROUPED> static void multiply_tiles(const Product &
     }
 }
 
-// Read row ``row`` of a table in 32, 16 or 8 bits as fp32.
+// Scale or minimum in fp16, or in bf16 if not ``half``.
+static INLINE float single(uint16_t number, bool half) {
+    uint16_t lanes[LANES] = {number};
+    const Floats found = half ? halves_of(lanes) : lanes_of(lanes);
+    return load<float>(&found);
+}
+
+// Read row ``row`` of a quantised table as fp32, block by block.
+static void read_quantized(const Product &table, long row, float *to) {
+    const bool four = table.bits == 4;
+    const long tile = row / TILE, lane = row % TILE, blocks = (table.inner + BLOCK - 1) / BLOCK, size = four ? BLOCK / 2 : BLOCK;
+    for (long block = 0; block < blocks; block++) {
+        const long at = (tile * table.groups + (table.groups > 1 ? block / table.size : 0)) * TILE + lane;
+        const float scale = single(table.scales[at], table.half);
+        const float minimum = table.minimums ? single(table.minimums[at], true) + (four ? 8 * scale : 0.0f) : 0.0f;
+        const char *const from = table.weights + ((tile * blocks + block) * size * TILE) + lane * 4;
+        const long count = std::min((long)BLOCK, table.inner - block * BLOCK);
+        for (long i = 0; i < count; i++) {
+            const long j = i % size;
+            const char byte = from[j / 4 * TILE * 4 + j % 4];
+            const int weight = !four ? (int8_t)byte : ((uint8_t)byte >> (i < size ? 0 : 4) & 15) - 8;
+            *to++ = weight * scale + minimum;
+        }
+    }
+}
+
+// Read row ``row`` of a table as fp32.
 static void read_row(const Product &table, long row, float *to) {
     const char *const from = table.weights + row * table.stride;
     if (table.bits == 32) {
@@ -391,25 +447,27 @@ static void read_row(const Product &table, long row, float *to) {
             const uint32_t number = (uint32_t)load<uint16_t>(from + 2 * i) << 16;
             std::memcpy(to + i, &number, sizeof *to);
         }
-    } else {
-        const long tile = row / TILE, lane = row % TILE, blocks = (table.inner + BLOCK - 1) / BLOCK;
-        const uint16_t *const scales = table.scales + tile * table.groups * TILE + lane;
-        for (long i = 0; i < table.inner; i++) {
-            const long block = tile * blocks + i / BLOCK, four = i % BLOCK / 4;
-            const uint32_t scale = (uint32_t)scales[table.groups > 1 ? i / BLOCK / table.size * TILE : 0] << 16;
-            to[i] = (int8_t)table.weights[((block * (BLOCK / 4) + four) * TILE + lane) * 4 + i % 4] * load<float>(&scale);
-        }
-    }
+    } else read_quantized(table, row, to);
+}
+
+// Call f(W{}) with the format W of quantised weights, of which ``Plain`` has one scale per row and ``Grouped`` several.
+template <class Plain, class Grouped, class F> static void with_scales(const Product &job, F f) {
+    if (job.half && job.minimums) f(Fp16Scales<Grouped, true>{});
+    else if (job.half) f(Fp16Scales<Grouped, false>{});
+    else if (job.groups == 1) f(Plain{});
+    else f(Grouped{});
+}
+
+template <class F> static void with_integers(const Product &job, F f) {
+    if (job.bits == 8) with_scales<Int8<false>, Int8<true>>(job, f);
+    else with_scales<Int4<false>, Int4<true>>(job, f);
 }
 
 // Call f(W{}) with the format W of the weights.
 template <class F> static void with_format(const Product &job, F f) {
     if (job.bits == 32) f(Single{});
     else if (job.bits == 16) f(Bf16{});
-    else if (job.bits == 8 && job.groups == 1) f(Int8<false>{});
-    else if (job.bits == 8) f(Int8<true>{});
-    else if (job.groups == 1) f(Int4<false>{});
-    else f(Int4<true>{});
+    else with_integers(job, f);
 }
 
 static INLINE long tiles_of(const Product &job) { return (job.outer + TILE - 1) / TILE; }

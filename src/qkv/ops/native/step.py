@@ -38,8 +38,9 @@ _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_long
 class _Product(ctypes.Structure):
     _fields_ = (
         ("bits", ctypes.c_int),
-        *((name, _POINTER) for name in ("weights", "scales", "bias", "x", "y")),
+        *((name, _POINTER) for name in ("weights", "scales", "minimums", "bias", "x", "y")),
         *((name, _NUMBER) for name in ("rows", "inner", "outer", "stride", "groups", "size")),
+        ("half", ctypes.c_bool),
         ("adds", ctypes.c_bool),
         ("tiled_from", _NUMBER),
         ("prepared", _POINTER),
@@ -84,7 +85,7 @@ class _Store(ctypes.Structure):
 class Matrix:
     """Weights of a product, W (O, I) and b (O) or None.
 
-    stored: for 32 ``bits``, W in fp32 row by row; else ``stored``, ``scale`` and ``group`` as in
+    stored: for 32 ``bits``, W in fp32 row by row; else ``stored``, ``scale``, ``group`` and ``minimum`` as in
     ``qkv.ops.quantized.packed``. tiled_from: number of vectors from which products use tiles; 0: never.
     """
 
@@ -95,6 +96,7 @@ class Matrix:
     bits: int = 32
     scale: Tensor | None = None
     group: int = 0
+    minimum: Tensor | None = None
     tiled_from: int = 0
 
     def described(self) -> _Product:
@@ -106,6 +108,7 @@ class Matrix:
             found.stride = self.stored.element_size() * self.stored.stride(0)
         else:
             found.groups, found.size = self.scale.shape[1], self.group // library.BLOCK
+            found.half, found.minimums = self.scale.dtype == torch.float16, _address(self.minimum)
         return found
 
 

@@ -260,11 +260,11 @@ static void multiply_blocks(const Product &job, const char *w, long tile, long f
         if (!which)
             add_blocks(w + block * BLOCK * TILE, x + block, blocks * sizeof *x, std::min<long>(AT_ONCE, blocks - block), sums);
         times<PARTS>(OF(part) {
-            const Floats scale = F::GROUPED ? lanes_of(scales + group * TILE + part * LANES) : Floats{};
+            const auto by = GroupScale<F>::read(job, tile, group, part);
             times<R>(OF(r) {
-                const float its = r < rows ? x[r * blocks + block].scale : 0.0f;
+                const Rounded *const its = r < rows ? x + r * blocks + block : nullptr;
                 const Floats sum = floats(load<Ints>(&sums[which][r][part * LANES]));
-                total[r][part] = fused(sum, F::GROUPED ? scale * its : Floats{} + its, total[r][part]);
+                total[r][part] = by.add(sum, its ? its->scale : 0.0f, its ? its->sum : 0.0f, total[r][part]);
             });
         });
         if (F::GROUPED && --left == 0) group++, left = job.size;
@@ -298,10 +298,7 @@ template <class F> static void with_tiles(const Product &job, long rows, F f) {
 #if TILES
     if (job.tiled_from && rows >= job.tiled_from && job.bits < 32 && tiles_permitted()) {
         if (job.bits == 16) f(Bf16Tiles{});
-        else if (job.bits == 8 && job.groups == 1) f(IntTiles<Int8<false>>{});
-        else if (job.bits == 8) f(IntTiles<Int8<true>>{});
-        else if (job.groups == 1) f(IntTiles<Int4<false>>{});
-        else f(IntTiles<Int4<true>>{});
+        else with_integers(job, [&](auto format) { f(IntTiles<decltype(format)>{}); });
         return;
     }
 #endif

@@ -140,6 +140,20 @@ static INLINE Floats lanes_of(const uint16_t *numbers) {
 #endif
 }
 
+// Load one fp16 number per lane.
+static INLINE Floats halves_of(const uint16_t *numbers) {
+#if WIDE
+    return (Floats)_mm512_cvtph_ps(load<__m256i>(numbers));
+#elif MIDDLE && defined(__F16C__)
+    return (Floats)_mm256_cvtph_ps(load<__m128i>(numbers));
+#else
+    // With the bits in place, an exponent is 112 too small, and a factor corrects it for subnormal numbers too.
+    const Words bits = __builtin_convertvector(load<Shorts>(numbers), Words);
+    const Floats size = (Floats)((bits & 0x7fffu) << 13) * 0x1p112f;
+    return (Floats)((Words)size | (bits & 0x8000u) << 16);
+#endif
+}
+
 // The same four bytes in all lanes.
 static INLINE Bytes repeated(const int8_t *four) { return (Bytes)(Ints{} + load<int32_t>(four)); }
 

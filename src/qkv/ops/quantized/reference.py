@@ -3,7 +3,8 @@
     8 bits: s = max |w| / 127, -127 ≤ q ≤ 127       4 bits: s = f m / -8, -8 ≤ q ≤ 7, m the weight with the largest |w|
 
 For 4 bits, f is the one of 16 factors that minimises Σ (w - s q)² of the group. Scales are rounded to bf16 before q is
-computed, so that q compensates their rounding.
+computed, so that q compensates their rounding. Published weights that are quantised already keep their numbers, scales
+and minimums: w = s q + m (``pack_numbers``).
 """
 
 from __future__ import annotations
@@ -28,25 +29,47 @@ def pack(weight: Tensor, bits: int, group: int = 0) -> PackedMatrix:
     if bits == 16:
         return PackedMatrix(weight.to(torch.bfloat16).contiguous(), None, bits, outer, inner)
     groups = _grouped(weight.to(torch.float32), group)
-    numbers, scale = _eight(groups) if bits == 8 else _four(groups)
+    numbers, scale = round_to_eight(groups) if bits == 8 else _four(groups)
     stored = _tiled(numbers.flatten(1)[:, : -(-inner // BLOCK) * BLOCK], bits)
     return PackedMatrix(stored, _whole_tiles(scale).transpose(1, 2).contiguous(), bits, outer, inner, group)
 
 
+def pack_numbers(numbers: Tensor, scale: Tensor, minimum: Tensor | None, bits: int) -> PackedMatrix:
+    """Store w = scale · number + minimum without rounding.
+
+    numbers: (O, I) in int8; in 4 bits from -8 to 7, or from 0 to 15 with minimums. I is a multiple of 32.
+    scale, minimum: (O, I / 32) in fp16, or None for no minimums.
+    """
+    outer, inner = numbers.shape
+    shifted = numbers - 8 if bits == 4 and minimum is not None else numbers
+    scale, lowest = (None if t is None else _whole_tiles(t).mT.contiguous() for t in (scale, minimum))
+    return PackedMatrix(_tiled(shifted, bits), scale, bits, outer, inner, BLOCK, lowest)
+
+
 def unpack(packed: PackedMatrix, rows: Tensor | None = None) -> Tensor:
     """Dequantise W (O, I) to fp32, or only its ``rows``, in the order given."""
-    stored, scale, outer = packed.stored, packed.scale, packed.outer
+    stored, scale, minimum = packed.stored, packed.scale, packed.minimum
     if scale is None:
         return (stored if rows is None else stored[rows]).to(torch.float32)
+    scale, lowest = (None if t is None else _rows_of(t, rows, packed.outer) for t in (scale, minimum))
+    assert scale is not None
     if rows is None:
-        stored, scale = stored.permute(0, 3, 1, 2, 4).flatten(0, 1)[:outer], scale.mT.flatten(0, 1)[:outer]
+        stored = stored.permute(0, 3, 1, 2, 4).flatten(0, 1)[: packed.outer]
     else:
-        tile, row = rows // TILE, rows % TILE
-        stored, scale = stored[tile, :, :, row], scale[tile, :, row]
+        stored = stored[rows // TILE, :, :, rows % TILE]
     numbers = (stored if packed.bits == 8 else _halves(stored)).flatten(-3)  # merge blocks, groups of 4, weights
     size = packed.group or numbers.shape[-1]
     whole = F.pad(numbers, (0, size * scale.shape[-1] - numbers.shape[-1])).unflatten(-1, (-1, size))
-    return (whole * scale.to(torch.float32)[..., None]).flatten(-2)[..., : packed.inner]
+    if lowest is not None and packed.bits == 4:
+        whole = whole + 8
+    found = whole * scale[..., None]
+    return (found if lowest is None else found + lowest[..., None]).flatten(-2)[..., : packed.inner]
+
+
+def _rows_of(scale: Tensor, rows: Tensor | None, outer: int) -> Tensor:
+    """Read the scales of ``rows`` (default: all ``outer`` rows) in fp32, from tiles (T, G, 16)."""
+    found = scale.mT.flatten(0, 1)[:outer] if rows is None else scale[rows // TILE, :, rows % TILE]
+    return found.to(torch.float32)
 
 
 def linear(x: Tensor, weight: PackedMatrix, bias: Tensor | None = None) -> Tensor:
@@ -63,8 +86,9 @@ def _parts(weight: PackedMatrix) -> Iterator[PackedMatrix]:
     each = step if weight.scale is None else step // TILE
     for i, begin in enumerate(range(0, outer, step)):
         part = slice(i * each, (i + 1) * each)
-        scale = None if weight.scale is None else weight.scale[part]
-        yield weight._replace(stored=weight.stored[part], scale=scale, outer=min(step, outer - begin))
+        scale, minimum = (None if t is None else t[part] for t in (weight.scale, weight.minimum))
+        one = weight._replace(stored=weight.stored[part], scale=scale, minimum=minimum)
+        yield one._replace(outer=min(step, outer - begin))
 
 
 def lookup(ids: Tensor, table: Tensor | PackedMatrix) -> Tensor:
@@ -78,8 +102,9 @@ def _grouped(weight: Tensor, group: int) -> Tensor:
     return F.pad(weight, (0, -weight.shape[1] % size)).unflatten(1, (-1, size))
 
 
-def _eight(groups: Tensor) -> tuple[Tensor, Tensor]:
-    scale = (groups.abs().amax(-1) / 127).to(torch.bfloat16)
+def round_to_eight(groups: Tensor, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
+    """Round groups of weights (…, G, group) to numbers in int8 and scales (…, G) of the ``dtype``."""
+    scale = (groups.abs().amax(-1) / 127).to(dtype)
     return _rounded(groups, scale, -127, 127).to(torch.int8), scale
 
 

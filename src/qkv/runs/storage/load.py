@@ -51,17 +51,18 @@ def load(
     keep_adapters: keep adapters such as LoRA, if any, separate from the weights.
     device: device that computes, such as "cuda"; default: the one that ``QKV_DEVICE`` names, else the CPU.
     published: dtype, revision and pickles, as for ``qkv.interop.load.load_published``. Without dtype, a checkpoint in
-        bf16 or fp16 computes in fp32 on the CPU, see ``qkv.models.edit.quantize.compute_in_fp32``; ``load_stored`` and
-        other devices keep it as it is.
+        bf16 or fp16 computes in fp32 on the CPU, see ``qkv.models.edit.quantize.compute_in_fp32``, and block-quantised
+        weights of a GGUF file stay in 8 and 4 bits; ``load_stored`` and other devices do not do so.
 
     Raises UserError if the folder is neither, or a file in it is missing, damaged, edited or belongs to another model,
     if its training failed, and for a device that this machine does not have.
     """
     place = inference_device(device)
-    run = load_stored(source, accept_changes, copy, keep_adapters, **published)
+    narrow = place.type == "cpu" and published.get("dtype") is None
+    run = _load(source, (accept_changes, copy, keep_adapters), published, narrow)
     if place.type != "cpu":
         run.model.to(place)
-    elif published.get("dtype") is None:
+    elif narrow:
         compute_in_fp32(run.model)
     return run
 
@@ -73,11 +74,21 @@ def load_stored(
     keep_adapters: bool = False,
     **published: Any,
 ) -> Run:
-    """Load a run or published checkpoint as ``load`` does, with weights in the precision in which they are stored."""
-    folder = Path(source)
+    """Load a run or published checkpoint as ``load`` does, with weights in the precision in which they are stored.
+
+    Block-quantised weights of a GGUF file are converted to fp32, which can be trained, exported and quantised again.
+    """
+    return _load(source, (accept_changes, copy, keep_adapters), published, narrow=False)
+
+
+def _load(source: str | Path, how: tuple[bool, bool, bool], published: Mapping[str, Any], narrow: bool) -> Run:
+    """Load a run or checkpoint. ``how``: accept_changes, copy and keep_adapters of ``load``; ``narrow``: keep
+    block-quantised weights of a published file in 8 and 4 bits.
+    """
+    folder, (accept_changes, copy, keep_adapters) = Path(source), how
     if not (folder / SPEC).is_file():
         if is_published(folder) or (not folder.exists() and may_be_name(str(source))):
-            return _published(source, {**published, "copy": copy})
+            return _published(source, {**published, "copy": copy, "narrow": narrow})
         raise UserError(f"{folder} is not a run folder: it holds no {SPEC}")
     if published:
         raise UserError(f"{next(iter(published))!r} applies to published checkpoints, and {folder} is a run")

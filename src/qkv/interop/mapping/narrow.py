@@ -1,0 +1,76 @@
+"""Block-quantised weights of published files, which stay in 8 and 4 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from qkv.interop.mapping.conversions import Cut, Way
+from qkv.ops.quantized.packed import PackedMatrix
+from qkv.ops.quantized.reference import pack_numbers
+
+GROUP = 32
+"""Number of weights of a row that share a scale."""
+
+
+class NarrowWeights(NamedTuple):
+    """Matrix w = scale · number + minimum: numbers (O, I) in int8; scale and minimum (O, I / 32) in fp16, or None.
+
+    bits: 8; or 4, with numbers from -8 to 7, or from 0 to 15 with a minimum.
+    """
+
+    numbers: Tensor
+    scale: Tensor
+    minimum: Tensor | None
+    bits: int
+
+    @property
+    def finite(self) -> bool:
+        """Whether all weights are finite numbers."""
+        return all(bool(t.isfinite().all()) for t in (self.scale, self.minimum) if t is not None)
+
+    def packed(self) -> PackedMatrix:
+        """Return the matrix in the form that operators accept."""
+        return pack_numbers(self.numbers, self.scale, self.minimum, self.bits)
+
+
+def convert_inward(way: Way, parts: Sequence[NarrowWeights], cut: Cut) -> NarrowWeights | None:
+    """Convert published matrices to qkv's, as ``Way.inward`` does; None if the conversion moves more than rows."""
+    parts = _alike(parts)
+    return _converted(lambda several: way.inward(several, cut), parts)
+
+
+def convert_outward(way: Way, matrix: NarrowWeights, cut: Cut) -> NarrowWeights | None:
+    """Convert a matrix as ``Way.outward`` does; None if the conversion moves more than rows."""
+    return _converted(lambda one: way.outward(one[0], cut)[0], [matrix])
+
+
+def _converted(convert: Callable[[list[Tensor]], Tensor], parts: Sequence[NarrowWeights]) -> NarrowWeights | None:
+    columns = [torch.arange(part.scale.shape[1]).expand(part.scale.shape) for part in parts]
+    try:
+        after = convert(columns)
+    except RuntimeError:  # the conversion divides columns
+        return None
+    width = columns[0].shape[1]
+    if after.dim() != 2 or after.shape[1] != width or not torch.equal(after, columns[0][:1].expand(after.shape)):
+        return None
+    numbers, scale = convert([p.numbers for p in parts]), convert([p.scale for p in parts])
+    lowest = [p.minimum for p in parts if p.minimum is not None]
+    return NarrowWeights(numbers, scale, convert(lowest) if lowest else None, parts[0].bits)
+
+
+def _alike(parts: Sequence[NarrowWeights]) -> Sequence[NarrowWeights]:
+    """Give parts of one matrix one form, exactly: 8 bits unless all have 4 of one form, and minimums if one has any."""
+    forms = {(part.bits, part.minimum is None) for part in parts}
+    if len(forms) == 1:
+        return parts
+    with_minimum = any(part.minimum is not None for part in parts)
+    return [
+        part._replace(
+            bits=8, minimum=torch.zeros_like(part.scale) if with_minimum and part.minimum is None else part.minimum
+        )
+        for part in parts
+    ]
