@@ -42,8 +42,8 @@ def pack_numbers(numbers: Tensor, scale: Tensor, minimum: Tensor | None, bits: i
     """
     outer, inner = numbers.shape
     shifted = numbers - 8 if bits == 4 and minimum is not None else numbers
-    scale, lowest = (None if t is None else _whole_tiles(t).mT.contiguous() for t in (scale, minimum))
-    return PackedMatrix(_tiled(shifted, bits), scale, bits, outer, inner, BLOCK, lowest)
+    lowest = None if minimum is None else _whole_tiles(minimum).mT.contiguous()
+    return PackedMatrix(_tiled(shifted, bits), _whole_tiles(scale).mT.contiguous(), bits, outer, inner, BLOCK, lowest)
 
 
 def unpack(packed: PackedMatrix, rows: Tensor | None = None) -> Tensor:

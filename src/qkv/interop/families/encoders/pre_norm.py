@@ -19,7 +19,8 @@ from qkv.spec.heads import Head
 from qkv.spec.model import Model, Text
 from qkv.spec.parts import NoNorm
 
-Read, Write = Callable[[Config, Head], Model], Callable[[Model], dict[str, Any] | None]
+Read = Callable[[Config, Head], Model]
+Write = Callable[[Model], dict[str, Any] | None]
 
 
 def reader(post: Read, embedding_norm: bool) -> Read:
