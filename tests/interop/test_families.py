@@ -81,7 +81,7 @@ def test_loss_and_every_gradient_are_equal(pair: Pair) -> None:
     theirs.backward()
     with torch.no_grad():
         tensors = published_tensors(pair.ours, pair.family, pair.published.architecture, gradients=True)
-    named = dict(pair.theirs.named_parameters())
+    named, tensors = dict(pair.theirs.named_parameters()), pair.case.joined(tensors)
     compared, largest = 0, max(float(p.grad.abs().max()) for p in named.values() if p.grad is not None)
     for stored_name, gradient in tensors.items():
         name = pair.case.renamed.get(stored_name, stored_name)

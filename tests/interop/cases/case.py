@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class Case:
     again for each token, after the first four of a row.
     ``left``: False if that library counts padding on the left as positions; then no row is padded there.
     ``computed``: ends of names of constants that the library computes where a file lacks them, such as sinusoids.
+    ``joined``: turns tensors of its files into the parameters of the class, such as experts that it holds as one.
     """
 
     name: str
@@ -34,6 +37,7 @@ class Case:
     cached: bool = True
     left: bool = True
     computed: tuple[str, ...] = ()
+    joined: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
 
     def __str__(self) -> str:
         return self.name

@@ -199,7 +199,7 @@ def padding_key(spec: Model) -> dict[str, Any]:
             return vocabulary(spec)
 
 
-def _stack(ours: str, theirs: str, last: str) -> tuple[NameRule, ...]:
+def stack_names(ours: str, theirs: str, last: str) -> tuple[NameRule, ...]:
     """Return the table of tensor names of one stack; ``ours`` and ``theirs``: its prefixes in qkv and in files;
     ``last``: index of the feed-forward among a block's branches.
     """
@@ -233,9 +233,9 @@ NAMES = (
     NameRule("frontend.table", _TARGET),
     NameRule("encoder.frontend.table", (_SOURCE, _TARGET), COPIED, _shares),
     NameRule("encoder.frontend.table", _SOURCE),
-    *_stack("encoder.", "model.encoder", "1"),
-    *(row._replace(where=_alone) for row in _stack("", "model.decoder", "1")),
-    *_stack("", "model.decoder", "2"),
+    *stack_names("encoder.", "model.encoder", "1"),
+    *(row._replace(where=_alone) for row in stack_names("", "model.decoder", "1")),
+    *stack_names("", "model.decoder", "2"),
     NameRule(_SLOT + "norm.*", "model.decoder.layers.{layer}.encoder_attn_layer_norm.*"),
     NameRule(_SLOT + "body.query.*", _CROSS + "q_proj.*"),
     NameRule(_SLOT + "body.memory.*", (_CROSS + "k_proj.*", _CROSS + "v_proj.*"), PAIR),

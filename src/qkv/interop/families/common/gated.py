@@ -10,20 +10,20 @@ from typing import Any
 from qkv.interop.families.common.activations import INWARD, OUTWARD
 from qkv.interop.families.common.rope import rope_config, rope_of
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.conversions import PAIR, QKV
+from qkv.interop.mapping.conversions import PAIR, QKV, interleaved_rope
 from qkv.interop.mapping.names import NameRule
-from qkv.spec.branches import Attention, Branch, GatedFeedForward
+from qkv.spec.branches import Attention, Branch, FeedForward, GatedFeedForward
 from qkv.spec.heads import Head
 from qkv.spec.masks import AllOf, Causal, Mask, Window
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.models.surgery import shortest_pattern
-from qkv.spec.parts import NoPositions, RMSNorm, Rope
+from qkv.spec.parts import LayerNorm, NoPositions, Norm, RMSNorm, Rope
 
 _ATTENTION, _FEED_FORWARD = "model.layers.{layer}.self_attn.", "model.layers.{layer}.mlp."
 
 NAMES = (
     NameRule("frontend.table", "model.embed_tokens.weight"),
-    NameRule("blocks.{layer}.branches.0.norm.weight", "model.layers.{layer}.input_layernorm.weight"),
+    NameRule("blocks.{layer}.branches.0.norm.*", "model.layers.{layer}.input_layernorm.*"),
     NameRule(
         "blocks.{layer}.branches.0.body.qkv.*",
         (_ATTENTION + "q_proj.*", _ATTENTION + "k_proj.*", _ATTENTION + "v_proj.*"),
@@ -32,14 +32,32 @@ NAMES = (
     NameRule("blocks.{layer}.branches.0.body.output.*", _ATTENTION + "o_proj.*"),
     NameRule("blocks.{layer}.branches.0.body.query_norm.weight", _ATTENTION + "q_norm.weight"),
     NameRule("blocks.{layer}.branches.0.body.key_norm.weight", _ATTENTION + "k_norm.weight"),
-    NameRule("blocks.{layer}.branches.1.norm.weight", "model.layers.{layer}.post_attention_layernorm.weight"),
+    NameRule("blocks.{layer}.branches.1.norm.*", "model.layers.{layer}.post_attention_layernorm.*"),
     NameRule(
         "blocks.{layer}.branches.1.body.gate_up.*", (_FEED_FORWARD + "gate_proj.*", _FEED_FORWARD + "up_proj.*"), PAIR
     ),
+    NameRule("blocks.{layer}.branches.1.body.up.*", _FEED_FORWARD + "up_proj.*"),
     NameRule("blocks.{layer}.branches.1.body.down.*", _FEED_FORWARD + "down_proj.*"),
-    NameRule("norm.weight", "model.norm.weight"),
+    NameRule("norm.*", "model.norm.*"),
 )
+INTERLEAVED = NameRule(
+    "blocks.{layer}.branches.0.body.qkv.*",
+    (_ATTENTION + "q_proj.*", _ATTENTION + "k_proj.*", _ATTENTION + "v_proj.*"),
+    lambda spec: interleaved_rope(_rotated(spec)),
+)
+"""Row for queries and keys in which the two features of a RoPE pair are adjacent; it comes before ``NAMES``."""
+GATE_UP = NameRule("blocks.{layer}.branches.1.body.gate_up.*", _FEED_FORWARD + "gate_up_proj.*")
+"""Row for gate and up in one tensor; it comes before ``NAMES``."""
 IGNORED = {"model.layers.{layer}.self_attn.rotary_emb.inv_freq": "computed from the config"}
+
+
+def _rotated(spec: Model) -> int | None:
+    """Return the number of features of a head that RoPE rotates in the first block; None without RoPE."""
+    match spec.layers[0].branches[0]:
+        case Attention(relative=Rope() as rope) as attention:
+            return rope.rotated(attention.dims(spec.width)[0])
+        case _:
+            return None
 
 
 def attention_of(config: Config, **chosen: Any) -> Attention:
@@ -50,14 +68,25 @@ def attention_of(config: Config, **chosen: Any) -> Attention:
     head_dim = config.size("head_dim") if config.has("head_dim") else None
     dropout = config.number("attention_dropout", 0.0)
     given = {"bias": False, "head_dim": head_dim, "num_kv_heads": config.size("num_key_value_heads", heads), **chosen}
-    return Attention(num_heads=heads, relative=rope_of(config), dropout=dropout, **given)
+    return Attention(
+        num_heads=heads, dropout=dropout, **{"relative": chosen.get("relative") or rope_of(config), **given}
+    )
 
 
-def model_of(config: Config, head: Head, attentions: Sequence[Attention], mlp_bias: bool = False) -> Model:
-    """Build the spec of a Llama-like model from a config; ``attentions``: attention of each layer."""
-    norm = norm_of(config)
+def model_of(
+    config: Config,
+    head: Head,
+    attentions: Sequence[Attention],
+    mlp_bias: bool = False,
+    norm: Norm | None = None,
+    part: type[FeedForward] | type[GatedFeedForward] = GatedFeedForward,
+) -> Model:
+    """Build the spec of a Llama-like model from a config; ``attentions``: attention of each layer; ``norm``: default
+    that of ``norm_of``; ``part``: kind of the feed-forward.
+    """
+    norm = norm or norm_of(config)
     activation = config.word("hidden_act", "silu", INWARD)
-    feed_forward = GatedFeedForward(hidden=config.size("intermediate_size"), activation=activation, bias=mlp_bias)
+    feed_forward = part(hidden=config.size("intermediate_size"), activation=activation, bias=mlp_bias)
     return Model(
         width=config.size("hidden_size"),
         num_layers=len(attentions),
@@ -119,7 +148,7 @@ def window_of(branch: Branch) -> int | None:
             return None
 
 
-LayerKeys = Callable[[Attention, GatedFeedForward], dict[str, Any]]
+LayerKeys = Callable[[Attention, GatedFeedForward | FeedForward], dict[str, Any]]
 """Function that returns further config keys of a layer, from its branches."""
 
 
@@ -150,10 +179,13 @@ def _layer_keys(block: Block, width: int, more: LayerKeys, rope: bool) -> dict[s
     """Return the config keys of one layer; None if it has another structure."""
     match block:
         case Block(
-            branches=(Attention(relative=Rope() as relative) as attention, GatedFeedForward() as feed_forward),
-            norm=RMSNorm() as norm,
+            branches=(
+                Attention(relative=Rope() as relative) as attention,
+                (GatedFeedForward() | FeedForward()) as feed_forward,
+            ),
+            norm=(RMSNorm() | LayerNorm()) as norm,
         ):
-            turned = rope_config(relative) if rope else {}
+            turned, eps = rope_config(relative) if rope else {}, f"{norm.kind}_eps"
         case _:
             return None
     if turned is None:
@@ -164,7 +196,7 @@ def _layer_keys(block: Block, width: int, more: LayerKeys, rope: bool) -> dict[s
         "head_dim": attention.dims(width)[0],
         "intermediate_size": feed_forward.hidden_at(width),
         "hidden_act": OUTWARD[feed_forward.activation],
-        "rms_norm_eps": norm.eps,
+        eps: norm.eps,
         "attention_dropout": attention.dropout,
         **turned,
         **more(attention, feed_forward),

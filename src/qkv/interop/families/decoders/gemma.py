@@ -19,7 +19,7 @@ from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Architecture, Family
 from qkv.interop.mapping.names import NameRule
 from qkv.interop.registry import register
-from qkv.spec.branches import Attention, GatedFeedForward
+from qkv.spec.branches import Attention, FeedForward, GatedFeedForward
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import Head, LanguageModelHead
 from qkv.spec.masks import Causal, Mask
@@ -226,14 +226,14 @@ def _config(spec: Model, activation: str, more: gated.LayerKeys, rope: bool = Tr
     return {**found, activation: name}
 
 
-def _bias(attention: Attention, feed_forward: GatedFeedForward) -> dict[str, Any]:
+def _bias(attention: Attention, feed_forward: FeedForward | GatedFeedForward) -> dict[str, Any]:
     return {"attention_bias": attention.bias}
 
 
 def _scores(width: int) -> gated.LayerKeys:
     """Return a function that gives the config keys of the scores of a layer in a model of ``width`` features."""
 
-    def keys(attention: Attention, feed_forward: GatedFeedForward) -> dict[str, Any]:
+    def keys(attention: Attention, feed_forward: FeedForward | GatedFeedForward) -> dict[str, Any]:
         scalar = attention.temperature**2 * attention.dims(width)[0]
         whole = abs(scalar - round(scalar)) < 1e-6
         return {

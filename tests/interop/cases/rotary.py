@@ -1,0 +1,90 @@
+"""Decoders of Llama's structure: RoPE pairs beside each other, parts of heads, layers without RoPE, windows, experts."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+import transformers as hf
+from tests.interop.cases.case import Case
+from tests.interop.cases.llama import SIZES
+from torch import Tensor
+
+MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+
+
+EXPERT = re.compile(r"(.*)\.experts\.(\d+)\.(\w+)\.weight")
+PARTS = {"w1": "gate", "gate_proj": "gate", "w3": "up", "up_proj": "up", "w2": "down", "down_proj": "down"}
+
+
+def joined(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients of experts, as that library holds their weights: all gates and ups in one parameter, all downs in one.
+
+    An expert that no position chose has none, which counts as 0.
+    """
+    names = {name.replace("block_sparse_moe", "mlp"): tensor for name, tensor in tensors.items()}
+    single = {name: found for name in names if (found := EXPERT.fullmatch(name))}
+    out = {name: tensor for name, tensor in names.items() if name not in single}
+    for prefix in {found[1] for found in single.values()}:
+        parts = {(PARTS[m[3]], int(m[2])): names[name] for name, m in single.items() if m[1] == prefix}
+        count = 1 + max(index for _, index in parts)
+
+        def stacked(part: str, parts: Any = parts, count: int = count) -> Tensor:
+            some = next(tensor for (name, _), tensor in parts.items() if name == part)
+            return torch.stack([parts.get((part, i), torch.zeros_like(some)) for i in range(count)])
+
+        out[f"{prefix}.experts.gate_up_proj"] = torch.cat((stacked("gate"), stacked("up")), 1)
+        out[f"{prefix}.experts.down_proj"] = stacked("down")
+    return out
+
+
+def case(name: str, stem: str, config: str = "", **changed: Any) -> Case:
+    """A case of the language model of ``stem``, whose config class may have another stem."""
+    given = {**SIZES, "head_dim": 10, "pad_token_id": None, **changed}
+    made = getattr(hf, f"{config or stem}Config")(**{key: value for key, value in given.items() if value != "absent"})
+    return Case(name, getattr(hf, f"{stem}ForCausalLM"), made, steps=24, joined=joined)
+
+
+CASES = (
+    case("helium", "Helium", attention_bias=True),
+    case("ernie", "Ernie4_5", use_bias=True, num_attention_heads=6, num_key_value_heads=2),
+    case("seed-oss", "SeedOss", attention_out_bias=True, mlp_bias=True),
+    case(
+        "cwm",
+        "Cwm",
+        bos_token_id=1,
+        num_hidden_layers=3,
+        layer_types=MIXED,
+        sliding_window=4,
+        rope_parameters={"rope_theta": 900.0},
+    ),
+    case("ministral", "Ministral", num_hidden_layers=3, layer_types=MIXED, sliding_window=3),
+    case("phi3", "Phi3", head_dim="absent", sliding_window=5),
+    case("glm", "Glm", num_key_value_heads=3, head_dim=12),
+    case("glm4", "Glm4", attention_bias=False, head_dim=8),
+    case("arcee", "Arcee", mlp_bias=True),
+    case("jais2", "Jais2", layer_norm_eps=1e-3),
+    case("smollm3", "SmolLM3", head_dim="absent", num_hidden_layers=3, no_rope_layers=[1, 0, 1]),
+    case(
+        "mixtral",
+        "Mixtral",
+        hidden_size=32,
+        intermediate_size=24,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        sliding_window=6,
+    ),
+    case(
+        "qwen3-moe",
+        "Qwen3Moe",
+        hidden_size=32,
+        num_experts=4,
+        num_experts_per_tok=3,
+        moe_intermediate_size=16,
+        norm_topk_prob=True,
+    ),
+    case("qwen3-moe-sums", "Qwen3Moe", hidden_size=32, num_experts=3, num_experts_per_tok=1, moe_intermediate_size=12),
+    case("internlm3", "Llama", "InternLM3", qkv_bias=True, bias=True),
+    case("iquest", "Llama", "IQuestCoder"),
+)
