@@ -9,7 +9,7 @@ import torch
 
 from qkv.frontends.nodes import NodesFrontend
 from qkv.layers.context import Context
-from qkv.layers.graph import Graph
+from qkv.layers.graph import Graph, GraphSignal
 from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.spec.errors import UserError
@@ -91,16 +91,16 @@ def test_random_graphs_are_read_with_their_distances() -> None:
         (Signal(torch.zeros(1, 3, 4)), r"nodes are float32 of the shape \(1, 3, 4\); give floats \(graphs, nodes, 5\)"),
         (Signal(torch.zeros(1, 3, 5, dtype=torch.long)), r"nodes are int64 of the shape"),
         (
-            Signal(torch.zeros(1, 3, 5), graph=Graph(torch.tensor([[0], [3]]))),
+            GraphSignal(torch.zeros(1, 3, 5), graph=Graph(torch.tensor([[0], [3]]))),
             "an edge has the node 3; the nodes of all rows are 0 to 2",
         ),
         (
-            Signal(torch.zeros(1, 3, 5), graph=Graph(torch.zeros(3, 2, dtype=torch.long))),
+            GraphSignal(torch.zeros(1, 3, 5), graph=Graph(torch.zeros(3, 2, dtype=torch.long))),
             r"edges have the shape \(3, 2\)",
         ),
-        (Signal(torch.zeros(1, 3, 5), graph=Graph(torch.zeros(2, 2))), "edges are float32, and they number nodes"),
+        (GraphSignal(torch.zeros(1, 3, 5), graph=Graph(torch.zeros(2, 2))), "edges are float32, and they number nodes"),
         (
-            Signal(torch.zeros(1, 3, 5), graph=Graph(torch.zeros(2, 0).long(), torch.zeros(1, 2, 2).long())),
+            GraphSignal(torch.zeros(1, 3, 5), graph=Graph(torch.zeros(2, 0).long(), torch.zeros(1, 2, 2).long())),
             r"distances have the shape \(1, 2, 2\); give \(1, 3, 3\)",
         ),
     ],

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from qkv.frontends.frontend import build_frontend
 from qkv.layers.signal import Signal
+from qkv.layers.times import TimedSignal
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.model import Stack
 from qkv.spec.parts import NoPositions
@@ -101,7 +102,7 @@ def test_a_forecast_shifts_and_scales_with_the_window() -> None:
 def test_times_are_read_beside_the_values_they_belong_to() -> None:
     frontend, given = built(features=1, patch=1, stride=1, pad_end=False, frequencies=2), window(features=1)
     times = torch.rand(3, 10, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    x, _ = frontend.embed(Signal(given, times=times))
+    x, _ = frontend.embed(TimedSignal(given, times=times))
     for n in (0, 7):
         time = float(times[2, n])
         waves = [math.sin(w * time + p) for w, p in zip(frontend.rates.tolist(), frontend.phases.tolist(), strict=True)]
@@ -111,7 +112,7 @@ def test_times_are_read_beside_the_values_they_belong_to() -> None:
     with pytest.raises(UserError, match="the front end reads the times of the values, and none are given"):
         frontend.embed(Signal(given))
     with pytest.raises(UserError, match=r"the front end reads none; set frontend\.frequencies"):
-        built().embed(Signal(window(features=1), times=times))
+        built().embed(TimedSignal(window(features=1), times=times))
 
 
 @pytest.mark.parametrize("how", ["window", "last", "none"])

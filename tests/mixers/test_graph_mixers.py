@@ -13,8 +13,7 @@ from tests.contracts.subjects import scrambled
 from torch import Tensor
 
 from qkv.layers.context import Context
-from qkv.layers.graph import Graph
-from qkv.layers.signal import Signal
+from qkv.layers.graph import Graph, GraphSignal
 from qkv.mixers.registry import build_branch
 from qkv.models.build import build
 from qkv.ops.graphs import edge_weights
@@ -159,9 +158,9 @@ def test_renumbered_nodes_have_renumbered_answers(kind: str) -> None:
     distances = (torch.arange(4)[:, None] - torch.arange(4)).abs()[None]
     place = torch.empty(4, dtype=torch.long)
     place[order] = torch.arange(4)
-    whole = Signal(x, graph=Graph(EDGES[:, :6], distances) if kind == "graph" else None)
+    whole = GraphSignal(x, graph=Graph(EDGES[:, :6], distances) if kind == "graph" else None)
     turned = Graph(place[EDGES[:, :6]], distances[:, order][:, :, order])
-    moved = Signal(x[:, order], graph=turned if kind == "graph" else None)
+    moved = GraphSignal(x[:, order], graph=turned if kind == "graph" else None)
     torch.testing.assert_close(model(moved)[0], model(whole)[0][:, order], rtol=0, atol=1e-10)
     torch.testing.assert_close(pooled(moved)[0], pooled(whole)[0], rtol=0, atol=1e-10)
-    assert not torch.allclose(model(Signal(x[:, order], graph=whole.graph))[0], model(moved)[0]) or kind == "set"
+    assert not torch.allclose(model(GraphSignal(x[:, order], graph=whole.graph))[0], model(moved)[0]) or kind == "set"

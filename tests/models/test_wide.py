@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from qkv.costs.cost import cost
+from qkv.layers.features import FeatureBag, features_of, with_features
 from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.edit.adapt import adapt, learned_sentence
@@ -35,7 +36,7 @@ def signal() -> Signal:
     torch.manual_seed(0)
     bag = torch.tensor([[0, 3, 9, 15], [5, 8, 0, 0]])
     counts = torch.tensor([[1.0, 2.0, 4.0, 1.0], [3.0, 1.0, 0.0, 0.0]])
-    return Signal(torch.randint(11, (2, 5)), bag=bag, counts=counts)
+    return with_features(Signal(torch.randint(11, (2, 5))), FeatureBag(bag, counts=counts))
 
 
 @torch.no_grad()
@@ -50,10 +51,9 @@ def filled(model: Transformer) -> Transformer:
 
 def by_loops(model: Transformer, given: Signal) -> list[list[float]]:
     wide = path_of(model)
-    assert given.bag is not None
-    assert given.counts is not None
+    features = FeatureBag.of(features_of(given) or given)
     rows = []
-    for ids, counts in zip(given.bag.tolist(), given.counts.tolist(), strict=True):
+    for ids, counts in zip(features.values.tolist(), features.amounts.tolist(), strict=True):
         weights = {i: (1 + math.log(n)) * float(wide.idf[i]) for i, n in zip(ids, counts, strict=True) if n}
         norms = [math.sqrt(sum(w * w for i, w in weights.items() if (i < 8) == words)) for words in (True, False)]
         row = wide.bias.tolist()
@@ -111,7 +111,7 @@ def test_a_fitted_table_is_no_frozen_parameter() -> None:
 def test_a_signal_without_features_is_refused() -> None:
     model = filled(model_of())
     path_of(model).set_share(1.0, 1.0)
-    with pytest.raises(UserError, match="has no features; give bag and counts"):
+    with pytest.raises(UserError, match="has no features; give them as its input 'wide'"):
         model(torch.randint(11, (2, 5)))
 
 

@@ -13,6 +13,7 @@ from PIL import Image
 
 import qkv
 from qkv.choosing.automatic_task import automatic_task
+from qkv.layers.features import features_of
 from qkv.models.wide import Features as FeaturesPath
 from qkv.runs.inference.inputs import read_inputs
 from qkv.runs.inference.predict import predict
@@ -231,8 +232,9 @@ def test_the_wide_path_reads_pixels_and_its_outputs_are_joined(tmp_path: Path) -
     assert wide.table.shape == (12 * 12 * 3, 2)
     dataset = task_of_recipe(run.recipe).open(run.recipe, run.vocabulary)
     batch = next(dataset.rows("validation"))
-    assert batch.input.counts is not None
-    outputs = ((batch.input.counts - wide.mean) / wide.deviation) @ wide.table + wide.bias
+    features = features_of(batch.input)
+    assert features is not None
+    outputs = ((features.values - wide.mean) / wide.deviation) @ wide.table + wide.bias
     assert (outputs.argmax(-1) == batch.targets).all()
     torch.testing.assert_close(wide(batch.input), outputs)
     assert qkv.evaluate(qkv.load(tmp_path / "run"))["accuracy"] == 100

@@ -19,7 +19,7 @@ from qkv.costs.cost import cost
 from qkv.costs.measuring.machine import Machine, fits_memory
 from qkv.data.features.ngrams import words_of
 from qkv.data.records.model import Records
-from qkv.runs.start import find_start, with_processor_of
+from qkv.runs.start import find_start, with_inputs_of
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.data import Data, LengthBuckets, TokenBuckets
 from qkv.spec.errors import UserError, nearest
@@ -170,13 +170,14 @@ def _with_processor_of(start: str, data: Data, changes: Sequence[str]) -> Data:
     Raises ``UserError`` if the data are of another kind than ``start`` reads.
     """
     found = find_start(start)
-    if found.processor is not None and data.processor is None:
-        read = f"{data.source!r} is read as text, and the start {start!r} reads {found.processor.kind}"
+    if found.inputs and data.processor is None:
+        kinds = ", ".join(each.kind for each in found.inputs.values())
+        read = f"{data.source!r} is read as text, and the start {start!r} reads {kinds}"
         raise UserError(f"data.source: {read}; name data of that kind, or another start")
     if data.processor is None:
         return data
     own = [change.below("data") for change in assignments(changes) if change.path[:2] == _PROCESSOR]
-    return with_processor_of(found, override(data, own), start)
+    return with_inputs_of(found, override(data, own), start)
 
 
 def _of_texts(asked: RecipeRequest, start: str | None, adapt: str | None) -> Recipe:

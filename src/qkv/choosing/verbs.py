@@ -8,26 +8,35 @@ from typing import Any, NamedTuple
 
 from qkv.spec.data import Data
 from qkv.spec.errors import UserError, nearest
+from qkv.spec.processors import processor_roles
 
 
 class Verb(NamedTuple):
     """Verb of ``qkv train VERB`` and ``qkv.train(…, task=VERB)``.
 
-    task: kind of the task.   columns: option -> role of the column that the option names.   settings: further option ->
+    task: kind of the task.   named: option -> role of the column that the option names.   settings: further option ->
     field of the recipe that the option sets.   tunes: True if published models can be fine-tuned for the task.
+    signals: True if the input may be a text, a pair of texts or values of any processor.
     """
 
     task: str
-    columns: Mapping[str, str]
+    named: Mapping[str, str]
     settings: Mapping[str, str] = MappingProxyType({})
     tunes: bool = True
+    signals: bool = False
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Option -> role of the column that it names: inputs of all registered processors, then those of the task."""
+        inputs = (*_TEXTS, *processor_roles()) if self.signals else ()
+        return {**{name: name for name in inputs}, **self.named}
 
 
-_INPUTS = {"text": "text", "pair": "pair", "image": "image", "series": "series"}
+_TEXTS = ("text", "pair")
 VERBS = {
-    "classify": Verb("classification", {**_INPUTS, "label": "label"}),
-    "multilabel": Verb("multilabel", {**_INPUTS, "labels": "labels"}),
-    "regress": Verb("regression", {**_INPUTS, "value": "value"}),
+    "classify": Verb("classification", {"label": "label"}, signals=True),
+    "multilabel": Verb("multilabel", {"labels": "labels"}, signals=True),
+    "regress": Verb("regression", {"value": "value"}, signals=True),
     "tag": Verb("token_classification", {"words": "words", "tags": "tags"}),
     "answer": Verb("question_answering", {"question": "question", "context": "context", "answers": "answers"}),
     "translate": Verb("translation", {"source": "source", "target": "target"}),

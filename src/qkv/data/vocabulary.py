@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from qkv.spec.errors import SpecError, UserError
-from qkv.spec.processors import Processor
+from qkv.spec.processors import INPUT, Processor
 from qkv.system.files import write_file
-from qkv.tokenizers.absent import NO_TEXT, AbsentTokenizer
+from qkv.tokenizers.absent import NO_TEXT
 from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
 
 TARGET_FILE = "target_tokenizer.json"
@@ -32,24 +32,24 @@ _LARGEST = 256_000_000
 class Vocabulary:
     """Encoders and decoders of a run's data: tokenizers for texts, names of classes, processors for other signals.
 
-    tokenizer: for input text.   target: for output text, the same object if shared.
-    labels: name of class i.   processors: encoders of other signals (image, audio, series), by name.
+    tokenizer: for input text, ``NO_TEXT`` without any.   target: for output text, the same object if shared.
+    labels: name of class i.   processors: encoders of other signals (image, audio, series), by name of the input.
     """
 
-    tokenizer: Tokenizer
-    target: Tokenizer
+    tokenizer: Tokenizer = NO_TEXT
+    target: Tokenizer = NO_TEXT
     labels: tuple[str, ...] = ()
     processors: Mapping[str, Processor] = field(default_factory=dict)
 
-    @classmethod
-    def without_text(cls, labels: tuple[str, ...] = (), **processors: Processor) -> Vocabulary:
-        """Build a vocabulary without tokenizers, for a run on signals other than text."""
-        return cls(NO_TEXT, NO_TEXT, labels, processors)
-
     @property
     def has_text(self) -> bool:
-        """True if the run reads text and so has a tokenizer."""
-        return not isinstance(self.tokenizer, AbsentTokenizer)
+        """True if the run reads or writes text and so has a tokenizer."""
+        return not self.tokenizer.absent
+
+    @property
+    def processor(self) -> Processor | None:
+        """Processor of a single input that is not text; None for a text and for several inputs."""
+        return self.processors.get(INPUT)
 
     @cached_property
     def classes(self) -> dict[str, int]:
@@ -92,7 +92,7 @@ class Vocabulary:
         processors = _processors(folder / PROCESSORS_FILE)
         labels = _labels(folder / LABELS_FILE)
         if processors is not None and not (folder / FILE_NAME).exists():
-            return cls.without_text(labels, **processors)
+            return cls(labels=labels, processors=processors)
         tokenizer = Tokenizer.load(folder)
         target = Tokenizer.load(folder / TARGET_FILE) if (folder / TARGET_FILE).exists() else tokenizer
         return cls(tokenizer, target, labels, processors or {})

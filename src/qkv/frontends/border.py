@@ -29,8 +29,6 @@ def check_signal(signal: Signal, count: int, axes: int) -> None:
     ):
         if counts is not None:
             check_counts(name, counts, rows, most, device)
-    if signal.graph is not None:
-        _check_graph(signal.graph, rows, count, device)
     if signal.segments is None and signal.positions is None and signal.visible is None:
         return
     each, places = ((rows, count), (1, count)), (axes,) * (axes > 1)
@@ -44,7 +42,7 @@ def check_signal(signal: Signal, count: int, axes: int) -> None:
             check_table(name, table, shapes, device)
 
 
-def _check_graph(graph: Graph, rows: int, count: int, device: torch.device) -> None:
+def check_graph(graph: Graph, rows: int, count: int, device: torch.device) -> None:
     """Raise ``UserError`` unless the edges are integers (2, E) from 0 to ``rows`` · ``count`` - 1, the node indices."""
     edges, shape = graph.edges, (rows, count, count)
     if edges.dim() != 2 or edges.shape[0] != 2:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from qkv.frontends.border import check_rows, check_signal
 from qkv.layers.context import Context, Memories, PositionGrid
+from qkv.layers.graph import Graph
 from qkv.layers.layout import Declared
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
@@ -92,6 +93,10 @@ class Frontend(Declared):
         """Return the grid on which positions lie, as for image patches; None for a sequence."""
         return None
 
+    def graph(self, signal: Signal) -> Graph | None:
+        """Return the edges between the positions, if they are nodes of graphs; None for other signals."""
+        return None
+
     def lengths(self, signal: Signal) -> Tensor | None:
         """Return the number of unpadded positions of each row, (B); None if no row is padded."""
         return signal.lengths
@@ -142,7 +147,7 @@ class Frontend(Declared):
             memories=memories,
             types=signal.types,
             grid=self.grid(signal),
-            graph=signal.graph,
+            graph=self.graph(signal),
         )
 
     def _places(self, signal: Signal) -> Tensor | None:
@@ -155,6 +160,8 @@ class Frontend(Declared):
             clause, instead = _WITH_STATE[wrong]
             raise UserError(f"{clause} cannot be joined with a state; {instead}")
         check_rows("the state", len(past.positions), "the input", signal.num_rows)
+        if self.graph(signal) is not None:
+            raise UserError("the edges of a graph cannot be joined with a state; read the whole graph at once")
         device, lengths = signal.values.device, self.lengths(signal)
         arrival = Arrival(past.positions, self.count(signal), lengths, device)
         self.admit(arrival, past.limit)
@@ -202,7 +209,6 @@ _WITH_STATE = {
     "segments": ("packed documents (segments)", "give each document a row of its own"),
     "positions": ("explicit positions", "the model counts positions itself"),
     "visible": ("a table of visible keys", "read the whole sequence at once"),
-    "graph": ("the edges of a graph", "read the whole graph at once"),
 }
 """Fields of a signal that cannot be combined with a decoding state: (description, advice) for the message."""
 

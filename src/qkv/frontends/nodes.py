@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from qkv.frontends.border import check_graph
 from qkv.frontends.frontend import Frontend
 from qkv.layers.context import Context
-from qkv.layers.graph import Graph
+from qkv.layers.graph import Graph, GraphSignal
 from qkv.layers.linear.linear import Linear
 from qkv.layers.norms import build_norm
 from qkv.layers.signal import Signal
@@ -45,6 +46,13 @@ class NodesFrontend(Frontend):
                 f"give floats (graphs, nodes, {columns})"
             )
 
+        graph = self.graph(signal)
+        if graph is not None:
+            check_graph(graph, signal.num_rows, self.count(signal), signal.values.device)
+
+    def graph(self, signal: Signal) -> Graph | None:
+        return GraphSignal.of(signal).graph
+
     def forward(self, signal: Signal, context: Context) -> Tensor:
         x = signal.values.to(self.map.weight.dtype)
         if self.training and self.part.eigenvectors:
@@ -65,7 +73,7 @@ class NodesFrontend(Frontend):
         after = nodes.roll(-1, 1)
         edges = torch.stack((torch.cat((nodes, after)).flatten(), torch.cat((after, nodes)).flatten()))
         distances = torch.zeros(rows, length, length, dtype=torch.long) if self.part.distances else None
-        return Signal(
+        return GraphSignal(
             torch.randn(rows, length, self.part.num_columns, generator=generator), graph=Graph(edges, distances)
         )
 

@@ -13,7 +13,8 @@ from qkv.layers.layout import WHOLE, Layouts
 from qkv.layers.linear.linear import Linear
 from qkv.layers.norms import build_norm
 from qkv.layers.positions import build_positions
-from qkv.layers.signal import WINDOW_EPS, Signal
+from qkv.layers.signal import Signal
+from qkv.layers.times import WINDOW_EPS, TimedSignal
 from qkv.spec.errors import UserError
 from qkv.spec.model import Stack
 from qkv.spec.parts import NoNorm
@@ -109,7 +110,7 @@ class SeriesPatchFrontend(_SeriesFrontend):
             raise UserError(f"a window has {steps} steps, and the model reads {part.steps}")
         if not self.inverted and part.steps is not None and steps < part.patch:
             raise UserError(f"a window of {steps} steps is shorter than a patch of {part.patch}; give more steps")
-        if (signal.times is None) != (self.rates is None):
+        if (TimedSignal.of(signal).times is None) != (self.rates is None):
             raise UserError(
                 "times are given, and the front end reads none; set frontend.frequencies"
                 if self.rates is None
@@ -121,7 +122,7 @@ class SeriesPatchFrontend(_SeriesFrontend):
         steps = part.steps or (length - 1 - part.pad_end) * part.stride + part.patch
         values = torch.randn(rows, max(steps, part.patch), self.width_read, generator=generator)
         times = torch.linspace(-1, 0, values.shape[1]).expand(rows, -1) if part.frequencies else None
-        return Signal(values, times=times)
+        return TimedSignal(values, times=times)
 
     def level(self, signal: Signal) -> tuple[Tensor, Tensor]:
         """Return (shift, scale), each (B, C), that normalise each window: x = (value - shift) / scale."""
@@ -156,8 +157,9 @@ class SeriesPatchFrontend(_SeriesFrontend):
             return self.placed(self.map(x.transpose(1, 2)), context)
         if self.rates is not None:
             assert self.phases is not None
-            assert signal.times is not None
-            time = signal.times[..., None].to(x.dtype)
+            times = TimedSignal.of(signal).times
+            assert times is not None
+            time = times[..., None].to(x.dtype)
             waves = (time * self.rates + self.phases).sin()
             products = (x[..., : self.features, None] * waves[..., None, :]).flatten(-2)
             x = torch.cat((x, time, waves, products), -1)

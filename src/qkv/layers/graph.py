@@ -1,4 +1,4 @@
-"""``Graph``: edges between the nodes of a batch of graphs."""
+"""``Graph``: edges between the nodes of a batch of graphs, and the signal that has them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from qkv.layers.signal import Signal
 from qkv.ops.graphs import SampledEdges
 
 
@@ -32,3 +33,10 @@ class Graph:
         distances, pairs = (None if each is None else each.to(device) for each in (self.distances, self.pairs))
         sampled = None if self.sampled is None else self.sampled.to(device)
         return type(self)(self.edges.to(device), distances, pairs, sampled)
+
+
+@dataclass(frozen=True)
+class GraphSignal(Signal):
+    """Rows of nodes. graph: edges between them; None for sets of nodes without edges."""
+
+    graph: Graph | None = None

@@ -10,11 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from qkv.layers.graph import Graph
-
-WINDOW_EPS = 1e-5
-"""Epsilon added to the variance of a window of a series in its standardisation."""
-
 
 def placeholder(index: int, count: int, content: int = 0) -> int:
     """Return the placeholder id -1 - index - count · content for values of input number ``index`` of ``count`` inputs.
@@ -27,7 +22,7 @@ def placeholder(index: int, count: int, content: int = 0) -> int:
 
 @dataclass(frozen=True)
 class Signal:
-    """Input of a model: B rows of N values, with optional lengths, positions, segments, masks and further fields.
+    """Input of a model: B rows of N values, with optional lengths, positions, segments, masks and other inputs.
 
     values (B, N, …): token ids (B, N), points (B, N, 2), or other values that the model's front end embeds. lengths
     (B): number of unpadded values, with padding on the right; None: no padding. positions (B or 1, N): position of each
@@ -37,17 +32,12 @@ class Signal:
     each row that see each other under a mask with a prefix; must be read in one call. visible (B, N, N): True where a
     query (second axis) may see a key (third axis); combined with every mask by "and".
 
-    graph: edges between the values, if they are nodes of graphs.
+    inputs: other named inputs. The vectors of the front end ``joined`` replace the placeholder ids of these rows in
+    order, see ``placeholder``; each row of such a signal is one value, such as an image. A wide path reads the input
+    ``WIDE`` (``qkv.layers.features``).
 
-    bag (B, F): features of each whole row for a wide (linear) path, such as hashed n-grams; counts (B, F): number of
-    times that each feature occurs, 0 for padding.
-
-    times (B or 1, N): real-valued time of each value, for unevenly spaced values.
-
-    inputs: other named inputs, whose vectors replace the placeholder ids of these rows in order, see ``placeholder``;
-    each row of such a signal is one value, such as an image.
-
-    All but values, visible, counts and times are int64 or int32.
+    All but values and visible are int64 or int32. What only some signals have, such as edges or times, are fields of
+    a subclass, which the front end of such signals reads by ``of``.
     """
 
     values: Tensor
@@ -57,16 +47,16 @@ class Signal:
     types: Tensor | None = None
     prefix: Tensor | None = None
     visible: Tensor | None = None
-    bag: Tensor | None = None
-    counts: Tensor | None = None
-    times: Tensor | None = None
-    graph: Graph | None = None
     inputs: Mapping[str, Signal] | None = None
 
     @classmethod
-    def of(cls, values: Self | Tensor) -> Self:
-        """Wrap ``values`` as a signal without other fields; a signal is returned unchanged."""
-        return values if isinstance(values, cls) else cls(values)  # type: ignore[arg-type]
+    def of(cls, values: Signal | Tensor) -> Self:
+        """Wrap ``values`` as a signal of this class without other fields; a signal of it is returned unchanged."""
+        if isinstance(values, cls):
+            return values
+        if isinstance(values, Tensor):
+            return cls(values)
+        return cls(**{field.name: getattr(values, field.name) for field in fields(Signal)})
 
     @classmethod
     def of_rows(cls, rows: Sequence[Sequence[int]], device: torch.device | str | None = None) -> Self:

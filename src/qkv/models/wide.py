@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from qkv.layers.features import FeatureBag, features_of, with_features
 from qkv.layers.layout import WHOLE, Declared, Layouts
-from qkv.layers.signal import WINDOW_EPS, Signal
+from qkv.layers.signal import Signal
+from qkv.layers.times import WINDOW_EPS, TimedSignal
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
 from qkv.spec.models import wide as spec
@@ -78,6 +79,18 @@ class WidePath(Declared):
         return found if deep is None else found + self.share[DEEP] * deep
 
 
+def _features(signal: Signal) -> Signal:
+    """Return the input of the wide path. Raises ``UserError`` if the signal has none."""
+    features = features_of(signal)
+    if features is None:
+        raise UserError("the model has a wide path, and the signal has no features; give them as its input 'wide'")
+    return features
+
+
+def _bag(signal: Signal) -> FeatureBag:
+    return FeatureBag.of(_features(signal))
+
+
 @implements(spec.Ngrams)
 class Ngrams(WidePath):
     """Linear map of TF-IDF weights of hashed n-grams: (B, F) ids and counts -> Σ_f t_f W[id_f] + c, (B, C).
@@ -93,10 +106,9 @@ class Ngrams(WidePath):
         self.register_buffer("idf", torch.ones(2 * part.buckets))
 
     def forward(self, signal: Signal) -> Tensor:
-        if signal.bag is None or signal.counts is None:
-            raise UserError("the model has a wide path, and the signal has no features; give bag and counts")
-        weights = self.weights(signal.bag, signal.counts)
-        return F.embedding_bag(signal.bag, self.table, per_sample_weights=weights, mode="sum") + self.bias
+        bag = _bag(signal)
+        weights = self.weights(bag.values, bag.amounts)
+        return F.embedding_bag(bag.values, self.table, per_sample_weights=weights, mode="sum") + self.bias
 
     def weights(self, bag: Tensor, counts: Tensor) -> Tensor:
         """TF-IDF weights (B, F) of features; 0 where the count is 0."""
@@ -109,7 +121,7 @@ class Ngrams(WidePath):
     def random(self, signal: Signal, generator: torch.Generator) -> Signal:
         rows, length = signal.values.shape[:2]
         ids = torch.randint(len(self.table), (rows, _FEATURES * length), generator=generator)
-        return replace(signal, bag=ids, counts=torch.ones(ids.shape))
+        return with_features(signal, FeatureBag(ids))
 
 
 _FEATURES = 8
@@ -139,16 +151,14 @@ class Features(WidePath):
 
     def features(self, signal: Signal) -> Tensor:
         """Return the features (B, F) of the rows of ``signal``. Raises ``UserError`` if it has no features."""
-        if signal.counts is None:
-            raise UserError("the model has a wide path, and the signal has no features; give counts")
-        return signal.counts
+        return _features(signal).values
 
     def scaled(self, features: Tensor) -> Tensor:
         """Standardised features (B, F)."""
         return (features.to(self.table.dtype) - self.mean) / self.deviation
 
     def random(self, signal: Signal, generator: torch.Generator) -> Signal:
-        return replace(signal, counts=torch.randn(signal.num_rows, len(self.table), generator=generator))
+        return with_features(signal, Signal(torch.randn(signal.num_rows, len(self.table), generator=generator)))
 
 
 @implements(spec.Gradients)
@@ -171,18 +181,17 @@ class Subtrees(Features):
         self.table = nn.Parameter(torch.zeros(self.first + part.buckets, num_outputs), requires_grad=False)
 
     def forward(self, signal: Signal) -> Tensor:
-        if signal.bag is None or signal.counts is None:
-            raise UserError("the model has a wide path, and the signal has no features; give bag and counts")
-        dense, counts = signal.counts[:, : self.first], signal.counts[:, self.first :]
+        bag = _bag(signal)
+        dense, counts = bag.amounts[:, : self.first], bag.amounts[:, self.first :]
         weights = torch.cat((self.scaled(dense), counts.to(self.table.dtype).log1p()), 1)
-        return F.embedding_bag(signal.bag, self.table, per_sample_weights=weights, mode="sum") + self.bias
+        return F.embedding_bag(bag.values, self.table, per_sample_weights=weights, mode="sum") + self.bias
 
     def random(self, signal: Signal, generator: torch.Generator) -> Signal:
         rows, length = signal.values.shape[:2]
         simple = torch.arange(self.first).expand(rows, -1)
         others = torch.randint(self.first, len(self.table), (rows, _SUBTREES * length), generator=generator)
         ids = torch.cat((simple, others), 1)
-        return replace(signal, bag=ids, counts=torch.ones(ids.shape))
+        return with_features(signal, FeatureBag(ids))
 
 
 _SUBTREES = 5
@@ -210,7 +219,7 @@ class PairFeatures(Features):
 
     def random(self, signal: Signal, generator: torch.Generator) -> Signal:
         rows, length = signal.values.shape[:2]
-        return replace(signal, counts=torch.randn(rows, length, len(self.table), generator=generator))
+        return with_features(signal, Signal(torch.randn(rows, length, len(self.table), generator=generator)))
 
 
 @implements(spec.LinearWindow)
@@ -237,8 +246,9 @@ class LinearWindow(WidePath):
         """Return z (B, T + 2) of each window."""
         values = at_least_single(signal.values[..., 0])
         shift, scale = values.mean(1, keepdim=True), (values.var(1, correction=0, keepdim=True) + WINDOW_EPS).sqrt()
-        if signal.times is not None:
-            values = values.gather(1, self._before(signal.times).expand(len(values), -1))
+        times = TimedSignal.of(signal).times
+        if times is not None:
+            values = values.gather(1, self._before(times).expand(len(values), -1))
         return torch.cat(((values - shift) / scale, shift / scale, 1 / scale), 1).to(self.table.dtype)
 
     def _before(self, times: Tensor) -> Tensor:

@@ -60,8 +60,8 @@ _MARKS = ("begin", "framed")
 
 
 class StartModel(NamedTuple):
-    """Model, and tokenizers or processor, of the run or checkpoint that a recipe fine-tunes. ``model`` is None if the
-    folder holds weights without a spec; ``tokenizer`` is None if a processor reads the input.
+    """Model, tokenizers and processors of the run or checkpoint that a recipe fine-tunes. ``model`` is None if the
+    folder holds weights without a spec; ``tokenizer`` is None if it neither reads nor writes text.
     """
 
     model: Model | None
@@ -70,9 +70,16 @@ class StartModel(NamedTuple):
     heads: Mapping[str, Head] = MappingProxyType({})
     """Heads of a published checkpoint, by kind of head."""
     task: Task | None = None
-    processor: Processor | None = None
+    inputs: Mapping[str, Processor | TokenizerSpec] = MappingProxyType({})
+    """Fitted processor, or for a text the tokenizer, of each input by name; empty for a single text."""
     ends: tuple[int, ...] = ()
     """Ids of tokens that end a text of a language model."""
+
+    @property
+    def processor(self) -> Processor | None:
+        """Processor of a single input that is not text."""
+        reader = self.inputs.get(INPUT)
+        return reader if isinstance(reader, Processor) else None
 
 
 def with_start(recipe: Recipe, known: Recipe | None = None) -> Recipe:
@@ -89,11 +96,12 @@ def with_start(recipe: Recipe, known: Recipe | None = None) -> Recipe:
     if known and known.start.checkpoint == source:
         tokenizers = known.data.tokenizer, known.data.target_tokenizer
         ends = known.sample.stop_token_ids
-        start = StartModel(known.model, *tokenizers, task=known.task, processor=known.data.processor, ends=ends)
+        inputs = known.data.inputs or known.data.processors
+        start = StartModel(known.model, *tokenizers, task=known.task, inputs=inputs, ends=ends)
     else:
         start = find_start(source)
     recipe = _with_tokenizers(recipe, start)
-    recipe = recipe.changed(data=with_processor_of(start, recipe.data, source))
+    recipe = recipe.changed(data=with_inputs_of(start, recipe.data, source))
     recipe = recipe.changed(task=_written_alike(recipe.task, start.task)) if start.task else recipe
     if start.ends and not recipe.sample.stop_token_ids and recipe.task.head == LanguageModelHead().serves:
         recipe = recipe.changed(sample=recipe.sample.changed(stop_token_ids=start.ends))
@@ -110,23 +118,33 @@ def find_start(source: str) -> StartModel:
         recipe = read_recipe(folder) if (folder / SPEC).is_file() else None
         if recipe:
             check_trainable(recipe, str(folder))
-        processor = Vocabulary.load(folder).processors.get(INPUT) if recipe and recipe.data.processor else None
-        tokenizer = None if processor else TokenizerFile(path=str(folder / FILE_NAME))
+        inputs = _inputs(recipe.data, folder) if recipe else {}
+        absent = INPUT in inputs or (inputs and not (folder / FILE_NAME).is_file())
+        tokenizer = None if absent else TokenizerFile(path=str(folder / FILE_NAME))
         task, ends = recipe and recipe.task, recipe.sample.stop_token_ids if recipe else ()
-        return StartModel(recipe and recipe.model, tokenizer, target, task=task, processor=processor, ends=ends)
+        return StartModel(recipe and recipe.model, tokenizer, target, task=task, inputs=inputs, ends=ends)
     if is_published(folder) or is_sentence_folder(folder) or (not folder.exists() and may_be_name(source)):
         published, pooling = _opened(source)
         model = read_spec(*published.family(), published.config())
         task = _published_task(published) if model.encoder else None
         heads = task_heads(published, pooling, model)
         if model.frontend.processor is not None:
-            return StartModel(model, None, None, heads, task, read_processor(published.folder, model))
+            processor = read_processor(published.folder, model)
+            return StartModel(model, None, None, heads, task, {} if processor is None else {INPUT: processor})
         tokenizer = TokenizerFile(path=str(published.tokenizer_folder))
         ends = named_ends(published.folder, published.config()) if model.encoder is None else ()
         return StartModel(model, tokenizer, None, heads, task, ends=ends)
     raise UserError(
         f"start: {source!r} holds no {WEIGHTS}, so it is no trained run, and no {CONFIG} of a published checkpoint"
     )
+
+
+def _inputs(data: Data, folder: Path) -> dict[str, Processor | TokenizerSpec]:
+    """Read the fitted processors and the tokenizer of the inputs of the run in ``folder``; empty for a single text."""
+    if not data.processors and not data.inputs:
+        return {}
+    fitted, tokenizer = Vocabulary.load(folder).processors, TokenizerFile(path=str(folder / FILE_NAME))
+    return {name: fitted.get(name, tokenizer) for name in data.readers}
 
 
 def check_trainable(recipe: Recipe, place: str) -> None:
@@ -157,7 +175,35 @@ def _is_run(folder: Path) -> bool:
     return (folder / WEIGHTS).is_file() and ((folder / SPEC).is_file() or not is_published(folder))
 
 
-def with_processor_of(start: StartModel, data: Data, source: str) -> Data:
+def with_inputs_of(start: StartModel, data: Data, source: str) -> Data:
+    """Return a copy of ``data`` with the inputs of ``start``; settings that ``data`` gives take precedence. ``source``:
+    name of the start. Raises ``UserError`` if inputs differ in name or kind.
+    """
+    if not data.inputs and (not start.inputs or INPUT in start.inputs):
+        return _with_processor_of(start, data, source)
+    if not data.inputs and data.processor is None:
+        return data.changed(inputs=start.inputs)
+    readers = data.readers
+    if set(readers) != set(start.inputs):
+        names = ", ".join(readers)
+        others = ", ".join(each.kind if name == INPUT else name for name, each in start.inputs.items()) or "one text"
+        raise UserError(f"data.inputs: {names} given, and the start {source!r} reads {others}; leave the key out")
+    return data.changed(inputs={name: _continue(name, readers[name], start.inputs[name], source) for name in readers})
+
+
+def _continue(name: str, reader: Any, start: Any, source: str) -> Any:
+    """Return ``reader`` of the input ``name`` with settings of the start's. Raises ``UserError`` for another kind."""
+    if isinstance(reader, Processor) and isinstance(start, type(reader)):
+        return reader.following(start)
+    if reader == start:
+        return reader
+    raise UserError(
+        f"data.inputs.{name}: {reader.kind} given, and the start {source!r} reads {start.kind} of its own; "
+        "leave data.inputs out"
+    )
+
+
+def _with_processor_of(start: StartModel, data: Data, source: str) -> Data:
     """Return a copy of ``data`` with the processor of ``start``; settings that ``data`` gives take precedence.
     ``source``: name of the start. Raises ``UserError`` if both read different kinds of signals.
     """

@@ -175,21 +175,24 @@ class Data(Spec):
         return {"anyOf": [{"type": "string", "minLength": 1, "description": "the source only"}, handler(schema)]}
 
     @property
+    def readers(self) -> dict[str, Processor | Tokenizer]:
+        """Processor, or for a text the tokenizer, of each input by name; a single input has the name ``INPUT``."""
+        return dict(self.inputs) or {INPUT: self.processor or self.tokenizer}
+
+    @property
     def text_input(self) -> str | None:
-        """Name of the text among several inputs; None if there is none, or only one input."""
-        return next((name for name, each in self.inputs.items() if isinstance(each, Tokenizer)), None)
+        """Name of the input that is a text; None if there is none."""
+        return next((name for name, each in self.readers.items() if isinstance(each, Tokenizer)), None)
 
     @property
     def text_tokenizer(self) -> Tokenizer:
-        """Tokenizer of the text among several inputs, else ``tokenizer``."""
-        return next((each for each in self.inputs.values() if isinstance(each, Tokenizer)), self.tokenizer)
+        """Tokenizer of the input that is a text, else ``tokenizer``."""
+        return next((each for each in self.readers.values() if isinstance(each, Tokenizer)), self.tokenizer)
 
     @property
     def processors(self) -> dict[str, Processor]:
         """Processor of each input that is not text, by name."""
-        if self.inputs:
-            return {name: each for name, each in self.inputs.items() if isinstance(each, Processor)}
-        return {} if self.processor is None else {INPUT: self.processor}
+        return {name: each for name, each in self.readers.items() if isinstance(each, Processor)}
 
     def problems(self) -> list[Problem]:
         texts = [name for name, each in self.inputs.items() if isinstance(each, Tokenizer)]

@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field
 
 from qkv.spec.base import Part, Seq
 from qkv.spec.errors import Problem
+from qkv.spec.extension.imports import import_more
+from qkv.spec.register import import_all
 
 INPUT = "input"
 """Name of the input of a model with a single input."""
+
+
+Kind = Literal["text", "label", "labels", "number", "words", "tags", "answers", "image", "signal", "series"]
+
+
+class Role(NamedTuple):
+    """Input or target of a task that a table column provides, such as "text" or "label", with the ``kind`` of its
+    values.
+
+    ``names``: common lower-case names of such a column, most usual first. An ``optional`` role is used only if the user
+    sets its column; it is never guessed. ``written``: True for a text that the model generates, a target. ``clips``:
+    True if a folder or an array of frames is a value. ``values``: what the column holds, in the help of commands, such
+    as "image files"; default: the name.
+    """
+
+    name: str
+    kind: Kind
+    names: tuple[str, ...]
+    optional: bool = False
+    written: bool = False
+    clips: bool = False
+    values: str = ""
+
+    def rename(self, name: str) -> Role:
+        """Return the role of one of several inputs, which has the name ``name``; a column of that name is its first."""
+        return self._replace(name=name, names=(name, *self.names))
 
 
 class Processor(Part, slot=True):
@@ -19,6 +47,10 @@ class Processor(Part, slot=True):
     In a recipe (``data.processor``), fields that the training split determines are None; a run stores the fitted
     processor. Those that read files are implemented in ``qkv.data.processors``.
     """
+
+    role: ClassVar[Role | None] = None
+    """Role of the column of a table that holds the values; commands have an option of its name. None if no column
+    does."""
 
     of_graphs: ClassVar[bool] = False
     """True if a value is a graph, whose nodes are the positions."""
@@ -58,6 +90,14 @@ class Processor(Part, slot=True):
     def num_columns(self) -> int | None:
         """Number of columns of each position of a value; None if there are none, or until fitted."""
         return None
+
+
+def processor_roles() -> dict[str, Role]:
+    """Return the roles of the columns that registered processors read, by name."""
+    import_all("qkv.spec.signals")
+    import_more()
+    roles = (part.role for part in Processor.kinds().values())
+    return {role.name: role for role in roles if role is not None}
 
 
 class Scaler(Processor, kind="scaler"):

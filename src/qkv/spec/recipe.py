@@ -149,6 +149,8 @@ class Recipe(Spec):
             return [Problem(("model", "encoder"), "several inputs are read in one row; leave it out")]
         if self.model.wide is not None:
             return [Problem(("model", "wide"), "a wide path reads one input; leave it out")]
+        if self.start.checkpoint is not None and not read:
+            return []  # the front ends are those of the start
         found = list[Problem]()
         for name, processor in self.data.processors.items():
             if name not in read:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.data.batching.batch import INPUT, Batch
+from qkv.data.batching.batch import Batch
 from qkv.data.batching.batches import Batches
 from qkv.data.batching.examples import ExampleRows, in_order
 from qkv.data.batching.rows import random
@@ -283,7 +283,7 @@ def _with_processor(model: Model, vocabulary: Vocabulary) -> Model:
 
     Adapted are the wide path and the front end of the encoder; without an encoder, the model's front end and head.
     """
-    processor = vocabulary.processors.get(INPUT)
+    processor = vocabulary.processor
     if model.wide is not None and processor is not None:
         model = model.changed(wide=model.wide.of_processor(processor))
     stack, path = (model.encoder, ("model", "encoder")) if model.encoder else (model, ("model",))

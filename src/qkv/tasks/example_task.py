@@ -14,12 +14,15 @@ from qkv.data.batching.batch import Batch
 from qkv.data.batching.padding import padded
 from qkv.data.corpora.corpus import TRAIN
 from qkv.data.corpora.trained import trained_on
+from qkv.data.processors.processor import build_processor
 from qkv.data.records.duplicates import shared
 from qkv.data.records.model import Records, Role
 from qkv.data.records.open import open_records, open_rows
 from qkv.data.records.values import Unusable
 from qkv.data.vocabulary import Vocabulary
+from qkv.spec.data import Data
 from qkv.spec.errors import UserError
+from qkv.spec.processors import Processor
 from qkv.spec.recipe import Recipe
 from qkv.spec.tokenizers import Tokenizer as TokenizerSpec
 from qkv.tasks.dataset import OTHER, Dataset, Example, ExampleDataset, with_vocabulary
@@ -278,6 +281,12 @@ def text_in(row: Mapping[str, Any], role: str) -> str:
 def column(records: Records, role: str) -> list[Any]:
     """Return the values of the column ``role`` in the training rows."""
     return [row[role] for row in records.splits[TRAIN]]
+
+
+def fit_processors(data: Data, records: Records) -> dict[str, Processor]:
+    """Fit the processor of each input that is not text to its training values. Raises ``UserError``."""
+    made = {name: build_processor(each) for name, each in data.processors.items()}
+    return {name: each.fitted(column(records, each.role_of(name).name)) for name, each in made.items()}
 
 
 def types_or_none(rows: Sequence[np.ndarray]) -> Tensor | None:

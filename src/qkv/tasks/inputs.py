@@ -16,11 +16,11 @@ from qkv.data.batching.padding import lengths_or_none, padded
 from qkv.data.features.ngrams import Bag, bag_of
 from qkv.data.processors.processor import Processor, build_processor
 from qkv.data.records.model import Role
-from qkv.data.vocabulary import Vocabulary
+from qkv.layers.features import FeatureBag, with_features
 from qkv.layers.signal import Signal
+from qkv.spec.data import Data
 from qkv.spec.errors import UserError
 from qkv.spec.models.wide import WidePath
-from qkv.spec.processors import Processor as ProcessorSpec
 from qkv.spec.recipe import Recipe
 from qkv.tasks.dataset import Example
 from qkv.tasks.example_task import Truncation, text_in, types_or_none
@@ -66,9 +66,21 @@ class EncodedText(NamedTuple):
     lengths: np.ndarray
 
 
-def input_roles(processor: ProcessorSpec | None) -> tuple[Role, ...]:
-    """Return the columns that hold the input: a text and an optional second text, or the column of the processor."""
-    return (TEXT, PAIR) if processor is None else (build_processor(processor).role,)
+def input_roles(data: Data) -> tuple[Role, ...]:
+    """Return the columns of the inputs: of a single one as its processor names it, of several by their names.
+
+    A text that is the only input may have a second text.
+    """
+    roles = {name: (build_processor(each).role_of(name),) for name, each in data.processors.items()}
+    return tuple(role for name in data.readers for role in roles.get(name) or text_roles(data))
+
+
+def text_roles(data: Data) -> tuple[Role, ...]:
+    """Return the columns of the input that is a text; none if there is no such input."""
+    name = data.text_input
+    if name == INPUT:
+        return TEXT, PAIR
+    return () if name is None else (TEXT.rename(name),)
 
 
 class InputReader(ABC):
@@ -115,14 +127,6 @@ class InputReader(ABC):
         return Batch.of(signal, targets, None, count, **({} if owners is None else {ROWS: owners}))
 
 
-def reader_of(recipe: Recipe, vocabulary: Vocabulary) -> InputReader:
-    """Return the reader of a run's inputs: a ``SignalReader`` if the run has a processor, else a ``TextReader``."""
-    processor = vocabulary.processors.get(INPUT)
-    if processor is None:
-        return TextReader(recipe, vocabulary.tokenizer)
-    return SignalReader(build_processor(processor), recipe.model.wide)
-
-
 class SignalReader(InputReader):
     """Reader of inputs that a processor converts, such as images.
 
@@ -155,7 +159,7 @@ class SignalReader(InputReader):
             signal = with_bags(signal, [row.bag for row in rows if row.bag is not None])
         elif self.wide is not None:
             features = np.stack([row.features for row in rows if row.features is not None])
-            signal = replace(signal, counts=torch.from_numpy(features.astype(np.float32, copy=False)))
+            signal = with_features(signal, Signal(torch.from_numpy(features.astype(np.float32, copy=False))))
         return signal, None
 
     def frames_read(self, row: EncodedRow, count: int) -> list[str]:
@@ -191,13 +195,13 @@ def texts_of(row: Mapping[str, Any]) -> list[str]:
     return [text_in(row, role) for role in _parts(row)]
 
 
-def _parts(row: Mapping[str, Any]) -> list[str]:
-    return [role for role in ("text", "pair") if role == "text" or row.get(role) is not None]
+def _parts(row: Mapping[str, Any], roles: Sequence[str] = ("text", "pair")) -> list[str]:
+    return [role for role in roles if role == roles[0] or row.get(role) is not None]
 
 
-def told(row: Mapping[str, Any]) -> str:
+def told(row: Mapping[str, Any], roles: Sequence[str] = ("text", "pair")) -> str:
     """Return the text of a row, or both texts of a pair joined, for display and for n-grams."""
-    return " | ".join(row[role] for role in _parts(row))
+    return " | ".join(row[role] for role in _parts(row, roles))
 
 
 class TextReader(InputReader, Truncation):
@@ -276,19 +280,19 @@ class TextReader(InputReader, Truncation):
         signal = Signal(ids, lengths_or_none(ids, lengths), types=types_or_none(types))
         bags = [row.bag for row in rows if row.bag is not None]
         if bags:
-            signal = with_bags(signal, bags)
-            if owners is not None:
-                assert signal.bag is not None
-                assert signal.counts is not None
-                signal = replace(signal, bag=signal.bag[owners], counts=signal.counts[owners])
+            signal = with_bags(signal, bags, owners)
         return signal, owners
 
 
-def with_bags(signal: Signal, bags: Sequence[Bag]) -> Signal:
-    """Return a copy of a signal with the bag of each row, padded to equal length."""
+def with_bags(signal: Signal, bags: Sequence[Bag], owners: Tensor | None = None) -> Signal:
+    """Return a copy of a signal with the bag of each row, padded to equal length.
+
+    owners (W): index of the bag of each row of the signal, if several rows are windows of one text.
+    """
     ids, _ = padded([bag.ids for bag in bags])
     counts, _ = padded([bag.counts for bag in bags], dtype=np.float32)
-    return replace(signal, bag=ids, counts=counts)
+    rows = slice(None) if owners is None else owners
+    return with_features(signal, FeatureBag(ids[rows], counts=counts[rows]))
 
 
 def _split(types: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:

@@ -12,15 +12,13 @@ from torch import Tensor
 
 from qkv.data.batching.padding import lengths_or_none, padded
 from qkv.data.processors.processor import build_processor
-from qkv.data.records.model import Role
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.signal import Signal, placeholder
-from qkv.spec.data import Data
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.tasks.dataset import Example, leaves
 from qkv.tasks.example_task import Truncation, text_in
-from qkv.tasks.inputs import TEXT, EncodedRow, InputReader
+from qkv.tasks.inputs import EncodedRow, InputReader, SignalReader, TextReader
 
 
 class EncodedInputs(NamedTuple):
@@ -28,16 +26,6 @@ class EncodedInputs(NamedTuple):
 
     ids: np.ndarray
     values: tuple[Any, ...] = ()
-
-
-def named_roles(data: Data) -> tuple[Role, ...]:
-    """Return the columns of several inputs, each named like its input."""
-    return tuple(_role(name, data) for name in data.inputs)
-
-
-def _role(name: str, data: Data) -> Role:
-    role = TEXT if name == data.text_input else build_processor(data.processors[name]).role
-    return role._replace(name=name, names=(name, *role.names))
 
 
 class InputsEncoder(Truncation):
@@ -59,7 +47,7 @@ class InputsEncoder(Truncation):
     def encode(self, row: Mapping[str, Any]) -> tuple[EncodedInputs, int]:
         """Encode a row; return (inputs, number of text tokens before truncation). Raises ``UserError``."""
         values = {name: processor.read(row[name]) for name, processor in self.processors.items()}
-        spans = {name: self._span(index, name, values[name]) for index, name in enumerate(values)}
+        spans = {name: self.span(name, value) for name, value in values.items()}
         left = self.room - sum(map(len, spans.values()))
         if left < 0:
             said = " and ".join(f"{len(span)} of {name}" for name, span in spans.items())
@@ -76,14 +64,14 @@ class InputsEncoder(Truncation):
             left -= 0 if name else len(kept)
         return EncodedInputs(np.array(ids, np.int64), tuple(values.values())), length
 
-    def _span(self, index: int, name: str, value: Any) -> list[int]:
-        """Return the placeholder ids of a value; they contain a hash of the value, so that different values differ."""
+    def span(self, name: str, value: Any) -> list[int]:
+        """Return the placeholder ids of an encoded value, with a hash of it, so that those of other values differ."""
         total = hashlib.blake2b(digest_size=6)
         for leaf in leaves(value):
             total.update(leaf.tobytes() if isinstance(leaf, np.ndarray) else repr(leaf).encode())
         content = int.from_bytes(total.digest(), "little")
         count = self.frontends[name].num_positions or self.processors[name].size(value)
-        return [placeholder(index, len(self.processors), content)] * count
+        return [placeholder(list(self.frontends).index(name), len(self.frontends), content)] * count
 
     def _pieces(self, text: str, spans: Mapping[str, list[int]]) -> Iterator[tuple[str, list[int]]]:
         """Yield in order (name, placeholder ids) of each value and ("", token ids) of each piece of the text."""
@@ -119,6 +107,15 @@ class InputsEncoder(Truncation):
             some = f"{self.counts[text]:,} of {examples:,} examples were cut"
             found.append(f"{some}: their {text} and other inputs do not fit")
         return found
+
+
+def reader_of(recipe: Recipe, vocabulary: Vocabulary) -> InputReader:
+    """Return the reader of a run's inputs: of a text, of a processor's values, or of several inputs in one row."""
+    if recipe.data.inputs:
+        return JoinedReader(recipe, vocabulary)
+    if vocabulary.processor is None:
+        return TextReader(recipe, vocabulary.tokenizer)
+    return SignalReader(build_processor(vocabulary.processor), recipe.model.wide)
 
 
 class JoinedReader(InputReader):

@@ -15,6 +15,8 @@ class AbsentTokenizer(Tokenizer):
     Every use raises ``UserError`` with the ``reason`` and what to do instead.
     """
 
+    absent = True
+
     def __init__(self, reason: str):
         self.reason = reason
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tokenizers
@@ -39,6 +39,9 @@ class Tokenizer:
     unsigned type for all ids; ``roles``: role -> text of special tokens whose texts are unusual. ``chat_template``:
     Jinja template that formats the messages of a chat, saved in a file beside the tokenizer's; None if there is none.
     """
+
+    absent: ClassVar[bool] = False
+    """True for the placeholder of a missing tokenizer."""
 
     def __init__(
         self, core: tokenizers.Tokenizer, roles: Mapping[str, str] | None = None, chat_template: str | None = None

@@ -25,7 +25,7 @@ from qkv.spec.errors import UserError
 from qkv.spec.signals.series import SIMPLE, Series
 
 NAN = float("nan")
-ROLES = (SeriesProcessor.role, Role("label", "label", ("label", "class", "y")))
+ROLES = (Series.role, Role("label", "label", ("label", "class", "y")))
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from PIL import Image
 from tests.data.records.cases import LABEL
 
-from qkv.data.processors.images import ImageProcessor
 from qkv.data.records.images.clips import holds_clips
 from qkv.data.records.images.folders import is_litter, split_named
 from qkv.data.records.model import Records
 from qkv.data.records.open import open_records
 from qkv.spec.data import Data
 from qkv.spec.errors import UserError
+from qkv.spec.signals.images import Images
 
-ROLES = (ImageProcessor.role, LABEL)
+ROLES = (Images.role, LABEL)
 CLASSES = ("round", "square", "with space")
 NAMES = [
     {"train": "train", "validation": "valid", "test": "test"},

@@ -188,7 +188,6 @@ class _Source(NamedTuple):
 
 
 def _read(source: Path, copy: bool) -> _Source:
-    from qkv.data.batching.batch import INPUT
     from qkv.interop.load import load_published
     from qkv.models.wide import DEEP
     from qkv.runs.inference.end_tokens import end_ids
@@ -209,7 +208,7 @@ def _read(source: Path, copy: bool) -> _Source:
         run.model.drop_wide()
         typer.echo(f"the linear path beside the model is left out, since no other library reads them{worse}", err=True)
     begin = marks(run.vocabulary, getattr(run.recipe.task, "begin", ())).begin if run.model.encoder else ()
-    tokenizer, processor = run.tokenizer if run.vocabulary.has_text else None, run.vocabulary.processors.get(INPUT)
+    tokenizer, processor = run.tokenizer if run.vocabulary.has_text else None, run.vocabulary.processor
     labels, heat = run.vocabulary.labels, run.temperature
     ends = end_ids(run)
     return _Source(run.model, tokenizer, labels, begin=begin, processor=processor, temperature=heat, ends=ends)

@@ -135,9 +135,8 @@ def speculator_of(wanted: SpeculationOptions, run: Run) -> Speculator:
     """
     from qkv.generation.decode.speculate import Speculator, check_vocabularies
     from qkv.runs.storage.load import load
-    from qkv.tokenizers.absent import AbsentTokenizer
 
     draft = load(wanted.draft, copy=wanted.copy) if wanted.draft else None
-    if draft is not None and not any(isinstance(each.tokenizer, AbsentTokenizer) for each in (run, draft)):
+    if draft is not None and not any(each.tokenizer.absent for each in (run, draft)):
         check_vocabularies(run.tokenizer, draft.tokenizer)
     return Speculator(wanted.speculation, draft.model if draft else None)

@@ -12,7 +12,6 @@ from qkv.data.features.contours import filled, sampled, trace
 from qkv.data.processors.processor import Processor
 from qkv.data.records.images.image_files import SHOWN, converted, image_name, opened_image, picture_of
 from qkv.data.records.images.pictures import as_uri
-from qkv.data.records.model import Role
 from qkv.data.records.values import Unusable
 from qkv.layers.signal import Signal
 from qkv.spec.register import implements
@@ -29,7 +28,6 @@ class ContourProcessor(Processor):
     contour.
     """
 
-    role = Role("image", "image", ("image", "file", "filename", "path", "picture", "mask", "shape"))
     example = "shape.png"
     simple = "silhouettes"
     automatic = False

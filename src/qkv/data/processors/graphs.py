@@ -24,12 +24,11 @@ from qkv.data.graphs.encodings import (
 from qkv.data.graphs.raw import RawGraph, read_graph
 from qkv.data.graphs.subtrees import first_labels, levels_of, subtrees
 from qkv.data.processors.processor import Processor
-from qkv.data.records.model import BadRow, Role
+from qkv.data.records.model import BadRow
 from qkv.data.records.readers.graph_tables import GRAPH
 from qkv.data.records.table import Row, Table
 from qkv.data.records.values import Unusable, natural
-from qkv.layers.graph import Graph
-from qkv.layers.signal import Signal
+from qkv.layers.graph import Graph, GraphSignal
 from qkv.spec.errors import UserError
 from qkv.spec.models.wide import Subtrees
 from qkv.spec.register import implements
@@ -93,7 +92,6 @@ class GraphsProcessor(Processor):
     tag is unknown.
     """
 
-    role = Role("graph", "signal", ("graph", "molecule"))
     simple = "bag_of_nodes"
     strongest = Subtrees
     spec: Graphs
@@ -156,14 +154,14 @@ class GraphsProcessor(Processor):
     def size(self, encoded: Any) -> int:
         return len(encoded)
 
-    def signal(self, encoded: Sequence[Any]) -> Signal:
+    def signal(self, encoded: Sequence[Any]) -> GraphSignal:
         longest = max(map(len, encoded))
         values = np.zeros((len(encoded), longest, self.spec.num_columns or 1), np.float32)
         for row, graph in enumerate(encoded):
             values[row, : len(graph)] = self.columns(graph)
         edges = [graph.edges.astype(np.int64) + row * longest for row, graph in enumerate(encoded)]
         lengths = torch.tensor([len(graph) for graph in encoded])
-        return Signal(
+        return GraphSignal(
             torch.from_numpy(values),
             None if bool((lengths == longest).all()) else lengths,
             visible=_neighbours(encoded, longest) if self.spec.neighbours else None,

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from qkv.data.batching.batch import INPUT
 from qkv.data.cache import stored
 from qkv.data.pretrained import WEIGHTS, read_pretrained
 from qkv.data.processors.images import ImageProcessor
@@ -75,7 +74,8 @@ def _read(run: str, changed: int) -> Autoencoder:
         raise UserError(
             f"{_KEY}: the run in {run} is of the task {found.recipe.task.kind!r}; name one of the task 'autoencoding'"
         )
-    images = build_processor(found.vocabulary.processors[INPUT])
+    assert found.vocabulary.processor is not None
+    images = build_processor(found.vocabulary.processor)
     assert isinstance(images, ImageProcessor)
     return Autoencoder(found.model, images, found.digest)
 
@@ -132,7 +132,6 @@ def _loaded(home: Path, count: int) -> _Stored | None:
 class ImageCodesProcessor(Processor):
     """Codes of images: a file name, an array or a Pillow image -> codes (N), in the scan order of the spec."""
 
-    role = ImageProcessor.role
     example = ImageProcessor.example
     automatic = False
     spec: ImageCodes

@@ -27,7 +27,6 @@ class ImagePatchesProcessor(Processor):
     F = C · P² features: the channels one after the other, each row by row.
     """
 
-    role = ImageProcessor.role
     example = ImageProcessor.example
     automatic = False
     spec: ImagePatches

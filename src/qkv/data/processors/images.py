@@ -17,7 +17,6 @@ from qkv.data.records.columns.profile import profiles
 from qkv.data.records.images.clips import holds_clips
 from qkv.data.records.images.image_files import GREY, SHOWN, converted, image_name, opened_image, picture_of
 from qkv.data.records.images.pictures import as_uri
-from qkv.data.records.model import Role
 from qkv.data.records.table import Table
 from qkv.data.records.values import readable
 from qkv.layers.signal import Signal
@@ -37,7 +36,6 @@ _DECODED = 8
 class ImageProcessor(Processor):
     """Images: a file name, a data URI, an array (H, W) or (H, W, C), or a Pillow image -> pixels (C, H, W)."""
 
-    role = Role("image", "image", ("image", "file", "filename", "path", "picture", "photo", "img", "url"))
     example = "picture.png"
     simple = "pixels"
     signals_only = ("mean", "deviation", "augment")

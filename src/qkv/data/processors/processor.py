@@ -18,7 +18,9 @@ from qkv.data.records.model import Role
 from qkv.data.records.table import Table
 from qkv.data.records.values import Unusable
 from qkv.layers.signal import Signal
+from qkv.spec.errors import UserError
 from qkv.spec.models.wide import Features, WidePath
+from qkv.spec.processors import INPUT
 from qkv.spec.processors import Processor as ProcessorSpec
 from qkv.spec.register import implementation, implementations
 
@@ -36,8 +38,6 @@ class Processor(ABC):
     encoded value is compact (pixels as uint8); ``signal`` converts it to the form that the front end reads.
     """
 
-    role: ClassVar[Role]
-    """Role of the table column that holds the values."""
     example: ClassVar[str] = "…"
     """Example of an input on the command line."""
     simple: ClassVar[str] = "features"
@@ -54,6 +54,13 @@ class Processor(ABC):
     def __init__(self, spec: Any):
         self.spec = spec
 
+    @property
+    def role(self) -> Role:
+        """Role of the table column that holds the values, as the spec names it. Raises ``UserError`` if none does."""
+        if self.spec.role is None:
+            raise UserError(f"the processor {self.spec.kind!r} names no column of its values; give its spec a role")
+        return self.spec.role
+
     @classmethod
     def recognises(cls, source: str, table: Callable[[], Table | None]) -> bool:
         """True if the file or folder ``source`` holds values of this kind.
@@ -61,6 +68,10 @@ class Processor(ABC):
         ``table``: function that reads the source as a table of examples; it returns None if the source is not a table.
         """
         return False
+
+    def role_of(self, name: str) -> Role:
+        """Return the role of the column of the input ``name``: ``role``; under that name, if there are several."""
+        return self.role if name == INPUT else self.role.rename(name)
 
     @abstractmethod
     def fitted(self, values: Sequence[Any]) -> ProcessorSpec:
@@ -177,6 +188,6 @@ def recognised(source: str, table: Callable[[], Table | None], columns: Collecti
     """
     made: dict[Any, type[Processor]] = implementations(ProcessorSpec, "qkv.data.processors")
     known = {part: found for part, found in made.items() if found.automatic}
-    named = {part: found for part, found in known.items() if found.role.name in columns}
+    named = {part: found for part, found in known.items() if part.role is not None and part.role.name in columns}
     fitting = (part() for part, found in (named or known).items() if found.recognises(source, table))
     return next(fitting, next((part() for part in named), None))

@@ -12,7 +12,6 @@ import torch
 from qkv.data.batching.padding import lengths_or_none
 from qkv.data.processors.processor import Processor
 from qkv.data.records.columns.series_values import array_of, channel_names
-from qkv.data.records.model import Role
 from qkv.data.records.readers.series_tables import holds_series
 from qkv.data.records.table import Table
 from qkv.data.records.values import Unusable, readable
@@ -38,9 +37,6 @@ class SeriesProcessor(Processor):
     ``gaps``: number of series with missing values, and number of missing values, so far.
     """
 
-    role = Role(
-        "series", "series", ("series", "values", "signal", "samples", "waveform", "window", "trace", "curve", "x")
-    )
     example = "'[0.1, 0.5, …]'"
     simple = "statistics"
     spec: Series

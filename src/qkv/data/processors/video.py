@@ -16,7 +16,6 @@ from qkv.data.records.columns.profile import profiles
 from qkv.data.records.images.clips import ARRAYS, are_frames, holds_clips, in_order
 from qkv.data.records.images.image_files import image_name, opened_image, reduced
 from qkv.data.records.images.pictures import SUFFIXES, URI
-from qkv.data.records.model import Role
 from qkv.data.records.table import Table
 from qkv.data.records.values import Unusable
 from qkv.layers.signal import Signal
@@ -37,7 +36,6 @@ class VideoProcessor(Processor):
     images -> pixels (T, C, H, W).
     """
 
-    role = Role("image", "image", ("image", "clip", "video", "file", "filename", "path", "animation"), clips=True)
     example = "clip.gif"
     simple = "pixels"
     signals_only = ImageProcessor.signals_only

@@ -3,28 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from qkv.spec.data import Decimal
-
-Kind = Literal["text", "label", "labels", "number", "words", "tags", "answers", "image", "signal", "series"]
-
-
-class Role(NamedTuple):
-    """Input or target of a task that a table column provides, such as "text" or "label", with the ``kind`` of its
-    values.
-
-    ``names``: common lower-case names of such a column, most usual first. An ``optional`` role is used only if the user
-    sets its column; it is never guessed. ``written``: True for a text that the model generates, a target. ``clips``:
-    True if a folder or an array of frames is a value.
-    """
-
-    name: str
-    kind: Kind
-    names: tuple[str, ...]
-    optional: bool = False
-    written: bool = False
-    clips: bool = False
+from qkv.spec.processors import Kind as Kind
+from qkv.spec.processors import Role as Role
 
 
 @dataclass(frozen=True)

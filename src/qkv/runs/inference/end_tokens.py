@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from qkv.runs.run import Run
 from qkv.spec.generation import Generation
-from qkv.tokenizers.absent import AbsentTokenizer
 
 
 def end_ids(run: Run) -> tuple[int, ...]:
     """Return the ids that end a text: the recipe's stop ids, which for a published checkpoint are the ids that it
     names, and the tokenizer's end token.
     """
-    own = None if isinstance(run.tokenizer, AbsentTokenizer) else run.tokenizer.special("eos")
+    own = None if run.tokenizer.absent else run.tokenizer.special("eos")
     return tuple(dict.fromkeys((*run.recipe.sample.stop_token_ids, *(() if own is None else (own,)))))
 
 
@@ -20,7 +19,7 @@ def writing(run: Run) -> Generation:
     removed, and ids for which the tokenizer has no token are suppressed.
     """
     sample, ends = run.recipe.sample, end_ids(run)
-    if isinstance(run.tokenizer, AbsentTokenizer):
+    if run.tokenizer.absent:
         return sample
     stop = tuple(text for text in sample.stop if run.tokenizer.core.token_to_id(text) not in ends)
     absent = dict.fromkeys((*sample.suppress_tokens, *run.tokenizer.absent_ids))

@@ -24,7 +24,7 @@ class Generator(NamedTuple):
     @property
     def drawn(self) -> int | None:
         """Number of ids that have a token; None without a tokenizer."""
-        return None if isinstance(self.tokenizer, AbsentTokenizer) else self.tokenizer.vocab_size
+        return None if self.tokenizer.absent else self.tokenizer.vocab_size
 
 
 def generator_of(source: Any, tokenizer: Any = None) -> Generator:

@@ -81,9 +81,9 @@ def _option(table: Table, role: str) -> str:
 
 def value_columns(run: Run) -> dict[str, Processor]:
     """Return the processors of inputs such as images, by the name of the input in a row."""
-    data, known = run.recipe.data, run.vocabulary.processors
-    made = {name: build_processor(known[name]) for name in known if name == INPUT or name in data.inputs}
-    return {processor.role.name if name == INPUT else name: processor for name, processor in made.items()}
+    inputs = (INPUT, *run.recipe.data.inputs)  # a vocabulary may have other processors, such as the scaler of targets
+    made = {name: build_processor(each) for name, each in run.vocabulary.processors.items() if name in inputs}
+    return {processor.role_of(name).name: processor for name, processor in made.items()}
 
 
 def _encoder_of(run: Run) -> Callable[[dict[str, Any]], dict[str, Any]]:

@@ -30,7 +30,7 @@ from qkv.spec.extension.outside import RECORD
 from qkv.spec.files.yaml_io import read_recipe
 from qkv.spec.recipe import Recipe
 from qkv.system.device import inference_device
-from qkv.tokenizers.absent import AbsentTokenizer
+from qkv.tokenizers.absent import NO_TEXT, AbsentTokenizer
 
 
 def load(
@@ -173,9 +173,8 @@ def _published(source: str | Path, options: dict[str, Any]) -> Run:
     """Load a published checkpoint as a run without training."""
     found = load_published(source, **options)
     recipe = recipe_of(found)
-    if found.processor is not None:
-        vocabulary = Vocabulary.without_text(found.labels, **{INPUT: found.processor})
-        return Run(found.folder, recipe, found.model, vocabulary, [], 0, found.ignored_config)
-    tokenizer = found.tokenizer or AbsentTokenizer.of_published(found.folder)
-    vocabulary = Vocabulary(tokenizer, tokenizer, found.labels)
+    processors = {} if found.processor is None else {INPUT: found.processor}
+    absent = NO_TEXT if processors else AbsentTokenizer.of_published(found.folder)
+    tokenizer = found.tokenizer or absent
+    vocabulary = Vocabulary(tokenizer, tokenizer, found.labels, processors)
     return Run(found.folder, recipe, found.model, vocabulary, [], 0, found.ignored_config)

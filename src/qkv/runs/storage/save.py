@@ -22,6 +22,7 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.tokenizers import TokenizerFile
 from qkv.system.torch_settings import with_usual_settings
 from qkv.tasks.dataset import with_vocabulary
+from qkv.tokenizers.absent import NO_TEXT
 from qkv.tokenizers.convert import convert_tokenizer
 from qkv.tokenizers.tokenizer import Tokenizer
 
@@ -88,7 +89,8 @@ def _vocabulary(model: Transformer, tokenizer: Tokenizer | None, labels: Sequenc
     names = tuple(labels) or tuple(str(i) for i in range(classes))
     if len(names) != classes or len(set(names)) != classes:
         raise UserError(f"labels: {len(set(names))} different labels given, and the model has {classes} classes")
-    return Vocabulary.without_text(names) if tokenizer is None else Vocabulary(tokenizer, tokenizer, names)
+    reader = tokenizer or NO_TEXT
+    return Vocabulary(reader, reader, names)
 
 
 def _recipe(model: Transformer, folder: Path, vocabulary: Vocabulary, task: Any, description: str) -> Recipe:

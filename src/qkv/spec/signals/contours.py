@@ -8,7 +8,7 @@ from pydantic import Field
 
 from qkv.spec.errors import Problem, SpecError
 from qkv.spec.frontends import Placed
-from qkv.spec.processors import Processor
+from qkv.spec.processors import Processor, Role
 from qkv.spec.signals.images import SIMPLE, Side
 
 COLUMNS = 3
@@ -27,6 +27,10 @@ class Contours(Processor, kind="contours"):
     equal distances. Coordinates are relative to the centre of the shape's bounding box, in units of half its longer
     side.
     """
+
+    role = Role(
+        "image", "image", ("image", "file", "filename", "path", "picture", "mask", "shape"), values="image files"
+    )
 
     points: int = Field(default=64, ge=3, le=MOST_POINTS)
     sampling: Literal["curvature", "uniform"] = "curvature"

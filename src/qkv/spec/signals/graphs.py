@@ -10,7 +10,7 @@ from qkv.spec.base import Seq
 from qkv.spec.errors import Problem, SpecError
 from qkv.spec.frontends import WIDEST, Frontend
 from qkv.spec.parts import NoNorm, Norm
-from qkv.spec.processors import Processor
+from qkv.spec.processors import Processor, Role
 
 _MOST = 1024
 DEGREES = 8
@@ -25,6 +25,8 @@ class Graphs(Processor, kind="graphs"):
     Columns of a node: its features, one column per tag, then the encodings. A self-loop or repeated edge is dropped;
     mixers add self-loops where they need them. Directed graphs have two sets of each encoding, or complex encodings.
     """
+
+    role = Role("graph", "signal", ("graph", "molecule"), values="graphs")
 
     of_graphs = True
     scaling: Literal["none", "rows", "standard"] = Field(

@@ -20,6 +20,8 @@ class ImageSequence(Processor):
     The first value is a start value: the label of the image, or the same value for all images.
     """
 
+    role = Images.role
+
     order: Literal["rows", "columns"] = Field(
         default="rows", description="order of the places: row by row, or by columns"
     )

@@ -10,7 +10,7 @@ from pydantic import Field
 from qkv.spec.base import Part, Seq
 from qkv.spec.errors import Problem, SpecError
 from qkv.spec.frontends import Placed
-from qkv.spec.processors import Processor
+from qkv.spec.processors import Processor, Role
 
 LARGEST = 4096
 """Maximum height and width of the images that a model reads, in pixels."""
@@ -172,6 +172,10 @@ class Images(Pixels, kind="images"):
     ``squash`` resizes to height × width; ``crop`` resizes the shorter side, keeping the aspect ratio, and takes the
     centre. Images are rotated as their EXIF data says; animations give their first frame; transparent pixels are white.
     """
+
+    role = Role(
+        "image", "image", ("image", "file", "filename", "path", "picture", "photo", "img", "url"), values="image files"
+    )
 
     of_images = True
     augment: Seq[Augmentation] = Field(default=(), description="random changes of training images")

@@ -9,7 +9,7 @@ from pydantic import Field
 from qkv.spec.base import Seq
 from qkv.spec.errors import Problem, SpecError
 from qkv.spec.frontends import Frontend, Placed
-from qkv.spec.processors import Processor
+from qkv.spec.processors import Processor, Role
 
 LONGEST = 1_000_000
 """Upper bound of steps and channels, far beyond any published model."""
@@ -23,6 +23,13 @@ class Series(Processor, kind="series"):
     (named in ``data.columns`` or guessed). For other tasks, each row of the table has its own series, of any length,
     and ``rows`` is set.
     """
+
+    role = Role(
+        "series",
+        "series",
+        ("series", "values", "signal", "samples", "waveform", "window", "trace", "curve", "x"),
+        values="series",
+    )
 
     calendar: bool = Field(
         default=False, description="hour of the day, day of the week, day and month of the year as known covariates"

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from qkv.spec.errors import Problem
 from qkv.spec.frontends import Placed
-from qkv.spec.processors import Processor
+from qkv.spec.processors import Processor, Role
 from qkv.spec.signals.images import LARGEST, Channels, Pixels, Side, sized_by
 
 MOST_FRAMES = 1024
@@ -18,6 +18,14 @@ MOST_FRAMES = 1024
 
 class Video(Pixels, kind="video"):
     """Clips of a fixed number of frames, evenly spaced, each of a fixed size; (pixel / 255 - mean) / deviation."""
+
+    role = Role(
+        "image",
+        "image",
+        ("image", "clip", "video", "file", "filename", "path", "animation"),
+        clips=True,
+        values="image files",
+    )
 
     frames: int | None = Field(
         default=None, gt=0, le=MOST_FRAMES, description="default: the median of the training clips, at most 16"

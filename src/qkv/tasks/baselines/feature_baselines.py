@@ -8,7 +8,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from qkv.data.batching.batch import INPUT
 from qkv.data.features.ngrams import Bag
 from qkv.data.processors.processor import build_processor
 from qkv.spec.errors import UserError
@@ -118,7 +117,9 @@ class _Features:
 
     def __init__(self, dataset: ExampleDataset):
         wide = dataset.recipe.model.wide
-        self.processor = build_processor(dataset.vocabulary.processors[INPUT])
+        processor = dataset.vocabulary.processor
+        assert processor is not None
+        self.processor = build_processor(processor)
         self.known = wide is not None
         self.part = wide if wide is not None and wide.of_values else self.processor.strongest()
         self.name = self.part.noun or self.processor.simple

@@ -21,6 +21,8 @@ from qkv.data.processors.graphs import GraphsProcessor
 from qkv.data.processors.processor import build_processor
 from qkv.data.records.values import Unusable
 from qkv.data.vocabulary import Vocabulary
+from qkv.layers.features import with_features
+from qkv.layers.graph import GraphSignal
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
 from qkv.models.evaluating import evaluating
@@ -110,7 +112,7 @@ class EdgeDataset(Dataset):
         """Compute the features (P, F) of pairs of nodes from the training edges."""
         return pair_features(self._adjacency, self.graph.features, pairs)
 
-    def without(self, pairs: np.ndarray) -> Signal:
+    def without(self, pairs: np.ndarray) -> GraphSignal:
         """Return the signal of the graph with all training edges except those of ``pairs``."""
         hidden, spec = codes(pairs, self.nodes), self.processor.spec
         if spec.neighbours or spec.encoding_columns:
@@ -121,13 +123,15 @@ class EdgeDataset(Dataset):
         kept = replace(self._whole.graph, edges=self._whole.graph.edges[:, torch.from_numpy(left)])
         return replace(self._whole, graph=kept)
 
-    def signal_of(self, signal: Signal, pairs: np.ndarray) -> Signal:
+    def signal_of(self, signal: GraphSignal, pairs: np.ndarray) -> Signal:
         """Return a copy of a signal of the graph with ``pairs`` as the pairs to predict."""
         assert signal.graph is not None
-        counts = torch.from_numpy(self.features(pairs).astype(np.float32)) if self.wide else None
-        return replace(signal, counts=counts, graph=replace(signal.graph, pairs=torch.from_numpy(pairs.T.copy())))
+        asked = replace(signal, graph=replace(signal.graph, pairs=torch.from_numpy(pairs.T.copy())))
+        if not self.wide:
+            return asked
+        return with_features(asked, Signal(torch.from_numpy(self.features(pairs).astype(np.float32))))
 
-    def _batch(self, signal: Signal, found: np.ndarray, others: np.ndarray) -> Batch:
+    def _batch(self, signal: GraphSignal, found: np.ndarray, others: np.ndarray) -> Batch:
         targets = torch.cat((torch.ones(len(found)), torch.zeros(len(others))))
         pairs = np.concatenate((found, others))
         return Batch.of(self.signal_of(signal, pairs), targets, None, len(targets), pairs=pairs)
@@ -173,9 +177,7 @@ class EdgePredictionTask(JoinedTask):
             sentence = "lengths of shortest paths tell the hidden edges; leave them out"
             raise SpecError([Problem(("data", "processor", "distances"), sentence)])
         try:
-            vocabulary = vocabulary or Vocabulary.without_text(
-                (), **{INPUT: build_processor(given).fitted([table.graph])}
-            )
+            vocabulary = vocabulary or Vocabulary(processors={INPUT: build_processor(given).fitted([table.graph])})
         except Unusable as error:
             raise UserError(f"data.source: {table.name}: {error}") from None
         return EdgeDataset(recipe, table, vocabulary, _processor(vocabulary))
@@ -267,7 +269,7 @@ class EdgePredictionTask(JoinedTask):
 
 
 def _processor(vocabulary: Vocabulary) -> GraphsProcessor:
-    return GraphsProcessor(cast("Graphs", vocabulary.processors[INPUT]))
+    return GraphsProcessor(cast("Graphs", vocabulary.processor))
 
 
 def _place(place: dict[str, int], name: str, graph: str) -> int:

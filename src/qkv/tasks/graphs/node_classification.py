@@ -22,7 +22,7 @@ from qkv.data.processors.graphs import EncodedGraph, GraphsProcessor
 from qkv.data.processors.processor import build_processor
 from qkv.data.records.values import Unusable
 from qkv.data.vocabulary import Vocabulary
-from qkv.layers.signal import Signal
+from qkv.layers.graph import GraphSignal
 from qkv.layers.tap import Tap
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
@@ -90,7 +90,7 @@ class NodeDataset(Dataset):
         epoch, part = divmod(step, self.parts)
         return self._batch(TRAIN, self._nodes(TRAIN, epoch)[part])
 
-    def around(self, asked: np.ndarray) -> Iterator[tuple[Signal, np.ndarray, np.ndarray]]:
+    def around(self, asked: np.ndarray) -> Iterator[tuple[GraphSignal, np.ndarray, np.ndarray]]:
         """Yield the signals from which the model predicts the nodes ``asked``.
 
         Yields (signal, positions of predicted nodes in the signal, their positions in ``asked``). The signal is the
@@ -109,7 +109,7 @@ class NodeDataset(Dataset):
             else:
                 yield self._signal(sample), np.searchsorted(sample.nodes, asked[places]), places
 
-    def _signal(self, sample: Sample) -> Signal:
+    def _signal(self, sample: Sample) -> GraphSignal:
         part = replace(self.graph.part(sample.nodes), edges=sample.edges)
         signal, near = self.processor.signal([part]), self._neighbourhoods
         assert signal.graph is not None
@@ -299,14 +299,14 @@ def _vocabulary(recipe: Recipe, table: NodeTable) -> Vocabulary:
         fitted = build_processor(given).fitted([table.graph])
     except Unusable as error:
         raise UserError(f"data.source: {table.name}: {error}") from None
-    return Vocabulary.without_text(labels, **{INPUT: fitted})
+    return Vocabulary(labels=labels, processors={INPUT: fitted})
 
 
 def _processor(vocabulary: Vocabulary) -> GraphsProcessor:
-    return GraphsProcessor(cast("Graphs", vocabulary.processors[INPUT]))
+    return GraphsProcessor(cast("Graphs", vocabulary.processor))
 
 
-def _of_nodes(model: Any, dataset: NodeDataset, nodes: np.ndarray, call: Callable[[Signal], Tensor]) -> Tensor:
+def _of_nodes(model: Any, dataset: NodeDataset, nodes: np.ndarray, call: Callable[[GraphSignal], Tensor]) -> Tensor:
     """Compute values (nodes, …) of ``nodes``; ``call`` runs the model: values (N, …) of the N nodes of a signal."""
     found: list[tuple[np.ndarray, Tensor]] = []
     with torch.inference_mode(), evaluating(model):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from qkv.data.batching.batch import INPUT
-from qkv.data.processors.processor import build_processor
 from qkv.data.records.model import Records, Role
 from qkv.data.records.values import natural
 from qkv.data.vocabulary import Vocabulary
@@ -15,7 +13,7 @@ from qkv.spec.generation import Generation
 from qkv.spec.processors import Processor as ProcessorSpec
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.image_sequences import ImageSequence
-from qkv.tasks.example_task import column
+from qkv.tasks.example_task import column, fit_processors
 from qkv.tasks.images.task import ImageTask, picture_section
 from qkv.tasks.labels.classification import LABEL
 
@@ -40,8 +38,9 @@ class GeneratedImagesTask(ImageTask):
         given = recipe.data.processor
         assert isinstance(given, ImageSequence)
         labels = tuple(sorted(set(column(records, LABEL.name)), key=natural)) if given.labelled else ()
-        fitted = build_processor(given).fitted(column(records, self.roles[0].name))
-        return Vocabulary.without_text(labels, **{INPUT: fitted.changed(starts=max(1, len(labels)))})
+        fitted = fit_processors(recipe.data, records)
+        starts = {name: each.changed(starts=max(1, len(labels))) for name, each in fitted.items()}
+        return Vocabulary(labels=labels, processors=starts)
 
     def unknown_label(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> str | None:
         label = row.get(LABEL.name)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from qkv.data.batching.batch import INPUT, Batch
+from qkv.data.batching.batch import Batch
 from qkv.data.processors.processor import Processor, build_processor
 from qkv.data.processors.sheets import sheet
 from qkv.data.records.images.pictures import as_uri
@@ -19,7 +19,7 @@ from qkv.spec.errors import UserError
 from qkv.spec.processors import Processor as ProcessorSpec
 from qkv.spec.recipe import Recipe
 from qkv.tasks.dataset import Example
-from qkv.tasks.example_task import ExampleTask, Reader, Rows, column
+from qkv.tasks.example_task import ExampleTask, Reader, Rows, fit_processors
 from qkv.tasks.inputs import EncodedRow, SignalReader, input_roles
 
 
@@ -35,9 +35,8 @@ class ImageTask(ExampleTask):
         self.reading(NO_DATA)
 
     def reading(self, data: Data) -> Self:
-        processor = data.processor
-        inputs = input_roles(processor) if processor is not None else ()
-        self.roles = (*inputs, self.label) if self.label is not None and self.labelled(processor) else inputs
+        inputs = input_roles(data) if data.processors else ()
+        self.roles = (*inputs, self.label) if self.label is not None and self.labelled(data.processor) else inputs
         self.asks = tuple(role.name for role in inputs)
         super().reading(data)
         return self
@@ -47,9 +46,7 @@ class ImageTask(ExampleTask):
         return False
 
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
-        assert recipe.data.processor is not None
-        fitted = build_processor(recipe.data.processor).fitted(column(records, self.roles[0].name))
-        return Vocabulary.without_text((), **{INPUT: fitted})
+        return Vocabulary(processors=fit_processors(recipe.data, records))
 
     def limits(self, recipe: Recipe) -> dict[str, int]:
         return {}
@@ -100,7 +97,7 @@ class ImageTask(ExampleTask):
 
 def processor_of(vocabulary: Vocabulary) -> Processor:
     """Return the processor of a run's images. Raises ``UserError`` if the run has none."""
-    found = vocabulary.processors.get(INPUT)
+    found = vocabulary.processor
     if found is None:
         raise UserError("the run has no processor of images; its processors.json is missing or belongs to another run")
     return build_processor(found)

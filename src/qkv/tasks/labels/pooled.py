@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.batching.batch import INPUT, Batch
+from qkv.data.batching.batch import Batch
 from qkv.data.corpora.corpus import TRAIN, VALIDATION
 from qkv.data.processors.processor import build_processor
 from qkv.data.records.model import Records, Role
@@ -26,12 +26,13 @@ from qkv.spec.recipe import Recipe
 from qkv.tasks.baselines.baselines import too_large
 from qkv.tasks.baselines.feature_baselines import FeatureTable, features_of
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset
-from qkv.tasks.example_task import ExampleTask, Reader, Rows, column, encode_rows, framed_by, trained
-from qkv.tasks.inputs import ROWS, EncodedRow, InputReader, input_roles, reader_of, told
+from qkv.tasks.example_task import ExampleTask, Reader, Rows, column, encode_rows, fit_processors, framed_by, trained
+from qkv.tasks.inputs import ROWS, EncodedRow, InputReader, input_roles, text_roles, told
 from qkv.tasks.labels.attention_pictures import attention_section
 from qkv.tasks.labels.joined import JoinedTask
-from qkv.tasks.named_inputs import JoinedReader, named_roles
+from qkv.tasks.named_inputs import reader_of
 from qkv.tasks.task import Observed
+from qkv.tokenizers.absent import NO_TEXT
 from qkv.tokenizers.tokenizer import Tokenizer
 
 SHORT = (32, 64, 128, 256)
@@ -61,8 +62,8 @@ class PooledTask(ExampleTask, JoinedTask):
         self.reading(NO_DATA)
 
     def reading(self, data: Data) -> Self:
-        inputs = named_roles(data) if data.inputs else input_roles(data.processor)
-        self.inputs, self.text = tuple(data.inputs), data.text_input
+        inputs = input_roles(data)
+        self.inputs, self.text = tuple(data.inputs), tuple(role.name for role in text_roles(data))
         self.roles = (*inputs, self.target)
         self.asks = tuple(role.name for role in inputs if not role.optional)
         self.may_ask = tuple(role.name for role in inputs if role.optional)
@@ -75,12 +76,10 @@ class PooledTask(ExampleTask, JoinedTask):
 
     def texts(self, rows: Sequence[Mapping[str, Any]]) -> list[str] | None:
         """Return the texts of rows, as linear models over n-grams read them; None if rows have no text."""
-        if self.text is not None:
-            return [row[self.text] for row in rows]
-        return None if self.inputs or self.processor is not None else [told(row) for row in rows]
+        return [told(row, self.text) for row in rows] if self.text else None
 
     def simple(self, vocabulary: Vocabulary) -> str:
-        processor = vocabulary.processors.get(INPUT)
+        processor = vocabulary.processor
         return "ngrams" if processor is None else build_processor(processor).simple
 
     def simple_features(self, dataset: ExampleDataset, split: str, also: str | None = None) -> FeatureTable | None:
@@ -118,28 +117,21 @@ class PooledTask(ExampleTask, JoinedTask):
 
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
         labels = self.labels(records)
-        processors = {
-            name: build_processor(processor).fitted(column(records, name if self.inputs else self.roles[0].name))
-            for name, processor in recipe.data.processors.items()
-        }
-        if processors and self.text is None:
-            return Vocabulary.without_text(labels, **processors)
-        tokenizer = self.tokenizer(recipe, records)
+        processors = fit_processors(recipe.data, records)
+        tokenizer = self.tokenizer(recipe, records) if self.text else NO_TEXT
         return Vocabulary(tokenizer, tokenizer, labels, processors)
 
     def tokenizer(self, recipe: Recipe, records: Records) -> Tokenizer:
         """Train the tokenizer on the texts of the training split; add special tokens if it has no template."""
-        if self.text is not None:
-            return framed_by(trained(recipe.data.text_tokenizer, column(records, self.text)), 1)
-        pairs = "pair" in records.splits[TRAIN][0]
-        texts = [*column(records, "text"), *(column(records, "pair") if pairs else ())]
-        return framed_by(trained(recipe.data.tokenizer, texts), 2 if pairs else 1)
+        columns = [name for name in self.text if name in records.splits[TRAIN][0]]
+        texts = [text for name in columns for text in column(records, name)]
+        return framed_by(trained(recipe.data.text_tokenizer, texts), len(columns))
 
     def limits(self, recipe: Recipe) -> dict[str, int]:
         return {"text": recipe.model.context_length - 1}
 
     def reader(self, recipe: Recipe, vocabulary: Vocabulary) -> InputReader:
-        return JoinedReader(recipe, vocabulary) if self.inputs else reader_of(recipe, vocabulary)
+        return reader_of(recipe, vocabulary)
 
     def change(self, recipe: Recipe, vocabulary: Vocabulary) -> Callable[[Batch, np.random.Generator], Batch] | None:
         return self.reader(recipe, vocabulary).change if self.processor is not None else None

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from qkv.data.batching.batch import Batch
 from qkv.data.corpora.corpus import VALIDATION
-from qkv.data.processors.processor import build_processor
 from qkv.data.records.model import Records, Role
 from qkv.data.records.values import Unusable
 from qkv.data.vocabulary import Vocabulary
@@ -24,9 +23,20 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import Summarization, Translation
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset
-from qkv.tasks.example_task import Collate, ExampleTask, Rows, Truncation, column, encode_rows, text_in, trained
+from qkv.tasks.example_task import (
+    Collate,
+    ExampleTask,
+    Rows,
+    Truncation,
+    column,
+    encode_rows,
+    fit_processors,
+    text_in,
+    trained,
+)
+from qkv.tasks.inputs import input_roles, text_roles
 from qkv.tasks.metrics.text_metrics import bleu, first_sentence, rouge
-from qkv.tasks.named_inputs import EncodedInputs, InputsEncoder, named_roles
+from qkv.tasks.named_inputs import EncodedInputs, InputsEncoder
 from qkv.tasks.pairs.aligned import MOST_TOKENS, aligned
 from qkv.tasks.pairs.pairs import TokenPair, joined, marks, pair_loss, paired, write_after
 from qkv.tasks.task import Defaults, Evaluation, Observed, Scale, Totals
@@ -50,13 +60,15 @@ class SequenceToSequenceTask(ExampleTask):
     asks = ("source",)
     inputs: tuple[str, ...] = ()
     """Names of the inputs that form the source; empty if the source is one text."""
+    text: tuple[str, ...] = ("source",)
+    """Name of the text of the source, if it has one."""
     writes_from_source = True
     automatic = Defaults(("source",), "target")
 
     def reading(self, data: Data) -> Self:
         if data.inputs:
-            self.roles, self.asks = (*named_roles(data), self.roles[-1]), tuple(data.inputs)
-            self.inputs = self.asks
+            self.roles, self.asks = (*input_roles(data), self.roles[-1]), tuple(data.inputs)
+            self.inputs, self.text = self.asks, tuple(role.name for role in text_roles(data))
         return super().reading(data)
 
     def completed(self, recipe: Recipe, records: Records) -> Recipe:
@@ -66,13 +78,11 @@ class SequenceToSequenceTask(ExampleTask):
         return recipe.changed(sample=Generation(max_new_tokens=self.limits(recipe)["target"], temperature=0.0))
 
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
-        data = recipe.data
-        if self.inputs:
-            return self._named_vocabulary(recipe, records)
-        sources, targets = column(records, "source"), column(records, "target")
+        data, targets = recipe.data, column(records, "target")
+        sources = [text for name in self.text for text in column(records, name)]
         if data.target_tokenizer is None:
-            both = trained(data.tokenizer, [*sources, *targets], self._roles)
-            return Vocabulary(both, both)
+            both = trained(data.text_tokenizer, [*sources, *targets], self._roles)
+            return Vocabulary(both, both, (), fit_processors(data, records))
         if recipe.model.encoder is None:
             sentence = (
                 "source and target are one sequence in a model without an encoder, so they have one tokenizer; "
@@ -82,18 +92,6 @@ class SequenceToSequenceTask(ExampleTask):
         return Vocabulary(
             trained(data.tokenizer, sources, ("eos",)), trained(data.target_tokenizer, targets, self._roles)
         )
-
-    def _named_vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
-        """Build the vocabulary of several inputs; the text input and the target share a tokenizer."""
-        data, texts = recipe.data, column(records, "target")
-        if data.text_input is not None:
-            texts = [*column(records, data.text_input), *texts]
-        tokenizer = trained(data.text_tokenizer, texts, self._roles)
-        fitted = {
-            name: build_processor(processor).fitted(column(records, name))
-            for name, processor in data.processors.items()
-        }
-        return Vocabulary(tokenizer, tokenizer, (), fitted)
 
     @property
     def _roles(self) -> tuple[str, ...]:
@@ -178,10 +176,10 @@ class SequenceToSequenceTask(ExampleTask):
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]]:
         cut = self.reader(recipe, vocabulary)
-        role = recipe.data.text_input if self.inputs else "source"
         texts = self.write(model, vocabulary, recipe, rows, cut)
-        if role is None:
+        if not self.text:
             return [{"answer": text} for text in texts]
+        role = self.text[0]
         lengths = [len(vocabulary.tokenizer.encode(text_in(row, role))) for row in rows]
         return [{"answer": text} | cut.note(length, role) for text, length in zip(texts, lengths, strict=True)]
 
@@ -288,7 +286,9 @@ class SummarizationTask(SequenceToSequenceTask):
     def compare(self, written: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Evaluation:
         references = [row.get("targets") or [row["target"]] for row in rows]
         found = rouge(written, references)
-        lead = rouge([first_sentence(row["source"]) for row in rows], references)
+        if not self.text:
+            return Evaluation(found.figures, [], found.notes)
+        lead = rouge([first_sentence(row[self.text[0]]) for row in rows], references)
         return Evaluation(
             found.figures | {f"{name}_of_lead_1": value for name, value in lead.figures.items()}, [], found.notes
         )

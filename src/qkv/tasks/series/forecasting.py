@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.batching.batch import INPUT, Batch
+from qkv.data.batching.batch import Batch
 from qkv.data.batching.rows import random
 from qkv.data.corpora.corpus import TRAIN
 from qkv.data.series.read import Panel, ahead, read_panel
@@ -214,7 +214,7 @@ def in_units(total: Errors, processor: Series) -> dict[str, float]:
 
 
 def _processor(vocabulary: Vocabulary) -> Series:
-    found = vocabulary.processors.get(INPUT)
+    found = vocabulary.processor
     if found is None or found.kind != Series.kind:
         raise UserError("the run has no processor of series; its processors.json belongs to another run")
     assert isinstance(found, Series)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from qkv.data.batching.rows import random
 from qkv.data.corpora.corpus import TRAIN, VALIDATION
 from qkv.data.series.windows import Windows
-from qkv.layers.signal import WINDOW_EPS
+from qkv.layers.times import WINDOW_EPS
 from qkv.models.heads.forecasts import Forecast, build_forecast
 from qkv.spec.models.forecasts import Point
 from qkv.tasks.series.forecast_errors import Errors, errors

@@ -18,6 +18,7 @@ from qkv.data.series.read import Panel
 from qkv.data.series.windows import Cutter, ScaledSeries, Windows, scaled
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.signal import Signal
+from qkv.layers.times import TimedSignal
 from qkv.spec.errors import Problem, SpecError, UserError
 from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
@@ -39,7 +40,7 @@ class SeriesDataset(Dataset):
         notes: tuple[str, ...] = (),
     ):
         self.recipe, self.panel, self.processor, self.name = recipe, panel, processor, panel.name
-        self.vocabulary = Vocabulary.without_text((), **{INPUT: processor})
+        self.vocabulary = Vocabulary(processors={INPUT: processor})
         self.series: tuple[ScaledSeries, ...] = scaled(panel, processor)
         task, training = recipe.task, recipe.training
         self._parts = parts
@@ -164,7 +165,7 @@ def signals(windows: Windows, model: Model, reader: OfSeries, processor: Series)
         covariates, times, ahead = (np.repeat(each, count, 0) for each in (covariates, times, ahead))
     joined = torch.from_numpy(np.concatenate((values, covariates), 2))
     timed = getattr(reader, "frequencies", 0) > 0
-    signal = Signal(joined, times=torch.from_numpy(np.ascontiguousarray(times)) if timed else None)
+    signal = TimedSignal(joined, times=torch.from_numpy(np.ascontiguousarray(times)) if timed else None)
     return signal, None if model.encoder is None else Signal(torch.from_numpy(np.ascontiguousarray(ahead)))
 
 

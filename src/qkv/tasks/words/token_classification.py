@@ -87,7 +87,7 @@ class TokenClassificationTask(ExampleTask):
             )
         features = recipe.model.frontend.words
         if features is not None:
-            return Vocabulary.without_text(tuple(known), **{WORDS: features})
+            return Vocabulary(labels=tuple(known), processors={WORDS: features})
         tokenizer = trained(recipe.data.tokenizer, (" ".join(row["words"]) for row in records.splits[TRAIN]))
         return Vocabulary(tokenizer, tokenizer, tuple(known))
 
