@@ -63,6 +63,14 @@ def test_a_row_that_wants_none_gets_none_and_is_remembered() -> None:
     assert look_up.propose(wanted({0: text, 1: [5]}, {0: 3}))[0].tokens == [3, 1, 2]
 
 
+def test_places_of_other_inputs_are_not_proposed() -> None:
+    """An id below 0 is a place of a picture; a draft reads no pictures."""
+    text = [1, 2, -1, -1, 3, 1]
+    assert LookUp(2).propose(wanted({0: text}, {0: 3}))[0].tokens == [2]
+    assert LookUp(2).propose(wanted({0: [-1, 1, -1, 1]}, {0: 3})) == {}
+    assert Draft(model("rope")).propose(wanted({0: text}, {0: 3})) == {}
+
+
 @pytest.mark.parametrize("length", [6, 64])
 @pytest.mark.parametrize("name", ["rope", "window", "gru", "learned", "all"])
 def test_a_draft_proposes_what_it_would_generate_itself(

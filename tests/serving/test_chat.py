@@ -178,7 +178,9 @@ def test_a_chat_with_a_template_and_log_probabilities(tmp_path: Path) -> None:
     [
         ({"messages": []}, "messages: 0 elements given"),
         ({"messages": [{"role": "king", "content": "a"}]}, "messages.0.role: 'king' given"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "'image_url' given; allowed: text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "allowed: an image as data:image/"),
+        ({"messages": [{"role": "user", "content": [{"type": "sound"}]}]}, "'sound' given; allowed: text"),
+        ({"messages": [{"role": "user", "content": 5}]}, "5 given; allowed: a text, or a list of parts"),
         ({"messages": [{"role": "user", "content": "Ω"}]}, "the tokenizer's vocabulary lacks 'Ω'"),
         ({"top_logprobs": 3}, "top_logprobs: it applies with log-probabilities"),
         ({"tools": [{"type": "function"}]}, "tools: tool 1: function: "),

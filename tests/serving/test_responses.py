@@ -153,7 +153,10 @@ def test_an_answer_has_the_form_of_a_schema(server: Running) -> None:
         ({"input": []}, "input: .* given; allowed: a text, or a list of items"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "item 1 has the type 'item_reference'; allowed: message"),
         ({"input": [{"role": "king", "content": "a"}]}, "message 1: role: 'king' given"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "'input_image' given; allowed: text"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "none given; allowed: an image as",
+        ),
         ({"previous_response_id": "resp_1"}, "previous_response_id: 'resp_1' given, and this server cannot"),
         ({"tools": [{"type": "web_search"}]}, "a tool of the type 'web_search' given; allowed: function"),
         ({"extra_body": {"n": 2}}, "n: 2 given, and this server cannot honour it"),

@@ -8,6 +8,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
+from openai import BadRequestError
 from PIL import Image
 from tests.serving.conftest import serving
 
@@ -16,6 +18,10 @@ from qkv.cli.main import main
 from qkv.data.processors.processor import build_processor
 from qkv.data.records.images.pictures import as_uri
 from qkv.data.vocabulary import Vocabulary
+from qkv.runs.run import Run
+from qkv.serving.engine.model import ServedModel
+from qkv.serving.limits import Limits
+from qkv.serving.requests.chats import ChatBody
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.images import Images
@@ -103,13 +109,20 @@ def test_the_command_trains_evaluates_and_predicts(tmp_path: Path, capsys: pytes
     assert "word_list, " in capsys.readouterr().out
 
 
-def test_a_run_that_writes_after_both_inputs_is_served(tmp_path: Path) -> None:
-    asked = drawn(6, seed=2)
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Run that writes after a picture and words."""
     rows = [{**row, "target": f"so it is {row['label']}"} for row in drawn(200)]
     changes = ["task=translation", "model.head=language_model", "training.steps=5"]
     changes += ["sample={temperature: 0, max_new_tokens: 5}"]
     changes += ["model.blocks=[{branches: ['attention(2, mask=prefix)', feed_forward]}]"]
-    run = qkv.train(qkv.override(recipe(), changes), tmp_path / "run", data=rows, on_event=quiet)
+    return qkv.train(
+        qkv.override(recipe(), changes), tmp_path_factory.mktemp("writer") / "run", data=rows, on_event=quiet
+    )
+
+
+def test_a_run_that_writes_after_both_inputs_is_served(writer: Run) -> None:
+    run, asked = writer, drawn(6, seed=2)
     inputs = [{"picture": as_uri(row["picture"]), "words": row["words"]} for row in asked]
     expected = qkv.predict(run, inputs)
     alone = [answer for row in inputs for answer in qkv.predict(run, [row])]
@@ -122,6 +135,65 @@ def test_a_run_that_writes_after_both_inputs_is_served(tmp_path: Path) -> None:
     assert found == expected
     assert refused.status_code == 400
     assert "'a.png' given; allowed: numbers, or an image" in refused.json()["error"]["message"]
+
+
+TEMPLATE = "{{ messages[-1].content }}{{ bos_token }}"
+"""Chat template that writes a message in the form in which the run reads its source."""
+
+
+def parts(*pieces: Any) -> list[dict[str, Any]]:
+    """Content of a message: a part for each text, and for each picture."""
+    made = []
+    for piece in pieces:
+        if isinstance(piece, str):
+            made.append({"type": "text", "text": piece})
+        else:
+            made.append({"type": "image_url", "image_url": {"url": as_uri(piece)}})
+    return made
+
+
+def test_a_chat_carries_pictures_where_its_parts_stand(writer: Run) -> None:
+    model = ServedModel("both", writer, Limits(), chat_template=TEMPLATE)
+    first, second = (row["picture"] for row in drawn(2, seed=4))
+    message = {"role": "user", "content": parts("it is ", first, " bright here")}
+    body = ChatBody.parse({"model": "both", "messages": [message]})
+    spans, inputs = model.read_pictures(body.pictures)
+    ids = model.chat_prompt(body.to_template(), {}, spans=spans)
+    assert inputs is not None
+    encoder = InputsEncoder(writer.recipe, writer.vocabulary, 20)
+    read, _ = encoder.encode({"picture": first, "words": "it is <picture> bright here"})
+    assert ids == [*read.ids.tolist(), writer.tokenizer.special("bos")]
+    torch.testing.assert_close(inputs["picture"].values, encoder.signals([read.values])["picture"].values)
+    several, signals = model.read_pictures([as_uri(first), as_uri(second), as_uri(first)])
+    assert several[0] == several[2] != several[1]
+    assert signals is not None
+    assert signals["picture"].num_rows == 3
+
+
+def test_a_chat_about_a_picture_is_answered_as_a_prediction(writer: Run) -> None:
+    rows = [{"picture": as_uri(row["picture"]), "words": row["words"]} for row in drawn(2, seed=5)]
+    expected = [answer["answer"] for answer in qkv.predict(writer, rows)]
+    model = ServedModel("both", writer, Limits(), chat_template=TEMPLATE)
+    pictures = [{"type": "image_url", "image_url": {"url": row["picture"]}} for row in rows]
+    messages = [
+        [{"role": "user", "content": [picture, *parts(row["words"])]}]
+        for picture, row in zip(pictures, rows, strict=True)
+    ]
+    addresses = ("data:image/png;base64,AAAA", "https://a.b/c.png")
+    damaged, far = (
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": address}}]}] for address in addresses
+    )
+    with serving({"both": model}) as server:
+        client = server.client()
+        chats = [client.chat.completions.create(model="both", messages=each, temperature=0) for each in messages]  # type: ignore[call-overload]
+        item = {"role": "user", "content": [{"type": "input_image", "image_url": rows[0]["picture"]}]}
+        item["content"] += [{"type": "input_text", "text": rows[0]["words"]}]  # type: ignore[operator]
+        response = client.responses.create(model="both", input=[item], temperature=0)  # type: ignore[list-item]
+        for refused, sentence in ((damaged, "the image is not an image"), (far, "allowed: an image as data:image/")):
+            with pytest.raises(BadRequestError, match=sentence):
+                client.chat.completions.create(model="both", messages=refused)  # type: ignore[arg-type]
+    assert [(chat.choices[0].message.content or "").strip() for chat in chats] == expected
+    assert response.output_text.strip() == expected[0]
 
 
 @pytest.mark.parametrize(
@@ -155,6 +227,46 @@ def test_a_run_may_name_a_text_alone() -> None:
     encoder = InputsEncoder(plain, Vocabulary(tokenizer, tokenizer, ("a", "b")), 20)
     read, _ = encoder.encode({"words": texts[0]})
     assert read.ids.tolist() == tokenizer.encode(texts[0])
+
+
+def two_pictures(order: list[str]) -> InputsEncoder:
+    """Encoder of pictures of 4 and of 1 position; the model names its front ends in ``order``."""
+    sizes = {"large": 8, "small": 4}
+    specs = {name: f"images(height={size}, width={size}, channels=1)" for name, size in sizes.items()}
+    frontends = {name: "patches(patch=4)" for name in order}
+    data = {"inputs": specs, "source": "memory"}
+    plain = recipe().to_dict()
+    plain["model"]["frontend"] = {"kind": "joined", "inputs": frontends}
+    both = Recipe.parse({**plain, "data": data})
+    blank = {name: np.zeros((size, size), np.uint8) for name, size in sizes.items()}
+    fitted = {name: build_processor(each).fitted([blank[name]]) for name, each in both.data.processors.items()}
+    vocabulary = Vocabulary(labels=("a", "b"), processors=fitted)
+    return InputsEncoder(with_vocabulary(both, vocabulary), vocabulary, 20)
+
+
+@pytest.mark.parametrize("order", [["large", "small"], ["small", "large"]])
+def test_placeholders_number_the_front_ends_of_the_model(order: list[str]) -> None:
+    encoder = two_pictures(order)
+    read, _ = encoder.encode({"large": np.zeros((8, 8), np.uint8), "small": np.zeros((4, 4), np.uint8)})
+    numbers = [(-1 - int(token)) % 2 for token in read.ids]
+    assert [order[number] for number in numbers] == ["large"] * 4 + ["small"]  # rows keep the order of the data
+
+
+def test_a_run_goes_on_from_another_with_its_inputs(tmp_path: Path) -> None:
+    short = qkv.override(recipe(), ["training.steps=2"])
+    first = qkv.train(short, tmp_path / "first", data=drawn(40), on_event=quiet)
+    plain: dict[str, Any] = {"task": "classification", "training": {"steps": 1}, "start": str(tmp_path / "first")}
+    again = Recipe.parse({**plain, "data": "memory"})
+    second = qkv.train(again, tmp_path / "second", data=drawn(40, seed=3), on_event=quiet)
+    assert list(second.recipe.data.inputs) == ["picture", "words"]
+    assert second.vocabulary.tokenizer.to_json() == first.vocabulary.tokenizer.to_json()
+    assert second.vocabulary.processors == first.vocabulary.processors  # not those of the new rows
+    data = {"source": "memory", "inputs": {"photo": "images", "words": "bytes"}}
+    with pytest.raises(UserError, match=r"photo, words given, and the start .* reads picture, words"):
+        qkv.train(Recipe.parse({**plain, "data": data}), tmp_path / "third", data=drawn(40), on_event=quiet)
+    data["inputs"] = {"picture": "images", "words": "bytes"}
+    with pytest.raises(UserError, match=r"data.inputs.words: bytes given, and the start .* leave data.inputs out"):
+        qkv.train(Recipe.parse({**plain, "data": data}), tmp_path / "third", data=drawn(40), on_event=quiet)
 
 
 @pytest.mark.parametrize("task", ["classification", "translation"])

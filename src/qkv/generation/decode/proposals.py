@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 import torch
@@ -83,7 +84,8 @@ class LookUp(Proposer):
         if place is None:
             return []
         period = len(text) - place
-        return [text[place + i % period] for i in range(count)]
+        follow = (text[place + i % period] for i in range(count))
+        return list(takewhile(lambda token: token >= 0, follow))  # an id below 0 is the place of another input
 
 
 class Draft(Proposer):
@@ -102,10 +104,12 @@ class Draft(Proposer):
         self._found: dict[int, tuple[list[int], list[Tensor]]] = {}
 
     def propose(self, rows: Mapping[int, Wanted]) -> dict[int, Proposal]:
+        # A draft reads tokens only: no proposals for a text with the place of another input, an id below 0.
+        rows = {key: row for key, row in rows.items() if min(row.text, default=0) >= 0}
         self._rows, self._found = rows, {key: ([], []) for key in rows}
         self._follow(rows)
         with evaluating(self.model):
-            for step in range(max(row.count for row in rows.values())):
+            for step in range(max((row.count for row in rows.values()), default=0)):
                 self._engine.step()
                 if not step:  # the state has read nothing but the text
                     self._engine.mark()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,13 @@ from qkv.generation.logits.constrain import Constraint
 from qkv.generation.queue.requests import Request, RequestQueue
 from qkv.generation.text import prompt_ids
 from qkv.interop.files.mapped import watch, watched_files
+from qkv.layers.signal import Signal
 from qkv.models.edit.sharing import share_weights
 from qkv.models.transformer import Transformer
 from qkv.runs.inference.embed import embed_opened, matryoshka, opened
 from qkv.runs.inference.end_tokens import writing
 from qkv.runs.run import Run, task_of
+from qkv.serving.engine.pictures import PictureReader
 from qkv.serving.engine.warm import attempt, write_twice
 from qkv.serving.engine.worker import Worker
 from qkv.serving.errors import ApiError, as_api_error
@@ -63,8 +65,9 @@ class ServedModel:
         if text and chat_template is not None:
             self.tokenizer.chat_template = chat_template
         written = model.spec.decodes and model.vocab_size is not None and run.recipe.model.head.predicts_tokens
-        # A model that writes from a source without an encoder reads it as a prefix, which a request does not have.
-        self.writes = text and written and (model.encoder is not None) == self.task.writes_from_source
+        # Of the models that write from a source without an encoder, only those of named inputs are asked by messages.
+        asked = (model.encoder is not None) == self.task.writes_from_source or bool(run.recipe.data.inputs)
+        self.writes = text and written and asked
         self.embeds = text
         self.predicts = bool(self.task.asks) or self.task.predicts_tables
         if not (self.writes or self.embeds or self.predicts):
@@ -174,31 +177,61 @@ class ServedModel:
         """Tokenize a prompt; with an encoder, as its source."""
         if not isinstance(given, str):
             return list(given)
+        if not self.task.writes_from_source:
+            return prompt_ids(self.tokenizer, given)
+        source = self.task.source_ids(self.run.vocabulary, given)
         if self.run.model.encoder is not None:
-            return self.task.source_ids(self.run.vocabulary, given)
-        return prompt_ids(self.tokenizer, given)
+            return source
+        return [*source[:-1], *self.task.first_ids(self.run.vocabulary)]
+
+    def read_pictures(self, uris: Sequence[str]) -> tuple[list[list[int]], Mapping[str, Signal] | None]:
+        """Read the pictures of a chat; return (placeholder ids of each, their signals by name of the input, or None
+        without pictures). Raises ``UserError`` if the model reads no pictures, or if one is damaged.
+        """
+        if not uris:
+            return [], None
+        if self.pictures is None:
+            raise UserError(f"messages: the model {self.name!r} reads no pictures; leave them out")
+        return self.pictures.read(uris)
+
+    @cached_property
+    def pictures(self) -> PictureReader | None:
+        """Reader of the pictures of chats; None if no named input of the model is a picture."""
+        data = self.run.recipe.data
+        named = bool(data.inputs) and any(each.of_images for each in data.processors.values())
+        return PictureReader(self.run.recipe, self.run.vocabulary) if named else None
 
     def chat_prompt(
-        self, messages: Sequence[dict[str, Any]], variables: dict[str, Any], opening: str = ""
+        self,
+        messages: Sequence[dict[str, Any]],
+        variables: dict[str, Any],
+        opening: str = "",
+        spans: Sequence[Sequence[int]] = (),
     ) -> list[int]:
         """Render and tokenize the prompt of a chat. ``variables``: further template variables. opening: start of the
-        answer, appended to the prompt.
+        answer, appended to the prompt. spans: placeholder ids of each picture in the messages.
 
         Raises ``UserError``.
         """
         if self.run.model.encoder is not None:
             raise UserError("messages: a model with an encoder has no chat template; use /v1/completions")
-        ids = self.template.ids(messages, opening, **variables)
+        ids = self.template.ids(messages, opening, spans, **variables)
         if self.tokenizer.unknown_id is not None and self.tokenizer.unknown_id in ids:
             unknown = self.tokenizer.unknown(self.template.text(messages, **variables))
             raise UserError(f"messages: the tokenizer's vocabulary lacks {', '.join(map(repr, unknown[:5]))}")
         return ids
 
     def requests(
-        self, prompt: Sequence[int], body: GenerationBody, asked: int | None, structure: Structure | None
+        self,
+        prompt: Sequence[int],
+        body: GenerationBody,
+        asked: int | None,
+        structure: Structure | None,
+        inputs: Mapping[str, Signal] | None = None,
     ) -> list[Request]:
         """Build the requests of the ``n`` texts after a prompt. asked: requested maximum number of new tokens; None for
-        the default, see ``_most_new``. structure: constraint of the texts.
+        the default, see ``_most_new``. structure: constraint of the texts. inputs: signals of other inputs whose
+        placeholders are in the prompt.
 
         Text i has the seed of the body + i. Raises ``ApiError`` for a text that may be longer than the limit.
         """
@@ -210,7 +243,9 @@ class ServedModel:
         several = range(body.n or 1)
         seeds = [None if settings.seed is None else settings.seed + i for i in several]
         return [
-            Request(begin, settings.changed(seed=seed), source, body.alternatives, self.limits.seconds, constraint)
+            Request(
+                begin, settings.changed(seed=seed), source, body.alternatives, self.limits.seconds, constraint, inputs
+            )
             for seed in seeds
         ]
 

@@ -82,20 +82,21 @@ def _asked_to_continue(model: ServedModel, body: CompletionBody, service: Servic
 
 def asked_to_chat(model: ServedModel, body: ChatBody, service: Service, layout: AnswerLayout) -> AskedTexts:
     """Build the texts to generate for a chat request. Raises ``ApiError``."""
-    messages = [message.to_template() for message in body.messages]
+    messages = body.to_template()
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     variables = {**(body.chat_template_kwargs or {}), **({"tools": body.usable} if body.usable else {})}
     try:
         form = _call_form(model, body)
         opening = f"{form.begin}\n" if form and form.begin and body.required else ""
-        ids = model.chat_prompt(messages, variables, opening)
+        spans, inputs = model.read_pictures(body.pictures)
+        ids = model.chat_prompt(messages, variables, opening, spans)
         structure = body.structure
         if form and body.required:
             structure = required_call(body.required, form)
         elif form and structure:
             form = form._replace(begin="", end="")  # the answer is JSON: a call, or an object that the schema allows
             structure = call_or_answer(body.tools, form, structure)
-        requests = model.requests(ids, body, asked, structure)
+        requests = model.requests(ids, body, asked, structure, inputs)
     except UserError as error:
         raise as_api_error(error, "messages") from None
     most = 1 if body.parallel_tool_calls is False else None

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from itertools import accumulate, count
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
+from qkv.data.records.images.pictures import URI
 from qkv.serving.limits import MAX_LOGPROBS, MAX_TOOLS
 from qkv.serving.requests.bodies import GenerationBody, Neutral, Unused, only
 from qkv.serving.requests.effects import Lenient, NoEffect
+from qkv.serving.requests.templates import place_mark, unmarked
 from qkv.spec.base import Seq
 from qkv.spec.errors import Problem, SpecError, nearest, quoted
 
@@ -21,18 +24,50 @@ PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal":
 """Type of each text part of a message's content -> key of its text."""
 
 
+PICTURES = ("image_url", "input_image")
+"""Types of the parts of a message's content that are pictures; the key of the address is ``image_url``."""
+
+
+class Picture(NamedTuple):
+    """Picture in the content of a message. uri: data URI of its file."""
+
+    uri: str
+
+
 def text_of(value: Any) -> Any:
     """Return the content of a message as one text: text parts are joined, other parts are refused."""
+    return "".join(map(_text, value)) if isinstance(value, list) else value
+
+
+def content_of(value: Any) -> Any:
+    """Return the content of a message: a text, or its texts and pictures in order. Raises ``ValueError``."""
     if not isinstance(value, list):
+        if value is not None and not isinstance(value, str):
+            raise ValueError(f"{quoted(value)} given; allowed: a text, or a list of parts")
         return value
-    texts = []
-    for part in value:
-        kind = part.get("type") if isinstance(part, dict) else part
-        text = part.get(PARTS[kind]) if isinstance(part, dict) and isinstance(kind, str) and kind in PARTS else None
-        if not isinstance(text, str):
-            raise ValueError(f"a part of the type {quoted(kind)} given; allowed: {', '.join(PARTS)}, with a text")
-        texts.append(text)
-    return "".join(texts)
+    pieces = tuple(_piece(part) for part in value)
+    return pieces if any(isinstance(piece, Picture) for piece in pieces) else "".join(map(str, pieces))
+
+
+def _piece(part: Any) -> str | Picture:
+    return _picture(part) if isinstance(part, dict) and part.get("type") in PICTURES else _text(part)
+
+
+def _text(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else part
+    text = part.get(PARTS[kind]) if isinstance(part, dict) and isinstance(kind, str) and kind in PARTS else None
+    if not isinstance(text, str):
+        raise ValueError(f"a part of the type {quoted(kind)} given; allowed: {', '.join(PARTS)}, with a text")
+    return text
+
+
+def _picture(part: dict[str, Any]) -> Picture:
+    """Return the picture of a part: a data URI, since a server fetches no address and reads no file."""
+    address = part.get("image_url")
+    uri = address.get("url") if isinstance(address, dict) else address
+    if not isinstance(uri, str) or not uri.startswith(URI):
+        raise ValueError(f"{quoted(uri)} given; allowed: an image as {URI}png;base64,…")
+    return Picture(uri)
 
 
 def _arguments(value: Any) -> Any:
@@ -116,14 +151,14 @@ def choice_of(value: Any) -> Any:
 
 
 class ChatMessage(Lenient):
-    """Message of a chat: ``content`` is a text, or text parts that are joined.
+    """Message of a chat: ``content`` is a text, or the texts and pictures of its parts in order.
 
     The role ``function`` and ``function_call`` are OpenAI's older names of a tool's message and of a tool call;
     ``reasoning_content`` is the reasoning of the model; ``refusal`` is the text of a refused answer.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Annotated[str | None, BeforeValidator(text_of)] = None
+    content: Annotated[Any, BeforeValidator(content_of)] = None
     name: str | None = None
     tool_calls: Seq[MessageCall] | None = None
     tool_call_id: str | None = None
@@ -147,13 +182,27 @@ class ChatMessage(Lenient):
             return [Problem(("tool_calls",), f"a message of the role {self.role!r} calls no tools")]
         return []
 
-    def to_template(self) -> dict[str, Any]:
+    @property
+    def pictures(self) -> list[str]:
+        """Data URIs of the pictures in the message."""
+        return [piece.uri for piece in self.content or () if isinstance(piece, Picture)]
+
+    def _text(self, first: int) -> str:
+        """Return the content as one text, with a mark at the place of each picture; ``first``: number of the first."""
+        if self.content is None or isinstance(self.content, str):
+            return unmarked(self.content or self.refusal or "")
+        numbers = count(first)
+        return "".join(
+            place_mark(next(numbers)) if isinstance(piece, Picture) else unmarked(piece) for piece in self.content
+        )
+
+    def to_template(self, first: int = 0) -> dict[str, Any]:
         """Return the message in the form that chat templates read. The role ``developer`` becomes ``system``, and
-        ``function`` becomes ``tool``.
+        ``function`` becomes ``tool``. ``first``: number of the message's first picture.
         """
         known = {"developer": "system", "function": "tool"}
         found: dict[str, Any] = {"role": known.get(self.role, self.role)}
-        found["content"] = self.content or self.refusal or ""
+        found["content"] = self._text(first)
         more = ("name", "tool_call_id", "reasoning_content")
         found |= {key: getattr(self, key) for key in more if getattr(self, key)}
         if self.calls:
@@ -198,6 +247,16 @@ class ChatBody(GenerationBody):
             sentence = "tools are given beside it, and a call has another form; set tool_choice to none or leave {} out"
             return [Problem((self.structure.name,), sentence.format(self.structure.name))]
         return []
+
+    @property
+    def pictures(self) -> list[str]:
+        """Data URIs of the pictures in all messages."""
+        return [uri for message in self.messages for uri in message.pictures]
+
+    def to_template(self) -> list[dict[str, Any]]:
+        """Return the messages in the form that chat templates read, with numbered marks at the places of pictures."""
+        firsts = accumulate((len(message.pictures) for message in self.messages), initial=0)
+        return [message.to_template(first) for message, first in zip(self.messages, firsts, strict=False)]
 
     @property
     def names(self) -> list[str]:

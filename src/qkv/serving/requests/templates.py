@@ -24,11 +24,23 @@ from qkv.spec.errors import UserError
 from qkv.tokenizers.special import special_ids
 from qkv.tokenizers.tokenizer import Tokenizer
 
-_MARKED = re.compile("\ue000([0-9]+)\ue001")
-"""Placeholder for the text of a special token within a message; its delimiters are private-use characters."""
+_SPECIAL, _PLACE, _END = "\ue000", "\ue003", "\ue001"
+"""Private-use characters around the numbers in marks."""
+_MARKED = re.compile(f"([{_SPECIAL}{_PLACE}])([0-9]+){_END}")
+"""Mark for the text of a special token within a message, or for the place of a picture."""
 _ANSWER = "\ue002"
 """Dummy answer that no template contains."""
 NO_TEMPLATE = "no chat template, so it is not known how a chat is written for it"
+
+
+def place_mark(number: int) -> str:
+    """Return the mark for the place of picture ``number`` in the text of a message."""
+    return f"{_PLACE}{number}{_END}"
+
+
+def unmarked(text: str) -> str:
+    """Return a text of a message in which no place of a picture can be marked."""
+    return text.replace(_PLACE, "\ufffd")
 
 
 class ChatTemplate:
@@ -59,17 +71,30 @@ class ChatTemplate:
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise UserError(f"messages: the chat template refuses them: {error}") from None
 
-    def ids(self, messages: Sequence[dict[str, Any]], opening: str = "", **variables: Any) -> list[int]:
-        """Render and tokenize messages, followed by ``opening``, the start of the answer."""
+    def ids(
+        self,
+        messages: Sequence[dict[str, Any]],
+        opening: str = "",
+        spans: Sequence[Sequence[int]] = (),
+        **variables: Any,
+    ) -> list[int]:
+        """Render and tokenize messages, followed by ``opening``, the start of the answer.
+
+        spans: placeholder ids of each picture, which stand at its mark (``place_mark``).
+        """
         marked = {name: self._marked(value) for name, value in variables.items()}
-        pieces = _MARKED.split(self.text([self._marked(message) for message in messages], **marked) + opening)
-        reading, found = self._tokenizer.reading_special, list[int]()
-        for place, piece in enumerate(pieces):
-            if place % 2:
-                found += self._tokenizer.encode(self._specials[int(piece)])
-            elif piece:
-                found += reading.encode(piece)
-        return found
+        text = self.text([self._marked(message) for message in messages], **marked) + opening
+        reading, ids, begin = self._tokenizer.reading_special, list[int](), 0
+        for mark in _MARKED.finditer(text):
+            ids += reading.encode(text[begin : mark.start()]) if mark.start() > begin else []
+            ids += self._ids_of_mark(mark[1], int(mark[2]), spans)
+            begin = mark.end()
+        return ids + (reading.encode(text[begin:]) if text[begin:] else [])
+
+    def _ids_of_mark(self, kind: str, number: int, spans: Sequence[Sequence[int]]) -> Sequence[int]:
+        if kind == _SPECIAL:
+            return self._tokenizer.encode(self._specials[number])
+        return spans[number] if number < len(spans) else ()
 
     def answer(self, message: dict[str, Any], **variables: Any) -> str:
         """Render ``message`` as an answer of the model, without the text that the template puts around every answer.
@@ -91,9 +116,9 @@ class ChatTemplate:
             return [self._marked(each) for each in value]
         if not isinstance(value, str):
             return value
-        text = value.replace("\ue000", "\ufffd")
+        text = value.replace(_SPECIAL, "\ufffd")
         for number, special in enumerate(self._specials):
-            text = text.replace(special, f"\ue000{number}\ue001")
+            text = text.replace(special, f"{_SPECIAL}{number}{_END}")
         return text
 
 
