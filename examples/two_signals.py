@@ -21,7 +21,6 @@ from torch import Tensor
 import qkv
 from qkv.data.batching.padding import lengths_or_none
 from qkv.data.processors.processor import Processor
-from qkv.data.records.model import Role
 from qkv.frontends.frontend import Frontend
 from qkv.layers.context import Context
 from qkv.layers.linear.linear import Linear
@@ -29,12 +28,15 @@ from qkv.layers.signal import Signal
 from qkv.spec.frontends import Frontend as FrontendSpec
 from qkv.spec.model import Stack
 from qkv.spec.processors import Processor as ProcessorSpec
+from qkv.spec.processors import Role
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 
 
 class Path2D(ProcessorSpec, kind="path"):
     """Points in the plane, as they are."""
+
+    role = Role("points", "signal", ("points", "path"))
 
 
 class PathMap(FrontendSpec, kind="path_map"):
@@ -47,7 +49,6 @@ class PathMap(FrontendSpec, kind="path_map"):
 class PathProcessor(Processor):
     """Lists of points [[x, y], …] -> values (B, N, 2), padded with 0."""
 
-    role = Role("points", "signal", ("points", "path"))
     spec: Path2D
 
     def fitted(self, values: Sequence[Any]) -> Path2D:

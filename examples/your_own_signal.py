@@ -20,7 +20,6 @@ from torch import Tensor
 import qkv
 from qkv.data.batching.padding import lengths_or_none
 from qkv.data.processors.processor import Processor
-from qkv.data.records.model import Role
 from qkv.frontends.frontend import Frontend
 from qkv.layers.context import Context
 from qkv.layers.linear.linear import Linear
@@ -29,6 +28,7 @@ from qkv.spec.base import Seq
 from qkv.spec.frontends import Frontend as FrontendSpec
 from qkv.spec.model import Stack
 from qkv.spec.processors import Processor as ProcessorSpec
+from qkv.spec.processors import Role
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 
@@ -36,6 +36,8 @@ from qkv.spec.register import implements
 # 1. The specs: options with limits. What the data determines is None in a recipe, and stored with the run.
 class Points(ProcessorSpec, kind="points"):
     """Points in the plane, (p - mean) / deviation with one deviation for both axes."""
+
+    role = Role("points", "signal", ("points", "path"))
 
     mean: Seq[float] | None = None
     deviation: float | None = None
@@ -52,7 +54,6 @@ class PointMap(FrontendSpec, kind="point_map"):
 class PointProcessor(Processor):
     """Lists of points [[x, y], …] -> values (B, N, 2), padded with 0."""
 
-    role = Role("points", "signal", ("points", "path"))
     spec: Points
 
     def fitted(self, values: Sequence[Any]) -> Points:

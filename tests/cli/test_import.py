@@ -122,6 +122,91 @@ def test_a_run_with_a_mixer_of_one_s_own(qkv: Call, here: Path) -> None:
     assert (elsewhere.returncode, "bits per token" in elsewhere.stdout) == (0, True), elsewhere.stderr
 
 
+SIGNAL = """
+import json
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from qkv.data.processors.processor import Processor
+from qkv.frontends.frontend import Frontend
+from qkv.layers.linear.linear import Linear
+from qkv.layers.signal import Signal
+from qkv.spec.frontends import Frontend as FrontendSpec
+from qkv.spec.processors import Processor as ProcessorSpec
+from qkv.spec.register import implements
+from qkv.spec.processors import Role
+
+
+class Tracks(ProcessorSpec, kind="tracks"):
+    role = Role("track", "signal", ("track",), values="tracks of a pen")
+
+
+class TrackMap(FrontendSpec, kind="track_map"):
+    processor = Tracks
+
+
+@implements(Tracks)
+class TrackProcessor(Processor):
+    def fitted(self, values):
+        return self.spec
+
+    def encode(self, value):
+        return np.array(json.loads(value) if isinstance(value, str) else value, np.float32)
+
+    def signal(self, encoded):
+        return Signal(torch.from_numpy(np.stack(encoded)))
+
+
+@implements(TrackMap)
+class TrackFrontend(Frontend):
+    def __init__(self, part, stack, width, table=None):
+        super().__init__(part, stack)
+        self.map = Linear(2, width)
+
+    def forward(self, signal, context):
+        return self.map(signal.values)
+
+    def random(self, rows, length, generator):
+        return Signal(torch.randn(rows, length, 2, generator=generator))
+"""
+OF_SIGNAL = """
+data: {source: tracks.csv, processor: tracks, columns: {track: pen}}
+task: classification
+model:
+  width: 8
+  num_layers: 1
+  context_length: 4
+  frontend: track_map
+  blocks: [{branches: ["attention(1, mask=full)", feed_forward]}]
+  head: classification(pooling=mean)
+training: {steps: 1, batch_size: 2, schedule: constant, validation: {every: 1}}
+"""
+
+
+def test_a_processor_of_one_s_own_has_options(qkv: Call, here: Path) -> None:
+    rows = [f'"[[{i}, 0], [0, {i % 2}]]",{"ab"[i % 2]}' for i in range(40)]
+    (here / "tracks.csv").write_text("\n".join(["pen,label", *rows]))
+    (here / "my_signal.py").write_text(SIGNAL)
+    (here / "signal.yaml").write_text(OF_SIGNAL)
+    typed = ("train", "classify", "--data", "tracks.csv", "--track", "pen", "--label", "label")
+    assert "there is no option '--track'" in qkv(*typed).err
+    said = qkv("train", "classify", "--help", "--import", "my_signal.py")
+    assert "--track COLUMN" in said.out
+    assert "Column of tracks of a pen." in said.out
+    assert "--track" not in qkv("train", "tag", "--help", "--import", "my_signal.py").out
+    said = qkv(*typed, "--import", "my_signal.py")  # the option chooses the processor
+    assert "no recipe is chosen for data of the kind 'tracks' yet" in said.err
+    assert qkv("train", "signal.yaml", "--out", "run", "--import", "my_signal.py").code == 0
+    first = qkv("predict", "run", "--track", "[[0, 0], [0, 1]]", "--import", "my_signal.py")
+    assert first == qkv("predict", "run", "--set", "track=[[0, 0], [0, 1]]", "--import", "my_signal.py")
+    assert first.code == 0, first.err
+    (here / "other.csv").write_text('way\n"[[0, 0], [0, 1]]"\n')
+    table = qkv("predict", "run", "--data", "other.csv", "--track", "way", "--import", "my_signal.py")
+    assert (table.code, len(table.out.splitlines())) == (0, 2), table.err
+
+
 def test_the_variable_and_an_installed_package_need_no_option(
     qkv: Call, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from qkv.choosing.verbs import VERBS
 from qkv.cli.main import main
 from qkv.costs.measuring.machine import Machine, store_machine
 from qkv.spec.files.yaml_io import read_recipe
+from qkv.spec.processors import processor_roles
 from qkv.system.processor import processor_name
 
 SHORT = ("training.steps=12", "training.validation.every=6", "model.width=32")
@@ -92,7 +93,7 @@ def test_a_verb_trains_examines_and_answers(qkv: Call, here: Path, verb: str) ->
     recipe = read_recipe(folder)
     assert (recipe.task.kind, recipe.training.steps) == (VERBS[verb].task, 12)
     assert case.columns.items() <= recipe.data.columns.items()
-    assert recipe.data.columns.keys() >= {*VERBS[verb].columns.values()} - {"pair", "image", "series", "known"}
+    assert recipe.data.columns.keys() >= {*VERBS[verb].columns.values()} - {"pair", "known", *processor_roles()}
     assert "chosen for this data and this machine" in said.err
     assert "held out for validation" in said.err
     assert f"qkv predict {folder}" in said.out

@@ -61,7 +61,8 @@ ROOMS = {
 """Room -> its commands by name, with a summary.
 
 A command is the function ``<name>_command`` of the module ``qkv.cli.<room>.<name>`` ("_" for "-"), which also holds its
-``EXAMPLES``. The module is imported only when the command is called.
+``EXAMPLES``. The module is imported only when the command is called. Its ``more_options``, if it has them, returns
+options that depend on the registered parts.
 """
 
 COMMANDS = {name: summary for commands in ROOMS.values() for name, summary in commands.items()}
@@ -246,10 +247,12 @@ def _command(name: str) -> Any:
     room = next(room for room, commands in ROOMS.items() if name in commands)
     module = importlib.import_module(f"qkv.cli.{room}.{plain}")
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    kind = getattr(module, "Command", TyperCommand)
-    alone.command(name, cls=kind, short_help=COMMANDS[name], epilog=_verbatim(module.EXAMPLES))(
-        getattr(module, f"{plain}_command")
-    )
+    kind, function = getattr(module, "Command", TyperCommand), getattr(module, f"{plain}_command")
+    if hasattr(module, "more_options"):
+        from qkv.cli.shared.columns import with_options
+
+        function = with_options(function, module.more_options())
+    alone.command(name, cls=kind, short_help=COMMANDS[name], epilog=_verbatim(module.EXAMPLES))(function)
     return get_command(alone)
 
 
@@ -276,6 +279,12 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
+def _import_named(names: list[str] | None) -> list[str] | None:
+    """Import the modules that --import names, before the command is built: its options depend on their parts."""
+    add_to_variable([import_parts(name) for name in names or []])
+    return names
+
+
 def _overview(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
@@ -284,9 +293,10 @@ def _overview(
         list[str] | None,
         typer.Option(
             _IMPORT,
+            callback=_import_named,
             metavar="FILE|MODULE",
             help="Import a file or module with parts of your own; repeatable, also allowed after the command.",
         ),
     ] = None,
 ) -> None:
-    add_to_variable([import_parts(name) for name in imports or []])
+    """Take the options before the command, which are carried out while they are parsed."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from qkv.cli.shared.columns import input_options
 from qkv.cli.shared.inputs import lines_of_input, text_of_file
 from qkv.cli.shared.runs import Copy, ModelFolder, load_run, output_file, run_or_published
 from qkv.cli.shared.why_words import tell_why
@@ -60,6 +61,9 @@ _Out = Annotated[
 _Why = Annotated[bool, typer.Option("--why", help="Also print how the answer changes when each word is left out.")]
 _Report = Annotated[Path | None, typer.Option(metavar="FILE.html", help="--why: also write the words as a page.")]
 
+more_options = input_options
+"""Options beside the parameters of the command: one for each input that a registered processor reads."""
+
 
 def predict_command(
     run: ModelFolder,
@@ -73,20 +77,23 @@ def predict_command(
     report: _Report = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line with all details.")] = False,
     copy: Copy = False,
+    **columns: str | None,
 ) -> None:
     """Predict with a trained model: a label, tags, an answer, a translation, a summary or a number, depending on its
     task.
     """
-    _check(inputs, data, out, column, context, part)
+    named = {name: value for name, value in columns.items() if value is not None}
+    _check(inputs, data, out, column, context, part or (list(named) if data is None else None))
     _check_why(why, report, data)
     folder = run_or_published(run)
-    parts = {name: _value(value) for name, value in named_values("--set", part)}
+    parts = {name: _value(value) for name, value in named_values("--set", part)} | named
     if context is not None:
         parts["context"] = _value(context)
     texts = _texts(inputs or [])
     loaded = load_run(folder, copy)
     if data is not None:
-        _answer_table(loaded, data, dict(named_values("--column", column)), out, "jsonl" if as_json else "csv")
+        chosen = dict(named_values("--column", column)) | named
+        _answer_table(loaded, data, chosen, out, "jsonl" if as_json else "csv")
         return
     rows = _rows(loaded, texts, parts)
     if why:

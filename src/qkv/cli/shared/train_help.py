@@ -8,7 +8,7 @@ from typing import Any
 from typer.core import TyperCommand
 
 from qkv.choosing.verbs import VERBS
-from qkv.cli.shared.verbs import FINETUNE, OF_TABLES
+from qkv.cli.shared.verbs import FINETUNE, table_options
 
 _SUMMARIES = {
     "classify": "Train a classifier of texts, pairs of texts, images, series of numbers or graphs, on a table with a "
@@ -54,7 +54,7 @@ class Command(TyperCommand):
 
 def applies(option: str, verb: str) -> bool:
     """True if the parameter ``option`` of ``qkv train`` applies to ``verb``; "": a recipe or a text."""
-    if option not in OF_TABLES:
+    if option not in table_options():
         return not (option == "recipe" and verb)
     if option == "task":
         return verb == FINETUNE

@@ -12,19 +12,20 @@ from qkv.spec.errors import UserError, nearest
 
 FINETUNE = "finetune"
 """Verb that finetunes an existing model and infers the task from the data."""
-OF_TABLES = (
-    "data",
-    "validation",
-    "test",
-    "split_group",
-    "split_time",
-    "bad_rows",
-    "start",
-    "adapt",
-    "task",
-    *dict.fromkeys(name for verb in VERBS.values() for name in (*verb.columns, *verb.settings)),
-)
-"""Options of ``qkv train`` that apply to tables of examples only, after a verb."""
+_OF_TABLES = ("data", "validation", "test", "split_group", "split_time", "bad_rows", "start", "adapt", "task")
+
+
+def column_names() -> list[str]:
+    """Return the options of all verbs that name a column."""
+    return list(dict.fromkeys(name for verb in VERBS.values() for name in verb.columns))
+
+
+def table_options() -> list[str]:
+    """Return the options of ``qkv train`` that apply to tables of examples only, after a verb."""
+    settings = (name for verb in VERBS.values() for name in verb.settings)
+    return list(dict.fromkeys((*_OF_TABLES, *column_names(), *settings)))
+
+
 TEXTS = ("source", "target")
 """Options of ``translate``: two files, or with ``--data`` two columns."""
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from qkv.choosing.verbs import VERBS
+from qkv.cli.shared.columns import column_options
 from qkv.cli.shared.train_help import Command as Command
-from qkv.cli.shared.verbs import FINETUNE, OF_TABLES, refuse_without_verb, table_of
+from qkv.cli.shared.verbs import FINETUNE, refuse_without_verb, table_of, table_options
 from qkv.spec.data import Data
 from qkv.spec.errors import UserError
 from qkv.spec.extension.imports import imports_given
@@ -41,11 +42,6 @@ _FIRST = f"A recipe (file or name), run folder, text file or data set name; or {
 
 _PARAMETERS = "|".join(Adapt.kinds())
 _ROWS = "|".join(get_args(Data.model_fields["bad_rows"].annotation))
-_Text = Annotated[
-    str | None,
-    typer.Option(metavar="COLUMN", help="Input text column; default: guessed."),
-]
-_Pair = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of a second text, for text pairs.")]
 _Start = Annotated[
     str | None,
     typer.Option("--from", metavar="RUN|FOLDER|NAME", help="Run or published checkpoint to finetune."),
@@ -77,14 +73,11 @@ _BadRows = Annotated[
     str | None,
     typer.Option(metavar=_ROWS, help="Skip or refuse unusable rows."),
 ]
-_Source = Annotated[str | None, typer.Option(metavar="FILE|COLUMN", help="Source text file; with --data, a column.")]
-_Target = Annotated[str | None, typer.Option(metavar="FILE|COLUMN", help="Its translation, line by line.")]
-_Context = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the text that contains the answer.")]
-_Time = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of time stamps.")]
-_Series = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of series; to forecast, their names.")]
-_Known = Annotated[str | None, typer.Option(metavar="COLUMNS", help="Columns that are known in advance.")]
 _Horizon = Annotated[int | None, typer.Option(metavar="N", help="Number of future steps; default: a season.")]
 _Task = Annotated[str | None, typer.Option(metavar="VERB", help="Task; default: inferred from the data.")]
+
+more_options = column_options
+"""Options beside the parameters of the command: one for each column that a task or a registered processor reads."""
 
 
 def train_command(
@@ -101,27 +94,11 @@ def train_command(
     split_group: _SplitGroup = None,
     split_time: _SplitTime = None,
     bad_rows: _BadRows = None,
-    text: _Text = None,
-    pair: _Pair = None,
-    image: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of image files.")] = None,
-    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Class column.")] = None,
-    labels: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of labels.")] = None,
-    value: Annotated[str | None, typer.Option(metavar="COLUMN", help="Number column.")] = None,
-    time: _Time = None,
-    series: _Series = None,
-    known: _Known = None,
     horizon: _Horizon = None,
-    summary: Annotated[str | None, typer.Option(metavar="COLUMN", help="Summary column.")] = None,
-    source: _Source = None,
-    target: _Target = None,
-    words: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of words.")] = None,
-    tags: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of tags, one per word.")] = None,
-    question: Annotated[str | None, typer.Option(metavar="COLUMN", help="Question column.")] = None,
-    context: _Context = None,
-    answers: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of answers.")] = None,
     start: _Start = None,
     adapt: _Adapt = None,
     task: _Task = None,
+    **columns: str | None,
 ) -> None:
     """Train a model. An existing run in the folder is resumed.
 
@@ -130,7 +107,8 @@ def train_command(
     edges, summarize, or finetune, which infers the task from the data. 'qkv train classify --help' lists options of a
     verb.
     """
-    given = {name: found for name, found in locals().items() if name in OF_TABLES}
+    options = {name: value for name, value in locals().items() if name != "columns"} | columns
+    given = {name: options[name] for name in table_options()}
     changes = _changes(overrides or [], tensorboard, minutes)
     _train(recipe, given, {"overrides": changes, "quick": quick, "out": out, "resume": not fresh})
 

@@ -1,0 +1,77 @@
+"""Options of the command line that name columns of a table, one for each role that a task or a processor reads."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any
+
+import typer
+
+from qkv.cli.shared.verbs import column_names
+from qkv.spec.processors import processor_roles
+
+_COLUMN = "COLUMN"
+_OF_TASKS = {
+    "text": (_COLUMN, "Input text column; default: guessed."),
+    "pair": (_COLUMN, "Column of a second text, for text pairs."),
+    "label": (_COLUMN, "Class column."),
+    "labels": (_COLUMN, "Column of labels."),
+    "value": (_COLUMN, "Number column."),
+    "time": (_COLUMN, "Column of time stamps."),
+    "series": (_COLUMN, "Column of series; to forecast, their names."),
+    "known": ("COLUMNS", "Columns that are known in advance."),
+    "summary": (_COLUMN, "Summary column."),
+    "source": ("FILE|COLUMN", "Source text file; with --data, a column."),
+    "target": ("FILE|COLUMN", "Its translation, line by line."),
+    "words": (_COLUMN, "Column of words."),
+    "tags": (_COLUMN, "Column of tags, one per word."),
+    "question": (_COLUMN, "Question column."),
+    "context": (_COLUMN, "Column of the text that contains the answer."),
+    "answers": (_COLUMN, "Column of answers."),
+}
+"""Option -> its placeholder and its help, of columns that tasks read themselves."""
+
+
+def column_options() -> dict[str, Any]:
+    """Return the annotation of each option that names a column for ``qkv train``, by name."""
+    plain = {name: (_COLUMN, f"Column of {role.values or name}.") for name, role in processor_roles().items()}
+    return {name: _option(*{**plain, **_OF_TASKS}[name]) for name in column_names()}
+
+
+def input_options() -> dict[str, Any]:
+    """Return the annotation of the option of each input that a processor reads, for ``qkv predict``, by name."""
+    return {
+        name: _option("VALUE|COLUMN", f"Input of {role.values or name}; with --data, their column.")
+        for name, role in processor_roles().items()
+    }
+
+
+def _option(metavar: str, text: str) -> Any:
+    return Annotated[str | None, typer.Option(metavar=metavar, help=text)]
+
+
+def with_options(command: Callable[..., None], options: dict[str, Any]) -> Callable[..., None]:
+    """Return ``command``, a function with a parameter ``**columns``, as typer reads it: with ``options`` as parameters.
+
+    options: annotation of each option by name; options that are not given are None. The command's own parameters take
+    precedence over options of the same name.
+    """
+
+    @wraps(command)
+    def called(**values: Any) -> None:
+        command(**values)
+
+    known = inspect.signature(command, eval_str=True)
+    own = [each for each in known.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in options.items()
+        if name not in known.parameters
+    ]
+    kept = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
+    called.__signature__ = inspect.Signature([*kept, *more])  # type: ignore[attr-defined]
+    called.__annotations__ = {each.name: each.annotation for each in (*kept, *more)}
+    del called.__wrapped__  # type: ignore[attr-defined]
+    return called
