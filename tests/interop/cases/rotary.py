@@ -1,4 +1,4 @@
-"""Decoders of Llama's structure: RoPE pairs beside each other, parts of heads, layers without RoPE, windows, experts."""
+"""Decoders of Llama's structure: adjacent RoPE pairs, parts of heads, layers without RoPE, windows, experts."""
 
 from __future__ import annotations
 
