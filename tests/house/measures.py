@@ -1,7 +1,7 @@
 """Measures of the package's source, as a table: ``python -m tests.house.measures``.
 
-``--list`` also names what is counted. Lines and files, imports in both directions between folders, long functions,
-docstrings that begin with a question word, and places that ask for a kind of part by name.
+``--list`` also names what is counted. Lines and files, imports in both directions between folders, cycles of modules,
+long functions, docstrings that begin with a question word, and places that ask for a kind of part by name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import re
 import sys
 import tokenize
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 
 from tests.house.source import PACKAGE, Source, package
 from tests.house.test_imports import FOR_ALL, imported
@@ -74,6 +75,23 @@ def mutual() -> list[str]:
     return [f"{a} and {b}" for a, b in pairs if not b.startswith(f"{a}.")]
 
 
+def module_imports() -> dict[str, set[str]]:
+    """Modules of the package that each module imports, lazily and for type checking too; a package is no module."""
+    names = {source: ".".join(source.path.relative_to(PACKAGE.parent).with_suffix("").parts) for source in package()}
+    targets = {name: set(imported(source.tree)) for source, name in names.items()}
+    named = {name: own | {target.rpartition(".")[0] for target in own} for name, own in targets.items()}
+    return {name: (own & targets.keys()) - {name} for name, own in named.items()}
+
+
+def import_cycle(imports: Mapping[str, set[str]]) -> list[str]:
+    """Modules of one cycle of ``imports``, the first one again at the end; empty if there is no cycle."""
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
 def crowded(most: int = MOST_FILES_OF_A_FOLDER) -> list[str]:
     """Folders with more than ``most`` modules of their own, with the number."""
     counts = Counter(source.path.parent for source in package() if source.path.name != "__init__.py")
@@ -103,6 +121,7 @@ def main() -> None:
     asked = parser.parse_args()
     listed = {
         "folders that import each other": mutual(),
+        "modules of an import cycle": import_cycle(module_imports()),
         f"folders with over {MOST_FILES_OF_A_FOLDER} files": crowded(),
         f"functions over {MOST_LINES_OF_A_FUNCTION} lines": long_functions(),
         f"docstrings that begin with {', '.join(RIDDLES)}": riddles(),

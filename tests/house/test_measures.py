@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from tests.house.measures import PATTERNS, code_lines, crowded, described, mutual, riddles
+from tests.house.measures import (
+    PATTERNS,
+    code_lines,
+    crowded,
+    described,
+    import_cycle,
+    module_imports,
+    mutual,
+    riddles,
+)
 from tests.house.source import ROOT, Source
 
 
@@ -28,6 +37,14 @@ def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
 
 def test_no_two_folders_import_each_other() -> None:
     assert mutual() == []
+
+
+def test_no_modules_import_each_other() -> None:
+    imports = module_imports()
+    assert sum(map(len, imports.values())) > 2 * len(imports)  # the graph is read
+    assert import_cycle(imports) == []
+    imports["qkv.spec.errors"].add("qkv.training.loop")
+    assert "qkv.spec.errors" in import_cycle(imports)
 
 
 def test_no_folder_is_crowded() -> None:

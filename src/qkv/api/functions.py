@@ -178,7 +178,7 @@ def compare(
     The result holds the table, its conclusions and an HTML page, which are also in the folder. Raises ``UserError``.
     """
     from qkv.comparison.compare import compare as compare_models
-    from qkv.comparison.executors import executor_of
+    from qkv.comparison.compare import executor_of
     from qkv.spec.recipes.comparison import Comparison, read_comparison
 
     base = None

@@ -6,10 +6,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from qkv.comparison.executors import Executor, Here, Watcher, execute
+from qkv.comparison.executors import Executor, Here, Processes, Watcher, execute
 from qkv.comparison.outcome import Outcome
 from qkv.comparison.plan import PlannedRun, RunPlan, plan_of
 from qkv.comparison.ranking import Ranking, ranked, value_of
+from qkv.comparison.ray_cluster import RayCluster
 from qkv.comparison.scaling import Scaling, scale, total
 from qkv.comparison.show import ShowRuns
 from qkv.report.evaluation import ERRORS
@@ -22,6 +23,17 @@ from qkv.spec.recipes.comparison import Comparison
 from qkv.system.files import write_file
 
 SPEC, RESULTS = "comparison.yaml", "results.json"
+
+
+def executor_of(jobs: int | None = None, ray: str | None = None, threads: int = 1) -> Executor:
+    """Build an executor of ``jobs`` processes, of the Ray cluster at the address ``ray``, or of this process. Raises
+    ``UserError``.
+    """
+    if ray is None:
+        return Here() if jobs is None else Processes(jobs)
+    if jobs is not None:
+        raise UserError("jobs and ray are given, but a cluster decides itself how many runs it carries out at once")
+    return RayCluster(ray, threads)
 
 
 def compare(

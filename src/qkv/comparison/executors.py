@@ -91,19 +91,6 @@ class Processes:
         return _Pool(runs, self.jobs, watcher).outcomes(waiting)
 
 
-def executor_of(jobs: int | None = None, ray: str | None = None, threads: int = 1) -> Executor:
-    """Build an executor of ``jobs`` processes, of the Ray cluster at the address ``ray``, or of this process. Raises
-    ``UserError``.
-    """
-    if ray is None:
-        return Here() if jobs is None else Processes(jobs)
-    if jobs is not None:
-        raise UserError("jobs and ray are given, but a cluster decides itself how many runs it carries out at once")
-    from qkv.comparison.ray_cluster import RayCluster
-
-    return RayCluster(ray, threads)
-
-
 @dataclass
 class _Child:
     """Process of one run, with the file that receives its standard error."""

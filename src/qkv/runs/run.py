@@ -8,6 +8,8 @@ from typing import Any
 
 from qkv.data.vocabulary import Vocabulary
 from qkv.models.transformer import Transformer
+from qkv.report.fragment import run_fragment
+from qkv.report.training import TrainingRun
 from qkv.runs.inference.calibration import read_temperature
 from qkv.runs.storage.evaluation_file import read_evaluation
 from qkv.spec.recipe import Recipe
@@ -57,10 +59,21 @@ class Run:
         return read_evaluation(self.folder, self.step)
 
     def _repr_html_(self) -> str:
-        """HTML for notebooks."""
-        from qkv.runs.notebook import run_html
-
-        return run_html(self)
+        """HTML for notebooks: key figures, loss, evaluation, and the location of the report."""
+        figures = {"parameters": float(sum(p.numel() for p in self.model.parameters()))}
+        report = (self.folder / "report.html").is_file()
+        return run_fragment(
+            TrainingRun(
+                name=f"{self.folder}, step {self.step:,}",
+                description=self.recipe.description,
+                metrics=self.metrics,
+                folder=str(self.folder) if report else "",
+                figures=figures,
+                loss_unit=task_of(self).loss_unit,
+                best=self.recipe.training.validation.best,
+                evaluation=self.evaluation,
+            )
+        )
 
 
 def task_of(run: Run) -> Task:

@@ -9,26 +9,28 @@ import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
 from qkv.data.batching.batch import Batch
 from qkv.data.corpora.corpus import VALIDATION
 from qkv.layers.linear.lora import merged
+from qkv.models.transformer import Transformer
 from qkv.ops.selection.choices import all_choices
 from qkv.runs.evaluation import evaluate_split, held_out, measure
 from qkv.runs.storage.checkpoint import weights
 from qkv.runs.storage.files import clear_errors, write_tensors
 from qkv.spec.errors import UserError
+from qkv.spec.training import Training
 from qkv.system.files import PARTIAL
 from qkv.tasks.dataset import Dataset, ExampleDataset
 from qkv.tasks.example_task import ExampleTask
 from qkv.training import clock, random_state
+from qkv.training.optim.optimisers import Optimizer
 from qkv.training.plan import Costs
-
-if TYPE_CHECKING:
-    from qkv.training.loop import Trainer
+from qkv.training.setup import Setup
+from qkv.training.watch.progress import RunProgress
 
 _SHARE, _LONGEST = 0.02, 6.0
 """Maximum time of the rehearsed steps: this share of the time budget, but at most this many seconds. The number of
@@ -43,7 +45,26 @@ times.
 """
 
 
-def rehearse(trainer: Trainer) -> Costs:
+class Rehearsed(Protocol):
+    """Interface of the run that a rehearsal times: its model, settings and updates."""
+
+    model: Transformer
+    optimizer: Optimizer
+    setup: Setup
+    now: RunProgress
+    evaluates: bool
+    """True if the run ends with a final evaluation."""
+
+    @property
+    def training(self) -> Training:
+        """Training settings of the recipe."""
+        ...
+
+    def descend(self, step: int) -> object:
+        """Make the update of ``step``."""
+
+
+def rehearse(trainer: Rehearsed) -> Costs:
     """Measure the seconds that a run's steps, validations, samples, checkpoints and final evaluation take; the run's
     state is restored afterwards.
 
@@ -58,7 +79,7 @@ def rehearse(trainer: Trainer) -> Costs:
 
 
 @contextmanager
-def _as_it_was(trainer: Trainer) -> Iterator[None]:
+def _as_it_was(trainer: Rehearsed) -> Iterator[None]:
     tensors = [*trainer.model.parameters(), *trainer.model.buffers()]
     copies = [tensor.detach().clone() for tensor in tensors]
     remembered = {name: tensor.clone() for name, tensor in trainer.optimizer.state_dict().items()}
@@ -75,7 +96,7 @@ def _as_it_was(trainer: Trainer) -> Iterator[None]:
         trainer.model.train()
 
 
-def _step(trainer: Trainer) -> float:
+def _step(trainer: Rehearsed) -> float:
     """Measure the median seconds of a few updates; a median, because the first steps of a process have outliers.
 
     An update in which an op chose its implementation is repeated, because that choice is made only once.
@@ -94,7 +115,7 @@ def _step(trainer: Trainer) -> float:
     return statistics.median(taken)
 
 
-def _validation(trainer: Trainer) -> float:
+def _validation(trainer: Rehearsed) -> float:
     """Estimate the seconds of a full validation from a few of its batches."""
     setup = trainer.setup
     whole = sum(1 for _ in setup.dataset.rows(VALIDATION, trainer.training.validation.batches))
@@ -108,7 +129,7 @@ def _validation(trainer: Trainer) -> float:
     return _seconds(lambda: look(batches)) * whole / len(batches)
 
 
-def _sample(trainer: Trainer) -> float:
+def _sample(trainer: Rehearsed) -> float:
     """Measure the seconds to generate one sample; 0 if the task generates none or fails, which training will report."""
     setup = trainer.setup
     try:
@@ -117,7 +138,7 @@ def _sample(trainer: Trainer) -> float:
         return 0.0
 
 
-def _files(trainer: Trainer) -> tuple[float, float]:
+def _files(trainer: Rehearsed) -> tuple[float, float]:
     """Return the seconds to write (a checkpoint, the best weights); the first is estimated from the second by size."""
     own = weights(trainer.model)
     path = trainer.setup.folder / f".rehearsal{PARTIAL}"
@@ -135,7 +156,7 @@ def _files(trainer: Trainer) -> tuple[float, float]:
     return best * (size + remembered) / max(1, size), best
 
 
-def _evaluations(trainer: Trainer) -> float:
+def _evaluations(trainer: Rehearsed) -> float:
     """Estimate the seconds of the final evaluation on all held-out splits and of fitting the wide path again; 0 if the
     task has no final evaluation.
     """
@@ -144,7 +165,7 @@ def _evaluations(trainer: Trainer) -> float:
     return trainer.setup.wide_seconds + sum(_evaluation(trainer, split) for split in held_out(trainer.setup.dataset))
 
 
-def _evaluation(trainer: Trainer, split: str) -> float:
+def _evaluation(trainer: Rehearsed, split: str) -> float:
     """Estimate the seconds of the final evaluation on one split from small parts of it; 0 if it fails, which the
     evaluation itself will report.
     """

@@ -12,9 +12,8 @@ import typer
 
 from qkv.api.recipes import SPEC_SUFFIXES
 from qkv.cli.shared.runs import Json
-from qkv.costs.cost import Cost, cost
+from qkv.costs.cost import PART_COLUMNS, Cost, cost, part_rows, quantity_rows, table_title
 from qkv.costs.measuring.machine import Machine, machine_file, store_machine, stored_machine
-from qkv.costs.tables import PARTS, parts, quantities, title
 from qkv.models.families.presets import PRESETS, preset
 from qkv.report.figures import short, size
 from qkv.report.table import print_table
@@ -89,9 +88,9 @@ def cost_command(
     if as_json:
         typer.echo(json.dumps({"spec": spec, **_plain(counted, machine, checked)}))
         return
-    print_table(title(spec, counted), PARTS, parts(counted))
+    print_table(table_title(spec, counted), PART_COLUMNS, part_rows(counted))
     typer.echo()
-    print_table("", ["quantity", "value"], quantities(counted, machine))
+    print_table("", ["quantity", "value"], quantity_rows(counted, machine))
     if checked:
         typer.echo()
         print_table(
