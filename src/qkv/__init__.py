@@ -89,6 +89,9 @@ _HOMES = {
     "train": "qkv.api.functions",
     "write_spec": "qkv.spec.files.yaml_io",
 }
+"""Module of each name. The imports above say the same to type checkers, which read statements and not values; a test
+compares them.
+"""
 
 __all__ = sorted((*_HOMES, "spec"))  # pyright: ignore[reportUnsupportedDunderAll]
 
