@@ -145,8 +145,24 @@ def test_a_text(task: str, model: dict[str, Any], tmp_path: Path) -> None:
     assert evaluation.figures["targets"] > evaluate(run).figures["targets"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"split": "valid"}, "split: there is no split 'valid'; allowed: test, train, validation"),
+        ({"batches": 0}, "batches: 0 given, but it should be at least 1; leave it out for the whole split"),
+    ],
+)
+def test_arguments_of_an_evaluation_are_checked_before_the_run_is_opened(
+    arguments: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UserError, match=f"^{sentence}$"):
+        qkv.evaluate("nowhere", **arguments)
+
+
 def test_a_part_and_a_file_are_not_both_measured(run: Run) -> None:
-    with pytest.raises(UserError, match="leave one of them out"):
+    with pytest.raises(
+        UserError, match=r"split selects part of the run's own data, and data evaluates on .*; use only one of them"
+    ):
         qkv.evaluate(run, split="test", data="other.csv")
 
 

@@ -8,7 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from qkv.api.given import predicts_tables, recipe_on, rows_of_inputs, rows_of_table, temporary_file, training_files
+from qkv.api.given import (
+    choose_split,
+    predicts_tables,
+    recipe_on,
+    rows_of_inputs,
+    rows_of_table,
+    temporary_file,
+    training_files,
+)
 from qkv.api.recipes import find_recipe, folder_of, is_text, place_of
 from qkv.choosing.verbs import data_fields, split_settings, task_named
 from qkv.data.given.tables import is_given
@@ -28,6 +36,7 @@ if TYPE_CHECKING:
     from qkv.costs.cost import Cost
     from qkv.generation.decode.speculate import Speculator
     from qkv.models.transformer import Transformer
+    from qkv.runs.evaluation import Figures
     from qkv.runs.quantize import QuantizedRun
     from qkv.runs.run import Run
     from qkv.spec.generation import Measure
@@ -317,7 +326,7 @@ def evaluate(
     batches: int | None = None,
     overrides: Sequence[str] = (),
     data: Any = None,
-) -> dict[str, float]:
+) -> Figures:
     """Evaluate a run on one split of its data, or on all of ``data``; return the metrics by name.
 
     ``split``: "train", "validation" (the default) or "test". ``data``: a file, or data in memory as for ``train``.
@@ -325,18 +334,15 @@ def evaluate(
     or the columns of ``data`` (``data.columns.text=review``). Baselines are fitted on the run's training split only.
 
     Metrics of a language model: loss (nats per token), perplexity, and bits per token, character and byte. Metrics of
-    other tasks: accuracy, BLEU and so on, some only if the whole split is evaluated. Raises ``UserError``.
+    other tasks: accuracy, BLEU and so on, some only if the whole split is evaluated. ``evaluation`` of the result also
+    holds the sections of a report. Raises ``UserError``.
     """
     from qkv.runs.evaluation import Figures
     from qkv.runs.evaluation import evaluate as evaluate_run
 
+    part = choose_split(split, batches, data)
     loaded = load(run) if isinstance(run, (str, Path)) else run
-    if data is not None and split is not None:
-        what = "data in memory" if is_given(data) else repr(str(data))
-        raise UserError(
-            f"'split' names a part of the run's own data, but {what} is evaluated as a whole; leave one of them out"
-        )
-    recipe, part = measured(loaded.recipe, overrides), split or "validation"
+    recipe = measured(loaded.recipe, overrides)
     if not is_given(data):
         source = None if data is None else str(data)
         found = evaluate_run(replace(loaded, recipe=recipe), part, batches, source)

@@ -14,7 +14,7 @@ from qkv.data.given.files import kept
 from qkv.data.given.plain import sort
 from qkv.data.given.tables import ALLOWED, are_splits, is_column, is_frame, is_given, splits_of
 from qkv.data.records.images.pictures import is_picture
-from qkv.spec.errors import UserError
+from qkv.spec.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from qkv.runs.run import Run
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _SPEC = "spec.yaml"
 _HELD_OUT = ("validation", "test")
+SPLIT_NAMES = ("train", *_HELD_OUT)
+"""Splits of a run's data."""
 
 
 class RunPlace(NamedTuple):
@@ -99,6 +101,28 @@ def temporary_file(data: Any, running: bool) -> Iterator[str]:
         place = Path(folder)
         with kept({"train": data}, place, lambda _: place, running) as found:
             yield found.sources["train"]
+
+
+def choose_split(split: str | None, batches: int | None, data: Any, option: str = "") -> str:
+    """Choose the split to evaluate on, by default the validation split; with ``data``, it is not used.
+
+    ``option``: what the names of arguments begin with in messages, such as "--" on the command line. Raises
+    ``UserError`` for invalid values, and for a split beside ``data``.
+    """
+    if batches is not None and batches < 1:
+        raise UserError(
+            f"{option}batches: {batches} given, but it should be at least 1; leave it out for the whole split"
+        )
+    if data is not None and split is not None:
+        what = "data in memory" if is_given(data) else "another file"
+        raise UserError(
+            f"{option}split selects part of the run's own data, and {option}data evaluates on {what}; "
+            "use only one of them"
+        )
+    split = split or "validation"
+    if split not in SPLIT_NAMES:
+        raise UserError(f"{option}split: there is no split {split!r}; {nearest(split, SPLIT_NAMES)}")
+    return split
 
 
 def predicts_tables(run: Run) -> bool:

@@ -28,11 +28,14 @@ from qkv.tasks.task import Evaluation, Task, Totals
 
 
 class Figures(dict[str, float]):
-    """Metrics of an evaluation by name, shown in notebooks with the name ``part`` of the data and the ``notes``."""
+    """Metrics of an evaluation by name, shown in notebooks with the name ``part`` of the data and the ``notes``.
+
+    ``evaluation``: the whole result, with the sections of a report.
+    """
 
     def __init__(self, evaluation: Evaluation, part: str):
         super().__init__(evaluation.figures)
-        self.part, self.notes = part, tuple(evaluation.notes)
+        self.evaluation, self.part, self.notes = evaluation, part, tuple(evaluation.notes)
 
     def _repr_html_(self) -> str:
         """HTML for notebooks."""

@@ -75,8 +75,8 @@ def embed_command(
 
 
 def _embedded(*args: Any, **options: Any) -> np.ndarray:
-    """Call ``qkv.runs.inference.embed.embed``, and print its warnings as notes on standard error."""
-    from qkv.runs.inference.embed import embed
+    """Call ``qkv.embed``, and print its warnings as notes on standard error."""
+    from qkv.api.functions import embed
 
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from qkv.api.given import choose_split
 from qkv.cli.shared.prompting import NUM_EXAMPLES, Examples, NumExamples, TemplateText, template_of
 from qkv.cli.shared.runs import Copy, Json, ModelFolder, output_file, run_folder, run_or_published
-from qkv.spec.errors import UserError, nearest
+from qkv.spec.errors import UserError
 from qkv.spec.files.overrides import measured
 from qkv.spec.files.yaml_io import read_recipe
 
@@ -30,7 +31,6 @@ qkv evaluate runs/my --data another.txt
 qkv evaluate runs/reviews --data more.csv data.columns.text=review
 qkv evaluate gpt2 --choices questions.jsonl --template "Q: {question}\\nA: {label}"
 """
-_SPLITS = ("train", "validation", "test")
 
 _Changes = Annotated[
     list[str] | None, typer.Argument(metavar="[PATH=VALUE...]", help="Changes of sample.* or --data columns.")
@@ -69,7 +69,7 @@ def evaluate_command(
     else:
         if template is not None or examples is not None:
             raise UserError("--template and --examples belong to --choices; give a table of questions with it")
-        found = _on_data(run_folder(run), changes or (), _checked(split, data, batches), batches, data, copy)
+        found = _on_data(run_folder(run), changes or (), split, batches, data, copy)
     if report is not None:
         _write(report, str(run), found)
     _tell(run, found, as_json)
@@ -84,14 +84,15 @@ class _Evaluated(NamedTuple):
 
 
 def _on_data(
-    folder: Path, changes: Sequence[str], split: str, batches: int | None, data: str | None, copy: bool
+    folder: Path, changes: Sequence[str], split: str | None, batches: int | None, data: str | None, copy: bool
 ) -> _Evaluated:
-    recipe = measured(read_recipe(folder), changes)  # before torch is imported
-    from qkv.runs.evaluation import evaluate
-    from qkv.runs.storage.load import load
+    choose_split(split, batches, data, "--")
+    measured(read_recipe(folder), changes)  # both checks before torch is imported
+    from qkv.api.functions import evaluate, load
 
-    loaded = replace(load(folder, copy=copy), recipe=recipe)
-    return _Evaluated(loaded, split if data is None else data, evaluate(loaded, split, batches, data))
+    loaded = load(folder, copy=copy)
+    found = evaluate(loaded, split, batches, changes, data)
+    return _Evaluated(loaded, found.part, found.evaluation)
 
 
 def _by_choice(
@@ -132,20 +133,6 @@ def _alone(**others: object) -> None:
     if given:
         named = "changes of the recipe" if given[0] == "changes" else f"--{given[0]}"
         raise UserError(f"--choices evaluates on a table of questions of its own; leave out {named}")
-
-
-def _checked(split: str | None, data: str | None, batches: int | None) -> str:
-    """Return the split to evaluate on. Raises ``UserError`` for invalid values and options that exclude each other."""
-    if batches is not None and batches < 1:
-        raise UserError(f"--batches: {batches} given, but it should be at least 1; leave it out for the whole split")
-    if data is not None and split is not None:
-        raise UserError(
-            "--split selects part of the run's own data, and --data evaluates on another file; use only one of them"
-        )
-    split = split or "validation"
-    if split not in _SPLITS:
-        raise UserError(f"--split: there is no split {split!r}; {nearest(split, _SPLITS)}")
-    return split
 
 
 def _write(path: Path, title: str, found: _Evaluated) -> None:

@@ -220,14 +220,14 @@ def _write_images(
     if given:
         raise UserError(f"--image: {given[0]} applies to text; leave one of them out")
     path = output_file("--image", file)
-    from qkv.runs.inference.images import as_png, generated_images
+    from qkv.api.functions import generate_images, load
+    from qkv.runs.inference.images import as_png
     from qkv.runs.storage.files import clear_errors
-    from qkv.runs.storage.load import load
     from qkv.system.files import write_file
 
     run = load(run_folder(folder))
     _checked(run.recipe.sample, options)
-    content = as_png(generated_images(run, count, label, **options))
+    content = as_png(generate_images(run, count, label, **options))
     with clear_errors(str(path)):
         write_file(path, content)
     typer.echo(path)

@@ -18,9 +18,9 @@ _MOST = 40
 
 def tell_why(run: Run, rows: Sequence[dict[str, Any]], as_json: bool, report: Path | None) -> None:
     """Print the answers for ``rows`` and the effect of each word on them; write the page ``report`` if given."""
-    from qkv.runs.inference.explain import explain
+    from qkv.api.functions import explain
 
-    answers = explain(run, rows)
+    answers = explain(run, *rows)
     for row, answer in zip(rows, answers, strict=True):
         if answer.get("note"):
             typer.echo(f"note: {answer['note']}", err=True)
