@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Call
-from tests.ops.clock import inject_times
+from tests.ops.clock import inject_times, new_table
 
 from qkv.interop.files import safetensors_file
-from qkv.ops.selection import choices
 from qkv.ops.selection.choices_cache import choices_file
 from qkv.spec.files.yaml_io import read_recipe
 
@@ -169,7 +168,7 @@ def test_why_keeps_what_it_measured_and_measures_anew_when_asked(
     monkeypatch.setenv("QKV_CACHE", str(tmp_path))
     ask, races = ["why", folder / "tiny.yaml", "model.frontend.vocab_size=30", "training.precision=bf16"], []
     for more in ([], [], ["--fresh"]):
-        monkeypatch.setattr(choices, "_chosen", {})
+        new_table(monkeypatch)
         races.append(inject_times(monkeypatch, lambda name: 100.0 if name == "bf16" else 1.0))
         said = qkv(*ask, *more)
         assert "precision" in said.out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 
 import pytest
 
@@ -12,9 +13,16 @@ from qkv.ops.selection.timing import Race
 Runs = Mapping[str, Callable[[], object]]
 
 
+def new_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process has chosen nothing yet."""
+    table = choices.ChoiceTable()
+    monkeypatch.setattr(choices, "_table", ContextVar("table", default=table))
+    monkeypatch.setattr(choices, "_traced", table)
+
+
 def forget_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is chosen yet, and nothing is remembered from or for other processes."""
-    monkeypatch.setattr(choices, "_chosen", {})
+    new_table(monkeypatch)
     monkeypatch.setattr(choices, "recall", lambda op, case: None)
     monkeypatch.setattr(choices, "remember", lambda op, case, fields: None)
 

@@ -256,8 +256,7 @@ def test_the_choice_suits_and_its_answer_is_the_reference(
     fresh_choices: None, case: Case, timed: str, dtype: torch.dtype
 ) -> None:
     """Whatever a measurement would have preferred."""
-    choices.restore([])
-    choices._chosen.clear()
+    choices.table().choices.clear()
     problem, inputs = case.problem(), case.inputs(dtype)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(choose, "fastest", preferring(timed))
@@ -294,7 +293,7 @@ def test_every_twin_is_chosen_for_something(fresh_choices: None, monkeypatch: py
     monkeypatch.setattr(choose.onednn, "available", lambda: True)
     found = set()
     for timed in TIMED:
-        choices._chosen.clear()
+        choices.table().choices.clear()
         monkeypatch.setattr(choose, "fastest", preferring(timed))
         found |= {choose.choice(*case.inputs(torch.float32), case.problem()).twin for case in CASES}
         found.add(choose.choice(*Case().inputs(), Case(values=True).problem()).twin)

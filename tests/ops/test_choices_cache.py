@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.ops.clock import new_table
 
 from qkv.ops.selection import choices, choices_cache
 from qkv.ops.selection.choices import Choice, choose
@@ -23,7 +24,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is chosen, and no file was read."""
-    monkeypatch.setattr(choices, "_chosen", {})
+    new_table(monkeypatch)
     monkeypatch.setattr(choices_cache, "_read", {})
 
 
@@ -113,5 +114,5 @@ def test_what_is_forgotten_is_measured_again(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_runs_own_choices_come_before_those_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen("a")
     new_process(monkeypatch)
-    choices.restore([{"op": "op", "case": "case", "twin": "b", "reason": "of the run", "gain": 1.5}])
+    choices.table().restore([{"op": "op", "case": "case", "twin": "b", "reason": "of the run", "gain": 1.5}])
     assert chosen("a") == "b"

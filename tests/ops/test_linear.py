@@ -311,9 +311,9 @@ class TestChoices:
         self, fresh_choices: None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         first = choices.choose("op", "case", lambda: Choice("op", "case", "a", "measured", 1.5))
-        saved = choices.snapshot()
+        saved = choices.table().snapshot()
         forget_choices(monkeypatch)
-        choices.restore(saved)
+        choices.table().restore(saved)
         assert choices.choose("op", "case", lambda: Choice("op", "case", "b", "measured again")) == first
         assert choices.all_choices() == [first]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -31,19 +32,19 @@ def choose(twin: str) -> str:
 
 def test_the_next_start_takes_the_same_paths(tmp_path: Path) -> None:
     choose("quick")
-    Environment(tmp_path, CPU).keep()
-    choices._chosen.clear()
-    assert Environment(tmp_path, CPU).adopt() == ""
+    Environment(tmp_path, CPU, choices.table()).keep()
+    choices.table().choices.clear()
+    assert Environment(tmp_path, CPU, choices.table()).adopt() == ""
     assert choose("slow") == "quick"
 
 
 def test_a_folder_without_paths_changes_nothing(tmp_path: Path) -> None:
-    assert Environment(tmp_path, CPU).adopt() == ""
+    assert Environment(tmp_path, CPU, choices.table()).adopt() == ""
     assert choices.all_choices() == []
 
 
 def test_the_file_is_written_only_when_a_path_is_new(tmp_path: Path) -> None:
-    environment = Environment(tmp_path, CPU)
+    environment = Environment(tmp_path, CPU, choices.table())
     choose("quick")
     environment.keep()
     environment.path.unlink()
@@ -56,10 +57,10 @@ def test_the_file_is_written_only_when_a_path_is_new(tmp_path: Path) -> None:
 
 def test_other_threads_are_said_and_nothing_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     choose("quick")
-    Environment(tmp_path, CPU).keep()
-    choices._chosen.clear()
+    Environment(tmp_path, CPU, choices.table()).keep()
+    choices.table().choices.clear()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
-    sentence = Environment(tmp_path, CPU).adopt()
+    sentence = Environment(tmp_path, CPU, choices.table()).adopt()
     assert sentence == (
         "the losses may differ in their last digits from here on, because this start differs from the one before: "
         "threads 1 before, 64 now"
@@ -69,7 +70,10 @@ def test_other_threads_are_said_and_nothing_is_taken_over(tmp_path: Path, monkey
 
 def test_a_damaged_file_is_said(tmp_path: Path) -> None:
     (tmp_path / "surroundings.json").write_text("{")
-    assert "cannot be read, so the fastest implementations are measured anew" in Environment(tmp_path, CPU).adopt()
+    assert (
+        "cannot be read, so the fastest implementations are measured anew"
+        in Environment(tmp_path, CPU, choices.table()).adopt()
+    )
 
 
 def test_a_run_that_was_cut_before_its_first_checkpoint_keeps_its_paths(
@@ -86,8 +90,33 @@ def test_a_run_that_was_cut_before_its_first_checkpoint_keeps_its_paths(
 
     with pytest.raises(Crash):
         train(small_recipe(text, STEPS), tmp_path / "run", on_event=crash)
-    choices._chosen.clear()
     events: list[Event] = []
-    train(small_recipe(text, 5, schedule="cosine(warmup=5)"), tmp_path / "run", on_event=events.append)
-    assert choose("slow") == "quick"
+    chosen = []
+
+    def listen(event: Event) -> None:
+        events.append(event)
+        chosen.append(choose("slow"))
+
+    train(small_recipe(text, 5, schedule="cosine(warmup=5)"), tmp_path / "run", on_event=listen)
+    assert set(chosen) == {"quick"}
     assert not [event for event in events if isinstance(event, Notice)]
+
+
+def test_two_runs_in_one_process_have_tables_of_their_own(text: Path, tmp_path: Path) -> None:
+    """Each run stores and restores its own choice, also if another run and the process choose otherwise meanwhile."""
+    assert choose("of the process") == "of the process"
+
+    def go_on(name: str, steps: int, quick: str) -> set[str]:
+        chosen = []
+        recipe = small_recipe(text, steps, schedule="constant(warmup=1)")
+        train(recipe, tmp_path / name, on_event=lambda event: chosen.append(choose(quick)))
+        return set(chosen)
+
+    assert (go_on("a", 2, "tiled"), go_on("b", 2, "fused")) == ({"tiled"}, {"fused"})
+    assert (go_on("b", 4, "tiled"), go_on("a", 4, "fused")) == ({"fused"}, {"tiled"})
+    stored = {
+        name: json.loads((tmp_path / name / "resume" / "surroundings.json").read_bytes())["paths"] for name in "ab"
+    }
+    own = {name: [choice["twin"] for choice in paths if choice["op"] == "some op"] for name, paths in stored.items()}
+    assert own == {"a": ["tiled"], "b": ["fused"]}
+    assert [choice.twin for choice in choices.all_choices()] == ["of the process"]

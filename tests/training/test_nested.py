@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from qkv.data.vocabulary import LABELS_FILE, Vocabulary
+from qkv.ops.selection.choices import ChoiceTable
 from qkv.report.metrics import read_metrics
 from qkv.runs.storage.checkpoint import read_checkpoint
 from qkv.runs.storage.evaluation_file import read_evaluation
@@ -55,7 +56,7 @@ def test_what_can_be_missing_counts_as_missing(name: str, tmp_path: Path) -> Non
 def test_paths_are_measured_anew(content: str | None, tmp_path: Path) -> None:
     path = tmp_path / FILE
     path.write_text(content) if content else path.mkdir()
-    assert "measured anew" in Environment(tmp_path, torch.device("cpu")).adopt()
+    assert "measured anew" in Environment(tmp_path, torch.device("cpu"), ChoiceTable()).adopt()
 
 
 @pytest.mark.parametrize("content", [DEEP, "[]", "{"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,6 @@ import torch
 from tests.ops.clock import inject
 from tests.training.kill_storm import small_recipe
 
-from qkv.ops.selection import choices
 from qkv.training.loop import train
 from qkv.training.watch.events import Event, Notice
 
@@ -56,7 +56,8 @@ def test_a_run_goes_on_in_the_precision_that_it_began_with(
     straight, _ = trained(text, tmp_path / "straight", 4, monkeypatch, 100.0)
     trained(text, tmp_path / "cut", 2, monkeypatch, 100.0)
     resumed, said = trained(text, tmp_path / "cut", 4, monkeypatch, 0.1)
-    assert [choice.twin for choice in choices.all_choices() if choice.op == "precision"] == ["fp32"]
+    stored = json.loads((tmp_path / "cut" / "resume" / "surroundings.json").read_bytes())["paths"]
+    assert [choice["twin"] for choice in stored if choice["op"] == "precision"] == ["fp32"]
     assert len(said) == 1
     assert same(straight, resumed)
 

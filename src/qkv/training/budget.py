@@ -21,8 +21,8 @@ class Budget:
     """
 
     def __init__(self, setup: Setup, saved: Mapping[str, Any] | None):
-        self._given, self._folder = setup.recipe.training, setup.checkpoints.folder
-        found = read_plan(self._folder, saved) if self.limited else None
+        self._given, self._folder, self._world = setup.recipe.training, setup.checkpoints.folder, setup.world
+        found = self._world.lead(lambda: read_plan(self._folder, saved)) if self.limited else None
         self._decided = found is not None or not self.limited
         self._take(found or unlimited(self._given))
         self._updates, self._seconds = 0, 0.0
@@ -66,7 +66,8 @@ class Budget:
         return done == self.plan.check
 
     def _keep(self, plan: Plan) -> None:
-        write_plan(self._folder, plan)
+        plan = self._world.agree(plan)  # the clocks of several processes measure different costs
+        self._world.lead(lambda: write_plan(self._folder, plan))
         self._take(plan)
 
     def told(self, done: int) -> Planned:

@@ -17,39 +17,46 @@ from typing import Any
 
 import torch
 
-from qkv.ops.selection import choices
+from qkv.ops.selection.choices import ChoiceTable
 from qkv.runs.storage.files import clear_errors
 from qkv.system.files import write_file
 from qkv.system.optional import PATHS, turned_off
 from qkv.system.processor import processor_name
+from qkv.system.world import ALONE, World
 
 FILE = "surroundings.json"
 
 
 class Environment:
-    """Environment of a run (versions, processor, implementations chosen by ops), stored in ``folder`` so that later
-    starts repeat results exactly.
+    """Environment of a run (versions, processor, implementations chosen by ops in the run's ``table``), stored in
+    ``folder`` so that later starts repeat results exactly.
     """
 
-    def __init__(self, folder: Path, device: torch.device):
-        self.path = folder / FILE
-        self.facts = facts(device)
+    def __init__(self, folder: Path, device: torch.device, table: ChoiceTable, world: World = ALONE):
+        self.path, self.table, self._world = folder / FILE, table, world
+        self.facts = {**facts(device), "processes": dict(world.mesh) or None}
         self._written = -1
 
     def adopt(self) -> str:
         """Make ops use the implementations chosen at an earlier start of the run; return a warning if the environment
         differs, else "".
         """
+        warning, saved = self._world.lead(self._read)
+        self.table.restore(saved)
+        return warning
+
+    def _read(self) -> tuple[str, list[dict[str, object]]]:
+        """Read the saved environment; return (warning if it differs or is damaged, choices to restore)."""
         try:
             saved = json.loads(self.path.read_bytes())
             before, paths = dict(saved["facts"]), list(saved["paths"])
         except FileNotFoundError:
-            return ""
+            return "", []
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return (
                 f"{self.path} cannot be read, so the fastest implementations are measured anew; "
                 "the losses may differ in their last digits from here on"
-            )
+            ), []
         changed = [
             f"{name} {before.get(name)} before, {value} now"
             for name, value in self.facts.items()
@@ -57,25 +64,26 @@ class Environment:
         ]
         if changed:
             reason = f"this start differs from the one before: {'; '.join(changed)}"
-            return f"the losses may differ in their last digits from here on, because {reason}"
-        choices.restore(paths)
-        return ""
+            return f"the losses may differ in their last digits from here on, because {reason}", []
+        return "", paths
 
     def keep(self) -> None:
         """Save which implementation each op has chosen by measurement, if there are new choices since the last call."""
-        count = len(choices.all_choices())
-        if count == self._written:
-            return
+        count = len(self.table.choices)
+        if count != self._written:
+            self._world.lead(self._write)
+            self._written = count
+
+    def _write(self) -> None:
         with clear_errors(str(self.path)):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             content = {
                 "facts": self.facts,
                 "python": platform.python_version(),
                 "date": date.today().isoformat(),
-                "paths": choices.snapshot(),
+                "paths": self.table.snapshot(),
             }
             write_file(self.path, json.dumps(content, indent=1).encode())
-        self._written = count
 
 
 def read_environment(folder: Path) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from qkv.data.corpora.corpus import TEST, VALIDATION
 from qkv.layers.linear.lora import merged
 from qkv.runs.evaluation import evaluate_split, held_out
-from qkv.runs.inference.calibration import calibrate
+from qkv.runs.inference.calibration import calibrate, write_temperature
 from qkv.runs.storage.before_refit import NOTE, drop_wide, keep_wide, restore_wide
 from qkv.runs.storage.checkpoint import load_weights, save_weights
 from qkv.runs.storage.evaluation_file import write_evaluation
@@ -48,8 +48,8 @@ def evaluate_best(setup: Setup, tell: OnEvent, stop: StopRequest) -> bool:
         tell(Notice(f"evaluating the weights of step {step:,} on the {split} part"))
         try:
             with stop.at_once(), merged(model):
-                if not evaluations:
-                    calibrate(model, task, setup.dataset, setup.recipe, setup.folder, step)
+                if not evaluations and calibrate(model, task, setup.dataset, setup.recipe):
+                    setup.world.lead(lambda: write_temperature(setup.folder, step, task.temperature))
                 found = evaluate_split(model, task, setup.dataset, setup.recipe, split, stop=lambda: bool(stop))
         except StopNow:
             return False
@@ -62,7 +62,7 @@ def evaluate_best(setup: Setup, tell: OnEvent, stop: StopRequest) -> bool:
         found = replace(found, notes=[*found.notes, *([NOTE] if refitted else [])])
         evaluations[split] = _with_contests(found, setup, split, contestants)
         tell(Evaluated(step, split, found.figures))
-    write_evaluation(setup.folder, step, evaluations)
+    setup.world.lead(lambda: write_evaluation(setup.folder, step, evaluations))
     return True
 
 
@@ -72,12 +72,12 @@ def _refit(setup: Setup, tell: OnEvent) -> bool:
     """
     if setup.model.wide is None:
         return False
-    keep_wide(setup.model, setup.folder)
+    setup.world.lead(lambda: keep_wide(setup.model, setup.folder))
     notes = refit_wide(setup.model, setup.task, setup.dataset)
     if notes:
-        _save(setup)
+        setup.world.lead(lambda: _save(setup))
     else:
-        drop_wide(setup.folder)
+        setup.world.lead(lambda: drop_wide(setup.folder))
     for note in notes:
         tell(Notice(note))
     return bool(notes)
@@ -112,6 +112,6 @@ def _joined(setup: Setup, tell: OnEvent, stop: StopRequest) -> list[Contestant] 
     name = heats.winner(setup.folder)
     found = join(setup.model, setup.task, setup.dataset, precision, lambda: bool(stop), name)
     if found is not None:
-        _save(setup)
+        setup.world.lead(lambda: _save(setup))
         tell(Notice(f"chosen on the validation part: {found[0].name}"))
     return found

@@ -9,6 +9,10 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
+from qkv.system.world import ALONE, World
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 class Interrupted(KeyboardInterrupt):
     """Raised when a signal ended the training after its step was finished and saved; ``number``: the signal.
@@ -35,19 +39,34 @@ class StopRequest:
     Work that can be discarded, such as an evaluation, runs inside ``at_once``, where a signal raises ``StopNow``.
     Previous handlers are restored on exit. Outside the main thread, where Python allows no handlers, none are
     installed.
+
+    A signal to one process of ``world`` stops all, when they next ask for ``signal``: each must ask equally often.
     """
 
-    def __init__(self) -> None:
-        self.signal: signal.Signals | None = None
+    def __init__(self, world: World = ALONE) -> None:
+        self._world = world
+        self._received: signal.Signals | None = None
+        self._agreed: signal.Signals | None = None
         self._previous: dict[signal.Signals, Any] = {}
         self._at_once = False
 
+    @property
+    def signal(self) -> signal.Signals | None:
+        """Signal that asks to stop, received by this process or another one; None without one."""
+        if self._agreed is None:
+            counts = self._world.sum([self._received is number for number in _SIGNALS])
+            self._agreed = next((number for number, count in zip(_SIGNALS, counts, strict=True) if count), None)
+        return self._agreed
+
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Context manager in which a signal raises ``StopNow``; a signal received earlier raises it on entry."""
-        self._at_once = True
+        """Context manager in which a signal raises ``StopNow``; a signal received earlier raises it on entry.
+
+        If there are several processes, only on entry: none leaves the work before the others.
+        """
+        self._at_once = self._world.size == 1
         try:
-            if self.signal is not None:
+            if self:
                 raise StopNow
             yield
         finally:
@@ -61,7 +80,7 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            self._previous = {s: signal.signal(s, self._receive) for s in (signal.SIGINT, signal.SIGTERM)}
+            self._previous = {s: signal.signal(s, self._receive) for s in _SIGNALS}
         return self
 
     def __exit__(
@@ -72,9 +91,9 @@ class StopRequest:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None and number == signal.SIGINT:
+        if self._received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.signal = signal.Signals(number)
+        self._received = signal.Signals(number)
         if self._at_once:
             self._at_once = False  # a second signal does not disturb the cleanup
             raise StopNow

@@ -18,6 +18,7 @@ from qkv.data.corpora.corpus import VALIDATION
 from qkv.data.reading import one_reading
 from qkv.models.edit.adapt import rate_factors
 from qkv.ops.linear.precision import autocast
+from qkv.ops.selection.choices import ChoiceTable, using
 from qkv.report.evaluation import ERRORS
 from qkv.report.training import Status
 from qkv.runs.evaluation import measure
@@ -32,6 +33,7 @@ from qkv.spec.errors import UserError, nearest
 from qkv.spec.recipe import Recipe
 from qkv.spec.training import Training
 from qkv.system.files import write_file
+from qkv.system.world import ALONE, World
 from qkv.training import clock, random_state
 from qkv.training.budget import Budget
 from qkv.training.final import best_weights, evaluate_best
@@ -45,7 +47,7 @@ from qkv.training.usage import counted
 from qkv.training.watch.events import Ended, Event, Notice, OnEvent, Sampled, Saved, Started, Stepped, Validated
 from qkv.training.watch.health import diagnose
 from qkv.training.watch.progress import RunProgress
-from qkv.training.watch.record import Done, RunRecorder
+from qkv.training.watch.record import Done, RunRecorder, open_recorder
 from qkv.training.watch.show import Show
 
 # Maximum share of the training time for checkpoints saved by time, and for samples without ``sample_every``.
@@ -71,7 +73,7 @@ class Trainer:
         ``qkv.training.clock`` when this start of the run began, None for now; ``evaluates``: False omits the final
         evaluation.
         """
-        self.setup, self.tell, self.evaluates = setup, tell, evaluates
+        self.setup, self.world, self.tell, self.evaluates = setup, setup.world, tell, evaluates
         self.budget = Budget(setup, checkpoint.state.get("plan") if checkpoint else None)
         self.model = setup.model
         self.model.recompute_blocks(self.training.recompute)
@@ -218,7 +220,7 @@ class Trainer:
         count = sum(batch.num_targets for batch in batches)
         nats = backward(self.model, self.loss, batches, max(1, count), autocast(training.precision, self.setup.device))
         norm = get_total_norm([p.grad for p in self._parameters if p.grad is not None])
-        loss, size = torch.stack((nats / max(1, count), norm)).tolist()
+        loss, size = self.world.agree(torch.stack((nats / max(1, count), norm)).tolist())
         if not (math.isfinite(loss) and math.isfinite(size)):
             self._fail(step, loss, size, batches)
         if training.clip_norm is not None and size > training.clip_norm:
@@ -271,7 +273,7 @@ class Trainer:
         found = measure(self.model, self.setup.task, batches, self.training.precision, lambda: bool(stop))
         if found is None:
             return False
-        figures = self.setup.task.figures(found, self.setup.dataset.scale())
+        figures = self.world.agree(self.setup.task.figures(found, self.setup.dataset.scale()))
         best = self._better(figures)
         self.now.compare(figures["loss"], best)
         if best:
@@ -302,9 +304,8 @@ class Trainer:
     def save_best(self) -> None:
         """Write the current weights to the run folder as its best."""
         figure = {f"val_{self.training.validation.best}": self.now.best_figure}
-        save_weights(
-            self.setup.folder / WEIGHTS, self.model, {"step": self.now.step, **figure, MADE_WITH: self._made_with}
-        )
+        metadata = {"step": self.now.step, **figure, MADE_WITH: self._made_with}
+        self.world.lead(lambda: save_weights(self.setup.folder / WEIGHTS, self.model, metadata))
 
     def _sample_is_due(self, validates: bool) -> bool:
         every, step = self.training.sample_every, self.now.step
@@ -312,7 +313,7 @@ class Trainer:
             return self._samples
         if every is not None:
             return step % every == 0
-        return validates and self.now.sampling_seconds <= _OVERHEAD * self._seconds()
+        return validates and self.world.agree(self.now.sampling_seconds <= _OVERHEAD * self._seconds())
 
     def _sample(self, stop: StopRequest) -> None:
         began = clock.seconds()
@@ -331,12 +332,13 @@ class Trainer:
         self._tell(Sampled(self.now.step, text))
 
     def _save_is_due(self) -> bool:
-        checkpoints = self.training.checkpoints
+        if self.now.step % self.budget.stage(self.now.step).save == 0:
+            return True
+        seconds = self.training.checkpoints.seconds
+        if seconds is None:
+            return False
         waited = clock.seconds() - self._saved_at
-        by_clock = checkpoints.seconds is not None and waited >= max(
-            checkpoints.seconds, self._save_seconds / _OVERHEAD
-        )
-        return by_clock or self.now.step % self.budget.stage(self.now.step).save == 0
+        return self.world.agree(waited >= max(seconds, self._save_seconds / _OVERHEAD))
 
     def save(self) -> None:
         """Write a checkpoint to resume from, after flushing the metrics to disk."""
@@ -374,11 +376,13 @@ class Trainer:
     def owes_evaluation(self) -> bool:
         """True if the task has a final evaluation, and it is not stored yet for the best weights."""
         folder = self.setup.folder
-        return (
-            self.evaluates
-            and self.setup.task.evaluates
-            and (folder / WEIGHTS).exists()
-            and read_evaluation(folder, best_weights(folder)[1]) is None
+        return self.world.lead(
+            lambda: (
+                self.evaluates
+                and self.setup.task.evaluates
+                and (folder / WEIGHTS).exists()
+                and read_evaluation(folder, best_weights(folder)[1]) is None
+            )
         )
 
     def evaluate(self, stop: StopRequest, record: RunRecorder) -> None:
@@ -390,7 +394,7 @@ class Trainer:
 
     def _finish(self, stop: StopRequest) -> None:
         """Save the best weights, evaluate them, and end the run. A stop leaves the evaluation to the next start."""
-        if not (self.setup.folder / WEIGHTS).exists():
+        if not self.world.lead((self.setup.folder / WEIGHTS).exists):
             self.save_best()  # no held-out loss was finite
         if self.owes_evaluation and not evaluate_best(self.setup, self.tell, stop):
             self._end("stopped", f"stopped by {stop} during the final evaluation; the same command repeats it")
@@ -407,7 +411,12 @@ class Trainer:
 
 
 def train(
-    recipe: Recipe, out: str | Path, resume: bool = True, on_event: OnEvent | None = None, since: float | None = None
+    recipe: Recipe,
+    out: str | Path,
+    resume: bool = True,
+    on_event: OnEvent | None = None,
+    since: float | None = None,
+    world: World = ALONE,
 ) -> Run:
     """Train ``recipe`` in the run folder ``out``, or resume the run there; return the run with its best weights.
 
@@ -415,53 +424,68 @@ def train(
     only loaded. Ctrl-C and SIGTERM finish the step, save, and raise Interrupted, a KeyboardInterrupt; a second Ctrl-C
     aborts at once.
 
-    on_event: called with each event of ``qkv.training.watch.events``; None shows a progress line on standard error.
-    since: value of ``qkv.training.clock`` from which a budget of minutes counts; None for now.
+    on_event: called with each event of ``qkv.training.watch.events``; None shows a progress line on standard error, in
+    the first process. since: value of ``qkv.training.clock`` from which a budget of minutes counts; None for now.
+    world: the processes that train the run, each of which calls this function: they make the same steps on the same
+    batches, decide alike, and the first one writes the folder, which all must be able to read.
 
     Raises UserError if recipe, text, folder or checkpoint is unusable, the disk is full, or a loss is not finite.
     """
     if on_event is None:
         with Show() as show:
-            return train(recipe, out, resume, show, since)
+            return train(recipe, out, resume, show if world.first else _ignore, since, world)
     folder, began = Path(out), clock.seconds() if since is None else since
-    with one_reading(), locked(folder):
-        if recipe.candidates and not resume and (folder / heats.FOLDER).exists():
+
+    def train_heat(recipe: Recipe, place: Path, tell: OnEvent) -> Run:
+        with locked(place, world):
+            return _train(recipe, place, True, tell, clock.seconds(), world, evaluates=False)
+
+    with one_reading(), locked(folder, world):
+        if recipe.candidates and not resume and world.lead((folder / heats.FOLDER).exists):
             raise UserError(f"{folder} already holds heats; name another folder, or resume it")
         before = clock.seconds()
-        recipe, spent = heats.choose(recipe, folder, on_event, _train_heat)
+        recipe, spent = heats.choose(recipe, folder, on_event, train_heat, world)
         earlier = max(0.0, spent - (clock.seconds() - before))  # heats in earlier processes, which were stopped
-        return _train(recipe, folder, resume, on_event, began - earlier)
+        return _train(recipe, folder, resume, on_event, began - earlier, world)
 
 
-def _train_heat(recipe: Recipe, folder: Path, on_event: OnEvent) -> Run:
-    """Train a heat, or resume it, without a final evaluation."""
-    with locked(folder):
-        return _train(recipe, folder, True, on_event, clock.seconds(), evaluates=False)
+def _ignore(event: Event) -> None:
+    """Handle an event by doing nothing."""
 
 
 @contextmanager
-def _telling_failure(folder: Path) -> Iterator[None]:
-    """Context manager that writes an error to the run folder; the run can then not be loaded."""
-    (folder / FAILURE).unlink(missing_ok=True)
+def _telling_failure(folder: Path, world: World) -> Iterator[None]:
+    """Context manager that writes an error of the first process to the run folder; the run can then not be loaded."""
+    world.lead(lambda: (folder / FAILURE).unlink(missing_ok=True))
     try:
         yield
     except Exception as error:
+        if not world.first:
+            raise
         with suppress(UserError, OSError):  # for example a full disk, which the error itself reports
             write_file(folder / FAILURE, f"{str(error) or type(error).__name__}\n".encode())
         raise
 
 
-def _train(recipe: Recipe, folder: Path, resume: bool, on_event: OnEvent, began: float, evaluates: bool = True) -> Run:
-    """Train one recipe without candidates in a folder that this process has locked, see ``train``."""
-    with random_state.own(recipe.training.seed):
+def _train(
+    recipe: Recipe,
+    folder: Path,
+    resume: bool,
+    on_event: OnEvent,
+    began: float,
+    world: World,
+    evaluates: bool = True,
+) -> Run:
+    """Train one recipe without candidates in a folder that the first process has locked, see ``train``."""
+    with random_state.own(recipe.training.seed), using(ChoiceTable(world)):
         # Not bound to a name: the checkpoint's tensors are copied, and a name would keep both copies in memory.
-        trainer = Trainer(*prepare(recipe, folder, resume, on_event), on_event, began, evaluates)
+        trainer = Trainer(*prepare(recipe, folder, resume, on_event, world), on_event, began, evaluates)
         if trainer.finished:
             on_event(Notice(f"the run in {folder} is finished: {trainer.why_finished()}"))
         if not trainer.finished or trainer.owes_evaluation:
-            with StopRequest() as stop, RunRecorder(trainer.setup, trainer.now.step) as record:
+            with StopRequest(world) as stop, open_recorder(trainer.setup, trainer.now.step) as record:
                 go_on = trainer.evaluate if trainer.finished else trainer.train
-                with _telling_failure(folder):
+                with _telling_failure(folder, world):
                     go_on(stop, record)
             if stop.signal:
                 raise Interrupted(stop.signal, trainer.message or f"stopped by {stop}; the run in {folder} is finished")

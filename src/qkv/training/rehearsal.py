@@ -75,7 +75,13 @@ def rehearse(trainer: Rehearsed) -> Costs:
         step = _step(trainer)
         if not trainer.evaluates:
             return Costs(step, _validation(trainer))
-        return Costs(step, _validation(trainer), _sample(trainer), *_files(trainer), _evaluations(trainer))
+        return Costs(
+            step,
+            _validation(trainer),
+            _sample(trainer),
+            *trainer.world.lead(lambda: _files(trainer)),
+            _evaluations(trainer),
+        )
 
 
 @contextmanager
@@ -108,7 +114,7 @@ def _step(trainer: Rehearsed) -> float:
     taken: list[float] = []
     until = clock.seconds() + min(_LONGEST, _SHARE * 60 * minutes)
     most = min(_MOST, trainer.training.steps // 10)
-    while len(taken) < _FEWEST or (len(taken) < most and clock.seconds() < until):
+    while len(taken) < _FEWEST or (len(taken) < most and trainer.world.agree(clock.seconds() < until)):
         known, step = len(all_choices()), first + len(taken)
         found = _seconds(lambda step=step: trainer.descend(step))
         taken.append(found if len(all_choices()) == known else _seconds(lambda step=step: trainer.descend(step)))

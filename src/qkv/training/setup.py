@@ -14,6 +14,7 @@ from qkv.models.build import build
 from qkv.models.edit.adapt import adapt, learned_sentence
 from qkv.models.transformer import Transformer
 from qkv.ops.linear.precision import runs_in
+from qkv.ops.selection.choices import table
 from qkv.runs.start import start_weights, with_start
 from qkv.runs.storage.checkpoint import Checkpoint, CheckpointStore, load_weights
 from qkv.runs.storage.files import clear_errors, remove_partial
@@ -24,6 +25,7 @@ from qkv.spec.files.yaml_io import read_recipe, write_spec
 from qkv.spec.recipe import Recipe
 from qkv.system.device import training_device
 from qkv.system.optional import turned_off
+from qkv.system.world import ALONE, World
 from qkv.tasks.dataset import Dataset
 from qkv.tasks.registry import task_of_recipe
 from qkv.tasks.task import Task
@@ -49,6 +51,7 @@ class Setup:
     device: torch.device
     checkpoints: CheckpointStore
     environment: Environment
+    world: World = ALONE
     wide_seconds: float = 0.0
     """Seconds that fitting the wide path took; fitting it again at the end takes about as long."""
 
@@ -58,22 +61,22 @@ def _why_not_bf16(device: torch.device) -> str:
     return f"which {off} turns off" if off else f"which is slower on this {device.type}; qkv why shows both times"
 
 
-def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[Setup, Checkpoint | None]:
+def prepare(
+    recipe: Recipe, folder: Path, resume: bool, tell: OnEvent, world: World = ALONE
+) -> tuple[Setup, Checkpoint | None]:
     """Open the data, check that ``recipe`` matches a run already in ``folder``, and build the model. ``resume``: False
-    if ``folder`` must not hold a run yet.
+    if ``folder`` must not hold a run yet; ``world``: the processes that train the run.
 
     Returns (setup, checkpoint to resume from). The weights of the checkpoint are already in the model; a new run has no
     checkpoint, None. Raises UserError if recipe, data or checkpoint do not fit together; the folder is then unchanged.
     """
-    with clear_errors(f"the run folder {folder}"):
-        remove_partial(folder)
-    known = _known(folder, resume)
+    known = world.lead(lambda: _known(folder, resume))
     recipe = with_start(recipe, known)
     dataset = task_of_recipe(recipe).open(recipe, Vocabulary.load(folder) if known else None)
     release()  # the dataset holds what it needs
     recipe = _with_columns(dataset.recipe, known)
     task = task_of_recipe(recipe)  # with the settings that the data determines
-    checkpoints = CheckpointStore(folder / "resume", recipe.training.checkpoints.keep)
+    checkpoints = CheckpointStore(folder / "resume", recipe.training.checkpoints.keep, world)
     checkpoint = checkpoints.load(lambda text: tell(Notice(text))) if known else None
     if known:
         check_same_recipe(known, recipe, checkpoint.step if checkpoint else 0, folder)
@@ -89,7 +92,7 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
         load_weights(model, checkpoint.tensors["weights"], folder / "resume")
     elif learned := learned_sentence(model, training):
         tell(Notice(learned))
-    environment = Environment(checkpoints.folder, device)
+    environment = Environment(checkpoints.folder, device, table(), world)
     different = environment.adopt()
     if different:
         tell(Notice(different))
@@ -98,8 +101,8 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
         tell(Notice(f"products run in fp32, not bf16, {_why_not_bf16(device)}"))
     for note in () if known else dataset.notes:
         tell(Notice(note))
-    setup = Setup(folder, recipe, dataset, task, model, device, checkpoints, environment, seconds)
-    _write_identity(setup, known)
+    setup = Setup(folder, recipe, dataset, task, model, device, checkpoints, environment, world, seconds)
+    world.lead(lambda: _write_identity(setup, known))
     return setup, checkpoint
 
 
@@ -126,9 +129,11 @@ def _with_columns(recipe: Recipe, known: Recipe | None) -> Recipe:
 
 
 def _known(folder: Path, resume: bool) -> Recipe | None:
-    """Read the recipe of the run in ``folder``; None if there is no run. Raises ``UserError`` if there is a run and
-    ``resume`` is False.
+    """Remove unfinished files and read the recipe of the run in ``folder``; None if there is no run. Raises
+    ``UserError`` if there is a run and ``resume`` is False.
     """
+    with clear_errors(f"the run folder {folder}"):
+        remove_partial(folder)
     if not (folder / SPEC).exists():
         if (folder / WEIGHTS).exists():
             raise UserError(

@@ -18,6 +18,7 @@ from qkv.data.corpora.corpus import VALIDATION
 from qkv.models.edit.transplant import KEPT, NEW, Transferred, in_words, transplant
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
+from qkv.ops.selection.choices import ChoiceTable, using
 from qkv.report.evaluation import words
 from qkv.report.figures import fixed, short, size
 from qkv.runs.evaluation import measure
@@ -111,7 +112,7 @@ def swap(
             return swap(source, changes, out, heal, data, show, copy)
     old = load(source, copy=copy) if isinstance(source, (str, Path)) else source
     recipe, folder = _recipe(old, list(changes), heal, data), Path(out)
-    with locked(folder), random_state.own(recipe.training.seed):
+    with locked(folder), random_state.own(recipe.training.seed), using(ChoiceTable()):
         setup, _ = prepare(recipe, folder, False, on_event)
         moved = transplant(old.model, setup.model)
         for sentence in told(moved):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from qkv.layers.branch import Branch
 from qkv.layers.context import Context, Memory
@@ -18,8 +19,16 @@ from qkv.models.block import Block
 from qkv.models.fast.runners import after_runners
 from qkv.models.stack.depth_average import DepthAverage
 from qkv.models.stack.reversible import through_reversible
+from qkv.ops.selection.choices import table, using
 from qkv.spec.model import Layered as LayeredSpec
 from qkv.state.pages import Paged
+
+
+def _contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Return the contexts of a checkpointed block's forward pass and of its recomputation, which chooses by the same
+    table. On a GPU, a thread of torch recomputes, in which no table is set.
+    """
+    return nullcontext(), using(table())
 
 
 class Layered(Declared):
@@ -124,5 +133,6 @@ class Layered(Declared):
 
     def _through(self, block: nn.Module, x: Tensor, context: Context, state: Any) -> tuple[Tensor, Any]:
         if self.recompute and state is None and torch.is_grad_enabled():
-            return checkpoint(block, x, context, use_reentrant=False)  # type: ignore[no-any-return]
+            contexts = noop_context_fn if torch.compiler.is_compiling() else _contexts
+            return checkpoint(block, x, context, use_reentrant=False, context_fn=contexts)  # type: ignore[no-any-return]
         return block(x, context, state)  # type: ignore[no-any-return]

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 
 from qkv.layers.context import Context
 from qkv.models.block import PreNorm
+from qkv.ops.selection.choices import table, using
 from qkv.ops.selection.untraced import untraced
 
 Slots = Sequence[tuple[Any, Context]]
@@ -44,10 +45,10 @@ def through_reversible(slots: Slots, x: Tensor) -> Tensor:
 
 
 class _Surroundings:
-    """Autocast settings and random-number state of the forward pass, saved for recomputation."""
+    """Autocast settings, table of choices and random-number state of the forward pass, saved for recomputation."""
 
     def __init__(self, x: Tensor, random: bool):
-        self.kind = x.device.type
+        self.kind, self.table = x.device.type, table()
         self.lowered = torch.amp.is_autocast_available(self.kind) and torch.is_autocast_enabled(self.kind)
         self.dtype = torch.get_autocast_dtype(self.kind) if self.lowered else None
         self.states = (torch.get_rng_state(), *get_device_states(x)) if random else None
@@ -61,7 +62,7 @@ class _Surroundings:
     @contextmanager
     def again(self) -> Iterator[None]:
         """Context manager: inside, random numbers repeat the forward pass's; afterwards the state is restored."""
-        with self.precision():
+        with self.precision(), using(self.table):
             if self.states is None:
                 yield
                 return

@@ -1,16 +1,17 @@
-"""Register of selected implementations with reasons and gains, as printed by ``qkv why``.
+"""Tables of selected implementations with reasons and gains, as printed by ``qkv why``.
 
-Measured choices can differ between processes and change the last bits of a result. A run therefore stores
-``snapshot()`` with its weights and calls ``restore()`` when it resumes.
+Measured choices can differ between processes and change the last bits of a result. A run therefore has a table of its
+own, stores its ``snapshot()`` with the weights and calls ``restore()`` when it resumes. Everything else in the process
+shares one table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Collection, Mapping
+from contextvars import ContextVar, Token
 from dataclasses import asdict, dataclass
 from statistics import median
+from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from qkv.ops.selection import timing
 from qkv.ops.selection.choices_cache import recall, remember
+from qkv.system.world import ALONE, World
 
 
 @dataclass(frozen=True)
@@ -44,27 +46,98 @@ SMALLEST, WON = 1.02, 0.8
 The second condition is a sign test.
 """
 
-_chosen: dict[tuple[str, str], Choice] = {}
 Assumption = Callable[[str, str, Collection[str]], str | None]
 """(op, case, candidates if they would be timed) -> name of the implementation, or None to decide as usual."""
-_assumed: ContextVar[Assumption | None] = ContextVar("assumed", default=None)
 
 
-@contextmanager
-def assuming(assumption: Assumption) -> Iterator[None]:
+class ChoiceTable:
+    """Choices by (op, case), of one run or of all else in the process. If several processes train a run, all take the
+    measured choices of the first.
+    """
+
+    def __init__(self, world: World = ALONE):
+        self._world = world
+        self.choices: dict[tuple[str, str], Choice] = {}
+
+    @property
+    def stored(self) -> ChoiceTable:
+        """Table that stores choices: this one."""
+        return self
+
+    def choose(self, op: str, case: str, decide: Callable[[], Choice], among: Collection[str]) -> Choice:
+        """Return the choice for (op, case), see ``choose``."""
+        choice = self.choices.get((op, case))
+        if choice is None:
+            choice = self._world.agree(_measured(op, case, decide, among)) if among else decide()
+            self.choices[op, case] = choice
+        return choice
+
+    def snapshot(self) -> list[dict[str, object]]:
+        """Return all choices as plain data, for ``restore``."""
+        return [asdict(choice) for choice in self.choices.values()]
+
+    def restore(self, saved: list[dict[str, object]]) -> None:
+        """Restore the choices ``saved`` by ``snapshot`` in an earlier process."""
+        for item in saved:
+            choice = Choice(**item)  # type: ignore[arg-type]
+            self.choices[choice.op, choice.case] = choice
+
+
+class _AssumedTable(ChoiceTable):
+    """Table that decides by an assumption and stores nothing."""
+
+    def __init__(self, assumption: Assumption, below: ChoiceTable):
+        super().__init__()
+        self._assumption, self._below = assumption, below
+
+    @property
+    def stored(self) -> ChoiceTable:
+        """Table that would store choices without the assumption."""
+        return self._below
+
+    def choose(self, op: str, case: str, decide: Callable[[], Choice], among: Collection[str]) -> Choice:
+        """Return the choice for (op, case) by the assumption, or as decided without timing."""
+        twin = self._assumption(op, case, among)
+        return decide() if twin is None else Choice(op, case, twin, "assumed")
+
+
+_process = ChoiceTable()
+_table: ContextVar[ChoiceTable] = ContextVar("table", default=_process)
+_traced = _process
+"""Latest table in use that stores choices, for the compiler, which cannot trace context variables."""
+
+
+class using:
+    """Context manager in which ops choose by ``table``; it can be entered again, also in another thread."""
+
+    def __init__(self, table: ChoiceTable):
+        self._table, self._before = table, list[tuple[Token[ChoiceTable], ChoiceTable]]()
+
+    def __enter__(self) -> ChoiceTable:
+        global _traced
+        self._before.append((_table.set(self._table), _traced))
+        _traced = self._table.stored
+        return self._table
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        global _traced
+        token, _traced = self._before.pop()
+        _table.reset(token)
+
+
+def table() -> ChoiceTable:
+    """Return the table by which ops choose here: that of the run in progress, else that of the process."""
+    return _traced if torch.compiler.is_compiling() else _table.get()
+
+
+def assuming(assumption: Assumption) -> using:
     """Context manager: select implementations by ``assumption``, without timing or storing choices.
 
     Used to count costs and in measurements.
     """
-    token = _assumed.set(assumption)
-    try:
-        yield
-    finally:
-        _assumed.reset(token)
-
-
-def _assumption() -> Assumption | None:
-    return None if torch.compiler.is_compiling() else _assumed.get()  # the compiler cannot trace context variables
+    return using(_AssumedTable(assumption, table().stored))
 
 
 def by_reference() -> bool:
@@ -77,23 +150,16 @@ def by_reference() -> bool:
 
 
 def chosen(op: str, case: str) -> Choice | None:
-    """Return the choice for (op, case) made in this process, or None; a lookup of 0.3 µs, for frequent calls."""
-    return _chosen.get((op, case)) if _assumption() is None else None
+    """Return the choice for (op, case) made earlier, or None; a lookup of 0.3 µs, for frequent calls."""
+    return table().choices.get((op, case))
 
 
 def choose(op: str, case: str, decide: Callable[[], Choice], among: Collection[str] = ()) -> Choice:
-    """Return the choice for (op, case); call ``decide`` if this process has not made it yet.
+    """Return the choice for (op, case); call ``decide`` if it has not been made yet.
 
     among: names of the candidates, if ``decide`` measures; a measured choice is also cached for later processes.
     """
-    assumption = _assumption()
-    if assumption is not None:
-        twin = assumption(op, case, among)
-        return decide() if twin is None else Choice(op, case, twin, "assumed")
-    found = _chosen.get((op, case))
-    if found is None:
-        found = _chosen[op, case] = _measured(op, case, decide, among) if among else decide()
-    return found
+    return table().choose(op, case, decide, among)
 
 
 def _measured(op: str, case: str, decide: Callable[[], Choice], among: Collection[str]) -> Choice:
@@ -147,23 +213,11 @@ def _as_it_is(tensor: Tensor) -> Tensor:
 
 
 def made(op: str, case: str) -> str | None:
-    """Return the name of the implementation chosen for (op, case) in this process; None if none has been chosen yet."""
-    found = _chosen.get((op, case))
-    return None if found is None else found.twin
+    """Return the name of the implementation chosen for (op, case), whatever is assumed; None if none was chosen."""
+    choice = table().stored.choices.get((op, case))
+    return None if choice is None else choice.twin
 
 
 def all_choices() -> list[Choice]:
-    """Return all choices made in this process, in order."""
-    return list(_chosen.values())
-
-
-def snapshot() -> list[dict[str, object]]:
-    """Return all choices of this process as plain data, for ``restore``."""
-    return [asdict(choice) for choice in _chosen.values()]
-
-
-def restore(saved: list[dict[str, object]]) -> None:
-    """Restore the choices ``saved`` by ``snapshot`` in an earlier process."""
-    for item in saved:
-        choice = Choice(**item)  # type: ignore[arg-type]
-        _chosen[choice.op, choice.case] = choice
+    """Return all choices made so far by the run in progress, else by the process, in order."""
+    return list(table().stored.choices.values())

@@ -45,18 +45,24 @@ def scored(model: Any, task: Task, dataset: Dataset, split: str, recipe: Recipe)
     return Scored(np.concatenate(logits), np.concatenate(truth))
 
 
-def calibrate(model: Any, task: Task, dataset: Dataset, recipe: Recipe, folder: Path, step: int) -> None:
-    """Fit the temperature of the weights of ``step`` on the validation split, set it in ``task``, and store it in the
-    run's folder. For a task that does not predict a single label, nothing is fitted or stored. Raises ``UserError``.
+def calibrate(model: Any, task: Task, dataset: Dataset, recipe: Recipe) -> bool:
+    """Fit the temperature of the model's probabilities on the validation split, and set it in ``task``.
+
+    Returns False for a task that does not predict a single label, for which nothing is fitted. Raises ``UserError``.
     """
     task.temperature = 1.0
     found = scored(model, task, dataset, VALIDATION, recipe)
     if found is None:
-        return
+        return False
     task.temperature = fit_temperature(found)
+    return True
+
+
+def write_temperature(folder: Path, step: int, temperature: float) -> None:
+    """Write the temperature of the weights of ``step`` into the run's folder. Raises ``UserError`` on disk errors."""
     path = folder / CALIBRATION
     with clear_errors(str(path)):
-        write_file(path, (json.dumps({"step": step, "temperature": task.temperature}) + "\n").encode())
+        write_file(path, (json.dumps({"step": step, "temperature": temperature}) + "\n").encode())
 
 
 def read_temperature(folder: Path, step: int) -> float:

@@ -25,6 +25,7 @@ from qkv.models.edit.assign import place, places_of
 from qkv.runs.storage.files import clear_errors, read_tensors, remove, remove_partial, write_tensors
 from qkv.spec.errors import UserError, nearest
 from qkv.system.files import PARTIAL, sync, write_file
+from qkv.system.world import ALONE, World
 
 PARTS = ("weights", "optimizer", "random")
 _NAME = re.compile(r"step-(\d+)$")
@@ -42,11 +43,12 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """Folder of a run's checkpoints, of which only the newest ``keep`` are kept."""
+    """Folder of a run's checkpoints, of which only the newest ``keep`` are kept. The first process of ``world`` writes
+    them, and all read the same one.
+    """
 
-    def __init__(self, folder: Path, keep: int = 2):
-        self.folder = folder
-        self.keep = keep
+    def __init__(self, folder: Path, keep: int = 2, world: World = ALONE):
+        self.folder, self.keep, self._world = folder, keep, world
 
     def paths(self) -> list[Path]:
         """Return the folders of the checkpoints, newest first."""
@@ -55,7 +57,10 @@ class CheckpointStore:
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint, then remove older ones. On a disk error, raise UserError and keep the existing ones."""
-        final = self.folder / f"step-{checkpoint.step:08d}"
+        return self._world.lead(lambda: self._save(checkpoint))
+
+    def _save(self, checkpoint: Checkpoint) -> Path:
+        final = self._path(checkpoint.step)
         partial = self.folder / f".{final.name}{PARTIAL}"
         with clear_errors(f"the checkpoint of step {checkpoint.step} in {self.folder}"):
             if not self.folder.is_dir():
@@ -71,6 +76,9 @@ class CheckpointStore:
             remove(old)
         return final
 
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}"
+
     def _rename(self, partial: Path, final: Path) -> None:
         replaced = self.folder / f".{final.name}.replaced{PARTIAL}"
         if final.exists():  # a damaged checkpoint that an earlier start skipped
@@ -84,6 +92,14 @@ class CheckpointStore:
 
         Damaged checkpoints are skipped and reported to ``notice``. Raises UserError if all are damaged.
         """
+        read = list[Checkpoint]()
+        step = self._world.lead(lambda: self._load(notice, read))
+        if step is None:
+            return None
+        return read.pop() if read else read_checkpoint(self._path(step))
+
+    def _load(self, notice: Callable[[str], object], read: list[Checkpoint]) -> int | None:
+        """Append the newest complete checkpoint to ``read``; return its step."""
         refused: list[UserError] = []
         paths = self.paths()
         for path in paths:
@@ -94,9 +110,10 @@ class CheckpointStore:
                 continue
             for error in refused:
                 notice(f"{error}; resuming from the previous checkpoint, step {checkpoint.step}")
-            return checkpoint
+            read.append(checkpoint)
+            return checkpoint.step
         if self.paths() != paths:  # a training in progress replaced them by newer checkpoints
-            return self.load(notice)
+            return self._load(notice, read)
         if refused:
             raise refused[0]
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from qkv.runs.storage.checkpoint import Checkpoint
 from qkv.runs.storage.files import clear_errors
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.system.world import ALONE, World
 
 try:
     import fcntl
@@ -28,10 +29,17 @@ interruption.
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Context manager that creates ``folder`` and locks it. Raises UserError if it is not writable, or another process
-    trains in it.
+def locked(folder: Path, world: World = ALONE) -> Iterator[None]:
+    """Context manager that creates ``folder`` and locks it, for all processes of ``world``. Raises UserError if it is
+    not writable, or another process trains in it.
     """
+    with ExitStack() as stack:
+        world.lead(lambda: stack.enter_context(_lock(folder)))
+        yield
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
     with clear_errors(f"the run folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY) if fcntl else None

@@ -26,6 +26,7 @@ from qkv.spec.errors import UserError
 from qkv.spec.files.overrides import override, quick_form
 from qkv.spec.recipe import Recipe
 from qkv.system.files import write_file
+from qkv.system.world import ALONE, World
 from qkv.tasks.registry import task_of_recipe
 from qkv.training import clock
 from qkv.training.watch.events import Ended, Event, Notice, OnEvent, Planned, Started, Stepped, Validated
@@ -68,29 +69,33 @@ class Heat:
         return self.loss is None or self.train is None or self.train < FITTED * self.loss
 
 
-def choose(recipe: Recipe, folder: Path, tell: OnEvent, train: Train) -> tuple[Recipe, float]:
+def choose(recipe: Recipe, folder: Path, tell: OnEvent, train: Train, world: World = ALONE) -> tuple[Recipe, float]:
     """Run the heats of ``recipe`` that have no stored result in ``folder``; return (recipe of the winner, seconds of
     all heats).
 
     The seconds are 0 if the run has begun, because its checkpoints include them; no heat is then repeated. ``train``:
-    function that trains a recipe in a folder, without a final evaluation. Raises ``UserError`` if all heats fail, or if
-    the run in ``folder`` was chosen from other candidates.
+    function that trains a recipe in a folder, without a final evaluation; ``world``: the processes that train. Raises
+    ``UserError`` if all heats fail, or if the run in ``folder`` was chosen from other candidates.
     """
     if not recipe.candidates:
         return recipe, 0.0
     for name in recipe.candidates:
         _winner(recipe, name)  # raises if its changes are wrong
-    known, begun = read_heats(folder), (folder / SPEC).exists()
+    known, begun = world.lead(lambda: (read_heats(folder), (folder / SPEC).exists()))
     if begun and {_sized(recipe, name)[0] for name in known} != recipe.candidates.keys():
         raise UserError(f"{folder} holds a run that was not chosen from these candidates; name another folder")
+
+    def compete(name: str, title: str) -> None:
+        began, place = clock.seconds(), folder / FOLDER / name
+        run = _run(_heat(recipe, name), place, _progress(tell, title), train)
+        known[name] = world.lead(lambda: _judge(run, recipe, place, began, tell))
+        world.lead(lambda: _write(folder / FOLDER, known))
+
     for number, name in enumerate(recipe.candidates, 1):
         if name not in known:
-            title = f"heat {number} of {len(recipe.candidates)}: {name}"
-            known[name] = _run(recipe, name, title, folder / FOLDER, tell, train)
-            _write(folder / FOLDER, known)
+            compete(name, f"heat {number} of {len(recipe.candidates)}: {name}")
     while not begun and (larger := _larger(recipe, known)):
-        known[larger] = _run(recipe, larger, f"one more heat: {larger}", folder / FOLDER, tell, train)
-        _write(folder / FOLDER, known)
+        compete(larger, f"one more heat: {larger}")
     if not (best := _best(known)):
         raise UserError(f"all heats failed: {', '.join(known)}; train one of the models alone with candidates={{}}")
     spent = 0.0 if begun else sum(heat.seconds for heat in known.values())
@@ -147,21 +152,26 @@ def winner(folder: Path) -> str:
     return _best(read_heats(folder))
 
 
-def _run(recipe: Recipe, name: str, title: str, place: Path, tell: OnEvent, train: Train) -> Heat:
-    """Run or resume one heat, and remove its checkpoints."""
-    began = clock.seconds()
+def _run(heat: Recipe, place: Path, tell: OnEvent, train: Train) -> Run | UserError:
+    """Run or resume one heat in the folder ``place``; return its run, or the error that ended it."""
     try:
-        run = train(_heat(recipe, name), place / name, _progress(tell, title))
+        return train(heat, place, tell)
     except UserError as error:
-        if not rows_of(place / name):  # not begun: the cause is the data or the recipe, for all heats alike
-            raise
-        tell(Notice(f"heat of {name} failed: {error}"))
+        return error
+
+
+def _judge(run: Run | UserError, recipe: Recipe, place: Path, began: float, tell: OnEvent) -> Heat:
+    """Return the result of the heat in the folder ``place``, and remove its checkpoints."""
+    if isinstance(run, UserError):
+        if not rows_of(place):  # not begun: the cause is the data or the recipe, for all heats alike
+            raise run
+        tell(Notice(f"heat of {place.name} failed: {run}"))
         return Heat(None, None, 0, clock.seconds() - began)
-    found = _result(run.metrics, _metric(recipe), run.recipe.training.steps)
-    remove(place / name / "resume")
-    if found.loss is not None:
-        tell(Notice(f"heat of {name}: validation loss {fixed(found.loss)} after {duration(found.seconds)}"))
-    return found
+    heat = _result(run.metrics, _metric(recipe), run.recipe.training.steps)
+    remove(place / "resume")
+    if heat.loss is not None:
+        tell(Notice(f"heat of {place.name}: validation loss {fixed(heat.loss)} after {duration(heat.seconds)}"))
+    return heat
 
 
 def _winner(recipe: Recipe, name: str) -> Recipe:

@@ -128,8 +128,8 @@ class RunRecorder:
         if time.perf_counter() - self._reported >= max(20.0, 50 * self._report_seconds):
             self.report("running", "", done)
 
-    def report(self, status: Status, message: str, done: Done) -> Path:
-        """Write the HTML report into the run folder; return its path."""
+    def report(self, status: Status, message: str, done: Done) -> None:
+        """Write the HTML report into the run folder."""
         began = time.perf_counter()
         self.flush()
         path = self.setup.folder / REPORT
@@ -138,7 +138,6 @@ class RunRecorder:
             write_file(path, page.encode())
         self._reported = time.perf_counter()
         self._report_seconds = self._reported - began
-        return path
 
     def _run(self, status: Status, message: str, done: Done) -> TrainingRun:
         setup, recipe = self.setup, self.setup.recipe
@@ -173,6 +172,33 @@ class RunRecorder:
             figures["characters_per_token"] = setup.dataset.scale().characters_per_token
         optional = {"clip_norm": training.clip_norm, "flops": trained_flops(setup.recipe, done)}
         return figures | {name: value for name, value in optional.items() if value is not None}
+
+
+class SilentRecorder(RunRecorder):
+    """Recorder that writes nothing, for all processes of a run but the first."""
+
+    def __init__(self) -> None:
+        pass
+
+    def row(self, **values: Any) -> None:
+        """Ignore the values."""
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def report_now_and_then(self, done: Done) -> None:
+        """Write no report."""
+
+    def report(self, status: Status, message: str, done: Done) -> None:
+        """Write no report."""
+
+
+def open_recorder(setup: Setup, step: int) -> RunRecorder:
+    """Return the recorder of this process for a run that goes on after ``step``: only the first process writes."""
+    return RunRecorder(setup, step) if setup.world.first else SilentRecorder()
 
 
 def _evaluation(folder: Path) -> dict[str, Any] | None:

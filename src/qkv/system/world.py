@@ -1,0 +1,112 @@
+"""World: the processes that train one run together.
+
+What differs between processes must not decide: clocks, measured choices, files, signals. Every process would take its
+own value otherwise, and one would wait for ever in an exchange that the others do not make. Such a value goes through
+``agree``, ``lead`` or ``sum``, which every process calls in the same order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from qkv.spec.errors import UserError
+
+T = TypeVar("T")
+
+
+class World:
+    """World of one process, in which nothing is exchanged; ``ProcessGroupWorld`` has several processes.
+
+    rank, size: index of this process and number of processes.   mesh: sizes of the axes along which processes share
+    work, by name; their product is ``size``.
+    """
+
+    rank: int = 0
+    size: int = 1
+    mesh: Mapping[str, int] = {}
+
+    @property
+    def first(self) -> bool:
+        """True in the process of rank 0, the only one that writes files."""
+        return self.rank == 0
+
+    def agree(self, value: T) -> T:
+        """Return the ``value`` of the first process."""
+        return value
+
+    def lead(self, work: Callable[[], T]) -> T:
+        """Call ``work`` in the first process, when all have arrived here, and return its result in all.
+
+        For work with files. ``work`` must not exchange anything itself. If it raises ``UserError``, all raise it.
+        """
+        return work()
+
+    def sum(self, values: Sequence[float]) -> Sequence[float]:
+        """Return the sums of ``values`` over all processes, element by element; exact for integers up to 2^53."""
+        return values
+
+    def barrier(self) -> None:
+        """Wait until all processes have arrived here."""
+
+
+ALONE = World()
+"""World of a process that trains alone."""
+
+
+class ProcessGroupWorld(World):
+    """World of the processes of torch.distributed's default process group.
+
+    Values travel through a group of their own over gloo, on the host: no exchange waits for a GPU, or mixes with
+    those of training.
+    """
+
+    def __init__(self, mesh: Mapping[str, int] | None = None):
+        """``mesh``: sizes of the axes by name; None for one axis "replicate" of all processes.
+
+        Raises ``UserError`` if there is no process group, or if the sizes do not multiply to the number of processes.
+        """
+        import torch.distributed as dist
+
+        if not (dist.is_available() and dist.is_initialized()):
+            raise UserError("torch.distributed has no process group here; call init_process_group first")
+        self._distributed: Any = dist
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.mesh = {"replicate": self.size} if mesh is None else dict(mesh)
+        if math.prod(self.mesh.values()) != self.size:
+            raise UserError(f"mesh: {self.mesh} has {math.prod(self.mesh.values())} places for {self.size} processes")
+        self._group = dist.new_group(backend="gloo")
+
+    def agree(self, value: T) -> T:
+        """Return the ``value`` of the first process; it is pickled."""
+        box = [value if self.first else None]
+        self._distributed.broadcast_object_list(box, src=0, group=self._group)
+        return box[0]  # type: ignore[return-value]
+
+    def lead(self, work: Callable[[], T]) -> T:
+        """Call ``work`` in the first process, when all have arrived here, and return its result in all."""
+        self.barrier()
+        if not self.first:
+            result, sentence = self.agree((None, ""))
+            if sentence:
+                raise UserError(sentence)
+            return result  # type: ignore[return-value]
+        try:
+            result = work()
+        except UserError as error:
+            self.agree((None, str(error)))
+            raise
+        return self.agree((result, ""))[0]
+
+    def sum(self, values: Sequence[float]) -> Sequence[float]:
+        """Return the sums of ``values`` over all processes, element by element."""
+        import torch
+
+        total = torch.tensor(values, dtype=torch.float64)
+        self._distributed.all_reduce(total, group=self._group)
+        return total.tolist()  # type: ignore[no-any-return]
+
+    def barrier(self) -> None:
+        """Wait until all processes have arrived here."""
+        self._distributed.barrier(group=self._group)
