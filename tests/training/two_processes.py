@@ -83,7 +83,7 @@ def start(text: Path, folder: Path, rank: int, world: World, then: Callable[[Eve
 def main(rank: int, folder: Path, text: Path) -> None:
     torch.set_num_threads(1)
     writes = record_writes(folder / "run")
-    found = {"alone": start(text, folder / f"alone-{rank}", rank, ALONE, lambda event: None)}
+    found: dict[str, Any] = {"alone": start(text, folder / f"alone-{rank}", rank, ALONE, lambda event: None)}
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=2)
     world = ProcessGroupWorld()
 
