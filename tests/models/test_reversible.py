@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from threading import Thread
 from typing import Any, ClassVar
 
 import pytest
@@ -14,6 +15,7 @@ from qkv.costs.measuring.measure import count_flops
 from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
+from qkv.ops.selection.choices import ChoiceTable, table, using
 from qkv.spec.branches import GRU, Attention, FeedForward
 from qkv.spec.errors import SpecError
 from qkv.spec.heads import LanguageModelHead
@@ -187,3 +189,20 @@ def test_one_stream_and_two_do_not_mix() -> None:
     reads = [{"branches": ["cross_attention", "feed_forward"]}]
     with pytest.raises(SpecError, match="a reversible encoder has two streams"):
         Model.parse({**plain, "blocks": reads, "encoder": {"blocks": [{"residual": "reversible"}]}})
+
+
+@pytest.mark.parametrize("reversible", [True, False], ids=["reversible", "checkpointed"])
+def test_a_backward_pass_in_another_thread_computes_again_by_the_table_of_the_run(reversible: bool) -> None:
+    """As on a GPU, where torch has a thread of its own for it; a thread inherits no table."""
+    model = build(spec() if reversible else spec(Block()))
+    model.recompute_blocks(not reversible)
+    tables: list[ChoiceTable] = []
+    mixer = next(module for module in model.modules() if type(module).__name__ == "Attention")
+    mixer.register_forward_pre_hook(lambda module, inputs: tables.append(table()))
+    with using(ChoiceTable()) as own:
+        loss = model(IDS)[0].sum()
+    thread = Thread(target=loss.backward)
+    thread.start()
+    thread.join()
+    assert tables == [own, own]
+    assert all(p.grad is not None for p in model.parameters())
