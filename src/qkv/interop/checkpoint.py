@@ -14,6 +14,7 @@ from qkv.interop.gguf.read import gguf_names, gguf_tensors, gguf_values
 from qkv.interop.mapping.config import Config, Held
 from qkv.interop.mapping.family import Family
 from qkv.interop.registry import choose
+from qkv.interop.schemes.scheme import KEYS, settings_of, with_matrices
 from qkv.spec.errors import UserError
 from qkv.tokenizers.folder import holds_tokenizer
 from qkv.tokenizers.gguf.file import is_gguf
@@ -36,7 +37,8 @@ class PublishedCheckpoint(NamedTuple):
         refused.
         """
         source = self.folder if is_gguf(self.folder) else self.folder / CONFIG
-        return Config(self.values, str(source), held)
+        schemes = KEYS if settings_of(self.values, str(source)) else ()
+        return Config({key: value for key, value in self.values.items() if key not in schemes}, str(source), held)
 
     def family(self) -> tuple[Family, str]:
         """Return (family, name of the architecture) of the config. Raises ``UserError`` if no family covers it."""
@@ -56,6 +58,9 @@ class PublishedCheckpoint(NamedTuple):
         if is_gguf(self.folder):
             return gguf_tensors(self.folder, self.values, copy)
         found = stored_tensors(self.folder, pickles, copy)
+        settings = settings_of(self.values, str(self.folder / CONFIG))
+        if settings is not None:
+            found = with_matrices(found, settings)
         if self.adapter is None:
             return found
         family, architecture = self.family()

@@ -19,12 +19,11 @@ from qkv.interop.files.mapped import watch
 from qkv.interop.files.places import CONFIG
 from qkv.interop.files.safetensors_file import Entry, in_place
 from qkv.interop.files.slices import with_slices
-from qkv.interop.gguf.read import narrow_of
 from qkv.interop.images import read_processor, sized_for
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family, ignored_keys, named_as_now, read_spec, without_prefix
 from qkv.interop.mapping.names import Match, matches, reason_for
-from qkv.interop.mapping.narrow import convert_inward
+from qkv.interop.mapping.narrow import convert_inward, narrow_of
 from qkv.interop.registry import choose
 from qkv.interop.writing import answering, beginning, going_on, unused_settings
 from qkv.models.edit.assign import Place, place, places_of
@@ -413,6 +412,12 @@ def precision(name: str) -> torch.dtype:
 
 
 def _precision(dtype: torch.dtype | str | None, stored: Mapping[str, Stored]) -> torch.dtype:
+    """Return the dtype of the loaded tensors. Raises ``UserError`` for tensors in fp8, which need scales."""
+    bare = next((name for name, tensor in stored.items() if str(tensor.dtype).startswith("torch.float8")), None)
+    if bare is not None:
+        raise UserError(
+            f"the tensor {bare!r} is in fp8, but the config has no quantization_config that says how to scale it"
+        )
     if dtype is not None:
         return precision(dtype) if isinstance(dtype, str) else dtype
     numbers = Counter[torch.dtype]()

@@ -31,12 +31,6 @@ def read_blocks(kind: str, raw: Tensor, shape: tuple[int, ...]) -> NarrowWeights
     return NarrowWeights(numbers.reshape(rows, columns), scale.reshape(groups), lowest, bits)
 
 
-def round_blocks(weight: Tensor) -> NarrowWeights:
-    """Round a matrix (O, I) to 8 bits with a scale in fp16 per 32 weights."""
-    numbers, scale = round_to_eight(weight.unflatten(1, (-1, GROUP)), torch.float16)
-    return NarrowWeights(numbers.flatten(1), scale, None, 8)
-
-
 def _halves(raw: Tensor, begin: int, count: int = 1) -> Tensor:
     """Read ``count`` numbers in fp16 of each block, from byte ``begin`` on."""
     return raw[:, begin : begin + 2 * count].contiguous().view(torch.float16)

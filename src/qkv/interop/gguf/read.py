@@ -13,12 +13,12 @@ from torch import Tensor
 from qkv.interop.files.folder import Stored
 from qkv.interop.files.mapped import MappedFile, mapped
 from qkv.interop.files.safetensors_file import DTYPES, Entry
-from qkv.interop.gguf.blocks import read_blocks, round_blocks
+from qkv.interop.gguf.blocks import read_blocks
 from qkv.interop.gguf.config import FACTORS, layout_of, names_of, values_of
 from qkv.interop.mapping.conversions import Cut, Way
 from qkv.interop.mapping.family import Family
 from qkv.interop.mapping.gguf import Values, cut_of_change
-from qkv.interop.mapping.narrow import NarrowWeights, convert_outward
+from qkv.interop.mapping.narrow import NarrowWeights, convert_outward, narrow_of, round_weights
 from qkv.interop.registry import families_by_type
 from qkv.spec.errors import UserError
 from qkv.tokenizers.gguf.file import Header, StoredTensor, header, library
@@ -67,7 +67,7 @@ class BlockTensor(NamedTuple):
     def narrow(self) -> NarrowWeights:
         """Read the matrix in 8 or 4 bits. Raises ``UserError`` if the file was truncated."""
         found = read_blocks(self.stored.type, torch.from_numpy(self._raw()), self.shape)
-        return round_blocks(self.read()) if found is None else found
+        return round_weights(self.read()) if found is None else found
 
 
 class Changed(NamedTuple):
@@ -107,11 +107,6 @@ class Changed(NamedTuple):
 
     def _published(self, tensor: Tensor) -> Tensor:
         return self.way.outward(tensor, self.cut)[0]
-
-
-def narrow_of(tensor: Stored) -> NarrowWeights | None:
-    """Read a block-quantised matrix in 8 or 4 bits; None for any other tensor."""
-    return tensor.narrow() if isinstance(tensor, (BlockTensor, Changed)) and len(tensor.shape) == 2 else None
 
 
 def gguf_values(file: Path) -> dict[str, Any]:

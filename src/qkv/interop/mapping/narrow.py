@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qkv.interop.mapping.conversions import Cut, Way
 from qkv.ops.quantized.packed import PackedMatrix
-from qkv.ops.quantized.reference import pack_numbers
+from qkv.ops.quantized.reference import pack_numbers, round_to_eight
 
 GROUP = 32
 """Number of weights of a row that share a scale."""
@@ -19,6 +19,7 @@ GROUP = 32
 class NarrowWeights(NamedTuple):
     """Matrix w = scale · number + minimum: numbers (O, I) in int8; scale and minimum (O, I / 32) in fp16, or None.
 
+    Without a minimum, scales may be in bf16, or in fp32, which ``packed`` rounds to fp16.
     bits: 8; or 4, with numbers from -8 to 7, or from 0 to 15 with a minimum.
     """
 
@@ -32,9 +33,27 @@ class NarrowWeights(NamedTuple):
         """Whether all weights are finite numbers."""
         return all(bool(t.isfinite().all()) for t in (self.scale, self.minimum) if t is not None)
 
+    def dense(self) -> Tensor:
+        """Compute the matrix in fp32."""
+        groups = self.numbers.unflatten(1, (-1, GROUP)) * self.scale.to(torch.float32)[..., None]
+        return (groups if self.minimum is None else groups + self.minimum.to(torch.float32)[..., None]).flatten(1)
+
     def packed(self) -> PackedMatrix:
         """Return the matrix in the form that operators accept."""
-        return pack_numbers(self.numbers, self.scale, self.minimum, self.bits)
+        scale = self.scale.to(torch.float16) if self.scale.dtype == torch.float32 else self.scale
+        return pack_numbers(self.numbers, scale, self.minimum, self.bits)
+
+
+def round_weights(weight: Tensor) -> NarrowWeights:
+    """Round a matrix (O, I) to 8 bits with a scale in fp16 per 32 weights."""
+    numbers, scale = round_to_eight(weight.unflatten(1, (-1, GROUP)), torch.float16)
+    return NarrowWeights(numbers.flatten(1), scale, None, 8)
+
+
+def narrow_of(tensor: object) -> NarrowWeights | None:
+    """Read a quantised matrix of a file in 8 or 4 bits; None for any other tensor, and where it has another form."""
+    read = getattr(tensor, "narrow", None)
+    return read() if read is not None and len(tensor.shape) == 2 else None  # type: ignore[attr-defined]
 
 
 def convert_inward(way: Way, parts: Sequence[NarrowWeights], cut: Cut) -> NarrowWeights | None:

@@ -1,0 +1,140 @@
+"""Schemes of quantised weights in published folders: several tensors of a module stand for one matrix.
+
+A scheme is named by ``quantization_config.quant_method`` of a config. Its matrices are read as numbers with scales
+where they have this form, so that they can stay narrow (``qkv.interop.mapping.narrow``), and else as fp32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from qkv.interop.files.folder import Stored
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.narrow import GROUP, NarrowWeights, round_weights
+from qkv.spec.errors import UserError
+from qkv.spec.register import Register
+
+KEYS = ("quantization_config", "compression_config")
+"""Keys of a config under which a scheme has its settings."""
+
+Parts = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """Scheme of quantised weights.
+
+    method: ``quant_method`` in configs. key: ending of the tensor's name that every quantised module has.
+    beside: endings of which a module has at least one besides; others: of tensors that it may have. check: raises
+    ``UserError`` for settings that are not supported. shape: (O, I) from the stored parts of a module, by ending.
+    read: the matrix from its parts and the settings: narrow if it has that form, else in fp32.
+    """
+
+    method: str
+    key: str
+    beside: tuple[str, ...]
+    others: tuple[str, ...]
+    check: Callable[[Config], None]
+    shape: Callable[[Mapping[str, Stored], Config], tuple[int, int]]
+    read: Callable[[Parts, Config], NarrowWeights | Tensor]
+
+
+SCHEMES: Register[str, Scheme] = Register("qkv.interop.schemes")
+
+
+def register(scheme: Scheme) -> Scheme:
+    """Add a scheme to the register, under its method."""
+    SCHEMES[scheme.method] = scheme
+    return scheme
+
+
+class QuantizedTensor(NamedTuple):
+    """Matrix (O, I) that a scheme stores in several tensors; reading computes it in fp32."""
+
+    parts: Mapping[str, Stored]
+    scheme: Scheme
+    settings: Config
+    shape: tuple[int, ...]
+
+    dtype = torch.float32
+
+    @property
+    def numbers(self) -> int:
+        """Number of elements of the matrix."""
+        return math.prod(self.shape)
+
+    def read(self) -> Tensor:
+        """Read the matrix in fp32."""
+        found = self._read()
+        return found.dense() if isinstance(found, NarrowWeights) else found
+
+    def read_into(self, out: Tensor) -> None:
+        """Read the matrix into ``out``."""
+        out.copy_(self.read())
+
+    def narrow(self) -> NarrowWeights | None:
+        """Read the matrix in 8 or 4 bits; None if its rows are no multiple of 32 long."""
+        found = self._read()
+        if isinstance(found, NarrowWeights):
+            return found
+        return None if self.shape[1] % GROUP else round_weights(found)
+
+    def _read(self) -> NarrowWeights | Tensor:
+        return self.scheme.read({ending: part.read() for ending, part in self.parts.items()}, self.settings)
+
+
+def settings_of(values: Mapping[str, Any], source: str) -> Config | None:
+    """Return the settings of the scheme that a config names, or None. Raises ``UserError`` for an unknown scheme."""
+    key = next((key for key in KEYS if isinstance(values.get(key), Mapping)), None)
+    if key is None:
+        return None
+    settings = Config(values[key], f"{source}: {key}")
+    SCHEMES.all()
+    settings.word("quant_method", allowed=SCHEMES)
+    return settings
+
+
+def with_matrices(stored: Mapping[str, Stored], settings: Config) -> dict[str, Stored]:
+    """Replace the tensors of each quantised module by its matrix, named ``….weight``. Raises ``UserError``."""
+    scheme = SCHEMES[settings.word("quant_method")]
+    scheme.check(settings)
+    found, used = dict[str, Stored](), set[str]()
+    for name in stored:
+        module, dot, ending = name.rpartition(f".{scheme.key}")
+        if not dot or ending or (scheme.beside and not any(f"{module}.{each}" in stored for each in scheme.beside)):
+            continue
+        endings = (scheme.key, *scheme.beside, *scheme.others)
+        parts = {each: stored[f"{module}.{each}"] for each in endings if f"{module}.{each}" in stored}
+        used |= {f"{module}.{each}" for each in parts}
+        found[f"{module}.weight"] = QuantizedTensor(parts, scheme, settings, scheme.shape(parts, settings))
+    return {name: tensor for name, tensor in stored.items() if name not in used} | found
+
+
+def unpack_words(words: Tensor, bits: int) -> Tensor:
+    """Unpack numbers of ``bits`` from int32 words (…, W) -> (…, W · 32 / bits) in int16, the lowest bits first."""
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    return (words[..., None] >> shifts & (1 << bits) - 1).flatten(-2).to(torch.int16)
+
+
+def matrix_of(numbers: Tensor, scale: Tensor) -> NarrowWeights | Tensor:
+    """Build w = scale · number from numbers (O, I) and scales (O, G), each of I / G weights: narrow if the form allows.
+
+    4 bits hold numbers from -8 to 7, 8 bits those of int8, in groups of a multiple of 32 weights.
+    """
+    size = numbers.shape[1] // scale.shape[1]
+    low, high = (int(n) for n in numbers.aminmax())
+    if size % GROUP or low < -128 or high > 127:
+        return numbers.to(torch.float32) * scale.to(torch.float32).repeat_interleave(size, 1)
+    bits = 4 if low >= -8 and high <= 7 else 8
+    return NarrowWeights(numbers.to(torch.int8), scale.repeat_interleave(size // GROUP, 1), None, bits)
+
+
+def refuse(settings: Config, key: str, value: object, allowed: str) -> None:
+    """Raise ``UserError`` for a setting of a scheme that qkv does not read."""
+    raise UserError(f"{settings.source}: {key} is {value!r}, which qkv does not read; it reads {allowed}")
