@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from qkv.comparison.executors import executor_of
+from qkv.comparison.compare import executor_of
 from qkv.comparison.ray_cluster import RayCluster
 from qkv.spec.errors import UserError
 
