@@ -273,7 +273,9 @@ def models(draw: st.DrawFn, causal: bool = False) -> Model:
             join=join,
             norm=draw(NORMS),
             types=draw(st.sampled_from([0, 0, 3])),
+            embedding_width=draw(st.sampled_from([None, None, 6])) if not tied else None,
         ),
+        rounds=draw(st.sampled_from([1, 1, 2])),
         blocks=pattern,
         norm=draw(NORMS),
         head=heads.LanguageModelHead(tied=tied, bias=draw(st.booleans())),
@@ -325,16 +327,19 @@ def answering(head: type[heads.Head], **fields: Any) -> st.SearchStrategy[Any]:
 
 _POOLING = st.sampled_from(get_args(heads.PoolingName))
 POOLINGS = _POOLING | st.lists(_POOLING, min_size=1, max_size=3).map(tuple)
+WORDS: dict[str, st.SearchStrategy[Any]] = {
+    "bias": st.booleans(),
+    "softcap": st.sampled_from([None, 5.0]),
+    "scale": st.sampled_from([1.0, 0.25]),
+    "norm": HEAD_NORMS,
+    "transform_bias": st.booleans(),
+}
 HEADS: dict[type[heads.Head], st.SearchStrategy[Any]] = {
     heads.LanguageModelHead: st.builds(
-        heads.LanguageModelHead,
-        tied=st.booleans(),
-        bias=st.booleans(),
-        transform=st.none() | ACTIVATIONS,
-        softcap=st.sampled_from([None, 5.0]),
-        scale=st.sampled_from([1.0, 0.25]),
-        norm=HEAD_NORMS,
-        transform_bias=st.booleans(),
+        heads.LanguageModelHead, tied=st.booleans(), transform=st.none() | ACTIVATIONS, **WORDS
+    )
+    | st.builds(
+        heads.LanguageModelHead, tied=st.just(False), transform=ACTIVATIONS, transform_width=st.just(6), **WORDS
     ),
     heads.ClassificationHead: answering(heads.ClassificationHead, num_classes=st.integers(1, 5), pooling=POOLINGS),
     heads.LabelsHead: answering(heads.LabelsHead, num_classes=st.integers(1, 5), pooling=POOLINGS),

@@ -48,6 +48,17 @@ def test_added_positions(part: Positions, scale: bool) -> None:
     torch.testing.assert_close(applied(frontend), vectors + expected_positions(frontend, part, WIDTH))
 
 
+def test_narrow_embeddings_are_mapped_to_the_width_after_their_norm() -> None:
+    part = Text(vocab_size=7, positions=Learned(), types=2, norm=LayerNorm(), embedding_width=3, scale=True)
+    frontend = built(part)
+    assert frontend.types is not None
+    assert (frontend.table.shape, frontend.types.shape) == ((7, 3), (2, 3))
+    vectors = frontend.table[IDS] * math.sqrt(3) + frontend.types[0] + expected_positions(frontend, Learned(), 3)
+    norm, projection = frontend.norm, frontend.projection
+    vectors = torch.nn.functional.layer_norm(vectors, (3,), norm.weight, norm.bias)
+    torch.testing.assert_close(applied(frontend), vectors @ projection.weight.T + projection.bias)
+
+
 @pytest.mark.parametrize("part", [Learned(), Sinusoidal()], ids=lambda p: p.kind)
 def test_concatenated_positions_take_half_of_the_width(part: Positions) -> None:
     frontend = built(Text(vocab_size=7, positions=part, join="concatenate"))

@@ -186,12 +186,15 @@ def their_answer(pair: Pair, left: bool = False) -> Tensor:
 
 
 def _answer_of(found: Any, model: Any) -> Tensor:
-    """Logits; of span heads, start and end stacked; of a body without a head, hidden states times the token table."""
+    """Logits; of span heads, start and end stacked; of a body without a head, hidden states times the token table, or
+    alone where the table is narrower.
+    """
     if "logits" in found:
         return found.logits
     if "start_logits" in found:
         return torch.stack((found.start_logits, found.end_logits), -1)
-    return found.last_hidden_state @ model.get_input_embeddings().weight.t()
+    table, vectors = model.get_input_embeddings().weight, found.last_hidden_state
+    return vectors @ table.t() if table.shape[1] == vectors.shape[-1] else vectors
 
 
 def moved(answer: Tensor, real: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import BertConfig, BertForSequenceClassification, DebertaV2Config, RobertaConfig
+from transformers import AlbertConfig, BertConfig, BertForSequenceClassification, DebertaV2Config, RobertaConfig
+from transformers.models.albert.modeling_albert import AlbertMLMHead
 from transformers.models.bert.modeling_bert import BertLMPredictionHead
 from transformers.models.deberta_v2.modeling_deberta_v2 import ContextPooler
 from transformers.models.modernbert.configuration_modernbert import ModernBertConfig
@@ -114,6 +115,21 @@ def test_modernbert_s_masked_words() -> None:
     copied([(ours.transform.dense, theirs.dense), (ours.transform.norm, theirs.norm)])
     ours.weight.data, ours.bias.data = decoder.weight.data, decoder.bias.data
     same(ours(X), decoder(theirs(X)))
+
+
+def test_albert_s_masked_words() -> None:
+    theirs = scrambled(AlbertMLMHead(AlbertConfig(**SIZES, embedding_size=5, hidden_act="relu")))
+    ours = head(
+        LanguageModelHead(tied=False, bias=True, transform="relu", transform_width=5, norm=LayerNorm(eps=1e-12))
+    )
+    copied([(ours.transform.dense, theirs.dense), (ours.transform.norm, theirs.LayerNorm)])
+    ours.weight.data, ours.bias.data = theirs.decoder.weight.data, theirs.decoder.bias.data
+    same(ours(X), theirs(X))
+
+
+def test_a_width_of_the_transform_needs_a_transform() -> None:
+    with pytest.raises(SpecError, match="transform_width: there is no transform"):
+        LanguageModelHead.parse({"transform_width": 5})
 
 
 def test_vectors_are_scaled_before_the_logits_and_the_bias_is_not() -> None:

@@ -10,6 +10,7 @@ from qkv.frontends.border import check_ids, check_vocabulary
 from qkv.frontends.placed import PlacedFrontend
 from qkv.layers.context import Context
 from qkv.layers.layout import ROWS, Layouts
+from qkv.layers.linear.linear import Linear
 from qkv.layers.linear.quantized import QuantizedTable, matrix_of
 from qkv.layers.signal import Signal
 from qkv.ops.quantized.reference import lookup
@@ -39,10 +40,11 @@ class TextFrontend(PlacedFrontend):
             raise UserError(
                 "model.frontend.vocab_size is not known: give it, or build the model together with its tokenizer"
             )
-        width = part.width or width
-        super().__init__(part, stack, width)
-        self.scale, self.typed = width**0.5 if part.scale else 1.0, stack.reads_types or part.types > 0
-        width = part.vector_width(width)
+        inner = part.placed_width(width)
+        super().__init__(part, stack, inner)
+        self.scale, self.typed = inner**0.5 if part.scale else 1.0, stack.reads_types or part.types > 0
+        self.projection = Linear(inner, part.own_width(width)) if part.embedding_width else None
+        width = part.vector_width(inner)
         self.table = nn.Parameter(torch.empty(part.vocab_size, width)) if table is None else table
         self.types = nn.Parameter(torch.zeros(part.types, width)) if part.types else None
         self.query = nn.Parameter(torch.zeros(1, 1, width)) if part.query else None
@@ -66,7 +68,8 @@ class TextFrontend(PlacedFrontend):
         return Signal(torch.randint(self.table.shape[0], (rows, length), generator=generator))
 
     def forward(self, signal: Signal, context: Context) -> Tensor:
-        return self.placed(self.embedded(signal, context), context)
+        x = self.placed(self.embedded(signal, context), context)
+        return x if self.projection is None else self.projection(x)
 
     def embedded(self, signal: Signal, context: Context) -> Tensor:
         """Embed tokens and types, without positions -> (B, N, D)."""

@@ -109,16 +109,11 @@ class Latents(Layered):
 
     def __init__(self, spec: LatentsSpec, width: int, memory_width: int):
         super().__init__()
-        self.walk = spec.walk
         self.vectors = Learned(LearnedSpec(), spec.count, width)
         self.lay(spec, width, "latents.blocks", memory_width)
 
     def layouts(self) -> Layouts:
         return {"vectors.table": WHOLE}  # not "rows": latents have no order, so tables of other sizes share none
-
-    @property
-    def walked(self) -> Sequence[nn.Module]:
-        return [self.blocks[i] for i in self.walk]
 
     def forward(self, x: Tensor, context: Context) -> Memory:
         """Run the latents on x (B, N, Dm); return their output vectors as a memory.
@@ -258,7 +253,7 @@ class Transformer(Stack):
         """Return the size in bytes of the decoding state of ``batch`` rows after ``length`` positions."""
         if self.segmentation is not None:
             return self.segmentation.state_bytes(self.branches, length, batch)
-        return sum(branch.state_bytes(length, batch) for branch in self.branches)
+        return sum(branch.state_bytes(length, batch) for branch in self.walked_branches)
 
     def room_bytes(self, length: int, batch: int = 1, pages: bool = False) -> int:
         """Return the bytes that the decoding state of ``batch`` rows of up to ``length`` positions allocates.
@@ -268,13 +263,15 @@ class Transformer(Stack):
         """
         if self.segmentation is not None:
             return self.state_bytes(self.segmentation.room(length), batch)
-        return sum(b.state_bytes(slots_for(length), batch) for b in self.branches if not (pages and b.reads_pages))
+        return sum(
+            b.state_bytes(slots_for(length), batch) for b in self.walked_branches if not (pages and b.reads_pages)
+        )
 
     def page_bytes(self, length: int) -> int:
         """Return the size in bytes of the pages of a row of ``length`` positions; 0 if no branch reads pages."""
         if self.segmentation is not None:
             return 0
-        return sum(branch.state_bytes(room_for(length)) for branch in self.branches if branch.reads_pages)
+        return sum(branch.state_bytes(room_for(length)) for branch in self.walked_branches if branch.reads_pages)
 
     def rewind(self, state: State, lengths: Tensor) -> State:
         """Truncate ``state`` to the first ``lengths`` (B) positions of each row; the result shares its buffers.

@@ -482,14 +482,20 @@ class GatedFeedForward(Branch, kind="gated_feed_forward"):
     hidden: int | None = Field(default=None, gt=0, description="default: 8/3 width, rounded up to a multiple of 32")
     activation: Activation = "silu"
     bias: bool = False
+    output_bias: bool | None = Field(default=None, description="bias of the output projection; default: as bias")
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
     @property
     def mixes(self) -> bool:
         return False
 
+    @property
+    def ends_with_bias(self) -> bool:
+        """True if the output projection has a bias."""
+        return self.bias if self.output_bias is None else self.output_bias
+
     def hidden_at(self, width: int) -> int:
         return self.hidden or -(-8 * width // 3 // 32) * 32
 
     def canonical(self, width: int) -> Self:
-        return self.changed(hidden=self.hidden_at(width), dropout=0.0)
+        return self.changed(hidden=self.hidden_at(width), output_bias=self.ends_with_bias, dropout=0.0)

@@ -194,7 +194,8 @@ class Text(Placed, Tokens, kind="text"):
 
     ``types``: number of learned token type embeddings; each token's type embedding is added to it (BERT, Devlin et al.
     2019). ``query``: an id of -1 selects a learned query vector, the input of positions whose token is to be predicted
-    (XLNet, Yang et al. 2019).
+    (XLNet, Yang et al. 2019). ``embedding_width``: all of these vectors have E features, and after the norm a linear
+    map W x + b takes them to the model's width (ALBERT, Lan et al. 2020; ELECTRA, Clark et al. 2020).
     """
 
     scale: bool = Field(default=False, description="multiply token embeddings by √width (Vaswani et al. 2017)")
@@ -208,6 +209,9 @@ class Text(Placed, Tokens, kind="text"):
     width: int | None = Field(
         default=None, gt=0, le=WIDEST, description="width of the embeddings if latents read them; default: the model's"
     )
+    embedding_width: int | None = Field(
+        default=None, gt=0, le=WIDEST, description="features of the embeddings before a linear map; default: no map"
+    )
 
     @property
     def num_types(self) -> int:
@@ -220,8 +224,15 @@ class Text(Placed, Tokens, kind="text"):
     def own_width(self, width: int) -> int:
         return self.width or width
 
+    def placed_width(self, width: int) -> int:
+        """Return the features of the embeddings with their positions, before the map to ``width`` features."""
+        return self.embedding_width or self.own_width(width)
+
     def table_width(self, width: int) -> int:
-        return self.vector_width(self.own_width(width))
+        return self.vector_width(self.placed_width(width))
+
+    def width_problems(self, width: int) -> list[Problem]:
+        return super().width_problems(self.embedding_width or width)
 
     def unsized(self) -> Self:
         return self.changed(vocab_size=None, vectors=None)

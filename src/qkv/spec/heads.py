@@ -47,6 +47,10 @@ class Head(Part, slot=True):
         """True if the output matrix is the token embedding table (tied embeddings)."""
         return False
 
+    def table_width(self, width: int) -> int:
+        """Return the features of a row of the output matrix in a model of ``width`` features."""
+        return width
+
     @property
     def classes(self) -> int | None:
         """Number of classes; 0 for outputs that are not classes; None until the data is known."""
@@ -72,7 +76,7 @@ class LanguageModelHead(Head, kind="language_model"):
     """Language model head: logits = scale · f(x) W^T + bias, optionally soft-capped: cap · tanh(logits / cap).
 
     f is the identity, or with ``transform`` norm(φ(x W_t + b_t)) (BERT, Devlin et al. 2019; without b_t in
-    ModernBERT).
+    ModernBERT), of ``transform_width`` features (ALBERT, Lan et al. 2020).
     """
 
     per_position = predicts_tokens = True
@@ -85,12 +89,20 @@ class LanguageModelHead(Head, kind="language_model"):
     scale: float = Field(default=1.0, gt=0, description="factor of f(x); width ** -0.5 in T5 with a tied head")
     norm: Norm = Field(default=LayerNorm(), description="norm after the transform; unused without one")
     transform_bias: bool = True
+    transform_width: int | None = Field(
+        default=None, gt=0, le=WIDEST, description="features after the transform; default: the model's width"
+    )
 
     @property
     def shares_table(self) -> bool:
         return self.tied
 
+    def table_width(self, width: int) -> int:
+        return self.transform_width or width
+
     def problems(self) -> list[Problem]:
+        if self.transform_width and self.transform is None:
+            return [Problem(("transform_width",), "there is no transform that would change the width; give transform")]
         return _no_batch(self.norm)
 
 

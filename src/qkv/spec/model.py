@@ -47,7 +47,17 @@ class Reader(Spec):
 
 
 class Stack(Layered, Reader):
-    """A front end followed by ``num_layers`` blocks (repeating the listed ones cyclically) and a final norm."""
+    """A front end followed by ``num_layers`` blocks (repeating the listed ones cyclically) and a final norm.
+
+    With ``rounds`` the layers are applied several times with the same weights (Universal Transformer, Dehghani et al.
+    2019; ALBERT, Lan et al. 2020).
+    """
+
+    rounds: int = Field(default=1, gt=0, le=1000, description="repetitions of the layers, with shared weights")
+
+    @property
+    def walk(self) -> tuple[int, ...]:
+        return (*range(self.depth),) * self.rounds
 
     @property
     def row_positions(self) -> int:
@@ -82,7 +92,7 @@ class Stack(Layered, Reader):
 
         ``frontend_width``: required features of the front end's vectors if latents read them; default: ``width``.
         """
-        found, own = self.block_problems(width), self.frontend_width(width)
+        found, own = self.block_problems(width) + self._rounds_problems(), self.frontend_width(width)
         if own != (frontend_width or width):
             sentence = (
                 f"the blocks read vectors of {width} features, not of {own}; leave it out, or give model.latents, "
@@ -90,6 +100,12 @@ class Stack(Layered, Reader):
             )
             found.append(Problem(("frontend", "width"), sentence))
         return [*found, *self.frontend.width_problems(own)]
+
+    def _rounds_problems(self) -> list[Problem]:
+        if self.rounds * self.depth <= MOST_LAYERS:
+            return []
+        sentence = f"{self.rounds} rounds of {self.depth} layers are more than {MOST_LAYERS} in all; give fewer"
+        return [Problem(("rounds",), sentence)]
 
 
 _ENCODER_BLOCK = Block(branches=(Attention(mask=Full()), FeedForward()))
@@ -318,6 +334,8 @@ class Model(Stack, WithWidth):
                 f"{self.frontend.kind!r} gives positions on a grid, and {self.segmentation.kind!r} reads a sequence"
             )
             return [Problem(("frontend",), f"{sentence}; use a front end of sequences, or leave the segmentation out")]
+        if self.rounds > 1:
+            return [Problem(("rounds",), f"{self.segmentation.kind!r} applies the blocks once; leave it out")]
         for name in ("encoder", "latents", "queries"):
             if getattr(self, name) is not None:
                 sentence = f"the blocks of {self.segmentation.kind!r} read segments of the row alone; leave it out"
@@ -333,10 +351,10 @@ class Model(Stack, WithWidth):
                 "give another head"
             )
             found.append(Problem(("head",), sentence))
-        if self.tied and own not in (None, self.width):
+        read = self.head.table_width(self.width)
+        if self.tied and own not in (None, read):
             sentence = (
-                f"a tied head needs token embeddings of width {self.width}, but they have {own} features; "
-                "set it to false"
+                f"a tied head needs token embeddings of width {read}, but they have {own} features; set it to false"
             )
             found.append(Problem(("head", "tied"), sentence))
         if not self.encoder or not self.encoder.share_embedding:
@@ -412,7 +430,10 @@ class Model(Stack, WithWidth):
                     ("encoder", *inner), "the encoder has no memory to read; move this branch to the model's own blocks"
                 )
             )
-        if encoder.memory == "layers" and encoder.depth != self.depth:
+        if encoder.memory == "layers" and max(encoder.rounds, self.rounds) > 1:
+            sentence = "layer i reads encoder layer i, and with rounds a layer is several; use 'last', or one round"
+            found.append(Problem(("encoder", "memory"), sentence))
+        elif encoder.memory == "layers" and encoder.depth != self.depth:
             counts = f"the encoder has {encoder.depth} and the model {self.depth}"
             found.append(
                 Problem(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from qkv.spec.model import Latents, Layered, Model
+from qkv.spec.model import Latents, Layered, Model, Stack
 
 _FEW = 3
 """Number of layers per kind: the first, a middle one and the last.
@@ -39,9 +39,14 @@ class Reduced:
 
 
 def reduced(model: Model, whole: bool = False) -> Reduced:
-    """Reduce a model to at most three layers of each kind. ``whole``: keep all layers, as depth averages require."""
+    """Reduce a model to at most three layers of each kind. ``whole``: keep all layers, as depth averages and rounds
+    require.
+    """
     encoder, latents, changes = model.encoder, model.latents, dict[str, Any]()
-    whole = whole or any(stack.depth_average for stack in (model, encoder, latents) if stack is not None)
+    stacks = [stack for stack in (model, encoder, latents) if stack is not None]
+    whole = (
+        whole or any(stack.depth_average for stack in stacks) or max(model.rounds, encoder.rounds if encoder else 1) > 1
+    )
     if encoder and encoder.memory == "layers":  # layer i of the model reads layer i of the encoder
         plan = beside = _plan(list(zip(model.layers, encoder.layers, strict=True)), whole)
     else:
@@ -56,8 +61,8 @@ def reduced(model: Model, whole: bool = False) -> Reduced:
     inner = segmentation.inner.depth if segmentation and segmentation.inner else 0
     return Reduced(
         small,
-        LayerPlan(plan),
-        LayerPlan(beside),
+        LayerPlan(_walked(model, plan)),
+        LayerPlan(_walked(encoder, beside) if encoder else ()),
         _rounds(latents, rounds) if latents else LayerPlan(()),
         LayerPlan(tuple(range(inner))),
     )
@@ -75,6 +80,11 @@ def _plan(layers: Sequence[Any], whole: bool) -> tuple[int, ...]:
     }
     order = {i: place for place, i in enumerate(sorted(set(stands.values())))}
     return tuple(order[stands[i]] for i in range(len(layers)))
+
+
+def _walked(stack: Stack, plan: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the plan of all rounds of a stack: layers that repeat are all run."""
+    return plan if stack.rounds == 1 else tuple(range(len(stack.walk)))
 
 
 def _listed(stack: Layered, plan: tuple[int, ...]) -> dict[str, Any]:

@@ -129,6 +129,17 @@ class Alternating(Way):
 
 
 @dataclass(frozen=True)
+class Swapped(Way):
+    """Exchange of the two halves of the rows: the up rows come before those of the gate (GTE)."""
+
+    def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
+        return torch.cat(theirs[0].chunk(2)[::-1])
+
+    def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
+        return (torch.cat(ours.chunk(2)[::-1]),)
+
+
+@dataclass(frozen=True)
 class Interleaved(Way):
     """Reordering of a tensor that stores, group by group, the rows of the group's queries, key and value (GPT-NeoX,
     BLOOM, Falcon).
@@ -261,6 +272,7 @@ TRANSPOSED = Transposed()
 QKV = Joined(3)
 PAIR = Joined(2)
 ALTERNATING = Alternating()
+SWAPPED = Swapped()
 INTERLEAVED = Interleaved()
 ROTARY_PAIRS = RotaryPairs()
 

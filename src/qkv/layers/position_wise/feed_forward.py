@@ -45,7 +45,7 @@ class GatedFeedForward(Branch):
         super().__init__(part, width)
         hidden = part.hidden_at(width)
         self.gate_up = Linear(width, 2 * hidden, bias=part.bias)
-        self.down = Linear(hidden, width, bias=part.bias)
+        self.down = Linear(hidden, width, bias=part.ends_with_bias)
         self.activation, self.dropout = ACTIVATIONS[part.activation], part.dropout
 
     def layouts(self) -> Layouts:

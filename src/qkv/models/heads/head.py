@@ -87,7 +87,7 @@ class LanguageModelHead(Head):
         self.cap, self.scale, self.tied, vocab_size = part.softcap, part.scale, part.tied, table.shape[0]
         self.transform = _Transform(part, part.transform, width) if part.transform else None
         self.num_outputs = vocab_size
-        self.weight = table if part.tied else nn.Parameter(torch.empty(vocab_size, width))
+        self.weight = table if part.tied else nn.Parameter(torch.empty(vocab_size, part.table_width(width)))
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if part.bias else None
 
     def layouts(self) -> Layouts:
@@ -112,8 +112,9 @@ class _Transform(nn.Module):
 
     def __init__(self, part: spec.LanguageModelHead, activation: str, width: int):
         super().__init__()
-        self.dense, self.activation = Linear(width, width, bias=part.transform_bias), ACTIVATIONS[activation]
-        self.norm = build_norm(part.norm, width)
+        out = part.table_width(width)
+        self.dense, self.activation = Linear(width, out, bias=part.transform_bias), ACTIVATIONS[activation]
+        self.norm = build_norm(part.norm, out)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.activation(self.dense(x)), _NOWHERE)

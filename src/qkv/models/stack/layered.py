@@ -50,6 +50,7 @@ class Layered(Declared):
         ``memory_width``: features of the vectors that cross-attention reads; default: ``width``. ``spec`` fills in the
         sizes that depend on the number of positions of a row.
         """
+        self.walk = spec.walk
         self.blocks = nn.ModuleList(
             Block(block, width, f"{name}.{i}", memory_width) for i, block in enumerate(spec.sized_layers)
         )
@@ -61,12 +62,17 @@ class Layered(Declared):
     @property
     def walked(self) -> Sequence[nn.Module]:
         """Blocks in order of execution; a repeated block appears several times."""
-        return list(self.blocks)
+        return [self.blocks[i] for i in self.walk]
 
     @property
     def branches(self) -> list[Branch]:
-        """Branches of all blocks in order, such as attention and feed-forward of each layer."""
+        """Branches of all blocks, such as attention and feed-forward of each layer; one that repeats appears once."""
         return [slot.body for block in self.blocks for slot in block.branches]  # type: ignore[union-attr]
+
+    @property
+    def walked_branches(self) -> list[Branch]:
+        """Branches in order of execution; those of a repeated block appear several times."""
+        return [slot.body for block in self.walked for slot in block.branches]  # type: ignore[union-attr]
 
     def through(self, x: Tensor, context: Context, state: Sequence[Any] | None = None) -> Iterator[tuple[Tensor, Any]]:
         """Yield (output vectors, next state of the branches) of each block; x (B, N, D): input of the first block.
@@ -110,7 +116,7 @@ class Layered(Declared):
             state = branch.init_state(batch, capacity, **memory)
             return Paged.instead(state) if pages and branch.reads_pages else state
 
-        return tuple(tuple(begun(slot.body, i) for slot in block.branches) for i, block in enumerate(self.blocks))  # type: ignore[union-attr]
+        return tuple(tuple(begun(slot.body, i) for slot in block.branches) for i, block in enumerate(self.walked))  # type: ignore[union-attr]
 
     def read(self, x: Tensor, context: Context, state: Sequence[Any] | None = None) -> tuple[Tensor, Any]:
         """Return (vectors (B, N, D) after the last block and the norm, next state of the blocks; None without one)."""

@@ -146,6 +146,11 @@ class Layered(Spec):
         return self.num_layers or len(self.blocks) if self.blocks else 0
 
     @property
+    def walk(self) -> tuple[int, ...]:
+        """Index of the block applied at each step, in order of execution."""
+        return tuple(range(self.depth))
+
+    @property
     def row_positions(self) -> int:
         """Maximum number of positions of a row that the blocks read in training."""
         raise NotImplementedError

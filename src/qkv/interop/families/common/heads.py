@@ -20,6 +20,8 @@ HEAD_KEYS: Reasons = dict.fromkeys(
 """Config keys of heads that may be ignored in every family, with the reason."""
 Reader = Callable[[Config], Head]
 Writer = Callable[[Head], dict[str, Any] | None]
+Fields = Callable[[Config], dict[str, Any]]
+"""Function from a config to fields of a head."""
 
 
 class HeadKeys(NamedTuple):
@@ -57,7 +59,8 @@ def body(theirs: str, ignored: Reasons | None = None, kept: Reasons | None = Non
 
 
 def vectors(kept: Reasons | None = None) -> Architecture:
-    """Build an architecture without a head on a body without tokens: its outputs are the final vectors. ``kept``:
+    """Build an architecture without a head on a body without tokens, or with narrower embeddings: its outputs are the
+    final vectors. ``kept``:
     unused tensors of its files that an export writes back unchanged.
     """
     return Architecture(
@@ -104,11 +107,7 @@ def gelu_transform(config: Config) -> dict[str, Any]:
     return {"transform": "gelu", "norm": LayerNorm(eps=config.number("layer_norm_eps", 1e-12))}
 
 
-def masked(
-    names: Mapping[str, str],
-    fields: Callable[[Config], dict[str, Any]] = transform,
-    ignored: Reasons | None = None,
-) -> Architecture:
+def masked(names: Mapping[str, str], fields: Fields = transform, ignored: Reasons | None = None) -> Architecture:
     """Build an architecture with a masked language model head: logits = norm(φ(x W_t + b_t)) W^T + b. ``names``: own
     name -> published name; ``fields``: function from the config to the head's fields.
 
@@ -119,7 +118,7 @@ def masked(
     untied = [NameRule("head.bias", both, COPIED, lambda spec: not spec.tied)] if both[0] != both[1] else []
 
     def read(config: Config) -> Head:
-        return LanguageModelHead(tied=config.flag("tie_word_embeddings", True), bias=True, **fields(config))
+        return LanguageModelHead(**{"tied": config.flag("tie_word_embeddings", True), "bias": True, **fields(config)})
 
     return Architecture(read, _masked_keys, (*untied, *rows), ignored or {})
 
@@ -208,16 +207,18 @@ def _last_classes(head: Head) -> dict[str, Any] | None:
     )
 
 
-def tagging(output: str, ignored: Reasons | None = None, keys: HeadKeys = BERT_KEYS) -> Architecture:
-    """Build the architecture for token classification: W dropout(x_i) + b. ``output``: published name of the layer."""
+def tagging(output: str, ignored: Reasons | None = None, keys: HeadKeys | None = BERT_KEYS) -> Architecture:
+    """Build the architecture for token classification: W dropout(x_i) + b. ``output``: published name of the layer;
+    ``keys`` None: no dropout.
+    """
 
     def read(config: Config) -> Head:
-        return TokenHead(num_classes=label_count(config), dropout=keys.rate(config))
+        return TokenHead(num_classes=label_count(config), dropout=keys.rate(config) if keys else 0.0)
 
     def write(head: Head) -> dict[str, Any] | None:
         if not isinstance(head, TokenHead) or head.num_classes is None:
             return None
-        return {**label_keys(head.num_classes), keys.dropout: head.dropout}
+        return {**label_keys(head.num_classes), **({keys.dropout: head.dropout} if keys else {})}
 
     return Architecture(read, write, (NameRule("head.output.*", f"{output}.*"),), ignored or {})
 

@@ -86,16 +86,16 @@ def spec(config: Config, head: Head) -> Model:
     return body(config, head, reserved=0, types=config.size("type_vocab_size", 2))
 
 
-def body(config: Config, head: Head, reserved: int, types: int) -> Model:
+BERT_NAMES: Mapping[str, str] = {}
+
+
+def body(config: Config, head: Head, reserved: int, types: int, named: Mapping[str, str] = BERT_NAMES) -> Model:
     """Build the spec of BERT's structure with that head. ``reserved``: rows of the position table before the first
-    position; ``types``: number of token types.
+    position; ``types``: number of token types; ``named``: as for ``structure``.
     """
     for key, only, meaning in FIXED:
         config.fixed(key, only, meaning)
-    return structure(config, head, reserved, types, LayerNorm(eps=config.number("layer_norm_eps", 1e-12)))
-
-
-BERT_NAMES: Mapping[str, str] = {}
+    return structure(config, head, reserved, types, LayerNorm(eps=config.number("layer_norm_eps", 1e-12)), named)
 
 
 def structure(
