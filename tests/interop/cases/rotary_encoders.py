@@ -22,6 +22,11 @@ from transformers import (
     NomicBertForMaskedLM,
     NomicBertForTokenClassification,
     NomicBertModel,
+    RoFormerConfig,
+    RoFormerForMaskedLM,
+    RoFormerForQuestionAnswering,
+    RoFormerForSequenceClassification,
+    RoFormerModel,
 )
 
 SIZES = {
@@ -92,7 +97,12 @@ def jina(**changed: Any) -> JinaEmbeddingsV3Config:
 
 
 def euro(**changed: Any) -> EuroBertConfig:
-    return EuroBertConfig(**{**SIZES, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 4, **changed})
+    sizes = {**SIZES, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 4, "pad_token_id": 0}
+    return EuroBertConfig(**{**sizes, **changed})
+
+
+def roformer(**changed: Any) -> RoFormerConfig:
+    return RoFormerConfig(**{**SIZES, "hidden_size": 32, "num_attention_heads": 4, **changed})
 
 
 CASES = (
@@ -115,4 +125,9 @@ CASES = (
     Case("eurobert-classes", EuroBertForSequenceClassification, euro(classifier_pooling="mean")),
     Case("eurobert-number", EuroBertForSequenceClassification, euro(classifier_pooling="bos", num_labels=1)),
     Case("eurobert-tags", EuroBertForTokenClassification, euro(num_labels=4)),
+    Case("roformer-masked", RoFormerForMaskedLM, roformer()),
+    Case("roformer-masked-narrow", RoFormerForMaskedLM, roformer(embedding_size=14, hidden_act="relu")),
+    Case("roformer-body", RoFormerModel, roformer(embedding_size=14)),
+    Case("roformer-classes", RoFormerForSequenceClassification, roformer(num_labels=3, hidden_act="silu")),
+    Case("roformer-answers", RoFormerForQuestionAnswering, roformer(type_vocab_size=1)),
 )

@@ -99,10 +99,16 @@ def body(config: Config, head: Head, reserved: int, types: int, named: Mapping[s
 
 
 def structure(
-    config: Config, head: Head, reserved: int, types: int, norm: Norm, named: Mapping[str, str] = BERT_NAMES
+    config: Config,
+    head: Head,
+    reserved: int,
+    types: int,
+    norm: Norm,
+    named: Mapping[str, str] = BERT_NAMES,
+    feed_forward: FeedForward | None = None,
 ) -> Model:
     """Build the spec of BERT's structure, as ``body`` does, with one ``norm`` for all places. ``named``: BERT's names
-    of config keys -> their names in this config, where they differ.
+    of config keys -> their names in this config, where they differ; ``feed_forward``: default: that of the config.
     """
 
     def key(name: str) -> str:
@@ -114,7 +120,7 @@ def structure(
         mask=Full(),
         dropout=config.number(key("attention_probs_dropout_prob"), 0.1),
     )
-    feed_forward = FeedForward(
+    feed_forward = feed_forward or FeedForward(
         hidden=config.size(key("intermediate_size"), 3072),
         activation=config.word(key("hidden_act"), "gelu", INWARD),
     )
@@ -132,7 +138,7 @@ def structure(
         blocks=(Block(branches=(attention, feed_forward), order="post", norm=norm, dropout=dropout),),
         norm=NoNorm(),
         head=head,
-        init_std=config.number("initializer_range", 0.02),
+        init_std=config.number(key("initializer_range"), 0.02),
     )
 
 

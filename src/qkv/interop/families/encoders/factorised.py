@@ -211,6 +211,7 @@ ALBERT = Family(
         "hidden_act": "gelu_new",
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
+        "classifier_dropout_prob": 0.1,
     },
     ignored={"albert.embeddings.position_ids": "constant position ids 0, 1, 2, …"},
     ignored_config={
@@ -265,6 +266,7 @@ REMBERT = Family(
         "intermediate_size": 4608,
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
+        "classifier_dropout_prob": 0.1,
     },
     ignored={"rembert.embeddings.position_ids": "constant position ids 0, 1, 2, …"},
     ignored_config={

@@ -36,9 +36,10 @@ def config(spec: Model) -> dict[str, Any] | None:
     first = spec.layers[0].branches[0] if spec.layers else None
     if not isinstance(first, Attention) or not isinstance(first.mask, Full):
         return None
-    return gated.config_of(
+    keys = gated.config_of(
         spec, lambda attention, feed_forward: {"attention_bias": attention.bias, "mlp_bias": feed_forward.bias}
     )
+    return keys and {**keys, "pad_token_id": None}  # the library's default exceeds a small vocabulary
 
 
 def _words(config: Config) -> Head:
@@ -86,7 +87,11 @@ EUROBERT = Family(
     names=gated.NAMES,
     prefix="model.",
     ignored=gated.IGNORED,
-    ignored_config={**HEAD_KEYS, "classifier_pooling": "part of a head that this architecture lacks"},
+    ignored_config={
+        **HEAD_KEYS,
+        "classifier_pooling": "part of a head that this architecture lacks",
+        "mask_token_id": "given by the tokenizer",
+    },
     defaults={
         "vocab_size": 128256,
         "hidden_size": 768,
