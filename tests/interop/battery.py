@@ -181,20 +181,21 @@ def their_answer(pair: Pair, left: bool = False) -> Tensor:
     elif left and "position_ids" in inspect.signature(pair.theirs.forward).parameters:
         given["position_ids"] = (real.cumsum(1) - 1).clamp(min=0)
     found = pair.theirs(**given)
-    answer = _answer_of(found, pair.theirs)
+    answer = _answer_of(found, pair)
     return moved(answer, real) if left and answer.dim() == 3 else answer
 
 
-def _answer_of(found: Any, model: Any) -> Tensor:
+def _answer_of(found: Any, pair: Pair) -> Tensor:
     """Logits; of span heads, start and end stacked; of a body without a head, hidden states times the token table, or
-    alone where the table is narrower.
+    alone where qkv's model has no head either.
     """
     if "logits" in found:
         return found.logits
     if "start_logits" in found:
         return torch.stack((found.start_logits, found.end_logits), -1)
-    table, vectors = model.get_input_embeddings().weight, found.last_hidden_state
-    return vectors @ table.t() if table.shape[1] == vectors.shape[-1] else vectors
+    if not pair.published.spec.head.predicts_tokens:
+        return found.last_hidden_state
+    return found.last_hidden_state @ pair.theirs.get_input_embeddings().weight.t()
 
 
 def moved(answer: Tensor, real: Tensor) -> Tensor:

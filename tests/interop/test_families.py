@@ -59,7 +59,7 @@ def test_padding_on_the_left_changes_nothing(pair: Pair) -> None:
 
 
 def test_greedy_tokens_are_equal(pair: Pair) -> None:
-    if not pair.theirs.can_generate():
+    if not pair.theirs.can_generate() or not pair.published.spec.decodes:
         pytest.skip("it does not write")
     cached = pair.case.cached and pair.case.left
     ours, theirs = (our_words(pair), their_words(pair)) if cached else read_again(pair)

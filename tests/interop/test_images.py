@@ -16,6 +16,7 @@ from transformers import (
     DeiTImageProcessorPil,
     Dinov2ForImageClassification,
     ViTForImageClassification,
+    SiglipImageProcessorPil,
     ViTImageProcessorPil,
     ViTModel,
 )
@@ -43,6 +44,7 @@ PROCESSORS = {
     "other factor": ViTImageProcessorPil(size=SMALL, rescale_factor=1 / 127.5),
     "square, cropped": DeiTImageProcessorPil(size={"height": 15, "width": 15}, crop_size={"height": 12, "width": 11}),
     "shorter side, cropped": BitImageProcessorPil(size={"shortest_edge": 17}, crop_size={"height": 12, "width": 13}),
+    "siglip": SiglipImageProcessorPil(size=SMALL),
     "shorter side": BitImageProcessorPil(size={"shortest_edge": 12}, crop_size=SMALL, resample=2),
 }
 

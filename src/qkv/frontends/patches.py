@@ -50,7 +50,7 @@ class PatchFrontend(PlacedFrontend):
         channels = (part.channels, *part.stem)
         self.stem = nn.ModuleList(_Stage(a, b) for a, b in pairwise(channels))
         own = part.vector_width(width)
-        self.map = nn.Conv2d(channels[-1], own, part.patch, stride=part.patch)
+        self.map = nn.Conv2d(channels[-1], own, part.patch, stride=part.patch, bias=part.bias)
         self.first = nn.Parameter(torch.zeros(own)) if part.class_token else None
         self.extra = nn.Parameter(torch.zeros(part.extra_tokens, own)) if part.extra_tokens else None
 
@@ -66,7 +66,8 @@ class PatchFrontend(PlacedFrontend):
     def initialise(self, std: float) -> None:
         """Initialise the patch map by Xavier, the stem as in He et al. 2015, and leading vectors from N(0, std²)."""
         nn.init.xavier_uniform_(self.map.weight.view(len(self.map.weight), -1))
-        nn.init.zeros_(self.map.bias)  # type: ignore[arg-type]
+        if self.map.bias is not None:
+            nn.init.zeros_(self.map.bias)
         for stage in self.stem:
             nn.init.kaiming_normal_(stage[0].weight, nonlinearity="relu")  # type: ignore[index]
         for token in (self.first, self.extra):

@@ -37,6 +37,7 @@ _KINDS = {
     "ViT": _Kind({"height": 224, "width": 224}, 2),
     "DeiT": _Kind({"height": 256, "width": 256}, 3, crop=224),
     "Bit": _Kind({"shortest_edge": 224}, 3, 224, *_CLIP, square=False),
+    "Siglip": _Kind({"height": 224, "width": 224}, 3),
     "CLIP": _Kind({"shortest_edge": 224}, 3, 224, *_CLIP, square=False),
 }
 _ENDINGS = ("ImageProcessor", "ImageProcessorFast", "ImageProcessorPil", "FeatureExtractor")

@@ -47,7 +47,7 @@ def covering(spec: Model, first: str = "") -> Covering | None:
             continue
         for name, architecture in family.architectures.items():
             head = architecture.config(spec.head)
-            if head is None:
+            if head is None or not architecture.suits(spec):
                 continue
             config = {"model_type": family.model_types[0], "architectures": [name], **body, **head}
             if _gives(family, name, config, spec):

@@ -117,7 +117,12 @@ CASES = (
     Case("gte-masked", GteForMaskedLM, gte(), renamed=of_gte("gte.")),
     Case("gte-body-without-types", GteModel, gte(type_vocab_size=0), renamed=of_gte("")),
     Case("gte-classes", GteForSequenceClassification, gte(type_vocab_size=2), renamed=of_gte("gte.")),
-    Case("jina-masked", JinaEmbeddingsV3ForMaskedLM, jina(), renamed=of_jina()),
+    Case(
+        "jina-masked",
+        JinaEmbeddingsV3ForMaskedLM,
+        jina(),
+        renamed={**of_jina(), "roberta.embeddings.word_embeddings.weight": "lm_head.decoder.weight"},
+    ),
     Case("jina-number", JinaEmbeddingsV3ForSequenceClassification, jina(num_labels=1), renamed=of_jina()),
     Case("eurobert-masked", EuroBertForMaskedLM, euro()),
     Case("eurobert-masked-with-biases", EuroBertForMaskedLM, euro(attention_bias=True, mlp_bias=True)),

@@ -1,4 +1,4 @@
-"""XLM and FlauBERT: tied heads and their own, post-norm blocks and pre-norm ones."""
+"""XLM and FlauBERT: tied heads and their own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ CASES = (
     Case("xlm-body", XLMModel, xlm(layer_norm_eps=1e-3)),
     Case("xlm-answers", XLMForQuestionAnsweringSimple, xlm()),
     Case("flaubert-masked", FlaubertWithLMHeadModel, flaubert()),
-    Case("flaubert-masked-pre-norm", FlaubertWithLMHeadModel, flaubert(pre_norm=True)),
-    Case("flaubert-body", FlaubertModel, flaubert(pre_norm=True, gelu_activation=False)),
+    Case("flaubert-body", FlaubertModel, flaubert(gelu_activation=False)),
     Case("flaubert-tags", FlaubertForTokenClassification, flaubert(num_labels=4)),
 )

@@ -40,6 +40,8 @@ class Architecture:
     """True for a model without a head: its tensor names lack the body's prefix."""
     typical: Mapping[str, Any] = field(default_factory=dict)
     """Example config values of this architecture that differ from the family's ``typical``."""
+    suits: Callable[[Model], bool] = lambda spec: True
+    """Predicate of the specs that are written as this architecture, where another one has the same head."""
 
 
 @dataclass(frozen=True)

@@ -206,6 +206,7 @@ class Patches(Placed, kind="patches"):
     stem: Seq[Annotated[int, Field(gt=0, le=LARGEST)]] = Field(
         default=(), description="channels of convolutions before the patches, each of which halves height and width"
     )
+    bias: bool = Field(default=True, description="bias of the map from patches to vectors (CLIP: none)")
     class_token: bool = Field(default=False, description="learned first position, for the pooling 'first'")
     extra_tokens: int = Field(
         default=0, ge=0, le=1000, description="learned positions before the patches, after the class token (DeiT: one)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from qkv.interop.families.common.activations import INWARD
@@ -121,6 +122,14 @@ def masked(names: Mapping[str, str], fields: Fields = transform, ignored: Reason
         return LanguageModelHead(**{"tied": config.flag("tie_word_embeddings", True), "bias": True, **fields(config)})
 
     return Architecture(read, _masked_keys, (*untied, *rows), ignored or {})
+
+
+def masked_or_causal(masked_name: str, causal_name: str, words: Architecture) -> dict[str, Architecture]:
+    """Return the architectures of one head on a model that reads in both directions, and on one that is causal."""
+    return {
+        masked_name: replace(words, suits=lambda spec: not spec.causal),
+        causal_name: replace(words, suits=lambda spec: spec.causal),
+    }
 
 
 def _masked_keys(head: Head) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ from qkv.interop.families.common.heads import (
     answering,
     classification,
     masked,
+    masked_or_causal,
     pooler,
     tagging,
 )
@@ -28,7 +29,7 @@ from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
-from qkv.spec.masks import Full
+from qkv.spec.masks import Causal, Full, Mask
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import LayerNorm, Learned, NoNorm, Norm
 
@@ -83,19 +84,42 @@ def names(body: str) -> tuple[NameRule, ...]:
 
 def spec(config: Config, head: Head) -> Model:
     """Build the spec of BERT: D = hidden_size, num_hidden_layers blocks, intermediate_size feed-forward features."""
-    return body(config, head, reserved=0, types=config.size("type_vocab_size", 2))
+    return body(config, head, reserved=0, types=config.size("type_vocab_size", 2), mask=mask_of(config))
+
+
+def mask_of(config: Config) -> Mask:
+    """Return the attention mask of a config: causal if ``is_decoder``."""
+    return Causal() if config.flag("is_decoder", False) else Full()
 
 
 BERT_NAMES: Mapping[str, str] = {}
 
 
-def body(config: Config, head: Head, reserved: int, types: int, named: Mapping[str, str] = BERT_NAMES) -> Model:
+def body(
+    config: Config,
+    head: Head,
+    reserved: int,
+    types: int,
+    named: Mapping[str, str] = BERT_NAMES,
+    mask: Mask | None = None,
+) -> Model:
     """Build the spec of BERT's structure with that head. ``reserved``: rows of the position table before the first
-    position; ``types``: number of token types; ``named``: as for ``structure``.
+    position; ``types``: number of token types; ``named``: as for ``structure``; ``mask`` None: only ``Full``.
     """
     for key, only, meaning in FIXED:
         config.fixed(key, only, meaning)
-    return structure(config, head, reserved, types, LayerNorm(eps=config.number("layer_norm_eps", 1e-12)), named)
+    if mask is None:
+        config.fixed("is_decoder", False, "the attention mask")
+    norm = LayerNorm(eps=config.number("layer_norm_eps", 1e-12))
+    return under(structure(config, head, reserved, types, norm, named), mask or Full())
+
+
+def under(model: Model, mask: Mask) -> Model:
+    """Return ``model``, the first branches of whose blocks are attention, with that mask."""
+    blocks = [(block, *block.branches) for block in model.blocks]
+    return model.changed(
+        blocks=tuple(block.changed(branches=(first.changed(mask=mask), *rest)) for block, first, *rest in blocks)
+    )
 
 
 def structure(
@@ -153,7 +177,6 @@ def _positions(config: Config, reserved: int) -> int:
 
 
 FIXED = (
-    ("is_decoder", False, "the attention mask"),
     ("add_cross_attention", False, "the branches of a block"),
     ("position_embedding_type", "absolute", "the position encoding"),
     ("pruned_heads", {}, "the number of heads"),
@@ -190,13 +213,16 @@ def keys(spec: Model, named: Mapping[str, str] = BERT_NAMES) -> dict[str, Any] |
         "hidden_dropout_prob": block.dropout,
         "attention_probs_dropout_prob": attention.dropout,
         "initializer_range": spec.init_std,
+        "is_decoder": attention.mask.causal,
     }
     return {named.get(key, key): value for key, value in sizes.items()}
 
 
-def architectures(stem: str, prefix: str, keys: HeadKeys = BERT_KEYS) -> dict[str, Architecture]:
+def architectures(
+    stem: str, prefix: str, keys: HeadKeys = BERT_KEYS, causal: str = "ForCausalLM"
+) -> dict[str, Architecture]:
     """Return the published architectures of BERT's structure by name, such as ``stem`` + "ForMaskedLM"; ``prefix``: of
-    the body's tensor names.
+    the body's tensor names; ``causal``: ending of the name of the decoder.
     """
     unread = pooler(prefix)
     others = {
@@ -204,9 +230,10 @@ def architectures(stem: str, prefix: str, keys: HeadKeys = BERT_KEYS) -> dict[st
         "cls.predictions.decoder.bias": "the same as cls.predictions.bias",
         "cls.seq_relationship.*": "next-sentence head, used in pretraining only",
     }
+    words = masked(MASKED_NAMES, ignored=others)
     return {
-        f"{stem}ForMaskedLM": masked(MASKED_NAMES, ignored=others),
-        f"{stem}ForPreTraining": masked(MASKED_NAMES, ignored=others),
+        **masked_or_causal(f"{stem}ForMaskedLM", f"{stem}{causal}", words),
+        f"{stem}ForPreTraining": words,
         f"{stem}Model": heads.body(f"{prefix}embeddings.word_embeddings.weight", kept=unread),
         f"{stem}ForSequenceClassification": classification(f"{prefix}pooler.dense", "classifier", keys=keys),
         f"{stem}ForTokenClassification": tagging("classifier", unread, keys),
@@ -223,7 +250,7 @@ def _ernie(config: Config, head: Head) -> Model:
 BERT = Family(
     name="BERT",
     model_types=("bert",),
-    architectures=architectures("Bert", "bert."),
+    architectures=architectures("Bert", "bert.", causal="LMHeadModel"),
     spec=spec,
     config=config,
     names=names("bert."),

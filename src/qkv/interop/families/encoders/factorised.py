@@ -101,7 +101,11 @@ ELECTRA = Family(
     name="ELECTRA",
     model_types=("electra",),
     architectures={
-        "ElectraForMaskedLM": masked(_GENERATED, narrow("embedding_size", 128, gelu=True)),
+        **masked_or_causal(
+            "ElectraForMaskedLM",
+            "ElectraForCausalLM",
+            masked(_GENERATED, narrow("embedding_size", 128, gelu=True)),
+        ),
         "ElectraForPreTraining": Architecture(_replaced, _replaced_keys, _REPLACED),
         "ElectraModel": heads.vectors(),
         "ElectraForSequenceClassification": classification(

@@ -37,6 +37,7 @@ def spec(config: Config, head: Head) -> Model:
     """
     config.fixed("attention_mode", "longformer", "the attention mask")
     config.fixed("ignore_attention_mask", False, "masking of padding")
+    config.fixed("is_decoder", False, "the attention mask")
     model = roberta.spec(config, head)
     few = 1 if isinstance(head, ClassificationHead | RegressionHead) else None
     (block,) = model.blocks

@@ -200,7 +200,6 @@ def _hidden_keys(head: ClassificationHead | RegressionHead | TokenHead | SpanHea
 
 
 def _masked(config: Config) -> Head:
-    config.fixed("sparse_prediction", False, "positions with predictions")
     return LanguageModelHead(
         tied=config.flag("tie_word_embeddings", True),
         bias=config.flag("decoder_bias", True),
@@ -281,12 +280,11 @@ MODERNBERT = Family(
                 "classifier_dropout",
                 "classifier_pooling",
                 "decoder_bias",
-                "sparse_prediction",
             ),
             "part of a head that this architecture lacks",
         ),
         "tie_word_embeddings": "part of a head that this architecture lacks",
-        "sparse_pred_ignore_index": "training setting",
+        **dict.fromkeys(("sparse_prediction", "sparse_pred_ignore_index"), "read only when targets are given"),
         "initializer_cutoff_factor": "training setting",
         **dict.fromkeys(
             ("deterministic_flash_attn", "reference_compile", "repad_logits_with_grad"), "execution setting"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from qkv.interop.families.common import heads
-from qkv.interop.families.common.heads import answering, classification, gelu_transform, masked, pooler, tagging
+from qkv.interop.families.common.heads import answering, classification, gelu_transform, masked, masked_or_causal, pooler, tagging
 from qkv.interop.families.encoders import bert
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Architecture, Family
@@ -30,9 +30,8 @@ MASKED_NAMES = {
 
 def spec(config: Config, head: Head) -> Model:
     """Build the spec of RoBERTa: as BERT's; rows up to ``pad_token_id`` of the position table are reserved."""
-    return bert.body(
-        config, head, reserved=config.integer("pad_token_id", 1) + 1, types=config.size("type_vocab_size", 2)
-    )
+    reserved, types = config.integer("pad_token_id", 1) + 1, config.size("type_vocab_size", 2)
+    return bert.body(config, head, reserved, types, mask=bert.mask_of(config))
 
 
 def config(spec: Model) -> dict[str, Any] | None:
@@ -54,7 +53,7 @@ def architectures(stem: str, prefix: str) -> dict[str, Architecture]:
     unread = pooler(prefix)
     again = {**unread, "lm_head.decoder.bias": "the same as lm_head.bias"}
     return {
-        f"{stem}ForMaskedLM": masked(MASKED_NAMES, gelu_transform, again),
+        **masked_or_causal(f"{stem}ForMaskedLM", f"{stem}ForCausalLM", masked(MASKED_NAMES, gelu_transform, again)),
         f"{stem}Model": heads.body(f"{prefix}embeddings.word_embeddings.weight", kept=unread),
         f"{stem}ForSequenceClassification": classification(
             hidden="classifier.dense", output="classifier.out_proj", ignored=unread

@@ -1,7 +1,7 @@
 """XLM (Conneau & Lample 2019) and FlauBERT (Le et al. 2020): BERT's structure without a transform in the head, with
 names of their own.
 
-A FlauBERT may have pre-norm blocks, without a final norm. Vectors of languages are refused.
+Vectors of languages and FlauBERT's pre-norm blocks are refused.
 """
 
 from __future__ import annotations
@@ -75,18 +75,9 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def _flaubert(config: Config, head: Head) -> Model:
-    """Build the spec of FlauBERT: XLM's; with ``pre_norm`` the blocks are pre-norm, and no norm follows the last."""
-    model = spec(config, head)
-    if not config.flag("pre_norm", False):
-        return model
-    return model.changed(blocks=tuple(block.changed(order="pre") for block in model.blocks))
-
-
-def _flaubert_config(spec: Model) -> dict[str, Any] | None:
-    pre = bool(spec.blocks) and all(block.order == "pre" for block in spec.blocks)
-    post = spec.changed(blocks=tuple(block.changed(order="post") for block in spec.blocks)) if pre else spec
-    keys = config(post)
-    return keys and {**keys, "pre_norm": pre}
+    """Build the spec of FlauBERT: XLM's."""
+    config.fixed("pre_norm", False, "the order of norms and branches")
+    return spec(config, head)
 
 
 def _words(config: Config) -> Head:
@@ -120,7 +111,7 @@ XLM = Family(
     config=config,
     names=NAMES,
     prefix=_BODY,
-    defaults={"vocab_size": 30145, "n_heads": 16, "embed_init_std": 2048**-0.5},
+    defaults={"vocab_size": 30145, "emb_dim": 2048, "n_heads": 16, "embed_init_std": 2048**-0.5},
     synonyms={
         "hidden_size": "emb_dim",
         "num_attention_heads": "n_heads",
@@ -147,7 +138,6 @@ FLAUBERT = replace(
     model_types=("flaubert",),
     architectures=_architectures("Flaubert"),
     spec=_flaubert,
-    config=_flaubert_config,
     ignored_config={**XLM.ignored_config, "layerdrop": "training setting"},
 )
 

@@ -76,7 +76,7 @@ EUROBERT = Family(
     model_types=("eurobert",),
     architectures={
         "EuroBertForMaskedLM": Architecture(_words, _words_keys, _WORDS),
-        "EuroBertModel": heads.body("model.embed_tokens.weight"),
+        "EuroBertModel": heads.vectors(),
         "EuroBertForSequenceClassification": Architecture(
             _classes, _classes_keys, _CLASSES, typical={"classifier_pooling": "mean"}
         ),
