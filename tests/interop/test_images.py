@@ -15,8 +15,8 @@ from transformers import (
     BitImageProcessorPil,
     DeiTImageProcessorPil,
     Dinov2ForImageClassification,
-    ViTForImageClassification,
     SiglipImageProcessorPil,
+    ViTForImageClassification,
     ViTImageProcessorPil,
     ViTModel,
 )

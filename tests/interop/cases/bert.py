@@ -12,6 +12,7 @@ from transformers import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
+    BertLMHeadModel,
     ErnieConfig,
     ErnieForMaskedLM,
     ErnieForSequenceClassification,
@@ -69,6 +70,7 @@ CASES = (
     ),
     Case("bert-tags", BertForTokenClassification, config(num_labels=7, intermediate_size=7)),
     Case("bert-answers", BertForQuestionAnswering, config(num_hidden_layers=1, num_attention_heads=6)),
+    Case("bert-causal", BertLMHeadModel, config(is_decoder=True, type_vocab_size=1), steps=9),
     Case("ernie-masked", ErnieForMaskedLM, ernie()),
     Case("ernie-classes", ErnieForSequenceClassification, ernie(num_labels=3, type_vocab_size=4)),
 )

@@ -35,6 +35,14 @@ class RobertaForMaskedLM(transformers.RobertaForMaskedLM):
             self.lm_head.bias.copy_(self.lm_head.decoder.bias)
 
 
+class RobertaForCausalLM(transformers.RobertaForCausalLM):
+    """With positions counted from the ids: those given as an argument would lack the reserved rows."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("position_ids", None)
+        return super().forward(*args, **kwargs)
+
+
 def config(**changed: Any) -> RobertaConfig:
     return RobertaConfig(
         **{**SIZES, "max_position_embeddings": 23, "type_vocab_size": 1, "layer_norm_eps": 1e-5, **changed}
@@ -52,6 +60,7 @@ CASES = (
         RobertaForMaskedLM,
         config(tie_word_embeddings=False, pad_token_id=0, layer_norm_eps=1e-2),
     ),
+    Case("roberta-causal", RobertaForCausalLM, config(is_decoder=True), steps=9, cached=False),
     Case("roberta-body", transformers.RobertaModel, config(pad_token_id=3, type_vocab_size=2, num_attention_heads=3)),
     Case("roberta-classes", RobertaForSequenceClassification, config(num_labels=5)),
     Case("roberta-number", RobertaForSequenceClassification, config(num_labels=1, classifier_dropout=0.4)),

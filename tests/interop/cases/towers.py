@@ -44,7 +44,6 @@ CASES = (
     Case("clip-number", CLIPForImageClassification, of_both(CLIPConfig, 1, hidden_act="gelu", num_channels=1)),
     Case("metaclip-classes", MetaClip2ForImageClassification, of_both(MetaClip2Config, layer_norm_eps=1e-3)),
     Case("siglip-classes", SiglipForImageClassification, of_both(SiglipConfig)),
-    Case("siglip-without-head", SiglipForImageClassification, of_both(SiglipConfig, vision_use_head=False)),
     case("ijepa-classes", IJepaForImageClassification, ijepa(num_labels=3)),
     case("ijepa-body", IJepaModel, ijepa(image_size=12, num_channels=1, hidden_act="relu")),
 )

@@ -19,6 +19,7 @@ from qkv.interop.families.common.heads import (
     classification,
     gelu_transform,
     masked,
+    masked_or_causal,
     pooler,
     tagging,
     transform,

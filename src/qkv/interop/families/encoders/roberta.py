@@ -11,7 +11,15 @@ from dataclasses import replace
 from typing import Any
 
 from qkv.interop.families.common import heads
-from qkv.interop.families.common.heads import answering, classification, gelu_transform, masked, masked_or_causal, pooler, tagging
+from qkv.interop.families.common.heads import (
+    answering,
+    classification,
+    gelu_transform,
+    masked,
+    masked_or_causal,
+    pooler,
+    tagging,
+)
 from qkv.interop.families.encoders import bert
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Architecture, Family
