@@ -213,7 +213,7 @@ def keys(spec: Model, named: Mapping[str, str] = BERT_NAMES) -> dict[str, Any] |
         "hidden_dropout_prob": block.dropout,
         "attention_probs_dropout_prob": attention.dropout,
         "initializer_range": spec.init_std,
-        "is_decoder": attention.mask.causal,
+        **({"is_decoder": True} if attention.mask.causal else {}),
     }
     return {named.get(key, key): value for key, value in sizes.items()}
 

@@ -46,7 +46,7 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Tower:
-    """What the towers differ in. ``patch``, ``activation`` and ``eps``: defaults of the config's keys."""
+    """Kind of tower. ``patch``, ``activation`` and ``eps``: defaults of the config's keys."""
 
     class_token: bool
     patch: int
