@@ -129,7 +129,7 @@ class Alternating(Way):
 
 
 @dataclass(frozen=True)
-class Swapped(Way):
+class ExchangedHalves(Way):
     """Exchange of the two halves of the rows: the up rows come before those of the gate (GTE)."""
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
@@ -272,7 +272,7 @@ TRANSPOSED = Transposed()
 QKV = Joined(3)
 PAIR = Joined(2)
 ALTERNATING = Alternating()
-SWAPPED = Swapped()
+SWAPPED = ExchangedHalves()
 INTERLEAVED = Interleaved()
 ROTARY_PAIRS = RotaryPairs()
 
