@@ -85,6 +85,17 @@ CASES = (
         norm_topk_prob=True,
     ),
     case("qwen3-moe-sums", "Qwen3Moe", hidden_size=32, num_experts=3, num_experts_per_tok=1, moe_intermediate_size=12),
+    case("stablelm", "StableLm", head_dim="absent", hidden_size=48, num_attention_heads=6, num_key_value_heads=2),
+    case(
+        "stablelm-parallel",
+        "StableLm",
+        head_dim="absent",
+        hidden_size=48,
+        use_parallel_residual=True,
+        use_qkv_bias=True,
+    ),
+    case("starcoder2", "Starcoder2", head_dim="absent", sliding_window=4),
+    case("starcoder2-no-bias", "Starcoder2", head_dim="absent", use_bias=False, norm_epsilon=1e-3),
     case("internlm3", "Llama", "InternLM3", qkv_bias=True, bias=True),
     case("iquest", "Llama", "IQuestCoder"),
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import transformers
 from tests.interop.cases.case import Case
-from transformers import MT5Config, T5Config, T5ForConditionalGeneration
+from transformers import MT5Config, T5Config, T5ForConditionalGeneration, UMT5Config
 
 _SHARED = {"encoder.embed_tokens.weight": "shared.weight", "decoder.embed_tokens.weight": "shared.weight"}
 
@@ -74,6 +74,12 @@ CASES = (
         config(feed_forward_proj="gated-silu", tie_word_embeddings=False),
     ),
     Case("mt5", UntiedMT5, MT5Config(**sizes(num_decoder_layers=1))),
+    Case(
+        "umt5",
+        transformers.UMT5ForConditionalGeneration,
+        UMT5Config(**sizes(num_decoder_layers=1)),
+        lengths=(40, 17, 2),
+    ),
     Case("t5-encoder", transformers.T5EncoderModel, config(feed_forward_proj="gated-gelu"), lengths=(40, 1, 12)),
     Case("mt5-encoder", transformers.MT5EncoderModel, MT5Config(**sizes(num_layers=3, feed_forward_proj="relu"))),
 )

@@ -1,12 +1,13 @@
-"""T5 (Raffel et al. 2020) and mT5 (Xue et al. 2021): pre-norm encoder–decoder without biases, unscaled scores, and one
-learned relative bias table per stack. T5 1.1, Flan-T5 and T0 have a gated feed-forward and an untied head. The
-encoder may be published alone.
+"""T5 (Raffel et al. 2020), mT5 (Xue et al. 2021) and UMT5 (Chung et al. 2023): pre-norm encoder–decoder without biases,
+unscaled scores, and one learned relative bias table per stack, in UMT5 one per layer. T5 1.1, Flan-T5 and T0 have a
+gated feed-forward and an untied head. The encoder may be published alone.
 
 In training, transformers also applies dropout to the outputs of the final norms.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from qkv.interop.families.common.activations import INWARD, OUTWARD
@@ -68,9 +69,9 @@ NAMES = (
 )
 
 
-def spec(config: Config, head: Head) -> Model:
+def spec(config: Config, head: Head, shared: bool = True) -> Model:
     """Build the spec of T5: D = d_model, num_heads heads of d_kv features, d_ff feed-forward features; the decoder may
-    have another number of layers.
+    have another number of layers. ``shared``: one bias table per stack, not one per layer.
     """
     heads, head_dim, dropout = config.size("num_heads", 8), config.size("d_kv", 64), config.number("dropout_rate", 0.1)
     norm = RMSNorm(eps=config.number("layer_norm_epsilon", 1e-6))
@@ -78,7 +79,7 @@ def spec(config: Config, head: Head) -> Model:
     relative = T5Buckets(
         num_buckets=config.size("relative_attention_num_buckets", 32),
         max_distance=config.integer("relative_attention_max_distance", 128),
-        shared=True,
+        shared=shared,
     )
     attention, feed_forward = Attention(relative=relative, **sizes), _feed_forward(config, dropout)
     layers = config.layers("num_layers", 6)
@@ -98,7 +99,12 @@ def spec(config: Config, head: Head) -> Model:
     )
 
 
-ENCODERS = (["T5EncoderModel"], ["MT5EncoderModel"])
+def spec_of_umt5(config: Config, head: Head) -> Model:
+    """Build the spec of UMT5: T5 with a bias table in each layer."""
+    return spec(config, head, shared=False)
+
+
+ENCODERS = (["T5EncoderModel"], ["MT5EncoderModel"], ["UMT5EncoderModel"])
 """Values of ``architectures`` in configs of models that have an encoder only."""
 
 
@@ -244,4 +250,16 @@ MT5 = Family(
     synonyms=_SYNONYMS,
 )
 
-register(T5, MT5)
+UMT5 = replace(
+    MT5,
+    name="UMT5",
+    model_types=("umt5",),
+    architectures={
+        "UMT5ForConditionalGeneration": Architecture(_scaled, _scaled_keys, _ROWS),
+        "UMT5Model": body("shared.weight"),
+        "UMT5EncoderModel": _ENCODER,
+    },
+    spec=spec_of_umt5,
+)
+
+register(T5, MT5, UMT5)
