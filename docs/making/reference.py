@@ -35,7 +35,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "qkv.layers.relative",
         "qkv.layers.norms",
     ),
-    "Observation": ("qkv.layers.tap", "qkv.models.alignment"),
+    "Observation": ("qkv.lens.record", "qkv.layers.tap", "qkv.layers.observable", "qkv.models.alignment"),
     "Operations": (
         "qkv.ops.attention.reference",
         "qkv.ops.attention.problem",

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from qkv.layers.context import MEMORY, Context, Memory
 from qkv.layers.norms import BatchNorm
 from qkv.layers.signal import Signal
+from qkv.layers.tap import Tap
 from qkv.mixers.registry import build_branch
 from qkv.models.build import build
 from qkv.spec import masks
@@ -57,6 +58,8 @@ class Subject:
 
     reads_far = True
     """False if no branch ever reads more than a few positions at once, as in short segments."""
+    tap: Tap | None = None
+    """Tap of all calls."""
 
     exact_length: int | None = None
     """The longest row of which decoding gives what reading at once does; None for any."""
@@ -140,7 +143,7 @@ class OneBranch(Subject):
         if segments is not None:
             positions = torch.tensor([[row[:i].count(row[i]) for i in range(len(row))] for row in segments.tolist()])
         memories = {MEMORY: self._memory(x.shape[0])} if self.part.reads_memory else {}
-        return self.module(x, Context(positions, lengths, segments, memories=memories))[0]
+        return self.module(x, Context(positions, lengths, segments, memories=memories, tap=self.tap))[0]
 
     def _memory(self, batch: int) -> Memory:
         """The same for every row, so that a row alone can stand for it: three vectors, and two of junk behind them."""
@@ -159,7 +162,10 @@ class OneBranch(Subject):
     def call(self, x: Tensor, state: Counted, lengths: Tensor | None = None) -> tuple[Tensor, Counted]:
         past, count = torch.tensor(state.positions), x.shape[1]
         context = Context(
-            past[:, None] + torch.arange(count), lengths, arrival=Arrival(state.positions, count, lengths)
+            past[:, None] + torch.arange(count),
+            lengths,
+            arrival=Arrival(state.positions, count, lengths),
+            tap=self.tap,
         )
         y, inner = self.module(x, context, state.inner)
         return y, Counted(Counts.of(past + (count if lengths is None else lengths)), inner)

@@ -15,7 +15,7 @@ BELOW_MODELS = ("system", "spec", "ops", "state", "layers", "mixers", "frontends
 BELOW_TASKS = (*BELOW_MODELS, "models", "tokenizers", "data")
 BELOW_RUNS = (*BELOW_TASKS, "tasks", "generation", "costs", "interop", "report")
 BELOW_CHOOSING = (*BELOW_RUNS, "runs")
-BELOW_TRAINING = (*BELOW_CHOOSING, "choosing")
+BELOW_TRAINING = (*BELOW_CHOOSING, "lens", "choosing")
 
 ALLOWED: dict[str, tuple[str, ...]] = {
     "spec": (),
@@ -34,6 +34,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "costs": (*BELOW_TASKS, "report"),
     "interop": BELOW_TASKS,
     "runs": BELOW_RUNS,
+    "lens": BELOW_CHOOSING,
     "choosing": BELOW_CHOOSING,
     "training": BELOW_TRAINING,
     "distributed": BELOW_TRAINING,

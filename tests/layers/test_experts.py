@@ -184,7 +184,7 @@ def test_the_loss_of_a_branch_reaches_the_gradient_where_activations_are_compute
     net.recompute_blocks(not block)
     found = gradients(net, [batch()])
     net.recompute_blocks(False)
-    seen = Recorder("before")  # with a tap, reversible blocks keep their activations
+    seen = Recorder("residual_before")  # with a tap, reversible blocks keep their activations
     loss = summed_loss(net, batch(), seen) / batch().num_targets
     for got, expected in zip(found, torch.autograd.grad(loss, list(net.parameters())), strict=True):
         torch.testing.assert_close(got, expected)
@@ -206,7 +206,7 @@ def test_the_bias_moves_against_the_load_after_a_step_alone() -> None:
     assert all(not balance.bias.any() for balance in balances)
     net.after_step()
     for i, balance in enumerate(balances):
-        weights = routers.seen[f"blocks.{i}.branches.0.router"]
+        weights = routers.calls(f"blocks.{i}.branches.0.router")[-1]
         chosen_by = sum((weights[b, :n] > 0).sum(0) for b, n in enumerate(batch().input.lengths.tolist()))
         assert balance.bias.tolist() == (0.25 * (chosen_by.double().mean() - chosen_by).sign()).tolist()  # type: ignore[union-attr]
     before = [balance.bias.clone() for balance in balances]
@@ -224,11 +224,12 @@ def test_a_bias_decides_the_choice_and_not_the_weights() -> None:
         Recorder("router"),
     )
     mixture.balance.bias.copy_(torch.tensor([0.0, 5.0, 0.0]))
+    mixture.assign_name("mixture")
     mixture(x, Context(torch.arange(4)[None], tap=seen))
     scores = (x @ mixture.router.weight.T).softmax(-1)
     expected = torch.zeros_like(scores)
     expected[..., 1] = scores[..., 1]
-    torch.testing.assert_close(next(iter(seen.seen.values())), expected)
+    torch.testing.assert_close(seen["mixture.router"], expected)
 
 
 def test_a_frozen_router_keeps_its_bias() -> None:

@@ -92,9 +92,9 @@ def test_attention_is_any_sparse_matrix(name: str) -> None:
 def test_the_weights_that_a_tap_sees_are_the_patterns() -> None:
     patterns = PATTERNS["four heads of one to four per row"]
     branch, recorder = set_by_hand(patterns, [1.0] * 4), Recorder("weights")
-    branch.name = "branch"
+    branch.assign_name("branch")
     branch(placed(1), Context(torch.arange(N)[None], tap=recorder))
-    (weights,) = recorder.seen.values()
+    weights = recorder["branch.weights"]
     assert (weights[0] - torch.stack(patterns)).abs().max() < 1e-10
 
 

@@ -86,13 +86,14 @@ def test_the_state_is_one_vector_and_one_rotated_part() -> None:
 def test_scores_and_weights_of_both_forms_are_those_of_the_heads() -> None:
     subject, seen = OneBranch(LatentAttention(kv_rank=6, head_dim=8)), Recorder("scores", "weights")
     x = subject.inputs(2, 7)
+    subject.module.assign_name("it")
     subject.module(x, Context(torch.arange(7)[None], tap=seen))
-    whole = dict(seen.seen)
-    torch.testing.assert_close(whole[".weights"].sum(-1), torch.ones(2, 4, 7, dtype=torch.float64))
+    whole = dict(seen)
+    torch.testing.assert_close(whole["it.weights"].sum(-1), torch.ones(2, 4, 7, dtype=torch.float64))
     _, state = subject.call(x[:, :6], subject.start(2))
     subject.module(x[:, 6:], Context(torch.tensor([[6]]), arrival=Arrival(state.positions, 1), tap=seen), state.inner)
-    for point, value in seen.seen.items():
-        torch.testing.assert_close(value, whole[point][:, :, 6:])
+    for path, value in whole.items():
+        torch.testing.assert_close(seen.calls(path)[1], value[:, :, 6:])
 
 
 def test_cost_of_a_step_grows_with_the_rank_and_not_with_the_heads_values() -> None:

@@ -92,9 +92,9 @@ def test_the_memory_is_mapped_once_for_a_sequence_that_is_decoded(name: str, mon
 def weights_of(branch: Branch, x: Tensor, context: Context, state: Any = None) -> Tensor | None:
     """What a tap sees of the weights."""
     tap = Recorder("weights")
-    branch.name = "it"
+    branch.assign_name("it")
     branch(x, replace(context, tap=tap), state)
-    return tap.seen.get("it.weights")
+    return dict(tap).get("it.weights")
 
 
 @pytest.mark.parametrize("name", ATTEND)

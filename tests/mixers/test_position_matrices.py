@@ -126,7 +126,8 @@ def test_gmlp_begins_near_identity_of_its_gate() -> None:
     """The gate is 1 within 1 %, so that a position does hardly depend on others."""
     branch = build(model(GMLP(), context_length=64)).branches[0]
     v = torch.randn(2, 64, 24)
-    gate = branch.mixed(branch.norm(v, Context(torch.arange(64)[None])), None)  # type: ignore[operator]
+    context = Context(torch.arange(64)[None])
+    gate = branch.mixed(branch.norm(v, context), None, context)  # type: ignore[operator]
     assert (gate - 1).abs().max() < 0.01
     assert (gate - 1).abs().max() > 0
 

@@ -65,12 +65,13 @@ def test_the_model_goes_on_as_it_was() -> None:
 
 def test_weights_are_computed_for_those_alone_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     m = build(model(READS, encoder=ENCODER)).eval()
-    memory, ids, seen = m.encode(torch.tensor([SOURCE])), torch.tensor([TARGET]), []
+    memory, ids, other = m.encode(torch.tensor([SOURCE])), torch.tensor([TARGET]), Recorder("frontend.output", "output")
     expected = m(ids, memory=memory)[0]
     torch.testing.assert_close(m(ids, memory=memory, tap=Recorder("weights"))[0], expected)
     monkeypatch.setattr(reference, "weights", lambda *_: pytest.fail("nobody asked"))
-    m(ids, memory=memory, tap=lambda name, _: seen.append(name))
-    assert seen == ["frontend", *(f"blocks.0.branches.{j}" for j in range(5))]
+    m(ids, memory=memory, tap=other)
+    branches = [f"blocks.0.branches.{j}.output" for j in range(5)]
+    assert [path for path, _ in other] == ["frontend.output", *branches, "norm.output", "head.output"]
 
 
 def test_weights_can_be_seen_while_decoding() -> None:
@@ -79,7 +80,7 @@ def test_weights_can_be_seen_while_decoding() -> None:
     for token in TARGET:
         tap = Recorder("weights")
         _, state = m(torch.tensor([[token]]), state, tap=tap)
-        rows.append(tap.seen["blocks.0.branches.1.weights"])
+        rows.append(tap["blocks.0.branches.1.weights"])
     torch.testing.assert_close(torch.cat(rows, 2)[0], alignment(m, SOURCE, TARGET)[0][1])
 
 

@@ -40,7 +40,9 @@ def by_loops(q: Tensor, keys: Tensor, values: Tensor, name: str) -> Tensor:
 @pytest.mark.parametrize("heads", [1, 3])
 def test_it_equals_the_loops_with_gradients(heads: int, name: str) -> None:
     expected = outputs_and_gradients(lambda *t: by_loops(*t, name), tensors(heads))
-    assert_all_same(outputs_and_gradients(lambda *t: memory(*t, ACTIVATIONS.get(name)), tensors(heads)), expected)
+    assert_all_same(
+        outputs_and_gradients(lambda q, k, v: memory(weights(q, k, ACTIVATIONS.get(name)), v), tensors(heads)), expected
+    )
 
 
 @pytest.mark.parametrize("name", ["relu", "gelu", "silu"])
@@ -64,7 +66,7 @@ def test_a_sharp_query_reads_the_slot_of_its_key() -> None:
     asked = torch.tensor([4, 0, 6])
     p = weights(500 * keys[0, asked][:, None], keys, None)
     assert_same(p[:, 0], torch.eye(7)[asked], 1e-4)
-    assert_same(memory(500 * keys[0, asked][:, None], keys, torch.arange(7.0)[None], None)[:, 0], asked.float(), 1e-3)
+    assert_same(memory(p, torch.arange(7.0)[None])[:, 0], asked.float(), 1e-3)
 
 
 def test_weights_of_a_head_add_up_to_one() -> None:

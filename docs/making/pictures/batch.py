@@ -61,14 +61,14 @@ def walk() -> list[Station]:
         dataset = task.open(_recipe(source))
         batch = dataset.batch(0)
     tokenizer = dataset.vocabulary.tokenizer
-    tap = Recorder("frontend", "before", "after", "norm", "head")
+    tap = Recorder("frontend.output", "residual_before", "residual_after", "norm.output", "head.output")
     torch.manual_seed(0)
     model = build(dataset.recipe.model)
     loss = task.summed_loss(model, batch, tap) / batch.num_targets
     loss.backward()
-    ids, seen = batch.input.values, tap.seen
+    ids, seen = batch.input.values, dict(tap)
     pieces = "|".join(tokenizer.decode([i]) for i in ids[0, :SHOWN].tolist())
-    branches = [path.removesuffix(".before") for path in seen if path.endswith(".before")]
+    branches = [path.removesuffix(".residual_before") for path in seen if path.endswith(".residual_before")]
     blocks = [f"{path}  {model.get_submodule(path).body.spec.kind}" for path in branches]
     grown = sum(p.numel() for p in model.parameters() if p.grad is not None)
     return [
@@ -84,24 +84,24 @@ def walk() -> list[Station]:
         Station(
             "frontends",
             "Ids to vectors, with positions, lengths and masks in a context.",
-            (f"x {_shape(seen['frontend'])}",),
+            (f"x {_shape(seen['frontend.output'])}",),
         ),
         Station(
             "models, mixers, layers",
             "Each branch reads the residual stream and adds to it; attention mixes positions.",
-            (*blocks, f"x {_shape(seen[branches[-1] + '.after'])}"),
+            (*blocks, f"x {_shape(seen[branches[-1] + '.residual_after'])}"),
         ),
         Station(
             "models",
             "A final norm, and a head: one logit per token of the vocabulary, where there is a target.",
-            (f"norm {_shape(seen['norm'])}", f"logits {_shape(seen['head'])}"),
+            (f"norm {_shape(seen['norm.output'])}", f"logits {_shape(seen['head.output'])}"),
         ),
         Station(
             "tasks",
             "The loss: mean negative log-likelihood of the targets.",
             (
-                f"{loss.item():.2f} nats a token; ln {seen['head'].shape[-1]} = "
-                f"{math.log(seen['head'].shape[-1]):.2f} is chance",
+                f"{loss.item():.2f} nats a token; ln {seen['head.output'].shape[-1]} = "
+                f"{math.log(seen['head.output'].shape[-1]):.2f} is chance",
             ),
         ),
         Station(

@@ -37,11 +37,11 @@ def scores(relative: object, heads: int) -> Tensor:
     for name, weight in branch.named_parameters():
         rotated = part.relative.kind == "rope" and name.endswith("bias")
         weight.fill_(HEAD**-0.25 if rotated else 0.0)
+    branch.assign_name("branch")
     tap = Recorder("scores")
     context = Context(torch.arange(LENGTH)[None], tap=tap)
     branch(torch.zeros(1, LENGTH, HEAD, dtype=torch.float64), context)
-    (found,) = tap.seen.values()
-    return found[0, :, -1].flip(-1)
+    return tap["branch.scores"][0, :, -1].flip(-1)
 
 
 def _chart(title: str, unit: str, lines: list[Line], description: str, width: int) -> LineChart:

@@ -448,10 +448,10 @@ def explain(run: Run | str | Path, *inputs: Any, columns: Mapping[str, str] | No
     """Predict for inputs as ``predict`` does, and measure the effect of each word on the answer.
 
     ``words`` of a prediction: for each word, the change of the answer's log-probability, or of the number, when that
-    word is left out; negative for words that support the answer. See ``qkv.runs.inference.explain.explain``. Raises
+    word is left out; negative for words that support the answer. See ``qkv.lens.explain.explain``. Raises
     ``UserError``.
     """
-    from qkv.runs.inference.explain import explain as explain_run
+    from qkv.lens.explain import explain as explain_run
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
     return explain_run(loaded, rows_of_inputs(loaded, inputs, columns))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from qkv.layers.auxiliary_loss import with_loss
 from qkv.layers.context import MEMORY, Context, Memory
 from qkv.layers.layout import Declared, layouts
-from qkv.layers.tap import receives, tapped
+from qkv.layers.observable import Observable
 from qkv.spec.branches import Branch as BranchSpec
 
 State = Any
 """Decoding state of a branch: a tree of tensors with the batch axis first; see ``qkv.state``."""
 
 
-class Branch(Declared):
+class Branch(Observable, Declared):
     """Base class of residual branches, (B, N, D) -> (B, N, D). Defaults: causal and without a decoding state.
 
     State contract of causal branches: a sequence may be split anywhere and passed in pieces, with the state returned by
@@ -27,8 +27,6 @@ class Branch(Declared):
     """
 
     causal: bool = True
-    name: str = ""
-    """Path in the model, such as ``blocks.0.branches.1``."""
     memory_name: str = MEMORY
     """Name of the memory in ``Context.memories`` that the branch reads, if it reads one."""
     rewindable: bool = True
@@ -57,15 +55,6 @@ class Branch(Declared):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         raise NotImplementedError
-
-    def tapped(self, context: Context, point: str, value: Tensor) -> Tensor:
-        """Pass ``value`` to the context's tap, if any; return the tap's replacement, or ``value`` itself."""
-        return tapped(context.tap, point, f"{self.name}.{point}", value)
-
-    def observed(self, context: Context, point: str, compute: Callable[[], Tensor]) -> None:
-        """Pass ``compute()`` to the context's tap; it is called only if a tap receives ``point``."""
-        if context.tap is not None and receives(context.tap, point):
-            context.tap(f"{self.name}.{point}", compute())
 
     def with_loss(self, y: Tensor, loss: Tensor) -> Tensor:
         """Return the output ``y``, whose backward pass also adds the gradient of the branch's auxiliary loss.

@@ -7,20 +7,41 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.layers.context import Context
+from qkv.layers.observable import Observable, Points, standard
 from qkv.ops.at_least_single import single_or_wider
 from qkv.spec import parts as spec
 from qkv.spec.register import implementation, implements
 
 
-class Norm(nn.Module):
+class Norm(Observable, nn.Module):
     """Base class of normalisation layers, called with x (B, N, D) and the context, from which some read the padding."""
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         raise NotImplementedError
 
 
+class ScaledNorm(Norm):
+    """Base class of norms that divide each vector by a scale of its own, from its mean square."""
+
+    eps: float | None
+
+    def points(self) -> Points:
+        return standard("scale")
+
+    def divided(self, x: Tensor, context: Context) -> Tensor | None:
+        """Return x (B, N, D), with the mean already subtracted, divided by the scale with which a tap replaces its own.
+
+        None if there is no replacement. The scale is sqrt(mean(x²) + eps), (B, N, 1).
+        """
+        if context.tap is None:
+            return None
+        eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
+        scale = self.offer_computed(context.tap, "scale", lambda: (x.square().mean(-1, keepdim=True) + eps).sqrt())
+        return None if scale is None else x / scale
+
+
 @implements(spec.LayerNorm)
-class LayerNorm(Norm):
+class LayerNorm(ScaledNorm):
     """Layer norm: (x - mean) / sqrt(var + eps) * weight + bias over D (Ba et al. 2016)."""
 
     def __init__(self, part: spec.LayerNorm, width: int):
@@ -32,10 +53,14 @@ class LayerNorm(Norm):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         weight = self.weight
+        if context.tap is not None:
+            divided = self.divided(x - x.mean(-1, keepdim=True), context)
+            if divided is not None:
+                return divided * weight if self.bias is None else divided * weight + self.bias
         return torch.layer_norm(x, weight.shape, weight, self.bias, self.eps)
 
 
-class RMSNorm(Norm):
+class RMSNorm(ScaledNorm):
     """RMS norm: x / sqrt(mean(x²) + eps) * weight over D (Zhang & Sennrich 2019)."""
 
     def __init__(self, part: spec.RMSNorm, width: int):
@@ -47,10 +72,13 @@ class RMSNorm(Norm):
     def forward(self, x: Tensor, context: Context) -> Tensor:
         # Torch's fused kernel needs one dtype; under autocast x may be narrower than the weight.
         weight = None if self.weight is None else self.weight.to(x.dtype)
+        divided = self.divided(x, context)
+        if divided is not None:
+            return divided if weight is None else divided * weight
         return F.rms_norm(x, (self.width,), weight, self.eps)
 
 
-class ZeroCentredRMSNorm(Norm):
+class ZeroCentredRMSNorm(ScaledNorm):
     """RMS norm with x / sqrt(mean(x²) + eps) * (1 + weight) over D (Gemma, 2024), computed in fp32 or wider."""
 
     def __init__(self, part: spec.RMSNorm, width: int):
@@ -60,6 +88,9 @@ class ZeroCentredRMSNorm(Norm):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         wide = single_or_wider(x.dtype)
+        divided = self.divided(x.to(wide), context)
+        if divided is not None:
+            return (divided * (1 + self.weight.to(wide))).to(x.dtype)
         return F.rms_norm(x.to(wide), self.weight.shape, 1 + self.weight.to(wide), self.eps).to(x.dtype)
 
 

@@ -1,60 +1,123 @@
-"""Taps: observe and replace values inside a model during a forward pass."""
+"""Taps: read and replace values inside a model during a forward pass."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from torch import Tensor
 
-Tap = Callable[[str, Tensor], Tensor | None]
-"""Function called with a dotted path and the value at that path; a returned tensor replaces the value.
-
-A tap with an attribute ``points`` receives the points of ``POINTS`` named there, any other tap receives ``USUAL``.
-"""
-
-POINTS = {
-    "frontend": "vectors of the input (B, N, D); path frontend",
-    "before": "residual stream that a branch reads (B, N, D); path blocks.0.branches.1.before",
-    "q": "queries (B, H, N, Dk), before any rotation; path blocks.0.branches.1.q",
-    "k": "keys of the call's positions (B, G, N, Dk), before any rotation; path blocks.0.branches.1.k",
-    "v": "values of the call's positions (B, G, N, Dv); path blocks.0.branches.1.v",
-    "scores": "masked attention scores (B, H, N, M), -inf where hidden; path blocks.0.branches.1.scores; "
-    "cannot be replaced",
-    "weights": "attention weights (B, H, N, M), before dropout; path blocks.0.branches.1.weights; cannot be replaced",
-    "router": "weights of experts (B, N, E), 0 for those that are not chosen; path blocks.0.branches.1.router; "
-    "cannot be replaced",
-    "output": "output of a branch (B, N, D); path blocks.0.branches.1",
-    "after": "residual stream after a branch (B, N, D); path blocks.0.branches.1.after",
-    "norm": "output of the final norm (B, N, D); path norm",
-    "head": "output of the head; path head",
-}
-"""Points that a tap can receive. Scores and weights are computed for the tap only, by the reference implementation."""
-USUAL = frozenset({"frontend", "output"})
+from qkv.spec.errors import UserError
 
 
-class Recorder:
-    """Tap that records values by path, such as ``Recorder("weights").seen["blocks.0.branches.0.weights"]``."""
+class Location(NamedTuple):
+    """Location of a value in a computation: the ``call``-th value at a ``point`` of the ``module`` with this path.
+
+    A tap counts calls from 0, for each point of each module, from its construction: a repeated block, the next segment
+    and the next decoding step have the next call.
+    """
+
+    call: int
+    module: str
+    point: str
+
+    @property
+    def path(self) -> str:
+        """Path of the point, such as ``blocks.0.branches.1.q``."""
+        return f"{self.module}.{self.point}" if self.module else self.point
+
+
+class Tap:
+    """Base class of taps. A tap receives the values at the points that it selects, and may replace them.
+
+    A point is selected by its name, such as "weights", in all modules, or by its path, such as
+    "blocks.0.branches.1.q"; ``*`` in a step of the path matches any text, as in "blocks.*.branches.0.weights". A tap
+    without points receives nothing. A model refuses a tap that selects a point that the model does not have.
+    """
 
     def __init__(self, *points: str):
-        """Record ``points``, names in ``POINTS``. Raises ``ValueError`` for an unknown name."""
-        unknown = [point for point in points if point not in POINTS]
-        if unknown:
-            raise ValueError(f"there is no point {unknown[0]!r}; there are {', '.join(POINTS)}")
-        self.points = frozenset(points)
-        self.seen: dict[str, Tensor] = {}
+        self.points = points
+        self._selected: dict[str, bool] = {}
+        self._calls = Counter[str]()
 
-    def __call__(self, name: str, value: Tensor) -> None:
-        self.seen[name] = value
+    def at(self, location: Location, value: Tensor) -> Tensor | None:
+        """Receive ``value``; return its replacement, or None to leave it. ``value`` must not be changed in place."""
+        return None
+
+    def receives(self, path: str) -> bool:
+        """Return True if the tap selects the point with this path."""
+        if path not in self._selected:
+            self._selected[path] = any(matches(pattern, path) for pattern in self.points)
+        return self._selected[path]
+
+    def offer(self, path: str, value: Tensor) -> Tensor:
+        """Pass ``value`` to the tap if it selects the point; return the replacement, or ``value`` itself.
+
+        Raises ``UserError`` if the replacement has another shape.
+        """
+        if not self.receives(path):
+            return value
+        module, _, point = path.rpartition(".")
+        location = Location(self._calls[path], module, point)
+        self._calls[path] += 1
+        replacement = self.at(location, value)
+        if replacement is None:
+            return value
+        if replacement.shape != value.shape:
+            raise UserError(
+                f"the replacement at {path!r} has the shape {list(replacement.shape)}; the value there has "
+                f"{list(value.shape)}"
+            )
+        return replacement.to(value)
+
+    def check(self, paths: Iterable[str]) -> None:
+        """Raise ``UserError`` if the tap selects a point that is not among ``paths``, the points of a model."""
+        paths = list(paths)
+        for pattern in self.points:
+            if not any(matches(pattern, path) for path in paths):
+                raise UserError(_refusal(pattern, paths))
 
 
-def receives(tap: Tap | None, point: str) -> bool:
-    """True if ``tap`` is given and receives the values of ``point``."""
-    return tap is not None and point in getattr(tap, "points", USUAL)
+class Recorder(Tap):
+    """Tap that records values by location: ``Recorder("weights")["blocks.0.branches.0.weights"]``."""
+
+    def __init__(self, *points: str):
+        super().__init__(*points)
+        self.records: dict[Location, Tensor] = {}
+
+    def at(self, location: Location, value: Tensor) -> None:
+        self.records[location] = value
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        """Iterate over (path, value) in the order of computation."""
+        return ((location.path, value) for location, value in self.records.items())
+
+    def calls(self, path: str) -> list[Tensor]:
+        """Return the values at a path, one for each call."""
+        return [value for other, value in self if other == path]
+
+    def __getitem__(self, path: str) -> Tensor:
+        """Return the value at ``path``. Raises ``UserError`` if there is none, or one for each of several calls."""
+        values = self.calls(path)
+        if len(values) != 1:
+            what = f"{len(values)} values, one for each call; use calls({path!r})" if values else "no value"
+            raise UserError(f"the tap has recorded {what} at {path!r}" if not values else f"{path!r} has {what}")
+        return values[0]
 
 
-def tapped(tap: Tap | None, point: str, path: str, value: Tensor) -> Tensor:
-    """Pass ``value`` to the tap if it receives ``point``; return the tap's replacement, or ``value`` if none."""
-    if tap is None or not receives(tap, point):
-        return value
-    replaced = tap(path, value)
-    return value if replaced is None else replaced
+def matches(pattern: str, path: str) -> bool:
+    """Return True if ``pattern`` is the name of the point at the end of ``path``, or its path; see ``Tap``."""
+    steps, names = path.split("."), pattern.split(".")
+    steps = steps[-1:] if len(names) == 1 else steps
+    return len(steps) == len(names) and all(map(fnmatchcase, steps, names))
+
+
+def _refusal(pattern: str, paths: list[str]) -> str:
+    name = pattern.rpartition(".")[2]
+    places = [path for path in paths if matches(name, path)]
+    if places and name != pattern:
+        return f"the model has no point {pattern!r}; its points of this name are {', '.join(places)}"
+    names = dict.fromkeys(path.rpartition(".")[2] for path in paths)
+    return f"the model has no point {pattern!r}; its points are {', '.join(names)}"

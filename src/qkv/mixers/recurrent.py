@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -11,14 +13,17 @@ from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.layout import Declared, Layouts, matrix
 from qkv.layers.linear.linear import Linear
+from qkv.layers.observable import Observable, Points
+from qkv.layers.tap import Tap
 from qkv.ops.recurrence.choose import recur
 from qkv.ops.recurrence.reference import Memory
 from qkv.ops.recurrence.reversal import reversal, taken
+from qkv.ops.recurrence.trace import GATES, Values, trace
 from qkv.spec import branches as spec
 from qkv.spec.register import implements
 
 
-class Cell(Declared):
+class Cell(Observable, Declared):
     """Weights of a recurrent cell of one direction.
 
     gates: number of input matrices (E, D) and of recurrent matrices (E, E).
@@ -53,9 +58,34 @@ class Cell(Declared):
         """Return the initial state of ``batch`` rows: zeros."""
         return tuple(self.hidden_weight.detach().new_zeros(batch, self.hidden) for _ in range(self.leaves))
 
-    def forward(self, x: Tensor, state: Memory, starts: Tensor | None, lengths: Tensor | None) -> tuple[Tensor, Memory]:
+    def points(self) -> Points:
+        names = ", ".join(GATES.get(self.kind, ()))
+        gates = {"gates": f"gates after the sigmoid (B, N, n, E): {names}"} if names else {}
+        cell = {"cell": "cell state (B, N, E)"} if self.leaves > 1 else {}
+        return {**gates, **cell, "state": "hidden state (B, N, E), in the order in which the cell reads the positions"}
+
+    def forward(
+        self, x: Tensor, state: Memory, starts: Tensor | None, lengths: Tensor | None, tap: Tap | None = None
+    ) -> tuple[Tensor, Memory]:
         weights = (self.input_weight, self.hidden_weight, self.input_bias, self.hidden_bias)
+        if tap is not None and x.shape[1]:
+            run = partial(trace, self.kind, x, state, weights, starts, lengths)
+            if fixed := self._fixed(tap, run):
+                values, last = run(fixed)
+                return values["state"], last
         return recur(self.kind, x, state, weights, starts, lengths)
+
+    def _fixed(self, tap: Tap, run: Callable[[Values], tuple[Values, Memory]]) -> Values:
+        """Offer gates and states to the tap, from ``run``; return the replacements by name.
+
+        Each is computed with the replacements of those before it.
+        """
+        fixed: Values = {}
+        for point in self.points():
+            value = self.offer_computed(tap, point, lambda point=point: run(fixed)[0][point])
+            if value is not None:
+                fixed[point] = value
+        return fixed
 
 
 @implements(spec.RNN)
@@ -81,12 +111,17 @@ class Recurrent(Branch):
         self.cells = nn.ModuleList(Cell(part, width, self.hidden // len(self.directions)) for _ in self.directions)
         self.output = Linear(self.hidden, width)
 
+    def assign_name(self, name: str) -> None:
+        super().assign_name(name)
+        for i, cell in enumerate(self.cells):
+            cell.assign_name(f"{name}.cells.{i}")  # type: ignore[operator]
+
     def init_state(self, batch: int, capacity: int | None = None) -> Memory:
         return self.cells[0].empty(batch) if self.causal else ()  # type: ignore[operator]
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         if self.causal and state is not None:
-            hs, last = self.cells[0](x, state, context.document_starts, context.lengths)
+            hs, last = self.cells[0](x, state, context.document_starts, context.lengths, context.tap)
             # A copy: a view of the last h would keep all of them in memory.
             return self.output(hs), tuple(t.clone() for t in last)
         sides = [self._directed(cell, name, x, context) for cell, name in zip(self.cells, self.directions, strict=True)]
@@ -96,14 +131,14 @@ class Recurrent(Branch):
         """Compute the hidden states of one direction, (B, N, E), from an initial state of 0."""
         start = tuple(t.to(x.dtype) for t in cell.empty(x.shape[0]))  # type: ignore[operator]
         if direction == "forward":
-            return cell(x, start, context.document_starts, None)[0]
+            return cell(x, start, context.document_starts, None, context.tap)[0]
         index = context.once("reversed", lambda: reversal(x.shape[1], context.lengths, x.device))
         starts = (
             None
             if context.segments is None
             else replace(context, segments=taken(context.segments, index)).document_starts
         )
-        return taken(cell(taken(x, index), start, starts, None)[0], index)
+        return taken(cell(taken(x, index), start, starts, None, context.tap)[0], index)
 
     def state_bytes(self, length: int, batch: int = 1) -> int:
         if not self.causal:

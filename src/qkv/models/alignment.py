@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from qkv.layers.branch import Branch
 from qkv.layers.tap import Recorder
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
@@ -25,18 +26,16 @@ def alignment(model: Transformer, source: Sequence[int], target: Sequence[int]) 
     """
     device = model.device
     ids, written = (torch.as_tensor(list(row), dtype=torch.long, device=device)[None] for row in (source, target))
-    tap = Recorder("weights")
+    tap = Recorder(*(branch.path_of("weights") for branch in model.branches if _attends_to_memory(branch)))
     with evaluating(model):
         model.features(written, memory=model.encode(ids), tap=tap)
-    seen = {name.removesuffix(".weights"): weights[0] for name, weights in tap.seen.items()}
-    found = [
-        (branch.name, seen[branch.name])
-        for branch in model.branches
-        if branch.spec.reads_memory and branch.name in seen
-    ]
-    if not found:
+    if not tap.records:
         raise UserError(
             "no branch of the model attends to the encoder's output; an alignment needs cross_attention or "
             "additive_attention"
         )
-    return found
+    return [(location.module, weights[0]) for location, weights in tap.records.items()]
+
+
+def _attends_to_memory(branch: Branch) -> bool:
+    return branch.spec.reads_memory and "weights" in branch.points()

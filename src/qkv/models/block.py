@@ -18,27 +18,35 @@ from torch import Tensor, nn
 
 from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
-from qkv.layers.norms import build_norm
+from qkv.layers.norms import Norm, build_norm
+from qkv.layers.observable import Observable, Points, standard
 from qkv.layers.residuals import build_residual
-from qkv.layers.tap import tapped
 from qkv.mixers.registry import build_branch
 from qkv.spec.model import Block as BlockSpec
+from qkv.spec.parts import Norm as NormSpec
 
 
-class Slot(nn.Module):
+class Slot(Observable, nn.Module):
     """Branch ``j`` of a block: the branch f with its norms and residual connection."""
 
     def __init__(self, block: BlockSpec, j: int, width: int, name: str, memory_width: int | None = None):
         super().__init__()
-        self.name = name
+        self.assign_name(name)
         self.body: Branch = build_branch(block.branches[j], width, memory_width)
-        self.body.name = name
+        self.body.assign_name(name)
         self.residual = build_residual(block.residual_of(j), width, block.dropout, block.drop_path)
 
+    def points(self) -> Points:
+        return {
+            **standard("residual_before", "input"),
+            **self.body.points(),
+            **standard("output", "residual_after"),
+        }
+
     def computed(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
-        """Return (f(x), next state); the tap, if any, may replace f(x)."""
-        y, state = self.body(x, context, state)
-        return tapped(context.tap, "output", self.name, y), state
+        """Return (f(x), next state); the tap, if any, may replace x and f(x)."""
+        y, state = self.body(self.offer(context.tap, "input", x), context, state)
+        return self.offer(context.tap, "output", y), state
 
 
 class PreNorm(Slot):
@@ -46,7 +54,7 @@ class PreNorm(Slot):
 
     def __init__(self, block: BlockSpec, j: int, width: int, name: str, memory_width: int | None = None):
         super().__init__(block, j, width, name, memory_width)
-        self.norm = build_norm(block.norm_of(j), width)
+        self.norm = _norm(block.norm_of(j), width, f"{name}.norm")
 
     def added(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
         """Return (f(norm x), next state): the term that is added to x."""
@@ -70,7 +78,7 @@ class Sandwich(PreNorm):
 
     def __init__(self, block: BlockSpec, j: int, width: int, name: str, memory_width: int | None = None):
         super().__init__(block, j, width, name, memory_width)
-        self.norm_after = build_norm(block.norm_of(j), width)
+        self.norm_after = _norm(block.norm_of(j), width, f"{name}.norm_after")
 
     def added(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
         """Return (norm_after(f(norm x)), next state): the term that is added to x."""
@@ -83,7 +91,7 @@ class Parallel(Slot):
 
     def __init__(self, block: BlockSpec, j: int, width: int, name: str, memory_width: int | None = None):
         super().__init__(block, j, width, name, memory_width)
-        self.norm = build_norm(block.norms[j], width) if block.norms else None
+        self.norm = _norm(block.norms[j], width, f"{name}.norm") if block.norms else None
 
     def forward(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
         return self.computed(x if self.norm is None else self.norm(x, context), context, state)
@@ -101,7 +109,7 @@ class Block(nn.Module):
         order = ORDERS[spec.order]
         slots = (order(spec, j, width, f"{name}.branches.{j}", memory_width) for j in range(len(spec.branches)))
         self.branches = nn.ModuleList(slots)
-        self.norm = build_norm(spec.norm, width) if order is Parallel and not spec.norms else None
+        self.norm = _norm(spec.norm, width, f"{name}.norm") if order is Parallel and not spec.norms else None
 
     def forward(
         self, x: Tensor, context: Context, state: tuple[State, ...] | None = None
@@ -109,20 +117,22 @@ class Block(nn.Module):
         after: list[Any] = []
         if self.spec.order != "parallel":
             for j, branch in enumerate(self.branches):
-                x = _stream(branch, "before", x, context)
+                x = branch.offer(context.tap, "residual_before", x)  # type: ignore[operator]
                 x, s = branch(x, context, None if state is None else state[j])
-                x = _stream(branch, "after", x, context)
+                x = branch.offer(context.tap, "residual_after", x)  # type: ignore[operator]
                 after.append(s)
             return x, None if state is None else tuple(after)
         shared = x if self.norm is None else self.norm(x, context)
         for j, branch in enumerate(self.branches):
-            x = _stream(branch, "before", x, context)
+            x = branch.offer(context.tap, "residual_before", x)  # type: ignore[operator]
             y, s = branch(shared, context, None if state is None else state[j])
-            x = _stream(branch, "after", branch.residual(x, y), context)  # type: ignore[operator]
+            x = branch.offer(context.tap, "residual_after", branch.residual(x, y))  # type: ignore[operator]
             after.append(s)
         return x, None if state is None else tuple(after)
 
 
-def _stream(branch: nn.Module, point: str, x: Tensor, context: Context) -> Tensor:
-    """Pass residual stream x at ``point``, "before" or "after" a branch, to the tap; return the tap's output, or x."""
-    return x if context.tap is None else tapped(context.tap, point, f"{branch.name}.{point}", x)
+def _norm(part: NormSpec, width: int, name: str) -> Norm:
+    """Build the norm with the path ``name`` in the model."""
+    norm = build_norm(part, width)
+    norm.assign_name(name)
+    return norm

@@ -35,10 +35,11 @@ def heat(model: Transformer, signal: Signal) -> Tensor | None:
     grid = model.frontend.grid(signal)
     if grid is None or len(grid.sizes) not in (2, 3) or model.spec.latents:
         return None
-    tap, count = Recorder("weights"), model.frontend.count(signal)
+    paths = [branch.path_of("weights") for branch in model.branches if "weights" in branch.points()]
+    tap, count = Recorder(*paths), model.frontend.count(signal)
     with evaluating(model):
         model.features(signal, tap=tap)
-    weights = [at_least_single(each) for each in tap.seen.values() if each.shape[-2:] == (count, count)]
+    weights = [at_least_single(each) for each in tap.records.values() if each.shape[-2:] == (count, count)]
     if not weights:
         return None
     read = rollout(weights)[:, : model.spec.head.leading_read or count].mean(1)

@@ -14,9 +14,10 @@ from qkv.frontends.frontend import Past, build_frontend
 from qkv.layers.branch import Branch
 from qkv.layers.context import MEMORY, Context, Memories, Memory
 from qkv.layers.layout import WHOLE, Layouts
+from qkv.layers.observable import Observable, Points, check_tap
 from qkv.layers.positions import Learned
 from qkv.layers.signal import Signal
-from qkv.layers.tap import Tap, tapped
+from qkv.layers.tap import Tap
 from qkv.models.fast.runners import after_runners
 from qkv.models.heads.head import build_head
 from qkv.models.queries import Queries
@@ -38,7 +39,7 @@ from qkv.state.tree import cut
 Embedded = tuple[Tensor, Context]
 
 
-class Stack(Layered):
+class Stack(Observable, Layered):
     """Stack of front end, blocks and final norm: a signal of B rows -> vectors (B, N, D)."""
 
     def __init__(
@@ -54,7 +55,7 @@ class Stack(Layered):
         path: prefix of names, such as "encoder.".   memory_width: see ``lay``.
         """
         super().__init__()
-        self.path = path
+        self.assign_name(path.removesuffix("."))
         self.frontend = build_frontend(spec, width, table)
         self.lay(spec, width, f"{path}blocks", memory_width)
 
@@ -73,12 +74,18 @@ class Stack(Layered):
         """Vocabulary size of the input; None if the input is not tokens."""
         return self.frontend.vocab_size
 
+    def points(self) -> Points:
+        return {
+            "frontend.output": "vectors of the input (B, N, D)",
+            "norm.output": "output of the final norm (B, N, D)",
+        }
+
     def embed(
         self, signal: Signal, past: Past | None = None, tap: Tap | None = None, memories: Memories | None = None
     ) -> Embedded:
-        """Embed a signal; return (vectors (B, N, D), their context). A tap receives the vectors as ``frontend``."""
+        """Embed a signal; return (vectors (B, N, D), their context)."""
         x, context = self.frontend.embed(signal, past, tap, memories)
-        return tapped(context.tap, "frontend", f"{self.path}frontend", x), context
+        return self.offer(context.tap, "frontend.output", x), context
 
 
 class Encoder(Stack):
@@ -95,7 +102,8 @@ class Encoder(Stack):
         """
         x, context = self.embed(Signal.of(signal), tap=tap)
         kept = [x for x, _ in self.through(x, context)] if self.each_layer else [self.last(x, context)]
-        return Memory(tuple(self.norm(x, context) for x in kept), _real(x, context.lengths))
+        normed = (self.offer(tap, "norm.output", self.norm(x, context)) for x in kept)
+        return Memory(tuple(normed), _real(x, context.lengths))
 
 
 class Latents(Layered):
@@ -173,6 +181,9 @@ class Transformer(Stack):
         self.wide = build_wide(spec.wide, self.head.num_outputs) if spec.wide else None
         self.reads_prefix = spec.reads_prefix
 
+    def points(self) -> Points:
+        return {**super().points(), "head.output": "output of the head, such as logits (B, N, V)"}
+
     def drop_wide(self) -> None:
         """Remove the wide path; the model then returns the outputs of the deep path, without their factor."""
         self.wide, self.spec = None, self.spec.changed(wide=None)
@@ -218,6 +229,7 @@ class Transformer(Stack):
                 "the model has no encoder to read a source with; give model.encoder, "
                 "or join source and target in one sequence"
             )
+        check_tap(tap, self)
         return self.encoder(signal, tap)
 
     def init_state(
@@ -308,12 +320,12 @@ class Transformer(Stack):
         """
         signal = Signal.of(signal)
         if self.wide is not None and not self.training and not self.wide.reads(DEEP):
-            return tapped(tap, "head", "head", self.head.shaped(self.wide.joined(None, signal))), None
+            return self.offer(tap, "head.output", self.head.shaped(self.wide.joined(None, signal))), None
         x, context, state = self._read(signal, state, tap, memory)
         out = self.head.of_graph(x, context.lengths if self.spec.num_outputs is None else None, context.graph)
         if self.wide is not None and not self.training:
             out = self.head.shaped(self.wide.joined(out, signal))
-        return tapped(tap, "head", "head", out), state
+        return self.offer(tap, "head.output", out), state
 
     def features(
         self,
@@ -339,6 +351,7 @@ class Transformer(Stack):
         self, signal: Signal, state: State | None, tap: Tap | None, memory: Memory | Memories | None
     ) -> tuple[Tensor, Context, State | None]:
         """Return (input vectors of the head, context of the signal's positions, next state)."""
+        check_tap(tap, self)
         if state is None:
             x, context = self.embed(signal, tap=tap, memories=self._memories(memory))
             if context.prefix is not None and self.spec.causal and not self.reads_prefix:
@@ -366,7 +379,7 @@ class Transformer(Stack):
             y, state = self.read(x, context, state)
         else:
             y, state = self.segmentation(x, context, self, state)
-        return tapped(context.tap, "norm", "norm", y), state
+        return self.offer(context.tap, "norm.output", y), state
 
     def _asking(self, x: Tensor, context: Context, known: Memory) -> tuple[Tensor, Context]:
         """Return (input of the blocks, its context) after the latents, with output ``known``, have read x.

@@ -16,6 +16,7 @@ from qkv.costs.counting.losses import backward
 from qkv.data.batching.batch import Batch
 from qkv.data.corpora.corpus import VALIDATION
 from qkv.data.reading import one_reading
+from qkv.lens.health import diagnose
 from qkv.models.edit.adapt import rate_factors
 from qkv.ops.linear.precision import autocast
 from qkv.ops.selection.choices import ChoiceTable, using
@@ -45,7 +46,6 @@ from qkv.training.rehearsal import rehearse
 from qkv.training.setup import Setup, prepare
 from qkv.training.usage import counted
 from qkv.training.watch.events import Ended, Event, Notice, OnEvent, Sampled, Saved, Started, Stepped, Validated
-from qkv.training.watch.health import diagnose
 from qkv.training.watch.progress import RunProgress
 from qkv.training.watch.record import Done, RunRecorder, open_recorder
 from qkv.training.watch.show import Show

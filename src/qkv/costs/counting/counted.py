@@ -220,13 +220,13 @@ class _Run:
     def train(self, plain: bool = False) -> tuple[list[Segment], int]:
         """Run the forward and backward passes of one update; return (segments, number of forward segments).
 
-        plain: save activations in reversible blocks too.
+        plain: save activations in reversible blocks too, as they do with a tap.
         """
         self.model.zero_grad()
         passes = 2 if self.asked.training.accumulate > 1 else 1  # from the second pass on, gradients exist
         for _ in range(passes):
             with self._counting():
-                found = self._pass(_nothing if plain and self.asked.model.reversible else None)
+                found = self._pass(Tap() if plain and self.asked.model.reversible else None)
         return found
 
     def _pass(self, tap: Tap | None) -> tuple[list[Segment], int]:
@@ -254,13 +254,6 @@ class _Run:
             self.step = {}
             model(model.frontend.random(asked.batch_size, 1, generator), state)
         return dict(self.counter.tallies)  # type: ignore[arg-type]
-
-
-def _nothing(name: str, value: Tensor) -> None:
-    """Tap that receives nothing, but makes reversible blocks save their activations."""
-
-
-_nothing.points = frozenset[str]()  # type: ignore[attr-defined]
 
 
 def parts_of(block: nn.Module) -> Iterator[tuple[str, int, nn.Module]]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.linear.linear import Linear
+from qkv.layers.observable import Points
 from qkv.ops.at_least_single import at_least_single
 from qkv.ops.experts import Expert, balance_loss, load, mixed
 from qkv.spec.position_wise import experts as spec
@@ -98,12 +99,25 @@ class MixtureOfExperts(Branch):
         self.shared = _network(part, width, part.num_shared) if part.num_shared else None
         self.balance: Balance = implementation(part.balance, "qkv.layers")(part.balance, part.num_experts)
 
+    def points(self) -> Points:
+        return {"router": "weights of the experts (B, N, E), 0 for those that are not chosen"}
+
+    def assign_name(self, name: str) -> None:
+        super().assign_name(name)
+        for i, expert in enumerate(self.experts):
+            expert.assign_name(f"{name}.experts.{i}")  # type: ignore[operator]
+        if self.shared is not None:
+            self.shared.assign_name(f"{name}.shared")
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         scores = self._scores(x)
         chosen = self.balance.ranked(scores).topk(self.part.top_k).indices
         weights = self._weights(scores, chosen)
-        self.observed(context, "router", lambda: torch.zeros_like(scores).scatter(-1, chosen, weights))
-        vectors, choices = x.flatten(0, 1), (chosen.flatten(0, 1), weights.flatten(0, 1))
+        replaced = self.offer_computed(
+            context.tap, "router", lambda: torch.zeros_like(scores).scatter(-1, chosen, weights)
+        )
+        read = (chosen, weights) if replaced is None else _read(replaced)
+        vectors, choices = x.flatten(0, 1), tuple(t.flatten(0, 1) for t in read)
         y = mixed(vectors, *choices, [_function(expert, context) for expert in self.experts]).view_as(x)
         if self.shared is not None:
             y = y + self.shared(x, context)[0]
@@ -132,6 +146,16 @@ class MixtureOfExperts(Branch):
     def idle_parameters(self, positions: int = 1) -> int:
         idle = max(0, self.part.num_experts - positions * self.part.top_k)
         return idle * sum(p.numel() for p in self.experts[0].parameters())
+
+
+def _read(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (indices, weights) of the experts that a position reads, (B, N, k) each, from weights (B, N, E).
+
+    k: the largest number of weights of a position that are not 0.
+    """
+    count = int((weights != 0).sum(-1).max()) if weights.numel() else 0
+    chosen = weights.abs().topk(count).indices
+    return chosen, weights.gather(-1, chosen)
 
 
 def _network(part: spec.MixtureOfExperts, width: int, count: int = 1) -> Branch:

@@ -8,6 +8,7 @@ from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, matrix
 from qkv.layers.linear.linear import Linear, activated_by
+from qkv.layers.observable import Points, standard
 from qkv.layers.position_wise.activations import ACTIVATIONS
 from qkv.ops.dropout import dropout
 from qkv.spec import branches as spec
@@ -27,9 +28,18 @@ class FeedForward(Branch):
         self.down = Linear(hidden, width, bias=part.bias)
         self.activation, self.dropout = ACTIVATIONS[part.activation], part.dropout
 
+    def points(self) -> Points:
+        return standard("pre_activation", "activation")
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
-        hidden = dropout(activated_by(self.activation, self.up, x), self.dropout, self.training)
-        return self.down(hidden), state
+        hidden = self.offer(context.tap, "activation", self._hidden(x, context))
+        return self.down(dropout(hidden, self.dropout, self.training)), state
+
+    def _hidden(self, x: Tensor, context: Context) -> Tensor:
+        """Return φ(x W1 + b1), in one operation unless a tap receives the argument of φ."""
+        if not self.offers(context.tap, "pre_activation"):
+            return activated_by(self.activation, self.up, x)
+        return self.activation(self.offer(context.tap, "pre_activation", self.up(x)))
 
     def ending(self) -> nn.Module:
         return self.down
@@ -51,10 +61,15 @@ class GatedFeedForward(Branch):
     def layouts(self) -> Layouts:
         return {"gate_up": matrix(gate=self.down.in_features, up=self.down.in_features)}
 
+    def points(self) -> Points:
+        return standard("gate", "up", "activation")
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         gate, up = self.gate_up(x).chunk(2, -1)
-        hidden = dropout(self.activation(gate) * up, self.dropout, self.training)
-        return self.down(hidden), state
+        if context.tap is not None:
+            gate, up = self.offer(context.tap, "gate", gate), self.offer(context.tap, "up", up)
+        hidden = self.offer(context.tap, "activation", self.activation(gate) * up)
+        return self.down(dropout(hidden, self.dropout, self.training)), state
 
     def ending(self) -> nn.Module:
         return self.down

@@ -9,8 +9,9 @@ from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, from_heads, matrix
 from qkv.layers.linear.linear import Linear
+from qkv.layers.observable import Points
 from qkv.layers.position_wise.activations import ACTIVATIONS
-from qkv.ops.linear.memory_layer import memory
+from qkv.ops.linear.memory_layer import memory, weights
 from qkv.spec.position_wise import memory_layer as spec
 from qkv.spec.register import implements
 
@@ -44,11 +45,14 @@ class MemoryLayer(Branch):
         """Initialise keys from N(0, 1) for softmax, else from N(0, 1/k), so that scores have unit variance."""
         nn.init.normal_(self.keys, std=1.0 if self.activation is None else self.key_dim**-0.5)
 
+    def points(self) -> Points:
+        return {"slot_weights": "weights of the slots (B, N, H, S)"}
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         q = self.query(x).unflatten(-1, (self.num_heads, self.key_dim))
-        return memory(
-            q, self.keys.view(self.num_heads, self.slots, self.key_dim), self.values.weight, self.activation
-        ), state
+        shares = weights(q, self.keys.view(self.num_heads, self.slots, self.key_dim), self.activation)
+        shares = self.offer(context.tap, "slot_weights", shares)
+        return memory(shares, self.values.weight), state
 
     def ending(self) -> nn.Module:
         return self.values

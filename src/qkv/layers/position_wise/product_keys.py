@@ -10,6 +10,7 @@ from qkv.layers.context import Context
 from qkv.layers.layout import WHOLE, Layouts, matrix
 from qkv.layers.linear.linear import Linear
 from qkv.layers.norms import build_norm
+from qkv.layers.observable import Points
 from qkv.ops.at_least_single import at_least_single
 from qkv.ops.sparse.product_keys import largest, read
 from qkv.spec.position_wise import product_keys as spec
@@ -41,10 +42,14 @@ class ProductKeyMemory(Branch):
         nn.init.normal_(self.keys, std=(self.key_dim // 2) ** -0.5)
         nn.init.normal_(self.values, std=self.width**-0.5)
 
+    def points(self) -> Points:
+        return {"slot_scores": "scores of the slots that each head reads, in descending order (B, N, H, k)"}
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         q = self.query_norm(self.query(x), context).unflatten(-1, (self.num_heads, self.key_dim))
         scores, index = largest(q, self.keys.to(q.dtype), self.top_k)
-        return read(at_least_single(scores), index, self.values), state
+        scores = self.offer(context.tap, "slot_scores", at_least_single(scores))
+        return read(scores, index, self.values), state
 
     def idle_parameters(self, positions: int = 1) -> int:
         return self.width * max(0, self.values.shape[0] - positions * self.num_heads * self.top_k)

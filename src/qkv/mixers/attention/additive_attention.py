@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from qkv.layers.branch import MemoryBranch, State
 from qkv.layers.context import Context, Memory
 from qkv.layers.linear.linear import Linear
+from qkv.layers.observable import Points, standard
 from qkv.ops.additive_attention.choose import additive_keys, additive_weights
 from qkv.spec.models import cross as spec
 from qkv.spec.register import implements
@@ -43,14 +44,16 @@ class AdditiveAttention(MemoryBranch):
         self.score = Linear(hidden, 1, bias=False)
         self.output = Linear(memory_width or width, width)
 
+    def points(self) -> Points:
+        return standard("weights")
+
     def remember(self, memory: Memory) -> AdditiveMemory:
         vectors, _ = memory.grid()
         return AdditiveMemory(additive_keys(vectors, self.memory.weight), vectors, memory.lengths)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         known = self.known(context, state)
-        weights = self._weights(x, known)
-        self.observed(context, "weights", lambda: weights[:, None])
+        weights = self.offer(context.tap, "weights", self._weights(x, known)[:, None])[:, 0]
         return self.output(weights @ known.vectors), state
 
     def _weights(self, x: Tensor, known: AdditiveMemory) -> Tensor:

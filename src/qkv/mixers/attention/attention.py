@@ -9,9 +9,8 @@ from qkv.layers.branch import State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, vector
 from qkv.layers.relative import build_relative
+from qkv.mixers.attention.attend import attend
 from qkv.mixers.attention.key_value import KeyValueAttention
-from qkv.mixers.attention.observed import observe
-from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.attention.twins.uniform import uniform
 from qkv.ops.masks import Causal, Sites
@@ -84,11 +83,10 @@ class Attention(KeyValueAttention):
         own = v
         k, v, state, sites = self.with_past(k, v, context, state)
         problem = self._problem(q, sites, context)
-        if context.tap is not None:
-            observe(self, q, k, problem, context)
-        out = attention(q, k, v, problem)
+        out = attend(self, (q, k, v), problem, context)
         if self.shape is not None:
             out = self.shape(out, own, v, problem)
+        out = self.offer(context.tap, "head_outputs", out)
         return self.output(out.transpose(1, 2).flatten(2)), state
 
     def _in_pages(self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: Paged) -> Tensor:

@@ -12,8 +12,8 @@ from qkv.layers.context import Context, Memory
 from qkv.layers.layout import Layouts, from_heads, matrix
 from qkv.layers.linear.linear import Linear
 from qkv.layers.norms import build_norm
-from qkv.mixers.attention.observed import observe
-from qkv.ops.attention.choose import attention
+from qkv.layers.observable import Points, standard
+from qkv.mixers.attention.attend import attend
 from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.masks import Full, Sites
 from qkv.ops.selection.choices import by_reference
@@ -73,6 +73,10 @@ class CrossAttention(MemoryBranch):
             "output": from_heads(heads * self.value_dim, self.value_dim),
         }
 
+    def points(self) -> Points:
+        read = {"k": "keys of the memory (B, G, M, Dk)", "v": "values of the memory (B, G, M, Dv)"}
+        return {**standard("q"), **read, **standard("scores", "weights", "head_outputs")}
+
     def init_state(self, batch: int, capacity: int | None = None, memory: Memory | None = None) -> MemoryKeys:
         known = super().init_state(batch, capacity, memory)
         assert memory is not None
@@ -87,9 +91,10 @@ class CrossAttention(MemoryBranch):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         known = self.known(context, state)
-        q, problem = self.tapped(context, "q", self._queries(x, context)), self._problem(known, context)
-        observe(self, q, known.keys, problem, context)
-        out = attention(q, known.keys, known.values, problem)
+        projected = {"q": self._queries(x, context), "k": known.keys, "v": known.values}
+        q, k, v = (self.offer(context.tap, name, value) for name, value in projected.items())
+        out = attend(self, (q, k, v), self._problem(known, context), context)
+        out = self.offer(context.tap, "head_outputs", out)
         return self.output(out.transpose(1, 2).flatten(2)), state
 
     def _queries(self, x: Tensor, context: Context) -> Tensor:

@@ -10,6 +10,7 @@ from qkv.layers.branch import State
 from qkv.layers.context import Context
 from qkv.layers.layout import WHOLE, Declared, Layouts, matrix
 from qkv.layers.linear.linear import Linear
+from qkv.layers.observable import Points, standard
 from qkv.mixers.attention.key_value import KeyValueBranch
 from qkv.ops import positions as position_ops
 from qkv.ops.at_least_single import single_or_wider
@@ -72,12 +73,19 @@ class GAU(KeyValueBranch):
         self.gated = GatedInput(part, width, 2)
         self.output = Linear(part.hidden_at(width), width, bias=part.bias)
 
+    def points(self) -> Points:
+        gate = {"gate": "gate u of the output, after its activation (B, N, E)"}
+        return {**standard("v"), **gate, **standard("weights", "activation")}
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         u, v, z = self.gated(x)
+        u, v = self.offer(context.tap, "gate", u), self.offer(context.tap, "v", v[:, None])
         q, k = self.gated.maps(z, context.positions)
-        k, v, state, sites = self.with_past(k[:, None], v[:, None], context, state)
-        out = squared_relu.attention(q[:, None], k, v, AttentionProblem(self.mask, sites, self.head_dim**-0.5))
-        return self.output(u * out[:, 0]), state
+        k, v, state, sites = self.with_past(k[:, None], v, context, state)
+        problem = AttentionProblem(self.mask, sites, self.head_dim**-0.5)
+        weights = self.offer_computed(context.tap, "weights", lambda: squared_relu.weights(q[:, None], k, problem))
+        out = squared_relu.attention(q[:, None], k, v, problem) if weights is None else weights @ v
+        return self.output(self.offer(context.tap, "activation", u * out[:, 0])), state
 
     def ending(self) -> nn.Module:
         return self.output

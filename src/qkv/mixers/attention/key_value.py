@@ -10,6 +10,7 @@ from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, from_heads, matrix
 from qkv.layers.linear.linear import Linear
 from qkv.layers.norms import build_norm
+from qkv.layers.observable import Points, standard
 from qkv.mixers.masks import build_mask
 from qkv.ops.masks import SharedSites, Sites
 from qkv.spec.branches import Branch as BranchSpec
@@ -106,6 +107,9 @@ class KeyValueAttention(KeyValueBranch):
             "output": from_heads(self.num_heads * self.value_dim, self.value_dim),
         }
 
+    def points(self) -> Points:
+        return standard("q", "k", "v", "scores", "weights", "head_outputs")
+
     def mapped(self, x: Tensor) -> Tensor:
         """Return queries, keys and values of all heads side by side, (B, N, (H + G) Dk + G Dv).
 
@@ -119,7 +123,7 @@ class KeyValueAttention(KeyValueBranch):
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q, context), self.key_norm(k, context)
         if context.tap is not None:
-            q, k, v = (self.tapped(context, name, value) for name, value in (("q", q), ("k", k), ("v", v)))
+            q, k, v = (self.offer(context.tap, name, value) for name, value in (("q", q), ("k", k), ("v", v)))
         return q, k, v
 
     def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

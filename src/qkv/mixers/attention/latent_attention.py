@@ -13,9 +13,10 @@ from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, from_heads, matrix
 from qkv.layers.linear.linear import Linear
 from qkv.layers.norms import build_norm
+from qkv.layers.observable import Points, standard
 from qkv.layers.relative import Rope
+from qkv.mixers.attention.attend import attend
 from qkv.mixers.attention.key_value import KeyValueBranch
-from qkv.mixers.attention.observed import observe
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.masks import Sites
@@ -64,12 +65,17 @@ class LatentAttention(KeyValueBranch):
             "output": from_heads(heads * self.out_dim, self.out_dim),
         }
 
+    def points(self) -> Points:
+        latent = {"latent": "compressed keys and values c of the call's positions (B, 1, N, R)"}
+        return {**standard("q"), **latent, **standard("scores", "weights", "head_outputs")}
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         q, kept = self._projected(x, context)
         kept, _, after, sites = self.with_past(kept, kept[..., :0], context, state)
         problem = AttentionProblem(self.mask, sites, self.scale, dropout=self.dropout if self.training else 0.0)
         absorbs = state is not None and self._absorbing_is_less(q.shape[2], kept.shape[2])
         out = (self.absorbed if absorbs else self.expanded)(q, kept, problem, context)
+        out = self.offer(context.tap, "head_outputs", out)
         return self.output(out.transpose(1, 2).flatten(2)), after
 
     def expanded(self, q: Tensor, kept: Tensor, problem: AttentionProblem, context: Context) -> Tensor:
@@ -81,21 +87,16 @@ class LatentAttention(KeyValueBranch):
         k, v = self.up(c).split([self.num_heads * self.key_dim, self.num_heads * self.out_dim], -1)
         k, v = (t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (k, v))
         k = torch.cat((k, turned.expand(-1, self.num_heads, -1, -1)), -1)
-        observe(self, q, k, problem, context)
         # The fused kernels want values as wide as keys.
         wide = F.pad(v, (0, k.shape[-1] - self.out_dim)) if self.out_dim < k.shape[-1] else v
-        return attention(q, k, wide, problem)[..., : self.out_dim]
+        return attend(self, (q, k, wide), problem, context)[..., : self.out_dim]
 
     def absorbed(self, q: Tensor, kept: Tensor, problem: AttentionProblem, context: Context) -> Tensor:
         """Compute the same output with the maps of keys and values applied to queries and outputs instead."""
         keys, values = self._maps()
         plain, turned = q.split([self.key_dim, self.rope_dim], -1)
         q = torch.cat((torch.einsum("bhnd,hdr->bhnr", plain, keys), turned), -1)
-        observe(self, q, kept, problem, context)
-        # All heads share one key, so their queries become queries of one head; the stored vector is key and value.
-        joined = replace(problem, sites=_of_heads(problem, self.num_heads))
-        out = attention(q.flatten(1, 2)[:, None], kept, kept, joined)
-        out = out.unflatten(2, (self.num_heads, -1))[:, 0, ..., : self.rank]
+        out = attend(self, (q, kept, kept), problem, context, _as_one_head)[..., : self.rank]
         return torch.einsum("bhnr,hdr->bhnd", out, values)
 
     def _maps(self) -> tuple[Tensor, Tensor]:
@@ -115,11 +116,11 @@ class LatentAttention(KeyValueBranch):
         The last Dr features of both are rotated.
         """
         c, k_turned = self.down(x)[:, None].split([self.rank, self.rope_dim], -1)
-        c = self.down_norm(c, context)
+        c = self.offer(context.tap, "latent", self.down_norm(c, context))
         if self.query_down is not None and self.query_norm is not None:
             x = self.query_norm(self.query_down(x), context)
         q = self.query(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        q = self.tapped(context, "q", q)
+        q = self.offer(context.tap, "q", q)
         if self.rope is None:
             return q, c
         plain, q_turned = q.split([self.key_dim, self.rope_dim], -1)
@@ -133,6 +134,13 @@ class LatentAttention(KeyValueBranch):
 def _rope(part: spec.LatentAttention, rope_dim: int) -> Rope:
     """Build the RoPE of ``rope_dim`` features."""
     return Rope(parts.Rope(base=part.base, scaling=part.scaling), part, (rope_dim, rope_dim))  # type: ignore[arg-type]
+
+
+def _as_one_head(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
+    """Compute attention (B, H, N, Dv) with one key and value for all heads: their queries become queries of one."""
+    heads = q.shape[1]
+    out = attention(q.flatten(1, 2)[:, None], k, v, replace(problem, sites=_of_heads(problem, heads)))
+    return out.unflatten(2, (heads, -1))[:, 0]
 
 
 def _of_heads(problem: AttentionProblem, num_heads: int) -> Sites:

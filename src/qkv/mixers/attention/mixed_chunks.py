@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.linear.linear import Linear
+from qkv.layers.observable import Points, standard
 from qkv.mixers.attention.gated_attention import GatedInput
 from qkv.mixers.whole_rows import each_row
 from qkv.ops.gated_attention import mixed_chunks as ops
@@ -37,6 +38,10 @@ class MixedChunkAttention(Branch):
         self.gated = GatedInput(part, width, 4)
         self.output = Linear(self.hidden, width, bias=part.bias)
 
+    def points(self) -> Points:
+        gate = {"gate": "gate u of the output, after its activation (B, N, E)"}
+        return {**standard("v"), **gate, **standard("activation")}
+
     def init_state(self, batch: int, capacity: int | None = None) -> State:
         if not self.causal:
             return ()
@@ -46,12 +51,13 @@ class MixedChunkAttention(Branch):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         u, v, z = self.gated(x)
+        u, v = self.offer(context.tap, "gate", u), self.offer(context.tap, "v", v[:, None])[:, 0]
         if state is None or not self.causal:
             maps = self.gated.maps(z, context.positions)
             out = each_row(torch.cat((*maps, v), -1), context, self._whole, self.spec.kind)
         else:
             out, state = self._continued(z, v, context, state)
-        return self.output(u * out), state
+        return self.output(self.offer(context.tap, "activation", u * out)), state
 
     def _whole(self, rows: Tensor, real: Tensor | None) -> Tensor:
         """Compute the outputs of whole rows from maps and values side by side, (R, N, 4 S + E), 0 at padding."""

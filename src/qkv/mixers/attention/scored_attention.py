@@ -6,9 +6,8 @@ from torch import Tensor
 
 from qkv.layers.branch import State
 from qkv.layers.context import Context
+from qkv.mixers.attention.attend import attend
 from qkv.mixers.attention.key_value import KeyValueAttention
-from qkv.mixers.attention.observed import observe
-from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.masks import Sites
 from qkv.spec.branches import MaskedAttention
@@ -34,8 +33,7 @@ class ScoredAttention(KeyValueAttention):
         q, added = self.scored(q, k, sites, context)
         dropout = self.part.dropout if self.training else 0.0
         problem = AttentionProblem(self.mask, sites, self.scale, dropout=dropout, added=added)
-        observe(self, q, k, problem, context)
-        out = attention(q, k, v, problem)
+        out = self.offer(context.tap, "head_outputs", attend(self, (q, k, v), problem, context))
         return self.output(out.transpose(1, 2).flatten(2)), state
 
     def scored(self, q: Tensor, k: Tensor, sites: Sites, context: Context) -> tuple[Tensor, Tensor]:

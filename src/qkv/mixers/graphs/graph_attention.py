@@ -9,7 +9,9 @@ from torch import Tensor
 from qkv.layers.branch import State
 from qkv.layers.context import Context
 from qkv.layers.graph import Graph
+from qkv.layers.observable import Points, standard
 from qkv.mixers.attention.key_value import KeyValueAttention
+from qkv.mixers.projections import offer_outputs
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.graphs import edge_attention, with_loops
@@ -30,13 +32,18 @@ class GraphAttention(KeyValueAttention):
         super().__init__(part, width)  # type: ignore[arg-type]
         self.part = part
 
+    def points(self) -> Points:
+        return standard("q", "k", "v", "head_outputs")
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         q, k, v = self.projected(x, context)
         dropout = self.part.dropout if self.training else 0.0
         if context.graph is not None:
-            return self.output(self._sparse((q, k, v), context.graph, context, dropout)), state
+            out = self._sparse((q, k, v), context.graph, context, dropout)
+            return self.output(offer_outputs(self, out, context, self.value_dim)), state
         k, v, state, sites = self.with_past(k, v, context, state)
         out = attention(q, k, v, AttentionProblem(self.mask, sites, self.scale, dropout=dropout))
+        out = self.offer(context.tap, "head_outputs", out)
         return self.output(out.transpose(1, 2).flatten(2)), state
 
     def _sparse(self, projected: tuple[Tensor, ...], graph: Graph, context: Context, dropout: float) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.linear.linear import Linear
+from qkv.layers.observable import Points
 from qkv.layers.pooling import pooled
 from qkv.ops.documents import documents
 from qkv.ops.dropout import dropout
@@ -34,12 +35,16 @@ class Propagation(Branch):
         self.maps = nn.ModuleList(Linear(width, width, bias=False) for _ in self.shares)
         self.output = Linear(width, width, bias=part.bias) if part.linear else None
 
+    def points(self) -> Points:
+        return {"propagated": "vectors after all steps of propagation (B, N, D)"}
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         x = first = dropout(x, self.part.dropout, self.training)
         for step in range(self.part.steps):
             x = self._step(x, context)
             x = x if not self.part.restart else (1 - self.part.restart) * x + self.part.restart * first
             x = self._mapped(x, step) if self.shares else x
+        x = self.offer(context.tap, "propagated", x)
         return x if self.output is None else self.output(x), state
 
     def _mapped(self, x: Tensor, step: int) -> Tensor:

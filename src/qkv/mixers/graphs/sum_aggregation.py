@@ -9,6 +9,7 @@ from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.graph import Graph
 from qkv.layers.linear.linear import Linear
+from qkv.layers.observable import Points, standard
 from qkv.layers.pooling import pooled
 from qkv.ops.documents import documents
 from qkv.ops.dropout import dropout
@@ -37,8 +38,12 @@ class SumAggregation(Branch):
         self.up = Linear(width, hidden, bias=part.bias)
         self.down = Linear(hidden, width, bias=part.bias)
 
+    def points(self) -> Points:
+        return standard("activation")
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         hidden = self.up((1 + self.eps) * x + self._neighbours(x, context)).relu()
+        hidden = self.offer(context.tap, "activation", hidden)
         return self.down(dropout(hidden, self.part.dropout, self.training)), state
 
     def _neighbours(self, x: Tensor, context: Context) -> Tensor:

@@ -10,9 +10,13 @@ from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, from_heads, matrix
 from qkv.layers.linear.linear import Linear
+from qkv.layers.observable import Points, standard
 from qkv.mixers.linear.decay import initial_log_rates, initial_step_bias
 from qkv.mixers.linear.short_convolution import ShortConvolution
+from qkv.mixers.linear.states import read_states, replaced_states
+from qkv.mixers.projections import offer_outputs
 from qkv.ops.matrix_state.delta import delta
+from qkv.ops.matrix_state.reference import delta_states
 from qkv.spec.mixers import matrix_state as spec
 from qkv.spec.register import implements
 
@@ -54,6 +58,11 @@ class GatedDelta(Branch):
         keys, values = (self.sizes[0], self.head_dim), (self.sizes[2], self.value_dim)
         return {"qkv": matrix(q=keys, k=keys, v=values), "gate": matrix(gate=values), "output": from_heads(*values)}
 
+    def points(self) -> Points:
+        strength = {"strength": "strength of the update of the state, between 0 and 1 (B, H, N)"}
+        decay = standard("log_decay") if self.part.decay else {}
+        return {**standard("q", "k", "v"), **strength, **decay, **standard("state", "gate", "head_outputs")}
+
     def init_state(self, batch: int, capacity: int | None = None) -> State:
         sizes = batch, self.part.num_heads, self.head_dim, self.value_dim
         return self.convolution.init_state(batch), self.qkv.weight.detach().new_zeros(sizes)
@@ -62,26 +71,37 @@ class GatedDelta(Branch):
         tail, before = (None, None) if state is None else state
         inputs, tail = self.convolution(self.qkv(x), context, tail)
         heads = (t.unflatten(-1, (self.part.num_heads, -1)).transpose(1, 2) for t in inputs.split(self.sizes, -1))
-        q, k, v = heads
+        q, k, v = (self.offer(context.tap, name, value) for name, value in zip(("q", "k", "v"), heads, strict=True))
         q, k = (t * (t.square().sum(-1, keepdim=True) + _UNIT_EPS).rsqrt() for t in (q, k))
-        strength = self.strength(x).sigmoid().transpose(1, 2)
+        strength = self.offer(context.tap, "strength", self.strength(x).sigmoid().transpose(1, 2))
         log_decay = None
         if self.forgetting is not None and self.step_bias is not None and self.log_rate is not None:
             steps = F.softplus(self.forgetting(x) + self.step_bias).transpose(1, 2)
-            log_decay = -self.log_rate.exp()[:, None] * steps
-        out, last = delta(
-            q * self.head_dim**-0.5,
-            k,
-            v,
-            strength,
-            log_decay,
-            before,
-            context.valid,
-            context.segments,
-            self.part.chunk,
-        )
+            log_decay = self.offer(context.tap, "log_decay", -self.log_rate.exp()[:, None] * steps)
+        q = q * self.head_dim**-0.5
+        replaced = self._replaced(k, v, (strength, log_decay), context, before)
+        if replaced is None:
+            out, last = delta(q, k, v, strength, log_decay, before, context.valid, context.segments, self.part.chunk)
+        else:
+            out, last = read_states(q, replaced, before, context)
         out = F.rms_norm(out, (self.value_dim,), self.scale.to(out.dtype), _EPS).transpose(1, 2).flatten(2)
-        return self.output(out * F.silu(self.gate(x))), None if state is None else (tail, last)
+        out = out * F.silu(self.offer(context.tap, "gate", self.gate(x)))
+        return self.output(offer_outputs(self, out, context, self.value_dim)), None if state is None else (tail, last)
+
+    def _replaced(
+        self, k: Tensor, v: Tensor, gates: tuple[Tensor, Tensor | None], context: Context, before: Tensor | None
+    ) -> Tensor | None:
+        """Return the states (B, H, N, Dk, Dv) that a tap has replaced; None if it has not. gates: (b, log a)."""
+        if not self.offers(context.tap, "state"):
+            return None
+        (strength, log_decay), valid = gates, context.valid
+        if valid is not None:
+            strength = strength * valid[:, None]
+            log_decay = None if log_decay is None else log_decay * valid[:, None]
+        starts, empty = context.document_starts, k.new_zeros(*v.shape[:2], k.shape[-1], v.shape[-1])
+        return replaced_states(
+            self, context, before, empty, lambda s: delta_states(k, v, strength, log_decay, s, starts)
+        )
 
     def state_bytes(self, length: int, batch: int = 1) -> int:
         tail = (self.part.kernel_size - 1) * sum(self.sizes)

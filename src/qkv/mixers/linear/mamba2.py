@@ -10,9 +10,13 @@ from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, from_heads, matrix
 from qkv.layers.linear.linear import Linear
+from qkv.layers.observable import Points, standard
 from qkv.mixers.linear.decay import initial_log_rates, initial_step_bias
 from qkv.mixers.linear.short_convolution import ShortConvolution
+from qkv.mixers.linear.states import read_states, replaced_states
+from qkv.mixers.projections import offer_outputs
 from qkv.ops.matrix_state.decayed import decayed
+from qkv.ops.matrix_state.reference import decayed_states
 from qkv.spec.mixers import matrix_state as spec
 from qkv.spec.register import implements
 
@@ -54,6 +58,10 @@ class Mamba2(Branch):
             "output": from_heads(*values),
         }
 
+    def points(self) -> Points:
+        step = {"step": "step size (B, H, N)"}
+        return {**standard("gate", "q", "k", "v"), **step, **standard("log_decay", "state", "head_outputs")}
+
     def init_state(self, batch: int, capacity: int | None = None) -> State:
         sizes = batch, self.part.num_heads, self.part.state_size, self.head_dim
         return self.convolution.init_state(batch), self.input.weight.detach().new_zeros(sizes)
@@ -61,18 +69,39 @@ class Mamba2(Branch):
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         tail, before = (None, None) if state is None else state
         gate, inputs, steps = self.input(x).split((self.inner, sum(self.sizes), self.part.num_heads), -1)
+        gate = self.offer(context.tap, "gate", gate)
         inputs, tail = self.convolution(inputs, context, tail)
         values, keys, queries = inputs.split(self.sizes, -1)
-        v = values.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        q, k = (self._groups(each) for each in (queries, keys))
-        step = F.softplus(steps + self.step_bias).transpose(1, 2)  # (B, H, N)
-        log_decay = -self.log_rate.exp()[:, None] * step
-        out, last = decayed(
-            q, k, v * step[..., None], log_decay, before, context.valid, context.segments, self.part.chunk
-        )
+        heads = (self._groups(queries), self._groups(keys), values.unflatten(-1, (-1, self.head_dim)).transpose(1, 2))
+        q, k, v = (self.offer(context.tap, name, value) for name, value in zip(("q", "k", "v"), heads, strict=True))
+        step = self.offer(context.tap, "step", F.softplus(steps + self.step_bias).transpose(1, 2))  # (B, H, N)
+        log_decay = self.offer(context.tap, "log_decay", -self.log_rate.exp()[:, None] * step)
+        out, last = self._read(q, k, v * step[..., None], log_decay, before, context)
         out = (out + self.skip[:, None, None] * v).transpose(1, 2).flatten(2) * F.silu(gate)
         out = F.rms_norm(out, (self.inner,), self.scale.to(out.dtype), _EPS)
+        out = offer_outputs(self, out, context, self.head_dim)
         return self.output(out), None if state is None else (tail, last)
+
+    def _read(
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, before: Tensor | None, context: Context
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return (o (B, H, N, Dv), next S), from states that a tap has replaced if it has."""
+        replaced = self._replaced(k, v, log_decay, context, before)
+        if replaced is None:
+            return decayed(q, k, v, log_decay, before, context.valid, context.segments, self.part.chunk)
+        return read_states(q, replaced, before, context)
+
+    def _replaced(
+        self, k: Tensor, v: Tensor, log_decay: Tensor, context: Context, before: Tensor | None
+    ) -> Tensor | None:
+        """Return the states (B, H, N, Dk, Dv) that a tap has replaced; None if it has not."""
+        if not self.offers(context.tap, "state"):
+            return None
+        valid, empty = context.valid, k.new_zeros(*v.shape[:2], k.shape[-1], v.shape[-1])
+        if valid is not None:
+            k, log_decay = k * valid[:, None, :, None], log_decay * valid[:, None]
+        starts = context.document_starts
+        return replaced_states(self, context, before, empty, lambda s: decayed_states(k, v, log_decay, s, starts))
 
     def _groups(self, x: Tensor) -> Tensor:
         """Split features (B, N, G · state_size) into (B, 1, N, state_size), or (B, H, N, state_size) if G > 1."""

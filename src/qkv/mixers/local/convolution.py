@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layout, Layouts, Piece, matrix
+from qkv.layers.observable import Points, standard
 from qkv.ops.convolution import taps
 from qkv.ops.linear.choose import linear
 from qkv.spec import branches as spec
@@ -38,13 +39,16 @@ class _Gated(Branch):
         out = matrix(value=self.width, gate=self.width).out if self.part.gated else ()
         return {"weight": Layout("matrix", out, (Piece("taps", self.weight.shape[1], self.width),))}
 
-    def _of(self, inputs: Tensor) -> Tensor:
+    def points(self) -> Points:
+        return standard("gate") if self.part.gated else {}
+
+    def _of(self, inputs: Tensor, context: Context) -> Tensor:
         """Map the concatenated taps of each position, (B, N, K·D), to the output (B, N, D)."""
         y = linear(inputs, self.weight, self.bias)
         if not self.part.gated:
             return y
         value, gate = y.chunk(2, -1)
-        return value * gate.sigmoid()
+        return value * self.offer(context.tap, "gate", gate).sigmoid()
 
 
 @implements(spec.CausalConvolution)
@@ -63,7 +67,7 @@ class CausalConvolution(_Gated):
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         tail = x.new_zeros(x.shape[0], self.part.tail, self.width) if state is None else state
         window, tail = extended(tail, x, context.lengths)
-        y = self._of(taps(window, self.part.kernel_size, self.part.dilation, context.segments))
+        y = self._of(taps(window, self.part.kernel_size, self.part.dilation, context.segments), context)
         return y, None if state is None else tail
 
     def state_bytes(self, length: int, batch: int = 1) -> int:
@@ -86,4 +90,4 @@ class Convolution(_Gated):
         before = self.part.kernel_size // 2
         after = self.part.kernel_size - 1 - before
         window = F.pad(x, (0, 0, before, after))
-        return self._of(taps(window, self.part.kernel_size, 1, context.segments, after)), state
+        return self._of(taps(window, self.part.kernel_size, 1, context.segments, after), context), state

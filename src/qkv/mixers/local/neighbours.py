@@ -13,6 +13,7 @@ from qkv.layers.context import Context, PositionGrid
 from qkv.layers.layout import Layouts, matrix
 from qkv.layers.linear.linear import Linear
 from qkv.layers.norms import build_norm
+from qkv.layers.observable import Points, standard
 from qkv.layers.position_wise.activations import ACTIVATIONS
 from qkv.mixers.whole_rows import each_row
 from qkv.ops.convolution import same_document
@@ -82,8 +83,12 @@ class SpatialShift(Shift):
         self.up, self.down = Linear(width, hidden), Linear(hidden, width)
         self.activation = ACTIVATIONS[part.activation]
 
+    def points(self) -> Points:
+        return {"activation": "vectors after the activation function, before the shift (B, N, F)"}
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
-        x, state = self.shift(self.activation(self.up(x)), context, state)
+        hidden = self.offer(context.tap, "activation", self.activation(self.up(x)))
+        x, state = self.shift(hidden, context, state)
         return self.down(x), state
 
     def ending(self) -> nn.Module:
@@ -137,6 +142,9 @@ class MONet(Shift):
         hidden, rank, _ = self.pieces
         return {"input": matrix(a=hidden, b=rank, d=hidden)}
 
+    def points(self) -> Points:
+        return standard("activation")
+
     def init_state(self, batch: int, capacity: int | None = None) -> State:
         return super().init_state(batch, capacity) if self.shifts else ()
 
@@ -145,7 +153,8 @@ class MONet(Shift):
         if self.shifts:
             x, state = self.shift(x, context, state)
         a, b, d = x.split(self.pieces, -1)
-        return self.output(self.norm(a, context) * self.expand_norm(self.expand(b), context) + d), state
+        hidden = self.norm(a, context) * self.expand_norm(self.expand(b), context) + d
+        return self.output(self.offer(context.tap, "activation", hidden)), state
 
     def ending(self) -> nn.Module:
         return self.output

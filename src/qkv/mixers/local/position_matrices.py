@@ -11,6 +11,7 @@ from qkv.layers.context import Context
 from qkv.layers.layout import WHOLE, Layouts, matrix
 from qkv.layers.linear.linear import Linear
 from qkv.layers.norms import build_norm
+from qkv.layers.observable import Points, standard
 from qkv.layers.position_wise.activations import ACTIVATIONS
 from qkv.mixers.whole_rows import each_row
 from qkv.ops.linear.choose import linear
@@ -36,7 +37,7 @@ class PositionMatrices(Branch):
             raise UserError(f"the length of {part.kind!r} is unknown outside of a model; give it")
         self.length = part.length
 
-    def mixed(self, x: Tensor, real: Tensor | None) -> Tensor:
+    def mixed(self, x: Tensor, real: Tensor | None, context: Context) -> Tensor:
         """Mix whole rows x (R, n, E), which are 0 at padding; return (R, n, E')."""
         raise NotImplementedError
 
@@ -45,7 +46,7 @@ class PositionMatrices(Branch):
 
         def mix(rows: Tensor, real: Tensor | None) -> Tensor:
             self.check_length(rows.shape[1])
-            return self.mixed(rows, real)
+            return self.mixed(rows, real, context)
 
         return each_row(x, context, mix, self.spec.kind)
 
@@ -95,7 +96,7 @@ class TriangularMatrices(PositionMatrices):
         y = torch.cat([weight @ half[:, 0].to(x.dtype) for half in (seen.keys, seen.values)], -1)
         return y if bias is None else y + bias[query], state
 
-    def mixed(self, x: Tensor, real: Tensor | None) -> Tensor:
+    def mixed(self, x: Tensor, real: Tensor | None, context: Context) -> Tensor:
         n, (weight, bias) = x.shape[1], self.table()
         if n < self.length:
             weight, bias = weight[:n, :n], None if bias is None else bias[:n]
@@ -127,13 +128,17 @@ class TokenMLP(PositionMatrices):
         self.up, self.down = Linear(self.length, hidden), Linear(hidden, self.length)
         self.activation = ACTIVATIONS[part.activation]
 
+    def points(self) -> Points:
+        return {"activation": "features over positions after the activation function, of each row (R, D, F)"}
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         return self.over_rows(x, context), state
 
-    def mixed(self, x: Tensor, real: Tensor | None) -> Tensor:
+    def mixed(self, x: Tensor, real: Tensor | None, context: Context) -> Tensor:
         n = x.shape[1]
         whole = x if n == self.length else F.pad(x, (0, 0, 0, self.length - n))
         hidden = self.activation(self.up(whole.transpose(1, 2)))
+        hidden = self.offer(context.tap, "activation", hidden)
         return self.down(hidden).transpose(1, 2)[:, :n]
 
     def ending(self) -> nn.Module:
@@ -162,10 +167,14 @@ class GMLP(TriangularMatrices):
         half = self.down.in_features
         return {"up": matrix(value=half, gate=half), "weight": WHOLE}
 
+    def points(self) -> Points:
+        return {"gate": "factor W norm(v) + b (B, N, F / 2)", **standard("activation")}
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         u, v = self.activation(self.up(x)).chunk(2, -1)
         gate, state = self.along_rows(self.norm(v, context), context, state)
-        return self.down(u * gate), state
+        mixed = u * self.offer(context.tap, "gate", gate)
+        return self.down(self.offer(context.tap, "activation", mixed)), state
 
     def table(self) -> tuple[Tensor, Tensor | None]:
         return self.weight, self.bias

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.linear.linear import Linear
+from qkv.layers.observable import Points
 from qkv.ops.convolution import same_document
 from qkv.spec import branches as spec
 from qkv.spec.register import implements
@@ -28,6 +29,9 @@ class TokenShift(Branch):
         self.groups = part.groups
         self.output = Linear(width, width)
 
+    def points(self) -> Points:
+        return {"shifted": "features from earlier positions, group by group (B, N, D)"}
+
     def init_state(self, batch: int, capacity: int | None = None) -> Tensor:
         return self.output.weight.detach().new_zeros(batch, self.groups - 1, self.width)
 
@@ -39,7 +43,8 @@ class TokenShift(Branch):
         for g in range(self.groups):
             part = window[:, past - g : past - g + x.shape[1], g * size : (g + 1) * size]
             shifted.append(part if context.segments is None else part * same_document(context.segments, g)[..., None])
-        return self.output(torch.cat(shifted, -1)), None if state is None else tail
+        features = self.offer(context.tap, "shifted", torch.cat(shifted, -1))
+        return self.output(features), None if state is None else tail
 
     def state_bytes(self, length: int, batch: int = 1) -> int:
         return batch * (self.groups - 1) * self.width * self.output.weight.element_size()

@@ -9,12 +9,12 @@ from qkv.layers.branch import State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, matrix, vector
 from qkv.layers.linear.linear import Linear
+from qkv.mixers.attention.attend import attend
 from qkv.mixers.attention.key_value import KeyValueAttention
-from qkv.mixers.attention.observed import observe
+from qkv.mixers.projections import offer_outputs
 from qkv.mixers.whole_rows import each_row
 from qkv.ops import positions as position_ops
 from qkv.ops.at_least_single import single_or_wider
-from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.sparse import continuous_memory as ops
 from qkv.spec.mixers import continuous_memory as spec
@@ -69,7 +69,8 @@ class ContinuousMemory(KeyValueAttention):
             pairs = pairs.unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
             far, *kept = self._continued(q, pairs, context, *kept)
             far, state = far.transpose(1, 2).flatten(2), (store, *kept)
-        return self.output(near.transpose(1, 2).flatten(2) + far), state
+        out = offer_outputs(self, near.transpose(1, 2).flatten(2) + far, context, self.value_dim)
+        return self.output(out), state
 
     def _near(
         self, q: Tensor, k: Tensor, v: Tensor, context: Context, store: State | None
@@ -82,8 +83,7 @@ class ContinuousMemory(KeyValueAttention):
         k, v, store, sites = self.with_past(k, v, context, store)
         dropout = self.part.dropout if self.training else 0.0
         problem = AttentionProblem(self.mask, sites, self.scale, dropout=dropout)
-        observe(self, q, k, problem, context)
-        return attention(q, k, v, problem), store
+        return attend(self, (q, k, v), problem, context), store
 
     def _angles(self, context: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         assert self.part.base is not None

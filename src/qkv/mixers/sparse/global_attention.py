@@ -9,6 +9,8 @@ from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, from_heads, matrix
 from qkv.layers.linear.linear import Linear
+from qkv.layers.observable import Points, standard
+from qkv.mixers.projections import offer_outputs, offer_projections
 from qkv.ops.documents import documents
 from qkv.ops.graphs import global_attention
 from qkv.spec.mixers import graphs as spec
@@ -33,12 +35,17 @@ class GlobalAttention(Branch):
         heads = self.width, self.head_dim
         return {"qkv": matrix(q=heads, k=heads, v=heads), "output": from_heads(*heads)}
 
+    def points(self) -> Points:
+        return standard("q", "k", "v", "head_outputs")
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
+        qkv = offer_projections(self, self.qkv(x), context, [self.head_dim] * 3, self.part.num_heads)
         if context.segments is None:
-            return self.output(self._attended(self.qkv(x), context.lengths)), state
-        apart = documents(context.segments)
-        found = self._attended(apart.apart(self.qkv(x)), apart.lengths)
-        return self.output(apart.together(found)), state
+            out = self._attended(qkv, context.lengths)
+        else:
+            apart = documents(context.segments)
+            out = apart.together(self._attended(apart.apart(qkv), apart.lengths))
+        return self.output(offer_outputs(self, out, context, self.head_dim)), state
 
     def _attended(self, qkv: Tensor, lengths: Tensor | None) -> Tensor:
         """Attend over whole rows, given queries, keys and values (B, N, 3 D) side by side."""

@@ -9,6 +9,7 @@ from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, from_heads, matrix
 from qkv.layers.linear.linear import Linear
+from qkv.layers.observable import Points, standard
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.attention.twins.global_local import Places, place, taken, windowed
@@ -53,13 +54,18 @@ class GlobalLocalAttention(Branch):
             "output": from_heads(*heads),
         }
 
+    def points(self) -> Points:
+        return standard("q", "k", "v", "head_outputs")
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         places = context.once(("global places", self.part.num_global), lambda: self._places(context))
         dropout = self.part.dropout if self.training else 0.0
-        q, k, v = self._heads(self.qkv(x))
+        heads = zip(("q", "k", "v"), self._heads(self.qkv(x)), strict=True)
+        q, k, v = (self.offer(context.tap, name, value) for name, value in heads)
         out = windowed(q, k, v, places, self.part.window, self.part.block, (self.scale, dropout))
         if places.index.shape[1]:
             out = self._with_global(out, x, places, dropout)
+        out = self.offer(context.tap, "head_outputs", out)
         return self.output(out.transpose(1, 2).flatten(2)), state
 
     def _with_global(self, out: Tensor, x: Tensor, places: Places, dropout: float) -> Tensor:

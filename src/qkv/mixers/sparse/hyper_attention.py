@@ -10,7 +10,9 @@ from qkv.layers.branch import State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, from_heads, matrix
 from qkv.layers.linear.linear import Linear
+from qkv.layers.observable import Points, standard
 from qkv.mixers.attention.key_value import KeyValueBranch
+from qkv.mixers.projections import offer_outputs, offer_projections
 from qkv.mixers.whole_rows import each_row
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import AttentionProblem
@@ -43,13 +45,18 @@ class HyperAttention(KeyValueBranch):
         heads = self.part.num_heads * self.head_dim, self.head_dim
         return {"qkv": matrix(q=heads, k=heads, v=heads), "output": from_heads(*heads)}
 
+    def points(self) -> Points:
+        return standard("q", "k", "v", "head_outputs")
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
-        x = self.qkv(x)
+        x = offer_projections(self, self.qkv(x), context, [self.head_dim] * 3, self.part.num_heads)
         if state is None and x.shape[1] > self.part.exact_up_to:
-            return self.output(each_row(x, context, self._rows, self.spec.kind)), state
-        q, k, v = self._heads(x)
-        k, v, state, sites = self.with_past(k, v, context, state)
-        return self.output(self._exact(q, k, v, sites)), state
+            out = each_row(x, context, self._rows, self.spec.kind)
+        else:
+            q, k, v = self._heads(x)
+            k, v, state, sites = self.with_past(k, v, context, state)
+            out = self._exact(q, k, v, sites)
+        return self.output(offer_outputs(self, out, context, self.head_dim)), state
 
     def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split (B, N, 3 H Dk) into q, k and v (B, H, N, Dk)."""

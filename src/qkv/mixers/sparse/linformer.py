@@ -9,8 +9,10 @@ from qkv.layers.branch import State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, from_heads, matrix
 from qkv.layers.linear.linear import Linear
+from qkv.layers.observable import Points, standard
+from qkv.mixers.attention.attend import attend
 from qkv.mixers.local.position_matrices import PositionMatrices
-from qkv.ops.attention.choose import attention
+from qkv.mixers.projections import offer_outputs, offer_projections
 from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.masks import Full, Sites
 from qkv.spec.mixers import linformer as spec
@@ -45,10 +47,14 @@ class Linformer(PositionMatrices):
         heads = self.part.num_heads * self.head_dim, self.head_dim
         return {"qkv": matrix(q=heads, k=heads, v=heads), "output": from_heads(*heads)}
 
-    def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
-        return self.output(self.over_rows(self.qkv(x), context)), state
+    def points(self) -> Points:
+        return standard("q", "k", "v", "scores", "weights", "head_outputs")
 
-    def mixed(self, x: Tensor, real: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
+        x = offer_projections(self, self.qkv(x), context, [self.head_dim] * 3, self.part.num_heads)
+        return self.output(offer_outputs(self, self.over_rows(x, context), context, self.head_dim)), state
+
+    def mixed(self, x: Tensor, real: Tensor | None, context: Context) -> Tensor:
         """Attend to the mixtures of whole rows, given q, k and v side by side (R, n, 3 H Dk); return (R, n, H Dk).
 
         Keys and values are 0 at padding. They add nothing to a mixture, so padding has no effect.
@@ -59,7 +65,8 @@ class Linformer(PositionMatrices):
         queries, keys = (torch.arange(count, device=x.device)[None] for count in (q.shape[2], k.shape[2]))
         dropout = self.part.dropout if self.training else 0.0
         sites = Sites(queries, keys, full=True)
-        out = attention(q, k, v, AttentionProblem(Full(), sites, self.head_dim**-0.5, dropout=dropout))
+        problem = AttentionProblem(Full(), sites, self.head_dim**-0.5, dropout=dropout)
+        out = attend(self, (q, k, v), problem, context)
         return out.transpose(1, 2).flatten(2)
 
     def _mixtures(self, weight: Tensor, x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from qkv.layers.branch import State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, from_heads, matrix
 from qkv.layers.linear.linear import Linear
+from qkv.layers.observable import Points, standard
 from qkv.mixers.attention.key_value import KeyValueBranch
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import AttentionProblem
@@ -49,8 +50,12 @@ class LSHAttention(KeyValueBranch):
         heads = self.part.num_heads * self.head_dim, self.head_dim
         return {"query_key": matrix(q=heads), "value": matrix(v=heads), "output": from_heads(*heads)}
 
+    def points(self) -> Points:
+        return {"q": "queries, from which keys follow (B, H, N, Dk)", **standard("v", "head_outputs")}
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
-        q, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in (self.query_key(x), self.value(x)))
+        heads = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in (self.query_key(x), self.value(x)))
+        q, v = (self.offer(context.tap, name, value) for name, value in zip(("q", "v"), heads, strict=True))
         k = q * (q.pow(2).mean(-1, keepdim=True) + _EPS).rsqrt() / self.head_dim**0.5
         dropout = self.part.dropout if self.training else 0.0
         if state is None and x.shape[1] > self.part.chunk_length:
@@ -58,6 +63,7 @@ class LSHAttention(KeyValueBranch):
         else:
             k, v, state, sites = self.with_past(k, v, context, state)
             out = attention(q, k, v, AttentionProblem(self.mask, sites, 1.0, dropout=dropout, added=_itself(sites, q)))
+        out = self.offer(context.tap, "head_outputs", out)
         return self.output(out.transpose(1, 2).flatten(2)), state
 
     def _hashed(self, q: Tensor, k: Tensor, v: Tensor, context: Context, dropout: float) -> Tensor:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from qkv.layers.branch import State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, vector
+from qkv.mixers.attention.attend import attend
 from qkv.mixers.attention.key_value import KeyValueAttention
-from qkv.mixers.attention.observed import observe
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.masks import Causal, Grid, Mask, Span, Window
@@ -63,8 +63,7 @@ class RetrievalAttention(KeyValueAttention):
         k, v, state, sites = self.with_past(k, v, context, state)
         dropout = self.part.dropout if self.training else 0.0
         near = AttentionProblem(Causal() & Window(self.part.window), sites, self.scale, dropout=dropout)
-        observe(self, q, k, near, context)
-        local = attention(q, k, v, near)
+        local = attend(self, (q, k, v), near, context)
         far = AttentionProblem(
             Older(self.part.window), sites, self.scale, dropout=dropout, top_k=self.part.num_retrieved
         )
@@ -72,7 +71,7 @@ class RetrievalAttention(KeyValueAttention):
         found = attention(q, k, v, far) if counts is None else self._found(q, k, v, far, counts)
         share = (sites.query >= self.part.window).to(q.dtype)[:, None, :, None]
         share = share * self.gate.sigmoid().to(q.dtype)[:, None, None]
-        out = local + share * (found - local)
+        out = self.offer(context.tap, "head_outputs", local + share * (found - local))
         return self.output(out.transpose(1, 2).flatten(2)), state
 
     def _searched(self, context: Context) -> list[int] | None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qkv.layers.signal import Signal
-from qkv.layers.tap import Tap, receives, tapped
+from qkv.layers.tap import Tap
 from qkv.models.heads.cross_entropy import chunked_cross_entropy, cross_entropy
 from qkv.models.transformer import Transformer
 
@@ -34,10 +34,10 @@ def loss_of_vectors(
     vocab = model.vocab_size
     assert vocab is not None  # a language model reads tokens
     rows = max(_FEWEST_ROWS, _SHARE // vocab)
-    if receives(tap, "head"):
+    if model.offers(tap, "head.output"):
         shares = zip(vectors.split(rows), targets.split(rows), strict=True)
         return torch.stack(
-            [cross_entropy(tapped(tap, "head", "head", model.head(x)), t, smoothing) for x, t in shares]
+            [cross_entropy(model.offer(tap, "head.output", model.head(x)), t, smoothing) for x, t in shares]
         ).sum()
     if targets.numel() * vocab <= _MOST_LOGITS:
         return cross_entropy(model.head(vectors), targets, smoothing)

@@ -42,7 +42,7 @@ class Layered(Declared):
     depth_average: DepthAverage | None
     reversible = False
     recompute = False
-    """Activation checkpointing: recompute each block's activations in the backward pass."""
+    """Activation checkpointing: recompute each block's activations in the backward pass, except with a tap."""
 
     def lay(self, spec: LayeredSpec, width: int, name: str, memory_width: int | None = None) -> None:
         """Build blocks and norm; ``name``: path of the blocks in the model, such as "encoder.blocks".
@@ -58,6 +58,7 @@ class Layered(Declared):
         self.depth_average = DepthAverage(spec.depth_average, len(self.walked)) if spec.depth_average else None
         self.reversible = spec.reversible
         self.norm = build_norm(spec.norm, spec.leaving(width))
+        self.norm.assign_name(f"{name.removesuffix('blocks')}norm")
 
     @property
     def walked(self) -> Sequence[nn.Module]:
@@ -138,7 +139,7 @@ class Layered(Declared):
         return torch.cat((x, x), -1) if self.reversible else x
 
     def _through(self, block: nn.Module, x: Tensor, context: Context, state: Any) -> tuple[Tensor, Any]:
-        if self.recompute and state is None and torch.is_grad_enabled():
+        if self.recompute and context.tap is None and state is None and torch.is_grad_enabled():
             contexts = noop_context_fn if torch.compiler.is_compiling() else _contexts
             return checkpoint(block, x, context, use_reentrant=False, context_fn=contexts)  # type: ignore[no-any-return]
         return block(x, context, state)  # type: ignore[no-any-return]

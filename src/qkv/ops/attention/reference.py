@@ -42,19 +42,28 @@ def scores(q: Tensor, k: Tensor, problem: AttentionProblem) -> Tensor:
 
 def weights(q: Tensor, k: Tensor, problem: AttentionProblem) -> Tensor:
     """Compute attention weights P (B, H, N, M), before dropout."""
+    return normalised(scores(q, k, problem), problem).to(q.dtype)
+
+
+def normalised(scores: Tensor, problem: AttentionProblem) -> Tensor:
+    """Compute attention weights P (B, H, N, M) from scores (B, H, N, M), -inf where a key is hidden."""
     if problem.sink is not None:
-        found = scores(q, k, problem)
-        sink = problem.sink.to(found.dtype)[None, :, None, None].expand(*found.shape[:3], 1)
-        return torch.cat((found, sink), -1).softmax(-1)[..., :-1].to(q.dtype)
+        sink = problem.sink.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)
+        return torch.cat((scores, sink), -1).softmax(-1)[..., :-1]
     # A row with only -inf would give NaN. It is replaced before the softmax, so that its gradient is 0 too.
-    blind = ~problem.sites.visible(problem.mask, q.shape[1]).any(-1, keepdim=True)
-    return scores(q, k, problem).masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0).to(q.dtype)
+    blind = ~problem.sites.visible(problem.mask, scores.shape[1]).any(-1, keepdim=True)
+    return scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
     """Compute attention O (B, H, N, Dv) for any ``problem``; see the module's docstring for the shapes."""
-    p = F.dropout(weights(q, k, problem), problem.dropout)
-    out = p @ v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+    return mix(weights(q, k, problem), v, problem)
+
+
+def mix(weights: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
+    """Compute attention O (B, H, N, Dv) from weights P (B, H, N, M), with dropout."""
+    p = F.dropout(weights, problem.dropout)
+    out = p @ v.repeat_interleave(p.shape[1] // v.shape[1], dim=1)
     if problem.values is None:
         return out
     index = problem.values.index[:, None].expand(p.shape)

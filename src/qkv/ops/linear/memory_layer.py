@@ -21,6 +21,6 @@ def weights(q: Tensor, keys: Tensor, activation: Callable[[Tensor], Tensor] | No
     return (scores * q.shape[-1] ** -0.5).softmax(-1) if activation is None else activation(scores)
 
 
-def memory(q: Tensor, keys: Tensor, values: Tensor, activation: Callable[[Tensor], Tensor] | None) -> Tensor:
-    """Compute the output y (…, D), the weighted sum of the slots' values. ``activation``: see ``weights``."""
-    return linear(weights(q, keys, activation).flatten(-2), values)
+def memory(weights: Tensor, values: Tensor) -> Tensor:
+    """Compute the output y (…, D), the sum of the slots' ``values`` (D, H·S), weighted by p (…, H, S)."""
+    return linear(weights.flatten(-2), values)

@@ -34,3 +34,34 @@ def delta(
         state = kept + strength[:, :, i, None, None] * key.mT @ error
         outs.append((q[:, :, i, None, :] @ state)[:, :, 0])
     return torch.stack(outs, 2) if outs else v, state
+
+
+def decayed_states(k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor, starts: Tensor | None) -> Tensor:
+    """Return S after each position, (B, H, N, Dk, Dv), of the rule ``decayed``.
+
+    starts (B, N): True where S is set to 0 before the position; None: nowhere. k may have one head for all heads of v.
+    """
+    states = [state[:, :, None][:, :, :0]]
+    for i in range(v.shape[2]):
+        state = _emptied(state, starts, i)
+        kept = state if log_decay is None else log_decay[:, :, i, None, None].exp() * state
+        state = kept + k[:, :, i, :, None] * v[:, :, i, None, :]
+        states.append(state[:, :, None])
+    return torch.cat(states, 2)
+
+
+def delta_states(
+    k: Tensor, v: Tensor, strength: Tensor, log_decay: Tensor | None, state: Tensor, starts: Tensor | None
+) -> Tensor:
+    """Return S after each position, (B, H, N, Dk, Dv), of the rule ``delta``; see ``decayed_states``."""
+    states = [state[:, :, None][:, :, :0]]
+    for i in range(v.shape[2]):
+        one, state = slice(i, i + 1), _emptied(state, starts, i)
+        decay = None if log_decay is None else log_decay[:, :, one]
+        _, state = delta(k[:, :, one], k[:, :, one], v[:, :, one], strength[:, :, one], decay, state)
+        states.append(state[:, :, None])
+    return torch.cat(states, 2)
+
+
+def _emptied(state: Tensor, starts: Tensor | None, i: int) -> Tensor:
+    return state if starts is None else state.masked_fill(starts[:, i, None, None, None], 0.0)

@@ -13,7 +13,7 @@ from qkv.data.batching.batch import Batch
 from qkv.data.batching.rows import random
 from qkv.data.synthetic.recall import recall_batch
 from qkv.data.vocabulary import Vocabulary
-from qkv.layers.tap import Tap
+from qkv.layers.tap import Location, Recorder, Tap
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
@@ -106,17 +106,10 @@ class RecallTask(GeneratedTask):
         """
         batch = self.rows(random(distance, HELD_OUT), self.ids(vocabulary), ROWS, distance).to(model.device)
         with evaluating(model), torch.enable_grad():
-            embedded: list[Tensor] = []
-
-            def keep(name: str, value: Tensor) -> Tensor | None:
-                if name != "frontend":
-                    return None
-                embedded.append(value.detach().requires_grad_())
-                return embedded[0]
-
-            logits = at_least_single(model(batch.input, tap=keep)[0])
+            leaf = _Leaf("frontend.output")
+            logits = at_least_single(model(batch.input, tap=leaf)[0])
             asked = logits.gather(1, batch.targets[:, None]).sum()
-            (gradient,) = torch.autograd.grad(asked, embedded)
+            (gradient,) = torch.autograd.grad(asked, list(leaf.records.values()))
         right = at_least_single(logits.argmax(-1) == batch.targets).mean().item()
         return right, gradient[:, 0].norm(dim=-1).mean().item()
 
@@ -133,6 +126,14 @@ class RecallTask(GeneratedTask):
             best = int(chances.argmax())
             found.append({"answer": vocabulary.labels[best], "probability": chances[best].item()})
         return found
+
+
+class _Leaf(Recorder):
+    """Tap that makes each value a leaf of the graph of gradients, and records it."""
+
+    def at(self, location: Location, value: Tensor) -> Tensor:
+        self.records[location] = value.detach().requires_grad_()
+        return self.records[location]
 
 
 GRADIENT = "gradient norm of the answer's logit with respect to the symbol's embedding"

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from qkv.data.batching.batch import Batch
+from qkv.layers.observable import list_points
+from qkv.layers.tap import Location, Tap
 from qkv.models.transformer import Transformer
 from qkv.ops.linear.precision import autocast, runs_in
 from qkv.tasks.task import Task
@@ -64,26 +66,25 @@ def _first_output(model: Transformer, task: Task, batches: Sequence[Batch], numb
     """Return the path of the first part with a non-finite output: front end, branches, norm, head, loss; "" if all are
     finite.
     """
-    first = _FirstBad()
+    first = _FirstBad(model)
     with torch.no_grad():
         for batch in batches:
             with autocast(number_format, model.device):
                 loss = task.summed_loss(model, batch, first)
-            first("loss", loss)
+            first.at(Location(0, "loss", "output"), loss)
     return first.path
 
 
-class _FirstBad:
-    """Observer of a forward pass (tap) that records the path of the first non-finite value."""
+class _FirstBad(Tap):
+    """Tap that records the path of the first module with a non-finite output."""
 
-    points = ("frontend", "output", "norm", "head")
-
-    def __init__(self) -> None:
+    def __init__(self, model: Transformer) -> None:
+        super().__init__(*(path for path in list_points(model) if path.endswith(".output")))
         self.path = ""
 
-    def __call__(self, name: str, value: Tensor) -> None:
+    def at(self, location: Location, value: Tensor) -> None:
         if not self.path and not _finite(value):
-            self.path = name
+            self.path = location.module
 
 
 def _finite(x: Tensor) -> bool:
