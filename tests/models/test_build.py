@@ -11,6 +11,8 @@ from tests.models.stacks import SEVEN, ids, model, seven
 from qkv.layers.linear.linear import Linear
 from qkv.layers.norms import BatchNorm
 from qkv.layers.signal import Signal
+from qkv.layers.tap import Recorder
+from qkv.lens.record import Replacement
 from qkv.models.build import build
 from qkv.models.families.presets import PRESETS, preset
 from qkv.models.transformer import Transformer
@@ -94,16 +96,17 @@ def test_paths_of_parameters_are_paths_of_the_spec() -> None:
         "blocks.1.branches.0.body.qkv.weight",
         "norm.weight",
     } <= built.state_dict().keys()
-    seen: list[str] = []
-    built(ids(), tap=lambda name, x: seen.append(name))
-    assert seen == ["frontend", *(f"blocks.{i}.branches.{j}" for i in range(2) for j in range(2))]
+    branches = [f"blocks.{i}.branches.{j}.output" for i in range(2) for j in range(2)]
+    tap = Recorder("output")
+    built(ids(), tap=tap)
+    assert [path for path, _ in tap] == ["frontend.output", *branches, "norm.output", "head.output"]
 
 
 def test_what_a_tap_returns_takes_the_place_of_what_was_computed() -> None:
     built = build(model(num_layers=2)).eval()
     with torch.no_grad():
         plain = built(ids())[0]
-        silent = built(ids(), tap=lambda name, x: torch.zeros_like(x) if name != "frontend" else None)[0]
+        silent = built(ids(), tap=Replacement({"blocks.*.branches.*.output": torch.zeros_like}))[0]
         alone = built.head(built.norm(*built.embed(Signal(ids()))))
     torch.testing.assert_close(silent, alone)
     assert not torch.allclose(silent, plain, atol=1e-4)

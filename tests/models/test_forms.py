@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from qkv.layers.context import MEMORY, Context, Memory
 from qkv.layers.norms import BatchNorm as BatchNormModule
 from qkv.layers.signal import Signal
+from qkv.layers.tap import Recorder
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.branches import GRU, LSTM, Attention, Branch, CausalConvolution, Convolution, FeedForward
@@ -345,15 +346,13 @@ def test_a_layer_reads_the_memory_of_its_own_number_and_no_other(changed: int) -
     m, source, target = double(layered()), some_ids(2, 5), some_ids(2, 4, seed=2)
     memory = m.encode(source)
     vectors = tuple(v + (i == changed) for i, v in enumerate(memory.vectors))
-    outputs: list[dict[str, Tensor]] = []
-    for known in (memory, Memory(vectors, memory.lengths)):
-        seen: dict[str, Tensor] = {}
-        m(target, memory=known, tap=seen.__setitem__)
-        outputs.append(seen)
-    crossing = [f"blocks.{i}.branches.1" for i in range(3)]
+    outputs = [Recorder("output"), Recorder("output")]
+    for known, tap in zip((memory, Memory(vectors, memory.lengths)), outputs, strict=True):
+        m(target, memory=known, tap=tap)
+    crossing = [f"blocks.{i}.branches.1.output" for i in range(3)]
     differs = [not torch.allclose(outputs[0][name], outputs[1][name]) for name in crossing]
     assert differs == [i >= changed for i in range(3)]
-    first = f"blocks.{changed}.branches.0"
+    first = f"blocks.{changed}.branches.0.output"
     torch.testing.assert_close(outputs[0][first], outputs[1][first], msg="what comes before the branch does not change")
 
 

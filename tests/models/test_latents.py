@@ -20,6 +20,7 @@ import qkv
 from qkv.generation.embed import Embedding, embed_texts
 from qkv.interop.mapping.normal import normal
 from qkv.layers.signal import Signal
+from qkv.layers.tap import Recorder
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.base import problems_of
@@ -193,10 +194,11 @@ def test_one_latent_is_all_that_is_known_of_the_input() -> None:
 
 @torch.no_grad()
 def test_a_tap_sees_the_latents_branches_and_what_they_read() -> None:
-    m, names = double(perceiver()), list[str]()
-    m(some_ids(2, 5), tap=lambda name, value: names.append(name))
+    m, tap = double(perceiver()), Recorder("output")
+    m(some_ids(2, 5), tap=tap)
     inside = [f"latents.blocks.{i}.branches.{j}" for i in range(3) for j in range(2)]
-    assert names == ["frontend", *inside, "blocks.0.branches.0", "blocks.0.branches.1"]
+    modules = ["frontend", *inside, "blocks.0.branches.0", "blocks.0.branches.1", "norm", "head"]
+    assert [path for path, _ in tap] == [f"{module}.output" for module in modules]
 
 
 def test_blocks_computed_again_have_the_same_gradients() -> None:

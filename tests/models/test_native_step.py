@@ -17,6 +17,7 @@ from qkv.generation.decode.sample import generate
 from qkv.generation.queue.requests import Request, RequestQueue
 from qkv.layers.branch import linear_maps
 from qkv.layers.linear.lora import adapters, merged, wrap
+from qkv.layers.tap import Recorder
 from qkv.models.edit.quantize import quantize
 from qkv.models.fast import native_step, native_token, runners
 from qkv.models.fast.frozen_weights import unchanged
@@ -204,11 +205,10 @@ def test_changes_of_the_model_are_noticed() -> None:
         found = decoded(model, ids, 4)
         torch.testing.assert_close(found.double(), decoded(copy.deepcopy(model).double(), ids, 4), rtol=0, atol=1e-4)
         first = found if not torch.equal(first, found) else first
-    seen: list[str] = []
-    state = model.init_state(2)
+    tap, state = Recorder("output"), model.init_state(2)
     with torch.inference_mode():
-        model(ids[:, :1], state, tap=lambda name, value: seen.append(name))
-    assert any("blocks.1" in name for name in seen)
+        model(ids[:, :1], state, tap=tap)
+    assert any("blocks.1" in path for path, _ in tap)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from torch import Tensor
 import qkv
 from qkv.generation.decode.sample import Sampling, generate
 from qkv.layers.signal import Signal
+from qkv.layers.tap import Recorder
 from qkv.models.fast import replayed_step
 from qkv.models.fast.replayed_step import RECORDERS, CudaGraph, StepInputs, fixed_step
 from qkv.models.state import State
@@ -292,9 +293,9 @@ def test_observed_calls_run_part_by_part(recorded: list[Recording]) -> None:
         counts.append(sum(recording.replays for recording in recorded) - before)
         return state
 
-    counts = list[int]()
+    counts, tap = list[int](), Recorder("output")
     state = steps(begun(model, ids))
-    steps(state, tap=lambda name, value: seen.append(name))
+    steps(state, tap=tap)
     handle = model.branches[0].register_forward_hook(lambda *given: seen.append("hook"))
     state = steps(begun(model, ids))
     handle.remove()

@@ -13,6 +13,7 @@ from torch import Tensor
 from qkv.costs.cost import cost
 from qkv.costs.measuring.measure import count_flops
 from qkv.layers.signal import Signal
+from qkv.layers.tap import Tap
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.ops.selection.choices import ChoiceTable, table, using
@@ -42,17 +43,13 @@ def spec(*blocks: Block, **fields: Any) -> Model:
     )
 
 
-def nothing(name: str, value: Tensor) -> None:
-    """A tap, for which the stack leaves the backward pass to autograd."""
-
-
 def gradients(model: Transformer, plain: bool, bf16: bool = False) -> dict[str, Tensor]:
-    """The logits and every gradient, with the same random numbers."""
+    """The logits and every gradient, with the same random numbers; ``plain``: by autograd, as with any tap."""
     torch.manual_seed(3)
     model.zero_grad()
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         memory = model.encode(IDS[:, :5]) if model.encoder else None
-        logits = model(Signal(IDS, lengths=torch.tensor([7, 4])), tap=nothing if plain else None, memory=memory)[0]
+        logits = model(Signal(IDS, lengths=torch.tensor([7, 4])), tap=Tap() if plain else None, memory=memory)[0]
         logits.float().pow(2).mean().backward()  # inside, where weights that were rounded may be remembered
     return {
         "logits": logits.detach(),
@@ -135,7 +132,7 @@ def kept(model: Transformer, tap: Any = None) -> int:
 def test_what_is_kept_does_not_grow_with_depth() -> None:
     shallow, deep = (build(spec(num_layers=n)) for n in (2, 12))
     assert kept(shallow) == kept(deep)
-    assert kept(deep, nothing) > 20 * kept(deep), "plain autograd keeps every layer"
+    assert kept(deep, Tap()) > 20 * kept(deep), "plain autograd keeps every layer"
 
 
 def test_a_frozen_stack_still_passes_gradients_on() -> None:

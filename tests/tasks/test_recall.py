@@ -9,6 +9,7 @@ import torch
 from tests.tasks.running import opened, recipe_of
 
 from qkv.data.batching.rows import random
+from qkv.lens.record import Replacement
 from qkv.runs.evaluation import evaluate
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe
@@ -68,7 +69,7 @@ def test_the_gradient_is_that_of_finite_differences(spec: dict[str, Any]) -> Non
     embedded, _ = model.embed(drawn.input)
 
     def logit(x: torch.Tensor) -> torch.Tensor:
-        answer, _ = model(drawn.input, tap=lambda name, _: x if name == "frontend" else None)
+        answer, _ = model(drawn.input, tap=Replacement({"frontend.output": x}))
         return answer.gather(1, drawn.targets[:, None])[:, 0]
 
     slopes = []
