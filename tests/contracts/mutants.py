@@ -194,7 +194,11 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("ALiBi heads reversed", ATTENTION, result(positions, "alibi_slopes", lambda m: m.flip(0))),
     Mutant("ALiBi in exact numbers", ATTENTION, instead(torch.Tensor, "bfloat16", lambda f: lambda x: x.double())),
     Mutant("rounded ALiBi not scaled", ATTENTION, argument(relative.Alibi, "bias", 3, lambda scale: 1.0)),
-    Mutant("K/V heads of the wrong group", ATTENTION, argument(attention, "attention", 1, lambda k: k.roll(1, 1))),
+    Mutant(
+        "K/V heads of the wrong group",
+        ATTENTION,
+        argument(attention, "attend", 1, lambda qkv: (qkv[0], qkv[1].roll(1, 1), qkv[2])),
+    ),
     Mutant("soft cap of the scores dropped", ATTENTION, problem(lambda p: replace(p, softcap=None))),
     Mutant(
         "soft cap of the scores twice as high",
@@ -285,12 +289,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "convolution off centre", TWO_WAY, argument(convolution.F, "pad", 1, lambda pad: (*pad[:2], pad[3], pad[2]))
     ),
     Mutant(
-        "keys of another slot", ("memory_layer",), argument(memory_layer, "memory", 1, lambda keys: keys.roll(1, 1))
+        "keys of another slot", ("memory_layer",), argument(memory_layer, "weights", 1, lambda keys: keys.roll(1, 1))
     ),
     Mutant(
         "memory's scale dropped",
         ("memory_layer",),
-        argument(memory_layer, "memory", 0, lambda q: q * q.shape[-1] ** 0.5),
+        argument(memory_layer, "weights", 0, lambda q: q * q.shape[-1] ** 0.5),
     ),
     Mutant(
         "experts of the position before",
@@ -492,10 +496,12 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "values of the next vector of the memory",
         CROSS,
-        argument(cross_attention, "attention", 2, lambda v: v.roll(1, 2)),
+        argument(cross_attention, "attend", 1, lambda qkv: (*qkv[:2], qkv[2].roll(1, 2))),
     ),
     Mutant(
-        "memory's heads of the wrong group", CROSS, argument(cross_attention, "attention", 1, lambda k: k.roll(1, 1))
+        "memory's heads of the wrong group",
+        CROSS,
+        argument(cross_attention, "attend", 1, lambda qkv: (qkv[0], qkv[1].roll(1, 1), qkv[2])),
     ),
     Mutant(
         "lengths of the memory ignored in additive attention",
