@@ -23,20 +23,18 @@ class Norm(Observable, nn.Module):
 class ScaledNorm(Norm):
     """Base class of norms that divide each vector by a scale of its own, from its mean square."""
 
-    eps: float | None
-
     def points(self) -> Points:
         return standard("scale")
 
-    def divided(self, x: Tensor, context: Context) -> Tensor | None:
+    def divided(self, x: Tensor, context: Context, eps: float | None) -> Tensor | None:
         """Return x (B, N, D), with the mean already subtracted, divided by the scale with which a tap replaces its own.
 
-        None if there is no replacement. The scale is sqrt(mean(x²) + eps), (B, N, 1).
+        None if there is no replacement. The scale is sqrt(mean(x²) + eps), (B, N, 1); ``eps`` None: that of x's dtype.
         """
         if context.tap is None:
             return None
-        eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
-        scale = self.offer_computed(context.tap, "scale", lambda: (x.square().mean(-1, keepdim=True) + eps).sqrt())
+        added = torch.finfo(x.dtype).eps if eps is None else eps
+        scale = self.offer_computed(context.tap, "scale", lambda: (x.square().mean(-1, keepdim=True) + added).sqrt())
         return None if scale is None else x / scale
 
 
@@ -54,7 +52,7 @@ class LayerNorm(ScaledNorm):
     def forward(self, x: Tensor, context: Context) -> Tensor:
         weight = self.weight
         if context.tap is not None:
-            divided = self.divided(x - x.mean(-1, keepdim=True), context)
+            divided = self.divided(x - x.mean(-1, keepdim=True), context, self.eps)
             if divided is not None:
                 return divided * weight if self.bias is None else divided * weight + self.bias
         return torch.layer_norm(x, weight.shape, weight, self.bias, self.eps)
@@ -72,7 +70,7 @@ class RMSNorm(ScaledNorm):
     def forward(self, x: Tensor, context: Context) -> Tensor:
         # Torch's fused kernel needs one dtype; under autocast x may be narrower than the weight.
         weight = None if self.weight is None else self.weight.to(x.dtype)
-        divided = self.divided(x, context)
+        divided = self.divided(x, context, self.eps)
         if divided is not None:
             return divided if weight is None else divided * weight
         return F.rms_norm(x, (self.width,), weight, self.eps)
@@ -88,7 +86,7 @@ class ZeroCentredRMSNorm(ScaledNorm):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         wide = single_or_wider(x.dtype)
-        divided = self.divided(x.to(wide), context)
+        divided = self.divided(x.to(wide), context, self.eps)
         if divided is not None:
             return (divided * (1 + self.weight.to(wide))).to(x.dtype)
         return F.rms_norm(x.to(wide), self.weight.shape, 1 + self.weight.to(wide), self.eps).to(x.dtype)

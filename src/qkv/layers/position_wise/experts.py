@@ -117,7 +117,7 @@ class MixtureOfExperts(Branch):
             context.tap, "router", lambda: torch.zeros_like(scores).scatter(-1, chosen, weights)
         )
         read = (chosen, weights) if replaced is None else _read(replaced)
-        vectors, choices = x.flatten(0, 1), tuple(t.flatten(0, 1) for t in read)
+        vectors, choices = x.flatten(0, 1), (read[0].flatten(0, 1), read[1].flatten(0, 1))
         y = mixed(vectors, *choices, [_function(expert, context) for expert in self.experts]).view_as(x)
         if self.shared is not None:
             y = y + self.shared(x, context)[0]
