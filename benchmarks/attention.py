@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.ops.attention import choose
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.masks import Causal, Mask, Sites, Window
 from qkv.report.table import print_table
 from side_by_side import Times, in_turns, parser, say_where

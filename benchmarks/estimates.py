@@ -25,7 +25,7 @@ from qkv.costs.measuring.growth import fitted
 from qkv.layers.context import Context
 from qkv.mixers.linear.feature_maps import Favor
 from qkv.ops.attention.choose import attention
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.linear_attention.full import full
 from qkv.ops.masks import Full, Sites
 from qkv.ops.sparse import hyper_attention as ops

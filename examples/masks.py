@@ -6,8 +6,7 @@ python examples/masks.py
 import torch
 
 from qkv.mixers.masks import build_mask
-from qkv.ops.attention.problem import AttentionProblem
-from qkv.ops.attention.reference import attention, weights
+from qkv.ops.attention.reference import AttentionProblem, attention, weights
 from qkv.ops.masks import Sites
 from qkv.spec.branches import Attention
 from qkv.spec.masks import Causal, Mask, Window

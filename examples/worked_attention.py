@@ -5,8 +5,7 @@ python examples/worked_attention.py
 
 import torch
 
-from qkv.ops.attention.problem import AttentionProblem
-from qkv.ops.attention.reference import attention, weights
+from qkv.ops.attention.reference import AttentionProblem, attention, weights
 from qkv.ops.masks import Full, Sites
 
 # "The cat sat on the mat": each word has a key, compared with the query, and a value, its content.

@@ -38,7 +38,6 @@ MODULES: dict[str, tuple[str, ...]] = {
     "Observation": ("qkv.lens.record", "qkv.layers.tap", "qkv.layers.observable", "qkv.models.alignment"),
     "Operations": (
         "qkv.ops.attention.reference",
-        "qkv.ops.attention.problem",
         "qkv.ops.masks",
         "qkv.ops.positions",
         "qkv.ops.recurrence.reference",

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.layers.context import Context, Memory
-from qkv.mixers.attention import attention, key_value
+from qkv.mixers.attention import attention
 from qkv.ops import masks
 from qkv.spec import masks as mask_spec
 from qkv.state import store, tree
@@ -54,7 +54,7 @@ def mask_changed(change: Callable[[mask_spec.Mask], mask_spec.Mask]) -> Fault:
             return type(mask)(masks=tuple(deep(m) for m in mask.masks))
         return change(mask)
 
-    return argument(key_value, "build_mask", 0, deep)
+    return argument(attention, "build_mask", 0, deep)
 
 
 def wider(mask: mask_spec.Mask) -> mask_spec.Mask:

@@ -86,6 +86,7 @@ from qkv.mixers.attention import (
     gated_attention,
     latent_attention,
     mixed_chunks,
+    shaped,
 )
 from qkv.mixers.linear import feature_maps, gated_delta, linear_attention, mamba2, retention, short_convolution
 from qkv.mixers.local import convolution, neighbours, position_matrices, token_shift
@@ -154,11 +155,11 @@ MUTANTS: tuple[Mutant, ...] = (
         problem(lambda p: p if p.sink is None else replace(p, sink=p.sink.roll(1))),
     ),
     Mutant("sink behind the mask", ATTENTION, instead(sink, "WithSink", lambda _: lambda mask: mask)),
-    Mutant("mean of later values, too", ATTENTION, instead(attention, "uniform", mean_of_all)),
+    Mutant("mean of later values, too", ATTENTION, instead(shaped, "uniform", mean_of_all)),
     Mutant(
         "mean not subtracted",
         ATTENTION,
-        result(attention, "uniform", torch.zeros_like),
+        result(shaped, "uniform", torch.zeros_like),
     ),
     Mutant("window one too wide", ATTENTION, mask_changed(wider)),
     Mutant("window one too wide in mask and state", ATTENTION, window_wider_in_mask_and_ring),
@@ -197,7 +198,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "K/V heads of the wrong group",
         ATTENTION,
-        argument(attention, "attend", 1, lambda qkv: (qkv[0], qkv[1].roll(1, 1), qkv[2])),
+        argument(attention, "attention", 1, lambda k: k.roll(1, 1)),
     ),
     Mutant("soft cap of the scores dropped", ATTENTION, problem(lambda p: replace(p, softcap=None))),
     Mutant(

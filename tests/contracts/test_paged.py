@@ -12,7 +12,7 @@ from tests.contracts.faults import instead
 from tests.contracts.samples import STACKS
 from tests.contracts.subjects import OneBranch, Stack
 
-from qkv.mixers.attention import key_value
+from qkv.mixers.attention import attention
 from qkv.spec.branches import Attention
 from qkv.spec.parts import Alibi
 from qkv.state import pages
@@ -65,7 +65,7 @@ def test_pages_keep_the_contract(name: str, subject: Callable[[], Any], monkeypa
     monkeypatch.setattr(battery, "same_state", same)
     monkeypatch.setattr(pages, "PAGE", SIZE)
     assert name in CHECKS
-    with instead(key_value, "new_store", in_pages)():
+    with instead(attention, "new_store", in_pages)():
         assert_kept(name, subject())
     assert all(compared)
     assert compared or name == "rewind", "which compares no states"

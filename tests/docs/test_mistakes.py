@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from qkv.ops.attention.problem import AttentionProblem
-from qkv.ops.attention.reference import attention
+from qkv.ops.attention.reference import AttentionProblem, attention
 from qkv.ops.masks import Full, Sites
 
 

@@ -31,7 +31,7 @@ PACKAGES = tuple(
 
 ALLOWED = {
     "spec/masks.py": "brackets of mask expressions follow the precedence of & and |",
-    "mixers/attention/key_value.py": (
+    "mixers/attention/attention.py": (
         "a ring that holds causal & window(n) alone needs no mask, whatever the mask could say of itself"
     ),
     "models/fast/native_step.py": "the native library carries out some parts and no others",

@@ -14,7 +14,7 @@ from transformers.models.longformer.modeling_longformer import LongformerSelfAtt
 from qkv.costs.cost import cost
 from qkv.layers.context import Context
 from qkv.ops.attention import reference
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.attention.twins import global_local
 from qkv.ops.masks import Explicit, Sites
 from qkv.spec.mixers.sparse_attention import GlobalLocalAttention

@@ -13,7 +13,7 @@ from qkv.costs.cost import cost
 from qkv.layers.context import Context
 from qkv.layers.tap import Recorder
 from qkv.mixers.registry import build_branch
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.masks import Causal, Sites, Window
 from qkv.spec.branches import Attention, Branch
 from qkv.spec.errors import SpecError

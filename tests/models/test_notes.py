@@ -15,7 +15,7 @@ from qkv.models.build import build
 from qkv.models.families.presets import preset
 from qkv.models.transformer import Transformer
 from qkv.ops.attention import reference
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.attention.twins import blockwise
 from qkv.ops.masks import Blocks, Causal, Full, Prefix, Sites
 from qkv.spec import branches, parts

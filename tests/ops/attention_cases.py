@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.ops.attention.problem import AttentionProblem, RelativeValues
+from qkv.ops.attention.reference import AttentionProblem, RelativeValues
 from qkv.ops.masks import AllOf, AnyOf, Blocks, Causal, Explicit, Fixed, Full, Mask, Prefix, Sites, Strided, Window
 from qkv.ops.positions import alibi_slopes, clipped_distances
 

@@ -11,7 +11,7 @@ from tests.ops.attention_cases import MASKS, SITES, Case, by_loops
 from tests.ops.compare import assert_all_same, assert_same, outputs_and_gradients
 
 from qkv.ops.attention import reference
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.masks import Causal, Explicit, Full, Sites
 
 

@@ -15,7 +15,7 @@ from tests.ops.test_attention_twins import SMALL_BLOCKS, serves
 from torch import Tensor
 
 from qkv.ops.attention import choose, reference
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.attention.twins import sink
 from qkv.ops.masks import Causal, Full, Sites, Span
 

@@ -18,7 +18,7 @@ from tests.ops.present import exact
 from torch import Tensor
 
 from qkv.ops.attention import choose, reference
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.attention.twins import banded, blockwise, fused_onednn, products, sdpa, tiled, top_k
 from qkv.ops.masks import Causal, Full, Mask, Prefix, Sites, Span, Window
 from qkv.ops.selection import choices

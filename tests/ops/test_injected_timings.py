@@ -11,7 +11,7 @@ from tests.ops.clock import inject, quickest
 from tests.ops.present import exact, needs_onednn
 
 from qkv.ops.attention import choose as attention
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.linear import choose as linear
 from qkv.ops.linear import native, operator
 from qkv.ops.masks import Causal, Full, Sites

@@ -10,7 +10,7 @@ from tests.ops.present import needs_native
 from torch import Tensor
 
 from qkv.ops.attention import choose, reference
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.attention.twins import native
 from qkv.ops.masks import Causal, Full, Mask, Sites
 from qkv.ops.selection.choices import Choice

@@ -11,7 +11,7 @@ from tests.ops.attention_cases import by_loops
 from tests.ops.present import needs_native
 from torch import Tensor
 
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.masks import Causal, Sites
 from qkv.ops.native.pages import MOST, PageTable, ScoreTerms, attention, suits
 

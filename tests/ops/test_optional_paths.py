@@ -19,7 +19,7 @@ from qkv.models.fast import replayed_step
 from qkv.ops import activation
 from qkv.ops.attention import choose as attention
 from qkv.ops.attention import reference as attention_reference
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.attention.twins import native as native_attention
 from qkv.ops.linear import choose as linear
 from qkv.ops.linear import onednn as onednn_linear

@@ -14,7 +14,7 @@ from qkv.layers.layout import LookupTable
 from qkv.layers.positions import rope_frequencies
 from qkv.ops import positions as position_ops
 from qkv.ops.at_least_single import single_or_wider
-from qkv.ops.attention.problem import RelativeValues
+from qkv.ops.attention.reference import RelativeValues
 from qkv.ops.masks import Sites
 from qkv.ops.positions import clipped_distances, distance_buckets
 from qkv.spec import branches, parts

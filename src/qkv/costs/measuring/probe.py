@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from qkv.costs.measuring.machine import Machine, store_machine, stored_machine
 from qkv.ops.attention.choose import attention
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.linear.choose import linear
 from qkv.ops.masks import Causal, Sites
 from qkv.system.allocator import keep_freed_memory

@@ -10,7 +10,7 @@ from qkv.layers.branch import Branch
 from qkv.layers.context import Context
 from qkv.ops.attention import reference
 from qkv.ops.attention.choose import attention
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 
 Attend = Callable[[Tensor, Tensor, Tensor, AttentionProblem], Tensor]
 """Implementation of attention: (q, k, v, problem) -> (B, H, N, Dv)."""

@@ -5,41 +5,152 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from qkv.layers.branch import State
+from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
-from qkv.layers.layout import Layouts, vector
+from qkv.layers.layout import Layouts, from_heads, matrix, vector
+from qkv.layers.linear.linear import Linear
+from qkv.layers.norms import build_norm
+from qkv.layers.observable import Points, standard
 from qkv.layers.relative import build_relative
+from qkv.mixers.attention import in_pages
 from qkv.mixers.attention.attend import attend
-from qkv.mixers.attention.key_value import KeyValueAttention
-from qkv.ops.attention.problem import AttentionProblem
-from qkv.ops.attention.twins.uniform import uniform
-from qkv.ops.masks import Causal, Sites
+from qkv.mixers.attention.shaped import Shape
+from qkv.mixers.masks import build_mask
+from qkv.ops.attention.choose import attention
+from qkv.ops.attention.reference import AttentionProblem
+from qkv.ops.masks import Causal, SharedSites, Sites
 from qkv.ops.native import pages
+from qkv.ops.native.pages import ScoreTerms
 from qkv.spec import branches as spec
+from qkv.spec.branches import Branch as BranchSpec
+from qkv.spec.branches import MaskedAttention
+from qkv.spec.masks import AllOf, Mask
+from qkv.spec.mixers.continuous_memory import ContinuousMemory
+from qkv.spec.mixers.retrieval_attention import RetrievalAttention
 from qkv.spec.register import implements
-from qkv.state.pages import Paged
+from qkv.state.store import Store, new_store
 
 
-class Shape(nn.Module):
-    """Weights α_h I + β_h P_h - γ_h U of shaped attention, U uniform over the visible keys; initially α = β = γ = 1.
+class KeyValueBranch(Branch):
+    """Base class of branches whose state is a store of keys and values (KV cache).
 
-    He & Hofmann 2024 (shaped attention, Noci et al. 2023).
+    It holds all positions, or for a causal window mask those of the window and the sinks.
     """
 
-    def __init__(self, num_heads: int):
-        super().__init__()
-        self.itself, self.attended, self.uniform = (nn.Parameter(torch.ones(num_heads)) for _ in range(3))
+    def __init__(self, part: BranchSpec, width: int, mask: Mask, kept: tuple[int, int, int]):
+        """Create the branch. kept: sizes per position, (number of key/value heads, features per key, per value)."""
+        super().__init__(part, width)
+        self.kv_heads, self.head_dim, self.value_dim = kept
+        self.mask = build_mask(mask)
+        self.causal = mask.causal
+        self.ring = (mask.reach, mask.first_visible) if mask.causal and mask.reach is not None else None
+        self.plain_window = _is_plain_window(mask)
+        self.rewindable = self.ring is None
 
-    def forward(self, out: Tensor, own: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
-        """Return α own + β out - γ mean, (B, H, N, Dv); mean: the mean of the visible values.
+    def init_state(self, batch: int, capacity: int | None = None) -> Store:
+        return new_store(
+            batch, self.kv_heads, (self.head_dim, self.value_dim), self.like().detach(), capacity, self.ring
+        )
 
-        out (B, H, N, Dv): attention's output; own (B, G, N, Dv): values of the queries; v (B, G, M, Dv): values of all
-        keys.
+    def with_past(
+        self, k: Tensor, v: Tensor, context: Context, state: State | None
+    ) -> tuple[Tensor, Tensor, State | None, Sites]:
+        """Append k, v to the state; return (visible keys, their values, next state, positions of queries and keys)."""
+        if state is None:
+            return k, v, None, context.once(("sites", self.causal), lambda: self._whole(context))
+        arrival = context.arrival
+        assert arrival is not None
+        seen = state.append(k, v, arrival)
+        full = seen.recent and self.plain_window
+        aligned = seen.in_place and arrival.start is not None
+
+        def sites() -> Sites:
+            return SharedSites(context.positions, seen.positions, aligned=aligned, full=full, prefix=context.prefix)
+
+        return seen.keys, seen.values, state, context.once(("slots", id(seen.positions), aligned, full), sites)
+
+    def _whole(self, context: Context) -> Sites:
+        """Return the positions of queries and keys in a call without a state.
+
+        A causal mask alone hides right padding from unpadded queries.
         """
-        groups = self.itself.shape[0] // v.shape[1]
-        a, b, c = (gain.to(out.dtype)[:, None, None] for gain in (self.itself, self.attended, self.uniform))
-        own, mean = (t.repeat_interleave(groups, 1) if groups > 1 else t for t in (own, uniform(v, problem)))
-        return a * own + b * out - c * mean
+        valid = context.valid
+        special = context.segments is not None or context.prefix is not None or context.visible is not None
+        if not special and (valid is None or self.causal):
+            return Sites(context.positions, context.positions, aligned=True)
+        key = context.positions if valid is None else context.positions.masked_fill(~valid, -1)
+        return Sites(
+            context.positions, key, context.segments, context.segments, prefix=context.prefix, given=context.visible
+        )
+
+    def state_bytes(self, length: int, batch: int = 1) -> int:
+        kept = length if self.ring is None else min(length, sum(self.ring))
+        return batch * kept * self.kv_heads * (self.head_dim + self.value_dim) * self.like().element_size()
+
+
+class KeyValueAttention(KeyValueBranch):
+    """Base class of self-attention: q/k/v projection, output projection and KV cache.
+
+    Subclasses compute scores and output.
+    """
+
+    def __init__(self, part: MaskedAttention | RetrievalAttention | ContinuousMemory, width: int, terms: int = 1):
+        """Create the projections. terms: number of dot products in a score; their sum is divided by √(terms · Dk)."""
+        super().__init__(part, width, part.mask, (part.kv_heads, *part.dims(width)))
+        self.num_heads = part.num_heads
+        self.maps_values = part.maps_values
+        values = self.kv_heads * self.value_dim if self.maps_values else 0
+        self.sizes = (self.num_heads * self.head_dim, self.kv_heads * self.head_dim, values)
+        self.heads = (self.num_heads, self.kv_heads, self.kv_heads)
+        self.qkv = Linear(width, sum(self.sizes), bias=part.bias)
+        mixed = self.num_heads * self.value_dim
+        self.output = Linear(mixed, width, bias=part.ends_with_bias) if part.maps_output else nn.Identity()
+        self.query_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
+        self.key_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
+        self.scale = 1.0 / (part.temperature * (terms * self.head_dim) ** 0.5)
+
+    def layouts(self) -> Layouts:
+        q, k, v = self.sizes
+        values = {"v": (v, self.value_dim)} if self.maps_values else {}
+        return {
+            "qkv": matrix(q=(q, self.head_dim), k=(k, self.head_dim), **values),
+            "output": from_heads(self.num_heads * self.value_dim, self.value_dim),
+        }
+
+    def points(self) -> Points:
+        return standard("q", "k", "v", "scores", "weights", "head_outputs")
+
+    def mapped(self, x: Tensor) -> Tensor:
+        """Return queries, keys and values of all heads side by side, (B, N, (H + G) Dk + G Dv).
+
+        The values are x itself if ``maps_values`` is False.
+        """
+        return self.qkv(x) if self.maps_values else torch.cat((self.qkv(x), x), -1)
+
+    def projected(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """Project x to q (B, H, N, Dk), k (B, G, N, Dk), v (B, G, N, Dv)."""
+        q, k, v = self._heads(self.mapped(x))
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q, context), self.key_norm(k, context)
+        if context.tap is not None:
+            q, k, v = (self.offer(context.tap, name, value) for name, value in (("q", q), ("k", k), ("v", v)))
+        return q, k, v
+
+    def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Split (B, N, H Dk + G Dk + G Dv) into q (B, H, N, Dk), k (B, G, N, Dk), v (B, G, N, Dv)."""
+        rows, count, _ = x.shape
+        if self.head_dim == self.value_dim:  # all heads at once: fewer operators
+            q, k, v = x.view(rows, count, sum(self.heads), self.head_dim).transpose(1, 2).split(self.heads, 1)
+            return q, k, v
+        queries, keys, _ = self.sizes
+        q, k, v = (
+            part.view(rows, count, heads, part.shape[2] // heads).transpose(1, 2)
+            for part, heads in zip(x.tensor_split((queries, queries + keys), -1), self.heads, strict=True)
+        )
+        return q, k, v
+
+    def ending(self) -> nn.Module:
+        return self.output
 
 
 @implements(spec.Attention)
@@ -67,8 +178,8 @@ class Attention(KeyValueAttention):
     @property
     def reads_pages(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """True under a causal mask if the kernel of pages supports the score terms, the precision and the device."""
-        known = isinstance(self.mask, Causal) and self.relative.only_slopes and self.shape is None
-        return known and self.part.top_k is None and pages.available(self.like())
+        supported = isinstance(self.mask, Causal) and self.relative.only_slopes and self.shape is None
+        return supported and self.part.top_k is None and pages.available(self.like())
 
     @property
     def replayable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -78,24 +189,26 @@ class Attention(KeyValueAttention):
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         q, k, v = self.projected(x, context)
         q, k = self.relative.rotate(q, k, context)
-        if isinstance(state, Paged) and context.tap is None and not self.training and pages.suits(q):
-            return self.output(self._in_pages(q, k, v, context, state).transpose(1, 2).flatten(2)), state
-        own = v
-        k, v, state, sites = self.with_past(k, v, context, state)
-        problem = self._problem(q, sites, context)
-        out = attend(self, (q, k, v), problem, context)
-        if self.shape is not None:
-            out = self.shape(out, own, v, problem)
-        out = self.offer(context.tap, "head_outputs", out)
+        if state is not None and in_pages.suits(q, context, state) and not self.training:
+            terms = ScoreTerms(self.scale, self.part.softcap, self.relative.slopes(q, self.scale), self.sink)
+            out = in_pages.attention(q, k, v, terms, context, state)
+        else:
+            out, state = self._attend(q, k, v, context, state)
         return self.output(out.transpose(1, 2).flatten(2)), state
 
-    def _in_pages(self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: Paged) -> Tensor:
-        """Store the new keys and values; return the output (B, H, N, Dv), which reads all of them from the pages."""
-        arrival = context.arrival
-        assert arrival is not None
-        table = pages.PageTable(state.room(arrival), state.sizes.positions)
-        how = pages.ScoreTerms(self.scale, self.part.softcap, self.relative.slopes(q, self.scale), self.sink)
-        return pages.attention(q, k, v, table, arrival.past, arrival.after, how)
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None
+    ) -> tuple[Tensor, State | None]:
+        """Return (output (B, H, N, Dv) of attention to the keys of ``state`` and the new keys k, next state)."""
+        keys, values, state, sites = self.with_past(k, v, context, state)
+        problem = self._problem(q, sites, context)
+        if context.tap is None:
+            out = attention(q, keys, values, problem)
+        else:
+            out = attend(self, (q, keys, values), problem, context)
+        if self.shape is not None:
+            out = self.shape(out, v, values, problem)
+        return self.offer(context.tap, "head_outputs", out), state
 
     def _problem(self, q: Tensor, sites: Sites, context: Context) -> AttentionProblem:
         part, relative = self.part, self.relative
@@ -113,3 +226,8 @@ class Attention(KeyValueAttention):
             part.softcap,
             self.sink,
         )
+
+
+def _is_plain_window(mask: Mask) -> bool:
+    """True for a mask ``causal & window(…)``, under which the newest query sees every key in the ring buffer."""
+    return isinstance(mask, AllOf) and sorted(m.kind for m in mask.masks) == ["causal", "window"]

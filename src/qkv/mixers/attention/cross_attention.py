@@ -14,7 +14,7 @@ from qkv.layers.linear.linear import Linear
 from qkv.layers.norms import build_norm
 from qkv.layers.observable import Points, standard
 from qkv.mixers.attention.attend import attend
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.masks import Full, Sites
 from qkv.ops.selection.choices import by_reference
 from qkv.spec.models import cross as spec

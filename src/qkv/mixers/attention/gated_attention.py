@@ -11,10 +11,10 @@ from qkv.layers.context import Context
 from qkv.layers.layout import WHOLE, Declared, Layouts, matrix
 from qkv.layers.linear.linear import Linear
 from qkv.layers.observable import Points, standard
-from qkv.mixers.attention.key_value import KeyValueBranch
+from qkv.mixers.attention.attention import KeyValueBranch
 from qkv.ops import positions as position_ops
 from qkv.ops.at_least_single import single_or_wider
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.gated_attention import squared_relu
 from qkv.spec import masks
 from qkv.spec.mixers import gated_attention as spec

@@ -16,9 +16,9 @@ from qkv.layers.norms import build_norm
 from qkv.layers.observable import Points, standard
 from qkv.layers.relative import Rope
 from qkv.mixers.attention.attend import attend
-from qkv.mixers.attention.key_value import KeyValueBranch
+from qkv.mixers.attention.attention import KeyValueBranch
 from qkv.ops.attention.choose import attention
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.masks import Sites
 from qkv.spec import parts
 from qkv.spec.mixers import latent_attention as spec

@@ -7,8 +7,8 @@ from torch import Tensor
 from qkv.layers.branch import State
 from qkv.layers.context import Context
 from qkv.mixers.attention.attend import attend
-from qkv.mixers.attention.key_value import KeyValueAttention
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.mixers.attention.attention import KeyValueAttention
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.masks import Sites
 from qkv.spec.branches import MaskedAttention
 

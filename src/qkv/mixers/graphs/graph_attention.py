@@ -10,10 +10,10 @@ from qkv.layers.branch import State
 from qkv.layers.context import Context
 from qkv.layers.graph import Graph
 from qkv.layers.observable import Points, standard
-from qkv.mixers.attention.key_value import KeyValueAttention
+from qkv.mixers.attention.attention import KeyValueAttention
 from qkv.mixers.projections import offer_outputs
 from qkv.ops.attention.choose import attention
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.graphs import edge_attention, with_loops
 from qkv.spec.mixers import graphs as spec
 from qkv.spec.register import implements

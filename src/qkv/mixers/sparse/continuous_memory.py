@@ -10,12 +10,12 @@ from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, matrix, vector
 from qkv.layers.linear.linear import Linear
 from qkv.mixers.attention.attend import attend
-from qkv.mixers.attention.key_value import KeyValueAttention
+from qkv.mixers.attention.attention import KeyValueAttention
 from qkv.mixers.projections import offer_outputs
 from qkv.mixers.whole_rows import each_row
 from qkv.ops import positions as position_ops
 from qkv.ops.at_least_single import single_or_wider
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.sparse import continuous_memory as ops
 from qkv.spec.mixers import continuous_memory as spec
 from qkv.spec.register import implements

@@ -11,7 +11,7 @@ from qkv.layers.layout import Layouts, from_heads, matrix
 from qkv.layers.linear.linear import Linear
 from qkv.layers.observable import Points, standard
 from qkv.ops.attention.choose import attention
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.attention.twins.global_local import Places, place, taken, windowed
 from qkv.ops.masks import Full, Sites
 from qkv.spec.mixers import sparse_attention as spec

@@ -11,11 +11,11 @@ from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, from_heads, matrix
 from qkv.layers.linear.linear import Linear
 from qkv.layers.observable import Points, standard
-from qkv.mixers.attention.key_value import KeyValueBranch
+from qkv.mixers.attention.attention import KeyValueBranch
 from qkv.mixers.projections import offer_outputs, offer_projections
 from qkv.mixers.whole_rows import each_row
 from qkv.ops.attention.choose import attention
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.masks import Sites
 from qkv.ops.sparse import hyper_attention as ops
 from qkv.spec import masks

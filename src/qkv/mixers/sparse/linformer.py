@@ -13,7 +13,7 @@ from qkv.layers.observable import Points, standard
 from qkv.mixers.attention.attend import attend
 from qkv.mixers.local.position_matrices import PositionMatrices
 from qkv.mixers.projections import offer_outputs, offer_projections
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.masks import Full, Sites
 from qkv.spec.mixers import linformer as spec
 from qkv.spec.register import implements

@@ -10,9 +10,9 @@ from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, from_heads, matrix
 from qkv.layers.linear.linear import Linear
 from qkv.layers.observable import Points, standard
-from qkv.mixers.attention.key_value import KeyValueBranch
+from qkv.mixers.attention.attention import KeyValueBranch
 from qkv.ops.attention.choose import attention
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.documents import Documents, documents
 from qkv.ops.masks import Sites
 from qkv.ops.sparse import lsh_attention as ops

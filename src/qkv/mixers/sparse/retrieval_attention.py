@@ -11,9 +11,9 @@ from qkv.layers.branch import State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, vector
 from qkv.mixers.attention.attend import attend
-from qkv.mixers.attention.key_value import KeyValueAttention
+from qkv.mixers.attention.attention import KeyValueAttention
 from qkv.ops.attention.choose import attention
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.masks import Causal, Grid, Mask, Span, Window
 from qkv.ops.sparse.retrieval import largest_products
 from qkv.spec.errors import UserError

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qkv.ops.attention import reference
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.attention.twins import (
     after_past,
     banded,

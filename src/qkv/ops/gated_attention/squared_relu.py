@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.attention.visible import scores
 from qkv.ops.selection.counting import declares
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.attention.twins import products, sdpa
 from qkv.ops.attention.twins.blockwise import blocks
 from qkv.ops.masks import Mask, SharedSites, Sites

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from qkv.ops.at_least_single import single_or_wider
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.attention.twins import fused_onednn, tiled
 from qkv.ops.masks import Causal, Full, Sites
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from qkv.ops.attention.choose import attention
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.masks import Grid, Mask, Sites
 from qkv.ops.selection.counting import Unseen, declares
 from qkv.ops.slices import slices

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qkv.ops.at_least_single import at_least_single
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.native import library, loading
 
 _STEP = 16

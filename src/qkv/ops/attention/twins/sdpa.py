@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.masks import AllOf, Causal
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.ops.attention.problem import AttentionProblem, RelativeValues
+from qkv.ops.attention.reference import AttentionProblem, RelativeValues
 from qkv.ops.attention.twins.sdpa import is_causal_here
 from qkv.ops.dropout import dropout
 from qkv.ops.masks import Causal, Full, Grid, Mask, Sites, Span

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.attention.twins.largest import largest
 
 BLOCK = 1 << 22

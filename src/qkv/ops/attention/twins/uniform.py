@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from qkv.ops.at_least_single import at_least_single
-from qkv.ops.attention.problem import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.attention.twins.sdpa import is_causal_here
 from qkv.ops.selection.choices import by_reference
 
