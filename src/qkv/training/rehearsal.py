@@ -24,6 +24,7 @@ from qkv.runs.storage.files import clear_errors, write_tensors
 from qkv.spec.errors import UserError
 from qkv.spec.training import Training
 from qkv.system.files import PARTIAL
+from qkv.system.world import World
 from qkv.tasks.dataset import Dataset, ExampleDataset
 from qkv.tasks.example_task import ExampleTask
 from qkv.training import clock, random_state
@@ -51,6 +52,7 @@ class Rehearsed(Protocol):
     model: Transformer
     optimizer: Optimizer
     setup: Setup
+    world: World
     now: RunProgress
     evaluates: bool
     """True if the run ends with a final evaluation."""
