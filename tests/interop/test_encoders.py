@@ -174,7 +174,7 @@ def test_a_number_is_the_answer(tmp_path: Path) -> None:
         ({"problem_type": "multi_label_classification"}, "'multi_label_classification', which qkv does not know"),
         ({"problem_type": "regression"}, "with a num_labels of 3"),
         ({"position_embedding_type": "relative_key"}, "position encoding"),
-        ({"is_decoder": True}, "attention mask"),
+        ({"is_decoder": True, "add_cross_attention": True}, "add_cross_attention"),
         ({"pruned_heads": {"0": [1]}}, "the number of heads"),
         ({"hidden_act": "gelv"}, "did you mean 'gelu'"),
         ({"architectures": ["BertForQuestionAnswering"]}, "num_labels is 3, but a span head has 2"),

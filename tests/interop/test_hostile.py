@@ -141,7 +141,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "header-beyond-the-file": (header_beyond_the_file, "is cut short or not a safetensors file"),
     "overlapping-offsets": (overlapping, "is cut short or not a safetensors file"),
     "empty": (empty, "is empty"),
-    "fp8": (strange_precision, "F8_E4M3, which qkv does not read"),
+    "fp8": (strange_precision, "is in fp8, but the config has no quantization_config"),
     "index-climbs-out": (climbing, "outside the folder"),
     "index-names-a-path": (absolute, "outside the folder"),
     "shard-is-missing": (lost_shard, "is missing"),

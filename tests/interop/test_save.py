@@ -165,9 +165,11 @@ def test_a_spec_that_a_config_cannot_say_is_not_taken_for_one_that_it_can(name: 
 
 
 def test_no_family_that_turns_whole_heads_is_given_a_part_of_one() -> None:
-    """Llama and its kin have no key for it that all readers follow; GPT-NeoX has, for blocks of its own."""
+    """Llama and its kin have no key for it that all readers follow; GLM has, and GPT-NeoX, for blocks of its own."""
     half = half_rotated()
-    assert covering(half) is None
+    found = covering(half)
+    assert found is not None
+    assert (found.family.name, found.config["partial_rotary_factor"]) == ("GLM", 0.5)
     neox = half.changed(
         blocks=(
             Block(
@@ -254,15 +256,15 @@ def test_saving_refuses_a_file_in_the_way(tmp_path: Path) -> None:
         save_published(tiny_model(), tmp_path / "file")
 
 
-def half_rotated() -> Model:
-    return like_llama(relative=Rope(fraction=0.5), head_dim=8)
+def half_rotated(**attention: Any) -> Model:
+    return like_llama(relative=Rope(fraction=0.5), head_dim=8, **attention)
 
 
 @pytest.fixture
 def half_run(run: Path, tmp_path: Path) -> Path:
-    """A short run of a model that turns half of each head."""
+    """A short run of a model that turns half of each head, with scores that no family scales so."""
     recipe = qkv.Recipe.parse({**RECIPE, "data": {**RECIPE["data"], "source": str(run.parent / "text.txt")}})  # type: ignore[dict-item]
-    model = half_rotated().changed(frontend=Text(positions=NoPositions()), context_length=48)
+    model = half_rotated(temperature=2.0).changed(frontend=Text(positions=NoPositions()), context_length=48)
     qkv.train(recipe.changed(model=model), tmp_path / "half")
     return tmp_path / "half"
 

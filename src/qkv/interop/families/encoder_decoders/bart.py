@@ -50,7 +50,12 @@ def _checked(form: bart_like.BartLike) -> Callable[[Config, Head], Model]:
 
 
 def _family(
-    name: str, kind: str, form: bart_like.BartLike, defaults: Mapping[str, Any], answers: bool = True
+    name: str,
+    kind: str,
+    form: bart_like.BartLike,
+    defaults: Mapping[str, Any],
+    answers: bool = True,
+    base: str = "BART",
 ) -> Family:
     architectures = {
         f"{kind}ForConditionalGeneration": bart_like.writing(),
@@ -59,7 +64,7 @@ def _family(
         **({f"{kind}ForQuestionAnswering": answering("qa_outputs")} if answers else {}),
         f"{kind}ForCausalLM": bart_like.alone(),
     }
-    return bart_like.family(name, name.lower(), architectures, form, defaults, spec=_checked(form))
+    return bart_like.family(name, name.lower(), architectures, form, defaults, spec=_checked(form), base=base)
 
 
 _POST = _form("post", NoNorm())
@@ -73,7 +78,7 @@ _PLBART = {
     **{f"{stack}_attention_heads": 12 for stack in ("encoder", "decoder")},
 }
 
-BART = _family("BART", "Bart", _POST, {"num_labels": 3})
+BART = _family("BART", "Bart", _POST, {"num_labels": 3}, base="")
 MBART = _family("mBART", "MBart", _form("pre", LayerNorm()), {})
 PLBART = _family("PLBart", "PLBart", _POST, _PLBART, answers=False)
 MVP = _family("MVP", "Mvp", _POST, {"vocab_size": 50267, "num_labels": 3})

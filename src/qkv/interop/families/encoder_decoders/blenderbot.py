@@ -26,13 +26,15 @@ def _sizes(layers: tuple[int, int], hidden: int, heads: int) -> dict[str, int]:
     return {**both, "encoder_layers": layers[0], "decoder_layers": layers[1]}
 
 
-def _family(name: str, kind: str, model_type: str, form: bart_like.BartLike, defaults: Mapping[str, Any]) -> Family:
+def _family(
+    name: str, kind: str, model_type: str, base: str, form: bart_like.BartLike, defaults: Mapping[str, Any]
+) -> Family:
     architectures = {
         f"{kind}ForConditionalGeneration": bart_like.writing(),
         f"{kind}Model": body(bart_like.TABLE),
         f"{kind}ForCausalLM": bart_like.alone(),
     }
-    return bart_like.family(name, model_type, architectures, form, defaults)
+    return bart_like.family(name, model_type, architectures, form, defaults, base=base)
 
 
 _POSITIONS = bart_like.learned(0)
@@ -40,6 +42,7 @@ LARGE = _family(
     "Blenderbot",
     "Blenderbot",
     "blenderbot",
+    "mBART",
     bart_like.BartLike("pre", LayerNorm(), _POSITIONS),
     {"vocab_size": 8008, "d_model": 2560, "max_position_embeddings": 128, **_sizes((2, 24), 10240, 32)},
 )
@@ -47,6 +50,7 @@ SMALL = _family(
     "Blenderbot small",
     "BlenderbotSmall",
     "blenderbot-small",
+    "BART",
     bart_like.BartLike("post", NoNorm(), _POSITIONS, LayerNorm(), norm_first=True),
     {"d_model": 512, "max_position_embeddings": 512, **_sizes((8, 8), 2048, 16)},
 )

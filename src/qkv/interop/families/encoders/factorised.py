@@ -42,7 +42,8 @@ def embedding_width(spec: Model) -> int | None:
 
 def without_map(spec: Model) -> Model:
     """Return the spec without the map of its embeddings and without its head, which may share their table."""
-    return spec.changed(frontend=spec.frontend.changed(embedding_width=None), head=VectorsHead())
+    words = spec.frontend.changed(embedding_width=None) if isinstance(spec.frontend, Text) else spec.frontend
+    return spec.changed(frontend=words, head=VectorsHead(), wide=None)
 
 
 def with_map(model: Model, head: Head, features: int | None) -> Model:

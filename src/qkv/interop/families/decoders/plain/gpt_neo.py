@@ -139,6 +139,7 @@ _IGNORED_CONFIG = {
 
 GPT_NEO = Family(
     name="GPT-Neo",
+    base="GPT-2",
     model_types=("gpt_neo",),
     architectures={
         "GPTNeoForCausalLM": language_model(tied=True),
@@ -169,6 +170,7 @@ GPT_NEO = Family(
 )
 BIGCODE = Family(
     name="GPT-BigCode",
+    base="GPT-2",
     model_types=("gpt_bigcode",),
     architectures={
         "GPTBigCodeForCausalLM": language_model(tied=True),

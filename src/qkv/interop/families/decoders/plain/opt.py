@@ -116,6 +116,7 @@ _IGNORED_CONFIG = {
 
 OPT = Family(
     name="OPT",
+    base="GPT-2",
     model_types=("opt",),
     architectures={
         "OPTForCausalLM": language_model(tied=True),
@@ -142,6 +143,7 @@ OPT = Family(
 )
 BIOGPT = Family(
     name="BioGPT",
+    base="GPT-2",
     model_types=("biogpt",),
     architectures={
         "BioGptForCausalLM": language_model(tied=True, theirs="output_projection.weight"),
@@ -166,6 +168,7 @@ BIOGPT = Family(
 )
 XGLM = Family(
     name="XGLM",
+    base="GPT-2",
     model_types=("xglm",),
     architectures={"XGLMForCausalLM": language_model(tied=True)},
     spec=_scaled(_XGLM, Sinusoidal(halves=True, closed=True, offset=_OFFSET)),
