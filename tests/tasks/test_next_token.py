@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from qkv.data.batching.batch import Batch
 from qkv.layers.signal import Signal
+from qkv.layers.tap import Recorder
 from qkv.models.build import build
 from qkv.models.heads import language_loss
 from qkv.models.heads.cross_entropy import chunked_cross_entropy, cross_entropy, smoothed_entropy
@@ -139,9 +140,10 @@ def test_the_task_sums_nats_over_real_targets(most_logits: int, monkeypatch: pyt
 def test_the_tap_sees_every_branch() -> None:
     model = build(Model(width=8, num_layers=2, context_length=6, frontend=Text(vocab_size=5)))
     batch = Batch.of(torch.randint(5, (2, 6)), torch.randint(5, (2, 6)))
-    seen: list[str] = []
-    build_task(NextToken()).summed_loss(model, batch, lambda name, x: seen.append(name))
-    assert seen == ["frontend", *(f"blocks.{i}.branches.{j}" for i in range(2) for j in range(2))]
+    tap = Recorder("output")
+    build_task(NextToken()).summed_loss(model, batch, tap)
+    branches = {f"blocks.{i}.branches.{j}" for i in range(2) for j in range(2)}
+    assert {place.module for place in tap.records} == {"frontend", *branches, "norm", "head"}
 
 
 def test_figures_are_those_of_the_definitions() -> None:

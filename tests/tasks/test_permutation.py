@@ -14,6 +14,7 @@ from torch import Tensor
 
 from qkv.data.batching.batch import IGNORED, Batch
 from qkv.data.batching.rows import random
+from qkv.layers.context import Context
 from qkv.spec.errors import SpecError
 from qkv.tasks.objectives.permutation import PermutationBatch, permutation_targets
 from qkv.tasks.task import Totals
@@ -58,6 +59,10 @@ def attended(body: Any, query: Tensor, place: int, seen: list[tuple[int, Tensor]
     return body.output.weight @ torch.cat(heads) + body.output.bias
 
 
+ALONE = Context(torch.zeros(1, 1, dtype=torch.long), None)
+"""Context of one vector, for norms."""
+
+
 def two_streams(model: Any, found: PermutationBatch, row: int, mask: int) -> list[Tensor]:
     """The query stream of one row after all layers: h and g are two lists, and g looks at h."""
     table, places = model.frontend.table, range(found.ids.shape[1])
@@ -72,19 +77,19 @@ def two_streams(model: Any, found: PermutationBatch, row: int, mask: int) -> lis
     for block in model.blocks:
         for slot in block.branches:
             post = type(slot).__name__ == "PostNorm"
-            normed = [x if post else slot.norm(x[None, None], None)[0, 0] for x in h]
-            asking = [x if post else slot.norm(x[None, None], None)[0, 0] for x in g]
+            normed = [x if post else slot.norm(x[None, None], ALONE)[0, 0] for x in h]
+            asking = [x if post else slot.norm(x[None, None], ALONE)[0, 0] for x in g]
             if slot.body.spec.kind == "attention":
                 sees_h = [[(j, normed[j]) for j in places if found.content_mask[row, i, j]] for i in places]
                 sees_g = [[(j, normed[j]) for j in places if found.query_mask[row, i, j]] for i in places]
                 to_h = [attended(slot.body, normed[i], i, sees_h[i]) for i in places]
                 to_g = [attended(slot.body, asking[i], i, sees_g[i]) for i in places]
             else:
-                to_h, to_g = ([slot.body(x[None, None], None)[0][0, 0] for x in xs] for xs in (normed, asking))
+                to_h, to_g = ([slot.body(x[None, None], ALONE)[0][0, 0] for x in xs] for xs in (normed, asking))
             h, g = ([x + y for x, y in zip(*pair, strict=True)] for pair in ((h, to_h), (g, to_g)))
             if post:
-                h, g = ([slot.norm(x[None, None], None)[0, 0] for x in xs] for xs in (h, g))
-    return [model.norm(x[None, None], None)[0, 0] for x in g]
+                h, g = ([slot.norm(x[None, None], ALONE)[0, 0] for x in xs] for xs in (h, g))
+    return [model.norm(x[None, None], ALONE)[0, 0] for x in g]
 
 
 def drawn(shape: tuple[int, int], seed: int, rate: float = 0.4, padded: int = 0) -> PermutationBatch:
