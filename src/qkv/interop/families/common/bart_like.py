@@ -293,7 +293,7 @@ CLASSES = Architecture(
     ),
 )
 
-_SYNONYMS = {
+SYNONYMS = {
     "hidden_size": "d_model",
     "num_attention_heads": "encoder_attention_heads",
     "num_hidden_layers": "encoder_layers",
@@ -353,7 +353,14 @@ def family(
 ) -> Family:
     """Build a family of BART's structure. ``defaults``: values of missing keys, where they differ from BART's."""
     computed = {} if form.positions(Config({"pad_token_id": 1})).limit(1) else _COMPUTED
-    given: dict[str, Any] = {"spec": form.spec, "config": form.config, "names": NAMES, "copies": copies}
+    usual: dict[str, Any] = {
+        "spec": form.spec,
+        "config": form.config,
+        "names": NAMES,
+        "copies": copies,
+        "ignored_config": IGNORED_CONFIG,
+        "synonyms": SYNONYMS,
+    }
     return Family(
         name=name,
         model_types=(model_type,),
@@ -361,7 +368,5 @@ def family(
         prefix="model.",
         defaults=defaults,
         ignored={**_IGNORED, **computed},
-        ignored_config=IGNORED_CONFIG,
-        synonyms=_SYNONYMS,
-        **{**given, **fields},
+        **{**usual, **fields},
     )

@@ -56,6 +56,7 @@ def _family(
     defaults: Mapping[str, Any],
     answers: bool = True,
     base: str = "BART",
+    **fields: Any,
 ) -> Family:
     architectures = {
         f"{kind}ForConditionalGeneration": bart_like.writing(),
@@ -64,7 +65,7 @@ def _family(
         **({f"{kind}ForQuestionAnswering": answering("qa_outputs")} if answers else {}),
         f"{kind}ForCausalLM": bart_like.alone(),
     }
-    return bart_like.family(name, name.lower(), architectures, form, defaults, spec=_checked(form), base=base)
+    return bart_like.family(name, name.lower(), architectures, form, defaults, spec=_checked(form), base=base, **fields)
 
 
 _POST = _form("post", NoNorm())
@@ -77,10 +78,18 @@ _PLBART = {
     **{f"{stack}_ffn_dim": 3072 for stack in ("encoder", "decoder")},
     **{f"{stack}_attention_heads": 12 for stack in ("encoder", "decoder")},
 }
+_PROMPT = dict.fromkeys(("prompt_length", "prompt_mid_dim"), "part of the prompt, which use_prompt turns on")
 
 BART = _family("BART", "Bart", _POST, {"num_labels": 3}, base="")
 MBART = _family("mBART", "MBart", _form("pre", LayerNorm()), {})
-PLBART = _family("PLBart", "PLBart", _POST, _PLBART, answers=False)
-MVP = _family("MVP", "Mvp", _POST, {"vocab_size": 50267, "num_labels": 3})
+PLBART = _family(
+    "PLBart",
+    "PLBart",
+    _POST,
+    _PLBART,
+    answers=False,
+    synonyms={**bart_like.SYNONYMS, "initializer_range": "init_std"},
+)
+MVP = _family("MVP", "Mvp", _POST, {"vocab_size": 50267}, ignored_config={**bart_like.IGNORED_CONFIG, **_PROMPT})
 
 register(BART, MBART, PLBART, MVP)

@@ -56,6 +56,8 @@ FSMT = bart_like.family(
     bart_like.BartLike("post", NoNorm(), bart_like.after_padding, tables=_tables, keys=_keys),
     _BOTH,
     names=_NAMES,
+    ignored_config={**bart_like.IGNORED_CONFIG, "langs": "languages of the tokenizer"},
+    synonyms={**bart_like.SYNONYMS, "vocab_size": "tgt_vocab_size"},
 )
 
 register(M2M100, FSMT)

@@ -67,10 +67,13 @@ def _fused(spec: Model) -> Way:
 
 
 def spec_of_neo(config: Config, head: Head) -> Model:
-    """Build the spec of GPT-Neo: ``attention_types`` lists pairs of kinds, "global" or "local", and repetitions."""
+    """Build the spec of GPT-Neo: ``attention_types`` lists pairs of kinds, "global" or "local", and repetitions;
+    without it the two alternate, global first.
+    """
     width, heads, layers = config.size("hidden_size"), config.size("num_heads"), config.layers("num_layers")
-    types = config.items("attention_types") or [[["global", "local"], layers // 2]]
+    types = config.items("attention_types")
     kinds = [kind for names, count in types for _ in range(count) for kind in names]
+    kinds = kinds or [("global", "local")[i % 2] for i in range(layers)]
     if len(kinds) != layers or not set(kinds) <= {"global", "local"}:
         raise UserError(
             f"{config.source}: attention_types is {types}, but it should name global or local for {layers} layers"

@@ -69,9 +69,11 @@ def spec_of_phi(config: Config, head: Head) -> Model:
 
 
 def spec_of_gptj(config: Config, head: Head) -> Model:
-    """Build the spec of GPT-J: no biases in attention; RoPE turns the first ``rotary_dim`` features of a head."""
+    """Build the spec of GPT-J: no biases in attention; RoPE turns the first ``rotary_dim`` features of a head,
+    or all if it is null.
+    """
     head_dim = config.size("n_embd") // config.size("n_head")
-    rope = Rope(fraction=config.size("rotary_dim", 64) / head_dim)
+    rope = Rope(fraction=config.integer("rotary_dim", head_dim) / head_dim)
     attention = _GPTJ.attention(config, bias=False, relative=rope)
     return _GPTJ.model(config, head, [attention] * config.layers("n_layer"), NoPositions(), "parallel")
 
@@ -197,6 +199,7 @@ GPTJ = Family(
         "n_embd": 4096,
         "n_layer": 28,
         "n_head": 16,
+        "rotary_dim": 64,
         "activation_function": "gelu_new",
     },
 )

@@ -54,8 +54,8 @@ def spec_of_qwen3_moe(config: Config, head: Head) -> Model:
 
 
 def _mask(config: Config) -> Any:
-    used = config.flag("use_sliding_window", False) and config.has("sliding_window")
-    return gated.windowed(config.integer("sliding_window")) if used else Causal()
+    window, slides = config.has("sliding_window"), config.flag("use_sliding_window", False)
+    return gated.windowed(config.integer("sliding_window")) if window and slides else Causal()
 
 
 def _with_experts(config: Config, model: Model, count: str, hidden: str, normalised: bool) -> Model:

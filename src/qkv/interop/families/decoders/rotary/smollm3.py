@@ -22,7 +22,8 @@ def spec(config: Config, head: Head) -> Model:
     """
     layers = config.layers("num_hidden_layers")
     kinds = config.items("layer_types") or ["full_attention"]
-    if set(kinds) != {"full_attention"} or (config.flag("use_sliding_window", False) and config.has("sliding_window")):
+    window, slides = config.has("sliding_window"), config.flag("use_sliding_window", False)
+    if set(kinds) != {"full_attention"} or (window and slides):
         raise UserError(f"{config.source}: layer_types names a sliding window, which qkv does not read for SmolLM3")
     interval = config.integer("no_rope_layer_interval", 4)
     turned = config.items("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(layers)]

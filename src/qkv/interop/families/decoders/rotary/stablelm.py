@@ -94,6 +94,7 @@ STABLELM = Family(
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
         "max_position_embeddings": 4096,
+        "hidden_dropout": 0.0,
     },
     **_FIELDS,
 )

@@ -35,6 +35,7 @@ def _masks(config: Config, kind: Callable[[int], str]) -> list[Mask]:
 def _spec(kind: Callable[[int], str]) -> Callable[[Config, Head], Model]:
     def spec(config: Config, head: Head) -> Model:
         """Build the spec of CWM or Ministral: layers without biases that differ in their mask alone."""
+        config.nulls.discard("rope_parameters")  # null means the default, as in the published config class
         attention, masks = gated.attention_of(config), _masks(config, kind)
         config.fixed("mlp_bias", False, "biases of the feed-forward")
         return gated.model_of(config, head, [attention.changed(mask=mask) for mask in masks])
@@ -87,6 +88,7 @@ CWM = _family(
         "head_dim": 128,
         "max_position_embeddings": 131072,
         "rms_norm_eps": 1e-5,
+        "rope_theta": 1_000_000.0,
         "rope_parameters": {
             "rope_type": "llama3",
             "rope_theta": 1_000_000.0,
