@@ -73,7 +73,7 @@ CASES = (
     ),
     Case("m2m100", M2M100ForConditionalGeneration, M2M100Config(**translator(d_model=33, activation_function="gelu"))),
     Case("m2m100-padded-by-3", M2M100ForConditionalGeneration, M2M100Config(**translator(pad_token_id=3)), steps=6),
-    Case("fsmt", FSMTForConditionalGeneration, fsmt(encoder_attention_heads=5), computed=SINUSOIDS),
+    Case("fsmt", FSMTForConditionalGeneration, fsmt(encoder_attention_heads=5), steps=16, computed=SINUSOIDS),
     Case(
         "blenderbot", BlenderbotForConditionalGeneration, BlenderbotConfig(**translator(encoder_no_repeat_ngram_size=0))
     ),
