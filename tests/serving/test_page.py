@@ -22,7 +22,7 @@ from qkv.serving.http.app import OPEN, Access
 from qkv.serving.requests.bodies import CompletionBody
 from qkv.serving.requests.chats import ChatBody
 
-PARTS = Path(qkv.serving.http.app.__file__).parent / "page"
+PARTS = Path(qkv.serving.http.app.__file__).parents[1] / "page"
 NODE = shutil.which("node")
 BROWSER = os.environ.get("QKV_BROWSER") or shutil.which("chromium")
 CONTROLS = ("input", "select", "textarea", "button")
