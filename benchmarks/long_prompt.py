@@ -24,7 +24,7 @@ import json, re, sys, time, warnings
 from pathlib import Path
 import torch
 import qkv
-from qkv.generation import prefill
+from qkv.generation.queue import prefill
 from qkv.generation.queue.requests import Request, RequestQueue
 from qkv.spec.generation import Generation
 

@@ -69,7 +69,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
         "noise, drawn from random weights",
         "identical tokens",
     ),
-    "doors": ("run in 4 bits", "below 0.95 of the rate in memory", "First answer of a fresh server"),
+    "doors": ("run in 4 bits", "share of the rate in memory", "First answer of a fresh server"),
     "extraction": (),
     "serving": ("4 clients", "lost", "0", "requests by kind", "streamed"),
     "first_token": ("fresh process to its first token", "qkv", "ratio: none"),

@@ -225,7 +225,7 @@ _PATH = """
 import json, torch
 import qkv.ops.attention.reference
 from qkv.ops import attention
-from qkv.ops.attention import native as native_attention
+from qkv.ops.attention.twins import native as native_attention
 from qkv.ops.linear import native
 from qkv.ops.native import loading
 from qkv.ops.quantized import choose, reference
