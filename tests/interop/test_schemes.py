@@ -83,7 +83,7 @@ def awq(outer: int, inner: int) -> Packed:
     return tensors, matrix(q, zero, scale, [i // 32 for i in range(inner)])
 
 
-def packed_tensors(outer: int, inner: int, bits: int = 4, zeros: bool = False) -> Packed:
+def packed_tensors(outer: int, inner: int, bits: int = 4, zeros: bool = False, ordered: bool = True) -> Packed:
     half, groups = 1 << bits - 1, inner // 32
     q, scale = numbers(outer, inner, -half, half), scales(outer, groups).bfloat16()
     zero = numbers(outer, groups, -half, half) if zeros else torch.zeros(outer, groups, dtype=torch.long)
@@ -94,7 +94,10 @@ def packed_tensors(outer: int, inner: int, bits: int = 4, zeros: bool = False) -
     }
     if zeros:
         tensors["weight_zero_point"] = packed_rows((zero + half).t(), bits).t().contiguous()
-    return tensors, matrix(q, zero, scale, [i // 32 for i in range(inner)])
+    group = [i // 32 for i in range(inner)] if ordered else [i % groups for i in range(inner)]
+    if not ordered:
+        tensors["weight_g_idx"] = torch.tensor(group, dtype=torch.int32)
+    return tensors, matrix(q, zero, scale, group)
 
 
 def rows_in_int8(outer: int, inner: int) -> Packed:
@@ -167,6 +170,11 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[int, int], Packed], bool]] = {
         {**COMPRESSED, "format": "pack-quantized", "config_groups": groups(num_bits=4, symmetric=False)},
         lambda o, i: packed_tensors(o, i, zeros=True),
         True,
+    ),
+    "packed-4-order": (
+        {**COMPRESSED, "format": "pack-quantized", "config_groups": groups(num_bits=4, actorder="group")},
+        lambda o, i: packed_tensors(o, i, zeros=True, ordered=False),
+        False,
     ),
     "packed-8": (
         {**COMPRESSED, "format": "pack-quantized", "config_groups": groups(num_bits=8)},

@@ -54,21 +54,19 @@ def _read(parts: Parts, settings: Config) -> NarrowWeights | Tensor:
     bits, (outer, inner) = _bits(settings), parts["weight_shape"].tolist()
     q, zero = unpack_words(parts["weight_packed"], bits)[:, :inner], parts.get("weight_zero_point")
     if zero is not None and zero.dtype == torch.int32:  # z is packed like q, with the same offset
-        return _in_order(_less(q, unpack_words(zero.t(), bits).t()[:outer]), scale, parts)
-    return _in_order(_less(q - (1 << bits - 1), zero), scale, parts)
-
-
-def _less(q: Tensor, zero: Tensor | None) -> Tensor:
-    return q if zero is None else q - zero.to(torch.int16).repeat_interleave(q.shape[1] // zero.shape[1], 1)
-
-
-def _in_order(numbers: Tensor, scale: Tensor, parts: Parts) -> NarrowWeights | Tensor:
-    """Build the matrix; inputs may be of any group (``weight_g_idx``)."""
+        zero = unpack_words(zero.t(), bits).t()[:outer]
+    else:
+        q = q - (1 << bits - 1)
     group = parts.get("weight_g_idx")
-    size = numbers.shape[1] // scale.shape[1]
-    if group is None or torch.equal(group.long(), torch.arange(numbers.shape[1]) // size):
-        return matrix_of(numbers, scale)
-    return numbers.to(torch.float32) * scale[:, group.long()].to(torch.float32)
+    return matrix_of(_less(q, zero, group), scale, group)
+
+
+def _less(q: Tensor, zero: Tensor | None, group: Tensor | None = None) -> Tensor:
+    """Subtract the zero point of each group; group: as for ``matrix_of``."""
+    if zero is None:
+        return q
+    index = torch.arange(q.shape[1]) // (q.shape[1] // zero.shape[1]) if group is None else group.long()
+    return q - zero.to(torch.int16)[:, index]
 
 
 _OTHERS = ("weight_zero_point", "weight_shape", "weight_g_idx", "input_scale", "input_zero_point")

@@ -34,13 +34,9 @@ def _read(parts: Parts, settings: Config) -> NarrowWeights | Tensor:
     q = unpack_words(parts["qweight"].t(), bits)
     one = 0 if settings.word("checkpoint_format", "gptq") == "gptq_v2" else 1
     zero = unpack_words(parts["qzeros"], bits).t()[: len(q)] + one
-    size = q.shape[1] // scale.shape[1]
-    in_order = torch.arange(q.shape[1]) // size
-    group = parts["g_idx"].long() if "g_idx" in parts else in_order
-    numbers = q - zero[:, group]
-    if torch.equal(group, in_order):
-        return matrix_of(numbers, scale)
-    return numbers.to(torch.float32) * scale[:, group].to(torch.float32)
+    in_order = torch.arange(q.shape[1]) // (q.shape[1] // scale.shape[1])
+    group = parts.get("g_idx", in_order).long()
+    return matrix_of(q - zero[:, group], scale, group)
 
 
 GPTQ = register(Scheme("gptq", "qweight", ("scales",), ("qzeros", "g_idx"), _check, _shape, _read))

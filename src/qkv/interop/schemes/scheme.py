@@ -122,15 +122,18 @@ def unpack_words(words: Tensor, bits: int) -> Tensor:
     return (words[..., None] >> shifts & (1 << bits) - 1).flatten(-2).to(torch.int16)
 
 
-def matrix_of(numbers: Tensor, scale: Tensor) -> NarrowWeights | Tensor:
-    """Build w = scale · number from numbers (O, I) and scales (O, G), each of I / G weights: narrow if the form allows.
+def matrix_of(numbers: Tensor, scale: Tensor, group: Tensor | None = None) -> NarrowWeights | Tensor:
+    """Build w = scale · number from numbers (O, I) and scales (O, G): narrow if the form allows, else in fp32.
 
-    4 bits hold numbers from -8 to 7, 8 bits those of int8, in groups of a multiple of 32 weights.
+    group: index of each input's scale (I); None: I / G inputs after one another share a scale. 4 bits hold numbers from
+    -8 to 7, 8 bits those of int8, in groups of a multiple of 32 weights in this order.
     """
     size = numbers.shape[1] // scale.shape[1]
+    in_order = torch.arange(numbers.shape[1]) // size
+    group = in_order if group is None else group.long()
     low, high = (int(n) for n in numbers.aminmax())
-    if size % GROUP or low < -128 or high > 127:
-        return numbers.to(torch.float32) * scale.to(torch.float32).repeat_interleave(size, 1)
+    if size % GROUP or low < -128 or high > 127 or not torch.equal(group, in_order):
+        return numbers.to(torch.float32) * scale.to(torch.float32)[:, group]
     bits = 4 if low >= -8 and high <= 7 else 8
     return NarrowWeights(numbers.to(torch.int8), scale.repeat_interleave(size // GROUP, 1), None, bits)
 

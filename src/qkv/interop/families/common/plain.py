@@ -94,3 +94,17 @@ class PlainKeys:
             "vocab_size": spec.vocab_size,
             **({self.eps: norm.eps} if self.eps else {}),
         }
+
+
+GPT2_KEYS = PlainKeys(
+    "n_embd",
+    "n_layer",
+    "n_head",
+    "n_inner",
+    "activation_function",
+    "n_positions",
+    "resid_pdrop",
+    "attn_pdrop",
+    eps="layer_norm_epsilon",
+)
+"""Keys of GPT-2's config, which other families took over."""

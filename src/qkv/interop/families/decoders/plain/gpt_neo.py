@@ -9,7 +9,7 @@ from typing import Any
 
 from qkv.interop.families.common import gated
 from qkv.interop.families.common.heads import HEAD_KEYS, language_model, of_decoder
-from qkv.interop.families.common.plain import PlainKeys
+from qkv.interop.families.common.plain import GPT2_KEYS, PlainKeys
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import INTERLEAVED, PLAIN, QKV, Way
 from qkv.interop.mapping.family import Family
@@ -31,17 +31,6 @@ _NEO = PlainKeys(
     "max_position_embeddings",
     "resid_dropout",
     "attention_dropout",
-    eps="layer_norm_epsilon",
-)
-_BIGCODE = PlainKeys(
-    "n_embd",
-    "n_layer",
-    "n_head",
-    "n_inner",
-    "activation_function",
-    "n_positions",
-    "resid_pdrop",
-    "attn_pdrop",
     eps="layer_norm_epsilon",
 )
 _BLOCK, _THEIRS = "blocks.{layer}.branches.", "transformer.h.{layer}."
@@ -101,13 +90,13 @@ def spec_of_bigcode(config: Config, head: Head) -> Model:
     config.fixed("scale_attn_weights", True, "the scale of attention")
     config.fixed("add_cross_attention", False, "the branches of a block")
     shared = config.flag("multi_query", True)
-    attention = _BIGCODE.attention(config, num_kv_heads=1 if shared else None)
-    return _BIGCODE.model(config, head, [attention] * config.layers("n_layer"), Learned())
+    attention = GPT2_KEYS.attention(config, num_kv_heads=1 if shared else None)
+    return GPT2_KEYS.model(config, head, [attention] * config.layers("n_layer"), Learned())
 
 
 def config_of_bigcode(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not GPT-BigCode's. Callers read them back."""
-    found = _BIGCODE.config(spec)
+    found = GPT2_KEYS.config(spec)
     attention = spec.layers[0].branches[0] if spec.layers else None
     if found is None or not isinstance(attention, Attention):
         return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from qkv.interop.families.common.heads import HEAD_KEYS, of_decoder
-from qkv.interop.families.common.plain import PlainKeys
+from qkv.interop.families.common.plain import GPT2_KEYS, PlainKeys
 from qkv.interop.families.common.rope import FRACTION, rope_config, rope_of
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import QKV, Way, interleaved_rope
@@ -29,17 +29,6 @@ _PHI = PlainKeys(
     "resid_pdrop",
     "attention_dropout",
     eps="layer_norm_eps",
-)
-_GPTJ = PlainKeys(
-    "n_embd",
-    "n_layer",
-    "n_head",
-    "n_inner",
-    "activation_function",
-    "n_positions",
-    "resid_pdrop",
-    "attn_pdrop",
-    eps="layer_norm_epsilon",
 )
 
 
@@ -74,8 +63,8 @@ def spec_of_gptj(config: Config, head: Head) -> Model:
     """
     head_dim = config.size("n_embd") // config.size("n_head")
     rope = Rope(fraction=config.integer("rotary_dim", head_dim) / head_dim)
-    attention = _GPTJ.attention(config, bias=False, relative=rope)
-    return _GPTJ.model(config, head, [attention] * config.layers("n_layer"), NoPositions(), "parallel")
+    attention = GPT2_KEYS.attention(config, bias=False, relative=rope)
+    return GPT2_KEYS.model(config, head, [attention] * config.layers("n_layer"), NoPositions(), "parallel")
 
 
 def _first(spec: Model) -> tuple[Attention, Rope] | None:
@@ -101,7 +90,7 @@ def config_of_phi(spec: Model) -> dict[str, Any] | None:
 
 def config_of_gptj(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not GPT-J's. Callers read them back to verify."""
-    found, first = _GPTJ.config(spec), _first(spec)
+    found, first = GPT2_KEYS.config(spec), _first(spec)
     if found is None or first is None:
         return None
     return {**found, "rotary_dim": first[1].rotated(first[0].dims(spec.width)[0])}
