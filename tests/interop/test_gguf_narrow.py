@@ -117,6 +117,8 @@ def test_a_file_is_narrow_where_it_is_used_and_wide_where_it_is_changed(tmp_path
     file = llama(tmp_path, {"": "Q4_1"})
     assert matrices(load_published(file, narrow=True).model).keys() == matrices(qkv.load(file).model).keys()
     assert not matrices(load_stored(file).model)
+    published = load_published(file)
+    assert published.quantization.startswith(f"{published.forms['Q4_1']} as Q4_1; 'generate'")
     assert not matrices(qkv.load(file, dtype="fp32").model)
 
 

@@ -50,7 +50,8 @@ class PublishedModel:
     tensors loaded. ``ignored`` and ``ignored_config`` list (name, reason) of tensors and config keys that were not
     loaded; ``kept`` holds those ignored tensors, by their published name, that an export writes back. ``begin``: ids
     with which the decoder of an encoder–decoder starts. ``adapter``: PEFT adapter that was merged into the weights.
-    ``processor``: image processor from ``preprocessor_config.json``, or None.
+    ``processor``: image processor from ``preprocessor_config.json``, or None. ``forms``: number of quantised tensors by
+    the name of their form in the file, such as "Q4_1".
     """
 
     folder: Path
@@ -67,11 +68,18 @@ class PublishedModel:
     kept: Mapping[str, Tensor] = field(default_factory=dict)
     adapter: StoredAdapter | None = None
     processor: Processor | None = None
+    forms: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def spec(self) -> Model:
         """Spec of the loaded model."""
         return self.model.spec
+
+    @property
+    def quantization(self) -> str:
+        """Numbers of quantised tensors in the file by form, as text for people; empty without any."""
+        several = ", ".join(f"{count} as {form}" for form, count in sorted(self.forms.items()))
+        return several and f"{several}; 'generate', 'chat' and 'serve' leave them in 8 and 4 bits"
 
 
 def load_published(
@@ -136,6 +144,7 @@ def read_published(
         _kept(family, architecture, stored, precision),
         found.adapter,
         processor,
+        Counter(form for tensor in stored.values() if (form := getattr(tensor, "form", ""))),
     )
 
 

@@ -36,7 +36,9 @@ class InputsEncoder(Truncation):
     """
 
     def __init__(self, recipe: Recipe, vocabulary: Vocabulary, room: int, **limits: int):
-        """Create the encoder. ``limits``: maximum number of tokens of further texts by role, see ``Truncation``."""
+        """Create the encoder. ``limits``: largest number of tokens of each text besides the first, by role, see
+        ``Truncation``.
+        """
         data = recipe.data
         self.text, self.room, self.tokenizer = data.text_input, room, vocabulary.tokenizer
         self.processors = {name: build_processor(vocabulary.processors[name]) for name in data.processors}

@@ -123,6 +123,7 @@ def _published(folder: Path) -> list[tuple[str, Any]]:
         ("head", spec.head.kind.replace("_", " ")),
         ("parameters", sum(parameter.numel() for parameter in found.model.parameters())),
         ("precision", str(next(found.model.parameters()).dtype).removeprefix("torch.")),
+        ("quantised tensors", found.quantization or None),
         ("context length", spec.context_length),
         ("tokenizer", f"{tokenizer.vocab_size:,} ids" if tokenizer else "none"),
         ("classes", ", ".join(found.labels[:8]) + (" …" if len(found.labels) > 8 else "") or None),

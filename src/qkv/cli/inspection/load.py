@@ -48,6 +48,7 @@ def load_command(
         ("parameters", sum(parameter.numel() for parameter in found.model.parameters())),
         ("adapter", str(found.adapter) if found.adapter else None),
         ("precision", str(next(found.model.parameters()).dtype).removeprefix("torch.")),
+        ("quantised tensors", found.quantization or None),
         ("context length", spec.context_length),
         ("tokenizer", f"{tokenizer.vocab_size:,} ids" if tokenizer else "none"),
         ("classes", ", ".join(found.labels[:8]) + (" …" if len(found.labels) > 8 else "") or None),

@@ -33,6 +33,11 @@ class BlockTensor(NamedTuple):
     dtype = torch.float32
 
     @property
+    def form(self) -> str:
+        """Name of the form in which the file holds the tensor, such as "Q4_1"."""
+        return self.stored.type
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the tensor."""
         return self.stored.shape
@@ -76,6 +81,11 @@ class Changed(NamedTuple):
     stored: Stored
     way: Way
     cut: Cut
+
+    @property
+    def form(self) -> str:
+        """Name of the form in which the file holds the tensor; empty if it is not quantised."""
+        return getattr(self.stored, "form", "")
 
     @property
     def dtype(self) -> torch.dtype:

@@ -65,6 +65,11 @@ class QuantizedTensor(NamedTuple):
     dtype = torch.float32
 
     @property
+    def form(self) -> str:
+        """Name of the scheme."""
+        return self.scheme.method
+
+    @property
     def numbers(self) -> int:
         """Number of elements of the matrix."""
         return math.prod(self.shape)
