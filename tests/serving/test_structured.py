@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,6 +13,7 @@ from openai import BadRequestError
 from tests.generation.test_constrain import WIDE
 from tests.serving.conftest import Running, serving
 
+from qkv.generation.logits.constrain import Constraint
 from qkv.runs.run import Run
 from qkv.serving.limits import COMPILED
 
@@ -120,20 +120,27 @@ def test_a_schema_that_is_too_complex_within_a_text_is_no_end(server: Running) -
             completed(server, guided_json=schema)
 
 
-def test_a_compiled_schema_is_kept_and_others_are_dropped(runs: dict[str, Run]) -> None:
-    slow = {"anyOf": [{"type": "object", "properties": {f"a{i}": {"const": j} for i in range(9)}} for j in range(40)]}
+def test_a_compiled_schema_is_kept_and_others_are_dropped(
+    runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = []
+
+    def compile_constraint(*args: Any, **form: Any) -> Constraint:
+        compiled.append(form)
+        return Constraint(*args, **form)
+
+    monkeypatch.setattr("qkv.serving.requests.structure.Constraint", compile_constraint)
     with serving({"bytes": runs["bytes"]}) as server:
-        seconds = []
         for _ in range(2):
-            began = time.perf_counter()
-            completed(server, guided_json=slow, max_tokens=1)
-            seconds.append(time.perf_counter() - began)
-        assert seconds[1] < seconds[0]
+            completed(server, guided_json=SCHEMA, max_tokens=1)
+        assert len(compiled) == 1
         for number in range(COMPILED):
             completed(server, guided_regex=f"{number}", max_tokens=1)
-        known = server.service.models["bytes"].constraints._known
-        assert len(known) == COMPILED
-        assert ("json_schema", json.dumps(slow)) not in known
+        assert len(compiled) == 1 + COMPILED
+        completed(server, guided_regex="1", max_tokens=1)
+        assert len(compiled) == 1 + COMPILED
+        completed(server, guided_json=SCHEMA, max_tokens=1)
+        assert len(compiled) == 2 + COMPILED
 
 
 def test_a_constraint_that_cannot_be_met_is_the_fault_of_the_request(server: Running) -> None:
