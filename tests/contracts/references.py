@@ -75,11 +75,39 @@ def normed(x: Tensor, norm: Any, part: Norm) -> Tensor:
         case NoNorm():
             return x
         case RMSNorm():
-            return x / math.sqrt(float((x * x).mean()) + part.eps) * norm.weight
+            return x / math.sqrt(float((x * x).mean()) + part.eps) * factor(norm, part)
         case LayerNorm():
             away = x - x.mean()
-            return away / math.sqrt(float((away * away).mean()) + part.eps) * norm.weight + norm.bias
+            bias = norm.bias if part.bias else 0.0
+            return away / math.sqrt(float((away * away).mean()) + part.eps) * factor(norm, part) + bias
     raise TypeError(f"no formula is known for {part}")
+
+
+def factor(norm: Any, part: RMSNorm | LayerNorm) -> Any:
+    """The learned factor of each feature."""
+    if not part.weight:
+        return 1.0
+    return 1 + norm.weight if part.zero_centred else norm.weight
+
+
+def head_of(heads: list[Tensor], h: int, norm: Any, part: Any, position: int) -> Tensor:
+    """Head h of the queries or keys of a position, normalised and turned in the order of the part."""
+
+    def turns(v: Tensor) -> Tensor:
+        return turned(v, position, part.relative) if isinstance(part.relative, Rope) else v
+
+    late = part.qk_norm_after == "rotation"
+    heads = [turns(v) for v in heads] if late else heads
+    match part.qk_norm_over:
+        case "head":
+            own = normed(heads[h], norm, part.qk_norm)
+        case "each_head":
+            bias = 0.0 if norm.bias is None else norm.bias[h]
+            plain = normed(heads[h], norm, part.qk_norm.unweighted)
+            own = plain * (norm.weight[h] + part.qk_norm.zero_centred) + bias
+        case _:
+            own = normed(torch.cat(heads), norm.norm, part.qk_norm)[h * len(heads[h]) : (h + 1) * len(heads[h])]
+    return own if late else turns(own)
 
 
 @reference("attention")
@@ -88,20 +116,20 @@ def attention(m: Any, x: Tensor) -> Tensor:
     heads, groups = part.num_heads, part.kv_heads
     out = torch.zeros_like(x)
     for b in range(x.shape[0]):
-        rows = [affine(m.qkv, v) for v in x[b]]
+        rows = [limited(affine(m.qkv, v), part) for v in x[b]]
+        queries = [row[: heads * dk].split(dk) for row in rows]
+        keys = [row[heads * dk : (heads + groups) * dk].split(dk) for row in rows]
         for i in range(x.shape[1]):
             mixed = []
             for h in range(heads):
                 g = h * groups // heads
-                q = normed(rows[i][h * dk : (h + 1) * dk], m.query_norm, part.qk_norm)
+                q = head_of(queries[i], h, m.query_norm, part, i)
                 scores, values = [], []
                 learned = Learned(m, part, h)
                 for j in range(x.shape[1]):
                     if not visible(part.mask, i, j):
                         continue
-                    k = normed(rows[j][heads * dk + g * dk : heads * dk + (g + 1) * dk], m.key_norm, part.qk_norm)
-                    turn = isinstance(part.relative, Rope)
-                    dot = float(turned(q, i, part.relative) @ turned(k, j, part.relative) if turn else q @ k)
+                    dot = float(q @ head_of(keys[j], g, m.key_norm, part, j))
                     scale = 1 / (part.temperature * math.sqrt(dk))
                     score = (
                         scale * dot if part.softcap is None else part.softcap * math.tanh(scale * dot / part.softcap)
@@ -123,11 +151,17 @@ def attention(m: Any, x: Tensor) -> Tensor:
     return out
 
 
+def limited(x: Tensor, part: Any) -> Tensor:
+    """Queries, keys and values, each number between -clip and clip."""
+    most = math.inf if part.clip is None else part.clip
+    return torch.tensor([min(max(float(number), -most), most) for number in x], dtype=x.dtype)
+
+
 def value_of(m: Any, v: Tensor, g: int) -> Tensor:
     """The value of K/V head g."""
     part, (dk, dv) = m.spec, m.spec.dims(len(v))
     first = (part.num_heads + part.kv_heads) * dk
-    all_heads = v if part.values == "identity" else affine(m.qkv, v)[first:]
+    all_heads = v if part.values == "identity" else limited(affine(m.qkv, v), part)[first:]
     return all_heads[g * dv : (g + 1) * dv]
 
 

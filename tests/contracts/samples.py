@@ -35,6 +35,7 @@ from qkv.spec.models.cross import AdditiveAttention, CrossAttention, FixedContex
 from qkv.spec.models.segmentation import Megabyte, PatchStack, RecurrentMemory
 from qkv.spec.parts import (
     Add,
+    Add,
     Alibi,
     Axial,
     BatchNorm,
@@ -80,6 +81,16 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
         Attention(num_kv_heads=2, relative=Rope()),
         Attention(num_kv_heads=1, head_dim=6, value_dim=3, qk_norm=RMSNorm()),
         Attention(num_kv_heads=2, relative=Rope(), qk_norm=LayerNorm(eps=0.1)),
+        Attention(num_kv_heads=2, relative=Rope(), qk_norm=RMSNorm(), qk_norm_over="all_heads"),
+        Attention(num_kv_heads=2, relative=Rope(), qk_norm=LayerNorm(eps=0.1), qk_norm_over="each_head"),
+        Attention(relative=Rope(), qk_norm=RMSNorm(zero_centred=True), qk_norm_after="rotation"),
+        Attention(
+            relative=Rope(fraction=0.5),
+            qk_norm=LayerNorm(weight=False, bias=False),
+            qk_norm_over="all_heads",
+            qk_norm_after="rotation",
+        ),
+        Attention(num_kv_heads=2, relative=Rope(), clip=0.4, value_dim=3),
         Attention(relative=Rope(fraction=0.5, base=100.0, scaling=LinearScaling(factor=4.0))),
         Attention(relative=Alibi()),
         Attention(relative=Alibi(scaled=True), num_kv_heads=2),
@@ -247,6 +258,18 @@ STACKS: dict[str, Model] = {
     "positions after the norm of embeddings": stack(
         (Block(branches=(Attention(), FeedForward())),),
         positions(Sinusoidal(halves=True, closed=True, offset=2), norm=LayerNorm(), norm_first=True),
+    ),
+    "norms of outputs, factors of embeddings and branches": stack(
+        (
+            Block(
+                branches=(EVERYTHING[0], FeedForward()),
+                order="res_post",
+                norms=(LayerNorm(weight=False, bias=False), LayerNorm(zero_centred=True)),
+                residual=Add(factor=0.4),
+            ),
+        ),
+        Text(vocab_size=VOCABULARY, multiplier=3.5),
+        num_layers=2,
     ),
     "parallel, gated residual": stack(
         (Block(branches=EVERYTHING, order="parallel", residual=Gated(initial=0.7)),), positions(NoPositions())

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from tests.contracts.memory_references import MEMORY_REFERENCES, Memories
-from tests.contracts.references import REFERENCES, activated, affine, per_position
+from tests.contracts.references import REFERENCES, activated, affine, factor, per_position
 from torch import Tensor
 
 from qkv.spec import parts
@@ -107,7 +107,7 @@ def embedded(m: Any, spec: Any, width: int, ids: Tensor) -> Tensor:
     for row in ids.tolist():
         vectors = []
         for position, token in enumerate(row):
-            v = m.frontend.table[token] * (math.sqrt(width) if text.scale else 1.0)
+            v = m.frontend.table[token] * text.multiplier * (math.sqrt(width) if text.scale else 1.0)
             if text.norm_first:
                 v = normed(m.frontend.norm, text.norm, v[None, None])[0, 0]
             p = position_vector(m, text.positions, position, len(v))
@@ -155,6 +155,8 @@ def one_block(block: Any, spec: Block, x: Tensor, memory: Memories) -> Tensor:
             case "sandwich":
                 inner = f(normed(slot.norm, own, seen(spec.residual, x)))
                 x = joined(slot.residual, spec.residual, x, normed(slot.norm_after, own, inner))
+            case "res_post":
+                x = joined(slot.residual, spec.residual, x, normed(slot.norm, own, f(x)))
             case "parallel":
                 y = f(normed(slot.norm if spec.norms else block.norm, own, before))
                 # Without residual, the sum of all branches.
@@ -171,7 +173,7 @@ def seen(part: parts.Residual, x: Tensor) -> Tensor:
 def joined(residual: Any, part: parts.Residual, x: Tensor, y: Tensor) -> Tensor:
     match part:
         case parts.Add():
-            return x + y
+            return x + part.factor * y
         case parts.Scaled():
             return x + residual.weight * y
         case parts.Gated():
@@ -189,9 +191,9 @@ def normed(norm: Any, part: parts.Norm, x: Tensor) -> Tensor:
             case parts.LayerNorm():
                 mean = v.sum() / len(v)
                 var = ((v - mean) ** 2).sum() / len(v)
-                return (v - mean) / (var + part.eps) ** 0.5 * norm.weight + norm.bias
+                return (v - mean) / (var + part.eps) ** 0.5 * factor(norm, part) + (norm.bias if part.bias else 0)
             case parts.RMSNorm():
-                return v / ((v**2).sum() / len(v) + part.eps) ** 0.5 * norm.weight
+                return v / ((v**2).sum() / len(v) + part.eps) ** 0.5 * factor(norm, part)
             case parts.BatchNorm():
                 return (v - norm.running_mean) / (norm.running_var + part.eps) ** 0.5 * norm.weight + norm.bias
             case parts.NoNorm():

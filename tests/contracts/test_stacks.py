@@ -38,7 +38,7 @@ def test_the_stacks_hold_every_mixer_order_norm_and_residual() -> None:
     assert {branch.kind for branch in EVERYTHING if branch.mixes} == {
         kind for kind, parts in SAMPLES.items() if parts[0].mixes
     }
-    assert {block.order for block in blocks} == {"pre", "post", "sandwich", "parallel"}
+    assert {block.order for block in blocks} == {"pre", "post", "sandwich", "res_post", "parallel"}
     assert {block.norm.kind for block in blocks} == Norm.kinds().keys()
     assert {block.residual.kind for block in blocks} == Residual.kinds().keys()
     in_sequence = {kind for kind, part in Positions.kinds().items() if part.axes == 1}

@@ -61,7 +61,9 @@ BRANCHES: dict[type[branch.Branch], st.SearchStrategy[Any]] = {
         softcap=st.sampled_from([None, 2.0]),
         bias=st.booleans(),
         output_bias=st.sampled_from([None, True, False]),
-        qk_norm=HEAD_NORMS,
+        qk_norm=HEAD_NORMS.filter(lambda norm: not norm.identity),
+        qk_norm_over=st.sampled_from(["head", "each_head", "all_heads"]),
+        clip=st.sampled_from([None, 0.5]),
     ),
     DisentangledAttention: st.builds(
         DisentangledAttention,
@@ -235,7 +237,7 @@ def blocks(branches: st.SearchStrategy[Any]) -> st.SearchStrategy[Block]:
     adding = RESIDUALS.filter(lambda part: part != parts.NoResidual())
     return st.integers(1, 3).flatmap(
         lambda count: (
-            blocks_of(branches, count, ["pre", "post", "sandwich"], RESIDUALS)
+            blocks_of(branches, count, ["pre", "post", "sandwich", "res_post"], RESIDUALS)
             | blocks_of(branches, count, ["parallel"], adding if count > 1 else RESIDUALS)
         )
     )

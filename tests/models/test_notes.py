@@ -171,10 +171,11 @@ def test_an_encoder_block_has_a_norm_for_each_of_its_two_branches() -> None:
         built = build(Model(width=8, frontend=Text(vocab_size=5), blocks=(block,), norm=parts.NoNorm()))
         return sum(type(module).__name__ == "LayerNorm" for module in built.modules())
 
-    assert {order: norms(order) for order in ("pre", "post", "sandwich", "parallel")} == {
+    assert {order: norms(order) for order in ("pre", "post", "sandwich", "res_post", "parallel")} == {
         "pre": 2,
         "post": 2,
         "sandwich": 4,
+        "res_post": 2,
         "parallel": 1,
     }
 

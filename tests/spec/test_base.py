@@ -125,7 +125,7 @@ WRONG = {
     "no mapping": ({"blocks": ["gru"]}, "blocks.0: 'gru' given, but it should be a mapping of keys"),
     "a literal": (
         {"blocks": [{"order": "before"}]},
-        "blocks.0.order: 'before' given, but it should be 'pre', 'post', 'sandwich' or 'parallel'",
+        "blocks.0.order: 'before' given, but it should be 'pre', 'post', 'sandwich', 'res_post' or 'parallel'",
     ),
     "a number as part": ({"norm": 3}, "norm: 3 is not a norm; allowed: batch_norm, layer_norm, none, rms_norm"),
     "two problems": (

@@ -25,7 +25,7 @@ from qkv.spec.signals.image_sequences import CodeTokens
 class TextFrontend(PlacedFrontend):
     """Front end for text: token ids (B, N) -> vectors (B, N, D).
 
-    E[id], times √D if scaled, plus T[type] if there are types, with position vectors, norm and dropout. D is ``width``
+    E[id], times √D if scaled and times ``multiplier``, plus T[type] if there are types, with position vectors, norm and dropout. D is ``width``
     of the front end if it is set, else the width of the stack. Position vectors are added with width D, or concatenated
     with width D / 2. Types (BERT, Devlin et al. 2019) default to 0. If the front end has a query vector, id -1 selects
     it (XLNet, Yang et al. 2019).
@@ -42,7 +42,8 @@ class TextFrontend(PlacedFrontend):
             )
         inner = part.placed_width(width)
         super().__init__(part, stack, inner)
-        self.scale, self.typed = inner**0.5 if part.scale else 1.0, stack.reads_types or part.types > 0
+        self.scale = part.multiplier * (inner**0.5 if part.scale else 1.0)
+        self.typed = stack.reads_types or part.types > 0
         self.projection = Linear(inner, part.own_width(width)) if part.embedding_width else None
         width = part.vector_width(inner)
         self.table = nn.Parameter(torch.empty(part.vocab_size, width)) if table is None else table

@@ -38,24 +38,45 @@ class ScaledNorm(Norm):
         return None if scale is None else x / scale
 
 
-@implements(spec.LayerNorm)
 class LayerNorm(ScaledNorm):
     """Layer norm: (x - mean) / sqrt(var + eps) * weight + bias over D (Ba et al. 2016)."""
 
     def __init__(self, part: spec.LayerNorm, width: int):
         super().__init__()
-        self.part = part
-        self.weight = nn.Parameter(torch.ones(width))
+        self.part, self.shape = part, (width,)
+        self.weight = nn.Parameter(torch.ones(width)) if part.weight else None
         self.bias = nn.Parameter(torch.zeros(width)) if part.bias else None
         self.eps = part.eps
 
+    def factor(self) -> Tensor | None:
+        """Return the factor of each feature; None without weights."""
+        return self.weight
+
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        weight = self.weight
+        factor = self.factor()
         if context.tap is not None:
             divided = self.divided(x - x.mean(-1, keepdim=True), context, self.eps)
             if divided is not None:
-                return divided * weight if self.bias is None else divided * weight + self.bias
-        return torch.layer_norm(x, weight.shape, weight, self.bias, self.eps)
+                scaled = divided if factor is None else divided * factor
+                return scaled if self.bias is None else scaled + self.bias
+        return torch.layer_norm(x, self.shape, factor, self.bias, self.eps)
+
+
+class ZeroCentredLayerNorm(LayerNorm):
+    """Layer norm with the factor 1 + weight (Nemotron-4, Parmar et al. 2024)."""
+
+    def __init__(self, part: spec.LayerNorm, width: int):
+        super().__init__(part, width)
+        self.weight = nn.Parameter(torch.zeros(width))
+
+    def factor(self) -> Tensor:
+        assert self.weight is not None
+        return 1 + self.weight
+
+
+@implements(spec.LayerNorm)
+def _layer_norm(part: spec.LayerNorm, width: int) -> Norm:
+    return (ZeroCentredLayerNorm if part.zero_centred else LayerNorm)(part, width)
 
 
 class RMSNorm(ScaledNorm):

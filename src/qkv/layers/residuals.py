@@ -12,7 +12,6 @@ from qkv.spec import parts as spec
 from qkv.spec.register import implementation, implements
 
 
-@implements(spec.Add)
 class Residual(nn.Module):
     """Residual connection x + dropout(y) of a branch's input x and output y; base class of other connections.
 
@@ -46,6 +45,21 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return self.joined(x, self.dropped(y) if self.training else y)
+
+
+class Multiplied(Residual):
+    """Residual connection with a fixed factor: x + factor · y (Granite, IBM 2024)."""
+
+    def _join(self, part: spec.Add, width: int) -> None:
+        self.factor = part.factor
+
+    def joined(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + self.factor * y
+
+
+@implements(spec.Add)
+def _add(part: spec.Add, width: int, dropout: float, drop_path: float) -> Residual:
+    return (Residual if part.factor == 1.0 else Multiplied)(part, width, dropout, drop_path)
 
 
 @implements(spec.Scaled)

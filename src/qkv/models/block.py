@@ -1,4 +1,4 @@
-"""Block: residual branches and norms in one of four orders.
+"""Block: residual branches and norms in one of five orders.
 
 pre         x ─┬─ norm ─ f ─┐         post      x ─┬─ f ─┐
                └─────────── + ─          (then)    └──── + ─ norm ─
@@ -6,6 +6,8 @@ pre         x ─┬─ norm ─ f ─┐         post      x ─┬─ f ─┐
 sandwich    x ─┬─ norm ─ f ─ norm ─┐  parallel  x ─┬─ norm ─┬─ f ─┐
                └────────────────── + ─             │        └─ g ─┤
                                                    └───────────── + ─
+res_post    x ─┬─ f ─ norm ─┐
+               └─────────── + ─
 
 With a list of norms, parallel branches have separate norms before f and g.
 """
@@ -86,6 +88,15 @@ class Sandwich(PreNorm):
         return self.norm_after(y, context), state
 
 
+class ResidualPostNorm(PreNorm):
+    """Norm of the branch's output: x + norm(f(x))."""
+
+    def added(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
+        """Return (norm(f(x)), next state): the term that is added to x."""
+        y, state = self.computed(x, context, state)
+        return self.norm(y, context), state
+
+
 class Parallel(Slot):
     """Parallel branch: one of several with the same input x, normalised once by ``Block``, or by each branch's norm."""
 
@@ -97,7 +108,13 @@ class Parallel(Slot):
         return self.computed(x if self.norm is None else self.norm(x, context), context, state)
 
 
-ORDERS: dict[str, type[Slot]] = {"pre": PreNorm, "post": PostNorm, "sandwich": Sandwich, "parallel": Parallel}
+ORDERS: dict[str, type[Slot]] = {
+    "pre": PreNorm,
+    "post": PostNorm,
+    "sandwich": Sandwich,
+    "res_post": ResidualPostNorm,
+    "parallel": Parallel,
+}
 
 
 class Block(nn.Module):

@@ -266,7 +266,9 @@ class Attention(MaskedAttention, kind="attention"):
     ``num_kv_heads`` < ``num_heads``: grouped-query attention (Ainslie et al. 2023); 1: multi-query attention (Shazeer
     2019). ``learned_sink`` adds e^logit, with a learned logit per head, to the denominator of the softmax (gpt-oss,
     2025). ``shaped``: weights α_h I + β_h P_h - γ_h U, where P_h are the softmax weights and U is uniform over the
-    visible keys; α = β = γ = 1 and equal scores give the value of each position itself. With ``values: identity`` and
+    visible keys; α = β = γ = 1 and equal scores give the value of each position itself. ``qk_norm_over`` "all_heads":
+    one norm over the features of all heads (OLMo 2, 2025); "each_head": other weights in each head (Command R+, 2024).
+    ``qk_norm_after`` "rotation": as Hunyuan (2025). ``clip``: MPT (2023) and OLMo (2024). With ``values: identity`` and
     ``output: none`` this is the attention of simplified blocks (He & Hofmann 2024).
     """
 
@@ -285,6 +287,16 @@ class Attention(MaskedAttention, kind="attention"):
     )
     output: Literal["projected", "none"] = Field(
         default="projected", description="none: the outputs of the heads side by side, without a linear map"
+    )
+    qk_norm_over: Literal["head", "each_head", "all_heads"] = Field(
+        default="head",
+        description="qk_norm over a head with shared weights, over a head with its own weights, or over all heads",
+    )
+    qk_norm_after: Literal["projection", "rotation"] = Field(
+        default="projection", description="rotation: qk_norm follows the rotation of queries and keys"
+    )
+    clip: float | None = Field(
+        default=None, gt=0, description="c: projected queries, keys and values are limited to [-c, c]"
     )
     shaped: bool = Field(default=False, description="weights a I + b P - c U instead of P, U uniform over visible keys")
 
@@ -320,6 +332,11 @@ class Attention(MaskedAttention, kind="attention"):
                     f"{self.relative.kind} is defined for causal attention; use a causal mask or another relative part",
                 )
             )
+        if not self.norms_heads and (self.qk_norm_over, self.qk_norm_after) != ("head", "projection"):
+            field = "qk_norm_over" if self.qk_norm_over != "head" else "qk_norm_after"
+            found.append(Problem((field,), f"there is no norm of queries and keys; give qk_norm, or leave {field} out"))
+        if self.clip is not None and not self.maps_values:
+            found.append(Problem(("clip",), "values that are not projected are not limited; leave clip or values out"))
         other = "top_k" if self.top_k else "softcap" if self.softcap else ""
         if self.learned_sink and other:
             sentence = f"a learned sink is defined for a plain softmax over all scores; leave it or {other} out"

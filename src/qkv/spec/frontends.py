@@ -199,6 +199,7 @@ class Text(Placed, Tokens, kind="text"):
     """
 
     scale: bool = Field(default=False, description="multiply token embeddings by √width (Vaswani et al. 2017)")
+    multiplier: float = Field(default=1.0, gt=0, description="fixed factor of the token embeddings (Granite, 2024)")
     vectors: str | None = Field(
         default=None,
         min_length=1,

@@ -22,23 +22,16 @@ class Norm(Part, slot=True):
     over_batch: ClassVar[bool] = False
     """True if its statistics are taken over the tokens of a batch, not over each vector separately."""
 
-
-class LayerNorm(Norm, kind="layer_norm"):
-    """Layer norm: (x - mean) / sqrt(var + eps) * weight + bias, over the features of one position (Ba et al. 2016)."""
-
-    eps: float = Field(default=1e-5, gt=0)
-    bias: bool = True
+    @property
+    def unweighted(self) -> Norm:
+        """The same norm without learned factors and terms."""
+        return self
 
 
-class RMSNorm(Norm, kind="rms_norm"):
-    """RMS norm: x / sqrt(mean(x²) + eps) * weight, over the features of one position (Zhang & Sennrich 2019).
+class Weighted(Norm):
+    """Base class of norms with a learned factor per feature."""
 
-    ``zero_centred``: the factor is 1 + weight, initialised to weight 0, so that weight decay pulls it to 1 (Gemma,
-    2024).
-    """
-
-    eps: float = Field(default=1e-6, gt=0)
-    weight: bool = True
+    weight: bool = Field(default=True, description="a learned factor per feature")
     zero_centred: bool = Field(default=False, description="the scale is 1 + weight")
 
     def problems(self) -> list[Problem]:
@@ -47,6 +40,35 @@ class RMSNorm(Norm, kind="rms_norm"):
                 Problem(("zero_centred",), "there is no weight to centre; leave weight true, or zero_centred false")
             ]
         return []
+
+
+class LayerNorm(Weighted, kind="layer_norm"):
+    """Layer norm: (x - mean) / sqrt(var + eps) * weight + bias, over the features of one position (Ba et al. 2016).
+
+    ``weight`` and ``bias`` false: neither of them (OLMo, Groeneveld et al. 2024). ``zero_centred``: the factor is
+    1 + weight, initialised to weight 0 (Nemotron-4, Parmar et al. 2024).
+    """
+
+    eps: float = Field(default=1e-5, gt=0)
+    bias: bool = True
+
+    @property
+    def unweighted(self) -> LayerNorm:
+        return LayerNorm(eps=self.eps, weight=False, bias=False)
+
+
+class RMSNorm(Weighted, kind="rms_norm"):
+    """RMS norm: x / sqrt(mean(x²) + eps) * weight, over the features of one position (Zhang & Sennrich 2019).
+
+    ``zero_centred``: the factor is 1 + weight, initialised to weight 0, so that weight decay pulls it to 1 (Gemma,
+    2024).
+    """
+
+    eps: float = Field(default=1e-6, gt=0)
+
+    @property
+    def unweighted(self) -> RMSNorm:
+        return RMSNorm(eps=self.eps, weight=False)
 
 
 class BatchNorm(Norm, kind="batch_norm"):
@@ -84,7 +106,9 @@ class Residual(Part, slot=True):
 
 
 class Add(Residual, kind="add"):
-    """Plain residual connection, x + f(x)."""
+    """Plain residual connection, x + factor · f(x); ``factor`` is fixed (Granite, IBM 2024)."""
+
+    factor: float = Field(default=1.0, gt=0)
 
 
 class Scaled(Residual, kind="scaled"):

@@ -9,11 +9,12 @@ from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, from_heads, matrix, vector
 from qkv.layers.linear.linear import Linear
-from qkv.layers.norms import build_norm
+from qkv.layers.norms import Norm, build_norm
 from qkv.layers.observable import Points, standard
 from qkv.layers.relative import build_relative
 from qkv.mixers.attention import in_pages
 from qkv.mixers.attention.attend import attend
+from qkv.mixers.attention.head_norms import build_head_norm
 from qkv.mixers.attention.shaped import Shape
 from qkv.mixers.masks import build_mask
 from qkv.ops.attention.choose import attention
@@ -105,9 +106,13 @@ class KeyValueAttention(KeyValueBranch):
         self.qkv = Linear(width, sum(self.sizes), bias=part.bias)
         mixed = self.num_heads * self.value_dim
         self.output = Linear(mixed, width, bias=part.ends_with_bias) if part.maps_output else nn.Identity()
-        self.query_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
-        self.key_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
+        self.query_norm = self.head_norm(self.num_heads) if part.norms_heads else None
+        self.key_norm = self.head_norm(self.kv_heads) if part.norms_heads else None
         self.scale = 1.0 / (part.temperature * (terms * self.head_dim) ** 0.5)
+
+    def head_norm(self, heads: int) -> Norm:
+        """Build the norm of the queries or keys of ``heads`` heads."""
+        return build_norm(self.spec.qk_norm, self.head_dim)
 
     def layouts(self) -> Layouts:
         q, k, v = self.sizes
@@ -130,11 +135,16 @@ class KeyValueAttention(KeyValueBranch):
     def projected(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """Project x to q (B, H, N, Dk), k (B, G, N, Dk), v (B, G, N, Dv)."""
         q, k, v = self._heads(self.mapped(x))
-        if self.query_norm is not None and self.key_norm is not None:
-            q, k = self.query_norm(q, context), self.key_norm(k, context)
+        q, k = self.normed(q, k, context)
         if context.tap is not None:
             q, k, v = (self.offer(context.tap, name, value) for name, value in (("q", q), ("k", k), ("v", v)))
         return q, k, v
+
+    def normed(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """Return queries (B, H, N, Dk) and keys (B, G, N, Dk), each normalised if there is a norm."""
+        if self.query_norm is None or self.key_norm is None:
+            return q, k
+        return self.query_norm(q, context), self.key_norm(k, context)
 
     def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split (B, N, H Dk + G Dk + G Dv) into q (B, H, N, Dk), k (B, G, N, Dk), v (B, G, N, Dv)."""
@@ -153,7 +163,6 @@ class KeyValueAttention(KeyValueBranch):
         return self.output
 
 
-@implements(spec.Attention)
 class Attention(KeyValueAttention):
     """Self-attention: concat_h(softmax(Q_h K_g^T / (τ √Dk) + bias, masked) V_g) W_o (Vaswani et al. 2017).
 
@@ -166,10 +175,17 @@ class Attention(KeyValueAttention):
 
     def __init__(self, part: spec.Attention, width: int):
         super().__init__(part, width)
-        self.part = part
+        self.part, self.clip = part, part.clip
         self.relative = build_relative(part, width)
         self.sink = nn.Parameter(torch.zeros(part.num_heads)) if part.learned_sink else None
         self.shape = Shape(part.num_heads) if part.shaped else None
+
+    def head_norm(self, heads: int) -> Norm:
+        return build_head_norm(self.spec, heads, self.head_dim)
+
+    def mapped(self, x: Tensor) -> Tensor:
+        out = super().mapped(x)
+        return out if self.clip is None else out.clamp(-self.clip, self.clip)
 
     def layouts(self) -> Layouts:
         own = super().layouts()
@@ -188,13 +204,17 @@ class Attention(KeyValueAttention):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         q, k, v = self.projected(x, context)
-        q, k = self.relative.rotate(q, k, context)
+        q, k = self.rotated(q, k, context)
         if state is not None and in_pages.suits(q, context, state) and not self.training:
             terms = ScoreTerms(self.scale, self.part.softcap, self.relative.slopes(q, self.scale), self.sink)
             out = in_pages.attention(q, k, v, terms, context, state)
         else:
             out, state = self._attend(q, k, v, context, state)
         return self.output(out.transpose(1, 2).flatten(2)), state
+
+    def rotated(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """Return queries (B, H, N, Dk) and keys (B, G, N, Dk), rotated by their positions if the positions rotate."""
+        return self.relative.rotate(q, k, context)
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None
@@ -226,6 +246,22 @@ class Attention(KeyValueAttention):
             part.softcap,
             self.sink,
         )
+
+
+class RotatedNormAttention(Attention):
+    """Attention whose queries and keys are normalised after their rotation (Hunyuan, Tencent 2025)."""
+
+    def normed(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        return q, k
+
+    def rotated(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        q, k = super().rotated(q, k, context)
+        return super().normed(q, k, context)
+
+
+@implements(spec.Attention)
+def _attention(part: spec.Attention, width: int) -> Attention:
+    return (Attention if part.qk_norm_after == "projection" else RotatedNormAttention)(part, width)
 
 
 def _is_plain_window(mask: Mask) -> bool:

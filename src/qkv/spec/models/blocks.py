@@ -26,6 +26,7 @@ class Block(Spec):
         pre        x + f(norm x)                (GPT-2)
         post       norm(x + f(x))               (Vaswani et al. 2017)
         sandwich   x + norm f(norm x)           (CogView, Ding et al. 2021)
+        res_post   x + norm f(x)                (Swin v2, Liu et al. 2022; OLMo 2)
         parallel   x + Σ_k f_k(norm x)          (GPT-J 2021), one norm for all branches
 
     With ``norms`` branch k has its own norm_k instead of ``norm``; the parallel order becomes x + Σ_k f_k(norm_k x)
@@ -33,7 +34,7 @@ class Block(Spec):
     """
 
     branches: Seq[Branch] = Field(default=(Attention(), FeedForward()), min_length=1)
-    order: Literal["pre", "post", "sandwich", "parallel"] = "pre"
+    order: Literal["pre", "post", "sandwich", "res_post", "parallel"] = "pre"
     norm: Norm = LayerNorm()
     residual: Residual = Add()
     dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout on the output of each branch")
