@@ -35,7 +35,6 @@ from qkv.spec.models.cross import AdditiveAttention, CrossAttention, FixedContex
 from qkv.spec.models.segmentation import Megabyte, PatchStack, RecurrentMemory
 from qkv.spec.parts import (
     Add,
-    Add,
     Alibi,
     Axial,
     BatchNorm,

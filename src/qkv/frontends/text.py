@@ -25,10 +25,10 @@ from qkv.spec.signals.image_sequences import CodeTokens
 class TextFrontend(PlacedFrontend):
     """Front end for text: token ids (B, N) -> vectors (B, N, D).
 
-    E[id], times √D if scaled and times ``multiplier``, plus T[type] if there are types, with position vectors, norm and dropout. D is ``width``
-    of the front end if it is set, else the width of the stack. Position vectors are added with width D, or concatenated
-    with width D / 2. Types (BERT, Devlin et al. 2019) default to 0. If the front end has a query vector, id -1 selects
-    it (XLNet, Yang et al. 2019).
+    E[id], times √D if scaled and times ``multiplier``, plus T[type] if there are types, with position vectors, norm and
+    dropout. D is ``width`` of the front end if it is set, else the width of the stack. Position vectors are added with
+    width D, or concatenated with width D / 2. Types (BERT, Devlin et al. 2019) default to 0. If the front end has a
+    query vector, id -1 selects it (XLNet, Yang et al. 2019).
     """
 
     part: Text

@@ -12,6 +12,7 @@ from tests.interop.cases.llama import SIZES
 from torch import Tensor
 
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+GROUPED: dict[str, Any] = {"head_dim": "absent", "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
 EXPERT = re.compile(r"(.*)\.experts\.(\d+)\.(\w+)\.weight")
@@ -96,6 +97,39 @@ CASES = (
     ),
     case("starcoder2", "Starcoder2", head_dim="absent", sliding_window=4),
     case("starcoder2-no-bias", "Starcoder2", head_dim="absent", use_bias=False, norm_epsilon=1e-3),
+    case("olmo", "Olmo", head_dim="absent", clip_qkv=0.7),
+    case("olmo2", "Olmo2", **GROUPED, attention_bias=True),
+    case(
+        "olmo3",
+        "Olmo3",
+        head_dim="absent",
+        num_hidden_layers=3,
+        layer_types=MIXED,
+        sliding_window=4,
+        rope_parameters={
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 900.0,
+                "factor": 2.0,
+                "original_max_position_embeddings": 8,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 900.0},
+        },
+    ),
+    case("exaone4", "Exaone4", num_hidden_layers=3, layer_types=MIXED, sliding_window=4),
+    case("exaone4-full", "Exaone4", sliding_window=None, layer_types=["full_attention"] * 2),
+    case(
+        "granite",
+        "Granite",
+        head_dim="absent",
+        embedding_multiplier=12.0,
+        attention_multiplier=0.3,
+        residual_multiplier=0.22,
+        logits_scaling=8.0,
+        mlp_bias=True,
+    ),
+    case("cohere", "Cohere", **GROUPED, use_qk_norm=True),
+    case("cohere2", "Cohere2", head_dim="absent", num_hidden_layers=3, layer_types=MIXED, sliding_window=4),
     case("internlm3", "Llama", "InternLM3", qkv_bias=True, bias=True),
     case("iquest", "Llama", "IQuestCoder"),
 )

@@ -233,6 +233,19 @@ class Copied(Way):
 
 
 @dataclass(frozen=True)
+class AdjacentFeatures(Way):
+    """Reordering of the last axis, the features of a head, whose RoPE pairs are adjacent in the published tensor: norms
+    of queries and keys (Command R+).
+    """
+
+    def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
+        return theirs[0].unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+
+    def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
+        return (ours.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2),)
+
+
+@dataclass(frozen=True)
 class Broadcast(Way):
     """Removal of ``axes`` axes of size 1, from ``axis`` on, of the published tensor: position tables, class tokens."""
 
@@ -275,6 +288,7 @@ ALTERNATING = Alternating()
 SWAPPED = ExchangedHalves()
 INTERLEAVED = Interleaved()
 ROTARY_PAIRS = RotaryPairs()
+ADJACENT_FEATURES = AdjacentFeatures()
 
 
 def interleaved_rope(rotated: int | None = None) -> Way:

@@ -13,12 +13,14 @@ from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import PAIR, QKV, interleaved_rope
 from qkv.interop.mapping.names import NameRule
 from qkv.spec.branches import Attention, Branch, FeedForward, GatedFeedForward
+from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.masks import AllOf, Causal, Mask, Window
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.models.surgery import shortest_pattern
-from qkv.spec.parts import LayerNorm, NoPositions, Norm, RMSNorm, Rope
+from qkv.spec.parts import LayerNorm, NoPositions, NoRelative, Norm, RMSNorm, Rope
 
+SLIDING, FULL = "sliding_attention", "full_attention"
 _ATTENTION, _FEED_FORWARD = "model.layers.{layer}.self_attn.", "model.layers.{layer}.mlp."
 
 NAMES = (
@@ -32,6 +34,8 @@ NAMES = (
     NameRule("blocks.{layer}.branches.0.body.output.*", _ATTENTION + "o_proj.*"),
     NameRule("blocks.{layer}.branches.0.body.query_norm.weight", _ATTENTION + "q_norm.weight"),
     NameRule("blocks.{layer}.branches.0.body.key_norm.weight", _ATTENTION + "k_norm.weight"),
+    NameRule("blocks.{layer}.branches.0.body.query_norm.norm.weight", _ATTENTION + "q_norm.weight"),
+    NameRule("blocks.{layer}.branches.0.body.key_norm.norm.weight", _ATTENTION + "k_norm.weight"),
     NameRule("blocks.{layer}.branches.1.norm.*", "model.layers.{layer}.post_attention_layernorm.*"),
     NameRule(
         "blocks.{layer}.branches.1.body.gate_up.*", (_FEED_FORWARD + "gate_proj.*", _FEED_FORWARD + "up_proj.*"), PAIR
@@ -48,6 +52,11 @@ INTERLEAVED = NameRule(
 """Row for queries and keys in which the two features of a RoPE pair are adjacent; it comes before ``NAMES``."""
 GATE_UP = NameRule("blocks.{layer}.branches.1.body.gate_up.*", _FEED_FORWARD + "gate_up_proj.*")
 """Row for gate and up in one tensor; it comes before ``NAMES``."""
+OUTPUT_NORMS = (
+    NameRule("blocks.{layer}.branches.0.norm.*", "model.layers.{layer}.post_attention_layernorm.*"),
+    NameRule("blocks.{layer}.branches.1.norm.*", "model.layers.{layer}.post_feedforward_layernorm.*"),
+)
+"""Rows for norms of the branches' outputs (order ``res_post``); they come before ``NAMES``."""
 IGNORED = {"model.layers.{layer}.self_attn.rotary_emb.inv_freq": "computed from the config"}
 
 
@@ -146,6 +155,52 @@ def window_of(branch: Branch) -> int | None:
             return size
         case _:
             return None
+
+
+def kinds_of(config: Config, kind: Callable[[int], str]) -> list[str]:
+    """Return the kind of each layer from ``layer_types``: sliding window or full attention. ``kind``: default kind of
+    the layer with an index. Raises ``UserError`` for other kinds, or another number of layers.
+    """
+    layers, kinds = config.layers("num_hidden_layers"), config.items("layer_types")
+    kinds = kinds or [kind(i) for i in range(layers)]
+    config.has("sliding_window")
+    if len(kinds) != layers or not set(kinds) <= {SLIDING, FULL}:
+        raise UserError(
+            f"{config.source}: layer_types is {kinds}, but it should name {FULL} or {SLIDING} for {layers} layers"
+        )
+    return kinds
+
+
+def mask_of(config: Config, kind: str) -> Mask:
+    """Return the attention mask of a layer of that kind."""
+    return windowed(config.integer("sliding_window")) if kind == SLIDING else Causal()
+
+
+def with_blocks(model: Model, **fields: Any) -> Model:
+    """Return the model with these fields in all its blocks."""
+    return model.changed(blocks=tuple(block.changed(**fields) for block in model.blocks))
+
+
+def with_rope(spec: Model) -> tuple[Model, list[bool]]:
+    """Return (the model with RoPE in every layer, which layers have it already), for configs of layers without
+    positions.
+    """
+    turned = [_turns(block.branches[0]) for block in spec.layers]
+    ropes = [block for block, one in zip(spec.layers, turned, strict=True) if one]
+    relative = ropes[0].branches[0].relative if ropes else Rope()  # type: ignore[attr-defined]
+    return spec.changed(blocks=tuple(_with_relative(block, relative) for block in spec.layers)), turned
+
+
+def _turns(branch: Branch) -> bool:
+    return isinstance(branch, Attention) and not isinstance(branch.relative, NoRelative)
+
+
+def _with_relative(block: Block, relative: Rope) -> Block:
+    match block.branches:
+        case (Attention(relative=NoRelative()) as attention, *others):
+            return block.changed(branches=(attention.changed(relative=relative), *others))
+        case _:
+            return block
 
 
 LayerKeys = Callable[[Attention, GatedFeedForward | FeedForward], dict[str, Any]]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from qkv.interop.families.common.activations import INWARD
+from qkv.interop.families.common.shape import shortest
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import COPIED
 from qkv.interop.mapping.family import Architecture
@@ -47,6 +48,26 @@ def language_model(tied: bool, ours: str = "head.weight", theirs: str = "lm_head
     ``ours`` and ``theirs``: tensor names.
     """
     return Architecture(_language_model(tied), _tie, (NameRule(ours, theirs),))
+
+
+def scaled_language_model(tied: bool, key: str, default: float, divides: bool = False) -> Architecture:
+    """Build an architecture with the head logits = c x W^T. ``key``: config key of the factor c, or of the divisor 1/c
+    if it ``divides``.
+    """
+
+    def read(config: Config) -> Head:
+        value = config.number(key, default)
+        if value <= 0:
+            raise UserError(f"{config.source}: {key} is {value:g}, but it should be above 0")
+        return LanguageModelHead(tied=config.flag("tie_word_embeddings", tied), scale=1 / value if divides else value)
+
+    def write(head: Head) -> dict[str, Any] | None:
+        if not isinstance(head, LanguageModelHead):
+            return None
+        value = shortest(1 / head.scale, lambda number: 1 / number == head.scale) if divides else head.scale
+        return {"tie_word_embeddings": head.tied, key: value}
+
+    return Architecture(read, write, (NameRule("head.weight", "lm_head.weight"),))
 
 
 def body(theirs: str, ignored: Reasons | None = None, kept: Reasons | None = None) -> Architecture:

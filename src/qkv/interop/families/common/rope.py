@@ -5,7 +5,7 @@ conversion in both directions.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from qkv.interop.mapping.config import Config
@@ -42,6 +42,21 @@ def rope_of(config: Config, fraction: float | None = None) -> Rope:
     rope = Rope(base=table.number("rope_theta", base), fraction=part, scaling=scaling)
     table.leave_unread((), _REFUSED)
     return rope
+
+
+def layer_ropes(config: Config, bases: Mapping[str, float], scaled: str) -> dict[str, Rope]:
+    """Return the RoPE of each kind of layer, from a table per kind in ``rope_parameters``. ``bases``: base of each kind
+    without a table; ``scaled``: kind to which the older ``rope_scaling`` applies.
+    """
+    tables, length = config.table("rope_parameters"), config.integer("max_position_embeddings", 131072)
+    older = {scaled: config.table("rope_scaling").values}
+    ropes = {}
+    for kind, base in bases.items():
+        table = {**tables.table(kind).values, **older.get(kind, {})}
+        said = {"rope_parameters": table, "rope_theta": base, "max_position_embeddings": length}
+        ropes[kind] = rope_of(Config(said, f"{config.source}: {kind}"))
+    tables.finish(())
+    return ropes
 
 
 def _default(table: Config, config: Config) -> RopeScaling | None:
@@ -89,6 +104,14 @@ SCALINGS: dict[str, Callable[[Config, Config], RopeScaling | None]] = {
     "llama3": _llama3,
     "yarn": _yarn,
 }
+
+
+def rope_table(rope: Rope) -> dict[str, Any] | None:
+    """Return a RoPE as a table of ``rope_parameters``; None if configs cannot express it."""
+    turned = rope_config(rope)
+    if turned is None:
+        return None
+    return {"rope_type": "default", "rope_theta": turned["rope_theta"], **turned.get("rope_scaling", {})}
 
 
 def rope_config(rope: Rope, partial: bool = False) -> dict[str, Any] | None:

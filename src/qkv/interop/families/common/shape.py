@@ -1,6 +1,8 @@
-"""Structure of a spec, compared with published families."""
+"""Structure and numbers of a spec, compared with published families."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from qkv.spec.model import Block, Frontend, Stack
 
@@ -10,3 +12,9 @@ def shape_of(spec: Stack) -> tuple[Block | None, Frontend]:
     blocks by converting the config back.
     """
     return spec.layers[0] if spec.layers else None, spec.frontend
+
+
+def shortest(value: float, exact: Callable[[float], bool]) -> float:
+    """Return ``value`` rounded to the fewest digits with which ``exact`` holds; ``value`` itself if it never holds."""
+    rounded = (float(f"{value:.{digits}g}") for digits in range(1, 18))
+    return next((number for number in rounded if exact(number)), value)

@@ -13,7 +13,7 @@ from typing import Any
 from qkv.interop.families.common import gated
 from qkv.interop.families.common.activations import INWARD, OUTWARD
 from qkv.interop.families.common.heads import HEAD_KEYS, language_model, of_decoder
-from qkv.interop.families.common.rope import rope_config, rope_of
+from qkv.interop.families.common.rope import layer_ropes, rope_config, rope_of
 from qkv.interop.mapping import gguf
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Architecture, Family
@@ -78,8 +78,10 @@ def spec_of_gemma3(config: Config, head: Head) -> Model:
         "the scores of attention, and the library that wrote this file does not apply it",
     )
     attention = _attention(config, num_heads=8, num_kv_heads=4, scaled=True).changed(qk_norm=_norm(config))
+    bases = {FULL: config.number("rope_theta", 1e6), SLIDING: config.number("rope_local_base_freq", 1e4)}
+    ropes = layer_ropes(config, bases, scaled=FULL)
     pattern = config.integer("sliding_window_pattern", config.integer("_sliding_window_pattern", 6))
-    return _layered(config, head, attention, _ropes(config), pattern, length=131072)
+    return _layered(config, head, attention, ropes, pattern, length=131072)
 
 
 def _attention(config: Config, num_heads: int, num_kv_heads: int, scaled: bool = False) -> Attention:
@@ -103,25 +105,6 @@ def _attention(config: Config, num_heads: int, num_kv_heads: int, scaled: bool =
 
 def _norm(config: Config) -> RMSNorm:
     return RMSNorm(eps=config.number("rms_norm_eps", 1e-6), zero_centred=True)
-
-
-def _ropes(config: Config) -> dict[str, Rope]:
-    """Return the RoPE of each kind of layer (full, sliding) in Gemma 3: from a table per kind, or from older keys,
-    whose ``rope_scaling`` applies to full layers only.
-    """
-    tables, length = config.table("rope_parameters"), config.integer("max_position_embeddings", 131072)
-    bases = {FULL: config.number("rope_theta", 1e6), SLIDING: config.number("rope_local_base_freq", 1e4)}
-    scalings: dict[str, Mapping[str, Any]] = {FULL: config.table("rope_scaling").values, SLIDING: {}}
-    found = {}
-    for kind, base in bases.items():
-        said = {
-            "rope_parameters": {**tables.table(kind).values, **scalings[kind]},
-            "rope_theta": base,
-            "max_position_embeddings": length,
-        }
-        found[kind] = rope_of(Config(said, f"{config.source}: {kind}"))
-    tables.finish(())
-    return found
 
 
 def _layered(

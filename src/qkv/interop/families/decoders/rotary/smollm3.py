@@ -9,11 +9,10 @@ from qkv.interop.families.common.heads import HEAD_KEYS, language_model, of_deco
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family
 from qkv.interop.registry import register
-from qkv.spec.branches import Attention, Branch
 from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
-from qkv.spec.model import Block, Model
-from qkv.spec.parts import NoRelative, Rope
+from qkv.spec.model import Model
+from qkv.spec.parts import NoRelative
 
 
 def spec(config: Config, head: Head) -> Model:
@@ -38,27 +37,11 @@ def spec(config: Config, head: Head) -> Model:
 
 def config(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not SmolLM3's. Callers read them back."""
-    turned = [_turns(block.branches[0]) for block in spec.layers]
-    ropes = [block for block, one in zip(spec.layers, turned, strict=True) if one]
-    relative = ropes[0].branches[0].relative if ropes else Rope()  # type: ignore[attr-defined]
-    alike = spec.changed(blocks=tuple(_with_rope(block, relative) for block in spec.layers))
+    alike, turned = gated.with_rope(spec)
     found = gated.config_of(
         alike, lambda attention, feed_forward: {"attention_bias": attention.bias, "mlp_bias": feed_forward.bias}
     )
     return None if found is None else {**found, "no_rope_layers": [int(one) for one in turned], "pad_token_id": None}
-
-
-def _turns(branch: Branch) -> bool:
-    return isinstance(branch, Attention) and not isinstance(branch.relative, NoRelative)
-
-
-def _with_rope(block: Block, relative: Rope) -> Block:
-    """Return the block with RoPE if its attention has no relative positions."""
-    match block.branches:
-        case (Attention(relative=NoRelative()) as attention, *others):
-            return block.changed(branches=(attention.changed(relative=relative), *others))
-        case _:
-            return block
 
 
 SMOLLM3 = Family(

@@ -10,33 +10,16 @@ from qkv.interop.families.common.heads import HEAD_KEYS, language_model, of_deco
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family
 from qkv.interop.registry import register
-from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
-from qkv.spec.masks import Causal, Mask
 from qkv.spec.model import Model
-
-SLIDING, FULL = "sliding_attention", "full_attention"
-
-
-def _masks(config: Config, kind: Callable[[int], str]) -> list[Mask]:
-    """Return the attention mask of each layer from ``layer_types``; ``kind``: default kind of the layer with an
-    index.
-    """
-    layers, kinds = config.layers("num_hidden_layers"), config.items("layer_types")
-    kinds = kinds or [kind(i) for i in range(layers)]
-    config.has("sliding_window")
-    if len(kinds) != layers or not set(kinds) <= {SLIDING, FULL}:
-        raise UserError(
-            f"{config.source}: layer_types is {kinds}, but it should name {FULL} or {SLIDING} for {layers} layers"
-        )
-    return [gated.windowed(config.integer("sliding_window")) if kind == SLIDING else Causal() for kind in kinds]
 
 
 def _spec(kind: Callable[[int], str]) -> Callable[[Config, Head], Model]:
     def spec(config: Config, head: Head) -> Model:
         """Build the spec of CWM or Ministral: layers without biases that differ in their mask alone."""
         config.nulls.discard("rope_parameters")  # null means the default, as in the published config class
-        attention, masks = gated.attention_of(config), _masks(config, kind)
+        attention = gated.attention_of(config)
+        masks = [gated.mask_of(config, each) for each in gated.kinds_of(config, kind)]
         config.fixed("mlp_bias", False, "biases of the feed-forward")
         return gated.model_of(config, head, [attention.changed(mask=mask) for mask in masks])
 
@@ -77,7 +60,7 @@ CWM = _family(
     "CWM",
     "cwm",
     "Cwm",
-    lambda i: SLIDING if i % 4 else FULL,
+    lambda i: gated.SLIDING if i % 4 else gated.FULL,
     defaults={
         "vocab_size": 128256,
         "hidden_size": 6144,
@@ -104,7 +87,7 @@ MINISTRAL = _family(
     "Ministral",
     "ministral",
     "Ministral",
-    lambda i: SLIDING,
+    lambda i: gated.SLIDING,
     defaults={
         "vocab_size": 32000,
         "hidden_size": 4096,

@@ -1,0 +1,34 @@
+"""Fixed factors in published configs: of the scores of attention, of embeddings and of branches."""
+
+from __future__ import annotations
+
+from qkv.interop.families.common.shape import shortest
+from qkv.interop.mapping.config import Config
+from qkv.spec.branches import Attention
+from qkv.spec.errors import UserError
+
+
+def factor_of(config: Config, key: str, default: float = 1.0) -> float:
+    """Return the factor ``key`` of a config. Raises ``UserError`` unless it is above 0."""
+    value = config.number(key, default)
+    if value <= 0:
+        raise UserError(f"{config.source}: {key} is {value:g}, but it should be above 0")
+    return value
+
+
+def temperature_of(config: Config, key: str) -> float:
+    """Return the temperature τ whose scale 1 / (τ √Dk) is the factor ``key`` of the scores."""
+    width, heads = config.size("hidden_size"), config.size("num_attention_heads")
+    head_dim = config.size("head_dim") if config.has("head_dim") else width // heads
+    return _temperature(factor_of(config, key), head_dim)
+
+
+def _temperature(scale: float, head_dim: int) -> float:
+    return 1 / (scale * head_dim**0.5)
+
+
+def attention_multiplier(attention: Attention, width: int) -> float:
+    """Return the scale 1 / (τ √Dk) of an attention, as a number of few digits that gives the same temperature."""
+    head_dim = attention.dims(width)[0]
+    scale = 1 / (attention.temperature * head_dim**0.5)
+    return shortest(scale, lambda number: _temperature(number, head_dim) == attention.temperature)
