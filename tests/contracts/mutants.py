@@ -76,7 +76,7 @@ from tests.contracts.faults import (
 
 from qkv.frontends import frontend, text
 from qkv.layers import relative, residuals
-from qkv.layers.position_wise import experts, memory_layer, product_keys
+from qkv.layers.position_wise import experts, feed_forward, memory_layer, product_keys
 from qkv.mixers import recurrent
 from qkv.mixers.attention import (
     additive_attention,
@@ -316,6 +316,21 @@ MUTANTS: tuple[Mutant, ...] = (
         "weights of the experts not normalised",
         ("mixture_of_experts",),
         instead(experts.MixtureOfExperts, "_weights", lambda _: lambda self, scores, chosen: scores.gather(-1, chosen)),
+    ),
+    Mutant(
+        "experts chosen from all groups",
+        ("mixture_of_experts",),
+        instead(experts, "within_groups", lambda _: lambda scores, groups, kept, best: scores),
+    ),
+    Mutant(
+        "shared experts without their gate",
+        ("mixture_of_experts",),
+        instead(experts.MixtureOfExperts, "_gated", lambda _: lambda self, x, y: y),
+    ),
+    Mutant(
+        "factors of a gated network without bound",
+        ("gated_feed_forward",),
+        instead(feed_forward, "bounded", lambda f: lambda phi, gate, up, limit, shift: f(phi, gate, up, None, shift)),
     ),
     Mutant(
         "latent keys not rotated",

@@ -352,11 +352,17 @@ def memory_layer(m: Any, x: Tensor) -> Tensor:
 @reference("gated_feed_forward")
 def gated_feed_forward(m: Any, x: Tensor) -> Tensor:
     def at(v: Tensor) -> Tensor:
-        both = affine(m.gate_up, v)
-        half = len(both) // 2
-        return affine(m.down, activated(m.spec.activation, both[:half]) * both[half:])
+        return affine(m.down, gated(m.spec, affine(m.gate_up, v)))
 
     return per_position(x, at)
+
+
+def gated(part: Any, both: Tensor) -> Tensor:
+    """φ(min(g, c)) (clip(u, -c, c) + s), one feature after the other."""
+    gate, up = both.tolist()[: len(both) // 2], both.tolist()[len(both) // 2 :]
+    c = math.inf if part.limit is None else part.limit
+    factors = torch.tensor([min(g, c) for g in gate], dtype=both.dtype)
+    return activated(part.activation, factors) * both.new_tensor([max(-c, min(c, u)) + part.shift for u in up])
 
 
 @reference("product_key_memory")
@@ -386,20 +392,31 @@ def mixture_of_experts(m: Any, x: Tensor) -> Tensor:
     def network(f: Any, v: Tensor) -> Tensor:
         if not part.gated:
             return affine(f.down, activated(part.activation, affine(f.up, v)))
-        both = affine(f.gate_up, v)
-        half = len(both) // 2
-        return affine(f.down, activated(part.activation, both[:half]) * both[half:])
+        return affine(f.down, gated(part, affine(f.gate_up, v)))
+
+    def allowed(ranked: list[float]) -> list[int]:
+        size = len(ranked) // part.groups
+        groups = [list(range(g * size, (g + 1) * size)) for g in range(part.groups)]
+        best = {
+            g: sum(sorted((ranked[e] for e in group), reverse=True)[: part.group_best])
+            for g, group in enumerate(groups)
+        }
+        return [e for g in sorted(best, key=lambda g: -best[g])[: part.top_groups or part.groups] for e in groups[g]]
 
     def at(v: Tensor) -> Tensor:
-        logits = [float(row @ v) for row in m.router.weight]
+        logits = affine(m.router, v).tolist()
         raw = [math.exp(z) for z in logits]
         scores = [r / sum(raw) if part.router == "softmax" else r / (1 + r) for r in raw]
         bias = m.balance.bias.tolist() if part.balance.kind == "bias" else [0.0] * len(scores)
-        chosen = sorted(range(len(scores)), key=lambda e: -scores[e] - bias[e])[: part.top_k]
+        ranked = [s + b for s, b in zip(scores, bias, strict=True)]
+        chosen = sorted(allowed(ranked), key=lambda e: -ranked[e])[: part.top_k]
         normalised = part.top_k > 1 if part.normalised is None else part.normalised
         total = sum(scores[e] for e in chosen) if normalised else 1.0
         y = sum((part.scale * scores[e] / total * network(m.experts[e], v) for e in chosen), torch.zeros_like(v))
-        return y if m.shared is None else y + network(m.shared, v)
+        if m.shared is None:
+            return y
+        gate = 1 / (1 + math.exp(-float(m.shared_gate.weight[0] @ v))) if part.shared_gate else 1.0
+        return y + gate * network(m.shared, v)
 
     return per_position(x, at)
 

@@ -153,6 +153,20 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
         MixtureOfExperts(num_experts=4, top_k=1, hidden=5, gated=False, activation="gelu", bias=True),
         MixtureOfExperts(num_experts=6, top_k=3, num_shared=2, hidden=4, router="sigmoid", balance=BalanceBias()),
         MixtureOfExperts(num_experts=3, hidden=3, normalised=False, scale=2.5, balance=NoBalance()),
+        MixtureOfExperts(
+            num_experts=6,
+            hidden=4,
+            num_shared=1,
+            shared_hidden=5,
+            shared_gate=True,
+            router="sigmoid",
+            router_bias=True,
+            groups=3,
+            top_groups=2,
+            limit=0.3,
+            shift=1.0,
+            balance=BalanceBias(),
+        ),
     ),
     "product_key_memory": (
         ProductKeyMemory(num_keys=5, top_k=4),
@@ -166,7 +180,11 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
     ),
     "additive_attention": (AdditiveAttention(), AdditiveAttention(hidden=5)),
     "fixed_context": tuple(FixedContext(pooling=pooling) for pooling in ("first", "last", "mean", "max")),
-    "gated_feed_forward": (GatedFeedForward(), GatedFeedForward(hidden=5, activation="gelu", bias=True)),
+    "gated_feed_forward": (
+        GatedFeedForward(),
+        GatedFeedForward(hidden=5, activation="gelu", bias=True),
+        GatedFeedForward(hidden=5, limit=0.3, shift=1.0),
+    ),
 }
 
 BIDIRECTIONAL: tuple[Branch, ...] = (

@@ -271,3 +271,26 @@ def test_cost_counts_the_experts_that_are_chosen() -> None:
 def test_more_experts_than_there_are_cannot_be_chosen() -> None:
     with pytest.raises(SpecError, match="5 experts cannot be chosen among 4; give at most 4"):
         Part.parse({"num_experts": 4, "top_k": 5})
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"num_experts": 6, "groups": 4}, "6 experts cannot be cut into 4 equal groups"),
+        ({"groups": 2, "top_groups": 3}, "3 groups cannot be chosen among 2; give at most 2"),
+        ({"groups": 4, "top_groups": 1, "top_k": 3}, "1 groups hold 2 experts, fewer than the 3 that are chosen"),
+        ({"groups": 8, "top_groups": 2}, "a group has 1 experts, fewer than the 2 that rank it"),
+        ({"shared_gate": True}, "there are no shared experts; give num_shared, or leave it out"),
+        ({"gated": False, "limit": 2.0}, "it is defined for gated experts; leave it out"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(SpecError, match=sentence):
+        Part.parse(fields)
+
+
+def test_without_a_choice_of_groups_their_number_changes_nothing() -> None:
+    part = Part(num_experts=8, groups=4, top_groups=4, num_shared=2, hidden=3)
+    assert part.canonical(WIDTH) == Part(num_experts=8, num_shared=1, shared_hidden=6, hidden=3).canonical(WIDTH)
+    parts = Part(num_experts=8, groups=4, top_groups=2), Part(num_experts=8, groups=4, top_groups=2, group_best=1)
+    assert parts[0].canonical(WIDTH) != parts[1].canonical(WIDTH)

@@ -204,11 +204,22 @@ def test_a_lone_pair_has_nothing_to_stretch() -> None:
     length=st.sampled_from([32, 2048, 8192]),
     betas=st.sampled_from([(32.0, 1.0), (8.0, 2.0)]),
     fraction=st.sampled_from([1.0, 0.5]),
+    whole=st.booleans(),
+    magnitude=st.sampled_from([None, 1.7]),
 )
 def test_yarn_equals_that_of_transformers(
-    head_dim: int, base: float, factor: float, length: int, betas: tuple[float, float], fraction: float
+    head_dim: int,
+    base: float,
+    factor: float,
+    length: int,
+    betas: tuple[float, float],
+    fraction: float,
+    whole: bool,
+    magnitude: float | None,
 ) -> None:
     given_ = {
+        "truncate": whole,
+        "attention_factor": magnitude,
         "factor": factor,
         "original_max_position_embeddings": length,
         "beta_fast": betas[0],
@@ -217,7 +228,14 @@ def test_yarn_equals_that_of_transformers(
     theirs, expected = ROPE_INIT_FUNCTIONS["yarn"](
         config("yarn", head_dim, base, partial_rotary_factor=fraction, **given_)
     )
-    scaling = YarnScaling(factor=factor, original_length=length, beta_fast=betas[0], beta_slow=betas[1])
+    scaling = YarnScaling(
+        factor=factor,
+        original_length=length,
+        beta_fast=betas[0],
+        beta_slow=betas[1],
+        magnitude=magnitude,
+        whole_pairs=whole,
+    )
     part = Rope(base=base, fraction=fraction, scaling=scaling)
     ours, magnitude = rope_frequencies(part, part.rotated(head_dim))
     assert_close(ours, theirs)

@@ -295,4 +295,5 @@ def _llama3(part: spec.Llama3Scaling, base: float, rotated: int, dtype: torch.dt
 @implements(spec.YarnScaling)
 def _yarn(part: spec.YarnScaling, base: float, rotated: int, dtype: torch.dtype) -> tuple[Tensor, float]:
     plain, betas = ops.inverse_frequencies(rotated, base, dtype=dtype), (part.beta_fast, part.beta_slow)
-    return ops.yarn_scaling(plain, part.factor, part.original_length, base, betas), ops.yarn_magnitude(part.factor)
+    scaled = ops.yarn_scaling(plain, part.factor, part.original_length, base, betas, part.whole_pairs)
+    return scaled, ops.yarn_magnitude(part.factor) if part.magnitude is None else part.magnitude

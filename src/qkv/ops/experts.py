@@ -41,6 +41,17 @@ def _sizes(chosen: Tensor, num_experts: int) -> list[int]:
     return torch.bincount(chosen.flatten(), minlength=num_experts).tolist()
 
 
+def within_groups(scores: Tensor, groups: int, kept: int, best: int) -> Tensor:
+    """Return the scores (..., E), -inf outside of the ``kept`` best of ``groups`` groups of successive experts.
+
+    A group is ranked by the sum of its ``best`` largest scores (DeepSeek-V2 and V3, 2024).
+    """
+    grouped = scores.unflatten(-1, (groups, -1))
+    chosen = grouped.topk(best).values.sum(-1).topk(kept).indices
+    inside = torch.zeros(grouped.shape[:-1], dtype=torch.bool, device=scores.device).scatter(-1, chosen, True)
+    return grouped.masked_fill(~inside[..., None], -torch.inf).flatten(-2)
+
+
 def load(chosen: Tensor, num_experts: int, valid: Tensor | None = None) -> Tensor:
     """Count the unpadded positions that chose each expert, (E,) fp32. chosen (B, N, k); valid (B, N) or None: all."""
     real = torch.ones_like(chosen) if valid is None else valid[..., None].expand_as(chosen)

@@ -80,20 +80,27 @@ def llama3_scaling(frequencies: Tensor, factor: float, original_length: int, low
 
 
 def yarn_scaling(
-    frequencies: Tensor, factor: float, original_length: int, base: float, betas: tuple[float, float]
+    frequencies: Tensor,
+    factor: float,
+    original_length: int,
+    base: float,
+    betas: tuple[float, float],
+    whole_pairs: bool = True,
 ) -> Tensor:
     """Scale frequencies by YaRN: θ / factor if low, θ if high, with a linear ramp between them (Peng et al. 2023).
 
     ``betas`` (fast, slow): numbers of rotations within ``original_length`` at which the ramp over the pair index starts
-    and ends.
+    and ends; with ``whole_pairs``, the start is rounded down to a pair and the end up.
     """
     pairs = frequencies.shape[0]
 
     def pair_with(turns: float) -> float:
         return pairs * math.log(original_length / (turns * 2 * math.pi)) / math.log(base)
 
-    first = max(math.floor(pair_with(betas[0])), 0)
-    last = min(math.ceil(pair_with(betas[1])), 2 * pairs - 1)
+    first, last = pair_with(betas[0]), pair_with(betas[1])
+    if whole_pairs:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * pairs - 1)
     index = torch.arange(pairs, device=frequencies.device, dtype=frequencies.dtype)
     slow = ((index - first) / max(last - first, 1e-3)).clamp(0, 1)
     return slow * frequencies / factor + (1 - slow) * frequencies

@@ -494,10 +494,15 @@ class FeedForward(Branch, kind="feed_forward"):
 
 
 class GatedFeedForward(Branch, kind="gated_feed_forward"):
-    """Gated feed-forward network (φ(x Wg) ⊙ x Wu) Wd: GLU, ReGLU, GEGLU, SwiGLU by activation (Shazeer 2020)."""
+    """Gated feed-forward network (φ(x Wg) ⊙ x Wu) Wd: GLU, ReGLU, GEGLU, SwiGLU by activation (Shazeer 2020).
+
+    With ``limit`` c and ``shift`` s, the product is φ(min(x Wg, c)) ⊙ (clip(x Wu, -c, c) + s) (gpt-oss, 2025).
+    """
 
     hidden: int | None = Field(default=None, gt=0, description="default: 8/3 width, rounded up to a multiple of 32")
     activation: Activation = "silu"
+    limit: float | None = Field(default=None, gt=0, description="bound of both factors' arguments; default: none")
+    shift: float = Field(default=0.0, description="constant added to the factor without activation")
     bias: bool = False
     output_bias: bool | None = Field(default=None, description="bias of the output projection; default: as bias")
     dropout: float = Field(default=0.0, ge=0, lt=1)

@@ -367,6 +367,8 @@ class YarnScaling(RopeScaling, kind="yarn"):
     """YaRN: interpolates low frequencies, keeps high ones, and scales q and k by 0.1 ln(factor) + 1 (Peng et al. 2023).
 
     ``original_length``: positions in the original training; the context becomes ``factor`` times as long.
+    ``magnitude``: another scale of q and k (DeepSeek-V2, 2024). ``whole_pairs`` False: the ramp begins and ends between
+    two pairs of features (gpt-oss, 2025).
     """
 
     factor: float = Field(gt=1)
@@ -380,6 +382,8 @@ class YarnScaling(RopeScaling, kind="yarn"):
         le=1e6,
         description="rotations within original_length below which a frequency is interpolated",
     )
+    magnitude: float | None = Field(default=None, gt=0, description="scale of q and k; default: 0.1 ln(factor) + 1")
+    whole_pairs: bool = Field(default=True, description="the ramp begins and ends at a pair of features")
 
 
 class Llama3Scaling(RopeScaling, kind="llama3"):

@@ -10,7 +10,8 @@ from qkv.layers.context import Context
 from qkv.layers.linear.linear import Linear
 from qkv.layers.observable import Points
 from qkv.ops.at_least_single import at_least_single
-from qkv.ops.experts import Expert, balance_loss, load, mixed
+from qkv.ops.experts import Expert, balance_loss, load, mixed, within_groups
+from qkv.spec import branches
 from qkv.spec.position_wise import experts as spec
 from qkv.spec.register import implementation, implements
 
@@ -86,7 +87,7 @@ class MixtureOfExperts(Branch):
 
         x (B, N, D) ─┬─ router ─ scores (B, N, E) ─ k largest ─ weights (B, N, k) ─┐
                      ├─ experts, each on the positions that chose it ──────────────┴ Σ ─ + ─ (B, N, D)
-                     └─ shared ───────────────────────────────────────────────────────── ┘
+                     └─ shared ─ times σ(x w) with a gate ────────────────────────────── ┘
 
     Shazeer et al. 2017, Fedus et al. 2021, DeepSeek-V3 2024. Scores are computed in fp32 or wider.
     """
@@ -94,9 +95,11 @@ class MixtureOfExperts(Branch):
     def __init__(self, part: spec.MixtureOfExperts, width: int):
         super().__init__(part, width)
         self.part = part
-        self.router = Linear(width, part.num_experts, bias=False)
-        self.experts = nn.ModuleList(_network(part, width) for _ in range(part.num_experts))
-        self.shared = _network(part, width, part.num_shared) if part.num_shared else None
+        self.router = Linear(width, part.num_experts, bias=part.router_bias)
+        self.experts = nn.ModuleList(_network(part.expert(width), width) for _ in range(part.num_experts))
+        shared = part.shared(width)
+        self.shared = _network(shared, width) if shared else None
+        self.shared_gate = Linear(width, 1, bias=False) if part.shared_gate else None
         self.balance: Balance = implementation(part.balance, "qkv.layers")(part.balance, part.num_experts)
 
     def points(self) -> Points:
@@ -111,7 +114,7 @@ class MixtureOfExperts(Branch):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         scores = self._scores(x)
-        chosen = self.balance.ranked(scores).topk(self.part.top_k).indices
+        chosen = self._choose(self.balance.ranked(scores))
         weights = self._weights(scores, chosen)
         replaced = self.offer_computed(
             context.tap, "router", lambda: torch.zeros_like(scores).scatter(-1, chosen, weights)
@@ -120,13 +123,24 @@ class MixtureOfExperts(Branch):
         vectors, choices = x.flatten(0, 1), (read[0].flatten(0, 1), read[1].flatten(0, 1))
         y = mixed(vectors, *choices, [_function(expert, context) for expert in self.experts]).view_as(x)
         if self.shared is not None:
-            y = y + self.shared(x, context)[0]
+            y = y + self._gated(x, self.shared(x, context)[0])
         loss = self.balance.of_batch(scores, chosen, context.valid) if self.training else None
         return (y if loss is None else self.with_loss(y, loss)), state
 
     def _scores(self, x: Tensor) -> Tensor:
         logits = at_least_single(self.router(x))
         return logits.softmax(-1) if self.part.router == "softmax" else logits.sigmoid()
+
+    def _choose(self, ranked: Tensor) -> Tensor:
+        """Return the indices (B, N, k) of the experts with the largest of the numbers ``ranked`` (B, N, E)."""
+        part = self.part
+        if part.kept_groups < part.groups:
+            ranked = within_groups(ranked, part.groups, part.kept_groups, part.group_best)
+        return ranked.topk(part.top_k).indices
+
+    def _gated(self, x: Tensor, y: Tensor) -> Tensor:
+        """Compute y σ(x w) with a gate of the shared experts, else y. x and y (B, N, D)."""
+        return y if self.shared_gate is None else self.shared_gate(x).sigmoid() * y
 
     def _weights(self, scores: Tensor, chosen: Tensor) -> Tensor:
         """Compute the weights (B, N, k) of the chosen experts."""
@@ -158,9 +172,8 @@ def _read(weights: Tensor) -> tuple[Tensor, Tensor]:
     return chosen, weights.gather(-1, chosen)
 
 
-def _network(part: spec.MixtureOfExperts, width: int, count: int = 1) -> Branch:
-    """Build the network of an expert, or one network equal to ``count`` experts whose outputs are added."""
-    expert = part.expert(width, count)
+def _network(expert: branches.Branch, width: int) -> Branch:
+    """Build the network of an expert, or the one that stands for all shared experts."""
     return implementation(expert, "qkv.layers")(expert, width)  # type: ignore[no-any-return]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from qkv.layers.branch import Branch, State
@@ -47,7 +49,10 @@ class FeedForward(Branch):
 
 @implements(spec.GatedFeedForward)
 class GatedFeedForward(Branch):
-    """Gated feed-forward branch (φ(x Wg) ⊙ x Wu) Wd (GLU variants, Shazeer 2020). Wg and Wu share one stored matrix."""
+    """Gated feed-forward branch (φ(x Wg) ⊙ x Wu) Wd (GLU variants, Shazeer 2020). Wg and Wu share one stored matrix.
+
+    ``limit`` and ``shift`` change the factors of the product, see ``bounded``.
+    """
 
     replayable = True
 
@@ -57,6 +62,7 @@ class GatedFeedForward(Branch):
         self.gate_up = Linear(width, 2 * hidden, bias=part.bias)
         self.down = Linear(hidden, width, bias=part.ends_with_bias)
         self.activation, self.dropout = ACTIVATIONS[part.activation], part.dropout
+        self.multiply = _product(part)
 
     def layouts(self) -> Layouts:
         return {"gate_up": matrix(gate=self.down.in_features, up=self.down.in_features)}
@@ -68,8 +74,30 @@ class GatedFeedForward(Branch):
         gate, up = self.gate_up(x).chunk(2, -1)
         if context.tap is not None:
             gate, up = self.offer(context.tap, "gate", gate), self.offer(context.tap, "up", up)
-        hidden = self.offer(context.tap, "activation", self.activation(gate) * up)
+        hidden = self.offer(context.tap, "activation", self.multiply(gate, up))
         return self.down(dropout(hidden, self.dropout, self.training)), state
 
     def ending(self) -> nn.Module:
         return self.down
+
+
+Product = Callable[[Tensor, Tensor], Tensor]
+"""Product of the two factors of a gated network, from their arguments x Wg and x Wu, (..., F) each."""
+
+
+def _product(part: spec.GatedFeedForward) -> Product:
+    activation = ACTIVATIONS[part.activation]
+    if part.limit is None and not part.shift:
+        return lambda gate, up: activation(gate) * up
+    return lambda gate, up: bounded(activation, gate, up, part.limit, part.shift)
+
+
+def bounded(
+    activation: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor, limit: float | None, shift: float
+) -> Tensor:
+    """Compute φ(min(g, c)) ⊙ (clip(u, -c, c) + s), with φ ``activation``, c ``limit`` (None: no bound), s ``shift``
+    (gpt-oss, 2025). gate and up: g and u, (..., F) each.
+    """
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return activation(gate) * (up + shift)

@@ -44,18 +44,32 @@ class MixtureOfExperts(Branch, kind="mixture_of_experts"):
     Scores s = softmax(x W_r), or the logistic function of each element. The k experts with the largest scores are
     chosen. Weights w_e = scale · s_e, with s_e divided by the sum of the chosen scores if ``normalised``. No position
     is dropped (Shazeer et al. 2017, Fedus et al. 2021; sigmoid and shared experts: DeepSeek-V3, 2024).
+
+    With ``groups``, experts are chosen among those of the ``top_groups`` groups whose ``group_best`` largest scores
+    have the largest sums (DeepSeek-V2, 2024). ``shared_gate``: f_shared(x) · σ(x w), with w (D, 1) (Qwen2-MoE, 2024).
+    ``limit`` and ``shift`` as in a gated feed-forward network.
     """
 
     num_experts: int = Field(default=8, gt=0, le=4096, description="number of experts to choose from, E")
     top_k: int = Field(default=2, gt=0, description="number of experts chosen for each position, k")
     num_shared: int = Field(default=0, ge=0, le=4096, description="experts applied to every position, with weight 1")
+    shared_hidden: int | None = Field(
+        default=None, gt=0, description="features inside the shared experts together; default: num_shared · hidden"
+    )
+    shared_gate: bool = Field(default=False, description="factor σ(x w) of the shared experts' output")
     hidden: int | None = Field(
         default=None, gt=0, description="features inside an expert; default: as of a feed-forward network"
     )
     gated: bool = Field(default=True, description="experts are gated feed-forward networks")
     activation: Activation = "silu"
+    limit: float | None = Field(default=None, gt=0, description="bound of a gated expert's features before the product")
+    shift: float = Field(default=0.0, description="constant added to a gated expert's features that are not the gate")
     bias: bool = Field(default=False, description="bias of the experts' linear maps")
     router: Literal["softmax", "sigmoid"] = "softmax"
+    router_bias: bool = Field(default=False, description="bias of the router's linear map")
+    groups: int = Field(default=1, gt=0, description="number of groups of successive experts")
+    top_groups: int | None = Field(default=None, gt=0, description="groups to choose experts from; default: all")
+    group_best: int = Field(default=2, gt=0, description="number of a group's largest scores whose sum ranks it")
     normalised: bool | None = Field(
         default=None,
         description="weights of the chosen sum to scale; default: if top_k > 1, as that of one would have no gradient",
@@ -73,17 +87,71 @@ class MixtureOfExperts(Branch, kind="mixture_of_experts"):
         """True if the weights of the chosen experts are divided by their sum."""
         return self.top_k > 1 if self.normalised is None else self.normalised
 
+    @property
+    def kept_groups(self) -> int:
+        """Number of groups from which experts are chosen."""
+        return self.top_groups or self.groups
+
+    @property
+    def per_group(self) -> int:
+        """Number of experts of a group."""
+        return self.num_experts // self.groups
+
     def problems(self) -> list[Problem]:
+        return [*self._choice_problems(), *self._group_problems(), *self._expert_problems()]
+
+    def _choice_problems(self) -> list[Problem]:
         if self.top_k <= self.num_experts:
             return []
         sentence = f"{self.top_k} experts cannot be chosen among {self.num_experts}; give at most {self.num_experts}"
         return [Problem(("top_k",), sentence)]
 
-    def expert(self, width: int, count: int = 1) -> FeedForward | GatedFeedForward:
-        """Return the spec of an expert at model width ``width``, or of a network that sums ``count`` experts."""
-        made = GatedFeedForward if self.gated else FeedForward
-        part = made(hidden=self.hidden, activation=self.activation, bias=self.bias, dropout=self.dropout)
-        return part.changed(hidden=count * part.hidden_at(width))
+    def _group_problems(self) -> list[Problem]:
+        if self.num_experts % self.groups:
+            return [Problem(("groups",), f"{self.num_experts} experts cannot be cut into {self.groups} equal groups")]
+        most, found = self.kept_groups * self.per_group, list[Problem]()
+        if self.kept_groups > self.groups:
+            sentence = f"{self.kept_groups} groups cannot be chosen among {self.groups}; give at most {self.groups}"
+            found.append(Problem(("top_groups",), sentence))
+        elif most < self.top_k <= self.num_experts:
+            sentence = f"{self.kept_groups} groups hold {most} experts, fewer than the {self.top_k} that are chosen"
+            found.append(Problem(("top_groups",), sentence))
+        if self.kept_groups < self.groups and self.group_best > self.per_group:
+            sentence = f"a group has {self.per_group} experts, fewer than the {self.group_best} that rank it"
+            found.append(Problem(("group_best",), sentence))
+        return found
+
+    def _expert_problems(self) -> list[Problem]:
+        alone = [name for name in ("shared_hidden", "shared_gate") if getattr(self, name) and not self.num_shared]
+        found = [Problem((name,), "there are no shared experts; give num_shared, or leave it out") for name in alone]
+        unused = [name for name in ("limit", "shift") if getattr(self, name) and not self.gated]
+        return found + [Problem((name,), "it is defined for gated experts; leave it out") for name in unused]
+
+    def expert(self, width: int) -> FeedForward | GatedFeedForward:
+        """Return the spec of an expert at model width ``width``."""
+        fields = {"activation": self.activation, "bias": self.bias, "dropout": self.dropout}
+        if not self.gated:
+            plain = FeedForward(hidden=self.hidden, **fields)
+            return plain.changed(hidden=plain.hidden_at(width))
+        part = GatedFeedForward(hidden=self.hidden, limit=self.limit, shift=self.shift, **fields)
+        return part.changed(hidden=part.hidden_at(width))
+
+    def shared(self, width: int) -> FeedForward | GatedFeedForward | None:
+        """Return the spec of the network that stands for all shared experts; None if there are none."""
+        if not self.num_shared:
+            return None
+        one = self.expert(width)
+        return one.changed(hidden=self.shared_hidden or self.num_shared * one.hidden_at(width))
 
     def canonical(self, width: int) -> Self:
-        return self.changed(hidden=self.expert(width).hidden, normalised=self.normalises, dropout=0.0)
+        shared, whole = self.shared(width), self.kept_groups == self.groups
+        return self.changed(
+            hidden=self.expert(width).hidden,
+            num_shared=min(1, self.num_shared),
+            shared_hidden=shared.hidden if shared else None,
+            normalised=self.normalises,
+            groups=1 if whole else self.groups,
+            top_groups=1 if whole else self.kept_groups,
+            group_best=2 if whole else self.group_best,
+            dropout=0.0,
+        )

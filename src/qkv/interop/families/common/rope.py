@@ -16,7 +16,6 @@ BASE = 10000.0
 ORIGINAL = "original_max_position_embeddings"
 FRACTION = "partial_rotary_factor"
 _REFUSED = {
-    **dict.fromkeys(("mscale", "mscale_all_dim"), "the scale of attention"),
     **dict.fromkeys(("short_factor", "long_factor"), "the frequencies"),
     **dict.fromkeys(("mrope_section", "mrope_interleaved"), "which positions the features turn with"),
 }
@@ -79,19 +78,30 @@ def _llama3(table: Config, config: Config) -> RopeScaling:
 
 
 def _yarn(table: Config, config: Config) -> RopeScaling:
-    factor = table.number("factor")
-    table.fixed("truncate", True, "the start of the ramp between high and low frequencies")
-    magnitude = 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
-    if not math.isclose(table.number("attention_factor", magnitude), magnitude, rel_tol=1e-6):
-        raise UserError(
-            f"{table.source}: attention_factor should be 0.1 ln(factor) + 1 = {magnitude:.6g}; qkv supports no other"
-        )
+    original = _original(table, config)
+    stretch = config.integer("max_position_embeddings") / original if "factor" in table.nulls else None
+    factor = table.number("factor", stretch)
+    magnitude = _magnitude(table, factor)
     return YarnScaling(
         factor=factor,
-        original_length=_original(table, config),
-        beta_fast=table.number("beta_fast", 32.0),
-        beta_slow=table.number("beta_slow", 1.0),
+        original_length=original,
+        beta_fast=table.number("beta_fast", 32.0) or 32.0,
+        beta_slow=table.number("beta_slow", 1.0) or 1.0,
+        magnitude=None if math.isclose(magnitude, yarn_scale(factor), rel_tol=1e-6) else magnitude,
+        whole_pairs=table.flag("truncate", True),
     )
+
+
+def _magnitude(table: Config, factor: float) -> float:
+    """Return YaRN's scale of queries and keys: ``attention_factor``, else by ``mscale`` and ``mscale_all_dim``."""
+    above, below = (table.number(key, 0.0) for key in ("mscale", "mscale_all_dim"))
+    both = yarn_scale(factor, above) / yarn_scale(factor, below) if above and below else yarn_scale(factor)
+    return table.number("attention_factor", both)
+
+
+def yarn_scale(factor: float, share: float = 1.0) -> float:
+    """Compute YaRN's scale 0.1 · share · ln(factor) + 1 of a context ``factor`` times as long (Peng et al. 2023)."""
+    return 0.1 * share * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
 def _original(table: Config, config: Config) -> int:
@@ -134,6 +144,8 @@ def rope_config(rope: Rope, partial: bool = False) -> dict[str, Any] | None:
         case YarnScaling() as s:
             table = {"rope_type": "yarn", "factor": s.factor, ORIGINAL: s.original_length}
             table |= {"beta_fast": s.beta_fast, "beta_slow": s.beta_slow}
+            table |= {} if s.magnitude is None else {"attention_factor": s.magnitude}
+            table |= {} if s.whole_pairs else {"truncate": False}
         case _:
             return None
     return {**found, "rope_scaling": table}
