@@ -48,6 +48,10 @@ LIMITS: dict[str, Limit] = {
         "layers/test_feed_forward.py::test_feed_forward_equals_two_convolutions_of_width_one",
     ),
     "fixed_context": Limit("no limit: one pooled vector for all positions"),
+    "gated_convolution": Limit(
+        "torch's grouped convolution between two products",
+        "mixers/test_gated_convolution.py::test_it_equals_torch_s_grouped_convolution_between_two_products",
+    ),
     "gated_delta": Limit(
         "strength 1 and unit keys: the value of a key is replaced",
         "ops/test_matrix_state.py::test_the_delta_rule_replaces_the_value_of_a_key",

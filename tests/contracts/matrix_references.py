@@ -24,7 +24,7 @@ def softplus(x: float) -> float:
 def convolved(convolution: Any, rows: list[Tensor], i: int) -> Tensor:
     """silu(Σ_t w_t ⊙ x_{i-t} + b) of one position."""
     taps = [convolution.weight[:, t] * rows[i - t] for t in range(convolution.weight.shape[1]) if i >= t]
-    return silu(sum(taps, convolution.bias))
+    return silu(sum(taps) if convolution.bias is None else sum(taps, convolution.bias))
 
 
 def unit(x: Tensor, eps: float) -> Tensor:
@@ -99,8 +99,9 @@ def mamba2(m: Any, x: Tensor) -> Tensor:
                 v, step = value[h * dv : (h + 1) * dv], softplus(float(maps[i][2][h] + m.step_bias[h]))
                 states[h] = math.exp(-math.exp(float(m.log_rate[h])) * step) * states[h] + step * torch.outer(k, v)
                 heads.append(q @ states[h] + m.skip[h] * v)
-            normed = root_mean_square(torch.cat(heads) * silu(maps[i][0]), 1e-5) * m.scale
-            out[b, i] = affine(m.output, normed)
+            groups = (torch.cat(heads) * silu(maps[i][0])).chunk(part.norm_groups)
+            normed = torch.cat([root_mean_square(group, part.eps) for group in groups])
+            out[b, i] = affine(m.output, normed * m.scale)
     return out
 
 
@@ -112,18 +113,20 @@ def gated_delta(m: Any, x: Tensor) -> Tensor:
         maps = [affine(m.qkv, row) for row in x[b]]
         states = [torch.zeros(dk, dv, dtype=x.dtype) for _ in range(part.num_heads)]
         for i in range(x.shape[1]):
-            sizes = [part.num_heads * each for each in (dk, dk, dv)]
+            sizes = [part.key_heads * dk, part.key_heads * dk, part.num_heads * dv]
             q, k, v = convolved(m.convolution, maps, i).split(sizes)
             heads = []
             for h in range(part.num_heads):
-                query, key = (unit(each[h * dk : (h + 1) * dk], 1e-6) for each in (q, k))
-                value, strength = v[h * dv : (h + 1) * dv], float(torch.sigmoid(affine(m.strength, x[b, i])[h]))
+                g = h // (part.num_heads // part.key_heads)
+                query, key = (unit(each[g * dk : (g + 1) * dk], 1e-6) for each in (q, k))
+                value = v[h * dv : (h + 1) * dv]
+                strength = part.max_strength * float(torch.sigmoid(affine(m.strength, x[b, i])[h]))
                 if part.decay:
                     rate = math.exp(float(m.log_rate[h])) * softplus(
                         float(affine(m.forgetting, x[b, i])[h] + m.step_bias[h])
                     )
                     states[h] = math.exp(-rate) * states[h]
                 states[h] = states[h] + strength * torch.outer(key, value - key @ states[h])
-                heads.append(root_mean_square(query / math.sqrt(dk) @ states[h], 1e-5) * m.scale)
+                heads.append(root_mean_square(query / math.sqrt(dk) @ states[h], part.eps) * m.scale)
             out[b, i] = affine(m.output, torch.cat(heads) * silu(affine(m.gate, x[b, i])))
     return out

@@ -146,7 +146,7 @@ def attention(m: Any, x: Tensor) -> Tensor:
                     seen = [value_of(m, x[b, j], g) for j in range(x.shape[1]) if visible(part.mask, i, j)]
                     weighted = m.shape.attended[h] * weighted + m.shape.itself[h] * value_of(m, x[b, i], g)
                     weighted = weighted - m.shape.uniform[h] * sum(seen) / len(seen)
-                mixed.append(weighted)
+                mixed.append(weighted * output_gate(m, x[b, i], h))
             out[b, i] = affine(m.output, torch.cat(mixed)) if part.output == "projected" else torch.cat(mixed)
     return out
 
@@ -155,6 +155,13 @@ def limited(x: Tensor, part: Any) -> Tensor:
     """Queries, keys and values, each number between -clip and clip."""
     most = math.inf if part.clip is None else part.clip
     return torch.tensor([min(max(float(number), -most), most) for number in x], dtype=x.dtype)
+
+
+def output_gate(m: Any, v: Tensor, h: int) -> Tensor:
+    """The factors of the output of head h."""
+    if m.spec.output_gate.identity:
+        return torch.ones(())
+    return sigmoid(affine(m.output_gate.map, v).chunk(m.spec.num_heads)[h])
 
 
 def value_of(m: Any, v: Tensor, g: int) -> Tensor:
@@ -263,6 +270,19 @@ def causal_convolution(m: Any, x: Tensor) -> Tensor:
                 if source >= 0:
                     y = y + m.weight[:, t * width : (t + 1) * width] @ x[b, source]
             out[b, i] = y[:width] * sigmoid(y[width:]) if m.spec.gated else y
+    return out
+
+
+@reference("gated_convolution")
+def gated_convolution(m: Any, x: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        parts = [affine(m.input, row).chunk(3) for row in x[b]]
+        for i in range(x.shape[1]):
+            taps = range(min(m.spec.kernel_size, i + 1))
+            y = sum(m.convolution.weight[:, t] * parts[i - t][0] * parts[i - t][2] for t in taps)
+            y = y if m.convolution.bias is None else y + m.convolution.bias
+            out[b, i] = affine(m.output, parts[i][1] * y)
     return out
 
 

@@ -27,6 +27,7 @@ from qkv.spec.branches import (
 )
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.masks import Blocks, Causal, Fixed, Full, Mask, Prefix, Strided, Window
+from qkv.spec.mixers.gated_convolution import GatedConvolution
 from qkv.spec.mixers.latent_attention import LatentAttention
 from qkv.spec.mixers.linear_attention import LinearAttention
 from qkv.spec.model import Block, Encoder, Model, Text
@@ -38,7 +39,9 @@ from qkv.spec.parts import (
     Alibi,
     Axial,
     BatchNorm,
+    FeatureGate,
     Gated,
+    HeadGate,
     LayerNorm,
     Learned,
     LearnedSinusoidal,
@@ -124,6 +127,8 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
         masked(Window(size=4, sinks=1), learned_sink=True, relative=Alibi(), head_dim=5, value_dim=3),
         masked(Fixed(stride=4, summary=2), learned_sink=True, relative=Shaw(max_distance=2, values=True)),
         masked(Window(size=6), relative=T5Buckets(num_buckets=5, max_distance=5), top_k=3),
+        Attention(output_gate=FeatureGate(), num_kv_heads=2, value_dim=3, relative=Rope()),
+        masked(Window(size=4), output_gate=HeadGate(), bias=False),
     ),
     "latent_attention": (
         LatentAttention(),
@@ -138,6 +143,11 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
         CausalConvolution(kernel_size=1),
         CausalConvolution(kernel_size=2, dilation=4),
         CausalConvolution(kernel_size=3, dilation=2, gated=False),
+    ),
+    "gated_convolution": (
+        GatedConvolution(),
+        GatedConvolution(kernel_size=1, bias=True),
+        GatedConvolution(kernel_size=5),
     ),
     "rnn": (RNN(), RNN(hidden=5)),
     "gru": (GRU(), GRU(hidden=5)),

@@ -10,7 +10,16 @@ from qkv.spec.base import Part
 from qkv.spec.errors import Problem
 from qkv.spec.masks import Causal, Mask
 from qkv.spec.models.growth import DENSE, NEAR, POSITION_WISE, RECURRENT, Growth
-from qkv.spec.parts import Activation, NoNorm, NoRelative, Relative, SwitchedNorm, grid_problems
+from qkv.spec.parts import (
+    Activation,
+    NoNorm,
+    NoOutputGate,
+    NoRelative,
+    OutputGate,
+    Relative,
+    SwitchedNorm,
+    grid_problems,
+)
 
 
 class Exactness(NamedTuple):
@@ -269,7 +278,8 @@ class Attention(MaskedAttention, kind="attention"):
     visible keys; α = β = γ = 1 and equal scores give the value of each position itself. ``qk_norm_over`` "all_heads":
     one norm over the features of all heads (OLMo 2, 2025); "each_head": other weights in each head (Command R+, 2024).
     ``qk_norm_after`` "rotation": as Hunyuan (2025). ``clip``: MPT (2023) and OLMo (2024). With ``values: identity`` and
-    ``output: none`` this is the attention of simplified blocks (He & Hofmann 2024).
+    ``output: none`` this is the attention of simplified blocks (He & Hofmann 2024). ``output_gate`` multiplies the
+    outputs of the heads before W_o by a gate that is computed from x.
     """
 
     relative: Relative = NoRelative()
@@ -299,6 +309,7 @@ class Attention(MaskedAttention, kind="attention"):
         default=None, gt=0, description="c: projected queries, keys and values are limited to [-c, c]"
     )
     shaped: bool = Field(default=False, description="weights a I + b P - c U instead of P, U uniform over visible keys")
+    output_gate: OutputGate = NoOutputGate()
 
     @property
     def maps_values(self) -> bool:

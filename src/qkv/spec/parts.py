@@ -96,6 +96,27 @@ SwitchedNorm = Annotated[Norm, BeforeValidator(_switched, json_schema_input_type
 """A norm, or ``true`` for ``rms_norm`` and ``false`` for ``none``."""
 
 
+class OutputGate(Part, slot=True):
+    """Base class of gates of attention: factors of the outputs of its heads, before the output projection."""
+
+    identity: ClassVar[bool] = False
+    """True if it leaves the outputs unchanged."""
+
+
+class NoOutputGate(OutputGate, kind="none"):
+    """No gate."""
+
+    identity = True
+
+
+class FeatureGate(OutputGate, kind="features"):
+    """Gate σ(x W_g) per feature of each head (Qiu et al. 2025, Qwen3-Next)."""
+
+
+class HeadGate(OutputGate, kind="heads"):
+    """Gate σ(x W_g) per head, the same for all of its features (Qiu et al. 2025, LFM3)."""
+
+
 class Residual(Part, slot=True):
     """Base class of residual connections, which combine the input x and the output f(x) of a branch."""
 

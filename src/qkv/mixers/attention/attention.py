@@ -15,6 +15,7 @@ from qkv.layers.relative import build_relative
 from qkv.mixers.attention import in_pages
 from qkv.mixers.attention.attend import attend
 from qkv.mixers.attention.head_norms import build_head_norm
+from qkv.mixers.attention.output_gate import build_output_gate
 from qkv.mixers.attention.shaped import Shape
 from qkv.mixers.masks import build_mask
 from qkv.ops.attention.choose import attention
@@ -179,6 +180,11 @@ class Attention(KeyValueAttention):
         self.relative = build_relative(part, width)
         self.sink = nn.Parameter(torch.zeros(part.num_heads)) if part.learned_sink else None
         self.shape = Shape(part.num_heads) if part.shaped else None
+        self.output_gate = build_output_gate(part.output_gate, width, (part.num_heads, self.value_dim), part.bias)
+
+    def assign_name(self, name: str) -> None:
+        super().assign_name(name)
+        self.output_gate.assign_name(f"{name}.output_gate")
 
     def head_norm(self, heads: int) -> Norm:
         return build_head_norm(self.spec, heads, self.head_dim)
@@ -210,6 +216,7 @@ class Attention(KeyValueAttention):
             out = in_pages.attention(q, k, v, terms, context, state)
         else:
             out, state = self._attend(q, k, v, context, state)
+        out = self.offer(context.tap, "head_outputs", self.output_gate(out, x, context))
         return self.output(out.transpose(1, 2).flatten(2)), state
 
     def rotated(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
@@ -228,7 +235,7 @@ class Attention(KeyValueAttention):
             out = attend(self, (q, keys, values), problem, context)
         if self.shape is not None:
             out = self.shape(out, v, values, problem)
-        return self.offer(context.tap, "head_outputs", out), state
+        return out, state
 
     def _problem(self, q: Tensor, sites: Sites, context: Context) -> AttentionProblem:
         part, relative = self.part, self.relative

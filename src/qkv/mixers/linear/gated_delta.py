@@ -20,8 +20,6 @@ from qkv.ops.matrix_state.reference import delta_states
 from qkv.spec.mixers import matrix_state as spec
 from qkv.spec.register import implements
 
-_EPS = 1e-5
-"""Epsilon of the norm over a head."""
 _UNIT_EPS = 1e-6
 """Epsilon of the L2 normalisation of queries and keys, as in the published models."""
 
@@ -30,7 +28,7 @@ _UNIT_EPS = 1e-6
 class GatedDelta(Branch):
     """Gated delta rule (Yang et al. 2025); see the spec for the equations.
 
-        x (B, N, D) ─┬─ qkv ── convolution ── q, k (B, H, N, Dk), v (B, H, N, Dv) ── S ── norm ─┐
+        x (B, N, D) ─┬─ qkv ── convolution ── q, k (B, G, N, Dk), v (B, H, N, Dv) ── S ── norm ─┐
                      ├─ strength, forgetting (B, N, H) ─────────────────────────────┘           │
                      └─ gate ── silu ────────────────────────────────────────────────────────── ⊙ ─ output ─ (B, N, D)
 
@@ -43,9 +41,10 @@ class GatedDelta(Branch):
         super().__init__(part, width)
         self.part, heads = part, part.num_heads
         self.head_dim, self.value_dim = part.dims(width)
-        self.sizes = heads * self.head_dim, heads * self.head_dim, heads * self.value_dim
+        self.heads = part.key_heads, part.key_heads, heads
+        self.sizes = (part.key_heads * self.head_dim,) * 2 + (heads * self.value_dim,)
         self.qkv = Linear(width, sum(self.sizes), bias=False)
-        self.convolution = ShortConvolution(sum(self.sizes), part.kernel_size)
+        self.convolution = ShortConvolution(sum(self.sizes), part.kernel_size, part.convolution_bias)
         self.strength = Linear(width, heads, bias=False)
         self.forgetting = Linear(width, heads, bias=False) if part.decay else None
         self.step_bias = nn.Parameter(initial_step_bias(heads)) if part.decay else None
@@ -59,7 +58,7 @@ class GatedDelta(Branch):
         return {"qkv": matrix(q=keys, k=keys, v=values), "gate": matrix(gate=values), "output": from_heads(*values)}
 
     def points(self) -> Points:
-        strength = {"strength": "strength of the update of the state, between 0 and 1 (B, H, N)"}
+        strength = {"strength": "strength of the update of the state, between 0 and its maximum (B, H, N)"}
         decay = standard("log_decay") if self.part.decay else {}
         return {**standard("q", "k", "v"), **strength, **decay, **standard("state", "gate", "head_outputs")}
 
@@ -70,10 +69,9 @@ class GatedDelta(Branch):
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         tail, before = (None, None) if state is None else state
         inputs, tail = self.convolution(self.qkv(x), context, tail)
-        heads = (t.unflatten(-1, (self.part.num_heads, -1)).transpose(1, 2) for t in inputs.split(self.sizes, -1))
-        q, k, v = (self.offer(context.tap, name, value) for name, value in zip(("q", "k", "v"), heads, strict=True))
-        q, k = (t * (t.square().sum(-1, keepdim=True) + _UNIT_EPS).rsqrt() for t in (q, k))
-        strength = self.offer(context.tap, "strength", self.strength(x).sigmoid().transpose(1, 2))
+        q, k, v = self._vectors(inputs, context)
+        strength = self.part.max_strength * self.strength(x).sigmoid().transpose(1, 2)
+        strength = self.offer(context.tap, "strength", strength)
         log_decay = None
         if self.forgetting is not None and self.step_bias is not None and self.log_rate is not None:
             steps = F.softplus(self.forgetting(x) + self.step_bias).transpose(1, 2)
@@ -84,9 +82,18 @@ class GatedDelta(Branch):
             out, last = delta(q, k, v, strength, log_decay, before, context.valid, context.segments, self.part.chunk)
         else:
             out, last = read_states(q, replaced, before, context)
-        out = F.rms_norm(out, (self.value_dim,), self.scale.to(out.dtype), _EPS).transpose(1, 2).flatten(2)
+        out = F.rms_norm(out, (self.value_dim,), self.scale.to(out.dtype), self.part.eps).transpose(1, 2).flatten(2)
         out = out * F.silu(self.offer(context.tap, "gate", self.gate(x)))
         return self.output(offer_outputs(self, out, context, self.value_dim)), None if state is None else (tail, last)
+
+    def _vectors(self, inputs: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """Split (B, N, F) into q and k (B, H, N, Dk), of length 1, and v (B, H, N, Dv), each for all heads."""
+        parts = zip(inputs.split(self.sizes, -1), self.heads, strict=True)
+        heads = [part.unflatten(-1, (count, -1)).transpose(1, 2) for part, count in parts]
+        q, k, v = (self.offer(context.tap, name, value) for name, value in zip(("q", "k", "v"), heads, strict=True))
+        q, k = (t * (t.square().sum(-1, keepdim=True) + _UNIT_EPS).rsqrt() for t in (q, k))
+        shared = self.part.num_heads // self.part.key_heads
+        return (q, k, v) if shared == 1 else (q.repeat_interleave(shared, 1), k.repeat_interleave(shared, 1), v)
 
     def _replaced(
         self, k: Tensor, v: Tensor, gates: tuple[Tensor, Tensor | None], context: Context, before: Tensor | None

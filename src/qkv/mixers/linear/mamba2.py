@@ -20,9 +20,6 @@ from qkv.ops.matrix_state.reference import decayed_states
 from qkv.spec.mixers import matrix_state as spec
 from qkv.spec.register import implements
 
-_EPS = 1e-5
-"""Epsilon of the norm of the outputs, as in the published models."""
-
 
 @implements(spec.Mamba2)
 class Mamba2(Branch):
@@ -42,13 +39,13 @@ class Mamba2(Branch):
         self.part, self.inner = part, part.inner(width)
         self.head_dim, shared = self.inner // part.num_heads, part.num_groups * part.state_size
         self.sizes = self.inner, shared, shared
-        self.input = Linear(width, self.inner + sum(self.sizes) + part.num_heads, bias=False)
-        self.convolution = ShortConvolution(sum(self.sizes), part.kernel_size)
+        self.input = Linear(width, self.inner + sum(self.sizes) + part.num_heads, bias=part.bias)
+        self.convolution = ShortConvolution(sum(self.sizes), part.kernel_size, part.convolution_bias)
         self.step_bias = nn.Parameter(initial_step_bias(part.num_heads))
         self.log_rate = nn.Parameter(initial_log_rates(part.num_heads))
         self.skip = nn.Parameter(torch.ones(part.num_heads))
         self.scale = nn.Parameter(torch.ones(self.inner))
-        self.output = Linear(self.inner, width, bias=False)
+        self.output = Linear(self.inner, width, bias=part.bias)
 
     def layouts(self) -> Layouts:
         part, values = self.part, (self.inner, self.head_dim)
@@ -78,8 +75,7 @@ class Mamba2(Branch):
         log_decay = self.offer(context.tap, "log_decay", -self.log_rate.exp()[:, None] * step)
         out, last = self._read(q, k, v * step[..., None], log_decay, before, context)
         out = (out + self.skip[:, None, None] * v).transpose(1, 2).flatten(2) * F.silu(gate)
-        out = F.rms_norm(out, (self.inner,), self.scale.to(out.dtype), _EPS)
-        out = offer_outputs(self, out, context, self.head_dim)
+        out = offer_outputs(self, self._norm(out), context, self.head_dim)
         return self.output(out), None if state is None else (tail, last)
 
     def _read(
@@ -102,6 +98,13 @@ class Mamba2(Branch):
             k, log_decay = k * valid[:, None, :, None], log_decay * valid[:, None]
         starts = context.document_starts
         return replaced_states(self, context, before, empty, lambda s: decayed_states(k, v, log_decay, s, starts))
+
+    def _norm(self, x: Tensor) -> Tensor:
+        """Normalise each group of the features of x (B, N, E)."""
+        groups, scale, eps = self.part.norm_groups, self.scale.to(x.dtype), self.part.eps
+        if groups == 1:
+            return F.rms_norm(x, (self.inner,), scale, eps)
+        return F.rms_norm(x.unflatten(-1, (groups, -1)), (self.inner // groups,), None, eps).flatten(-2) * scale
 
     def _groups(self, x: Tensor) -> Tensor:
         """Split features (B, N, G · state_size) into (B, 1, N, state_size), or (B, H, N, state_size) if G > 1."""

@@ -1,4 +1,4 @@
-"""Causal convolution of each feature by itself, before the state of a mixer."""
+"""Causal convolution of each feature by itself, as mixers have it before their state."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from qkv.ops.convolution import same_document
 from qkv.state.tail import extended
 
 
-class ShortConvolution(Declared):
-    """silu(Σ_t w_t ⊙ x_{i-t} + b), t < K: (B, N, F) -> (B, N, F). weight (F, K), the latest tap first.
+class DepthwiseConvolution(Declared):
+    """Σ_t w_t ⊙ x_{i-t} + b, t < K: (B, N, F) -> (B, N, F). weight (F, K), the latest tap first.
 
     State: the last K - 1 inputs, (B, K - 1, F).
     """
 
-    def __init__(self, features: int, kernel_size: int):
+    def __init__(self, features: int, kernel_size: int, bias: bool = True):
         super().__init__()
         self.kernel_size = kernel_size
         self.weight = nn.Parameter(torch.empty(features, kernel_size))
-        self.bias = nn.Parameter(torch.zeros(features))
+        self.bias = nn.Parameter(torch.zeros(features)) if bias else None
         nn.init.uniform_(self.weight, -(kernel_size**-0.5), kernel_size**-0.5)
 
     def layouts(self) -> Layouts:
@@ -36,10 +36,18 @@ class ShortConvolution(Declared):
         """Return (output, last K - 1 unpadded inputs). ``tail``: the previous call's inputs, None at the start."""
         count, before = x.shape[1], self.kernel_size - 1
         window, tail = extended(self.init_state(len(x)).to(x.dtype) if tail is None else tail, x, context.lengths)
-        y = self.bias.expand_as(x)
+        y = torch.zeros_like(x) if self.bias is None else self.bias.expand_as(x)
         for t, weight in enumerate(self.weight.unbind(1)):
             tap = window[:, before - t : before - t + count]
             if t and context.segments is not None:
                 tap = tap * same_document(context.segments, t)[..., None]
             y = torch.addcmul(y, tap, weight)
+        return y, tail
+
+
+class ShortConvolution(DepthwiseConvolution):
+    """silu(Σ_t w_t ⊙ x_{i-t} + b), t < K."""
+
+    def forward(self, x: Tensor, context: Context, tail: Tensor | None) -> tuple[Tensor, Tensor]:
+        y, tail = super().forward(x, context, tail)
         return F.silu(y), tail

@@ -13,6 +13,8 @@ from qkv.spec.models.growth import CHUNKED, RECURRENT, Growth
 _CHUNK = "positions per chunk of the parallel form"
 _KEYS = "features per query and key; default: width / num_heads"
 _KERNEL = "positions of the causal convolution of each feature before the state; 1: the position itself"
+_CONVOLUTION_BIAS = "bias of the convolution"
+_EPS = "epsilon of the norm of the outputs"
 
 
 class Retention(Branch, kind="retention"):
@@ -56,7 +58,8 @@ class Mamba2(Branch, kind="mamba2"):
 
     δ_i = softplus(u W_δ + β) per head, a_i = e^(-δ_i λ), λ > 0 learned per head. x (E features) and b and c
     (``state_size`` features, ``num_groups`` different b and c for all heads) are linear in the input u, then pass a
-    depthwise causal convolution and silu. y = RMSNorm(o ⊙ silu(u W_z)) W_o. Causal; the state has a fixed size.
+    depthwise causal convolution and silu. y = RMSNorm(o ⊙ silu(u W_z)) W_o, the norm over each of ``norm_groups``
+    groups of features. Causal; the state has a fixed size.
     """
 
     num_heads: int = Field(default=4, gt=0)
@@ -64,6 +67,10 @@ class Mamba2(Branch, kind="mamba2"):
     state_size: int = Field(default=64, gt=0, description="features of b and of c")
     num_groups: int = Field(default=1, gt=0, description="number of different b and c; it divides num_heads")
     kernel_size: int = Field(default=4, gt=0, description=_KERNEL)
+    convolution_bias: bool = Field(default=True, description=_CONVOLUTION_BIAS)
+    bias: bool = Field(default=False, description="bias of the linear maps at the begin and at the end")
+    norm_groups: int = Field(default=1, gt=0, description="groups of features that are normalised; it divides E")
+    eps: float = Field(default=1e-5, gt=0, description=_EPS)
     chunk: int = Field(default=64, gt=0, description=_CHUNK)
 
     @property
@@ -82,9 +89,14 @@ class Mamba2(Branch, kind="mamba2"):
     def width_problems(self, width: int) -> list[Problem]:
         inner = self.inner(width)
         if inner and inner % self.num_heads == 0:
-            return []
+            return self._norm_problems(inner)
         sentence = f"{self.num_heads} heads do not divide {inner} features, {self.expansion:g} times the width {width}"
         return [Problem(("num_heads",), sentence)]
+
+    def _norm_problems(self, inner: int) -> list[Problem]:
+        if inner % self.norm_groups == 0:
+            return []
+        return [Problem(("norm_groups",), f"{self.norm_groups} groups do not divide {inner} features")]
 
     def canonical(self, width: int) -> Self:
         return self.changed(expansion=self.inner(width) / width)
@@ -93,22 +105,38 @@ class Mamba2(Branch, kind="mamba2"):
 class GatedDelta(Branch, kind="gated_delta"):
     """Gated delta rule: S_i = a_i S_{i-1} + b_i k_i^T (v_i - k_i a_i S_{i-1}), o_i = q_i S_i (Yang et al. 2025).
 
-    The value that S holds for k_i moves towards v_i by the fraction b_i = σ(x w_b), per head. a_i = e^(-λ softplus(x
-    w_a + β)) is the decay; without ``decay``, a = 1 (DeltaNet, Yang et al. 2024). q, k, v pass a depthwise causal
-    convolution and silu; q and k are normalised to length 1, and q is scaled by 1 / √Dk. y = (RMSNorm(o) ⊙ silu(x W_g))
-    W_o. Causal; the state has a fixed size.
+    The value that S holds for k_i moves towards v_i by the fraction b_i = max_strength σ(x w_b), per head; above 1 it
+    moves beyond v_i, so that the state may change its sign (Grazzi et al. 2024). a_i = e^(-λ softplus(x w_a + β)) is
+    the decay; without ``decay``, a = 1 (DeltaNet, Yang et al. 2024). q, k, v pass a depthwise causal convolution and
+    silu; q and k are normalised to length 1, and q is scaled by 1 / √Dk. y = (RMSNorm(o) ⊙ silu(x W_g)) W_o. With fewer
+    key heads, consecutive heads share q and k. Causal; the state has a fixed size.
     """
 
     num_heads: int = Field(default=4, gt=0)
+    num_key_heads: int | None = Field(default=None, gt=0, description="heads of q and k; default: num_heads")
     head_dim: int | None = Field(default=None, gt=0, description=_KEYS)
     value_dim: int | None = Field(default=None, gt=0, description="features per value; default: head_dim")
     decay: bool = True
+    max_strength: float = Field(default=1.0, gt=0, le=2, description="largest fraction b; 2: negative eigenvalues")
     kernel_size: int = Field(default=4, gt=0, description=_KERNEL)
+    convolution_bias: bool = Field(default=True, description=_CONVOLUTION_BIAS)
+    eps: float = Field(default=1e-5, gt=0, description=_EPS)
     chunk: int = Field(default=64, gt=0, description=_CHUNK)
 
     @property
     def growth(self) -> Growth:
         return RECURRENT
+
+    @property
+    def key_heads(self) -> int:
+        """Number of heads of queries and keys; by default the number of heads."""
+        return self.num_key_heads or self.num_heads
+
+    def problems(self) -> list[Problem]:
+        if self.num_heads % self.key_heads == 0:
+            return []
+        sentence = f"{self.key_heads} heads of keys cannot be shared evenly by {self.num_heads} heads"
+        return [Problem(("num_key_heads",), sentence)]
 
     def dims(self, width: int) -> tuple[int, int]:
         """Return (Dk, Dv), the features per head of a key and of a value, in a model of ``width`` features."""
@@ -120,4 +148,4 @@ class GatedDelta(Branch, kind="gated_delta"):
 
     def canonical(self, width: int) -> Self:
         head_dim, value_dim = self.dims(width)
-        return self.changed(head_dim=head_dim, value_dim=value_dim)
+        return self.changed(head_dim=head_dim, value_dim=value_dim, num_key_heads=self.key_heads)

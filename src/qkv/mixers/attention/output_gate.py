@@ -1,0 +1,57 @@
+"""Gates of attention, (B, H, N, Dv) -> (B, H, N, Dv): factors of the outputs of heads that are computed from x."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from qkv.layers.context import Context
+from qkv.layers.layout import Declared, Layouts, matrix
+from qkv.layers.linear.linear import Linear
+from qkv.layers.observable import Observable, Points, standard
+from qkv.spec import parts as spec
+from qkv.spec.register import implementation, implements
+
+
+@implements(spec.NoOutputGate)
+class OutputGate(Observable, Declared):
+    """No gate; base class of gates. ``heads``: their number H and the features Dv of the output of one."""
+
+    def __init__(self, part: spec.OutputGate, width: int, heads: tuple[int, int], bias: bool):
+        super().__init__()
+
+    def forward(self, out: Tensor, x: Tensor, context: Context) -> Tensor:
+        """Return the outputs of the heads ``out`` (B, H, N, Dv), gated; x (B, N, D): what the branch reads."""
+        return out
+
+
+@implements(spec.FeatureGate)
+class FeatureGate(OutputGate):
+    """Gate out ⊙ σ(x W_g + b_g), per feature of each head (Qiu et al. 2025)."""
+
+    def __init__(self, part: spec.OutputGate, width: int, heads: tuple[int, int], bias: bool):
+        super().__init__(part, width, heads, bias)
+        self.heads, self.features = heads
+        self.map = Linear(width, self.heads * self.features, bias=bias)
+
+    def layouts(self) -> Layouts:
+        return {"map": matrix(gate=(self.heads * self.features, self.features))}
+
+    def points(self) -> Points:
+        return standard("gate")
+
+    def forward(self, out: Tensor, x: Tensor, context: Context) -> Tensor:
+        gate = self.offer(context.tap, "gate", self.map(x)).sigmoid()
+        return out * gate.unflatten(-1, (self.heads, self.features)).transpose(1, 2)
+
+
+@implements(spec.HeadGate)
+class HeadGate(FeatureGate):
+    """Gate out_h σ(x w_h + b_h), one factor per head (Qiu et al. 2025)."""
+
+    def __init__(self, part: spec.OutputGate, width: int, heads: tuple[int, int], bias: bool):
+        super().__init__(part, width, (heads[0], 1), bias)
+
+
+def build_output_gate(part: spec.OutputGate, width: int, heads: tuple[int, int], bias: bool) -> OutputGate:
+    """Build the gate of a spec; see ``OutputGate``."""
+    return implementation(part, "qkv.mixers")(part, width, heads, bias)
