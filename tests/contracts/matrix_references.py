@@ -97,6 +97,7 @@ def mamba2(m: Any, x: Tensor) -> Tensor:
                 group = h // (part.num_heads // part.num_groups)
                 k, q = (each[group * size : (group + 1) * size] for each in (key, query))
                 v, step = value[h * dv : (h + 1) * dv], softplus(float(maps[i][2][h] + m.step_bias[h]))
+                step = max(step, part.min_step)
                 states[h] = math.exp(-math.exp(float(m.log_rate[h])) * step) * states[h] + step * torch.outer(k, v)
                 heads.append(q @ states[h] + m.skip[h] * v)
             groups = (torch.cat(heads) * silu(maps[i][0])).chunk(part.norm_groups)

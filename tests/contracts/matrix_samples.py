@@ -23,7 +23,7 @@ MATRIX_SAMPLES: dict[str, tuple[Branch, ...]] = {
         Mamba2(state_size=4),
         Mamba2(num_heads=6, expansion=1.5, state_size=3, num_groups=3, kernel_size=1, chunk=4),
         Mamba2(num_heads=2, state_size=5, num_groups=2, kernel_size=2, chunk=1),
-        Mamba2(state_size=3, num_groups=2, norm_groups=2, convolution_bias=False, bias=True, eps=0.1),
+        Mamba2(state_size=3, num_groups=2, norm_groups=2, min_step=0.1, convolution_bias=False, bias=True, eps=0.1),
     ),
     "gated_delta": (
         GatedDelta(),

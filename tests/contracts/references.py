@@ -158,7 +158,7 @@ def limited(x: Tensor, part: Any) -> Tensor:
 
 
 def output_gate(m: Any, v: Tensor, h: int) -> Tensor:
-    """The factors of the output of head h."""
+    """Return the factors of the output of head h."""
     if m.spec.output_gate.identity:
         return torch.ones(())
     return sigmoid(affine(m.output_gate.map, v).chunk(m.spec.num_heads)[h])

@@ -18,6 +18,7 @@ from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family, read_spec
 from qkv.interop.mapping.names import matches, reason_for
 from qkv.interop.mapping.normal import normal
+from qkv.interop.mapping.pieces import join_pieces
 from qkv.interop.registry import families
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
@@ -131,7 +132,7 @@ def published_tensors(
         if id(tensor) not in seen and value is not None:
             seen.add(id(tensor))
             found.update(zip(match.theirs, match.way.outward(value, match.cut), strict=True))
-    return join_slices(found)
+    return join_pieces(join_slices(found), family.pieces(model.spec))
 
 
 def about(model: nn.Module, tokenizer: Tokenizer | None, labels: Sequence[str]) -> dict[str, Any]:

@@ -266,6 +266,17 @@ class Broadcast(Way):
 
 
 @dataclass(frozen=True)
+class Taps(Way):
+    """Depthwise convolution: published (F, 1, K), the earliest tap first, to qkv's (F, K), the latest tap first."""
+
+    def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
+        return theirs[0].squeeze(1).flip(-1)
+
+    def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
+        return (ours.flip(-1).unsqueeze(1),)
+
+
+@dataclass(frozen=True)
 class WithCount(Way):
     """Running average of a batch norm, and beside it the number of batches that it averages. torch uses that number
     only without a momentum, so it is not read, and it is written as 0.
@@ -303,4 +314,5 @@ BY_HEAD = ByHead()
 ONE_BY_HEAD = JoinedByHead(1)
 QKV_BY_HEAD = JoinedByHead(3)
 COPIED = Copied()
+TAPS = Taps()
 WITH_COUNT = WithCount()

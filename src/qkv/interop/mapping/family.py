@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.gguf import GGUFLayout
 from qkv.interop.mapping.names import NameRule, Reasons
+from qkv.interop.mapping.pieces import Pieces
 from qkv.spec.base import problems_of
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.heads import Head
@@ -75,6 +76,8 @@ class Family:
     """
     synonyms: Mapping[str, str] = field(default_factory=dict)
     """Synonyms of keys in the published config class, such as ``hidden_size`` -> the names that ``spec`` reads."""
+    pieces: Callable[[Model], Sequence[Pieces]] = field(default=lambda spec: ())
+    """Function from a spec to the divisions of published tensors whose rows belong to several tensors of qkv."""
     older: Mapping[str, str] = field(default_factory=dict)
     """Substrings of tensor names in old files -> their replacements in current names."""
     gguf: GGUFLayout | None = None

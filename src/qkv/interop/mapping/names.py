@@ -18,6 +18,7 @@ from qkv.spec.model import Model
 Reasons = Mapping[str, str]
 """Patterns of names that are ignored, each with the reason."""
 _INDEX = re.compile(r"\{(\w+?)([+-]\d+)?\}")
+_BRANCH = re.compile(r"blocks\.(\d+)\.branches\.(\d+)\.body\.")
 _SLICE = re.compile(r"(.*)\[(\d+)\]")
 
 
@@ -29,13 +30,15 @@ class NameRule(NamedTuple):
     sides; ``theirs`` may use ``{layer-1}``. A name that ends in ``[{expert}]`` is a slice along the first axis of a
     published tensor, which holds the tensors of all experts. A row applies to every tensor of the model whose name
     matches ``ours``. ``way``: the conversion, or a function of the spec that returns it. ``where``: predicate of the
-    spec that limits the row, for families that use two names for one tensor. The first row that applies is used.
+    spec that limits the row, for families that use two names for one tensor. ``of``: kind of the branches that the row
+    is limited to, for families whose layers differ in it. The first row that applies is used.
     """
 
     ours: str
     theirs: str | tuple[str, ...]
     way: Way | Callable[[Model], Way] = PLAIN
     where: Callable[[Model], bool] | None = None
+    of: str = ""
 
     @property
     def published(self) -> tuple[str, ...]:
@@ -71,7 +74,11 @@ def matches(model: nn.Module, rows: Sequence[NameRule]) -> list[Match]:
     patterns = [(_with_groups(row.ours), row) for row in rows if row.where is None or row.where(spec)]
     found, stored = [], layouts(model)
     for name in stored:
-        hit = next(((match, row) for pattern, row in patterns if (match := pattern.fullmatch(name))), None)
+        kind = _branch_kind(spec, name)
+        hits = (
+            (match, row) for pattern, row in patterns if row.of in ("", kind) and (match := pattern.fullmatch(name))
+        )
+        hit = next(hits, None)
         if hit is None:
             raise LookupError(f"no row of the name table stands for {name!r}")
         match, row = hit
@@ -79,6 +86,12 @@ def matches(model: nn.Module, rows: Sequence[NameRule]) -> list[Match]:
         way = row.way if isinstance(row.way, Way) else row.way(spec)
         found.append(Match(name, theirs, way, cut_of(stored[name])))
     return found
+
+
+def _branch_kind(spec: Any, name: str) -> str:
+    """Return the kind of the branch of the stack's own blocks that holds the tensor ``name``; else an empty text."""
+    place = _BRANCH.match(name)
+    return spec.layers[int(place[1])].branches[int(place[2])].kind if place else ""
 
 
 def _with_groups(pattern: str) -> re.Pattern[str]:

@@ -180,11 +180,14 @@ class Attention(KeyValueAttention):
         self.relative = build_relative(part, width)
         self.sink = nn.Parameter(torch.zeros(part.num_heads)) if part.learned_sink else None
         self.shape = Shape(part.num_heads) if part.shaped else None
-        self.output_gate = build_output_gate(part.output_gate, width, (part.num_heads, self.value_dim), part.bias)
+        heads = part.num_heads, self.value_dim
+        gated = not part.output_gate.identity
+        self.output_gate = build_output_gate(part.output_gate, width, heads, part.bias) if gated else None
 
     def assign_name(self, name: str) -> None:
         super().assign_name(name)
-        self.output_gate.assign_name(f"{name}.output_gate")
+        if self.output_gate is not None:
+            self.output_gate.assign_name(f"{name}.output_gate")
 
     def head_norm(self, heads: int) -> Norm:
         return build_head_norm(self.spec, heads, self.head_dim)
@@ -216,7 +219,9 @@ class Attention(KeyValueAttention):
             out = in_pages.attention(q, k, v, terms, context, state)
         else:
             out, state = self._attend(q, k, v, context, state)
-        out = self.offer(context.tap, "head_outputs", self.output_gate(out, x, context))
+        if self.output_gate is not None:
+            out = self.output_gate(out, x, context)
+        out = self.offer(context.tap, "head_outputs", out)
         return self.output(out.transpose(1, 2).flatten(2)), state
 
     def rotated(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:

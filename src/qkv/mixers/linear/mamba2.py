@@ -71,7 +71,7 @@ class Mamba2(Branch):
         values, keys, queries = inputs.split(self.sizes, -1)
         heads = (self._groups(queries), self._groups(keys), values.unflatten(-1, (-1, self.head_dim)).transpose(1, 2))
         q, k, v = (self.offer(context.tap, name, value) for name, value in zip(("q", "k", "v"), heads, strict=True))
-        step = self.offer(context.tap, "step", F.softplus(steps + self.step_bias).transpose(1, 2))  # (B, H, N)
+        step = self.offer(context.tap, "step", self._steps(steps))
         log_decay = self.offer(context.tap, "log_decay", -self.log_rate.exp()[:, None] * step)
         out, last = self._read(q, k, v * step[..., None], log_decay, before, context)
         out = (out + self.skip[:, None, None] * v).transpose(1, 2).flatten(2) * F.silu(gate)
@@ -98,6 +98,11 @@ class Mamba2(Branch):
             k, log_decay = k * valid[:, None, :, None], log_decay * valid[:, None]
         starts = context.document_starts
         return replaced_states(self, context, before, empty, lambda s: decayed_states(k, v, log_decay, s, starts))
+
+    def _steps(self, x: Tensor) -> Tensor:
+        """Return the step sizes (B, H, N) of their map x (B, N, H)."""
+        steps = F.softplus(x + self.step_bias).transpose(1, 2)
+        return steps.clamp(min=self.part.min_step) if self.part.min_step else steps
 
     def _norm(self, x: Tensor) -> Tensor:
         """Normalise each group of the features of x (B, N, E)."""

@@ -56,9 +56,9 @@ class Retention(Branch, kind="retention"):
 class Mamba2(Branch, kind="mamba2"):
     """Mamba-2: S_i = a_i S_{i-1} + δ_i b_i^T x_i, o_i = c_i S_i + d x_i (state-space duality, Dao & Gu 2024).
 
-    δ_i = softplus(u W_δ + β) per head, a_i = e^(-δ_i λ), λ > 0 learned per head. x (E features) and b and c
-    (``state_size`` features, ``num_groups`` different b and c for all heads) are linear in the input u, then pass a
-    depthwise causal convolution and silu. y = RMSNorm(o ⊙ silu(u W_z)) W_o, the norm over each of ``norm_groups``
+    δ_i = max(softplus(u W_δ + β), min_step) per head, a_i = e^(-δ_i λ), λ > 0 learned per head. x (E features) and b
+    and c (``state_size`` features, ``num_groups`` different b and c for all heads) are linear in the input u, then pass
+    a depthwise causal convolution and silu. y = RMSNorm(o ⊙ silu(u W_z)) W_o, the norm over each of ``norm_groups``
     groups of features. Causal; the state has a fixed size.
     """
 
@@ -69,6 +69,7 @@ class Mamba2(Branch, kind="mamba2"):
     kernel_size: int = Field(default=4, gt=0, description=_KERNEL)
     convolution_bias: bool = Field(default=True, description=_CONVOLUTION_BIAS)
     bias: bool = Field(default=False, description="bias of the linear maps at the begin and at the end")
+    min_step: float = Field(default=0.0, ge=0, description="smallest step δ")
     norm_groups: int = Field(default=1, gt=0, description="groups of features that are normalised; it divides E")
     eps: float = Field(default=1e-5, gt=0, description=_EPS)
     chunk: int = Field(default=64, gt=0, description=_CHUNK)

@@ -85,12 +85,12 @@ def attention_of(config: Config, **chosen: Any) -> Attention:
 def model_of(
     config: Config,
     head: Head,
-    attentions: Sequence[Attention],
+    attentions: Sequence[Branch],
     mlp_bias: bool = False,
     norm: Norm | None = None,
     part: type[FeedForward] | type[GatedFeedForward] = GatedFeedForward,
 ) -> Model:
-    """Build the spec of a Llama-like model from a config; ``attentions``: attention of each layer; ``norm``: default
+    """Build the spec of a Llama-like model from a config; ``attentions``: mixer of each layer; ``norm``: default
     that of ``norm_of``; ``part``: kind of the feed-forward.
     """
     norm = norm or norm_of(config)

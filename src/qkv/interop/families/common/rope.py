@@ -17,9 +17,10 @@ ORIGINAL = "original_max_position_embeddings"
 FRACTION = "partial_rotary_factor"
 _REFUSED = {
     **dict.fromkeys(("short_factor", "long_factor"), "the frequencies"),
-    **dict.fromkeys(("mrope_section", "mrope_interleaved"), "which positions the features turn with"),
 }
 """Keys of RoPE that the published library reads for some kind and qkv does not support, with what they change."""
+_OF_IMAGES = ("mrope_section", "mrope_interleaved")
+"""Keys of RoPE that change nothing in text, where the positions of all axes are equal (M-RoPE)."""
 
 
 def rope_of(config: Config, fraction: float | None = None) -> Rope:
@@ -39,7 +40,7 @@ def rope_of(config: Config, fraction: float | None = None) -> Rope:
             "ignore the key, some fail and some apply it; delete the key if the model was trained with whole heads"
         )
     rope = Rope(base=table.number("rope_theta", base), fraction=part, scaling=scaling)
-    table.leave_unread((), _REFUSED)
+    table.leave_unread(_OF_IMAGES, _REFUSED)
     return rope
 
 

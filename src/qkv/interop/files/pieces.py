@@ -1,0 +1,60 @@
+"""Pieces of published tensors whose rows belong to several tensors of qkv."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from qkv.interop.files.folder import Stored
+from qkv.interop.mapping.pieces import Pieces, pieces_of
+
+
+class Piece(NamedTuple):
+    """Piece of a stored tensor; reading the piece reads the whole tensor."""
+
+    whole: Stored
+    pieces: Pieces
+    name: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """torch dtype in which the tensor is stored."""
+        return self.whole.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the piece."""
+        groups = self.whole.shape[0] // sum(self.pieces.sizes.values())
+        return (groups * self.pieces.sizes[self.name], *self.whole.shape[1:])
+
+    @property
+    def numbers(self) -> int:
+        """Number of elements of the piece."""
+        return math.prod(self.shape)
+
+    def read(self) -> Tensor:
+        """Read the piece from its file into new memory."""
+        return self.pieces.cut(self.whole.read(), self.name).clone()
+
+    def read_into(self, out: Tensor) -> None:
+        """Read the piece from its file into ``out``."""
+        out.copy_(self.pieces.cut(self.whole.read(), self.name))
+
+
+def with_pieces(stored: Mapping[str, Stored], several: Sequence[Pieces]) -> dict[str, Stored]:
+    """Replace each tensor that is divided by its pieces, named ``name[piece]``.
+
+    A tensor whose number of rows is not a multiple of a group's stays whole.
+    """
+    found = dict[str, Stored]()
+    for name, tensor in stored.items():
+        pieces = pieces_of(name, several)
+        if pieces is None or not tensor.shape or tensor.shape[0] % sum(pieces.sizes.values()):
+            found[name] = tensor
+        else:
+            found |= {f"{name}[{piece}]": Piece(tensor, pieces, piece) for piece in pieces.sizes}
+    return found

@@ -1,0 +1,55 @@
+"""Published tensors whose rows belong to several tensors of qkv, such as queries and the gate of attention."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from qkv.interop.mapping.names import expression
+
+
+class Pieces(NamedTuple):
+    """Division of the rows of published tensors: groups of ``sum(sizes)`` rows, each with the rows of every piece.
+
+    theirs: pattern of names, as in ``NameRule``. sizes: number of rows in a group by the name of the piece. A table of
+    names refers to a piece as ``name[piece]``.
+    """
+
+    theirs: str
+    sizes: Mapping[str, int]
+
+    def cut(self, tensor: Tensor, piece: str) -> Tensor:
+        """Return the rows of ``piece`` in all groups of the whole ``tensor``."""
+        names = list(self.sizes)
+        groups = tensor.unflatten(0, (-1, sum(self.sizes.values())))
+        return groups.split(list(self.sizes.values()), 1)[names.index(piece)].flatten(0, 1)
+
+    def join(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """Invert ``cut``: return the whole tensor of its pieces by name."""
+        groups = [parts[name].unflatten(0, (-1, size)) for name, size in self.sizes.items()]
+        return torch.cat(groups, 1).flatten(0, 1)
+
+
+def join_pieces(tensors: Mapping[str, Tensor], several: Sequence[Pieces]) -> dict[str, Tensor]:
+    """Join the pieces of each published tensor; other tensors are unchanged."""
+    found, parts = dict[str, Tensor](), dict[str, dict[str, Tensor]]()
+    for name, tensor in tensors.items():
+        whole, bracket, piece = name.partition("[")
+        if bracket and pieces_of(whole, several) is not None:
+            parts.setdefault(whole, {})[piece.removesuffix("]")] = tensor
+        else:
+            found[name] = tensor
+    for whole, named in parts.items():
+        pieces = pieces_of(whole, several)
+        assert pieces is not None
+        found[whole] = pieces.join(named)
+    return found
+
+
+def pieces_of(name: str, several: Sequence[Pieces]) -> Pieces | None:
+    """Return the division of the tensor ``name``, or None; files of a body alone lack the beginning of the pattern."""
+    return next((each for each in several if re.fullmatch(expression(each.theirs), name)), None)
