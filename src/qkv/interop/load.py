@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from qkv.interop.adapters.read import StoredAdapter
 from qkv.interop.checkpoint import PublishedCheckpoint, open_checkpoint
+from qkv.interop.files.divided import divide_rows
 from qkv.interop.files.folder import Stored, held_by
 from qkv.interop.files.mapped import watch
-from qkv.interop.files.pieces import with_pieces
 from qkv.interop.files.places import CONFIG
 from qkv.interop.files.safetensors_file import Entry, in_place
 from qkv.interop.files.slices import with_slices
@@ -208,7 +208,7 @@ def fill(
         rows = without_prefix(family, rows)
         reasons = {name.removeprefix(family.prefix): reason for name, reason in reasons.items()}
     found = matches(model, rows)
-    stored = with_pieces(stored, family.pieces(model.spec))
+    stored = divide_rows(stored, family.divisions(model.spec))
     stored = with_slices(stored, [name for match in found for name in match.theirs])
     places = places_of(model)
     first, tied = _shared(model, found)

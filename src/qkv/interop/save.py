@@ -15,10 +15,10 @@ from qkv.interop.files.places import CONFIG, GENERATION, PREPROCESSOR, TOKENIZER
 from qkv.interop.files.slices import join_slices
 from qkv.interop.images import sized_as, written_processor
 from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.divisions import join_rows
 from qkv.interop.mapping.family import Family, read_spec
 from qkv.interop.mapping.names import matches, reason_for
 from qkv.interop.mapping.normal import normal
-from qkv.interop.mapping.pieces import join_pieces
 from qkv.interop.registry import families
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
@@ -132,7 +132,7 @@ def published_tensors(
         if id(tensor) not in seen and value is not None:
             seen.add(id(tensor))
             found.update(zip(match.theirs, match.way.outward(value, match.cut), strict=True))
-    return join_pieces(join_slices(found), family.pieces(model.spec))
+    return join_rows(join_slices(found), family.divisions(model.spec))
 
 
 def about(model: nn.Module, tokenizer: Tokenizer | None, labels: Sequence[str]) -> dict[str, Any]:

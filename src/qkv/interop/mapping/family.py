@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.divisions import RowDivision
 from qkv.interop.mapping.gguf import GGUFLayout
 from qkv.interop.mapping.names import NameRule, Reasons
-from qkv.interop.mapping.pieces import Pieces
 from qkv.spec.base import problems_of
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.heads import Head
@@ -76,7 +76,7 @@ class Family:
     """
     synonyms: Mapping[str, str] = field(default_factory=dict)
     """Synonyms of keys in the published config class, such as ``hidden_size`` -> the names that ``spec`` reads."""
-    pieces: Callable[[Model], Sequence[Pieces]] = field(default=lambda spec: ())
+    divisions: Callable[[Model], Sequence[RowDivision]] = field(default=lambda spec: ())
     """Function from a spec to the divisions of published tensors whose rows belong to several tensors of qkv."""
     older: Mapping[str, str] = field(default_factory=dict)
     """Substrings of tensor names in old files -> their replacements in current names."""

@@ -13,9 +13,9 @@ from qkv.interop.families.common.hybrid import DELTA_NAMES, config_of, delta_con
 from qkv.interop.families.common.rope import FRACTION, rope_config, rope_of
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import QKV
+from qkv.interop.mapping.divisions import RowDivision
 from qkv.interop.mapping.family import Family
 from qkv.interop.mapping.names import NameRule
-from qkv.interop.mapping.pieces import Pieces
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention, Branch
 from qkv.spec.heads import Head
@@ -65,13 +65,13 @@ def attention_config(attention: Attention, feed_forward: object) -> dict[str, An
     return {"attention_bias": attention.bias, FRACTION: rope.fraction, **(rope_config(rope, partial=True) or {})}
 
 
-def gate_pieces(spec: Model) -> tuple[Pieces, ...]:
+def gate_division(spec: Model) -> tuple[RowDivision, ...]:
     """Return how the rows of ``q_proj`` are divided: in each head those of the queries, then those of the gate."""
     attention = next((b.branches[0] for b in spec.layers if isinstance(b.branches[0], Attention)), None)
     if attention is None:
         return ()
     size = attention.dims(spec.width)[0]
-    return (Pieces("model.layers.{layer}.self_attn.q_proj.*", {"queries": size, "gate": size}),)
+    return (RowDivision("model.layers.{layer}.self_attn.q_proj.*", {"queries": size, "gate": size}),)
 
 
 _OURS, _LAYER = "blocks.{layer}.branches.0.body.", "model.layers.{layer}."
@@ -120,7 +120,7 @@ QWEN3_5 = Family(
     config=config,
     names=NAMES,
     prefix="model.",
-    pieces=gate_pieces,
+    divisions=gate_division,
     ignored=IGNORED,
     ignored_config={**HEAD_KEYS, "mtp_num_hidden_layers": "prediction of further tokens"},
     older={"model.language_model.": "model."},

@@ -12,7 +12,7 @@ from torch import Tensor
 from qkv.interop.mapping.names import expression
 
 
-class Pieces(NamedTuple):
+class RowDivision(NamedTuple):
     """Division of the rows of published tensors: groups of ``sum(sizes)`` rows, each with the rows of every piece.
 
     theirs: pattern of names, as in ``NameRule``. sizes: number of rows in a group by the name of the piece. A table of
@@ -34,22 +34,22 @@ class Pieces(NamedTuple):
         return torch.cat(groups, 1).flatten(0, 1)
 
 
-def join_pieces(tensors: Mapping[str, Tensor], several: Sequence[Pieces]) -> dict[str, Tensor]:
+def join_rows(tensors: Mapping[str, Tensor], several: Sequence[RowDivision]) -> dict[str, Tensor]:
     """Join the pieces of each published tensor; other tensors are unchanged."""
     found, parts = dict[str, Tensor](), dict[str, dict[str, Tensor]]()
     for name, tensor in tensors.items():
         whole, bracket, piece = name.partition("[")
-        if bracket and pieces_of(whole, several) is not None:
+        if bracket and division_of(whole, several) is not None:
             parts.setdefault(whole, {})[piece.removesuffix("]")] = tensor
         else:
             found[name] = tensor
     for whole, named in parts.items():
-        pieces = pieces_of(whole, several)
-        assert pieces is not None
-        found[whole] = pieces.join(named)
+        division = division_of(whole, several)
+        assert division is not None
+        found[whole] = division.join(named)
     return found
 
 
-def pieces_of(name: str, several: Sequence[Pieces]) -> Pieces | None:
+def division_of(name: str, several: Sequence[RowDivision]) -> RowDivision | None:
     """Return the division of the tensor ``name``, or None; files of a body alone lack the beginning of the pattern."""
     return next((each for each in several if re.fullmatch(expression(each.theirs), name)), None)

@@ -1,4 +1,4 @@
-"""Pieces of published tensors whose rows belong to several tensors of qkv."""
+"""RowDivision of published tensors whose rows belong to several tensors of qkv."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from qkv.interop.files.folder import Stored
-from qkv.interop.mapping.pieces import Pieces, pieces_of
+from qkv.interop.mapping.divisions import RowDivision, division_of
 
 
-class Piece(NamedTuple):
+class StoredRows(NamedTuple):
     """Piece of a stored tensor; reading the piece reads the whole tensor."""
 
     whole: Stored
-    pieces: Pieces
+    division: RowDivision
     name: str
 
     @property
@@ -28,8 +28,8 @@ class Piece(NamedTuple):
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the piece."""
-        groups = self.whole.shape[0] // sum(self.pieces.sizes.values())
-        return (groups * self.pieces.sizes[self.name], *self.whole.shape[1:])
+        groups = self.whole.shape[0] // sum(self.division.sizes.values())
+        return (groups * self.division.sizes[self.name], *self.whole.shape[1:])
 
     @property
     def numbers(self) -> int:
@@ -38,23 +38,23 @@ class Piece(NamedTuple):
 
     def read(self) -> Tensor:
         """Read the piece from its file into new memory."""
-        return self.pieces.cut(self.whole.read(), self.name).clone()
+        return self.division.cut(self.whole.read(), self.name).clone()
 
     def read_into(self, out: Tensor) -> None:
         """Read the piece from its file into ``out``."""
-        out.copy_(self.pieces.cut(self.whole.read(), self.name))
+        out.copy_(self.division.cut(self.whole.read(), self.name))
 
 
-def with_pieces(stored: Mapping[str, Stored], several: Sequence[Pieces]) -> dict[str, Stored]:
+def divide_rows(stored: Mapping[str, Stored], several: Sequence[RowDivision]) -> dict[str, Stored]:
     """Replace each tensor that is divided by its pieces, named ``name[piece]``.
 
     A tensor whose number of rows is not a multiple of a group's stays whole.
     """
     found = dict[str, Stored]()
     for name, tensor in stored.items():
-        pieces = pieces_of(name, several)
-        if pieces is None or not tensor.shape or tensor.shape[0] % sum(pieces.sizes.values()):
+        division = division_of(name, several)
+        if division is None or not tensor.shape or tensor.shape[0] % sum(division.sizes.values()):
             found[name] = tensor
         else:
-            found |= {f"{name}[{piece}]": Piece(tensor, pieces, piece) for piece in pieces.sizes}
+            found |= {f"{name}[{piece}]": StoredRows(tensor, division, piece) for piece in division.sizes}
     return found
