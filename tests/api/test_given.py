@@ -161,7 +161,7 @@ def test_a_recipe_takes_data_in_memory(here: Path) -> None:
         (lambda: classify(ROWS, columns={"label": "stars"}), "the column of 'label' is named twice"),
         (lambda: classify(ROWS, label="star"), "no column 'star'"),
         (lambda: qkv.train(3, "run"), "a number is given to train on"),
-        (lambda: qkv.train(["a", None], "run"), "row 1 .* is no text"),
+        (lambda: qkv.train(["a", None], "run"), "row 1 .* is not a text"),
         (lambda: qkv.train({"train": ROWS, "more": Frame({})}, "run", task="classify"), "no split 'more'"),
     ],
 )

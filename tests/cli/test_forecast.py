@@ -108,7 +108,7 @@ def test_arrays_and_frames_of_dates_are_series(tmp_path: Path) -> None:
     ("change", "options", "message"),
     [
         (lambda rows: rows[:20], ("--horizon", "14"), "has 20 steps, too few to learn to forecast 14"),
-        (lambda rows: [*rows, rows[3]], (), "has two rows of the time '2024-01-04'"),
+        (lambda rows: [*rows, rows[3]], (), "has two rows with the time '2024-01-04'"),
         (lambda rows: [{**row, "date": "x"} for row in rows], (), "120 of 120 time stamps"),
         (lambda rows: rows, ("--series", "town"), "has no column 'town'"),
         (lambda rows: rows, ("--horizon", "0"), "task.horizon"),

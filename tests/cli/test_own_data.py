@@ -239,7 +239,7 @@ BAD_TRAINING = {
     ),
     "a text for a number": (
         ["regress", "--data", "reviews.csv", "--value", "review", "--text", "stars"],
-        "80 of 80 cells of the column 'review' of reviews.csv are no numbers, such as 'scene good scene' in line 2",
+        "80 of 80 cells of the column 'review' of reviews.csv are not numbers, such as 'scene good scene' in line 2",
     ),
     "one label": (["classify", "--data", "one.csv"], "there are no classes to distinguish"),
     "an option of another verb": (

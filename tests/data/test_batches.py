@@ -249,8 +249,8 @@ def test_rows_that_are_full_have_no_padding(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "fraction", "sentence"),
     [
-        ("x" * 30, 0.5, "the train part of '{path}' has 15 tokens, and a context of 16 needs at least 17"),
-        ("x" * 60, 0.2, "the validation part of '{path}' has 12 tokens, and a context of 16 needs at least 17"),
+        ("x" * 30, 0.5, "the train split of '{path}' has 15 tokens, and a context of 16 needs at least 17"),
+        ("x" * 60, 0.2, "the validation split of '{path}' has 12 tokens, and a context of 16 needs at least 17"),
     ],
 )
 @pytest.mark.parametrize("batching", [RandomCrops(), Packed()], ids=lambda b: b.kind)
@@ -263,7 +263,7 @@ def test_a_part_shorter_than_the_context_is_refused_with_the_numbers(
     train, held_out = len(corpus.train), len(corpus.validation)
     assert str(caught.value) == (
         f"data.source: {sentence.format(path=tmp_path / 'text.txt')}; "
-        f"give more text (there are {train} for train and {held_out} for validation), "
+        f"give more text (tokens: {train} in train and {held_out} in validation), "
         "a shorter model.context_length or another data.validation_fraction"
     )
 
@@ -278,9 +278,7 @@ def test_a_part_exactly_as_long_as_a_context_and_its_target_is_enough(tmp_path: 
 def test_documents_of_one_token_alone_are_refused(tmp_path: Path) -> None:
     corpus = corpus_of(tmp_path, "ab" * 9 + "ea", LengthBuckets(separator="e"), fraction=0.1)
     assert corpus.splits["validation"].documents.tolist() == [0, 1]
-    with pytest.raises(
-        UserError, match=r"the validation part of .* has 2 documents, and none of them has the two tokens"
-    ):
+    with pytest.raises(UserError, match=r"the validation split of .* has 2 documents, and none has two tokens"):
         Batches(corpus, LengthBuckets(), 4, 16)
 
 

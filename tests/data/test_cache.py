@@ -103,14 +103,14 @@ def test_a_full_disk_is_said_in_one_sentence(own_cache: Path, tmp_path: Path, mo
         stored("ids", "key", load, full)
     assert str(caught.value) == (
         f"the ids of the data can be written neither to the cache {own_cache / 'ids'} (No space left on device) "
-        f"nor to {tmp_path} (No space left on device); make room, or name another folder with QKV_CACHE"
+        f"nor to {tmp_path} (No space left on device); free disk space, or set QKV_CACHE to another folder"
     )
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_what_reads_back_damaged_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.raises(UserError, match="reads back damaged"):
+    with pytest.raises(UserError, match="the files just written are damaged"):
         stored("ids", "key", load, Build("damaged"))
 
 

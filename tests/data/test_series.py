@@ -70,10 +70,10 @@ def test_gaps_are_counted_and_are_no_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("date,y\n2024-01-01,1\n2024-01-01,2\n", "has two rows of the time '2024-01-01', line 2 and line 3"),
+        ("date,y\n2024-01-01,1\n2024-01-01,2\n", "has two rows with the time '2024-01-01', line 2 and line 3"),
         ("date,y\n2024-01-01,1\nsoon,2\n2024-01-03,3\n", "1 of 3 time stamps .* such as 'soon' in line 3"),
         ("date,word\n2024-01-01,a\n2024-01-02,b\n", "has no column of numbers to forecast"),
-        ("date,y\n2024-01-01,1\n", "has one row for each series"),
+        ("date,y\n2024-01-01,1\n", "has one row per series"),
         ("date,y\n", "has no rows"),
         ("t,y\n0,1\n0.001,2\n0.002,2\n9000,3\n", "give rows that are spaced more evenly"),
     ],
@@ -87,7 +87,7 @@ def test_unusable_files_are_refused_with_a_sentence(tmp_path: Path, text: str, m
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"value": "word"}, "4 of 4 cells of the column 'word' .* are no numbers, such as 'a' in line 2"),
+        ({"value": "word"}, "4 of 4 cells of the column 'word' .* are not numbers, such as 'a' in line 2"),
         ({"label": "y"}, "there is no role 'label'"),
         ({"value": "y, z"}, "has no column 'z'"),
         ({"time": "date,y"}, "names several columns"),
@@ -120,7 +120,7 @@ def test_several_series_share_a_grid(tmp_path: Path) -> None:
     assert cutter.left_out == ["b"]
     held_out = Cutter(series, parts["validation"], 2, 2)  # inputs may begin before the part
     assert [held_out.place(i) for i in range(len(held_out))] == [(0, 4), (1, 0), (1, 1)]
-    with pytest.raises(UserError, match=r"13 steps are asked, and .* has 12"):
+    with pytest.raises(UserError, match=r"the splits need 13 steps, but .* has 12"):
         borders(panel, (6, 3, 4))
 
 
@@ -204,11 +204,13 @@ def test_cells_that_are_no_numbers_are_told_apart_from_missing_ones(tmp_path: Pa
     panel = panel_of(tmp_path, text, columns={"time": "t"})
     said = " ".join(panel.notes)
     assert "1 of 100 cells of the column 'y'" in said
-    assert "such as 'ERR' in line 9; they are left out" in said
+    assert "such as 'ERR' in line 9; they count as missing values" in said
     assert "1 of 100 values of" in said
     for i in range(20, 27):
         cells[i] = "ERR"
-    with pytest.raises(UserError, match=r"8 of 100 cells of the column 'y' .* are no numbers, such as 'ERR' in line 9"):
+    with pytest.raises(
+        UserError, match=r"8 of 100 cells of the column 'y' .* are not numbers, such as 'ERR' in line 9"
+    ):
         panel_of(tmp_path, "t,y\n" + "".join(f"{i},{cell}\n" for i, cell in enumerate(cells)), columns={"time": "t"})
 
 

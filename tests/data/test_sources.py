@@ -221,7 +221,7 @@ def test_a_cache_that_cannot_be_written_is_named(shelf: str, tmp_path: Path, mon
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("QKV_CACHE", str(tmp_path / "file"))
     publish(monkeypatch, f"{shelf}/plays.txt")
-    with pytest.raises(UserError, match="cannot be written: Not a directory; name another folder with QKV_CACHE"):
+    with pytest.raises(UserError, match="cannot be written: Not a directory; set QKV_CACHE to another folder"):
         resolve("plays")
 
 

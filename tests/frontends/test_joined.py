@@ -157,9 +157,13 @@ def test_a_penalty_counts_tokens_only() -> None:
 @pytest.mark.parametrize(
     ("ids", "inputs", "reason"),
     [
-        (row_of(P, P, 3), {"points": points(1)}, "rows have 2 positions of points, and its values have 3"),
-        (row_of(1, 2, 3), {"points": points(1)}, "rows have 0 positions of points, and its values have 3"),
-        (row_of(P, P, P), {"nodes": Signal(torch.randn(1, 3, 2).double())}, "rows have 3 positions of points"),
+        (row_of(P, P, 3), {"points": points(1)}, "rows have 2 placeholder ids of the input 'points'"),
+        (row_of(1, 2, 3), {"points": points(1)}, "rows have 0 placeholder ids of the input 'points'"),
+        (
+            row_of(P, P, P),
+            {"nodes": Signal(torch.randn(1, 3, 2).double())},
+            "rows have 3 placeholder ids of the input 'points'",
+        ),
         (row_of(1, 2), {"sound": points(1)}, "the model has no input 'sound'; it reads points, nodes"),
         (row_of(P, P, P), None, "outside of the vocabulary"),
     ],

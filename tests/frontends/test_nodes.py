@@ -92,13 +92,13 @@ def test_random_graphs_are_read_with_their_distances() -> None:
         (Signal(torch.zeros(1, 3, 5, dtype=torch.long)), r"nodes are int64 of the shape"),
         (
             GraphSignal(torch.zeros(1, 3, 5), graph=Graph(torch.tensor([[0], [3]]))),
-            "an edge has the node 3; the nodes of all rows are 0 to 2",
+            "an edge has the node 3; node indices over all rows are 0 to 2",
         ),
         (
             GraphSignal(torch.zeros(1, 3, 5), graph=Graph(torch.zeros(3, 2, dtype=torch.long))),
             r"edges have the shape \(3, 2\)",
         ),
-        (GraphSignal(torch.zeros(1, 3, 5), graph=Graph(torch.zeros(2, 2))), "edges are float32, and they number nodes"),
+        (GraphSignal(torch.zeros(1, 3, 5), graph=Graph(torch.zeros(2, 2))), "edges are float32, and they index nodes"),
         (
             GraphSignal(torch.zeros(1, 3, 5), graph=Graph(torch.zeros(2, 0).long(), torch.zeros(1, 2, 2).long())),
             r"distances have the shape \(1, 2, 2\); give \(1, 3, 3\)",

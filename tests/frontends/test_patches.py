@@ -89,7 +89,7 @@ def test_other_values_are_refused(pixels: torch.Tensor, message: str) -> None:
 def test_a_patch_larger_than_the_image_and_unknown_sizes_are_refused() -> None:
     with pytest.raises(SpecError, match="patches of 16 pixels are larger than images of 9 × 12"):
         Patches.parse({"patch": 16, "height": 9, "width": 12})
-    with pytest.raises(UserError, match="height, width and channels are not known"):
+    with pytest.raises(UserError, match="height, width and channels are not set"):
         build(Model(frontend=Patches(), head="classification(2)"), 0)  # type: ignore[arg-type]
 
 

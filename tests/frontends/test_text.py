@@ -148,7 +148,7 @@ def test_gradients_reach_the_tokens_that_occur_and_the_positions_that_stand() ->
 def test_a_vocabulary_that_nobody_knows_is_refused() -> None:
     with pytest.raises(
         UserError,
-        match=r"model\.frontend\.vocab_size is not known: give it, or build the model together with its tokenizer",
+        match=r"model\.frontend\.vocab_size is not set: set it, or build the model together with its tokenizer",
     ):
         built(Text())
 
@@ -206,8 +206,8 @@ def test_types_stand_beside_the_tokens_and_before_the_positions() -> None:
 @pytest.mark.parametrize(
     ("part", "types", "sentence"),
     [
-        (Text(vocab_size=7), IDS, "token types are given, but the front end has none; set frontend.types"),
-        (Text(vocab_size=7, types=2), IDS[:, :2], "2 × 2 types are given for 2 × 3 tokens; give one for each"),
+        (Text(vocab_size=7), IDS, "token types are given, but the front end reads none; set frontend.types"),
+        (Text(vocab_size=7, types=2), IDS[:, :2], "2 × 2 types are given for 2 × 3 tokens; give one type per token"),
     ],
 )
 def test_types_that_do_not_fit_are_refused(part: Text, types: Tensor, sentence: str) -> None:

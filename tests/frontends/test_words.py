@@ -74,9 +74,9 @@ def test_positions_are_added_and_padding_has_no_gradient() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (torch.zeros(2, 3, dtype=torch.long), r"features have the shape \(2, 3\), and the model reads rows of words"),
+        (torch.zeros(2, 3, dtype=torch.long), r"features have the shape \(2, 3\); give B rows of N words"),
         (torch.zeros(2, 3, 0, dtype=torch.long), r"features have the shape \(2, 3, 0\)"),
-        (torch.zeros(2, 3, 4), "features are float32, and they number buckets; give int64 or int32"),
+        (torch.zeros(2, 3, 4), "features are float32, and they index buckets; give int64 or int32"),
         (torch.full((1, 1, 1), 1 << 14), r"the id 16384 is outside of the vocabulary; ids are -1 to 16383"),
     ],
 )

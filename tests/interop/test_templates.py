@@ -223,5 +223,5 @@ def test_a_pair_is_learned_from_a_table_and_asked_for(tmp_path: Path, capsys: py
     assert json.loads(capsys.readouterr().out)["probabilities"] == answer["probabilities"]
     assert main(["predict", str(run.folder), "--data", str(tmp_path / "pairs.csv")]) == 0
     assert capsys.readouterr().out.splitlines()[0] == "premise,hypothesis,label,answer,probability"
-    with pytest.raises(UserError, match="learned from pairs of texts, and the second text, 'pair', is missing"):
+    with pytest.raises(UserError, match="was trained on pairs of texts, but the second text, 'pair', is missing"):
         qkv.predict(run, "the cat")

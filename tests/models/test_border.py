@@ -61,9 +61,9 @@ def test_no_rows_have_a_state(capacity: int | None) -> None:
 
 
 WRONG_LENGTHS: dict[str, tuple[Any, str]] = {
-    "too long": ([5, 6], "lengths hold 6, and a row has 0 to 5"),
-    "negative": ([5, -1], "lengths hold -1, and a row has 0 to 5"),
-    "one for two rows": ([5], r"lengths have the shape \(1,\), .* give \(2,\)"),
+    "too long": ([5, 6], "lengths hold 6; allowed: 0 to 5"),
+    "negative": ([5, -1], "lengths hold -1; allowed: 0 to 5"),
+    "one for two rows": ([5], r"lengths have the shape \(1,\); give one for each of the 2 rows, \(2,\)"),
     "a table": ([[5, 5]], r"lengths have the shape \(1, 2\)"),
     "fractions": ([5.0, 1.0], "lengths are float32, and they count positions"),
 }
@@ -94,9 +94,9 @@ WRONG_IDS: dict[str, tuple[Any, str]] = {
     "beyond the vocabulary": ([[0, VOCABULARY]], "the id 13 is outside of the vocabulary; ids are 0 to 12"),
     "negative": ([[0, -1]], "the id -1 is outside of the vocabulary"),
     "many, one beyond": ([[0] * 20] * 19 + [[VOCABULARY] * 20], "the id 13 is outside"),
-    "fractions": ([[0.0, 1.0]], "ids are float32, and they number tokens"),
+    "fractions": ([[0.0, 1.0]], "ids are float32, and they index tokens"),
     "truths": ([[True]], "ids are bool"),
-    "one row": ([0, 1], r"ids have the shape \(2,\), .*; one row is ids\[None\]"),
+    "one row": ([0, 1], r"ids have the shape \(2,\); .* such as ids\[None\] for a single row"),
     "three axes": ([[[0, 1]]], r"ids have the shape \(1, 1, 2\)"),
     "no axis": (1, r"ids have the shape \(\)"),
 }
@@ -128,7 +128,7 @@ def test_a_state_is_of_the_rows_of_the_ids(name: str) -> None:
     m, x = built(name), ids(2, 5)
     for rows in (1, 3):
         state = m.init_state(rows, memory=m.encode(ids(rows, 4)) if m.encoder else None)
-        with pytest.raises(UserError, match=f"the state and the input are not of the same rows: {rows} and 2"):
+        with pytest.raises(UserError, match=f"the state and the input have different numbers of rows: {rows} and 2"):
             m(x, state)
 
 
@@ -136,9 +136,9 @@ def test_a_state_is_of_the_rows_of_the_ids(name: str) -> None:
 def test_a_memory_is_of_the_rows_of_the_ids(rows: int) -> None:
     m = built("encoder-decoder")
     memory = m.encode(ids(rows, 4))
-    with pytest.raises(UserError, match=f"the memory and the input are not of the same rows: {rows} and 2"):
+    with pytest.raises(UserError, match=f"the memory and the input have different numbers of rows: {rows} and 2"):
         call(m, ids(2, 5), memory=memory)
-    with pytest.raises(UserError, match=f"the memory and the state are not of the same rows: {rows} and 2"):
+    with pytest.raises(UserError, match=f"the memory and the state have different numbers of rows: {rows} and 2"):
         m.init_state(2, memory=memory)
 
 
@@ -177,7 +177,7 @@ def test_a_packed_row_may_be_longer_than_a_table_whose_positions_restart(name: s
         ({"positions": torch.tensor([[0, 1, 2, 3, -4]])}, "the position -4 is before the first, 0"),
         ({"visible": torch.ones(2, 5, 4, dtype=torch.bool)}, r"visible have the shape \(2, 5, 4\); give \(2, 5, 5\)"),
         ({"prefix": torch.tensor([1])}, r"prefix lengths have the shape \(1,\)"),
-        ({"prefix": torch.tensor([1, 6])}, "prefix lengths hold 6, and a row has 0 to 5"),
+        ({"prefix": torch.tensor([1, 6])}, "prefix lengths hold 6; allowed: 0 to 5"),
     ],
 )
 def test_what_is_said_of_positions_is_of_these_positions(name: str, given: dict[str, Tensor], sentence: str) -> None:

@@ -348,7 +348,7 @@ def test_a_token_is_refused_as_by_the_parts() -> None:
         for wrong in ([[3], [50]], [[-1], [3]]):
             with pytest.raises(UserError, match="outside of the vocabulary"):
                 model.decode(wrong, state)
-        with pytest.raises(UserError, match="not of the same rows"):
+        with pytest.raises(UserError, match="have different numbers of rows"):
             model.decode([[1], [2], [3]], state)
         with pytest.raises(UserError, match="holds 5 positions and 6 are needed"):
             model.decode([[1], [2, 3]], state)

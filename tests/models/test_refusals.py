@@ -21,7 +21,7 @@ def test_input_longer_than_the_learned_table() -> None:
     built = build(model(context_length=8))
     sentence = (
         r"9 positions are more than the 8 that the learned position table holds \(model\.context_length\); "
-        r"shorten the input, or use positions without an end \(sinusoidal, rope, alibi, none\)"
+        r"shorten the input, or use positions without a maximum \(sinusoidal, rope, alibi, none\)"
     )
     built(ids(2, 8))
     with pytest.raises(UserError, match=sentence):
@@ -74,7 +74,7 @@ def test_more_positions_than_the_capacity() -> None:
     _, state = built(ids(2, 5), built.init_state(2, capacity=6))
     assert state is not None
     with pytest.raises(
-        UserError, match="the state holds 6 positions and 7 are needed; give init_state a larger capacity, or none"
+        UserError, match="the state holds 6 positions and 7 are needed; give init_state a larger capacity, or None"
     ):
         built(ids(2, 2), state)
 
@@ -92,7 +92,7 @@ def test_documents_and_a_state_together() -> None:
     built = build(model())
     with pytest.raises(
         UserError,
-        match=r"packed documents \(segments\) cannot be joined with a state; give each document a row of its own",
+        match=r"packed documents \(segments\) cannot be combined with a decoding state; give each document a row of",
     ):
         built(Signal(ids(), segments=torch.zeros(2, 9, dtype=torch.long)), built.init_state(2))
 
@@ -100,6 +100,6 @@ def test_documents_and_a_state_together() -> None:
 def test_a_vocabulary_that_nobody_knows() -> None:
     with pytest.raises(
         UserError,
-        match=r"model\.frontend\.vocab_size is not known: give it, or build the model together with its tokenizer",
+        match=r"model\.frontend\.vocab_size is not set: set it, or build the model together with its tokenizer",
     ):
         build(model(frontend=Text()))

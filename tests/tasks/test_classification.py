@@ -127,7 +127,7 @@ def test_a_long_text_is_cut_and_said_so() -> None:
     rows = [{"text": "a" * 9, "label": "a"}, {"text": "b" * 7, "label": "b"}]
     task, dataset = opened(rows, context_length=8)
     assert dataset.notes == (
-        "2 of 4 examples were cut: their text is longer than the 7 tokens that fit (the longest has 9)",
+        "2 of 4 examples were truncated: their text is longer than the 7 tokens that fit (the longest has 9)",
     )
     assert {len(example.fields.value.ids) for example in dataset.examples["train"]} == {8}
     answers = task.predict(model_of(dataset), dataset.vocabulary, dataset.recipe, rows)

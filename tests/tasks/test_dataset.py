@@ -143,7 +143,7 @@ def test_a_digest_changes_with_every_row_and_its_answer(task: str) -> None:
 
 def test_a_part_without_an_example_is_refused() -> None:
     with pytest.raises(
-        UserError, match=r"data\.source: the validation part of 'table' has no example that can be used"
+        UserError, match=r"data\.source: the validation split of 'table' has no example that can be used"
     ):
         dataset_of(recipe_for("classification"), rows_of("classification", 5), [])
 
@@ -173,9 +173,7 @@ def test_shared_vectors_need_a_shared_tokenizer() -> None:
     recipe = translating(True, data={"target_tokenizer": "characters"})
     assert recipe.model.encoder is not None
     shared = recipe.changed(model=recipe.model.changed(encoder=recipe.model.encoder.changed(share_embedding=True)))
-    with pytest.raises(
-        SpecError, match=r"model\.encoder\.share_embedding: source and target have tokenizers of their own"
-    ):
+    with pytest.raises(SpecError, match=r"model\.encoder\.share_embedding: source and target have separate tokenizers"):
         dataset_of(shared, rows_of("translation", 5))
 
 

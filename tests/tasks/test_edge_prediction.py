@@ -182,9 +182,9 @@ def test_other_graphs_are_read_and_a_recipe_is_chosen(tmp_path: Path) -> None:
 
 
 def test_what_tells_the_answers_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="lengths of shortest paths tell the hidden edges"):
+    with pytest.raises(SpecError, match="lengths of shortest paths reveal the hidden edges"):
         opened(recipe(edge_file(tmp_path), "data.processor.distances=3"))
-    with pytest.raises(UserError, match="edges are held out of the graph itself"):
+    with pytest.raises(UserError, match="held-out edges are taken from the graph itself"):
         opened(recipe(edge_file(tmp_path), "data.validation=other.csv"))
     (tmp_path / "few.csv").write_text("a,b\n1,2\n2,3\n")
     with pytest.raises(UserError, match="has 2 edges, and at least 6 are needed"):

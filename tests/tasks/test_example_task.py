@@ -42,15 +42,15 @@ def test_what_is_cut_is_counted(first: list[int], second: list[int]) -> None:
     long = [len(ids) for ids in (first, second, first) if len(ids) > 3]
     wanted = (
         [
-            f"{len(long)} of 4 examples were cut: their text is longer than the 3 tokens that fit (the longest has "
-            f"{max(long)})"
+            f"{len(long)} of 4 examples were truncated: their text is longer than the 3 tokens that fit "
+            f"(the longest has {max(long)})"
         ]
         if long
         else []
     )
     if len(second) > 5:
         wanted.append(
-            "1 of 4 examples were cut: their other is longer than the 5 tokens that fit (the longest has "
+            "1 of 4 examples were truncated: their other is longer than the 5 tokens that fit (the longest has "
             f"{len(second)})"
         )
     assert cut.notes(4) == wanted

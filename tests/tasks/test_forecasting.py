@@ -190,7 +190,7 @@ def test_a_short_table_has_no_forecast(tmp_path: Path) -> None:
     run = train(recipe_of(tmp_path), tmp_path / "run", on_event=lambda _: None)
     short = tmp_path / "short.csv"
     short.write_text("step,y0\n" + "".join(f"{i},1\n" for i in range(8)))
-    with pytest.raises(UserError, match=r"short\.csv has 8 steps up to its last value, and the model reads 12"):
+    with pytest.raises(UserError, match=r"short\.csv has 8 steps up to its last value, but the model reads 12"):
         predict_table(run, str(short), {})
 
 
@@ -212,8 +212,8 @@ def test_recipes_that_do_not_fit_are_refused(tmp_path: Path, changes: dict[str, 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task__context": 100}, "the train part of .* has no window of 100 \\+ 3 steps"),
-        ({"data__validation": "other.csv"}, r"data\.validation: series are divided by time"),
+        ({"task__context": 100}, "the train split of .* has no window of 100 \\+ 3 steps"),
+        ({"data__validation": "other.csv"}, r"data\.validation: series are split by time"),
         ({"data__processor": {"kind": "series", "calendar": True}}, "the series have no dates"),
         ({"model__frontend": {**READER, "steps": 9}}, "9 given, but the data has 12"),
     ],
@@ -235,5 +235,5 @@ def test_a_part_without_targets_is_refused_or_moved_before_training(tmp_path: Pa
     assert sum(parts) == 200
     assert build_task(recipe.task).open(recipe).cutters["validation"].targets > 0
     fixed = recipe.changed(task=recipe.task.changed(parts=(0.7, 0.1, 0.2)))
-    with pytest.raises(UserError, match=r"no value of the validation part of .* \(2023-05-21 to 2023-06-09\) can be"):
+    with pytest.raises(UserError, match=r"the validation split of .* \(2023-05-21 to 2023-06-09\) has no value"):
         build_task(fixed.task).open(fixed)

@@ -213,10 +213,10 @@ def test_a_run_of_codes_is_moved_without_its_autoencoder(autoencoder: Path, tmp_
 def test_a_missing_or_other_autoencoder_is_one_sentence(autoencoder: Path, codes_run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds no trained run; train it first: qkv train fashion_mnist_vq --out"):
         trained(of_codes(tmp_path / "fashion_mnist_vq"), tmp_path / "run")
-    with pytest.raises(UserError, match="of the task 'next_token'; name one of the task 'autoencoding'"):
+    with pytest.raises(UserError, match="has the task 'next_token'; name a run with the task 'autoencoding'"):
         trained(of_codes(codes_run), tmp_path / "run")
     processor: Any = qkv.load(codes_run).vocabulary.processors["input"]
-    with pytest.raises(UserError, match="not the one whose codes the model has learned"):
+    with pytest.raises(UserError, match="differs from the one that the model was trained with"):
         ImageCodesProcessor(processor.changed(digest="0" * 64)).encode(images(1)["image"][0])
     assert not (tmp_path / "run" / "spec.yaml").exists()
 
@@ -320,7 +320,7 @@ def test_a_model_of_patches_resumes_and_generates(patches_run: Path) -> None:
     found, again = qkv.generate_images(run, 3, seed=4), qkv.generate_images(run, 2, "right", seed=5)
     assert [image.shape for image in found] == [(8, 12)] * 3
     np.testing.assert_array_equal(found[1], again[0])  # label 1, seed 5
-    with pytest.raises(UserError, match="top_k: patches are drawn from densities"):
+    with pytest.raises(UserError, match="top_k: patches are sampled from densities"):
         qkv.generate_images(run, 1, top_k=3)
     figures = run.evaluation["splits"]["validation"]["figures"]
     assert figures["bits_per_value"] == pytest.approx(figures["loss"] / np.log(2))

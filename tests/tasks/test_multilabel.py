@@ -55,7 +55,7 @@ def test_cells_are_sets_of_labels(name: str, cells: list[str], wanted: list[list
     assert found == {f"t{i}": labels for i, labels in enumerate(wanted)}
     (note,) = (note for note in records.notes if "1 of 4 rows" in note)
     assert "has no labels and was left out" in note
-    assert note.endswith("; [] in the cell means that a text has none of the labels")
+    assert note.endswith("; write [] in the cell of a row without labels")
     assert not any("more than one" in note for note in records.notes)
 
 
@@ -63,13 +63,13 @@ def test_a_separator_of_ones_own_and_a_broken_list(tmp_path: Path) -> None:
     source = write(tmp_path / "a.csv", "text,labels\nt,a / b\nu,b\nv,[a\n")
     records = read(source, LABELS, label_separator="/")
     assert sorted(row["labels"] for row in everything(records)) == [["a", "b"], ["b"]]
-    assert [(row.line, row.reason) for row in records.bad] == [(4, "labels is '[a', not a whole list")]
+    assert [(row.line, row.reason) for row in records.bad] == [(4, "labels is '[a', not a complete list")]
     assert records.digest != read(source, LABELS).digest
 
 
 def test_a_separator_that_no_cell_contains_is_told(tmp_path: Path) -> None:
     source = write(tmp_path / "a.csv", "text,labels\nt,a b\nu,b\nv,[]\nw,b a\n")
-    told = "more than one of the labels; if cells hold several, name the text between them in data.label_separator"
+    told = "more than one of the labels; if cells hold several, set data.label_separator to the text between them"
     assert any(note.endswith(told) for note in read(source, LABELS, label_separator="/").notes)
     records = read(source, LABELS, label_separator=override(recipe_for("multilabel"), SPACE).data.label_separator)
     assert sorted(row["labels"] for row in everything(records)) == [[], ["a", "b"], ["b"], ["b", "a"]]
@@ -127,7 +127,7 @@ def test_labels_of_held_out_rows_alone_count_as_errors() -> None:
     _, dataset = dataset_of(recipe_for("multilabel"), ROWS, held)
     assert dataset.vocabulary.labels == ("bird", "cat", "dog", "the")
     assert next(dataset.rows("validation")).targets.tolist() == [[1, 0, 0, 0]]
-    with pytest.raises(UserError, match="have one label in all \\('a'\\), and several are needed"):
+    with pytest.raises(UserError, match="have one label in all \\('a'\\), but at least two are needed"):
         opened([{"text": "x", "labels": ["a"]}] * 3)
 
 

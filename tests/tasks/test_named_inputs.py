@@ -289,7 +289,7 @@ def test_values_are_kept_whole_and_the_text_is_cut() -> None:
     read, length = encoder.encode(row)
     assert [token < 0 for token in read.ids.tolist()] == [False, False, True, True, True, True]
     assert length == 4
-    assert encoder.notes(1) == ["1 of 1 examples were cut: their words and other inputs do not fit"]
+    assert encoder.notes(1) == ["1 of 1 examples were truncated: their words and other inputs do not fit"]
     with pytest.raises(UserError, match="4 of picture, more positions than the 3"):
         encoder_of(3).encode(row)
 

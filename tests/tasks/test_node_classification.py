@@ -212,9 +212,13 @@ def test_two_tables_are_read(tmp_path: Path) -> None:
     np.testing.assert_allclose(values.std(0), 1, atol=1e-4)
     assert sorted(dataset.table.splits["validation"].tolist()) == sorted(arrays()["val_index"].tolist())
     told = " ".join(dataset.notes)
-    for note in ("1 of 28 edges", "line 29: 'n99' is no node", "edges left out: 1 from a node to itself, 1 repeated"):
+    for note in (
+        "1 of 28 edges",
+        "line 29: 'n99' is not a node",
+        "edges left out: 1 from a node to itself, 1 repeated",
+    ):
         assert note in told
-    with pytest.raises(UserError, match=r"edges of .* cannot be used: line 29: 'n99' is no node"):
+    with pytest.raises(UserError, match=r"edges of .* cannot be used: line 29: 'n99' is not a node"):
         opened(override(recipe(source), ["data.bad_rows=refuse"]))
 
 
@@ -240,7 +244,7 @@ def test_labels_are_held_out_where_no_split_is_given(tmp_path: Path) -> None:
         ({"labels": np.zeros(0, np.int64)}, "has the split|has no node|outside of 0"),
         ({"labels": np.zeros(NODES, np.int64)}, "have 1 label; give at least two"),
         ({"val_index": np.array([99])}, "the split validation has a node outside of 0 to 23"),
-        ({"val_index": arrays()["train_index"]}, "8 nodes of .* are in training and in validation"),
+        ({"val_index": arrays()["train_index"]}, "8 nodes of .* are in both training and validation"),
         ({"edges": np.array([{"a": 1}], object)}, "is not an .npz file of plain arrays"),
     ],
 )

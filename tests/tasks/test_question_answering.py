@@ -141,7 +141,7 @@ def test_a_long_question_is_cut_and_said_so() -> None:
     rows = [row("a red cat", "red", "where is the red blue cat")]
     task, dataset = opened(rows)
     assert dataset.notes == (
-        "2 of 2 examples were cut: their question is longer than the 4 tokens that fit (the longest has 6)",
+        "2 of 2 examples were truncated: their question is longer than the 4 tokens that fit (the longest has 6)",
     )
     (answer,) = task.predict(model_of(dataset), dataset.vocabulary, dataset.recipe, rows)
     assert answer["note"] == "the question has 6 tokens and the model reads 4; the rest was not read"

@@ -105,7 +105,7 @@ def test_a_long_text_is_cut_and_said_so() -> None:
     rows = [{"text": "a cat sat on the mat", "value": 1.0}, {"text": "a", "value": 2.0}]
     task, dataset = opened(rows, data={"tokenizer": "characters"}, context_length=8)
     assert dataset.notes == (
-        "2 of 4 examples were cut: their text is longer than the 7 tokens that fit (the longest has 20)",
+        "2 of 4 examples were truncated: their text is longer than the 7 tokens that fit (the longest has 20)",
     )
     answers = task.predict(model_of(dataset), dataset.vocabulary, dataset.recipe, rows)
     assert answers[0]["note"] == "the input has 20 tokens and the model reads 7; the rest was not read"
@@ -119,5 +119,5 @@ def test_what_cannot_be_learned_or_read_is_refused() -> None:
     with pytest.raises(UserError, match="text: 5 is not a text"):
         task.predict(model_of(dataset), dataset.vocabulary, dataset.recipe, [{"text": 5}])
     bare, batch = build_task(Regression()), next(dataset.rows("validation"))
-    with pytest.raises(UserError, match=r"task\.mean and task\.deviation are not known"):
+    with pytest.raises(UserError, match=r"task\.mean and task\.deviation are not set"):
         bare.observe(model_of(dataset), batch)

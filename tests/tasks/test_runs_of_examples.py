@@ -93,7 +93,7 @@ def test_a_tagger_of_words_has_no_tokenizer(tmp_path: Path) -> None:
     assert qkv.evaluate(loaded)["f1"] > 60
     (answer,) = qkv.predict(loaded, "the red cat sat on the mat")
     assert answer["answer"].startswith("the [red cat](thing) sat")
-    assert answer["note"] == "the last 1 of 7 words were not read: the sentence is longer than what the model reads"
+    assert answer["note"] == "the last 1 of 7 words were truncated: the sentence is longer than the model can read"
     with pytest.raises(UserError, match="the run has no tokenizer"):
         qkv.generate(loaded, "the red")
 

@@ -187,8 +187,8 @@ def test_long_sides_are_cut_each_to_its_own_limit() -> None:
     rows = [{"source": "a " * 30, "target": "cat"}, {"source": "a", "target": "cat " * 40}]
     _, dataset = opened(True, rows=rows)
     assert dataset.notes == (
-        "2 of 4 examples were cut: their source is longer than the 23 tokens that fit (the longest has 30)",
-        "2 of 4 examples were cut: their target is longer than the 31 tokens that fit (the longest has 40)",
+        "2 of 4 examples were truncated: their source is longer than the 23 tokens that fit (the longest has 30)",
+        "2 of 4 examples were truncated: their target is longer than the 31 tokens that fit (the longest has 40)",
     )
     task, other = opened(False, rows=rows)
     assert max(example.size for example in other.examples["train"]) <= 32

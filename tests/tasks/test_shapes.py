@@ -97,7 +97,7 @@ def test_transparency_tells_the_shape_whatever_the_colours(tmp_path: Path) -> No
 
 
 def test_pictures_without_a_shape_and_wrong_sizes_are_refused() -> None:
-    with pytest.raises(Unusable, match="shows no shape: all of its pixels are alike"):
+    with pytest.raises(Unusable, match="shows no shape: all of its pixels are equal"):
         ContourProcessor(Contours()).encode(np.full((9, 9), 80, np.uint8))
     model = {"width": 8, "frontend": "contour_points(points=16)", "head": "classification(2)"}
     with pytest.raises(UserError, match=r"points are float32 of the shape \(2, 16, 4\); give floats"):

@@ -137,7 +137,7 @@ def test_words_that_do_not_fit_are_noted_and_count_as_wrong() -> None:
     rows = [{"words": words, "tags": ["B-x", "I-x", "O", "O", "B-x", "O"]}, {"words": ["cat"], "tags": ["O"]}]
     task, dataset = opened(rows, tokenizer="word_list(20, min_frequency=1)", length=4)
     assert dataset.notes == (
-        "2 of 4 examples were cut: their sentence is longer than the 4 tokens that fit (the longest has 6)",
+        "2 of 4 examples were truncated: their sentence is longer than the 4 tokens that fit (the longest has 6)",
     )
     model = model_of(dataset)
     seen = measure(model, task, dataset.rows("validation"), "fp32")
@@ -151,7 +151,7 @@ def test_words_that_do_not_fit_are_noted_and_count_as_wrong() -> None:
     assert task.figures(seen, dataset.scale())["accuracy"] == pytest.approx(100 * right / 7)
     (answer,) = task.predict(model, dataset.vocabulary, dataset.recipe, rows[:1])
     assert answer["tags"][4:] == ["O", "O"]
-    assert answer["note"] == "the last 2 of 6 words were not read: the sentence is longer than what the model reads"
+    assert answer["note"] == "the last 2 of 6 words were truncated: the sentence is longer than the model can read"
 
 
 def test_an_evaluation_is_seqeval_on_what_predict_answers() -> None:
@@ -223,7 +223,7 @@ def test_a_tag_that_only_the_held_out_part_has_is_a_class_that_is_measured() -> 
     _, dataset = dataset_of(recipe, rows, other)
     assert dataset.vocabulary.labels == ("B-x", "B-y", "O")
     assert next(dataset.rows("validation")).targets.tolist() == [[1]]
-    with pytest.raises(UserError, match=r"the tag 'B-z' is none of those that the run was trained with: B-x, B-y, O"):
+    with pytest.raises(UserError, match=r"the tag 'B-z' is not among the tags of the run: B-x, B-y, O"):
         dataset_of(recipe, [{"words": ["a"], "tags": ["B-z"]}], vocabulary=dataset.vocabulary)
 
 

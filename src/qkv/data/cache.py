@@ -46,7 +46,7 @@ def stored(shelf: str, key: str, load: Callable[[Path], T | None], build: Callab
     except OSError as error:
         raise UserError(
             f"the {shelf} of the data can be written neither to the cache {home} ({refused.strerror}) "
-            f"nor to {tempfile.gettempdir()} ({error.strerror}); make room, or name another folder with QKV_CACHE"
+            f"nor to {tempfile.gettempdir()} ({error.strerror}); free disk space, or set QKV_CACHE to another folder"
         ) from None
 
 
@@ -61,7 +61,7 @@ def _built(target: Path, load: Callable[[Path], T | None], build: Callable[[Path
         shutil.rmtree(partial, ignore_errors=True)
     result = load(target)
     if result is None:
-        raise OSError(errno.EIO, "what was written reads back damaged")
+        raise OSError(errno.EIO, "the files just written are damaged")
     return result
 
 

@@ -46,7 +46,7 @@ def read_pretrained(folder: str, key: str) -> Pretrained:
     recipe = read_recipe(home)
     with torch.device("meta"):
         model = Transformer(recipe.model)
-    _place(model, tensors, f"{key}: the weights in {weights} are not those of {home / SPEC}")
+    _place(model, tensors, f"{key}: the weights in {weights} do not fit the model in {home / SPEC}")
     return Pretrained(model.eval(), recipe, Vocabulary.load(home), hashlib.sha256(content).hexdigest())
 
 

@@ -1,9 +1,9 @@
-"""Share what one command reads from its data, so that it reads each file once although several steps need the content.
+"""Cache of the data that one command reads, so that it reads each file once although several steps need the content.
 
-A command reads a file to recognise its format, to choose a recipe, and to train each model of a race. Inside
-``one_reading`` these steps share the results: contents of files and tables until ``release``, the latest examples and
-the latest encoded values until the end. Keys include the size and modification time of a file, so that a changed file
-is read again.
+A command needs a file to recognise its format, to choose a recipe, and to train each candidate model. Inside
+``one_reading`` these steps share a cache: contents of files and tables until ``release``; the latest examples and the
+latest encoded values until the end. Keys include the size and modification time of a file, so that a changed file is
+read again.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ HELD = 1 << 27
 _BLOCK = 1 << 20
 _SEPARATOR = "|"
 _ENCODES = ("tokenizer", "target_tokenizer", "processor", "batching")
-"""Settings of the data that decide how examples are encoded, not which examples there are."""
+"""Settings of the data that affect only how examples are encoded, not which rows are read."""
 
 
 class SourceReading:
-    """Files and results that one command has read so far.
+    """Cache of one command: files that it has read, and results computed from them.
 
     ``contents``: bytes of files. ``kept``: results until ``release``. ``facts``: small results, until the end of the
     command. ``latest``: last key and result for each name.
@@ -65,7 +65,7 @@ _reading: ContextVar[SourceReading | None] = ContextVar("reading", default=None)
 
 @contextmanager
 def one_reading() -> Iterator[None]:
-    """Context manager in which each data file is read once. A nested context shares the outer context's reading."""
+    """Context manager in which each data file is read once. A nested context shares the cache of the outer one."""
     token = None if _reading.get() is not None else _reading.set(SourceReading())
     try:
         yield
@@ -130,7 +130,7 @@ def latest(name: Hashable, key: Hashable, make: Callable[[], T]) -> T:
     if reading is None:
         return make()
     if name not in reading.latest or reading.latest[name][0] != key:
-        reading.latest.pop(name, None)  # freed before the next one is made
+        reading.latest.pop(name, None)  # frees the old result before the new one is computed
         reading.latest[name] = key, make()
     return reading.latest[name][1]
 

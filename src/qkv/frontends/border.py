@@ -47,11 +47,11 @@ def check_graph(graph: Graph, rows: int, count: int, device: torch.device) -> No
     edges, shape = graph.edges, (rows, count, count)
     if edges.dim() != 2 or edges.shape[0] != 2:
         raise UserError(f"edges have the shape {_shape(edges)}; give source and target of each, (2, edges)")
-    _check_integers("edges", edges, "number nodes", device)
+    _check_integers("edges", edges, "index nodes", device)
     bounds = _bounds(edges)
     if bounds is not None and not 0 <= bounds[0] <= bounds[1] < rows * count:
         wrong = bounds[0] if bounds[0] < 0 else bounds[1]
-        raise UserError(f"an edge has the node {wrong}; the nodes of all rows are 0 to {rows * count - 1}")
+        raise UserError(f"an edge has the node {wrong}; node indices over all rows are 0 to {rows * count - 1}")
     if graph.distances is not None:
         check_table("distances", graph.distances, (shape,), device)
 
@@ -60,18 +60,18 @@ def check_ids(ids: Tensor, device: torch.device) -> None:
     """Raise ``UserError`` unless ids are integers (B, N) on the device of the weights."""
     if ids.dim() != 2:
         raise UserError(
-            f"ids have the shape {_shape(ids)}, and a model reads rows of them, (B, N); one row is ids[None]"
+            f"ids have the shape {_shape(ids)}; give B rows of N ids, (B, N), such as ids[None] for a single row"
         )
-    _check_integers("ids", ids, "number tokens", device)
+    _check_integers("ids", ids, "index tokens", device)
 
 
 def check_features(buckets: Tensor, device: torch.device) -> None:
     """Raise ``UserError`` unless feature buckets are integers (B, N, F) on the device of the weights."""
     if buckets.dim() != 3 or not buckets.shape[2]:
         raise UserError(
-            f"features have the shape {_shape(buckets)}, and the model reads rows of words, (B, N, features of a word)"
+            f"features have the shape {_shape(buckets)}; give B rows of N words with F features each, (B, N, F)"
         )
-    _check_integers("features", buckets, "number buckets", device)
+    _check_integers("features", buckets, "index buckets", device)
 
 
 def _check_integers(name: str, values: Tensor, do: str, device: torch.device) -> None:
@@ -81,32 +81,34 @@ def _check_integers(name: str, values: Tensor, do: str, device: torch.device) ->
 
 
 def check_vocabulary(ids: Tensor, size: int, lowest: int = 0) -> None:
-    """Raise ``UserError`` if an id is outside ``lowest`` to ``size`` - 1, padding included, if checking is cheap."""
+    """Raise ``UserError`` if an id, also at a padded position, is not in ``lowest`` to ``size`` - 1.
+
+    Ids on a GPU or in a traced call are not checked.
+    """
     bounds = _bounds(ids)
     if bounds is not None and not lowest <= bounds[0] <= bounds[1] < size:
         wrong = bounds[1] if bounds[1] >= size else bounds[0]
         raise UserError(
-            f"the id {wrong} is outside of the vocabulary; ids are {lowest} to {size - 1}, those of padding too"
+            f"the id {wrong} is outside of the vocabulary; ids are {lowest} to {size - 1}, also at padded positions"
         )
 
 
 def check_counts(name: str, counts: Tensor, rows: int, most: int | None, device: torch.device) -> None:
-    """Raise ``UserError`` unless ``counts`` are integers (``rows``,), from 0 to ``most`` if checking is cheap.
+    """Raise ``UserError`` unless ``counts`` are integers (``rows``,) from 0 to ``most``.
 
-    ``name``: name of the argument in the message.   ``most``: None for no upper bound.
+    The range is not checked on a GPU or in a traced call.   ``name``: name of the argument in the message.
+    ``most``: None for no upper bound.
     """
     if counts.shape != (rows,):
-        raise UserError(
-            f"{name} have the shape {_shape(counts)}, and there is one for each of {rows} rows; give ({rows},)"
-        )
+        raise UserError(f"{name} have the shape {_shape(counts)}; give one for each of the {rows} rows, ({rows},)")
     if counts.dtype not in (torch.long, torch.int):
         raise UserError(f"{name} are {_named(counts.dtype)}, and they count positions; give int64 or int32")
     _same_device(name, counts, device)
     bounds = _bounds(counts)
     if bounds is not None and (bounds[0] < 0 or (most is not None and bounds[1] > most)):
         wrong = bounds[0] if bounds[0] < 0 else bounds[1]
-        limit = "at least 0" if most is None else f"0 to {most}, the positions of a row"
-        raise UserError(f"{name} hold {wrong}, and a row has {limit}")
+        limit = "at least 0" if most is None else f"0 to {most}, the number of positions of a row"
+        raise UserError(f"{name} hold {wrong}; allowed: {limit}")
 
 
 def check_table(name: str, table: Tensor, shapes: tuple[tuple[int, ...], ...], device: torch.device) -> None:
@@ -120,7 +122,7 @@ def check_rows(name: str, rows: int, beside: str, batch: int) -> None:
     """Raise ``UserError`` if the argument ``name`` has ``rows`` rows, but the argument ``beside`` has ``batch``."""
     if rows != batch:
         raise UserError(
-            f"{name} and {beside} are not of the same rows: {rows} and {batch}; give one row for each text in both"
+            f"{name} and {beside} have different numbers of rows: {rows} and {batch}; give one row per text in both"
         )
 
 

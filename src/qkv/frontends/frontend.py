@@ -42,7 +42,7 @@ class Frontend(Declared):
     """
 
     axes: int = 1
-    """Number of position axes. Coordinates of several axes stay in the front end; blocks read the index in the row."""
+    """Number of position axes. Only the front end reads several coordinates; blocks read the index in the row."""
     typed: bool = False
     """True if the front end, or a branch of its stack, reads token types."""
     limit: int | None
@@ -58,7 +58,7 @@ class Frontend(Declared):
         branch, own = stack.limiting_branch, part.limit(stack.context_length)
         self.limiting = None if branch is None or own == self.limit else branch.kind
         self.guards: list[Callable[[], None]] = []
-        """Called before each pass of the model. A guard raises ``UserError`` if the model cannot be used any more."""
+        """Functions called before each forward pass; each raises ``UserError`` if the model can no longer be used."""
         self.register_parameter("table", None)
 
     @property
@@ -158,10 +158,12 @@ class Frontend(Declared):
         wrong = next((name for name in _WITH_STATE if getattr(signal, name) is not None), None)
         if wrong:
             clause, instead = _WITH_STATE[wrong]
-            raise UserError(f"{clause} cannot be joined with a state; {instead}")
+            raise UserError(f"{clause} cannot be combined with a decoding state; {instead}")
         check_rows("the state", len(past.positions), "the input", signal.num_rows)
         if self.graph(signal) is not None:
-            raise UserError("the edges of a graph cannot be joined with a state; read the whole graph at once")
+            raise UserError(
+                "the edges of a graph cannot be combined with a decoding state; read the whole graph at once"
+            )
         device, lengths = signal.values.device, self.lengths(signal)
         arrival = Arrival(past.positions, self.count(signal), lengths, device)
         self.admit(arrival, past.limit)
@@ -172,7 +174,7 @@ class Frontend(Declared):
         return Context(positions, lengths, tap=tap, prefix=prefix, types=signal.types, arrival=arrival)
 
     def _placed(self, positions: Tensor, lengths: Tensor | None) -> Tensor:
-        """Check positions against the position limit; clamp the positions of padding to it. Raises ``UserError``."""
+        """Check unpadded positions against the position limit and clamp padded ones to it; raises ``UserError``."""
         if self.limit is None or not positions.numel():
             return positions
         real = positions
@@ -200,7 +202,7 @@ class Frontend(Declared):
                 )
             raise UserError(
                 f"{end} positions are more than the {self.limit} that the learned position table holds "
-                f"({self.part.limited_by}); shorten the input, or use positions without an end (sinusoidal, rope, "
+                f"({self.part.limited_by}); shorten the input, or use positions without a maximum (sinusoidal, rope, "
                 "alibi, none)"
             )
 
@@ -220,7 +222,7 @@ def _check_room(limits: Counts, needed: Counts) -> None:
         if over is not None:
             limit, end = over
             raise UserError(
-                f"the state holds {limit} positions and {end} are needed; give init_state a larger capacity, or none"
+                f"the state holds {limit} positions and {end} are needed; give init_state a larger capacity, or None"
             )
 
 

@@ -24,8 +24,8 @@ class PatchVectorFrontend(PlacedFrontend):
     def __init__(self, part: PatchVectors, stack: Stack, width: int, table: object = None):
         if part.features is None or part.starts is None:
             raise UserError(
-                "model.frontend.features and starts are not known: give them, or open the data, whose processor "
-                "decides them"
+                "model.frontend.features and model.frontend.starts are not set: set them, or open the data, whose "
+                "processor sets them"
             )
         super().__init__(part, stack, width)
         self.width_read = part.features + part.starts
@@ -37,7 +37,7 @@ class PatchVectorFrontend(PlacedFrontend):
             shape, kind = tuple(values.shape), str(values.dtype).removeprefix("torch.")
             raise UserError(
                 f"patches have the shape {shape} and the type {kind}, and the model reads numbers "
-                f"(B, N, {self.width_read}): the pixels of each patch, and its start"
+                f"(B, N, {self.width_read}): the pixels of each patch, and its one-hot start vector"
             )
 
     def random(self, rows: int, length: int, generator: torch.Generator) -> Signal:

@@ -22,7 +22,7 @@ class JoinedFrontend(TextFrontend):
     """Front end for token ids (B, N) and other inputs, whose values replace placeholder ids -> vectors (B, N, D).
 
         ids           5  9  -1  -1  -1  7           x_i = E[id]  where id >= 0
-        inputs              one value               x_i = its front end's vectors, in order, at its placeholders
+        inputs              one value               x_i = vectors of the input's front end, in order, at ids < 0
 
     Then types, positions in the row, norm and dropout follow as for text. Each row of an input's signal is one value.
     Values are in the order of their placeholders: row by row, from left to right.
@@ -71,7 +71,10 @@ class JoinedFrontend(TextFrontend):
             here = (ids < 0) & ((-1 - ids) % len(self.inputs) == index)
             vectors = self._vectors_of(name, signal.inputs.get(name), x)
             if not here.is_meta and int(here.sum()) != len(vectors):
-                raise UserError(f"rows have {int(here.sum())} positions of {name}, and its values have {len(vectors)}")
+                raise UserError(
+                    f"rows have {int(here.sum())} placeholder ids of the input {name!r}, but its values have "
+                    f"{len(vectors)} positions"
+                )
             x = x.masked_scatter(here[..., None], vectors)
         return x
 

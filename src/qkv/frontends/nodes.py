@@ -32,9 +32,7 @@ class NodesFrontend(Frontend):
     def __init__(self, part: Nodes, stack: Stack, width: int, table: object = None):
         super().__init__(part, stack)
         if part.num_columns is None:
-            raise UserError(
-                "model.frontend.num_columns is not known: give it, or build the model together with its data"
-            )
+            raise UserError("model.frontend.num_columns is not set: set it, or build the model together with its data")
         self.map = Linear(part.num_columns, width)
         self.norm = build_norm(part.norm, width)
 

@@ -43,8 +43,8 @@ class PatchFrontend(PlacedFrontend):
     def __init__(self, part: Patches, stack: Stack, width: int, table: object = None):
         if part.grid is None or part.channels is None:
             raise UserError(
-                "model.frontend.height, width and channels are not known: give them, or open the data, "
-                "whose processor decides them"
+                "model.frontend.height, width and channels are not set: set them, or open the data, "
+                "whose processor sets them"
             )
         super().__init__(part, stack, width)
         channels = (part.channels, *part.stem)

@@ -67,7 +67,7 @@ class SeriesPatchFrontend(_SeriesFrontend):
         self.features = part.row_features or 1
         self.width_read = self.features + (part.covariates or 0)
         if self.inverted and part.steps is None:
-            raise UserError("model.frontend.steps is not known: give it, or build the model together with its data")
+            raise UserError("model.frontend.steps is not set: set it, or build the model together with its data")
         timed = 1 + part.frequencies * (1 + self.features) if part.frequencies else 0
         read = part.steps if self.inverted else part.patch * (self.width_read + timed)
         self.map = Linear(read or 1, part.vector_width(width))
@@ -198,7 +198,8 @@ def _prolonged(values: Tensor, lengths: Tensor | None) -> Tensor:
 class SeriesStepFrontend(_SeriesFrontend):
     """Front end for future steps with known covariates (B, H, K) -> vectors (B, H, D).
 
-    A learned vector, plus a linear map of the covariates if there are any, with position vectors.
+    Each vector is the sum of a learned vector, the same at all steps, and a linear map of the covariates if there are
+    any. Position vectors follow.
     """
 
     part: SeriesSteps

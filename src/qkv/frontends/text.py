@@ -38,7 +38,7 @@ class TextFrontend(PlacedFrontend):
         """Create the tables. ``table``: token embeddings shared with another front end; None to create new ones."""
         if part.vocab_size is None:
             raise UserError(
-                "model.frontend.vocab_size is not known: give it, or build the model together with its tokenizer"
+                "model.frontend.vocab_size is not set: set it, or build the model together with its tokenizer"
             )
         inner = part.placed_width(width)
         super().__init__(part, stack, inner)
@@ -94,7 +94,7 @@ class TextFrontend(PlacedFrontend):
     def _check(self, types: Tensor, x: Tensor) -> None:
         """Raise ``UserError`` if the model reads no token types, or if their shape does not match the tokens."""
         if not self.typed:
-            raise UserError("token types are given, but the front end has none; set frontend.types, or leave them out")
+            raise UserError("token types are given, but the front end reads none; set frontend.types, or omit them")
         if types.shape[-1] != x.shape[1] or types.shape[0] not in (1, x.shape[0]):
             given, needed = (" × ".join(map(str, shape)) for shape in (types.shape, x.shape[:2]))
-            raise UserError(f"{given} types are given for {needed} tokens; give one for each")
+            raise UserError(f"{given} types are given for {needed} tokens; give one type per token")

@@ -29,8 +29,8 @@ class TubeletFrontend(PlacedFrontend):
     def __init__(self, part: Tubelets, stack: Stack, width: int, table: object = None):
         if part.grid is None or part.channels is None:
             raise UserError(
-                "model.frontend.frames, height, width and channels are not known: give them, or open the data, "
-                "whose processor decides them"
+                "model.frontend.frames, height, width and channels are not set: set them, or open the data, "
+                "whose processor sets them"
             )
         super().__init__(part, stack, width)
         self.map = Linear(part.depth * part.channels * part.patch**2, part.vector_width(width))

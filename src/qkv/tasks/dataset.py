@@ -163,7 +163,7 @@ class TextDataset(Dataset):
         where = self.name if split == OTHER else f"the {split} split"
         return [
             f"{share} of the tokens of {where} are unknown to the tokenizer; "
-            "bits per byte and per character, where given, count 8 bits more for each byte that these stand for"
+            "bits per byte and bits per character, where shown, add 8 bits for each byte that unknown tokens replace"
         ]
 
 
@@ -209,7 +209,7 @@ class ExampleDataset(Dataset):
         }
         for split, sizes in self._sizes.items():
             if not len(sizes):
-                raise UserError(f"data.source: the {split} part of {self.name!r} has no example that can be used")
+                raise UserError(f"data.source: the {split} split of {self.name!r} has no example that can be used")
         self._rows = (
             ExampleRows(self._sizes[TRAIN], recipe.data.batching, training.batch_size, training.seed)
             if TRAIN in examples
@@ -270,8 +270,8 @@ def with_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> Recipe:
         encoder = _with_frontend(model.encoder, vocabulary.tokenizer.vocab_size, ("model", "encoder"))
         if encoder.share_embedding and not vocabulary.shared:
             sentence = (
-                "source and target have tokenizers of their own, so their vectors cannot be shared; "
-                "leave data.target_tokenizer out"
+                "source and target have separate tokenizers, so their token embeddings cannot be shared; "
+                "remove data.target_tokenizer"
             )
             raise SpecError([Problem(("model", "encoder", "share_embedding"), sentence)])
         model = model.changed(encoder=encoder)

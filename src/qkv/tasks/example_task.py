@@ -62,7 +62,7 @@ class ExampleTask(Task):
         splits, examples, found = dict[str, Rows](), dict[str, list[Example]](), [*records.notes, *notes]
         for split, rows in records.splits.items():
             splits[split], examples[split], bad = self.usable(rows, vocabulary, reader)
-            found += _unusable(bad, len(rows), f"the {split} part of {records.name}", recipe.data.bad_rows == "refuse")
+            found += _unusable(bad, len(rows), f"the {split} split of {records.name}", recipe.data.bad_rows == "refuse")
         found += reader.notes(sum(map(len, splits.values())))
         collate = self.collator(recipe, vocabulary)
         records, change = replace(records, splits=splits), self.change(recipe, vocabulary)
@@ -80,7 +80,9 @@ class ExampleTask(Task):
         return dataset
 
     def _known(self, records: Records, vocabulary: Vocabulary) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return (rows whose labels occurred in training, notes about the others). Raises ``UserError`` without any."""
+        """Return (rows whose labels occurred in training, notes about the others). Raises ``UserError`` if no label
+        occurred.
+        """
         rows = records.splits[OTHER]
         unknown = [self.unknown_label(row, vocabulary) for row in rows]
         names = list(dict.fromkeys(label for label in unknown if label is not None))
@@ -90,12 +92,12 @@ class ExampleTask(Task):
         some = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
         if not kept:
             raise UserError(
-                f"the run knows none of the labels of {records.name}: {some}; it knows "
+                f"no label of {records.name} occurred in training: {some}; labels of the run: "
                 f"{', '.join(map(repr, vocabulary.labels[:5]))}"
             )
         count = len(rows) - len(kept)
         return kept, [
-            f"{count:,} of {len(rows):,} rows of {records.name} have a label that the run does not know ({some}); "
+            f"{count:,} of {len(rows):,} rows of {records.name} have a label that did not occur in training ({some}); "
             "they are excluded from the metrics"
         ]
 
@@ -248,7 +250,7 @@ class Truncation:
     def notes(self, examples: int) -> list[str]:
         """Return one message per role with truncated inputs, with their number out of ``examples``."""
         return [
-            f"{count:,} of {examples:,} examples were cut: their {role} is longer than the {self.limits[role]} "
+            f"{count:,} of {examples:,} examples were truncated: their {role} is longer than the {self.limits[role]} "
             f"{self._unit} that fit (the longest has {self.longest[role]:,})"
             for role, count in self.counts.items()
             if count

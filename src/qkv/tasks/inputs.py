@@ -33,9 +33,9 @@ TEXT = Role(
 PAIR = Role("pair", "text", ("pair", "hypothesis", "sentence2", "question2"), optional=True)
 """Optional second text, for predictions about pairs."""
 ROWS = "rows"
-"""Name of the extra of a batch with the row index of each window."""
+"""Name of the tensor, in the extras of a batch, with the row index of each window."""
 PARTNERS, SHARE = "partners", "share"
-"""Names of the extras of a batch with mixed images, as in mixup.
+"""Names of the tensors in the extras of a batch with mixed images, as in mixup.
 
 They hold the classes of the images mixed in (B), and the weight of each row's original class.
 """
@@ -67,16 +67,17 @@ class EncodedText(NamedTuple):
 
 
 def input_roles(data: Data) -> tuple[Role, ...]:
-    """Return the columns of the inputs: of a single one as its processor names it, of several by their names.
+    """Return the roles of the input columns.
 
-    A text that is the only input may have a second text.
+    The processor names the role of a single input; each of several inputs has its own name as its role. If a text is
+    the only input, a second text is optional.
     """
     roles = {name: (build_processor(each).role_of(name),) for name, each in data.processors.items()}
     return tuple(role for name in data.readers for role in roles.get(name) or text_roles(data))
 
 
 def text_roles(data: Data) -> tuple[Role, ...]:
-    """Return the columns of the input that is a text; none if there is no such input."""
+    """Return the roles of the text input; empty if no input is a text."""
     name = data.text_input
     if name == INPUT:
         return TEXT, PAIR
@@ -187,7 +188,7 @@ class SignalReader(InputReader):
 
 
 _ROLES = {1: "text", 2: "pair"}
-"""Names, in messages about truncation, of an input of one text and of two texts."""
+"""Number of texts of an input -> name of the input in messages about truncation."""
 
 
 def texts_of(row: Mapping[str, Any]) -> list[str]:
@@ -224,7 +225,7 @@ class TextReader(InputReader, Truncation):
         found = Truncation.notes(self, examples)
         if self.num_tokens and 2 * self.num_unknown >= self.num_tokens:
             share = 100 * self.num_unknown / self.num_tokens
-            found.append(f"{share:.0f} % of the tokens of the texts are unknown to the run")
+            found.append(f"{share:.0f} % of the tokens of the texts are unknown to the run's tokenizer")
         return found
 
     def shown(self, row: Mapping[str, Any]) -> str:
@@ -240,7 +241,7 @@ class TextReader(InputReader, Truncation):
 
     def noted(self, row: Mapping[str, Any], truth: Any) -> tuple[EncodedRow, dict[str, str]]:
         if self.pairs and row.get("pair") is None:
-            raise UserError("the model has learned from pairs of texts, and the second text, 'pair', is missing")
+            raise UserError("the model was trained on pairs of texts, but the second text, 'pair', is missing")
         texts = texts_of(row)
         read, length = self._read(texts, truth)
         return read, self.note(length, _ROLES[len(texts)])

@@ -53,7 +53,7 @@ class InputsEncoder(Truncation):
         left = self.room - sum(map(len, spans.values()))
         if left < 0:
             said = " and ".join(f"{len(span)} of {name}" for name, span in spans.items())
-            raise UserError(f"a row has {said}, more positions than the {self.room} that the model has room for")
+            raise UserError(f"a row has {said}, more positions than the {self.room} that the model can read")
         pieces = list(self._pieces(text_in(row, self.text) if self.text else "", spans))
         length = sum(len(piece) for name, piece in pieces if not name)
         if self.text:
@@ -67,7 +67,7 @@ class InputsEncoder(Truncation):
         return EncodedInputs(np.array(ids, np.int64), tuple(values.values())), length
 
     def span(self, name: str, value: Any) -> list[int]:
-        """Return the placeholder ids of an encoded value, with a hash of it, so that those of other values differ."""
+        """Return the placeholder ids of an encoded value; they contain its hash, so other values have other ids."""
         total = hashlib.blake2b(digest_size=6)
         for leaf in leaves(value):
             total.update(leaf.tobytes() if isinstance(leaf, np.ndarray) else repr(leaf).encode())
@@ -106,7 +106,7 @@ class InputsEncoder(Truncation):
         found = [note for processor in self.processors.values() for note in processor.notes()]
         text = self.text
         if text and self.counts[text]:
-            some = f"{self.counts[text]:,} of {examples:,} examples were cut"
+            some = f"{self.counts[text]:,} of {examples:,} examples were truncated"
             found.append(f"{some}: their {text} and other inputs do not fit")
         return found
 

@@ -52,7 +52,7 @@ class Defaults(NamedTuple):
     head: Head | None = None
     """Head of the model; None: the head that the task requires, with its default settings."""
     epochs: int = 40
-    """Maximum number of epochs; early stopping on the validation part usually ends training sooner."""
+    """Maximum number of epochs; early stopping on the validation split usually ends training sooner."""
 
 
 def lowercase(ids: int) -> tokenizers.Tokenizer:
@@ -137,11 +137,11 @@ class Task(ABC):
     generates_images: ClassVar[bool] = False
     """True if the model generates images, see ``images``."""
     temperature: float = 1.0
-    """Divisor of the logits of a label before their softmax, fitted after training (``tasks/metrics/calibration``)."""
+    """Softmax temperature: divisor of label logits, fitted after training (``tasks/metrics/calibration``)."""
     processor: Processor | None = None
     """Spec of the processor of the input; None for text."""
     metric: ClassVar[str] = "loss"
-    """Main metric of the evaluation, by which contestants are compared with the baseline."""
+    """Main metric of the evaluation, by which the model is compared with baselines."""
     automatic: ClassVar[Defaults | None] = None
     """Settings for recipes that are chosen automatically for a table; None if the task has none."""
 
@@ -166,7 +166,7 @@ class Task(ABC):
         Baselines are fitted on ``own``, the run's own data, if it is available. Raises ``UserError`` if the task
         reads no files.
         """
-        raise UserError(f"the task {self.spec.kind!r} draws its own data and reads no file; leave --data out")
+        raise UserError(f"the task {self.spec.kind!r} generates its own data and reads no file; omit --data")
 
     def sized(self, recipe: Recipe) -> Recipe:
         """Return a copy of the recipe with all sizes from the data, such as vocabulary size and number of classes."""

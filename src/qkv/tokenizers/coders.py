@@ -61,8 +61,8 @@ BERT_CLEANING = [
 
 
 class Units(NamedTuple):
-    """Regular expressions for splitting text: ``pattern`` of units, substrings whose ids do not depend on their context
-    (such as words), and ``borders``, the places between units.
+    """Two regular expressions that split a text. ``pattern`` matches a unit: a substring, such as a word, whose ids do
+    not depend on its context. ``borders`` matches the position between two units.
     """
 
     pattern: re.Pattern[str]
@@ -218,7 +218,7 @@ class CharacterCoder:
 
     def encode_many(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         codes = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
-        # The last entry of the table, after the last known character, is the unknown id.
+        # The last entry of the table, after the largest code point of the vocabulary, is the id of the unknown token.
         return self._table.take(codes, mode="clip"), np.fromiter(map(len, texts), np.int64, len(texts))
 
     def border(self, text: str) -> int:

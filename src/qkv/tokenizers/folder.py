@@ -47,8 +47,10 @@ SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "
 
 
 class Found(NamedTuple):
-    """Tokenizer found on disk: content of its ``tokenizer.json``, name of the source, its special tokens by role
-    ("bos", "eos", …), and its chat template.
+    """Tokenizer read from a file or folder.
+
+    text: content of its ``tokenizer.json``.   source: path, for messages.   roles: role ("bos", "eos", …) -> text of
+    the special token.   chat_template: Jinja template, or None.
     """
 
     text: str
@@ -216,7 +218,7 @@ def _wordpiece(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
 def _add_tokens(core: tokenizers.Tokenizer, folder: Path, settings: dict[str, Any]) -> None:
     """Add to ``core`` the added tokens that the folder's files list, with their ids.
 
-    Also mark those of the usual special tokens that are in the vocabulary as special.
+    Also mark as special each usual special token (``CONTENTS``) that is in the vocabulary.
     """
     added = {
         int(index): {"content": content, "special": True}

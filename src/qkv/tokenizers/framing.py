@@ -93,11 +93,10 @@ def frame_of(core: tokenizers.Tokenizer, specials: Mapping[str, int], texts: int
 
 
 def with_template(core: tokenizers.Tokenizer, frames: Sequence[Frame]) -> tokenizers.Tokenizer:
-    """Return a copy of ``core`` with a template that puts special tokens around texts, as other libraries expect of a
-    file.
+    """Return a copy of ``core`` with a template (post-processor) that puts special tokens around texts.
 
-    ``frames``: special tokens around one text, and around two. Returns ``core`` itself if it has a template already, or
-    if the frame for one text is empty.
+    Other libraries read the template from the saved file. ``frames``: special tokens around one text, and around two.
+    Returns ``core`` itself if it has a template already, or if the frame for one text is empty.
     """
     if core.num_special_tokens_to_add(False) or not frames[0].size:
         return core
@@ -143,10 +142,9 @@ def _template(core: tokenizers.Tokenizer, texts: int) -> Frame | None:
 
 
 def shortened(lengths: Sequence[int], room: int) -> tuple[int, ...]:
-    """Return the lengths to which two texts of ``lengths`` tokens are truncated so that they fit ``room`` tokens in
-    total.
+    """Return the lengths in tokens of two texts after truncation to at most ``room`` tokens in total.
 
-    The longer text is truncated first, then both to half of ``room``.
+    ``lengths``: lengths before truncation. The longer text is truncated first, then both to half of ``room``.
     """
     short, long = sorted(lengths)
     if short + long > room:

@@ -137,8 +137,10 @@ def written_roles(text: str) -> dict[str, str]:
 
 
 def with_roles(text: str, roles: Mapping[str, str], pretty: bool) -> str:
-    """Store those ``roles`` of special tokens in the ``tokenizer.json`` ``text`` that do not follow from the token's
-    text. Other tools ignore the key "roles".
+    """Return the ``tokenizer.json`` ``text`` with the key "roles" in each special token whose text does not tell its
+    role.
+
+    ``roles``: role -> text of the special token. Other tools ignore the key.
     """
     tree = json.loads(text)
     contents = [token["content"] for token in tree["added_tokens"] if token["special"]]

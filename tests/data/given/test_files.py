@@ -65,10 +65,10 @@ def test_running_text_keeps_texts_apart(texts: list[str], expected: str, tmp_pat
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (["a", None], "row 1 .* is no text"),
+        (["a", None], "row 1 .* is not a text"),
         (["a", "\ud800"], "row 1 .* half a surrogate"),
         ([{"a": "x", "b": "y"}], "has the columns a, b; a running text has one"),
-        ([{"text": 3}], "row 0 .* is no text"),
+        ([{"text": 3}], "row 0 .* is not a text"),
     ],
 )
 def test_what_is_no_running_text_leaves_no_file(data: Any, sentence: str, tmp_path: Path) -> None:

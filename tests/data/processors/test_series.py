@@ -91,7 +91,7 @@ def test_series_are_standardised_by_channel_and_padded() -> None:
     assert signal.lengths.tolist() == [2, 3, 1]
     expected = (np.array([5, 7, 7]) - seen.mean()) / seen.std()  # a gap is the value before
     assert signal.values[1, :, 0].tolist() == pytest.approx(expected.tolist())
-    assert processor.notes() == ["1 values of 1 series are missing; each is read as the one before"]
+    assert processor.notes() == ["1 values of 1 series are missing; the value before is used"]
     assert processor.signal([processor.encode(rows[0])]).lengths is None
     assert build_processor(processor.spec).fitted(rows[:1]) == processor.spec
     with pytest.raises(Unusable, match="has 1 channels, and the model reads 2"):

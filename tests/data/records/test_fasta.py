@@ -46,7 +46,7 @@ def test_headers_and_sequences() -> None:
     assert isinstance(third, BadRow)
     assert third.reason == "there is no sequence after the header"
     assert isinstance(fourth, BadRow)
-    assert fourth.reason == "'1' is no letter of a sequence"
+    assert fourth.reason == "'1' is not a letter of a sequence"
 
 
 @pytest.mark.parametrize("name", ["a.fasta", "a.fa", "sequences"])
@@ -67,5 +67,5 @@ def test_sequences_are_read_by_characters(tmp_path: Path) -> None:
 
 
 def test_a_file_of_another_format_is_refused() -> None:
-    with pytest.raises(UserError, match="a FASTA file begins with '>' and a name, and this one with 'MKV'"):
+    with pytest.raises(UserError, match="begins with 'MKV', but a FASTA file begins with '>' and a name"):
         fasta(TextSource.of_string("MKV\n", "a.fasta"))

@@ -101,7 +101,7 @@ def test_splits_and_classes_whatever_lies_beside_them(
     assert not records.bad
     notes = " ".join(records.notes)
     empty = any(name.startswith(("models/", "__MACOSX", "empty", "labels", "@")) for name in left)
-    assert any("left aside" in note and "no image" in note for note in records.notes) == empty
+    assert any("ignored" in note and "no image" in note for note in records.notes) == empty
     assert ("'seg_pred' of" in notes) == (inside / "seg_pred").exists()
 
 
@@ -145,7 +145,7 @@ def test_names_of_litter() -> None:
 def test_two_folders_of_one_split_are_refused(tmp_path: Path, picture: Path) -> None:
     for split in ("train", "val", "valid"):
         fill(tmp_path / split, picture)
-    with pytest.raises(UserError, match="has two folders for the validation part, val and valid; leave one of them"):
+    with pytest.raises(UserError, match="has two folders for the validation split, val and valid; keep one of them"):
         read(tmp_path)
 
 
@@ -154,7 +154,7 @@ def test_a_split_without_labels_is_left_aside(tmp_path: Path, picture: Path) -> 
     fill(tmp_path, picture, ("test",))
     records = read(tmp_path)
     assert "test" not in records.splits
-    assert f"the images of {tmp_path / 'test'} are in no subfolder of a class and are left aside" in records.notes
+    assert f"the images of {tmp_path / 'test'} are in no subfolder of a class and are ignored" in records.notes
 
 
 @pytest.mark.parametrize("classes", [("cat", "dog"), ("0", "1")])

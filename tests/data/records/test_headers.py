@@ -72,7 +72,7 @@ def test_columns_without_a_name_are_told(tmp_path: Path) -> None:
     source = write(tmp_path / "spam.csv", f"v1,v2,,,\n{rows}ham,well, that is it, and so on,,\n")
     records = read(source, CLASSIFY)
     assert records.columns == {"text": "v2", "label": "v1"}
-    assert f"1 column of {source} has neither a name nor a value and is left aside" in records.notes
+    assert f"1 column of {source} has neither a name nor a value and is ignored" in records.notes
     assert any("column 3 is called 'Unnamed: 2', column 4 is called 'Unnamed: 3'" in note for note in records.notes)
     assert "'v2' is taken as text, 'v1' as label (guessed)" in records.notes
 

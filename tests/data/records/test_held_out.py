@@ -79,20 +79,20 @@ def test_rows_without_a_place_and_labels_of_the_future_are_left_out(tmp_path: Pa
     assert "2 of 22 rows of" in said
     assert "have no time and were left out (first: line 20)" in said
     assert "1 held-out rows of" in said
-    assert "have a label that no training row has; left out" in said
+    assert "have a label that no training row has; they are left out" in said
 
 
 def test_copies_on_both_sides_of_a_split_by_group_are_reported(tmp_path: Path) -> None:
     rows = "".join(f"same,{'ab'[i % 2]},g{i % 4}\nother {i},a,g{i % 4}\n" for i in range(20))
     records = read(write(tmp_path / "a.csv", "text,label,g\n" + rows), CLASSIFY, split={"group": "g"})
-    assert any("rows of validation have the input of a training row" in note for note in records.notes)
+    assert any("rows of validation have the same input as a training row" in note for note in records.notes)
 
 
 @pytest.mark.parametrize(
     ("content", "fields", "sentence"),
     [
         (TABLE, {"split": {"group": "autor"}}, "data.split: {} has no column 'autor'; did you mean 'author'?"),
-        (TABLE, {"split": {"group": "author"}, "validation": "self"}, "data.split chooses the held-out rows"),
+        (TABLE, {"split": {"group": "author"}, "validation": "self"}, "data.split holds out validation rows"),
         (TABLE, {"split": {"time": "author"}}, "line 2: time is 'Ann', not a number or a date such as 2024-12-31"),
         ("text,label,g\nx,a,1\ny,b,1\n", {"split": {"group": "g"}}, "all rows have the same g"),
         ("text,label,g\nx,a,1\ny,b,1\n", {"split": {"time": "g"}}, "all rows have the same time"),

@@ -107,8 +107,8 @@ def test_columns_of_labels_are_named_kept_and_checked(tmp_path: Path) -> None:
     assert sorted(bad.reason for bad in partly.bad) == [
         "no labels",
         "no labels",
-        "rude is '2', and a column of a label holds 0 and 1",
-        "rude is 'maybe', and a column of a label holds 0 and 1",
+        "rude is '2', but a column of a label holds only 0 and 1",
+        "rude is 'maybe', but a column of a label holds only 0 and 1",
     ]
     with pytest.raises(UserError, match="for several labels of one text, use the task multilabel"):
         read(source, CLASSIFY)

@@ -180,8 +180,8 @@ def test_copies_between_given_files_are_counted_and_stay(tmp_path: Path) -> None
     records = read(train, CLASSIFY, validation=held, test=train)
     assert [len(records.splits[name]) for name in ("train", "validation", "test")] == [10, 3, 10]
     said = "\n".join(records.notes)
-    assert "2 of 3 rows of validation have the input of a training row (1 of them with another label), so" in said
-    assert "10 of 10 rows of test have the input of a training row, so they say little" in said
+    assert "2 of 3 rows of validation have the same input as a training row (1 of them with another label), so" in said
+    assert "10 of 10 rows of test have the same input as a training row, so they do not test" in said
 
 
 def test_pairs_are_equal_if_both_texts_are_and_targets_do_not_count(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_columns_are_those_of_the_training_or_refused(
     role = next(role for role, column in trained.items() if column == missing[0])
     assert str(caught.value) == (
         f"other.csv has no column {missing[0]!r}, which the run was trained on; "
-        f"name the one to read with --column {role}=NAME"
+        f"name the column to read with --column {role}=NAME"
     )
 
 

@@ -13,7 +13,7 @@ from qkv.layers.signal import Signal
 from qkv.spec.processors import INPUT as INPUT
 
 SOURCE = "source"
-"""Name of the input signal of an encoder, as ``INPUT`` of the model's own stack."""
+"""Name of the encoder's input signal; ``INPUT`` is the name of the input signal of the model's own stack."""
 IGNORED = -100
 """Target of a position without loss, as in ``torch.nn.functional.cross_entropy``."""
 

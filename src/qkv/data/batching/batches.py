@@ -53,9 +53,7 @@ class Batches:
 def _checked(layout: RowLayout, corpus: Corpus, part: str) -> RowLayout:
     problem = layout.problem()
     if problem:
-        sizes = " and ".join(f"{len(split.ids)} for {name}" for name, split in corpus.splits.items())
-        remedy = (
-            f"give more text (there are {sizes}), a shorter model.context_length or another data.validation_fraction"
-        )
-        raise UserError(f"data.source: the {part} part of {corpus.name!r} {problem}; {remedy}")
+        sizes = " and ".join(f"{len(split.ids)} in {name}" for name, split in corpus.splits.items())
+        remedy = f"give more text (tokens: {sizes}), a shorter model.context_length or another data.validation_fraction"
+        raise UserError(f"data.source: the {part} split of {corpus.name!r} {problem}; {remedy}")
     return layout

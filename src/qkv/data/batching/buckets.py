@@ -117,7 +117,7 @@ class LengthBuckets(RowLayout):
     def problem(self) -> str:
         if self.num_rows:
             return ""
-        return f"has {len(self.split.documents)} documents, and none of them has the two tokens that give a target"
+        return f"has {len(self.split.documents)} documents, and none has two tokens, one to read and one to predict"
 
 
 @implements(spec.TokenBuckets)

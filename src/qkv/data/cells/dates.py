@@ -35,7 +35,7 @@ PATTERNS = (
 )
 """Patterns to try, preferred patterns first. Fields are those of ``strftime``, and %q for the quarter."""
 WEAK = ("%y%m%d", "%d%m%y", "%Y%j", "%Y.%m", "%d%m%Y", "%m.%Y")
-"""Patterns that plain numbers match by chance."""
+"""Patterns that plain numbers can match by chance, so that such a column is preferably read as numbers."""
 EXCHANGED = ("%d/%m", "%m/%d", "%d-%m", "%m-%d-", "%y/%m", "%y-%m", "%y.%m")
 """Beginnings of ambiguous patterns: two fields are easily exchanged, such as day and month."""
 _LANGUAGES = tuple(
@@ -70,7 +70,7 @@ _STAMP = re.compile(rf"(?P<date>.*?\w)(?:(?P<gap>T|t|,?\s+|:)(?P<clock>{_CLOCK})
 _WEEKDAY = re.compile(r"(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*,?\s+", re.IGNORECASE)
 _CENTURY = 69
 _CHECKED = 20
-"""Number of last cells that a style must reproduce exactly."""
+"""Number of cells, counted from the last one, that a style must reproduce exactly."""
 
 
 class StampCell(NamedTuple):

@@ -37,7 +37,7 @@ _CELL = re.compile(
 _LIKE = str.maketrans({"\u00a0": " ", "\u202f": " ", "\u2009": " ", "’": "'", "´": "'", "`": "'", "−": "-"})
 """Characters that are replaced by a similar character: spaces of several widths, apostrophes, and the minus sign."""
 _THREE = re.compile(r"[1-9]\d{0,2}[.,]\d{3}")
-"""Number whose only mark is ambiguous: it separates either thousands or three decimals."""
+"""Pattern of a number such as 1.234 or 1,234, whose mark separates either thousands or decimals."""
 
 
 class _Parts(NamedTuple):

@@ -18,9 +18,9 @@ _SHORT_MONTH = 28
 _WEEKS = 2
 """Minimum time span in weeks before weekdays that never occur are taken as days off."""
 _BETWEEN = 0.02
-"""Distance from the nearest step, as a fraction of a step, beyond which a stamp counts as between two steps."""
+"""Distance from the nearest step, as a fraction of a step, above which a stamp lies between two steps."""
 _KEPT = 0.6
-"""Minimum fraction of the weeks in which a working day has a row."""
+"""Minimum fraction of the weeks in which a weekday must occur to be a working day."""
 
 
 class Step(NamedTuple):
@@ -153,7 +153,7 @@ def guess_step(stamps: Sequence[np.ndarray], dates: bool) -> Step | None:
 
 
 def _months_between(stamps: Sequence[np.ndarray]) -> Step | None:
-    """Return the step of stamps that lie on one day of the month, at one time of the day; None for other stamps."""
+    """Return the step in months if all stamps have one day of the month and one time of the day; else None."""
     day = month_day(np.concatenate(list(stamps)))
     if day is None or any(len(np.unique(each % DAY)) > 1 for each in stamps):
         return None
@@ -166,7 +166,7 @@ def _months_between(stamps: Sequence[np.ndarray]) -> Step | None:
 
 
 def _about_months(gaps: np.ndarray) -> Step | None:
-    """Return the step of months whose length in days most distances have; None if there is none."""
+    """Return the step of 1, 2, 3, 6 or 12 months whose length in days fits most ``gaps`` (seconds), or None."""
     for months in (1, 2, 3, 6, 12):
         low, high = (28, 31) if months == 1 else (30 * months - 2, 31 * months + 1)
         inside = ((gaps >= low * DAY) & (gaps <= high * DAY)).mean() > 0.5

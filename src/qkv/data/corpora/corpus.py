@@ -43,7 +43,7 @@ LEAST = 2
 class TextCounts:
     """Size of one split: characters, UTF-8 bytes, tokens and documents.
 
-    ``unknown``: number of unknown tokens; ``unknown_bytes``: UTF-8 bytes of the text that they stand for.
+    ``unknown``: number of unknown tokens; ``unknown_bytes``: UTF-8 bytes of the text that they replace.
     """
 
     characters: int
@@ -289,8 +289,8 @@ class _Writer:
     def finished(self, name: str) -> TextCounts:
         if not self._count["tokens"]:
             raise UserError(
-                f"data.tokenizer: a part of {name!r}, {self._count['characters']} characters long, gives no token; "
-                "choose a tokenizer that knows its characters"
+                f"data.tokenizer: a split of {name!r}, {self._count['characters']} characters long, gives no token; "
+                "choose a tokenizer whose vocabulary has its characters"
             )
         for file in (self._ids, self._documents):
             file.flush()

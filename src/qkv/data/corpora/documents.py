@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 LONGEST = 1 << 20
-"""Number of characters without a boundary beyond which the text is cut anyway."""
+"""Maximum number of characters without a border; a longer stretch is split at any position."""
 
 
 class Borders(Protocol):

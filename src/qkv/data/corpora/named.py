@@ -24,7 +24,7 @@ class Known(NamedTuple):
 
 
 PYTHON_DOCS = "python-docs"
-"""Name of the Python language reference that every CPython includes for ``help()``: a text without file or download."""
+"""Name of the language reference that CPython includes for ``help()``: a text that needs no file and no download."""
 
 _WIKITEXT = "https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data/wikitext-2/"
 

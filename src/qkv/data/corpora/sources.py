@@ -30,7 +30,7 @@ class Source(NamedTuple):
 
 
 def resolve(source: str) -> Source:
-    """Find the data set known as ``source``, or else the file. Write ``./name`` for a file with the name of a data set.
+    """Find the data set named ``source``, else the file of that path; ``./name`` is a file named like a data set.
 
     The files of a data set are searched in the folder ``QKV_DATA``, then in the user's cache, and are otherwise
     downloaded to the cache. Raises ``UserError`` if there is no such file or data set, or if the data set is
@@ -111,8 +111,7 @@ def _fetch(file: PublishedFile, target: Path, looked: str) -> None:
         ) from None
     except OSError as error:
         raise UserError(
-            f"data.source: {looked}, and {target} cannot be written: {error.strerror}; "
-            "name another folder with QKV_CACHE"
+            f"data.source: {looked}, and {target} cannot be written: {error.strerror}; set QKV_CACHE to another folder"
         ) from None
 
 

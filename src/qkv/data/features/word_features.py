@@ -16,7 +16,7 @@ from qkv.data.features.ngrams import character_ngrams, hashed
 from qkv.spec.processors import WordFeatures
 
 PADDING = -1
-"""Bucket that fills the rows of words with fewer features than others."""
+"""Padding value of the buckets of words that have fewer features than others."""
 BORDER = "\n"
 """Stands for the word before the first and after the last word of a sentence; no word contains a line break."""
 _LONGEST_RUN = 4

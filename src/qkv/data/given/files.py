@@ -27,8 +27,8 @@ class Kept(NamedTuple):
 def kept(
     splits: Mapping[str, Any], place: Path, folder_of: Callable[[str], Path], running: bool, used: str = ""
 ) -> Iterator[Kept]:
-    """Context manager that writes the ``splits`` that are data in memory into the folder of a run; a split that names a
-    file stays as it is.
+    """Context manager that writes each split that is data in memory to a file in the folder of a run; a split that
+    names a file is unchanged.
 
     ``place``: folder for unfinished files, on the same disk as the run; ``folder_of``: function from the digest of the
     first split to the run's folder; ``running``: write a running text, else a table. If the context ends with an
@@ -144,12 +144,12 @@ def _text(given: Given, what: str) -> Iterator[bytes]:
     for number, row in enumerate(given.rows):
         text = row.get(column)
         if not isinstance(text, str):
-            raise UserError(f"{what}: row {number} (counted from 0) is no text; leave it out")
+            raise UserError(f"{what}: row {number} (counted from 0) is not a text; remove it")
         try:
             yield (between + text).encode()
         except UnicodeEncodeError:
             raise UserError(
-                f"{what}: row {number} (counted from 0) holds half a surrogate pair, no character"
+                f"{what}: row {number} (counted from 0) contains half a surrogate pair, which is not a character"
             ) from None
         ends = len(text) - len(text.rstrip("\n"))
         between = "\n" * max(0, (2 if "\n" in text.strip("\n") else 1) - ends)

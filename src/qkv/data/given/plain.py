@@ -63,7 +63,7 @@ def _graph(value: Any) -> dict[str, Any] | None:
     try:
         return mapping_of(value)
     except Unusable as error:
-        raise TypeError(f"a graph of which {error}") from None
+        raise TypeError(f"an invalid graph ({error})") from None
 
 
 def is_missing(value: Any) -> bool:

@@ -57,8 +57,8 @@ def splits_of(value: Any, what: str = "data") -> dict[str, Any]:
         split = SPLITS.get(str(name))
         if split is None or split in found:
             raise UserError(
-                f"{what}: there is no split {str(name)!r} beside {', '.join(found) or 'others'}; "
-                "the splits are train, validation and test: leave the others out"
+                f"{what}: there is no split {str(name)!r}{' beside ' if found else ''}{', '.join(found)}; "
+                "give train, validation and test, each at most once"
             )
         found[split] = part
     if "train" not in found:
@@ -220,8 +220,8 @@ def _plain(rows: Iterable[Mapping[str, Any]], what: str) -> Iterator[dict[str, A
                 found[name] = plain(value)
             except TypeError as error:
                 raise UserError(
-                    f"{what}: column {name!r} of row {number} (counted from 0) holds {error}, which is no text, number "
-                    "or list; leave the column out"
+                    f"{what}: column {name!r} of row {number} (counted from 0) holds {error}, which is not a text, "
+                    "number or list; remove the column"
                 ) from None
         yield found
 

@@ -110,8 +110,8 @@ def _column(table: Table, role: str, columns: Mapping[str, str], default: str | 
     names = {**_NAMES, **_ENDS}[role]
     found = next((column for name in names for column in table.columns if column.strip().lower() == name), default)
     if found is None:
-        sentence = f"{table.name} has no column with the {role} of a node, but {', '.join(table.columns)}"
-        raise UserError(f"{sentence}; name it with data.columns.{role}")
+        sentence = f"{table.name} has no column {role!r}; its columns are {', '.join(table.columns)}"
+        raise UserError(f"{sentence}; set data.columns.{role} to one of them")
     return found
 
 
@@ -175,7 +175,7 @@ def _pairs(
         ends = [_cell(row.values, column) for column in (source, target)] if isinstance(row, Row) else []
         unknown = next((end for end in ends if end not in place), None)
         if isinstance(row, BadRow) or unknown is not None:
-            bad.append(f"line {row.line}: {row.reason if isinstance(row, BadRow) else f'{unknown!r} is no node'}")
+            bad.append(f"line {row.line}: {row.reason if isinstance(row, BadRow) else f'{unknown!r} is not a node'}")
         else:
             found.append((place[ends[0]], place[ends[1]]))
     some = "; ".join(bad[:_SHOWN]) + (f"; and {len(bad) - _SHOWN:,} more" if len(bad) > _SHOWN else "")

@@ -181,10 +181,10 @@ def _completed(table: NodeTable, fraction: float) -> dict[str, np.ndarray]:
         splits[TRAIN] = np.setdiff1d(splits[TRAIN], splits[VALIDATION])
     for split, nodes in splits.items():
         if not len(nodes):
-            raise UserError(f"data.source: the {split} part of {table.name!r} has no node with a label")
+            raise UserError(f"data.source: the {split} split of {table.name!r} has no node with a label")
     overlap = np.intersect1d(splits[TRAIN], splits[VALIDATION])
     if len(overlap):
-        raise UserError(f"data.source: {len(overlap):,} nodes of {table.name!r} are in training and in validation")
+        raise UserError(f"data.source: {len(overlap):,} nodes of {table.name!r} are in both training and validation")
     return {split: splits[split] for split in _SPLITS if split in splits}
 
 

@@ -43,10 +43,10 @@ def without_edge(known: np.ndarray, nodes: int, count: int, draw: np.random.Gene
 
 
 def parts_of(pairs: np.ndarray, shares: dict[str, float], rest: str) -> dict[str, np.ndarray]:
-    """Split pairs at random into parts by name, with the fractions ``shares``, at least one pair each; ``rest`` gets
-    the others.
+    """Split pairs at random; return the pairs of each split by name.
 
-    The split is the same for every run, since it is drawn with a fixed seed.
+    ``shares``: fraction of each split, which gets at least one pair; the split ``rest`` gets the other pairs. A fixed
+    seed makes the result the same in every run.
     """
     order, found, begin = np.random.default_rng(0).permutation(len(pairs)), dict[str, np.ndarray](), 0
     for name, share in shares.items():

@@ -10,9 +10,9 @@ from qkv.data.features.ngrams import Bag
 from qkv.data.graphs.encodings import mixed, refined
 
 _LEVELS = 2
-"""Maximum number of standard deviations from the mean that levels of a feature distinguish."""
+"""Largest absolute level of a standardised feature; larger values are clipped."""
 _FEW = 3
-"""Maximum number of features other than whole numbers that have separate levels; more features are projected."""
+"""Maximum number of features, other than whole numbers, that each have a level; more features are projected first."""
 _DIRECTIONS = 4
 """Number of random projections of many features; the signs of the projections are the levels."""
 

@@ -39,7 +39,7 @@ class ContourProcessor(Processor):
     def encode(self, value: Any) -> np.ndarray:
         contours = sampled(trace(self.field(value)), self.spec.points, self.spec.sampling)
         if not contours:
-            raise Unusable(f"{image_name(value)} shows no shape: all of its pixels are alike")
+            raise Unusable(f"{image_name(value)} shows no shape: all of its pixels are equal")
         points = np.concatenate(contours)
         low, high = points.min(0), points.max(0)
         first = np.concatenate([np.arange(len(each)) == 0 for each in contours])

@@ -35,7 +35,7 @@ from qkv.spec.register import implements
 from qkv.spec.signals.graphs import DEGREES, NEIGHBOURHOODS, Graphs
 
 _WHOLE = 64
-"""Largest absolute whole number that is its own level."""
+"""Largest absolute value of a feature that is treated as a whole number."""
 _SAMPLE = 100
 """Number of rows from which a table of graphs is recognised."""
 
@@ -226,7 +226,7 @@ class GraphsProcessor(Processor):
         names = ("from a node to itself", "repeated")
         found = [f"{count:,} {name}" for count, name in zip(self.dropped, names, strict=True) if count]
         said = [f"edges left out: {', '.join(found)}"] if found else []
-        return [*said, *([f"{self.untold:,} nodes have a tag that the model does not know"] if self.untold else [])]
+        return [*said, *([f"{self.untold:,} nodes have a tag that did not occur in training"] if self.untold else [])]
 
     def _count(self, edges: np.ndarray) -> None:
         """Count self-loops and repeated edges; an edge in the opposite direction is not a repetition."""

@@ -72,7 +72,7 @@ def _read(run: str, changed: int) -> Autoencoder:
     found = read_pretrained(run, _KEY)
     if found.recipe.task.kind != "autoencoding":
         raise UserError(
-            f"{_KEY}: the run in {run} is of the task {found.recipe.task.kind!r}; name one of the task 'autoencoding'"
+            f"{_KEY}: the run in {run} has the task {found.recipe.task.kind!r}; name a run with the task 'autoencoding'"
         )
     assert found.vocabulary.processor is not None
     images = build_processor(found.vocabulary.processor)
@@ -144,8 +144,8 @@ class ImageCodesProcessor(Processor):
         found = coder_of(self.spec.run)
         if self.spec.digest not in (None, found.digest):
             raise UserError(
-                f"{_KEY}: the autoencoder in {self.spec.run} is not the one whose codes the model has learned; "
-                "put it back, or train the model again"
+                f"{_KEY}: the autoencoder in {self.spec.run} differs from the one that the model was trained with; "
+                "restore it, or train the model again"
             )
         return found
 

@@ -56,9 +56,9 @@ class Processor(ABC):
 
     @property
     def role(self) -> Role:
-        """Role of the table column that holds the values, as the spec names it. Raises ``UserError`` if none does."""
+        """Role of the table column that holds the values. Raises ``UserError`` if the spec sets no role."""
         if self.spec.role is None:
-            raise UserError(f"the processor {self.spec.kind!r} names no column of its values; give its spec a role")
+            raise UserError(f"the spec of the processor {self.spec.kind!r} has no role; set the role of its column")
         return self.spec.role
 
     @classmethod
@@ -70,7 +70,7 @@ class Processor(ABC):
         return False
 
     def role_of(self, name: str) -> Role:
-        """Return the role of the column of the input ``name``: ``role``; under that name, if there are several."""
+        """Return the role of the input ``name``: ``role`` for a single input, else ``role`` renamed to ``name``."""
         return self.role if name == INPUT else self.role.rename(name)
 
     @abstractmethod
@@ -84,8 +84,8 @@ class Processor(ABC):
     def read(self, value: Any) -> Any:
         """Encode a raw value, or return the content of an ``Encoded`` value. Raises ``Unusable``.
 
-        A file is encoded once while its command runs: values encoded with the latest settings are shared, because the
-        data of a run holds them in memory anyway (``qkv.data.reading``).
+        A command encodes each file once: it caches the values encoded with the latest settings
+        (``qkv.data.reading``). The cache needs no further memory, because the data set of a run holds the same values.
         """
         found = self.tried(value) if not isinstance(value, (str, Path)) else self._shared(value)
         if isinstance(found, Unusable):

@@ -61,7 +61,7 @@ class SeriesProcessor(Processor):
             return self.spec.changed(rows=True, channels=names)
         empty = next((name for name, column in zip(names, joined.T, strict=True) if np.isnan(column).all()), None)
         if empty is not None:
-            raise UserError(f"the channel {empty!r} has no number in the training part; leave it out")
+            raise UserError(f"the channel {empty!r} has no number in the training split; remove it")
         mean, deviation = np.nanmean(joined, 0), np.nanstd(joined, 0)
         deviation = np.where(deviation > 1e-12 * np.maximum(1.0, np.abs(mean)), deviation, 1.0)
         return self.spec.changed(rows=True, channels=names, mean=mean.tolist(), deviation=deviation.tolist())
@@ -102,7 +102,7 @@ class SeriesProcessor(Processor):
     def notes(self) -> list[str]:
         if not self.gaps[0]:
             return []
-        return [f"{self.gaps[1]:,} values of {self.gaps[0]:,} series are missing; each is read as the one before"]
+        return [f"{self.gaps[1]:,} values of {self.gaps[0]:,} series are missing; the value before is used"]
 
     def shown(self, value: Any) -> str:
         values = array_of(value, self.spec.channels)

@@ -13,7 +13,7 @@ from qkv.data.records.model import Role
 
 Rows = Sequence[Mapping[str, Any]]
 INPUTS = ("text", "words")
-"""Kinds of roles that are inputs, unless the model writes the role (``written``)."""
+"""Kinds of roles that are inputs, unless the model generates the role (``Role.written``)."""
 SIGNALS = ("image", "signal", "series")
 """Kinds of inputs that are compared only in addition to a text."""
 
@@ -75,8 +75,8 @@ def shared(held_out: Rows, split: str, train: Rows, roles: Sequence[Role]) -> st
     other = sum(_truth(row, roles) not in known[key] for row, key in both)
     beside = f" ({other:,} of them with {_other(roles)})" if other else ""
     return (
-        f"{len(both):,} of {len(held_out):,} rows of {split} have the input of a training row{beside}, "
-        "so they say little about new inputs"
+        f"{len(both):,} of {len(held_out):,} rows of {split} have the same input as a training row{beside}, "
+        "so they do not test the model on new inputs"
     )
 
 

@@ -102,8 +102,8 @@ def _table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, 
 def split_tables(
     source: str, data: spec.Data, roles: Sequence[Role], option: str, known: Sequence[str] = ()
 ) -> dict[str, Table]:
-    """Return the tables of a source by split: for a folder of images those of its splits, else "train" alone; see
-    ``table_of``.
+    """Return the tables of ``source`` by split. A folder of images can have several splits; any other source is the
+    split "train". Parameters: see ``table_of``.
     """
     if Path(source).expanduser().is_dir():
         values = _values(roles)
@@ -171,7 +171,10 @@ def _told_frames(source: str, table: Table, values: Values | None) -> Table:
     """Add a note to a table of images if they are numbered like frames of clips."""
     if values is not None or not numbered_pictures(Path(source).expanduser()):
         return table
-    note = f"the pictures of {source} are numbered in folders, and read one by one; data.processor=video reads clips"
+    note = (
+        f"the images of {source} are numbered like frames of clips, but read as single images; "
+        "data.processor=video reads clips"
+    )
     return replace(table, notes=(*table.notes, note))
 
 

@@ -25,12 +25,12 @@ class RowPlace(NamedTuple):
 
 
 def check_split(split: spec.HeldOut, tables: Mapping[str, Table], where: str) -> None:
-    """Raise ``UserError`` if the column of ``split`` does not exist, or if a validation table exists already."""
+    """Raise ``UserError`` if the column of ``split`` is not in the table, or if the data has a validation split."""
     if split.column is None:
         return
     if "validation" in tables:
         raise UserError(
-            f"{where}.split chooses the held-out rows of a table, but a file or the data set has them already; "
+            f"{where}.split holds out validation rows, but the data already has a validation split; "
             "leave one of them out"
         )
     table = tables["train"]
@@ -108,7 +108,9 @@ def hold_out_rows(
     were = "was" if len(held) == 1 else "were"
     notes = [f"{len(held):,} of {len(rows):,} rows {were} held out for validation, {how}"]
     if unknown:
-        notes.append(f"{unknown:,} held-out rows of {table.name} have a label that no training row has; left out")
+        notes.append(
+            f"{unknown:,} held-out rows of {table.name} have a label that no training row has; they are left out"
+        )
     keys = [] if how.startswith("with no") or data.split.column else input_keys(rows, roles)
     apart = {keys[i] for i in split.train}.isdisjoint(keys[i] for i in held) if keys else False
     copies = repeated(rows, roles) if apart else ""

@@ -161,7 +161,7 @@ def number_forms(
         if too_many(len(read.wrong), sum(not is_empty(cell) for cell in cells)):
             first = read.wrong[0]
             raise UserError(
-                f"{len(read.wrong):,} of {len(cells):,} cells of the column {name!r} of {table.name} are no numbers, "
+                f"{len(read.wrong):,} of {len(cells):,} cells of the column {name!r} of {table.name} are not numbers, "
                 f"such as {str(cells[first])[:40]!r} in {table.place(rows[first].line)}; correct them, leave them "
                 f"empty, or name another column with {where}.columns"
             )
@@ -212,7 +212,7 @@ def _empty(bad: Sequence[BadRow], count: int, table: Table, roles: Sequence[Role
     return [
         f"{len(lines):,} of {count:,} rows of {table.name} {'has' if len(lines) == 1 else 'have'} no {role} and "
         f"{'was' if len(lines) == 1 else 'were'} left out (first: {table.place(lines[0])})"
-        + (f"; [] in the cell means that a text has none of the {role}" if role in lists else "")
+        + (f"; write [] in the cell of a row without {role}" if role in lists else "")
         for role, lines in found.items()
     ]
 
@@ -228,8 +228,8 @@ def _single(rows: Sequence[dict[str, Any]], roles: Sequence[Role], name: str) ->
     separator.
     """
     return [
-        f"no row of {name} has more than one of the {role.name}; if cells hold several, name the text between them in "
-        "data.label_separator"
+        f"no row of {name} has more than one of the {role.name}; if cells hold several, set data.label_separator to "
+        "the text between them"
         for role in roles
         if role.kind == "labels" and all(len(row[role.name]) < 2 for row in rows)
     ]

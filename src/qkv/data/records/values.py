@@ -229,7 +229,7 @@ def _listed(text: str, name: str) -> list[str]:
     if found is not None and all(isinstance(part, str) for part in found):
         return found
     if begins_list(text):
-        raise Unusable(f"{name} is {_short(text)}, not a whole list")
+        raise Unusable(f"{name} is {_short(text)}, not a complete list")
     return text.split()
 
 
@@ -299,7 +299,7 @@ def _label_list(text: str, name: str) -> Any:
     if found is not None or not inner.startswith("["):
         return text if found is None else found
     if not inner.endswith("]") or any(mark in inner[1:-1] for mark in "[]'\""):
-        raise Unusable(f"{name} is {_short(text)}, not a whole list")
+        raise Unusable(f"{name} is {_short(text)}, not a complete list")
     return [part.strip() for part in inner[1:-1].split(",") if part.strip()]
 
 

@@ -21,7 +21,7 @@ from qkv.spec.errors import UserError
 from qkv.spec.signals.series import Series
 
 _MOST_CELLS = 50
-"""Maximum number of steps per row; a table that needs more is refused, because its step is wrong."""
+"""Maximum number of steps per row, on average; a table that needs more is refused: its step is probably wrong."""
 _DATA = "data"
 """Name of the data of a recipe; messages suggest options only for this data."""
 _LARGEST = 1e30
@@ -184,7 +184,7 @@ class _Reader:
         if learned is not None and (learned.unit == "number") == dates:
             was, found = ("numbers", "dates") if dates else ("dates", "numbers")
             raise UserError(
-                f"the time stamps of {self.table.name} are {found}, and the model has learned from {was}; write them "
+                f"the time stamps of {self.table.name} are {found}, but the model was trained on {was}; write them "
                 "as in training"
             )
         if learned is not None:
@@ -192,7 +192,7 @@ class _Reader:
         else:
             found = guess_step(stamps, dates)
         if found is None:
-            raise UserError(f"{self.table.name} has one row for each series, which is none; give more rows")
+            raise UserError(f"{self.table.name} has one row per series, but a series needs two; give more rows")
         return found.anchored(np.concatenate(list(stamps)))
 
     def _told(self, made: Sequence[OneSeries], stamps: Stamps, step: Step) -> list[str]:
@@ -216,7 +216,7 @@ class _Reader:
                 raise UserError(f"{text}; fill them in, or accept gaps with {self.where}.bad_rows=skip")
             notes.append(text)
         if gaps > 0 or wrong or any(self._empty_steps(each) for each in made):
-            notes.append("where the model reads a missing value, it is the one before; none is a target")
+            notes.append("inputs repeat the last value before a missing value; missing values are not predicted")
         return notes
 
     def _empty_steps(self, each: OneSeries) -> int:
@@ -232,7 +232,7 @@ class _Reader:
         wrong = np.flatnonzero(~np.isfinite(stamps.values))
         if asked and stamps.form.name != asked:
             raise UserError(
-                f"{self.where}.processor.dates: {asked!r} does not read {cells[0]!r}, such as {name!r} holds"
+                f"{self.where}.processor.dates: the format {asked!r} does not fit {cells[0]!r} in the column {name!r}"
             )
         if len(wrong):
             first = self.rows[wrong[0]]
@@ -250,7 +250,7 @@ class _Reader:
                 row, other = (self.rows[int(order[twice[0] + i])] for i in range(2))
                 cell = row.values.get(self.columns.time or "")
                 raise UserError(
-                    f"{self.table.name} has two rows of the time {cell!r}, {self.table.place(row.line)} and "
+                    f"{self.table.name} has two rows with the time {cell!r}, {self.table.place(row.line)} and "
                     f"{self.table.place(other.line)}; remove one, or name the column that tells several series apart "
                     f"({self.where}.columns.series)"
                 )
@@ -283,8 +283,8 @@ class _Reader:
         row = self.rows[int(first)]
         return [
             f"{shared:,} of {len(self.rows):,} rows share their step with another row, such as "
-            f"{row.values.get(self.columns.time or '')!r} in {self.table.place(row.line)}; of each step, the row "
-            "nearest to it is kept"
+            f"{row.values.get(self.columns.time or '')!r} in {self.table.place(row.line)}; only the row nearest to a "
+            "step is used"
         ]
 
     def _series(
@@ -304,7 +304,7 @@ class _Reader:
         times, count = stamps.values[order], int(places[-1]) + 1
         if count > _MOST_CELLS * len(order) + 100:
             raise UserError(
-                f"the shortest time between rows of {self.table.name} is {step.words}, and its {len(order):,} rows "
+                f"the usual time between rows of {self.table.name} is {step.words}, and its {len(order):,} rows "
                 f"would span {count:,} such steps; give rows that are spaced more evenly"
             )
         cells = [np.full((count, array.shape[1]), np.nan) for array in (values, known)]
@@ -374,13 +374,13 @@ class _Columns:
     def _tell(self, name: str, cells: Sequence[Any], wrong: Sequence[int], filled: int) -> None:
         row = self.rows[wrong[0]]
         text = (
-            f"{len(wrong):,} of {len(cells):,} cells of the column {name!r} of {self.table.name} are no numbers, such "
+            f"{len(wrong):,} of {len(cells):,} cells of the column {name!r} of {self.table.name} are not numbers, such "
             f"as {cells[wrong[0]]!r} in {self.table.place(row.line)}"
         )
         if too_many(len(wrong), filled) or self.data.bad_rows == "refuse":
             raise UserError(f"{text}; correct them, leave them empty, or name another column")
         self.wrong += len(wrong)
-        self.notes.append(f"{text}; they are left out")
+        self.notes.append(f"{text}; they count as missing values")
 
 
 def ahead(each: OneSeries, step: Step, horizon: int) -> OneSeries:

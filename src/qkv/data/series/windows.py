@@ -65,16 +65,17 @@ class Windows(NamedTuple):
 
 
 def borders(panel: Panel, parts: Sequence[float]) -> dict[str, tuple[int, int]]:
-    """Return the steps (first, end) of each split on the common grid, in order of time.
+    """Return the steps (first, end) of the training, validation and test splits on the common grid.
 
-    Raises ``UserError`` if the series are shorter than the ``parts``.
+    ``parts``: size of each split, in order of time, as fractions of the series or as numbers of steps. Raises
+    ``UserError`` if the series are shorter than the splits together.
     """
     low = min(each.first for each in panel.series)
     total = max(each.first + each.length for each in panel.series) - low
     counts = [part * total if max(parts) <= 1 else part for part in parts]
     ends = [round(sum(counts[: i + 1])) for i in range(len(counts))]
     if ends[-1] > total:
-        raise UserError(f"task.parts: {ends[-1]:,} steps are asked, and {panel.name} has {total:,}; give fewer")
+        raise UserError(f"task.parts: the splits need {ends[-1]:,} steps, but {panel.name} has {total:,}; give fewer")
     names = (TRAIN, VALIDATION, TEST)
     return {name: (low + a, low + b) for name, a, b in zip(names, [0, *ends], ends, strict=False)}
 
@@ -89,7 +90,7 @@ def fitted(panel: Panel, spec: Series, end: int, period: int | None) -> Series:
     for name, rows in (*_by_column(panel.columns.channels, past), *_by_column(panel.columns.known, known)):
         seen = rows[~np.isnan(rows)]
         if not len(seen):
-            raise UserError(f"the column {name!r} of {panel.name} has no number in the training part")
+            raise UserError(f"the column {name!r} of {panel.name} has no number in the training split")
         means.append(float(seen.mean()))
         deviation = float(seen.std())
         deviations.append(deviation if deviation > 1e-12 * max(1.0, abs(means[-1])) else 1.0)
@@ -144,10 +145,11 @@ def filled(values: np.ndarray) -> np.ndarray:
 
 
 class Cutter:
-    """Windows of the steps ``low`` to ``end`` of all series, numbered series by series, and by time within a series.
+    """Windows of all series, numbered series by series, and by time within a series.
 
-    Targets lie inside the split ``part``. Inputs may begin before it, except in the training split, which begins with
-    the series. ``left_out``: names of series that are too short for a window.
+    All targets are steps of the split ``part``, (first, end) on the common grid. Inputs may begin before the split,
+    except in the training split, which begins with the series. ``left_out``: names of series that are too short for a
+    window.
     """
 
     def __init__(self, series: Sequence[ScaledSeries], part: tuple[int, int], context: int, horizon: int):

@@ -16,7 +16,7 @@ PENALTIES = (0.06, 0.25, 1.0)
 POWERS = (0.0, 0.5, 1.0)
 """Powers of the features' scales that are tried; 0: no scale."""
 PLAIN = 1.0
-"""L2 penalty of the plain fit; ``by_scales`` and ``by_penalty`` select no fit with more errors on the unseen rows."""
+"""L2 penalty of the plain fit. ``by_scales`` and ``by_penalty`` reject fits with more errors than it on unseen rows."""
 STANDARDISED = (0.25, PLAIN, 10.0, 100.0, 1000.0)
 """L2 penalties that are tried with standardised dense features."""
 NORMALISED = (1.0, 0.1, 0.03, 0.01)
@@ -32,7 +32,7 @@ _SUBSAMPLE = 20_000
 """Maximum number of rows for selecting penalty and power, with fewer than ``_LARGE`` weights; else ``_ROWS``."""
 _LARGE = 1_000_000
 _ROWS = 4096
-"""Maximum number of rows of a problem solved in the space of the rows, given ``_WIDE`` times as many features."""
+"""Maximum number of rows for fitting one weight per row, not per feature, if features are ``_WIDE`` times as many."""
 _WIDE = 4
 
 
@@ -56,11 +56,11 @@ Fit = Callable[[Any, np.ndarray, float, int], Fitted]
 
 
 class Solver(NamedTuple):
-    """Kind of linear model.
+    """Kind of linear model, such as logistic regression.
 
-    fit: function that fits it.   judged: function of (outputs, targets) that returns (loss, error rate); the error rate
-    is 0 where the loss alone decides.   groups: function from targets to membership in G groups, booleans (rows, G),
-    for ``scales``.
+    fit: function that fits it.   judged: function of (outputs, targets) that returns (loss, error rate), by which fits
+    are compared; the error rate is always 0 if only the loss counts.   groups: function from targets to booleans
+    (rows, G), True if a row belongs to a group, for ``scales``.
     """
 
     fit: Fit
@@ -287,7 +287,7 @@ def scales(x: Any, groups: np.ndarray, power: float) -> np.ndarray:
 
 
 class _Design:
-    """Features times their scales. With few rows and many features, the problem is solved in the space of the rows.
+    """Features times their scales. With few rows and many features, the dual problem is solved: one weight per row.
 
     The weights that minimise loss plus penalty have the form W = X^T A (representer theorem). With X X^T = L L^T and
     U = L^T A, the outputs X W are L U and the penalty |W|² is |U|²: a problem of as many features as rows.

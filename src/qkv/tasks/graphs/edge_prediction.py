@@ -43,7 +43,7 @@ from qkv.tasks.task import Evaluation, Observed, Scale, Totals
 
 _SHOWN = 8
 _SINGLE = (0, 1)
-"""Columns of the pair features that also serve as predictors on their own."""
+"""Columns of the pair features that are also evaluated as predictors on their own."""
 
 
 class EdgeDataset(Dataset):
@@ -155,7 +155,7 @@ def _parts(pairs: np.ndarray, shares: dict[str, float], name: str) -> dict[str, 
         raise UserError(f"data.source: {name!r} has {len(pairs)} edges, and at least {least} are needed")
     found = parts_of(pairs, shares, TRAIN)
     if not len(found[TRAIN]):
-        raise UserError("data.validation_fraction, task.test_fraction: no edge is left to train on; give less")
+        raise UserError("data.validation_fraction, task.test_fraction: no edge is left to train on; lower them")
     return found
 
 
@@ -171,10 +171,10 @@ class EdgePredictionTask(JoinedTask):
 
     def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Dataset:
         if recipe.data.validation or recipe.data.test:
-            raise UserError("edges are held out of the graph itself; leave data.validation and data.test out")
+            raise UserError("held-out edges are taken from the graph itself; leave data.validation and data.test out")
         table, given = open_graph(recipe.data), cast("Graphs", recipe.data.processor)
         if given.distances:
-            sentence = "lengths of shortest paths tell the hidden edges; leave them out"
+            sentence = "lengths of shortest paths reveal the hidden edges; leave them out"
             raise SpecError([Problem(("data", "processor", "distances"), sentence)])
         try:
             vocabulary = vocabulary or Vocabulary(processors={INPUT: build_processor(given).fitted([table.graph])})

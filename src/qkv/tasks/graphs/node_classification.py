@@ -45,7 +45,7 @@ _SHOWN = 8
 _CHUNK, _MOST_NODES = 1024, 100_000
 """With ``task.fanouts``: maximum number of nodes predicted at once, and of nodes in their neighbourhood."""
 _NORM = 10
-"""Root-mean-square norm of the columns of a training node, as a linear model reads them."""
+"""Root-mean-square norm to which the columns of training nodes are scaled for linear models."""
 
 
 class NodeDataset(Dataset):
@@ -177,7 +177,7 @@ class NodeClassificationTask(JoinedTask):
         table = open_nodes(recipe.data.changed(source=source), self.spec.fold)
         known = np.array([label in vocabulary.classes for label in table.labels])
         if not known.any():
-            raise UserError(f"no node of {source} has a label that the run knows: {', '.join(vocabulary.labels[:5])}")
+            raise UserError(f"no node of {source} has a label of the run: {', '.join(vocabulary.labels[:5])}")
         table = replace(table, splits={OTHER: np.flatnonzero(known)})
         return NodeDataset(recipe, table, vocabulary, _processor(vocabulary))
 

@@ -31,7 +31,7 @@ _SHOWN = 16
 """Number of images in the report, each above its reconstruction."""
 _AT_ONCE = 256
 DEVIATION = "deviation"
-"""Name of the extra of a batch with the standard deviation of each channel, for pixels from 0 to 1."""
+"""Name of the tensor, in the extras of a batch, with the standard deviation of each channel, for pixels from 0 to 1."""
 
 
 class Reconstructed(NamedTuple):
@@ -92,7 +92,7 @@ class AutoencodingTask(ImageTask):
             batch = self.batch(SignalReader(processor), originals).to(model.device)
             found = self.reconstructed(model, batch).pixels
         shown = [*processor.restored(batch.targets), *processor.restored(found)]
-        caption = f"first {len(originals)} images of the {split} part, and below them their reconstructions"
+        caption = f"first {len(originals)} images of the {split} split, and below them their reconstructions"
         return Evaluation(figures, [picture_section("Reconstructions", shown, len(originals), caption)])
 
     def batch(self, reader: SignalReader, rows: Sequence[EncodedRow]) -> Batch:

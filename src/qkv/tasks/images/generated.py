@@ -51,7 +51,7 @@ class GeneratedImagesTask(ImageTask):
         if label is None:
             return [i % max(1, len(vocabulary.labels)) for i in range(count)]
         if not vocabulary.labels:
-            raise UserError("the model has learned images without labels; leave the label out")
+            raise UserError("the model was trained on images without labels; leave the label out")
         if label not in vocabulary.classes:
             raise UserError(f"the model has no label {label!r}; {nearest(label, vocabulary.labels)}")
         return [vocabulary.classes[label]] * count

@@ -32,7 +32,7 @@ from qkv.tasks.inputs import EncodedRow, SignalReader
 from qkv.tasks.task import Evaluation, Scale, Totals
 
 PIXELS, STARTS, UNIT = "pixels", "starts", "unit"
-"""Names of the extras of a batch.
+"""Names of the tensors in the extras of a batch.
 
 They hold the pixel levels (B, N, F) without noise, the start indices (B), and the constant that converts nats per
 standardised value to nats per level.
@@ -91,7 +91,7 @@ class NextPatchTask(GeneratedImagesTask):
         assert isinstance(head, MixtureOfGaussians)
         given = next((name for name in generation.drawing() if name != "temperature"), None)
         if given is not None:
-            raise UserError(f"{given}: patches are drawn from densities, not from tokens; give a temperature only")
+            raise UserError(f"{given}: patches are sampled from densities, not from tokens; set only the temperature")
         assert spec.places is not None
         starts = torch.tensor(self.starts(vocabulary, count, label))
         first = read_next(torch.zeros(count, head.features), starts, spec.starts or 1)

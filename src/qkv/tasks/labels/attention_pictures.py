@@ -12,9 +12,9 @@ from qkv.models.transformer import Transformer
 from qkv.tasks.inputs import InputReader
 
 _NOTE = (
-    "Attention rollout (Abnar & Zuidema 2020): share of each patch in what the head reads, from dark (none) to bright "
-    "(the largest share of the input). Each picture is shown as the model reads it; of a clip, the middle frame of "
-    "each position in time."
+    "Attention rollout (Abnar & Zuidema 2020): share of each patch in the vectors that the head reads, from dark "
+    "(none) to bright (the largest share of the input). Each picture is shown as the model reads it; of a clip, the "
+    "middle frame of each position in time."
 )
 
 

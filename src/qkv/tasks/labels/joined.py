@@ -42,7 +42,7 @@ class JoinedTask(Task):
 
     @property
     def singles(self) -> dict[str, int]:
-        """Columns, by name, of dense features that serve as predictors on their own, to compare; by default none."""
+        """Name -> column of each dense feature that is also evaluated as a predictor on its own; by default empty."""
         return {}
 
     @abstractmethod

@@ -53,7 +53,7 @@ class MultiLabelTask(PooledTask):
         if len(found) < 2:
             raise UserError(
                 f"data.source: the rows of {records.name!r} have {'one label' if found else 'no labels'} in all "
-                f"({', '.join(map(repr, found))}), and several are needed; check data.label_separator"
+                f"({', '.join(map(repr, found))}), but at least two are needed; check data.label_separator"
             )
         return tuple(sorted(found))
 
@@ -61,7 +61,7 @@ class MultiLabelTask(PooledTask):
         present = np.zeros(len(vocabulary.labels), np.float32)
         for label in row["labels"]:
             if label not in vocabulary.classes:
-                raise UserError(f"data: the label {label!r} is none of those that the run was trained with")
+                raise UserError(f"data: the label {label!r} is not among the labels of the run")
             present[vocabulary.classes[label]] = 1
         return present
 

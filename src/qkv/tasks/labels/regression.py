@@ -141,6 +141,7 @@ def _units(task: Any) -> tuple[float, float]:
     """Return (mean, standard deviation) of the training values, from the task of the completed recipe."""
     if task.mean is None or task.deviation is None:
         raise UserError(
-            "task.mean and task.deviation are not known: give them, or open the data, whose training part decides them"
+            "task.mean and task.deviation are not set: set them, or open the data, which computes them from its "
+            "training split"
         )
     return task.mean, task.deviation

@@ -22,7 +22,7 @@ def metric_library(name: str) -> Any:
         return import_module(name)
     except ImportError:
         raise UserError(
-            f"this figure is computed by {name.split('.')[0]}, which is not installed; pip install 'qkv[metrics]'"
+            f"this metric is computed by {name.split('.')[0]}, which is not installed; pip install 'qkv[metrics]'"
         ) from None
 
 

@@ -21,9 +21,8 @@ def aligned(
 ) -> list[dict[str, Any]]:
     """Build the report section of attention weights over ``source`` when each token of ``written`` is predicted.
 
-    The first token of ``written`` is not predicted. The weights are of the last cross-attention branch, averaged over
-    heads. Empty if no branch attends to the source, or if
-    the picture would be too large.
+    The first token of ``written`` is not predicted. The weights are those of the last cross-attention branch, averaged
+    over heads. Empty if no branch attends to the source, or if the picture would be too large.
     """
     if model.encoder is None or max(len(source), len(written)) > MOST_TOKENS or len(written) < 2:
         return []

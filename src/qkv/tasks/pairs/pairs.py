@@ -106,8 +106,8 @@ def marks(vocabulary: Vocabulary, begin: Sequence[str] = ()) -> Marks:
     bos, end = vocabulary.target.special("bos"), vocabulary.target.special("eos")
     if (bos is None and not begin) or end is None:
         raise UserError(
-            "the tokenizer of the target has no tokens that begin and end a text; "
-            "train one, or give a folder whose tokenizer has them"
+            "the tokenizer of the target has no special tokens that begin and end a text (bos, eos); "
+            "train a tokenizer, or give a folder whose tokenizer has them"
         )
     found = (
         [bos] if bos is not None and not begin else [vocabulary.target.core.token_to_id(content) for content in begin]

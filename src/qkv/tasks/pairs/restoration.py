@@ -105,7 +105,7 @@ class RestorationTask(TextTask):
         table = {
             "kind": "examples",
             "title": "Generated text",
-            "columns": ["damaged", "written", "wanted"],
+            "columns": ["corrupted source", "generated", "target"],
             "rows": rows,
         }
         return Evaluation(self.figures(seen, dataset.scale(split)), [table])

@@ -226,7 +226,7 @@ class SequenceToSequenceTask(ExampleTask):
         table = {
             "kind": "examples",
             "title": "Generated text",
-            "columns": ["source", "written", "reference"],
+            "columns": ["source", "generated", "reference"],
             "rows": shown,
         }
         figures = {**self.figures(seen, dataset.scale(split)), **found.figures}

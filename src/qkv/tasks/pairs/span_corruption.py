@@ -49,7 +49,7 @@ class SpanCorruptionTask(RestorationTask):
         gapped = read_gaps(text, tokenizer, marks)
         if len(gapped.places) > len(marks):
             raise UserError(
-                f"the text has {len(gapped.places)} gaps, and the model has learned to fill {len(marks)} at once"
+                f"the text has {len(gapped.places)} gaps, but the model can fill at most {len(marks)} at once"
             )
         return gapped.ids, gapped
 

@@ -75,8 +75,7 @@ class ForecastingTask(Task):
         given = next((name for name in ("validation", "test") if getattr(recipe.data, name) is not None), None)
         if given:
             raise UserError(
-                f"data.{given}: series are divided by time, so that a file of its own is not used; leave it out, or "
-                "give task.parts"
+                f"data.{given}: series are split by time, so no separate file is read; leave it out, or set task.parts"
             )
 
     def restored(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
@@ -151,12 +150,12 @@ class ForecastingTask(Task):
         if len(long) < len(panel.series):
             short = next(each for each in panel.series if each.length < context)
             name = f"the series {short.name!r}" if short.name else panel.name
-            sentence = f"{name} has {short.length:,} steps up to its last value, and the model reads {context}"
+            sentence = f"{name} has {short.length:,} steps up to its last value, but the model reads {context}"
             if not long:
                 raise UserError(f"{sentence}; give more")
             notes.append(f"{len(panel.series) - len(long)} series have no forecast: {sentence}")
         if any(len(each.stamps) < each.length + horizon for each in long) and known.known:
-            notes.append(f"{', '.join(known.known)}: future values are missing, and the last ones are used")
+            notes.append(f"{', '.join(known.known)}: future values are missing; the last known value is used instead")
         long = [ahead(each, panel.step, horizon) for each in long]
         groups = (panel._replace(series=tuple(long[i : i + _AT_ONCE])) for i in range(0, len(long), _AT_ONCE))
         rows = [row for group in groups for row in self._rows(model, group, known)]
@@ -182,7 +181,7 @@ class ForecastingTask(Task):
     def predict(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]]:
-        raise UserError("a forecast follows a whole series; give its table (--data FILE)")
+        raise UserError("a forecast needs a whole series; give its table (--data FILE)")
 
 
 def summed(outcomes: Sequence[Errors]) -> Errors:

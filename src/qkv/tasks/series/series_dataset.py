@@ -66,13 +66,11 @@ class SeriesDataset(Dataset):
             if not len(cutter):
                 longest = max(len(each.values) for each in self.series)
                 raise UserError(
-                    f"the {name} part of {self.name} has no window of {task.context} + {task.horizon} steps (the "
+                    f"the {name} split of {self.name} has no window of {task.context} + {task.horizon} steps (the "
                     f"longest series has {longest:,}); give a smaller task.context or task.horizon, or other task.parts"
                 )
             if not cutter.targets:
-                raise UserError(
-                    f"no value of {self._part(name)} can be a target: it has none; {_WAYS_OUT[name == OTHER]}"
-                )
+                raise UserError(f"{self._part(name)} has no value to predict; {_WAYS_OUT[name == OTHER]}")
         short = self.cutters[TRAIN].left_out if TRAIN in self.cutters else []
         if not short:
             return []
@@ -82,7 +80,7 @@ class SeriesDataset(Dataset):
     def _part(self, name: str) -> str:
         """Format the name of a split and its first and last time stamps, for messages."""
         low, end = self._parts[name]
-        return f"the {name} part of {self.name} ({self.panel.when(low)} to {self.panel.when(end - 1)})"
+        return f"the {name} split of {self.name} ({self.panel.when(low)} to {self.panel.when(end - 1)})"
 
     @property
     def splits(self) -> tuple[str, ...]:

@@ -65,7 +65,7 @@ class GeneratedTask(Task):
         if self.longest(recipe) > recipe.model.context_length:
             sentence = (
                 f"{recipe.model.context_length} positions are fewer than the {self.longest(recipe)} of a row of this "
-                "task; raise it"
+                "task; raise model.context_length"
             )
             raise SpecError([Problem(("model", "context_length"), sentence)])
         vocabulary = vocabulary or self.vocabulary()

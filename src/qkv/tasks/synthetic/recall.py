@@ -88,7 +88,7 @@ class RecallTask(GeneratedTask):
             "kind": "curves",
             "x": distances,
             "x_log": distances[0] > 0,
-            "x_label": "tokens between the symbol and the question",
+            "x_label": "tokens between the symbol and the query",
         }
         heard = [
             {"name": "the model", "y": [norm if norm > 0 else None for norm in norms]}
@@ -129,7 +129,7 @@ class RecallTask(GeneratedTask):
 
 
 class _Leaf(Recorder):
-    """Tap that makes each value a leaf of the graph of gradients, and records it."""
+    """Tap that detaches each value to a leaf of the autograd graph, whose gradient can be computed, and records it."""
 
     def at(self, location: Location, value: Tensor) -> Tensor:
         self.records[location] = value.detach().requires_grad_()

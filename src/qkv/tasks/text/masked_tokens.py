@@ -97,8 +97,8 @@ class MaskedTokensTask(FillInTask):
         if tokens:
             figures["pseudo_perplexity"] = exponential(-sum(scores) / tokens)
         note = (
-            f"the pseudo-perplexity is a token's, over {len(chosen)} sentences of {tokens:,} tokens, "
-            "each token hidden in turn"
+            f"the pseudo-perplexity is per token, over {len(chosen)} sentences of {tokens:,} tokens, "
+            "with each token masked in turn"
         )
         text = _hidden_text(dataset, split, 4)
         answers = self.predict(model, dataset.vocabulary, recipe, [{"text": t} for t in text])

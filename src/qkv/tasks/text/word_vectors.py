@@ -90,7 +90,7 @@ class WordVectorsTask(TextTask):
         Input (C, 2 · window): neighbours of C words, masked by ``present``; ``negatives`` (C, K): negative samples.
         """
         table, negatives = model.frontend.table, batch.extras["negatives"]
-        assert table is not None  # the head is a language model's
+        assert table is not None  # a language-model head needs token embeddings
         inner, present = F.embedding(batch.input.values, table), batch.extras["present"].to(table.dtype)
         inner, present = self.predictors(inner, present)
         outer = F.embedding(torch.cat((batch.targets[:, None], negatives), 1), model.head.weight)  # type: ignore[arg-type]
@@ -116,7 +116,7 @@ class WordVectorsTask(TextTask):
         return Evaluation(
             figures,
             sections,
-            [f"{len(asked)} analogies have only words of the vocabulary, and are asked over all of it"],
+            [f"{len(asked)} analogies have only words of the vocabulary; an answer may be any word of the vocabulary"],
         )
 
     def sample(self, model: Transformer, dataset: Dataset, recipe: Recipe) -> str | None:
@@ -176,7 +176,7 @@ class Lexicon(NamedTuple):
         skipped = {"", *(words[index] for index in tokenizer.specials.values())}
         numbers = {word: index for index, word in reversed(list(enumerate(words))) if word not in skipped}
         table = model.frontend.table
-        assert table is not None  # the head is a language model's
+        assert table is not None  # a language-model head needs token embeddings
         return cls(words, F.normalize(at_least_single(table.detach()), dim=1), numbers)
 
     def number(self, word: str) -> int:
@@ -234,7 +234,7 @@ def _by_group(asked: Sequence[Analogy], right: Sequence[bool]) -> dict[str, Any]
     return {
         "kind": "examples",
         "title": "Analogies",
-        "columns": ["relation", "for example", "right", "asked"],
+        "columns": ["relation", "for example", "right", "analogies"],
         "rows": rows,
     }
 

@@ -216,9 +216,7 @@ class TaggedSentence(NamedTuple):
 def _example(row: Mapping[str, Any], read: Sentence, classes: Mapping[str, int]) -> Example:
     unknown = next((tag for tag in row["tags"] if tag not in classes), None)
     if unknown is not None:
-        raise UserError(
-            f"data: the tag {unknown!r} is none of those that the run was trained with: {', '.join(classes)}"
-        )
+        raise UserError(f"data: the tag {unknown!r} is not among the tags of the run: {', '.join(classes)}")
     tags, (values, types, heads) = [classes[tag] for tag in row["tags"]], read
     targets = _at(heads, len(values), tags[: len(heads)])
     return Example(len(values), len(heads), TaggedSentence(values, types, targets, tuple(tags[len(heads) :])))
@@ -249,7 +247,7 @@ def _answer(words: list[str], tags: list[str], labels: Sequence[str]) -> dict[st
     answer: dict[str, Any] = {"answer": marked(words, tags), "words": words, "tags": tags}
     if unread:
         answer["note"] = (
-            f"the last {unread} of {len(words)} words were not read: the sentence is longer than what the model reads"
+            f"the last {unread} of {len(words)} words were truncated: the sentence is longer than the model can read"
         )
     return answer
 

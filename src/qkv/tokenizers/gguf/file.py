@@ -45,7 +45,7 @@ def library() -> Any:
     try:
         import gguf
     except ImportError:
-        raise UserError("files of GGUF need the package gguf: pip install 'qkv[gguf]'") from None
+        raise UserError("GGUF files need the package gguf: pip install 'qkv[gguf]'") from None
     return gguf
 
 
@@ -113,7 +113,7 @@ class _HeaderReader:
         version = self._number(_UINT32)
         if version not in _VERSIONS:
             if version & 0xFFFF == 0:
-                raise ValueError("its byte order is the other one than this machine's")
+                raise ValueError("its byte order differs from the byte order of this machine")
             raise ValueError(f"its version is {version}; qkv reads {' and '.join(map(str, _VERSIONS))}")
         num_tensors, num_values = self._number(_UINT64), self._number(_UINT64)
         values = _by_name((self._string(), self._value(self._number(_UINT32))) for _ in range(num_values))

@@ -91,7 +91,8 @@ def _checked(found: Header) -> tuple[list[str], list[int]]:
     types = found.values.get(TYPES, [NORMAL] * len(tokens))
     if not isinstance(types, list) or len(types) != len(tokens) or len(set(tokens)) != len(tokens):
         raise UserError(
-            f"{found.file}: {TOKENS} has {len(tokens):,} tokens, which {TYPES} does not agree with, or repeats one"
+            f"{found.file}: {TYPES} does not have one entry for each of the {len(tokens):,} tokens of {TOKENS}, or "
+            "a token is repeated"
         )
     return tokens, types
 

@@ -15,11 +15,11 @@ from qkv.data.records.values import separator_of
 from qkv.spec.errors import UserError, nearest
 
 _LOOKED_AT = 100
-"""Number of values from which the content of a column found by name is checked."""
+"""Number of values that are read to check that the content of a column does not contradict its name."""
 _LONGEST_NAME = 100
 """Maximum number of characters of the name of a column that may be guessed."""
 CLEARLY = 1.5
-"""Minimum ratio of mean lengths for a text column to be recognised by length alone."""
+"""Minimum ratio of the mean lengths of two columns for the longer column to be chosen as the text."""
 SHOWN = 20
 """Maximum number of columns listed in an error."""
 

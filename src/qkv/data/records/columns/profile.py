@@ -34,7 +34,7 @@ _CODE = re.compile(
 )
 _FLAGS = frozenset(("0", "1", "0.0", "1.0", "true", "false", "yes", "no", "y", "n", "x"))
 _MANY = 10
-"""Minimum number of values for all-different values to exclude a label column."""
+"""Number of values from which a column whose values are all different is no label column."""
 
 
 @dataclass

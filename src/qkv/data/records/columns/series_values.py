@@ -91,7 +91,7 @@ def _of_channels(value: Mapping[Any, Any], names: Sequence[str]) -> np.ndarray:
         raise Unusable(f"the channel {short!r} has {lengths[short]:,} steps and {long!r} has {lengths[long]:,}")
     wide = next((name for name, each in found.items() if each.shape[1] != 1), None)
     if wide is not None:
-        raise Unusable(f"the channel {wide!r} is no list of numbers")
+        raise Unusable(f"the channel {wide!r} is not a list of numbers")
     return np.concatenate([found[name] for name in names or found], 1)
 
 

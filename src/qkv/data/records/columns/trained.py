@@ -31,6 +31,6 @@ def trained_columns(
         elif len(table.defaults.get(role.kind, ())) != 1:
             raise UserError(
                 f"{table.name} has no column {column!r}, which the run was trained on; "
-                f"name the one to read with {option(role.name)}"
+                f"name the column to read with {option(role.name)}"
             )
     return found

@@ -42,5 +42,5 @@ def _sentence(role: Role, groups: Sequence[Sequence[tuple[str, int]]], name: str
     noun = "labels" if role.kind == "label" else role.name
     return (
         f"{name}: {noun} differ only in case or spacing: {some}{more}; "
-        "they are kept as different ones, so write them alike if they mean the same"
+        "they count as different; if they mean the same, write them in the same way"
     )

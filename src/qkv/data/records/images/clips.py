@@ -191,7 +191,7 @@ def pixel_table(text: TextSource, arrays: Mapping[str, np.ndarray]) -> Table:
     """
     large = [name for name, each in arrays.items() if are_pixels(each)]
     if len(large) != 1:
-        raise UserError(f"{text.name} has the arrays {', '.join(large)} of pixels; leave one of them")
+        raise UserError(f"{text.name} has several arrays of pixels, {', '.join(large)}; keep one of them")
     values = arrays[large[0]]
     others = {name: each for name, each in arrays.items() if each.ndim == 1 and len(each) == len(values)}
     rows = [

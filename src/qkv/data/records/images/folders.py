@@ -113,7 +113,7 @@ def layout(folder: Path, also: Sequence[str] = ()) -> FolderLayout:
     strays = [path.name for path in holding if path not in splits.values()]
     strays += sorted(path.name for path in _images_in(folder, also))
     if strays:
-        notes.append(f"{_listed(strays)} of {folder} {_is(strays)} in no split and {_is(strays)} left aside")
+        notes.append(f"{_listed(strays)} of {folder} {_is(strays)} in no split and {_is(strays)} ignored")
     rooms = dict[str, Path]()
     for split, path in splits.items():
         rooms[split], more = _unwrapped(path, also)
@@ -150,7 +150,7 @@ def _splits(holding: Sequence[Path]) -> dict[str, Path]:
     twice = next((split for split in splits if sum(other == split for other, _ in alike) > 1), None)
     if twice is not None:
         names = " and ".join(path.name for split, path in alike if split == twice)
-        raise UserError(f"{holding[0].parent} has two folders for the {twice} part, {names}; leave one of them")
+        raise UserError(f"{holding[0].parent} has two folders for the {twice} split, {names}; keep one of them")
     return splits
 
 
@@ -178,7 +178,7 @@ def _empty(folders: Sequence[Path], parent: Path) -> list[str]:
     if not names:
         return []
     holds = "holds" if len(names) == 1 else "hold"
-    return [f"{_listed(names)} of {parent} {holds} no image and {_is(names)} left aside"]
+    return [f"{_listed(names)} of {parent} {holds} no image and {_is(names)} ignored"]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -51,8 +51,8 @@ def as_uri(value: Any) -> str:
 
 
 def folder_tables(source: str, option: str, values: Values | None = None, also: Sequence[str] = ()) -> dict[str, Table]:
-    """Build the tables of a folder of images, by split: of its subfolders ``train``, ``test`` and so on, else "train"
-    alone.
+    """Build one table of images per split of a folder: per subfolder ``train``, ``test`` and so on; without such
+    subfolders, the whole folder is "train".
 
     The label of an image is the name of the subfolder that contains it, at any depth. ``values``: function that lists
     the values in a folder; default: one value per image. ``also``: further extensions of files. If the training images
@@ -66,7 +66,7 @@ def folder_tables(source: str, option: str, values: Values | None = None, also: 
     for split, table in list(tables.items()):
         if labelled and "label" not in table.columns:
             del tables[split]
-            notes = (*notes, f"the images of {table.name} are in no subfolder of a class and are left aside")
+            notes = (*notes, f"the images of {table.name} are in no subfolder of a class and are ignored")
     tables["train"] = replace(tables["train"], notes=(*notes, *tables["train"].notes))
     return tables
 
@@ -118,5 +118,5 @@ def _notes(name: str, others: Sequence[str]) -> tuple[str, ...]:
         return ()
     some = ", ".join(others[:_SHOWN]) + (" …" if len(others) > _SHOWN else "")
     if len(others) == 1:
-        return (f"1 file of {name} is no image and was not read: {some}",)
-    return (f"{len(others):,} files of {name} are no images and were not read: {some}",)
+        return (f"1 file of {name} is not an image and was ignored: {some}",)
+    return (f"{len(others):,} files of {name} are not images and were ignored: {some}",)

@@ -25,9 +25,7 @@ def fasta(text: TextSource) -> Table:
     """
     first = next((line for line in lines(text) if line.strip()), "")
     if not first.startswith(">"):
-        raise UserError(
-            f"{text.name}: a FASTA file begins with '>' and a name, and this one with {first[:20].strip()!r}"
-        )
+        raise UserError(f"{text.name} begins with {first[:20].strip()!r}, but a FASTA file begins with '>' and a name")
     fields = dict.fromkeys(name for line in lines(text) if line.startswith(">") for name, _ in _PAIR.findall(line))
     columns = (*COLUMNS, *(name for name in fields if name not in COLUMNS))
     return Table(text.name, columns, lambda: _sequences(text), text.digest(), {"text": ("sequence",)})
@@ -51,7 +49,7 @@ def _row(text: TextSource, line: int, header: str, parts: list[str]) -> Row | Ba
     if not sequence:
         return BadRow(text.name, line, "there is no sequence after the header", "text")
     if wrong := re.search(r"[^A-Z*.-]", sequence):
-        return BadRow(text.name, line, f"{wrong.group()!r} is no letter of a sequence")
+        return BadRow(text.name, line, f"{wrong.group()!r} is not a letter of a sequence")
     name, _, rest = header.partition(" ")
     found = {pair: value.strip() for pair, value in _PAIR.findall(rest)}
     description = _PAIR.sub("", rest).strip()

@@ -98,7 +98,7 @@ def read_header(name: str, records: Callable[[], Iterable[Fields]]) -> TableHead
         raise UserError(
             f"{name}: the header in line {first.line} has two columns {twice!r}; give each column its own name"
         )
-    notes = [f"the header of {name} is in line {first.line}; {_lines(titles)} above it left aside"] if titles else []
+    notes = [f"the header of {name} is in line {first.line}; ignored: {_lines(titles)} above it"] if titles else []
     if _has_index(len(names), sample[titles + 1 :]):
         names.insert(0, "")
     unnamed = [i for i, cell in enumerate(names) if not cell]
@@ -120,13 +120,11 @@ def _told(name: str, header: TableHeader, unnamed: Sequence[int]) -> list[str]:
     if empty:
         what = "1 column" if empty == 1 else f"{empty} columns"
         has = "has" if empty == 1 else "have"
-        notes.append(
-            f"{what} of {name} {has} neither a name nor a value and {'is' if empty == 1 else 'are'} left aside"
-        )
+        notes.append(f"{what} of {name} {has} neither a name nor a value and {'is' if empty == 1 else 'are'} ignored")
     if unnamed:
         called = ", ".join(f"column {i + 1} is called {header.names[i]!r}" for i in unnamed[:3])
         more = f" and {len(unnamed) - 3} more" if len(unnamed) > 3 else ""
-        notes.append(f"{name} has columns without a name, which are not guessed: {called}{more}")
+        notes.append(f"{name} has columns without a name, which are never chosen automatically: {called}{more}")
     return notes
 
 

@@ -36,7 +36,7 @@ def idx_images(images: TextSource, labels: TextSource, names: Sequence[str] = ()
     pixels, classes = idx_array(images), idx_array(labels)
     if pixels.ndim != 3 or classes.ndim != 1 or len(pixels) != len(classes):
         shapes = " and ".join(" × ".join(map(str, each.shape)) for each in (pixels, classes))
-        raise UserError(f"{images.name} and {labels.name} have the shapes {shapes}, not those of images and labels")
+        raise UserError(f"{images.name} and {labels.name} have the shapes {shapes}; give images (N, H, W), labels (N)")
 
     def parse() -> Iterator[Row]:
         for line, (image, label) in enumerate(zip(pixels, classes.tolist(), strict=True), 1):

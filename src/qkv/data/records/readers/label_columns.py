@@ -59,14 +59,14 @@ def _joined(table: Table, name: str, columns: Sequence[str], note: str = "") -> 
         cells = {column: _cell(row.values.get(column), table.missing) for column in columns}
         wrong = next((column for column, cell in cells.items() if cell not in _YES | _NO | _UNKNOWN), None)
         if wrong is not None:
-            reason = f"{wrong} is {str(row.values.get(wrong))[:40]!r}, and a column of a label holds 0 and 1"
+            reason = f"{wrong} is {str(row.values.get(wrong))[:40]!r}, but a column of a label holds only 0 and 1"
             return BadRow(row.file or table.name, row.line, reason)
         blank = written and all(cell == "" for cell in cells.values())
         unknown = blank or any(cell in _UNKNOWN for cell in cells.values())
         labels = None if unknown else [column for column, cell in cells.items() if cell in _YES]
         return row._replace(values={**{key: row.values[key] for key in others if key in row.values}, name: labels})
 
-    # If no cell says no, a row of empty cells has no label; if some cells do, a row of empty cells was not labelled.
+    # If the table has cells that mean "no", a row of empty cells was not labelled; otherwise it has none of the labels.
     written = any(
         _cell(row.values.get(column), table.missing) in _NO - {""}
         for row in table.rows
@@ -82,7 +82,7 @@ def _joined(table: Table, name: str, columns: Sequence[str], note: str = "") -> 
         notes=(*table.notes, *([note] if note else [])),
     )
     if not any(isinstance(row, Row) for row in joined.rows) and table.rows:
-        raise UserError(f"{table.name}: the columns {name!r} are no labels: {_first(joined)}")
+        raise UserError(f"{table.name}: the columns {name!r} do not hold labels: {_first(joined)}")
     return joined
 
 

@@ -81,7 +81,7 @@ def with_series(table: Table, roles: Sequence[Role], given: Mapping[str, str], o
         if other.kind == "number" and not taken:
             raise UserError(
                 f"{table.name}: which column is the {other.name}? The other columns of numbers are the steps of a "
-                f"series; say it with {option}={{{other.name}: {table.columns[-1]}}}"
+                f"series; name it, such as {option}={{{other.name}: {table.columns[-1]}}}"
             )
     return _joined(table, range_of(table, numbers), numbers, f"the {_shown(numbers)} are taken as steps (guessed)")
 
