@@ -298,6 +298,7 @@ class Attention(MaskedAttention, kind="attention"):
     output: Literal["projected", "none"] = Field(
         default="projected", description="none: the outputs of the heads side by side, without a linear map"
     )
+    shaped: bool = Field(default=False, description="weights a I + b P - c U instead of P, U uniform over visible keys")
     qk_norm_over: Literal["head", "each_head", "all_heads"] = Field(
         default="head",
         description="qk_norm over a head with shared weights, over a head with its own weights, or over all heads",
@@ -308,7 +309,6 @@ class Attention(MaskedAttention, kind="attention"):
     clip: float | None = Field(
         default=None, gt=0, description="c: projected queries, keys and values are limited to [-c, c]"
     )
-    shaped: bool = Field(default=False, description="weights a I + b P - c U instead of P, U uniform over visible keys")
     output_gate: OutputGate = NoOutputGate()
 
     @property

@@ -199,7 +199,6 @@ class Text(Placed, Tokens, kind="text"):
     """
 
     scale: bool = Field(default=False, description="multiply token embeddings by √width (Vaswani et al. 2017)")
-    multiplier: float = Field(default=1.0, gt=0, description="fixed factor of the token embeddings (Granite, 2024)")
     vectors: str | None = Field(
         default=None,
         min_length=1,
@@ -213,6 +212,7 @@ class Text(Placed, Tokens, kind="text"):
     embedding_width: int | None = Field(
         default=None, gt=0, le=WIDEST, description="features of the embeddings before a linear map; default: no map"
     )
+    multiplier: float = Field(default=1.0, gt=0, description="fixed factor of the token embeddings (Granite, 2024)")
 
     @property
     def num_types(self) -> int:

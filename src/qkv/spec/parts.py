@@ -28,21 +28,7 @@ class Norm(Part, slot=True):
         return self
 
 
-class Weighted(Norm):
-    """Base class of norms with a learned factor per feature."""
-
-    weight: bool = Field(default=True, description="a learned factor per feature")
-    zero_centred: bool = Field(default=False, description="the scale is 1 + weight")
-
-    def problems(self) -> list[Problem]:
-        if self.zero_centred and not self.weight:
-            return [
-                Problem(("zero_centred",), "there is no weight to centre; leave weight true, or zero_centred false")
-            ]
-        return []
-
-
-class LayerNorm(Weighted, kind="layer_norm"):
+class LayerNorm(Norm, kind="layer_norm"):
     """Layer norm: (x - mean) / sqrt(var + eps) * weight + bias, over the features of one position (Ba et al. 2016).
 
     ``weight`` and ``bias`` false: neither of them (OLMo, Groeneveld et al. 2024). ``zero_centred``: the factor is
@@ -51,13 +37,18 @@ class LayerNorm(Weighted, kind="layer_norm"):
 
     eps: float = Field(default=1e-5, gt=0)
     bias: bool = True
+    weight: bool = Field(default=True, description="a learned factor per feature")
+    zero_centred: bool = Field(default=False, description="the scale is 1 + weight")
+
+    def problems(self) -> list[Problem]:
+        return _centre_problems(self)
 
     @property
     def unweighted(self) -> LayerNorm:
         return LayerNorm(eps=self.eps, weight=False, bias=False)
 
 
-class RMSNorm(Weighted, kind="rms_norm"):
+class RMSNorm(Norm, kind="rms_norm"):
     """RMS norm: x / sqrt(mean(x²) + eps) * weight, over the features of one position (Zhang & Sennrich 2019).
 
     ``zero_centred``: the factor is 1 + weight, initialised to weight 0, so that weight decay pulls it to 1 (Gemma,
@@ -65,10 +56,21 @@ class RMSNorm(Weighted, kind="rms_norm"):
     """
 
     eps: float = Field(default=1e-6, gt=0)
+    weight: bool = True
+    zero_centred: bool = Field(default=False, description="the scale is 1 + weight")
+
+    def problems(self) -> list[Problem]:
+        return _centre_problems(self)
 
     @property
     def unweighted(self) -> RMSNorm:
         return RMSNorm(eps=self.eps, weight=False)
+
+
+def _centre_problems(norm: LayerNorm | RMSNorm) -> list[Problem]:
+    if norm.weight or not norm.zero_centred:
+        return []
+    return [Problem(("zero_centred",), "there is no weight to centre; leave weight true, or zero_centred false")]
 
 
 class BatchNorm(Norm, kind="batch_norm"):

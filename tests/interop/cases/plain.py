@@ -37,4 +37,5 @@ CASES = (
     case("gpt-bigcode-many-heads", "GPTBigCode", **GPT2, multi_query=False),
     case("phi", "Phi", **sizes(intermediate_size=44, num_attention_heads=6, hidden_size=48, num_key_value_heads=2)),
     case("gptj", "GPTJ", **{**GPT2, "n_embd": 36}, rotary_dim=4),
+    case("codegen", "CodeGen", **{**GPT2, "n_embd": 32, "n_head": 4}, rotary_dim=4, pad_token_id=0),
 )

@@ -130,6 +130,14 @@ CASES = (
     ),
     case("cohere", "Cohere", **GROUPED, use_qk_norm=True),
     case("cohere2", "Cohere2", head_dim="absent", num_hidden_layers=3, layer_types=MIXED, sliding_window=4),
+    case(
+        "hunyuan",
+        "HunYuanDenseV1",
+        attention_bias=True,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 900.0, "alpha": 50.0, "factor": 1.0},
+    ),
+    case("nemotron", "Nemotron", head_dim=12, norm_eps=1e-3, mlp_bias=True),
+    case("nanochat", "NanoChat", **GROUPED),
     case("internlm3", "Llama", "InternLM3", qkv_bias=True, bias=True),
     case("iquest", "Llama", "IQuestCoder"),
 )

@@ -181,6 +181,37 @@ class RotaryPairs(Way):
 
 
 @dataclass(frozen=True)
+class ExchangedHeadHalves(Way):
+    """Exchange of the two halves of the rows of each head: a rotation by the negative angle turns the exchanged halves
+    by the angle (NanoChat).
+    """
+
+    def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
+        return theirs[0].unflatten(0, (cut.groups, 2, -1)).flip(1).flatten(0, 2)
+
+    def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
+        return (self.inward([ours], cut),)
+
+
+@dataclass(frozen=True)
+class Shards(Way):
+    """Reordering of queries, keys and values that are stored in ``shards`` shards, each with the rows of its
+    queries, values and keys, in this order; the rotated features of queries and keys are adjacent (CodeGen).
+    """
+
+    shards: int
+    rotated: int | None = None
+
+    def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
+        q, v, k = theirs[0].unflatten(0, (self.shards, 3, -1)).unbind(1)
+        return interleaved_rope(self.rotated).inward([part.flatten(0, 1) for part in (q, k, v)], cut)
+
+    def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
+        q, k, v = (part.unflatten(0, (self.shards, -1)) for part in interleaved_rope(self.rotated).outward(ours, cut))
+        return (torch.stack((q, v, k), 1).flatten(0, 2),)
+
+
+@dataclass(frozen=True)
 class Inverse(Way):
     """Inverse of the conversion ``way`` of one tensor: ``inward`` and ``outward`` are swapped."""
 
@@ -310,6 +341,7 @@ def interleaved_rope(rotated: int | None = None) -> Way:
     return JoinedParts((halves, halves, PLAIN))
 
 
+EXCHANGED_QUERIES_AND_KEYS = JoinedParts((ExchangedHeadHalves(), ExchangedHeadHalves(), PLAIN))
 BY_HEAD = ByHead()
 ONE_BY_HEAD = JoinedByHead(1)
 QKV_BY_HEAD = JoinedByHead(3)

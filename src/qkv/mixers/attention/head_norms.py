@@ -18,7 +18,7 @@ class EachHeadNorm(Norm):
         self.norm = build_norm(part.unweighted, head_dim)
         alone = build_norm(part, head_dim)
         self.weight, self.bias = (self._of_heads(getattr(alone, name, None), heads) for name in ("weight", "bias"))
-        self.least = 1.0 if isinstance(part, parts.Weighted) and part.zero_centred else 0.0
+        self.centre = 1.0 if getattr(part, "zero_centred", False) else 0.0
 
     @staticmethod
     def _of_heads(vector: Tensor | None, heads: int) -> nn.Parameter | None:
@@ -27,7 +27,7 @@ class EachHeadNorm(Norm):
     def forward(self, x: Tensor, context: Context) -> Tensor:
         out = self.norm(x, context)
         if self.weight is not None:
-            out = out * (self.least + self.weight).to(out.dtype)[:, None]
+            out = out * (self.centre + self.weight).to(out.dtype)[:, None]
         return out if self.bias is None else out + self.bias.to(out.dtype)[:, None]
 
 

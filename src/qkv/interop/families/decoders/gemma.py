@@ -12,7 +12,7 @@ from typing import Any
 
 from qkv.interop.families.common import gated
 from qkv.interop.families.common.activations import INWARD, OUTWARD
-from qkv.interop.families.common.heads import HEAD_KEYS, language_model, of_decoder
+from qkv.interop.families.common.heads import HEAD_KEYS, capped_language_model, language_model, of_decoder
 from qkv.interop.families.common.rope import layer_ropes, rope_config, rope_of
 from qkv.interop.mapping import gguf
 from qkv.interop.mapping.config import Config
@@ -21,7 +21,7 @@ from qkv.interop.mapping.names import NameRule
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward, GatedFeedForward
 from qkv.spec.errors import UserError, nearest
-from qkv.spec.heads import Head, LanguageModelHead
+from qkv.spec.heads import Head
 from qkv.spec.masks import Causal, Mask
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.models.surgery import shortest_pattern
@@ -238,24 +238,6 @@ def _kind(block: Block) -> str:
     return SLIDING if gated.window_of(block.branches[0]) else FULL
 
 
-def _capped(default: float | None) -> Architecture:
-    """Build a language model architecture with a soft cap of the logits, ``final_logit_softcapping``; ``default``: cap
-    if the key is missing.
-    """
-
-    def head(config: Config) -> Head:
-        return LanguageModelHead(
-            tied=config.flag("tie_word_embeddings", True), softcap=config.optional("final_logit_softcapping", default)
-        )
-
-    def keys(head: Head) -> dict[str, Any] | None:
-        if not isinstance(head, LanguageModelHead):
-            return None
-        return {"tie_word_embeddings": head.tied, "final_logit_softcapping": head.softcap}
-
-    return Architecture(head, keys, (NameRule("head.weight", "lm_head.weight"),))
-
-
 def _gguf(
     stem: str, name: str, keys: tuple[gguf.MetadataKey, ...], built_in: Mapping[str, Any], windows: int = 0
 ) -> gguf.GGUFLayout:
@@ -314,7 +296,7 @@ GEMMA = _family(
 GEMMA2 = _family(
     "Gemma 2",
     "gemma2",
-    {"Gemma2ForCausalLM": _capped(30.0), **of_decoder("Gemma2", question_answering=False)},
+    {"Gemma2ForCausalLM": capped_language_model(True, 30.0), **of_decoder("Gemma2", question_answering=False)},
     spec=spec_of_gemma2,
     config=config_of_gemma2,
     names=SANDWICH_NAMES,
@@ -334,7 +316,10 @@ GEMMA2 = _family(
 GEMMA3 = _family(
     "Gemma 3",
     "gemma3_text",
-    {"Gemma3ForCausalLM": _capped(None), **of_decoder("Gemma3Text", tags=None, question_answering=False)},
+    {
+        "Gemma3ForCausalLM": capped_language_model(True, None),
+        **of_decoder("Gemma3Text", tags=None, question_answering=False),
+    },
     spec=spec_of_gemma3,
     config=config_of_gemma3,
     names=SANDWICH_NAMES,

@@ -1,20 +1,23 @@
-"""Phi-1 and Phi-2 (Gunasekar et al. 2023) and GPT-J (Wang & Komatsuzaki 2021): attention and feed-forward beside each
-other on one norm, RoPE on a part of each head, and a head with bias. In GPT-J's files RoPE pairs are adjacent.
+"""Phi-1 and Phi-2 (Gunasekar et al. 2023), GPT-J (Wang & Komatsuzaki 2021) and CodeGen (Nijkamp et al. 2022): attention
+and feed-forward beside each other on one norm, RoPE on a part of each head, and a head with bias. In the files of GPT-J
+and CodeGen RoPE pairs are adjacent.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from qkv.interop.families.common.heads import HEAD_KEYS, of_decoder
 from qkv.interop.families.common.plain import GPT2_KEYS, PlainKeys
 from qkv.interop.families.common.rope import FRACTION, rope_config, rope_of
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.conversions import QKV, Way, interleaved_rope
+from qkv.interop.mapping.conversions import QKV, Shards, Way, interleaved_rope
 from qkv.interop.mapping.family import Architecture, Family
 from qkv.interop.mapping.names import NameRule
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention
+from qkv.spec.errors import UserError
 from qkv.spec.heads import Head, LanguageModelHead
 from qkv.spec.model import Model
 from qkv.spec.parts import NoPositions, Rope
@@ -99,6 +102,22 @@ def config_of_gptj(spec: Model) -> dict[str, Any] | None:
 def _pairs(spec: Model) -> Way:
     first = _first(spec)
     return interleaved_rope(first[1].rotated(first[0].dims(spec.width)[0]) if first else None)
+
+
+def _shards(spec: Model) -> Way:
+    first = _first(spec)
+    return Shards(4, first[1].rotated(first[0].dims(spec.width)[0]) if first else None)
+
+
+def spec_of_codegen(config: Config, head: Head) -> Model:
+    """Build the spec of CodeGen, that of GPT-J. Raises ``UserError`` unless the heads fill four shards."""
+    heads = config.size("n_head")
+    if heads % 4 or not config.has("rotary_dim"):
+        raise UserError(
+            f"{config.source}: n_head is {heads} and rotary_dim {config.values.get('rotary_dim')}, but CodeGen has a "
+            "number of heads that 4 divides, and a rotary_dim"
+        )
+    return spec_of_gptj(config, head)
 
 
 _BLOCK, _LAYER, _HEAD = "blocks.{layer}.branches.", "model.layers.{layer}.", "transformer.h.{layer}."
@@ -193,4 +212,16 @@ GPTJ = Family(
     },
 )
 
-register(PHI, GPTJ)
+CODEGEN = replace(
+    GPTJ,
+    name="CodeGen",
+    model_types=("codegen",),
+    architectures={"CodeGenForCausalLM": _WORDS},
+    spec=spec_of_codegen,
+    names=(NameRule(f"{_BLOCK}0.body.qkv.*", f"{_J_ATTENTION}qkv_proj.*", _shards), *GPTJ.names),
+    ignored={**GPTJ.ignored, f"{_HEAD}attn.causal_mask": "a constant mask table"},
+    ignored_config={**GPTJ.ignored_config, "n_ctx": "not read by the published code"},
+    base="GPT-J",
+)
+
+register(PHI, GPTJ, CODEGEN)
