@@ -25,6 +25,7 @@ SAMPLES: dict[str, list[dict[str, Any]]] = {
     "patches": [
         {"patch": 4, "height": 12, "width": 8, "channels": 3, "class_token": True},
         {"patch": 1, "height": 12, "width": 8, "channels": 1, "stem": [4], "positions": "sinusoidal_2d"},
+        {"patch": 4, "height": 12, "width": 8, "channels": 1, "registers": 2, "positions": "sinusoidal_2d"},
     ],
     "series_patches": [
         {"features": 3, "covariates": 0, "steps": 16, "patch": 4, "stride": 2},

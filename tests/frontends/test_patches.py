@@ -13,7 +13,7 @@ from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.model import Model, Stack
-from qkv.spec.parts import Learned, NoPositions
+from qkv.spec.parts import LayerNorm, Learned, LearnedGrid, NoPositions
 from qkv.spec.signals.images import Images, Patches
 
 PIXELS = torch.randn(2, 3, 9, 12, generator=torch.Generator().manual_seed(0))
@@ -51,6 +51,22 @@ def test_a_class_token_is_the_first_position_and_takes_the_first_row_of_the_tabl
     torch.testing.assert_close(x[:, 0], (marked.first + table[0]).expand(2, -1))
     places = [[0, 0], *([row, column] for row in (1, 2) for column in (1, 2, 3))]
     assert context.coordinates[0].tolist() == places
+
+
+def test_registers_stand_between_class_token_and_patches_without_a_position_vector() -> None:
+    plain, ours = (built(class_token=True, norm=LayerNorm(), registers=count) for count in (0, 2))
+    ours.load_state_dict({**ours.state_dict(), **plain.state_dict()})
+    assert ours.registers is not None
+    x, context = ours.embed(Signal(PIXELS))
+    wanted = plain.embed(Signal(PIXELS))[0]
+    torch.testing.assert_close(x[:, [0, *range(3, 9)]], wanted)
+    normed = torch.nn.functional.layer_norm(ours.registers, (16,), ours.norm.weight, ours.norm.bias)
+    torch.testing.assert_close(x[:, 1:3], normed.expand(2, -1, -1))
+    assert context.coordinates[0].tolist()[:4] == [[0, 0], [0, 0], [0, 0], [1, 1]]
+    larger = ours.part.resized(18, 12)
+    assert (larger.num_positions, larger.positions) == (15, LearnedGrid(shape=(2, 3), leading=1))
+    with pytest.raises(SpecError, match="3 given, but 1 positions with a vector precede the patches"):
+        Patches.parse({"class_token": True, "registers": 2, "positions": LearnedGrid(shape=(2, 3), leading=3)})
 
 
 def test_a_pixel_may_be_a_position() -> None:

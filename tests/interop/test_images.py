@@ -12,7 +12,9 @@ import torch
 from PIL import Image
 from tests.interop.cases.vit import LABELS, dinov2, vit
 from transformers import (
+    BeitImageProcessorPil,
     BitImageProcessorPil,
+    CLIPConfig,
     DeiTImageProcessorPil,
     Dinov2ForImageClassification,
     SiglipImageProcessorPil,
@@ -26,6 +28,9 @@ from qkv.cli.main import main
 from qkv.data.processors.images import ImageProcessor
 from qkv.interop.images import read_processor, written_processor
 from qkv.interop.load import load_published
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.family import read_spec
+from qkv.interop.registry import choose
 from qkv.spec.errors import UserError
 from qkv.spec.heads import VectorsHead
 from qkv.spec.model import Model
@@ -45,6 +50,9 @@ PROCESSORS = {
     "square, cropped": DeiTImageProcessorPil(size={"height": 15, "width": 15}, crop_size={"height": 12, "width": 11}),
     "shorter side, cropped": BitImageProcessorPil(size={"shortest_edge": 17}, crop_size={"height": 12, "width": 13}),
     "siglip": SiglipImageProcessorPil(size=SMALL),
+    "beit, cropped": BeitImageProcessorPil(
+        size={"height": 15, "width": 15}, do_center_crop=True, crop_size={"height": 12, "width": 11}
+    ),
     "shorter side": BitImageProcessorPil(size={"shortest_edge": 12}, crop_size=SMALL, resample=2),
 }
 
@@ -128,6 +136,48 @@ def test_what_cannot_be_followed_is_refused(changed: dict[str, Any], sentence: s
     with pytest.raises(UserError, match=r"preprocessor_config\.json: ") as refusal:
         read_processor(folder_with(tmp_path, **changed), MODEL)
     assert sentence in str(refusal.value)
+
+
+@pytest.mark.parametrize("key", ["patch_size", "num_attention_heads", "layer_norm_eps"])
+def test_a_misspelt_key_of_a_tower_is_refused_by_its_name(key: str) -> None:
+    sizes = {"hidden_size": 30, "num_attention_heads": 5, "patch_size": 4, "image_size": 12, "layer_norm_eps": 1e-3}
+    inner = {**CLIPConfig().vision_config.to_dict(), **sizes}
+    inner[key.replace("_", "__", 1)] = inner.pop(key)
+    config = Config({"model_type": "clip", "vision_config": inner})
+    with pytest.raises(UserError, match=f"vision_config: .* did you mean '{key}'"):
+        read_spec(*choose(config), config)
+
+
+def test_dinov3_resizes_pixels_without_rounding_them(tmp_path: Path) -> None:
+    """Scaled, resized with antialiasing and standardised, as its class does with torch."""
+    folder_with(tmp_path, image_processor_type="DINOv3ViTImageProcessorFast", size={"height": 12, "width": 9})
+    spec = read_processor(tmp_path, MODEL)
+    assert isinstance(spec, Images)
+    assert not spec.rounded
+    mean, deviation = (torch.tensor(each)[:, None, None] for each in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    processor = ImageProcessor(spec)
+    for height, width in ((20, 31), (37, 14), (9, 50)):
+        image = picture(height, width)
+        pixels = torch.from_numpy(np.array(image).transpose(2, 0, 1).astype(np.float32) / 255)
+        resized = torch.nn.functional.interpolate(pixels[None], (12, 9), mode="bilinear", antialias=True)[0]
+        found = processor.signal([processor.encode(image)]).values[0]
+        torch.testing.assert_close(found, (resized - mean) / deviation, rtol=0, atol=1e-5)
+    written = written_processor(spec)
+    assert written is not None
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(written))
+    assert read_processor(tmp_path, MODEL) == spec
+
+
+def test_pixels_with_fractions_are_shown_as_bytes() -> None:
+    spec = Images(height=4, width=5, channels=3, mean=(0.0,) * 3, deviation=(1.0,) * 3, rounded=False)
+    processor = ImageProcessor(spec)
+    pixels = processor.encode(picture(9, 7))
+    assert pixels.dtype == np.float32
+    assert np.abs(pixels - pixels.round()).max() > 0.1
+    assert (
+        np.abs(pixels - ImageProcessor(spec.changed(rounded=True)).encode(picture(9, 7))).max() <= 1.01
+    )  # bytes are rounded twice, by columns and by rows
+    assert str(processor.picture_read(pixels)).startswith("data:image")
 
 
 def saved(kind: Any, config: Any, folder: Path, processor: Any = None) -> Any:

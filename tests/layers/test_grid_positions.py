@@ -143,6 +143,18 @@ def test_attention_with_rope_on_a_grid(fraction: float, rotated: int) -> None:
     torch.testing.assert_close(ours(x, context())[0][0], expected)
 
 
+def test_rope_of_normalised_coordinates_has_the_same_range_on_every_grid() -> None:
+    """Centres of the cells from -1 to 1, times 2π, as complex turns; the class token is not turned."""
+    ours = built(Attention(num_heads=1, head_dim=8, mask=Full(), relative=Rope2D(base=20.0, normalised=True)))
+    x = some(1, 13)
+    q, k, v = ours.qkv(x[0]).detach().split(8, -1)
+    cells = [(2 * math.pi * ((2 * r - 1) / 3 - 1), 2 * math.pi * ((2 * c - 1) / 4 - 1)) for r, c in CELLS[1:]]
+    places = [(0.0, 0.0), *cells]
+    q, k = (torch.stack([turned(a, at, 8, 20.0) for a, at in zip(part, places, strict=True)]) for part in (q, k))
+    expected = ours.output((q @ k.T / math.sqrt(8)).softmax(-1) @ v)
+    torch.testing.assert_close(ours(x, context())[0][0], expected)
+
+
 def test_scores_under_rope_depend_on_the_offset_alone() -> None:
     """Equal content everywhere: the score of two cells is that of any two with the same offset, in both axes."""
     grid = PositionGrid((4, 5))
@@ -182,8 +194,23 @@ def test_a_class_token_has_biases_of_its_own() -> None:
     assert len(bias[0, 1:, 1:].flatten().unique()) == 5 * 7
 
 
+def test_layers_share_the_first_one_s_table_of_biases() -> None:
+    shared = Attention(num_heads=2, mask=Full(), relative=Bias2D(shared=True))
+    m = build(model(shared, shared, FeedForward()))
+    tables = [name for name, _ in m.named_parameters() if name.endswith("relative.table")]
+    assert tables == ["blocks.0.branches.0.body.relative.table"]
+    first, second = (branch.relative for branch in m.branches[:2])
+    with torch.no_grad():
+        first.table.normal_(generator=torch.Generator().manual_seed(2))
+    q = torch.zeros(1, 2, 13, 4)
+    assert torch.equal(second.bias(q, None, 1.0, context()), first.bias(q, None, 1.0, context()))
+    m(Signal(torch.randn(2, 12, 8)))[0].sum().backward()
+    assert first.table.grad is not None
+
+
 BRANCHES = (
     Attention(num_heads=2, mask=Full(), relative=Rope2D()),
+    Attention(num_heads=2, mask=Full(), relative=Rope2D(normalised=True)),
     Attention(num_heads=2, mask=Full(), relative=Bias2D()),
     TokenMLP(),
     GMLP(),
@@ -200,7 +227,7 @@ def test_a_model_of_patches_has_the_sizes_of_its_front_end() -> None:
     m = build(spec)
     by_kind = {branch.spec.kind: branch for branch in m.branches}
     assert [by_kind[kind].length for kind in ("token_mlp", "gmlp", "random_mixing")] == [13, 13, 13]
-    assert m.branches[1].relative.table.shape == (5 * 7 + 3, 2)  # type: ignore[union-attr]
+    assert m.branches[2].relative.table.shape == (5 * 7 + 3, 2)  # type: ignore[union-attr]
     x = torch.randn(2, 12, 8)
     y = m(Signal(x))[0]
     assert y.shape == (2, 2)
@@ -217,7 +244,9 @@ def test_queries_at_the_places_of_the_patches() -> None:
     assert m(Signal(torch.randn(2, 12, 8)))[0].shape == (2, 2)
 
 
-@pytest.mark.parametrize("relative", [Rope2D(), Bias2D(sizes=(3, 4))], ids=lambda part: part.kind)
+@pytest.mark.parametrize(
+    "relative", [Rope2D(), Rope2D(normalised=True), Bias2D(sizes=(3, 4))], ids=lambda part: part.kind
+)
 def test_a_sequence_has_no_rows_and_columns(relative: Any) -> None:
     ours = built(Attention(num_heads=2, head_dim=8, mask=Full(), relative=relative))
     with pytest.raises(

@@ -44,6 +44,25 @@ def test_it_equals_torch_s_multi_head_attention_with_gradients(heads: int, causa
     torch.testing.assert_close(ours.qkv.bias.grad, theirs.in_proj_bias.grad)
 
 
+def test_keys_without_a_bias_are_keys_whose_bias_is_zero() -> None:
+    ours, zero = (
+        built(Attention(num_heads=3, mask=Full(), relative=Rope(), key_bias=apart)) for apart in (False, True)
+    )
+    with torch.no_grad():
+        zero.qkv.weight.copy_(ours.qkv.weight)
+        zero.output.load_state_dict(ours.output.state_dict())
+        zero.qkv.bias.copy_(torch.cat((ours.query_bias, torch.zeros(WIDTH), ours.value_bias)))
+    x = some()
+    seen, wanted = applied(ours, x), applied(zero, x)
+    torch.testing.assert_close(seen, wanted)
+    seen.pow(3).sum().backward()
+    wanted.pow(3).sum().backward()
+    queries, keys, values = zero.qkv.bias.grad.split(WIDTH)
+    torch.testing.assert_close(ours.query_bias.grad, queries)
+    torch.testing.assert_close(ours.value_bias.grad, values)
+    assert float(keys.abs().max()) > 1e-6, "under RoPE a bias of keys changes the weights"
+
+
 def test_rows_of_different_lengths_equal_torch_s_key_padding() -> None:
     ours = built(Attention(num_heads=3, mask=Full()))
     lengths = torch.tensor([7, 3])

@@ -163,6 +163,14 @@ def test_without_a_hidden_layer_the_norm_is_of_the_pooled_vector() -> None:
     same(ours(X), (z @ ours.output.weight.double().T + ours.output.bias.double()).float())
 
 
+def test_the_mean_of_the_rest_leaves_out_class_token_and_registers() -> None:
+    ours = head(ClassificationHead(num_classes=4, pooling=("first", "mean_rest"), leading=3))
+    lengths = torch.tensor([5, 4, 5])
+    rest = torch.stack([row[3:length].mean(0) for row, length in zip(X, lengths.tolist(), strict=True)])
+    same(ours(X, lengths), ours.output(torch.cat((X[:, 0], rest), -1)))
+    same(ours(X), ours.output(torch.cat((X[:, 0], X[:, 3:].mean(1)), -1)))
+
+
 def test_the_chain_runs_over_positions_with_a_target() -> None:
     """Loss and prediction of rows with gaps are those of the same positions without gaps."""
     crf = head(CRFHead(num_classes=4)).double()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -35,7 +36,8 @@ class PatchFrontend(PlacedFrontend):
     """Front end for images: pixels (B, C, H, W) -> vectors (B, N, D), N = (H / P) (W / P) + leading vectors.
 
     x_i = W patch_i + b with patches of P × P pixels (after the stem, if any) in row-major order, with position vectors,
-    norm and dropout. Pixel rows and columns that do not fill a patch are cropped at the bottom and on the right.
+    norm and dropout. Registers are inserted before the patches after the position vectors are added. Pixel rows and
+    columns that do not fill a patch are cropped at the bottom and on the right.
     """
 
     part: Patches
@@ -53,6 +55,7 @@ class PatchFrontend(PlacedFrontend):
         self.map = nn.Conv2d(channels[-1], own, part.patch, stride=part.patch, bias=part.bias)
         self.first = nn.Parameter(torch.zeros(own)) if part.class_token else None
         self.extra = nn.Parameter(torch.zeros(part.extra_tokens, own)) if part.extra_tokens else None
+        self.registers = nn.Parameter(torch.zeros(part.registers, width)) if part.registers else None
 
     def layouts(self) -> Layouts:
         assert self.part.grid is not None
@@ -60,7 +63,8 @@ class PatchFrontend(PlacedFrontend):
             "map": WHOLE,
             "first": WHOLE,
             "extra": WHOLE,
-            **self.position_layouts(PositionGrid(self.part.grid, self.part.leading)),
+            "registers": WHOLE,
+            **self.position_layouts(PositionGrid(self.part.grid, self.part.leading_placed)),
         }
 
     def initialise(self, std: float) -> None:
@@ -70,7 +74,7 @@ class PatchFrontend(PlacedFrontend):
             nn.init.zeros_(self.map.bias)
         for stage in self.stem:
             nn.init.kaiming_normal_(stage[0].weight, nonlinearity="relu")  # type: ignore[index]
-        for token in (self.first, self.extra):
+        for token in (self.first, self.extra, self.registers):
             if token is not None:
                 nn.init.normal_(token, std=std)
 
@@ -103,3 +107,17 @@ class PatchFrontend(PlacedFrontend):
         if leading:
             x = torch.cat((*(token.to(x.dtype).expand(x.shape[0], -1, -1) for token in leading), x), 1)
         return self.placed(x, context)
+
+    def _joined(self, x: Tensor, context: Context) -> Tensor:
+        if self.registers is None:
+            return super()._joined(x, context)
+        x = super()._joined(x, self._without_registers(context))
+        registers = self.registers.to(x.dtype).expand(x.shape[0], -1, -1)
+        leading = self.part.leading_placed
+        return torch.cat((x[:, :leading], registers, x[:, leading:]), 1)
+
+    def _without_registers(self, context: Context) -> Context:
+        """Return the context of the positions that have a position vector."""
+        assert self.part.grid is not None
+        grid = PositionGrid(self.part.grid, self.part.leading_placed)
+        return replace(context, positions=context.positions[:, : self.part.num_placed], grid=grid, memo={})

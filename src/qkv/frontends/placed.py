@@ -41,7 +41,7 @@ class PlacedFrontend(Frontend):
     def __init__(self, part: Placed, stack: Stack, width: int):
         super().__init__(part, stack)
         self.norm = build_norm(part.norm, width)
-        length = part.num_positions or stack.context_length
+        length = part.num_placed or stack.context_length
         self.positions = build_positions(part.positions, length, part.vector_width(width))
 
     def position_layouts(self, grid: PositionGrid) -> Layouts:

@@ -17,12 +17,13 @@ from qkv.spec.signals.images import Images, Patches
 _RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 """Resampling filters by their numbers in Pillow."""
 _HALF = (0.5, 0.5, 0.5)
+_IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
 class _Kind(NamedTuple):
     """Defaults of a published image processor. square: an integer ``size`` is the length of both sides; otherwise it is
-    the length of the shorter side.
+    the length of the shorter side. rounded: resized pixels are rounded to bytes.
     """
 
     size: dict[str, int]
@@ -31,6 +32,7 @@ class _Kind(NamedTuple):
     mean: tuple[float, ...] = _HALF
     deviation: tuple[float, ...] = _HALF
     square: bool = True
+    rounded: bool = True
 
 
 _KINDS = {
@@ -39,6 +41,8 @@ _KINDS = {
     "Bit": _Kind({"shortest_edge": 224}, 3, 224, *_CLIP, square=False),
     "Siglip": _Kind({"height": 224, "width": 224}, 3),
     "CLIP": _Kind({"shortest_edge": 224}, 3, 224, *_CLIP, square=False),
+    "Beit": _Kind({"height": 224, "width": 224}, 3),
+    "DINOv3ViT": _Kind({"height": 224, "width": 224}, 2, None, *_IMAGENET, rounded=False),
 }
 _ENDINGS = ("ImageProcessor", "ImageProcessorFast", "ImageProcessorPil", "FeatureExtractor")
 _IGNORED = {
@@ -56,6 +60,8 @@ _IGNORED = {
     "image_seq_length",
     "crop_pct",
     "_valid_processor_keys",
+    "do_reduce_labels",  # of segmentation
+    "reduce_labels",
 }
 """Keys that do not change the pixels."""
 
@@ -112,6 +118,7 @@ def _images(config: Config, kind: _Kind, channels: int) -> Images:
             "mean": mean,
             "deviation": deviation,
             "resample": _RESAMPLE[filtered],
+            "rounded": kind.rounded,
         },
         config.source,
     )
@@ -204,6 +211,8 @@ def written_processor(processor: Processor | None) -> dict[str, Any] | None:
     if crops:
         size = {"shortest_edge": resized} if processor.resize == "crop" else {"height": resized, "width": resized}
     kind = "Bit" if processor.resize == "crop" else "DeiT" if crops else "ViT"
+    if not processor.rounded:
+        kind = "DINOv3ViT"
     return {
         "image_processor_type": f"{kind}ImageProcessor",
         "do_resize": True,

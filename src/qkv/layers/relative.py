@@ -116,10 +116,17 @@ class Rope2D(Relative):
 
     def rotation(self, context: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """(cosines, sines) of the rotation angles at the positions of ``context``."""
-        coordinates, axes = context.on_grid(self.part.axes, self.part.kind), self.part.axes
+        coordinates, axes = self._coordinates(context, dtype), self.part.axes
         rotated = self.part.rotated(self.head_dim) // axes
         frequencies = position_ops.inverse_frequencies(rotated, self.part.base, coordinates.device, dtype)
         return position_ops.grid_rotation(coordinates[:, None], frequencies)
+
+    def _coordinates(self, context: Context, dtype: torch.dtype) -> Tensor:
+        """Return the coordinates (1, N, 2) whose products with the frequencies are the angles."""
+        numbers = context.on_grid(self.part.axes, self.part.kind)
+        if not self.part.normalised or context.grid is None:
+            return numbers
+        return position_ops.normalised_coordinates(numbers, context.grid.sizes, dtype)
 
 
 @implements(parts.Shaw)
@@ -192,12 +199,12 @@ class T5Buckets(Relative, SharedTable):
 
 
 @implements(parts.Bias2D)
-class Bias2D(Relative):
+class Bias2D(Relative, SharedTable):
     """Learned bias table[row offset, column offset] per head, added to the scores (Swin, Liu et al. 2021).
 
     table ((2 R - 1)(2 C - 1) + 3, H) for a grid of R rows and C columns, initialised to 0. The last three rows are for
     pairs in which a position is not on the grid, such as a class token: the query, the key, or both (BEiT, Bao et al.
-    2022).
+    2022). Each layer has its own table; with ``shared`` all layers use the table of the first layer.
     """
 
     def __init__(self, part: parts.Bias2D, attention: branches.Attention, widths: tuple[int, int]):
@@ -206,12 +213,24 @@ class Bias2D(Relative):
         if part.sizes is None:
             raise UserError(f"the sizes of the grid of {part.kind!r} are unknown without image patches; give them")
         self.part, (rows, columns) = part, part.sizes
-        self.sizes = rows, columns
-        self.table = nn.Parameter(torch.zeros((2 * rows - 1) * (2 * columns - 1) + 3, attention.num_heads))
+        self.sizes, self.num_heads = (rows, columns), attention.num_heads
+        offsets = (2 * rows - 1) * (2 * columns - 1)
+        self.table: nn.Parameter | None = nn.Parameter(torch.zeros(offsets + 3, self.num_heads))
+        # In a tuple, so that the owner's weights are not registered twice.
+        self.owner: tuple[Bias2D, ...] = ()
+
+    @property
+    def key(self) -> tuple[parts.Bias2D, int]:
+        return self.part, self.num_heads
+
+    def read_from(self, owner: Bias2D) -> None:
+        self.table, self.owner = None, (owner,)
 
     def bias(self, q: Tensor, sites: Sites, scale: float, context: Context) -> Tensor:
         index = context.once(("offsets", self.sizes), lambda: self._index(context))
-        return F.embedding(index, self.table).permute(0, 3, 1, 2).to(q.dtype)
+        table = self.owner[0].table if self.table is None else self.table
+        assert table is not None
+        return F.embedding(index, table).permute(0, 3, 1, 2).to(q.dtype)
 
     def _index(self, context: Context) -> Tensor:
         coordinates = context.on_grid(self.part.axes, self.part.kind)

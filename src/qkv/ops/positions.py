@@ -123,6 +123,15 @@ def grid_rotation(coordinates: Tensor, frequencies: Tensor) -> tuple[Tensor, Ten
     return angles.cos(), angles.sin()
 
 
+def normalised_coordinates(numbers: Tensor, sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Compute 2π ((2 c - 1) / S - 1) of coordinates c = 1 … S on axes of ``sizes`` S, from -2π to 2π in ``dtype``.
+
+    numbers (…, axes), integers. Positions that are not on the grid have coordinates 0 and keep them.
+    """
+    centres = (2 * numbers - 1).to(dtype) / torch.tensor(sizes, device=numbers.device) - 1
+    return (2 * math.pi * centres).masked_fill(numbers == 0, 0.0)
+
+
 def grid_offsets(coordinates: Tensor, sizes: tuple[int, int]) -> Tensor:
     """Compute the index of the offset of each query from each key on a grid, coordinates (1, N, 2) -> (1, N, N).
 

@@ -183,6 +183,11 @@ class DotProduct(Branch):
         return head_dim, self.value_dim or head_dim
 
     @property
+    def biases_apart(self) -> bool:
+        """True if queries and values have a bias and keys have none."""
+        return False
+
+    @property
     def ends_with_bias(self) -> bool:
         """True if the output projection has a bias."""
         return self.bias if self.output_bias is None else self.output_bias
@@ -310,6 +315,11 @@ class Attention(MaskedAttention, kind="attention"):
         default=None, gt=0, description="c: projected queries, keys and values are limited to [-c, c]"
     )
     output_gate: OutputGate = NoOutputGate()
+    key_bias: bool = Field(default=True, description="bias of keys, if bias is true")
+
+    @property
+    def biases_apart(self) -> bool:
+        return self.bias and not self.key_bias
 
     @property
     def maps_values(self) -> bool:

@@ -165,6 +165,11 @@ class Placed(Frontend):
         return width if self.join == "add" else width // 2
 
     @property
+    def num_placed(self) -> int | None:
+        """Number of positions that have a position vector, if it is fixed; by default all of them."""
+        return self.num_positions
+
+    @property
     def limited_by(self) -> str:
         return self.positions.limited_by
 

@@ -167,6 +167,14 @@ class Pooled(Head):
         return int("first" in self.poolings)
 
 
+class PooledRest(Pooled):
+    """Base class of heads whose pooling ``mean_rest`` leaves out the first ``leading`` positions, by default one."""
+
+    leading: int = Field(
+        default=1, ge=1, le=2000, description="first positions that mean_rest leaves out: class token and registers"
+    )
+
+
 class Hidden(Head):
     """Base class of heads with output z W^T + b and an optional hidden layer.
 
@@ -186,7 +194,7 @@ class Hidden(Head):
 
 
 # The order of the bases decides the order of the fields in short forms: classification(3) has three classes.
-class ClassificationHead(Hidden, Pooled, Classes, kind="classification"):
+class ClassificationHead(PooledRest, Hidden, Pooled, Classes, kind="classification"):
     """Sequence classification: logits = z W^T + b per sequence, with z as in ``Hidden`` from the pooled vector.
 
     Pooling ``first`` with a tanh layer as wide as the model is BERT's pooler and classifier (Devlin et al. 2019).
@@ -207,11 +215,11 @@ class DistilledHead(Classes, kind="distilled"):
         return 2
 
 
-class LabelsHead(Hidden, Pooled, Classes, kind="labels"):
+class LabelsHead(PooledRest, Hidden, Pooled, Classes, kind="labels"):
     """Several labels per sequence: one logit per label, as in ``ClassificationHead``; loss: binary cross-entropy."""
 
 
-class RegressionHead(Hidden, Pooled, kind="regression"):
+class RegressionHead(PooledRest, Hidden, Pooled, kind="regression"):
     """Sequence regression: y = z w + b per sequence; targets standardised over the training set; z as in ``Hidden``."""
 
 

@@ -456,13 +456,16 @@ class Rope2D(Relative, kind="rope_2d"):
     """2-D RoPE of positions on a grid: half of the rotated features by the row, half by the column (Heo et al. 2024).
 
     Among the first Dr = ``fraction`` · Dk features of a head, i is paired with i + Dr/2; the first Dr/4 pairs turn with
-    the row, the others with the column. A class token is not rotated.
+    the row, the others with the column. A class token is not rotated. With ``normalised`` the coordinate of row
+    r = 1 … R is 2π ((2r - 1) / R - 1), and that of a column likewise, so that images of all sizes have the same range
+    (DINOv3, Siméoni et al. 2025).
     """
 
     extrapolates = False
     axes = 2
     base: float = Field(default=100.0, gt=1, description="lower than for texts, as images have few rows and columns")
     fraction: float = Field(default=1.0, gt=0, le=1)
+    normalised: bool = Field(default=False, description="coordinates from -2π to 2π; default: numbers from 1")
 
     def rotated(self, head_dim: int) -> int:
         """Return the number of features per head that are rotated, Dr = ``fraction`` · ``head_dim``."""
@@ -529,7 +532,8 @@ class T5Buckets(Relative, kind="t5"):
 class Bias2D(Relative, kind="bias_2d"):
     """Learned bias per head and offset (rows, columns) of a query from a key on a grid (Swin, Liu et al. 2021).
 
-    Pairs with a class token have separate biases: token as query, as key, and as both (BEiT, Bao et al. 2022).
+    Pairs with a class token have separate biases: token as query, as key, and as both (BEiT, Bao et al. 2022). With
+    ``shared`` all layers of a stack use one table.
     """
 
     extrapolates = False
@@ -537,6 +541,7 @@ class Bias2D(Relative, kind="bias_2d"):
     sizes: Seq[int] | None = Field(
         default=None, min_length=2, max_length=2, description="rows and columns; default: those of the image patches"
     )
+    shared: bool = Field(default=False, description="one table for all layers of a stack with equal settings")
 
     def sized_for(self, grid: tuple[int, ...] | None) -> Self:
         return self if self.sizes or grid is None or len(grid) != self.axes else self.changed(sizes=grid)

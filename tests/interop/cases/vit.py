@@ -59,7 +59,7 @@ def case(name: str, model: type[Any], config: Any) -> Case:
         for leaf in ("weight", "bias", "lambda1")
     ]
     body = "" if model.__name__.endswith("Model") else f"{config.model_type}."
-    changes = {**_LAYER} if config.model_type != "dinov2" else {k: v for k, v in _LAYER.items() if "attention" in k}
+    changes = {k: v for k, v in _LAYER.items() if "attention" in k or not config.model_type.startswith("dinov2")}
     pattern = re.compile("|".join(map(re.escape, changes)))
     renamed = {f"{body}{file}": body + pattern.sub(lambda found: changes[found[0]], file) for file in files}
     gated = {

@@ -68,8 +68,10 @@ class ImageProcessor(Processor):
         image = opened_image(value)
         mode = "L" if self.spec.channels == 1 else "RGB"
         least = _DECODED * max(self.spec.height or 0, self.spec.width or 0)
-        image = _resized(converted(image, mode, image_name(value), least), self.spec)
-        pixels = np.array(image)
+        image = converted(image, mode, image_name(value), least)
+        if not self.spec.rounded:
+            return np.stack([_resized(channel.convert("F"), self.spec) for channel in image.split()])
+        pixels = np.array(_resized(image, self.spec))
         return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
     def size(self, encoded: np.ndarray) -> int:
@@ -110,7 +112,8 @@ class ImageProcessor(Processor):
     def picture_read(self, encoded: np.ndarray) -> str | None:
         from PIL import Image
 
-        image = Image.fromarray(encoded[0] if len(encoded) == 1 else encoded.transpose(1, 2, 0))
+        bytes_read = encoded.round().clip(0, 255).astype(np.uint8)
+        image = Image.fromarray(bytes_read[0] if len(encoded) == 1 else bytes_read.transpose(1, 2, 0))
         image.thumbnail((SHOWN, SHOWN))
         return as_uri(image)
 
@@ -157,5 +160,10 @@ def _resized(image: Any, spec: Images) -> Any:
         before = tuple(max(side, int(shorter * size / short)) for side, size in sides)
     if image.size != before:
         image = image.resize(before, method)
+    return _cut(image, width, height)
+
+
+def _cut(image: Any, width: int, height: int) -> Any:
+    """Cut the centre out of an image."""
     left, top = (image.width - width) // 2, (image.height - height) // 2
     return image if image.size == (width, height) else image.crop((left, top, left + width, top + height))

@@ -159,7 +159,11 @@ class Config:
             warnings.warn(f"{self.source}: the key {quoted(key)} is not read; {meant!r} is", stacklevel=2)
 
     def refuse_misspelt(self, ignored: Iterable[str] = ()) -> None:
-        """Raise ``UserError`` for a key that looks like a misspelling of a missing key that the family reads."""
+        """Raise ``UserError`` for a key, also of a nested table, that looks like a misspelling of a missing key that
+        the family reads.
+        """
+        for table in self._tables.values():
+            table.refuse_misspelt(ignored)
         for key, meant in self._misspelt(ignored):
             if meant not in self.values:
                 raise UserError(

@@ -93,7 +93,8 @@ class KeyValueBranch(Branch):
 class KeyValueAttention(KeyValueBranch):
     """Base class of self-attention: q/k/v projection, output projection and KV cache.
 
-    Subclasses compute scores and output.
+    Subclasses compute scores and output. If queries and values have biases but keys do not, they are ``query_bias``
+    (H Dk) and ``value_bias`` (G Dv), initialised to 0.
     """
 
     def __init__(self, part: MaskedAttention | RetrievalAttention | ContinuousMemory, width: int, terms: int = 1):
@@ -104,7 +105,10 @@ class KeyValueAttention(KeyValueBranch):
         values = self.kv_heads * self.value_dim if self.maps_values else 0
         self.sizes = (self.num_heads * self.head_dim, self.kv_heads * self.head_dim, values)
         self.heads = (self.num_heads, self.kv_heads, self.kv_heads)
-        self.qkv = Linear(width, sum(self.sizes), bias=part.bias)
+        self.qkv = Linear(width, sum(self.sizes), bias=part.bias and not part.biases_apart)
+        self.query_bias, self.value_bias = (
+            nn.Parameter(torch.zeros(size)) if part.biases_apart and size else None for size in self.sizes[::2]
+        )
         mixed = self.num_heads * self.value_dim
         self.output = Linear(mixed, width, bias=part.ends_with_bias) if part.maps_output else nn.Identity()
         self.query_norm = self.head_norm(self.num_heads) if part.norms_heads else None
@@ -121,6 +125,8 @@ class KeyValueAttention(KeyValueBranch):
         return {
             "qkv": matrix(q=(q, self.head_dim), k=(k, self.head_dim), **values),
             "output": from_heads(self.num_heads * self.value_dim, self.value_dim),
+            "query_bias": vector("q", q, self.head_dim),
+            "value_bias": vector("v", v, self.value_dim),
         }
 
     def points(self) -> Points:
@@ -131,7 +137,15 @@ class KeyValueAttention(KeyValueBranch):
 
         The values are x itself if ``maps_values`` is False.
         """
-        return self.qkv(x) if self.maps_values else torch.cat((self.qkv(x), x), -1)
+        y = self.qkv(x)
+        if self.query_bias is not None:
+            y = y + self._biases(self.query_bias).to(y.dtype)
+        return y if self.maps_values else torch.cat((y, x), -1)
+
+    def _biases(self, queries: Tensor) -> Tensor:
+        """Return the biases of queries and values, with zeros for keys between them."""
+        zeros = queries.new_zeros(self.sizes[1])
+        return torch.cat((queries, zeros) if self.value_bias is None else (queries, zeros, self.value_bias))
 
     def projected(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """Project x to q (B, H, N, Dk), k (B, G, N, Dk), v (B, G, N, Dv)."""

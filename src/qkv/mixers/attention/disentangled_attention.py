@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.layers.context import Context
-from qkv.layers.layout import Layouts, matrix, vector
+from qkv.layers.layout import Layouts, matrix
 from qkv.layers.linear.linear import Linear
 from qkv.layers.norms import Norm, build_norm
 from qkv.layers.relative import SharedTable
@@ -55,18 +55,12 @@ class DisentangledAttention(ScoredAttention):
     """DeBERTa's attention: softmax((q_i · k_j + q_i · a_d + b_d · k_j) / (τ √(f Dk)), masked) V (He et al. 2021).
 
     d = clip(bucket(i - j) + S, 0, 2 S - 1). Position keys a = P W_a and position queries b = P W_b, (2 S, H, Dk). f:
-    number of terms, at most 3. If queries and values have biases but keys do not, they are ``query_bias`` (H Dk) and
-    ``value_bias`` (G Dv), initialised to 0. State: keys and values, as in ``Attention``.
+    number of terms, at most 3. State: keys and values, as in ``Attention``.
     """
 
     def __init__(self, part: spec.DisentangledAttention, width: int):
         super().__init__(part, width, part.terms)
         self.part: spec.DisentangledAttention = part
-        if part.biases_apart:
-            self.qkv = Linear(width, sum(self.sizes), bias=False)
-        self.query_bias, self.value_bias = (
-            nn.Parameter(torch.zeros(n)) if part.biases_apart else None for n in self.sizes[::2]
-        )
         self.relative = DistanceVectors(part, width)
         apart = not part.share_projections
         keys_biased = part.bias and part.key_bias
@@ -78,20 +72,12 @@ class DisentangledAttention(ScoredAttention):
         )
 
     def layouts(self) -> Layouts:
-        q, k, v = self.sizes
+        q, k, _ = self.sizes
         return {
             **super().layouts(),
-            "query_bias": vector("q", q, self.head_dim),
-            "value_bias": vector("v", v, self.value_dim),
             "position_key": matrix(k=(k, self.head_dim)),
             "position_query": matrix(q=(q, self.head_dim)),
         }
-
-    def mapped(self, x: Tensor) -> Tensor:
-        y = self.qkv(x)
-        if self.query_bias is None or self.value_bias is None:
-            return y
-        return y + torch.cat((self.query_bias, self.query_bias.new_zeros(self.sizes[1]), self.value_bias)).to(y.dtype)
 
     def scored(self, q: Tensor, k: Tensor, sites: Sites, context: Context) -> tuple[Tensor, Tensor]:
         vectors = self.relative(context)

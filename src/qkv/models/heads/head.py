@@ -123,18 +123,24 @@ class _Transform(nn.Module):
 class Pool(nn.Module):
     """Pooling of the unpadded vectors of each row, (B, N, D) -> (B, D · poolings), see ``qkv.layers.pooling``.
 
-    ``attention``: Σ_i softmax_i(w·x_i) x_i with learned w.
+    ``attention``: Σ_i softmax_i(w·x_i) x_i with learned w. leading: first positions that ``mean_rest`` leaves out.
     """
 
-    def __init__(self, how: Sequence[str], width: int):
+    def __init__(self, how: Sequence[str], width: int, leading: int = 1):
         super().__init__()
-        self.how = tuple(how)
+        self.how, self.leading = tuple(how), leading
         self.width = width * len(self.how)
         self.score = Linear(width, 1) if "attention" in how else None
 
     def forward(self, x: Tensor, lengths: Tensor | None) -> Tensor:
-        found = [self._attended(x, lengths) if how == "attention" else pooled(x, lengths, how) for how in self.how]
-        return torch.cat(found, -1) if len(found) > 1 else found[0]
+        vectors = [self._pooled(x, lengths, how) for how in self.how]
+        return torch.cat(vectors, -1) if len(vectors) > 1 else vectors[0]
+
+    def _pooled(self, x: Tensor, lengths: Tensor | None, how: str) -> Tensor:
+        if how == "attention":
+            return self._attended(x, lengths)
+        left_out = self.leading - 1 if how == "mean_rest" else 0
+        return pooled(x[:, left_out:], None if lengths is None else lengths - left_out, how)
 
     def _attended(self, x: Tensor, lengths: Tensor | None) -> Tensor:
         assert self.score is not None
@@ -172,7 +178,7 @@ class Classifier(PredictionHead):
     """Classification head: logits (B, C) of each row, from its pooled vector."""
 
     def __init__(self, part: spec.ClassificationHead, width: int, table: object):
-        super().__init__(part, width, _known(part.num_classes), Pool(part.poolings, width))
+        super().__init__(part, width, _known(part.num_classes), Pool(part.poolings, width, part.leading))
 
     def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
         return torch.randint(self.output.out_features, (rows,), generator=generator)
@@ -201,7 +207,7 @@ class Labeller(PredictionHead):
     """Head for several labels: logits (B, C) of each row, one per label. Targets (B, C): 1 for a present label."""
 
     def __init__(self, part: spec.LabelsHead, width: int, table: object):
-        super().__init__(part, width, _known(part.num_classes), Pool(part.poolings, width))
+        super().__init__(part, width, _known(part.num_classes), Pool(part.poolings, width, part.leading))
 
     def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
         return torch.randint(2, (rows, self.output.out_features), generator=generator, dtype=torch.float32)
@@ -291,7 +297,7 @@ class Regressor(PredictionHead):
     """Regression head: value (B, 1) of each row, from its pooled vector."""
 
     def __init__(self, part: spec.RegressionHead, width: int, table: object):
-        super().__init__(part, width, 1, Pool(part.poolings, width))
+        super().__init__(part, width, 1, Pool(part.poolings, width, part.leading))
 
     def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
         return torch.randn(rows, generator=generator)

@@ -108,6 +108,7 @@ class Pixels(Processor):
         default=None, gt=0, le=LARGEST, description="size before a centre crop, in pixels; default: the height"
     )
     resample: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bilinear"
+    rounded: bool = Field(default=True, description="round resized pixels to whole numbers; false: keep fractions")
 
     @property
     def is_fitted(self) -> bool:
@@ -197,7 +198,8 @@ class Patches(Placed, kind="patches"):
 
     A patch size of 1 makes each pixel a position. ``stem``: channels of convolutions (3 × 3, batch norm, ReLU, max
     pooling by 2) before the patches (Compact Transformers, Hassani et al. 2021). Positions are in row-major order,
-    after the class token and other learned positions if there are any.
+    after the class token and other learned positions if there are any. ``registers`` are learned positions without a
+    position vector, directly before the patches (Darcet et al. 2024).
     """
 
     processor: ClassVar[type[Processor] | None] = Images
@@ -214,6 +216,9 @@ class Patches(Placed, kind="patches"):
     height: Side | None = Field(default=None, description="pixels; default: the processor's")
     width: Side | None = Field(default=None, description="pixels; default: the processor's")
     channels: Channels | None = Field(default=None, description="default: the processor's")
+    registers: int = Field(
+        default=0, ge=0, le=1000, description="learned positions before the patches that have no position vector"
+    )
 
     def fitted(self, processor: Processor) -> Self:
         assert isinstance(processor, Images)
@@ -242,7 +247,16 @@ class Patches(Placed, kind="patches"):
     @property
     def leading(self) -> int:
         """Number of positions before the patches, such as a class token."""
+        return self.leading_placed + self.registers
+
+    @property
+    def leading_placed(self) -> int:
+        """Number of positions before the patches that have a position vector."""
         return self.class_token + self.extra_tokens
+
+    @property
+    def num_placed(self) -> int | None:
+        return None if self.grid is None else prod(self.grid) + self.leading_placed
 
     @property
     def num_positions(self) -> int | None:
@@ -252,7 +266,7 @@ class Patches(Placed, kind="patches"):
         """Return a copy for images of another size, with learned positions resampled from the present grid."""
         positions = self.positions
         if self.grid is not None and (height, width) != (self.height, self.width):
-            positions = positions.resampled_from(self.grid, self.leading)
+            positions = positions.resampled_from(self.grid, self.leading_placed)
         return self.changed(height=height, width=width, positions=positions)
 
     def limit(self, context_length: int) -> int | None:
@@ -273,8 +287,9 @@ class Patches(Placed, kind="patches"):
         if self.grid is not None and 0 in self.grid:
             sentence = f"patches of {self.patch} pixels are larger than images of {self.height} × {self.width}"
             found.append(Problem(("patch",), f"{sentence}{' after the stem' if self.stem else ''}; give a smaller one"))
-        given = getattr(self.positions, "leading", self.leading) if self.positions.leads else self.leading
-        if given != self.leading:
-            sentence = f"{given} given, but {self.leading} positions precede the patches"
+        leading = self.leading_placed
+        given = getattr(self.positions, "leading", leading) if self.positions.leads else leading
+        if given != leading:
+            sentence = f"{given} given, but {leading} positions with a vector precede the patches"
             found.append(Problem(("positions", "leading"), f"{sentence}; give their number"))
         return found

@@ -1,16 +1,22 @@
-"""DINOv2 (Oquab et al. 2023): ViT with LayerScale, positions resampled to any image size, and optionally SwiGLU."""
+"""DINOv2 (Oquab et al. 2023): ViT with LayerScale, positions resampled to any image size, and optionally SwiGLU.
+
+The models with registers (Darcet et al. 2024) have learned vectors without positions between class token and patches.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from qkv.interop.families.common import heads
 from qkv.interop.families.common.activations import INWARD, OUTWARD
+from qkv.interop.families.common.heads import pooled_head
 from qkv.interop.families.common.shape import shape_of
 from qkv.interop.families.images import vit
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import Family
+from qkv.interop.mapping.conversions import Broadcast
+from qkv.interop.mapping.family import Architecture, Family
 from qkv.interop.mapping.names import NameRule, Reasons
 from qkv.interop.registry import register
 from qkv.spec.branches import FeedForward, GatedFeedForward
@@ -18,23 +24,20 @@ from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.model import Block, Model
 from qkv.spec.parts import Scaled
+from qkv.spec.signals.images import Patches
 
 _LAYER = "encoder.layer.{layer}"
-NAMES = vit.prefixed(
-    "dinov2.",
-    (
-        *vit.embedded(""),
-        NameRule("blocks.{layer}.branches.0.norm.*", f"{_LAYER}.norm1.*"),
-        NameRule("blocks.{layer}.branches.0.residual.weight", f"{_LAYER}.layer_scale1.lambda1"),
-        NameRule("blocks.{layer}.branches.1.norm.*", f"{_LAYER}.norm2.*"),
-        NameRule("blocks.{layer}.branches.1.residual.weight", f"{_LAYER}.layer_scale2.lambda1"),
-        NameRule("blocks.{layer}.branches.1.body.up.*", f"{_LAYER}.mlp.fc1.*"),
-        NameRule("blocks.{layer}.branches.1.body.gate_up.*", f"{_LAYER}.mlp.weights_in.*"),
-        NameRule(
-            "blocks.{layer}.branches.1.body.down.*", f"{_LAYER}.mlp.fc2.*", where=lambda spec: not _is_gated(spec)
-        ),
-        NameRule("blocks.{layer}.branches.1.body.down.*", f"{_LAYER}.mlp.weights_out.*"),
-    ),
+NAMES = (
+    *vit.embedded(""),
+    NameRule("frontend.registers", "embeddings.register_tokens", Broadcast()),
+    NameRule("blocks.{layer}.branches.0.norm.*", f"{_LAYER}.norm1.*"),
+    NameRule("blocks.{layer}.branches.0.residual.weight", f"{_LAYER}.layer_scale1.lambda1"),
+    NameRule("blocks.{layer}.branches.1.norm.*", f"{_LAYER}.norm2.*"),
+    NameRule("blocks.{layer}.branches.1.residual.weight", f"{_LAYER}.layer_scale2.lambda1"),
+    NameRule("blocks.{layer}.branches.1.body.up.*", f"{_LAYER}.mlp.fc1.*"),
+    NameRule("blocks.{layer}.branches.1.body.gate_up.*", f"{_LAYER}.mlp.weights_in.*"),
+    NameRule("blocks.{layer}.branches.1.body.down.*", f"{_LAYER}.mlp.fc2.*", where=lambda spec: not _is_gated(spec)),
+    NameRule("blocks.{layer}.branches.1.body.down.*", f"{_LAYER}.mlp.weights_out.*"),
 )
 IGNORED_CONFIG: Reasons = {
     **dict.fromkeys(
@@ -43,14 +46,25 @@ IGNORED_CONFIG: Reasons = {
     ),
     "use_mask_token": "token of masked patches, used in pretraining only",
 }
-MASK = vit.mask("dinov2.")
 
 
 def spec(config: Config, head: Head) -> Model:
     """Build the spec of DINOv2: the feed-forward branch has mlp_ratio · D hidden features, with SwiGLU two thirds of
     them.
     """
-    embeds = vit.frontend(config, patch=14)
+    return _body(config, head, vit.frontend(config, patch=14))
+
+
+def _registered(config: Config, head: Head) -> Model:
+    """Build the spec of DINOv2 with registers."""
+    return _body(config, head, vit.frontend(config).changed(registers=_registers(config)))
+
+
+def _registers(config: Config) -> int:
+    return config.integer("num_register_tokens", 4)
+
+
+def _body(config: Config, head: Head, embeds: Patches) -> Model:
     if embeds.height != embeds.width:
         raise UserError(f"{config.source}: image_size is not square, but positions are resampled from a square grid")
     width, ratio = config.size("hidden_size", 768), config.number("mlp_ratio", 4)
@@ -65,10 +79,10 @@ def spec(config: Config, head: Head) -> Model:
         if gated
         else FeedForward(hidden=hidden, activation=activation)
     )
-    found = vit.body(config, head, second, embeds, residual, eps=1e-6)
-    (block,) = found.blocks
+    model = vit.body(config, head, second, embeds, residual, eps=1e-6)
+    (block,) = model.blocks
     # Dropout acts on the embeddings alone, drop path on the branches.
-    return found.changed(blocks=(block.changed(dropout=0.0, drop_path=config.number("drop_path_rate", 0.0)),))
+    return model.changed(blocks=(block.changed(dropout=0.0, drop_path=config.number("drop_path_rate", 0.0)),))
 
 
 def _two_thirds(hidden: int) -> int:
@@ -80,6 +94,20 @@ def _two_thirds(hidden: int) -> int:
 
 def config(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not DINOv2's. Callers read them back to verify."""
+    return None if _count(spec) else _keys(spec)
+
+
+def _config_registered(spec: Model) -> dict[str, Any] | None:
+    keys = _keys(spec)
+    return keys and {**keys, "num_register_tokens": _count(spec)}
+
+
+def _count(spec: Model) -> int:
+    """Return the number of registers of a model's front end."""
+    return getattr(spec.frontend, "registers", 0)
+
+
+def _keys(spec: Model) -> dict[str, Any] | None:
     match shape_of(spec)[0]:
         case Block(branches=(_, FeedForward() as second), residual=Scaled() as residual) as block:
             own = {"hidden_act": OUTWARD.get(second.activation), "use_swiglu_ffn": False}
@@ -106,20 +134,47 @@ def _is_gated(spec: Model) -> bool:
     return any(isinstance(branch, GatedFeedForward) for block in spec.blocks for branch in block.branches)
 
 
+def _classifier(leading: Callable[[Config], int], mask: Reasons) -> Architecture:
+    """Build the classifier of class token and mean of the patches. ``leading``: number of positions before these."""
+    pooling = ("first", "mean_rest")
+    plain = vit.classifier("classifier", pooling)
+    return replace(
+        plain,
+        head=lambda config: pooled_head(config, pooling=pooling, leading=leading(config)),
+        kept=heads.written_back(mask),
+    )
+
+
+_MASK, _MASK_REGISTERED = vit.mask("dinov2."), vit.mask("dinov2_with_registers.")
 DINOV2 = Family(
     name="DINOv2",
     model_types=("dinov2",),
     architectures={
-        "Dinov2ForImageClassification": replace(
-            vit.classifier("classifier", pooling=("first", "mean_rest")), kept=heads.written_back(MASK)
-        ),
-        "Dinov2Model": heads.vectors(kept=MASK),
+        "Dinov2ForImageClassification": _classifier(lambda config: 1, _MASK),
+        "Dinov2Model": heads.vectors(kept=_MASK),
     },
     spec=spec,
     config=config,
-    names=NAMES,
+    names=vit.prefixed("dinov2.", NAMES),
     prefix="dinov2.",
     ignored_config=IGNORED_CONFIG,
 )
+REGISTERED = replace(
+    DINOV2,
+    name="DINOv2 with registers",
+    base="DINOv2",
+    model_types=("dinov2_with_registers",),
+    architectures={
+        "Dinov2WithRegistersForImageClassification": _classifier(
+            lambda config: 1 + _registers(config), _MASK_REGISTERED
+        ),
+        "Dinov2WithRegistersModel": heads.vectors(kept=_MASK_REGISTERED),
+    },
+    spec=_registered,
+    config=_config_registered,
+    names=vit.prefixed("dinov2_with_registers.", NAMES),
+    prefix="dinov2_with_registers.",
+    ignored=vit.no_registers("dinov2_with_registers."),
+)
 
-register(DINOV2)
+register(DINOV2, REGISTERED)

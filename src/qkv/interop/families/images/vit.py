@@ -207,6 +207,11 @@ def mask(body: str) -> Reasons:
     return {f"{body}embeddings.mask_token": "token of masked patches, used in pretraining only"}
 
 
+def no_registers(body: str) -> Reasons:
+    """Return the tensor of registers, which files of models with none of them hold without a number in it."""
+    return {f"{body}embeddings.register_tokens": "empty, as the model has no registers"}
+
+
 def unused(body: str) -> Reasons:
     """Return the unused tensors, pooler and token of masked patches, with the reasons."""
     return {**heads.pooler(body), **mask(body)}
