@@ -116,7 +116,7 @@ def attention(m: Any, x: Tensor) -> Tensor:
     heads, groups = part.num_heads, part.kv_heads
     out = torch.zeros_like(x)
     for b in range(x.shape[0]):
-        rows = [limited(affine(m.qkv, v), part) for v in x[b]]
+        rows = [projected(m, v) for v in x[b]]
         queries = [row[: heads * dk].split(dk) for row in rows]
         keys = [row[heads * dk : (heads + groups) * dk].split(dk) for row in rows]
         for i in range(x.shape[1]):
@@ -164,11 +164,21 @@ def output_gate(m: Any, v: Tensor, h: int) -> Tensor:
     return sigmoid(affine(m.output_gate.map, v).chunk(m.spec.num_heads)[h])
 
 
+def projected(m: Any, v: Tensor) -> Tensor:
+    """Queries, keys and values of one position; keys may have no bias while the others have one."""
+    y, part = affine(m.qkv, v), m.spec
+    if part.bias and not part.key_bias:
+        y[: len(m.query_bias)] += m.query_bias
+        if m.value_bias is not None:
+            y[len(y) - len(m.value_bias) :] += m.value_bias
+    return limited(y, part)
+
+
 def value_of(m: Any, v: Tensor, g: int) -> Tensor:
     """The value of K/V head g."""
     part, (dk, dv) = m.spec, m.spec.dims(len(v))
     first = (part.num_heads + part.kv_heads) * dk
-    all_heads = v if part.values == "identity" else limited(affine(m.qkv, v), part)[first:]
+    all_heads = v if part.values == "identity" else projected(m, v)[first:]
     return all_heads[g * dv : (g + 1) * dv]
 
 
