@@ -99,6 +99,27 @@ def test_a_sinusoid_may_count_from_another_position() -> None:
     torch.testing.assert_close(applied(later) - vectors, applied(plain, torch.arange(4, 7)[None]) - plain.table[IDS])
 
 
+def test_mask_tokens_are_dropped_out_and_the_others_make_up_for_them() -> None:
+    """The share counts the real positions of each row; a row of mask tokens alone has no vectors."""
+    frontend = built(Text(vocab_size=7, positions=NoPositions(), mask_token=2)).to(torch.float64)
+    ids, lengths = torch.tensor([[3, 2, 6, 2], [2, 5, 1, 2], [4, 4, 2, 2]]), torch.tensor([4, 3, 2])
+    seen = frontend(Signal(ids), Context(torch.arange(4)[None], lengths=lengths))
+    for row, length in enumerate(lengths.tolist()):
+        share = sum(int(ids[row, i]) == 2 for i in range(length)) / length
+        for i in range(length):
+            factor = 0.0 if ids[row, i] == 2 else 0.88 / (1 - share)
+            torch.testing.assert_close(seen[row, i], frontend.table[ids[row, i]] * factor)
+    alone = frontend(Signal(torch.full((1, 3), 2)), Context(torch.arange(3)[None]))
+    assert not alone.any()
+
+
+def test_a_model_whose_mask_tokens_are_dropped_out_does_not_decode() -> None:
+    model = Model(frontend=Text(vocab_size=7, mask_token=2))
+    assert not model.causal
+    assert not model.decodes
+    assert model.first_not_decoding() == ("frontend",)
+
+
 def test_each_row_has_its_own_positions() -> None:
     frontend = built(Text(vocab_size=7))
     seen = applied(frontend, torch.tensor([[0, 1, 2], [7, 8, 9]]))

@@ -20,6 +20,9 @@ from qkv.spec.model import Stack
 from qkv.spec.register import implements
 from qkv.spec.signals.image_sequences import CodeTokens
 
+MASKED_SHARE = 0.15 * 0.8
+"""Share of mask tokens in training: of 15 % of the tokens, 80 % are replaced by one (Devlin et al. 2019)."""
+
 
 @implements(Text, CodeTokens)
 class TextFrontend(PlacedFrontend):
@@ -75,6 +78,8 @@ class TextFrontend(PlacedFrontend):
     def embedded(self, signal: Signal, context: Context) -> Tensor:
         """Embed tokens and types, without positions -> (B, N, D)."""
         x = self._vectors(signal.values)
+        if self.part.mask_token is not None:
+            x = x * self._kept(signal.values == self.part.mask_token, context.valid)[..., None].to(x.dtype)
         if self.scale != 1.0:
             # The scale is rounded to the vectors' precision, as in Gemma's training; in fp32 nothing changes.
             x = x * x.new_full((), self.scale)
@@ -90,6 +95,13 @@ class TextFrontend(PlacedFrontend):
         if self.query is None:
             return lookup(ids, matrix_of(self.table))
         return torch.where(ids[..., None] < 0, self.query, lookup(ids.clamp(min=0), matrix_of(self.table)))
+
+    @staticmethod
+    def _kept(masked: Tensor, valid: Tensor | None) -> Tensor:
+        """Compute factors (B, N) of token vectors: 0 at ``masked`` tokens, else 0.88 / (1 - their share in the row)."""
+        real = torch.ones_like(masked) if valid is None else valid
+        share = (masked & real).sum(1, keepdim=True) / real.sum(1, keepdim=True)
+        return ((1 - MASKED_SHARE) / (1 - share)).masked_fill(masked, 0.0)
 
     def _check(self, types: Tensor, x: Tensor) -> None:
         """Raise ``UserError`` if the model reads no token types, or if their shape does not match the tokens."""

@@ -31,6 +31,11 @@ class Frontend(Part, slot=True):
         """True if its positions lie on a grid, such as image patches: rows are read whole, never decoded."""
         return self.grid_axes > 1
 
+    @property
+    def reads_whole_rows(self) -> bool:
+        """True if a vector may depend on all values of its row: rows are never decoded token by token."""
+        return self.on_grid
+
     def fitted(self, processor: Processor) -> Self:
         """Return a copy with the signal sizes of ``processor``. Raises ``SpecError`` if sizes in the spec differ."""
         return self
@@ -218,6 +223,13 @@ class Text(Placed, Tokens, kind="text"):
         default=None, gt=0, le=WIDEST, description="features of the embeddings before a linear map; default: no map"
     )
     multiplier: float = Field(default=1.0, gt=0, description="fixed factor of the token embeddings (Granite, 2024)")
+    mask_token: int | None = Field(
+        default=None, ge=0, le=MOST_TOKENS, description="id of tokens that are treated as dropped out; default: none"
+    )
+
+    @property
+    def reads_whole_rows(self) -> bool:
+        return self.mask_token is not None
 
     @property
     def num_types(self) -> int:

@@ -252,14 +252,14 @@ class Model(Stack, WithWidth):
 
     @property
     def causal(self) -> bool:
-        return self.latents is None and not self.frontend.on_grid and super().causal
+        return self.latents is None and not self.frontend.reads_whole_rows and super().causal
 
     @property
     def decodes(self) -> bool:
-        return self.latents is None and not self.frontend.on_grid and super().decodes
+        return self.latents is None and not self.frontend.reads_whole_rows and super().decodes
 
     def first_not_decoding(self) -> tuple[str | int, ...]:
-        if self.frontend.on_grid:
+        if self.frontend.reads_whole_rows:
             return ("frontend",)
         return ("latents",) if self.latents else super().first_not_decoding()
 

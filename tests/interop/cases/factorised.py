@@ -20,6 +20,7 @@ from transformers import (
     ElectraForTokenClassification,
     ElectraModel,
     RemBertConfig,
+    RemBertForCausalLM,
     RemBertForMaskedLM,
     RemBertForSequenceClassification,
 )
@@ -72,5 +73,6 @@ CASES = (
     Case("electra-classes", ElectraForSequenceClassification, electra(num_labels=3, classifier_dropout=0.3)),
     Case("electra-tags", ElectraForTokenClassification, electra(num_labels=4)),
     Case("rembert-masked", RemBertForMaskedLM, rembert()),
+    Case("rembert-causal", RemBertForCausalLM, rembert(is_decoder=True), steps=8),
     Case("rembert-number", RemBertForSequenceClassification, rembert(num_labels=1)),
 )

@@ -27,6 +27,9 @@ CASES = (
         config(n_head=5, n_inner=44, activation_function="relu", layer_norm_epsilon=1e-3),
     ),
     Case("gpt2-untied", GPT2LMHeadModel, config(tie_word_embeddings=False, n_layer=3, activation_function="gelu")),
+    Case(
+        "gpt2-scaled-by-layer", GPT2LMHeadModel, config(scale_attn_by_inverse_layer_idx=True, scale_attn_weights=False)
+    ),
     Case("gpt2-classes", GPT2ForSequenceClassification, config(num_labels=4, pad_token_id=1)),
     Case("gpt2-tags", GPT2ForTokenClassification, config(num_labels=5)),
     Case("gpt2-answers", GPT2ForQuestionAnswering, config()),

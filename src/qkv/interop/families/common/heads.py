@@ -88,6 +88,26 @@ def capped_language_model(tied: bool, default: float | None) -> Architecture:
     return Architecture(read, write, (NameRule("head.weight", "lm_head.weight"),))
 
 
+def biased(layer: str, bias: str | None = None) -> Architecture:
+    """Build an architecture with a language model head with a bias, logits = x W^T + b. ``layer``: published name of
+    the layer; ``bias``: further name of b, from which it is read.
+    """
+
+    def write(head: Head) -> dict[str, Any] | None:
+        return _tie(head) if isinstance(head, LanguageModelHead) and head.bias and head.transform is None else None
+
+    again, names = f"{layer}.bias", {"head.weight": f"{layer}.weight", "head.bias": bias or f"{layer}.bias"}
+    rows = tuple(NameRule(*pair) for pair in names.items())
+    untied = [NameRule("head.bias", (again, bias), COPIED, lambda spec: not spec.tied)] if bias else []
+    ignored = {again: f"the same as {bias}"} if bias else {}
+    return Architecture(
+        lambda config: LanguageModelHead(tied=config.flag("tie_word_embeddings", True), bias=True),
+        write,
+        (*untied, *rows),
+        ignored,
+    )
+
+
 def body(theirs: str, ignored: Reasons | None = None, kept: Reasons | None = None) -> Architecture:
     """Build an architecture without a head, whose output is vectors; here it gets a tied head. ``theirs``: published
     name of the token table.
@@ -227,16 +247,20 @@ def problem_keys(head: ClassificationHead | RegressionHead) -> dict[str, Any]:
     return {**label_keys(head.num_classes or 2), "problem_type": "single_label_classification"}
 
 
-def of_decoder(stem: str, tags: str | None = "score", question_answering: bool = True) -> dict[str, Architecture]:
+def of_decoder(
+    stem: str, tags: str | None = "score", question_answering: bool = True, classes: str = "score"
+) -> dict[str, Architecture]:
     """Build the architectures of a decoder family for tasks other than language modelling, by name, such as ``stem`` +
     "ForSequenceClassification".
 
     Classification or regression: W x on the last non-padding token, without bias. Token classification and question
     answering as for encoders; ``tags``: published name of the tagging layer, or None. ``question_answering`` False: no
-    question answering head, or one with other names.
+    question answering head, or one with other names. ``classes``: published name of the classification layer.
     """
     found = {
-        f"{stem}ForSequenceClassification": Architecture(_last, _last_classes, (NameRule("head.output.*", "score.*"),))
+        f"{stem}ForSequenceClassification": Architecture(
+            _last, _last_classes, (NameRule("head.output.*", f"{classes}.*"),)
+        )
     }
     if tags:
         found[f"{stem}ForTokenClassification"] = tagging(tags, keys=HeadKeys(body_dropout="hidden_dropout"))

@@ -18,6 +18,7 @@ from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.heads import Head
 from qkv.spec.model import Block, Model, Text
+from qkv.spec.models.surgery import shortest_pattern
 from qkv.spec.parts import LayerNorm
 
 NAMES = (
@@ -39,28 +40,42 @@ def spec(config: Config, head: Head) -> Model:
     """
     width = config.size("n_embd", 768)
     norm = LayerNorm(eps=config.number("layer_norm_epsilon", 1e-5))
-    for key, only, meaning in FIXED:
-        config.fixed(key, only, meaning)
+    config.fixed("add_cross_attention", False, "the branches of a block")
     attention = Attention(num_heads=config.size("n_head", 12), dropout=config.number("attn_pdrop", 0.1))
     hidden = config.size("n_inner", 4 * width)
     feed_forward = FeedForward(hidden=hidden, activation=config.word("activation_function", "gelu_new", INWARD))
+    block = Block(branches=(attention, feed_forward), norm=norm, dropout=config.number("resid_pdrop", 0.1))
+    temperatures = _temperatures(config, attention.dims(width)[0])
+    blocks = [block.changed(branches=(attention.changed(temperature=t), feed_forward)) for t in temperatures]
     return Model(
         width=width,
-        num_layers=config.layers("n_layer", 12),
+        num_layers=len(blocks),
         context_length=config.size("n_positions", 1024),
         frontend=Text(vocab_size=config.size("vocab_size", 50257), dropout=config.number("embd_pdrop", 0.1)),
-        blocks=(Block(branches=(attention, feed_forward), norm=norm, dropout=config.number("resid_pdrop", 0.1)),),
+        blocks=shortest_pattern(blocks),
         norm=norm,
         head=head,
         init_std=config.number("initializer_range", 0.02),
     )
 
 
-FIXED = (
-    ("scale_attn_weights", True, "the scale of attention"),
-    ("scale_attn_by_inverse_layer_idx", False, "the scale of attention"),
-    ("add_cross_attention", False, "the branches of a block"),
-)
+_SCALED, _BY_LAYER = "scale_attn_weights", "scale_attn_by_inverse_layer_idx"
+
+
+def _temperatures(config: Config, features: int) -> list[float]:
+    """Return the temperature of each layer: 1, or ``features``^-½, which leaves scores unscaled, if
+    ``scale_attn_weights`` is false; times the number of the layer, from 1, with ``scale_attn_by_inverse_layer_idx``.
+    """
+    first, by_layer = 1.0 if config.flag(_SCALED, True) else features**-0.5, config.flag(_BY_LAYER, False)
+    return [first * (layer + 1 if by_layer else 1) for layer in range(config.layers("n_layer", 12))]
+
+
+def _scale_keys(spec: Model) -> dict[str, Any]:
+    """Return the config keys of the scale of scores, the inverse of ``_temperatures``; empty for the usual scale."""
+    attentions = [block.branches[0] for block in spec.layers]
+    temperatures = [each.temperature for each in attentions if isinstance(each, Attention)]
+    by_layer, scaled = len(temperatures) > 1 and temperatures[1] != temperatures[0], temperatures[0] == 1.0
+    return {**({} if scaled else {_SCALED: False}), **({_BY_LAYER: True} if by_layer else {})}
 
 
 def config(spec: Model) -> dict[str, Any] | None:
@@ -85,6 +100,7 @@ def config(spec: Model) -> dict[str, Any] | None:
         "attn_pdrop": attention.dropout,
         "resid_pdrop": block.dropout,
         "initializer_range": spec.init_std,
+        **_scale_keys(spec),
     }
 
 
@@ -136,7 +152,7 @@ GPT2 = Family(
             gguf.MetadataKey("context_length", "n_positions"),
             gguf.MetadataKey("attention.layer_norm_epsilon", "layer_norm_epsilon", float),
         ),
-        {"activation_function": "gelu_new"},
+        {"activation_function": "gelu_new", _SCALED: True, _BY_LAYER: False},
         changes=(gguf.Change(r"\.(c_attn|c_proj|c_fc)\.weight$", TRANSPOSED),),
         base="",
     ),

@@ -104,7 +104,7 @@ def spec_of_umt5(config: Config, head: Head) -> Model:
     return spec(config, head, shared=False)
 
 
-ENCODERS = (["T5EncoderModel"], ["MT5EncoderModel"], ["UMT5EncoderModel"])
+ENCODERS = (["T5EncoderModel"], ["LongT5EncoderModel"], ["MT5EncoderModel"], ["UMT5EncoderModel"])
 """Values of ``architectures`` in configs of models that have an encoder only."""
 
 

@@ -256,10 +256,14 @@ def _rembert_words(config: Config) -> dict[str, Any]:
     return {**narrow("output_embedding_size", 1664)(config), "tied": False}
 
 
+_REMBERT_HEADS = architectures("RemBert", _REMBERT_HEAD, _rembert_words, pooler("rembert."))
 REMBERT = Family(
     name="RemBERT",
     model_types=("rembert",),
-    architectures=architectures("RemBert", _REMBERT_HEAD, _rembert_words, pooler("rembert.")),
+    architectures={
+        **_REMBERT_HEADS,
+        **masked_or_causal("RemBertForMaskedLM", "RemBertForCausalLM", _REMBERT_HEADS["RemBertForMaskedLM"]),
+    },
     spec=_rembert,
     config=_rembert_config,
     names=(*bert.names("rembert."), NameRule("frontend.projection.*", "rembert.encoder.embedding_hidden_mapping_in.*")),

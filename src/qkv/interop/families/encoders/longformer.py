@@ -44,13 +44,15 @@ def spec(config: Config, head: Head) -> Model:
     attention, feed_forward = block.branches
     assert isinstance(attention, Attention)
     local = GlobalLocalAttention(num_heads=attention.num_heads, num_global=few, dropout=attention.dropout)
-    windows = _windows(config, len(model.layers))
     return model.changed(
-        blocks=tuple(block.changed(branches=(local.changed(window=reach), feed_forward)) for reach in windows)
+        blocks=tuple(
+            block.changed(branches=(local.changed(window=reach), feed_forward))
+            for reach in windows(config, len(model.layers))
+        )
     )
 
 
-def _windows(config: Config, layers: int) -> list[int]:
+def windows(config: Config, layers: int) -> list[int]:
     """Return the window to each side in positions, per layer; the config gives one number for all layers, or one per
     layer.
     """
@@ -76,16 +78,16 @@ def config(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not Longformer's. Callers read them back to
     verify.
     """
-    windows, blocks = [], []
+    reaches, blocks = [], []
     for block in spec.layers:
         local = block.branches[0]
         if not isinstance(local, GlobalLocalAttention):
             return None
-        windows.append(2 * local.window)
+        reaches.append(2 * local.window)
         attention = Attention(num_heads=local.num_heads, mask=Full(), dropout=local.dropout)
         blocks.append(block.changed(branches=(attention, *block.branches[1:])))
     found = roberta.config(spec.changed(blocks=tuple(blocks)))
-    return found and {**found, "attention_window": windows}
+    return found and {**found, "attention_window": reaches}
 
 
 LONGFORMER = Family(

@@ -11,7 +11,15 @@ from typing import Any
 
 from qkv.interop.families.common import heads
 from qkv.interop.families.common.activations import INWARD, OUTWARD
-from qkv.interop.families.common.heads import HeadKeys, answering, masked, pooled_head, problem_keys, tagging
+from qkv.interop.families.common.heads import (
+    HeadKeys,
+    answering,
+    masked,
+    masked_or_causal,
+    pooled_head,
+    problem_keys,
+    tagging,
+)
 from qkv.interop.families.common.shape import shape_of
 from qkv.interop.families.encoders import bert
 from qkv.interop.families.encoders.factorised import embedding_width, narrow, with_map
@@ -92,7 +100,9 @@ ROFORMER = Family(
     name="RoFormer",
     model_types=("roformer",),
     architectures={
-        "RoFormerForMaskedLM": _keeping(masked(bert.MASKED_NAMES, _words, _AGAIN)),
+        **masked_or_causal(
+            "RoFormerForMaskedLM", "RoFormerForCausalLM", _keeping(masked(bert.MASKED_NAMES, _words, _AGAIN))
+        ),
         "RoFormerModel": heads.vectors(kept=TABLE),
         "RoFormerForSequenceClassification": _keeping(Architecture(_classes, _classes_keys, _ROWS)),
         "RoFormerForTokenClassification": _keeping(tagging("classifier", keys=HeadKeys(dropout="hidden_dropout_prob"))),
